@@ -1,0 +1,94 @@
+"""Every error hwnas raises on purpose.
+
+    HwnasError
+    ├── UserError              one line on stderr, exit code 2
+    │   ├── ConfigError        an option's value: key, rule, value
+    │   ├── UnknownName        a name that no registry holds, with the near matches
+    │   ├── SpaceError         a search space or architecture file: file, line or key, rule, value
+    │   ├── DataError          a data set: missing, empty, one class, unreadable image
+    │   ├── TargetError        a target this host cannot run (precision, device, make)
+    │   ├── TableError         a latency table: torn, foreign, of another version
+    │   │   └── MissingLatency   no entry, and the command that measures it
+    │   ├── StudyError         a study or run folder: corrupt, foreign, changed, read-only
+    │   └── BudgetError        a budget that nothing can meet, with the nearest that can
+    └── CandidateError         one candidate failed; the search goes on
+        ├── ExportError        torch -> ONNX, or the parity gate behind it
+        ├── QuantizeError      ONNX -> int8 QDQ
+        ├── TrainingError      loss not finite, nothing learnt
+        └── MeasurementInvalid the machine was too restless for a number
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class HwnasError(Exception):
+    """Root of the tree. The message states fact, place and next step in one line."""
+
+
+class UserError(HwnasError):
+    """Something the user can mend: commands print it as one line and exit with 2."""
+
+
+class ConfigError(UserError):
+    """An option has a value that breaks its rule."""
+
+
+class SpaceError(UserError):
+    """A search space or architecture file breaks a rule."""
+
+
+class DataError(UserError):
+    """A data set cannot be used as it is."""
+
+
+class TargetError(UserError):
+    """This host cannot run the target."""
+
+
+class TableError(UserError):
+    """A latency table cannot be used."""
+
+
+class MissingLatency(TableError):
+    """A latency table lacks what was asked for."""
+
+
+class StudyError(UserError):
+    """A study or its run folder cannot be used."""
+
+
+class BudgetError(UserError):
+    """No architecture of the space meets the budget."""
+
+
+class CandidateError(HwnasError):
+    """One candidate failed for an expected reason; it becomes a failed trial or a gap in the report."""
+
+
+class ExportError(CandidateError):
+    """Export to ONNX or the parity gate failed."""
+
+
+class QuantizeError(CandidateError):
+    """Quantisation failed."""
+
+
+class TrainingError(CandidateError):
+    """Training diverged."""
+
+
+class MeasurementInvalid(CandidateError):
+    """The machine was too restless to time a network."""
+
+
+class UnknownName(UserError):
+    """No `kind` is called `name`; the message lists the near matches, then all."""
+
+    def __init__(self, kind: str, name: object, known: Iterable[str]) -> None:
+        names = sorted(known)
+        near = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
+        hint = f" Did you mean {' or '.join(near)}?" if near else ""
+        super().__init__(f"unknown {kind} {str(name)!r}.{hint} Known: {', '.join(names) or 'none'}.")
