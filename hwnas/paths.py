@@ -14,7 +14,7 @@ from hwnas.errors import ConfigError, UserError
 _PACKAGE = Path(__file__).resolve().parent
 _NEXT_STEP = {
     errno.ENOSPC: "Free space on that disk, then give the same command again.",
-    errno.EDQUOT: "Free space in your quota, then give the same command again.",
+    getattr(errno, "EDQUOT", -1): "Free space in your quota, then give the same command again.",
     errno.EROFS: "Choose a folder on a writable disk.",
     errno.EACCES: "Make it writable or choose another folder.",
     errno.EPERM: "Make it writable or choose another folder.",
@@ -65,7 +65,7 @@ def write_atomic(path: str | os.PathLike[str], data: str | bytes) -> None:
     """
     path = Path(path)
     content = data.encode() if isinstance(data, str) else data
-    beside = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.tmp")
+    beside = path.with_name(f".{path.name[:40]}.{secrets.token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
