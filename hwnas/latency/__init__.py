@@ -1,0 +1,1 @@
+"""Latency: hosts, measurements, tables and the models fitted on them."""

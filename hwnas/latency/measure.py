@@ -1,0 +1,166 @@
+"""The harness: times networks against each other, in interleaved random rounds beside a fixed reference."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from hwnas.latency.host import usable_cores
+from hwnas.latency.measurement import Measurement, Protocol, Turn
+
+Call = Callable[[], None]
+Progress = Callable[[float, str], None]
+
+
+def measure(candidates: Mapping[str, Call], reference: Call, protocol: Protocol | None = None, *, seed: int = 0,
+            quiet_ms: float | None = None, progress: Progress | None = None) -> dict[str, Measurement]:
+    """Time every candidate by `protocol`; INVALID ones come back with their reason, not as a number.
+
+    A call is one inference with its inputs bound. `quiet_ms` is the reference's quiet time from an earlier run:
+    where it lies below this run's, it decides what counts as quiet, so that a run at half speed is INVALID.
+    `progress` hears the share done (by rounds or by time, whichever is further) and a note.
+    """
+    protocol = protocol or Protocol()
+    with measuring_lock(progress), _undisturbed():
+        run = _Run(candidates, reference, protocol, random.Random(seed), quiet_ms)
+        run.warm_up()
+        deadline = time.monotonic() + protocol.max_seconds
+        for index in range(protocol.max_rounds):
+            waiting = run.unfinished()
+            if not waiting or time.monotonic() > deadline:
+                break
+            run.round(waiting, deadline)
+            if progress:
+                done = max((index + 1) / protocol.max_rounds,
+                           1 - (deadline - time.monotonic()) / protocol.max_seconds,
+                           1 - len(waiting) / len(candidates))
+                progress(min(done, 1.0), f"round {index + 1}, {len(waiting)} of {len(candidates)} networks open")
+        return run.measurements()
+
+
+def call_overhead_ms(compiled_call: Call, calls: int = 2000) -> float:
+    """What the harness adds to one call: the median time of a call that does nothing."""
+    with _undisturbed():
+        return float(np.median(_time_calls(compiled_call, calls)))
+
+
+class _Run:
+    def __init__(self, candidates: Mapping[str, Call], reference: Call, protocol: Protocol, rng: random.Random,
+                 quiet_ms: float | None) -> None:
+        self.candidates, self.reference, self.protocol, self.rng = candidates, reference, protocol, rng
+        self.stored_quiet_ms = quiet_ms
+        self.turns: dict[str, list[Turn]] = {name: [] for name in candidates}
+        self.calls: dict[str, int] = {}
+        self.references_ms: list[float] = []
+
+    def warm_up(self) -> None:
+        """Throw the first inferences away, and learn how many calls make a turn."""
+        self.reference_calls = self._count(self.reference)
+        for _ in range(5):
+            self._time_reference()
+        for name, call in self.candidates.items():
+            self.calls[name] = self._count(call)
+
+    def _count(self, call: Call) -> int:
+        typical = float(np.median(_time_calls(call, self.protocol.warmup_calls)))
+        return int(np.clip(self.protocol.round_ms / typical, self.protocol.min_calls, self.protocol.max_calls))
+
+    def _time_reference(self) -> float:
+        value = float(np.quantile(_time_calls(self.reference, self.reference_calls), self.protocol.quantile))
+        self.references_ms.append(value)
+        return value
+
+    @property
+    def quiet_ms(self) -> float:
+        """The reference undisturbed: a low quantile of this run's turns, or the stored time where that is lower."""
+        quiet = float(np.quantile(self.references_ms, 0.2))
+        return quiet if self.stored_quiet_ms is None else min(quiet, self.stored_quiet_ms)
+
+    def unfinished(self) -> list[str]:
+        return [name for name, found in self.measurements().items() if not found.converged]
+
+    def round(self, names: list[str], deadline: float) -> None:
+        order = self.rng.sample(names, len(names))
+        before = self._time_reference()
+        for start in range(0, len(order), self.protocol.block):
+            steal, clock = _stolen_seconds(), time.monotonic()
+            block = {name: self._turn(name) for name in order[start : start + self.protocol.block]}
+            after = self._time_reference()
+            stolen = (_stolen_seconds() - steal) / max(time.monotonic() - clock, 1e-6)
+            for name, samples in block.items():
+                self.turns[name].append(Turn(samples, max(before, after), stolen))
+            before = after
+            if time.monotonic() > deadline:
+                return
+
+    def _turn(self, name: str) -> tuple[float, ...]:
+        call = self.candidates[name]
+        call()  # brings its weights back into the caches; thrown away
+        return tuple(_time_calls(call, self.calls[name]))
+
+    def measurements(self) -> dict[str, Measurement]:
+        quiet = self.quiet_ms
+        return {name: Measurement(tuple(turns), quiet, self.protocol) for name, turns in self.turns.items()}
+
+
+def _time_calls(call: Call, calls: int) -> list[float]:
+    clock = time.perf_counter_ns
+    times = []
+    for _ in range(calls):
+        start = clock()
+        call()
+        times.append((clock() - start) / 1e6)
+    return times
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Keep to the usable cores and hold the garbage collector back while the clock runs."""
+    affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        if affinity is not None:
+            os.sched_setaffinity(0, usable_cores())
+        yield
+    finally:
+        if affinity is not None:
+            os.sched_setaffinity(0, affinity)
+        if collecting:
+            gc.enable()
+
+
+@contextmanager
+def measuring_lock(progress: Progress | None = None) -> Iterator[None]:
+    """One measurement at a time per host: waits for another hwnas that is measuring, and says so."""
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(Path(tempfile.gettempdir()) / "hwnas-measuring.lock", mode=0o666)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        if progress:
+            progress(0.0, "waiting for another measurement on this host")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _stolen_seconds() -> float:
+    """Time that the hypervisor took from this machine since boot (0 where /proc does not say)."""
+    try:
+        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+        return int(fields[8]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError, ValueError):
+        return 0.0

@@ -1,0 +1,185 @@
+"""Measurement: raw samples with their protocol; statistics are computed on read, never stored in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from hwnas.errors import TableError
+
+P90_SAMPLES, P99_SAMPLES = 64, 662  # MLPerf LoadGen's least sample counts for a percentile
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """How latency is timed. A round runs every candidate once, in a new random order, `block` at a time.
+
+    Each turn makes `round_ms` worth of calls (between `min_calls` and `max_calls`) and counts as their
+    `quantile`; a fixed reference network runs before and after each block. A turn is bad when its reference
+    stood more than `drift` above the quiet reference, or the hypervisor stole more than `steal` of the block.
+    A candidate is done after `min_rounds` good turns with a 90 % interval of half-width `half_width` or less.
+    """
+
+    warmup_calls: int = 10
+    round_ms: float = 10.0
+    min_calls: int = 10
+    max_calls: int = 200
+    quantile: float = 0.25
+    min_rounds: int = 8
+    max_rounds: int = 60
+    half_width: float = 0.02
+    block: int = 6
+    drift: float = 0.03
+    steal: float = 0.02
+    max_seconds: float = 60.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for tables and reports."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One candidate's calls in one round: their times, the reference beside them, the share of time stolen."""
+
+    samples_ms: tuple[float, ...]
+    reference_ms: float
+    steal: float = 0.0
+
+    def low_ms(self, quantile: float) -> float:
+        """The sample at `quantile`, from below (sorting a few floats beats numpy at this size)."""
+        return sorted(self.samples_ms)[int(quantile * (len(self.samples_ms) - 1))]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """All turns of one network in one run. `quiet_ms` is the run's (or the table's) quiet reference time.
+
+    `latency_ms` is the median over good turns of each turn's low quantile; `latency_ms_low`/`_high` bound it
+    with 90 % confidence. Both are what the machine does when nobody disturbs it.
+    """
+
+    turns: tuple[Turn, ...]
+    quiet_ms: float
+    protocol: Protocol
+
+    @cached_property
+    def good(self) -> np.ndarray:
+        """Mask of the turns that count."""
+        return np.array([
+            turn.reference_ms <= self.quiet_ms * (1 + self.protocol.drift) and turn.steal <= self.protocol.steal
+            for turn in self.turns], bool)
+
+    @cached_property
+    def turn_values_ms(self) -> np.ndarray:
+        """Low quantile of each turn, good or bad."""
+        return np.array([turn.low_ms(self.protocol.quantile) for turn in self.turns])
+
+    @cached_property
+    def values_ms(self) -> np.ndarray:
+        """Low quantile of each good turn."""
+        return self.turn_values_ms[self.good] if self.turns else np.empty(0)
+
+    @property
+    def reason(self) -> str:
+        """Why it is INVALID; empty when it is a number."""
+        good, needed = len(self.values_ms), min(3, self.protocol.min_rounds)
+        if good >= needed:
+            return ""
+        if not self.turns:
+            return "no turn was timed before the time cap"
+        worst = max(turn.reference_ms for turn in self.turns) / self.quiet_ms - 1
+        return (f"only {good} of {len(self.turns)} turns were quiet (reference up to {worst:.0%} above its quiet "
+                f"{self.quiet_ms:.3f} ms, steal up to {max(turn.steal for turn in self.turns):.0%})")
+
+    @property
+    def valid(self) -> bool:
+        """Whether enough turns were quiet for a number."""
+        return not self.reason
+
+    @property
+    def latency_ms(self) -> float:
+        """The estimate; NaN when INVALID."""
+        return float(np.median(self.values_ms)) if self.valid else float("nan")
+
+    @property
+    def std_ms(self) -> float:
+        """Standard error of `latency_ms`."""
+        return robust_error(self.values_ms) if self.valid else float("nan")
+
+    @property
+    def latency_ms_low(self) -> float:
+        """Lower end of the 90 % interval."""
+        return self.latency_ms - self._half_width_ms
+
+    @property
+    def latency_ms_high(self) -> float:
+        """Upper end of the 90 % interval."""
+        return self.latency_ms + self._half_width_ms
+
+    @property
+    def half_width(self) -> float:
+        """Half of the 90 % interval, as a share of the estimate."""
+        return self._half_width_ms / self.latency_ms if self.valid else float("inf")
+
+    @property
+    def _half_width_ms(self) -> float:
+        from scipy.stats import t
+
+        return float(t.ppf(0.95, len(self.values_ms) - 1)) * self.std_ms if self.valid else float("nan")
+
+    @property
+    def converged(self) -> bool:
+        """Whether the protocol's stop is met."""
+        return len(self.values_ms) >= self.protocol.min_rounds and self.half_width <= self.protocol.half_width
+
+    def percentile_ms(self, q: float) -> float | None:
+        """p50, p90 or p99 over every call of the good turns; None where the samples are too few for it."""
+        calls = np.concatenate([turn.samples_ms for turn, good in zip(self.turns, self.good, strict=True) if good]
+                               or [np.empty(0)])
+        needed = P99_SAMPLES if q > 0.9 else P90_SAMPLES if q > 0.5 else 1
+        return float(np.quantile(calls, q)) if len(calls) >= needed else None
+
+    def halves_ms(self) -> tuple[float, float]:
+        """Medians of the even and of the odd good turns: what two measurements of one network differ by."""
+        values = self.values_ms
+        if len(values) < 2:
+            return float("nan"), float("nan")
+        return float(np.median(values[::2])), float(np.median(values[1::2]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for a table; times in microseconds, to a tenth."""
+        return {"quiet_us": round(self.quiet_ms * 1e3, 2),
+                "reference_us": [round(turn.reference_ms * 1e3, 2) for turn in self.turns],
+                "steal": [round(turn.steal, 4) for turn in self.turns],
+                "samples_us": [[round(ms * 1e3, 1) for ms in turn.samples_ms] for turn in self.turns]}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], protocol: Protocol, where: str) -> Measurement:
+        """Inverse of `to_dict`; TableError on negative, zero or missing times, naming `where`."""
+        try:
+            times = zip(data["samples_us"], data["reference_us"], data["steal"], strict=True)
+            turns = tuple(Turn(_positive(samples), _positive([reference])[0], float(steal))
+                          for samples, reference, steal in times)
+            return cls(turns, _positive([data["quiet_us"]])[0], protocol)
+        except (KeyError, TypeError, ValueError) as error:
+            raise TableError(f"{where}: {error or 'times are missing'}") from None
+
+
+def robust_error(values: np.ndarray) -> float:
+    """Standard error of a median from the median absolute deviation (normal scale factors 1.4826 and 1.2533)."""
+    if len(values) < 2:
+        return float("inf")
+    deviation = 1.4826 * float(np.median(np.abs(values - np.median(values))))
+    return 1.2533 * deviation / float(np.sqrt(len(values)))
+
+
+def _positive(times_us: Sequence[float]) -> tuple[float, ...]:
+    values = tuple(float(us) / 1e3 for us in times_us)
+    if not values or not all(0 < value < float("inf") for value in values):
+        raise ValueError("times must be positive and finite")
+    return values

@@ -1,0 +1,183 @@
+"""Latency tables: what was measured on one host for one runtime, precision, threads, batch and input, as JSON.
+
+Format history
+    1   first: host, runtime, target, input, protocol, reference, overhead, networks (architecture, raw samples,
+        in-context block times), held-out error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hwnas.architecture import Architecture
+from hwnas.errors import HwnasError, TableError
+from hwnas.latency.measurement import Measurement, Protocol
+from hwnas.paths import table_dirs, write_atomic
+from hwnas.target import Target
+
+FORMAT = "hwnas-latency-table"
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TableKey:
+    """What a table's times depend on, beside the host: the stem of its file name."""
+
+    runtime: str
+    precision: str
+    threads: int
+    batch: int
+    sizes: tuple[int, ...]
+    channels: int
+    classes: int
+
+    @classmethod
+    def of(cls, target: Target, sizes: tuple[int, ...], channels: int, classes: int) -> TableKey:
+        """The key of a target's times at an input; `threads` 0 (every core) is a key of its own."""
+        return cls(target.runtime, target.precision, target.threads, target.batch, tuple(sorted(sizes)),
+                   channels, classes)
+
+    def __str__(self) -> str:
+        size = "-".join(map(str, self.sizes))
+        threads = self.threads or "all"
+        return (f"{self.runtime}-{self.precision}-t{threads}-b{self.batch}"
+                f"-{size}px-c{self.channels}-k{self.classes}")
+
+
+@dataclass(frozen=True)
+class TimedNetwork:
+    """One calibration network: what was built, its samples, and what its blocks took inside it (ms, in order).
+
+    `block_ms` has one time a block of `architecture.blocks()`, profiled in context and scaled to the unprofiled
+    wall time; `other_ms` is what no block owns. Both are empty / 0 where it was not profiled.
+    """
+
+    space: str
+    architecture: Architecture
+    measurement: Measurement
+    block_ms: tuple[float, ...] = ()
+    other_ms: float = 0.0
+
+
+@dataclass
+class LatencyTable:
+    """Everything measured under one key on one host."""
+
+    key: TableKey
+    host: dict[str, Any]
+    runtime_version: str
+    created: str
+    protocol: Protocol
+    reference: Architecture
+    quiet_ms: float
+    overhead_ms: float
+    networks: list[TimedNetwork] = field(default_factory=list)
+    error: dict[str, dict[str, float]] = field(default_factory=dict)
+    path: Path | None = None
+
+    @property
+    def host_name(self) -> str:
+        """Name of the machine that was measured."""
+        return str(self.host["name"])
+
+    def spaces(self) -> set[str]:
+        """Names of the search spaces that its networks were drawn from."""
+        return {network.space for network in self.networks}
+
+    def save(self, path: Path) -> None:
+        """Write the file whole or not at all."""
+        data = {
+            "format": FORMAT, "version": VERSION, "host": self.host, "runtime": self.runtime_version,
+            "created": self.created,
+            "key": {**{name: getattr(self.key, name) for name in TableKey.__slots__}, "sizes": list(self.key.sizes)},
+            "protocol": self.protocol.to_dict(), "overhead_us": round(self.overhead_ms * 1e3, 3),
+            "reference": {"architecture": self.reference.to_dict(), "quiet_us": round(self.quiet_ms * 1e3, 2)},
+            "error": self.error, "networks": [_network_to_dict(network) for network in self.networks],
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, json.dumps(data, separators=(",", ":")))
+        self.path = path
+
+    @classmethod
+    def load(cls, path: Path) -> LatencyTable:
+        """Read a table; TableError names file, place and what is wrong with it."""
+        try:
+            data = json.loads(path.read_text())
+        except OSError as error:
+            raise TableError(f"{path}: cannot be read: {error.strerror}.") from None
+        except ValueError as error:
+            raise TableError(f"{path}: not whole JSON ({error}). Move it away; the next run measures anew.") from None
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise TableError(f"{path}: not a latency table of hwnas.")
+        if not isinstance(data.get("version"), int) or data["version"] > VERSION:
+            raise TableError(f"{path}: format version {data.get('version')!r}; this hwnas reads up to {VERSION}. "
+                             "Update hwnas, or move the file away.")
+        try:
+            return cls._from_dict(data, path)
+        except TableError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, HwnasError) as error:
+            raise TableError(f"{path}: {type(error).__name__}: {error}. Move it away; the next run measures anew."
+                             ) from None
+
+    @classmethod
+    def _from_dict(cls, data: Mapping[str, Any], path: Path) -> LatencyTable:
+        protocol = Protocol(**data["protocol"])
+        key = TableKey(**{**data["key"], "sizes": tuple(data["key"]["sizes"])})
+        networks = [_network_from_dict(entry, protocol, f"{path}: networks[{index}]")
+                    for index, entry in enumerate(data["networks"])]
+        names = [(network.space, network.architecture.id) for network in networks]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise TableError(f"{path}: network {twice[1]} of {twice[0]} stands in it twice.")
+        return cls(key, dict(data["host"]), str(data["runtime"]), str(data["created"]), protocol,
+                   Architecture.from_dict(data["reference"]["architecture"], f"{path}: reference"),
+                   float(data["reference"]["quiet_us"]) / 1e3, float(data["overhead_us"]) / 1e3, networks,
+                   dict(data["error"]), path)
+
+    def check(self, key: TableKey, host_name: str, runtime_version: str | None) -> None:
+        """TableError when the table is of another key, host or (unless None) runtime version; names both."""
+        for what, has, wanted in (("key", str(self.key), str(key)), ("host", self.host_name, host_name),
+                                  ("runtime", self.runtime_version, runtime_version or self.runtime_version)):
+            if has != wanted:
+                raise TableError(f"{self.path}: measured for {what} {has}, asked for {wanted}. "
+                                 "Measure this one: python -m hwnas.profile +target=… (fresh=true to replace it).")
+
+
+def table_path(folder: Path, host_name: str, key: TableKey) -> Path:
+    """Where a table lies below a `latency_tables` folder."""
+    return folder / host_name / f"{key}.json"
+
+
+def find_table(host_name: str, key: TableKey) -> LatencyTable | None:
+    """The user's table, else the shipped one, else None. A table that is there but broken is an error."""
+    for folder in table_dirs():
+        path = table_path(folder, host_name, key)
+        if path.is_file():
+            return LatencyTable.load(path)
+    return None
+
+
+def known_hosts() -> list[str]:
+    """Hosts that any table was measured on."""
+    return sorted({path.name for folder in table_dirs() if folder.is_dir()
+                   for path in folder.iterdir() if path.is_dir()})
+
+
+def _network_to_dict(network: TimedNetwork) -> dict[str, Any]:
+    return {"space": network.space, "architecture": network.architecture.to_dict(),
+            "block_us": [round(ms * 1e3, 2) for ms in network.block_ms],
+            "other_us": round(network.other_ms * 1e3, 2), **network.measurement.to_dict()}
+
+
+def _network_from_dict(data: Mapping[str, Any], protocol: Protocol, where: str) -> TimedNetwork:
+    architecture = Architecture.from_dict(data["architecture"], where)
+    block_ms = tuple(float(us) / 1e3 for us in data["block_us"])
+    if block_ms and (len(block_ms) != len(architecture.blocks()) or not all(0 <= ms < 1e7 for ms in block_ms)):
+        raise TableError(f"{where}: block_us must hold one time of at least 0 for each of its blocks.")
+    return TimedNetwork(str(data["space"]), architecture, Measurement.from_dict(data, protocol, where),
+                        block_ms, float(data["other_us"]) / 1e3)
