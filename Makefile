@@ -1,0 +1,44 @@
+# make search | test | check | bench | setup | clean.  Overrides for the search: make search ARGS="n_trials=50 out=runs/mine"
+PYTHON ?= python3
+VENV ?= .venv
+TARGET ?= xeon_int8
+ARGS ?=
+
+PY := $(VENV)/bin/python
+# The stamp carries a checksum of what is installed, so that a change of either file sets up again.
+STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | tr ' \t' '--')
+
+.PHONY: search test check bench setup clean
+.DEFAULT_GOAL := search
+
+search: $(STAMP)
+	@$(PY) -m hwnas.search +target=$(TARGET) $(ARGS)
+
+test: $(STAMP)
+	@$(PY) -m pytest $(ARGS)
+
+check: $(STAMP)
+	@$(PY) -m ruff check .
+	@$(PY) -m mypy
+
+bench: $(STAMP)
+	@$(PY) -m pytest benchmarks --benchmark-only $(ARGS)
+
+setup: $(STAMP)
+
+$(STAMP):
+	@command -v $(PYTHON) >/dev/null 2>&1 || \
+	  { echo "hwnas: no '$(PYTHON)' found. Install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "hwnas: $$($(PYTHON) --version 2>&1) is too old. Name one of 3.11 or newer: make PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+	  { echo "hwnas: $(PYTHON) lacks venv. Install it (Debian, Ubuntu: apt install python3-venv), then make again." >&2; exit 2; }
+	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@echo "hwnas: setting up $(VENV) (once; PyTorch is large)"
+	@$(PY) -m pip install --disable-pip-version-check --no-input --quiet -c constraints.txt -e '.[dev]'
+	@rm -f $(VENV)/.installed-*
+	@touch $@
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .benchmarks .hypothesis
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
