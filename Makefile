@@ -34,7 +34,7 @@ $(STAMP):
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
 	  { echo "hwnas: $(PYTHON) lacks venv. Install it (Debian, Ubuntu: apt install python3-venv), then make again." >&2; exit 2; }
 	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	@echo "hwnas: setting up $(VENV) (once; PyTorch is large)"
+	@echo "hwnas: setting up $(VENV) (PyTorch is large: the first time takes a while)"
 	@$(PY) -m pip install --disable-pip-version-check --no-input --quiet -c constraints.txt -e '.[dev]'
 	@rm -f $(VENV)/.installed-*
 	@touch $@
