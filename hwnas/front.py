@@ -1,0 +1,187 @@
+"""The rows of `front.csv` and `front.json`: one network each, predicted and measured, and which form the front."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from hwnas.errors import StudyError
+
+FORMAT = "hwnas-front/1"
+
+
+@dataclass(frozen=True, slots=True)
+class FrontRow:
+    """One finalist or baseline; `docs/run-folder.md` documents every column.
+
+    top-1 are fractions from 0 to 1, latencies milliseconds; None (an empty cell) is what is not known, never 0.
+    `verified`: exported, scored and timed in the deployment runtime on `host`.
+    """
+
+    id: str
+    name: str
+    architecture: str
+    is_baseline: bool
+    verified: bool
+    top1_proxy: float | None
+    top1_test_fp32: float | None
+    top1_test: float | None
+    top1_test_low: float | None
+    top1_test_high: float | None
+    n_test: int | None
+    latency_ms_predicted: float | None
+    latency_ms_predicted_low: float | None
+    latency_ms_predicted_high: float | None
+    latency_ms: float | None
+    latency_ms_low: float | None
+    latency_ms_high: float | None
+    params: int
+    macs: int
+    reward: float | None
+    reward_winner: bool
+    on_front: bool
+    meets_cap: bool | None
+    dominated_by: str
+    target: str
+    host: str
+    precision: str
+    int8_share: float | None
+    fallback_share: float | None
+    reason: str
+
+    @property
+    def best_latency_ms(self) -> float | None:
+        """Measured where verified, otherwise predicted."""
+        return self.latency_ms if self.verified else self.latency_ms_predicted
+
+    @property
+    def best_top1(self) -> float | None:
+        """Scored in the deployment runtime where verified, otherwise that of the fp32 network."""
+        return self.top1_test if self.verified else self.top1_test_fp32
+
+    @property
+    def inside_prediction(self) -> bool | None:
+        """Whether the measured latency lies inside the predicted interval; None where either is missing."""
+        low, high = self.latency_ms_predicted_low, self.latency_ms_predicted_high
+        if self.latency_ms is None or low is None or high is None:
+            return None
+        return low <= self.latency_ms <= high
+
+
+COLUMNS = tuple(field.name for field in fields(FrontRow))
+_TYPES = get_type_hints(FrontRow)
+
+
+def wilson(n_correct: int, n: int, z: float = 1.959964) -> tuple[float, float]:
+    """Wilson's score interval (95 % by default) of a fraction `n_correct / n`; Wilson, JASA 22 (1927)."""
+    if n < 1 or not 0 <= n_correct <= n:
+        raise ValueError(f"need 0 <= n_correct <= n and n >= 1, got {n_correct} of {n}")
+    share = n_correct / n
+    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def dominates(one: FrontRow, other: FrontRow) -> bool:
+    """Whether `one` is at least as fast and as accurate as `other`, and better in one of the two."""
+    values = one.best_latency_ms, one.best_top1, other.best_latency_ms, other.best_top1
+    fast, good, slow, bad = (math.nan if value is None else value for value in values)
+    return fast <= slow and good >= bad and (fast < slow or good > bad)
+
+
+def mark_front(rows: Sequence[FrontRow], cap_ms: float | None = None) -> list[FrontRow]:
+    """The same rows with `on_front`, `meets_cap` and `dominated_by` filled in.
+
+    The front is made of finalists only: not dominated by another finalist, and within the cap as measured.
+    Once one row is verified only verified rows are compared; before that the predictions are.
+    `dominated_by` names the most accurate row of all, baselines included, that is no slower and no worse.
+    """
+    any_verified = any(row.verified for row in rows)
+    known = [row for row in rows if row.verified == any_verified
+             and row.best_latency_ms is not None and row.best_top1 is not None]
+    members = [row for row in known if not row.is_baseline and _within(row, cap_ms) is not False]
+    marked = []
+    for row in rows:
+        better = [other for other in known if row in known and dominates(other, row)]
+        best = max(better, key=lambda other: other.best_top1 or 0.0, default=None)
+        on_front = row in members and not any(dominates(other, row) for other in members)
+        marked.append(replace(row, on_front=on_front, meets_cap=_within(row, cap_ms),
+                              dominated_by=best.id if best else ""))
+    return marked
+
+
+def _within(row: FrontRow, cap_ms: float | None) -> bool | None:
+    """Whether the measured latency meets the cap; None without a cap or a measurement."""
+    return None if cap_ms is None or row.latency_ms is None else row.latency_ms <= cap_ms
+
+
+def front_csv(rows: Iterable[FrontRow]) -> str:
+    """Text of `front.csv`: a header, then one line a row, best-known latency rising."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for row in sort_rows(rows):
+        writer.writerow([_cell(getattr(row, name)) for name in COLUMNS])
+    return out.getvalue()
+
+
+def front_json(rows: Iterable[FrontRow]) -> str:
+    """Text of `front.json`: the same rows with their types kept."""
+    return json.dumps({"format": FORMAT, "rows": [asdict(row) for row in sort_rows(rows)]}, indent=1) + "\n"
+
+
+def sort_rows(rows: Iterable[FrontRow]) -> list[FrontRow]:
+    """Finalists before baselines, each from fast to slow, rows without a latency last."""
+    return sorted(rows, key=lambda row: (row.is_baseline, row.best_latency_ms is None, row.best_latency_ms or 0.0,
+                                         row.id))
+
+
+def read_front(path: str | Path) -> list[FrontRow]:
+    """Rows of a `front.csv`; StudyError names file, line and column of what cannot be read. Ignores other columns."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StudyError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}.") from None
+    reader = csv.DictReader(io.StringIO(text))
+    missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+    if missing:
+        raise StudyError(f"{path}: no column {missing[0]!r}; was it written by another version of hwnas?")
+    return [_parse(row, f"{path}, line {number}") for number, row in enumerate(reader, 2)]
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _parse(row: dict[str, str | None], where: str) -> FrontRow:
+    values: dict[str, Any] = {}
+    for name in COLUMNS:
+        text, kind = row[name] or "", _TYPES[name]
+        try:
+            values[name] = _value(text, kind)
+        except ValueError:
+            raise StudyError(f"{where}: {name} cannot be {text!r}.") from None
+    return FrontRow(**values)
+
+
+def _value(text: str, kind: Any) -> object:
+    if kind is str:
+        return text
+    if not text and kind in (float | None, int | None, bool | None):
+        return None
+    if kind in (bool, bool | None):
+        if text not in ("true", "false"):
+            raise ValueError(text)
+        return text == "true"
+    return int(text) if kind in (int, int | None) else float(text)
