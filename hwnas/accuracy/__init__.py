@@ -1,0 +1,1 @@
+"""What a network can do: data sets, training recipes, accuracy estimators."""
