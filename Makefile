@@ -27,12 +27,10 @@ bench: $(STAMP)
 setup: $(STAMP)
 
 $(STAMP):
-	@command -v $(PYTHON) >/dev/null 2>&1 || \
-	  { echo "hwnas: no '$(PYTHON)' found. Install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3.11" >&2; exit 2; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "hwnas: $$($(PYTHON) --version 2>&1) is too old. Name one of 3.11 or newer: make PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "hwnas needs Python 3.11 or newer; '$(PYTHON)' is: $$($(PYTHON) --version 2>&1 | head -n 1). Name one: make PYTHON=/path/to/python3.11" >&2; exit 2; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
-	  { echo "hwnas: $(PYTHON) lacks venv. Install it (Debian, Ubuntu: apt install python3-venv), then make again." >&2; exit 2; }
+	  { echo "hwnas needs venv, which '$(PYTHON)' lacks. Install it (Debian, Ubuntu: apt install python3-venv), then give the command again." >&2; exit 2; }
 	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "hwnas: setting up $(VENV) (PyTorch is large: the first time takes a while)"
 	@$(PY) -m pip install --disable-pip-version-check --no-input --quiet -c constraints.txt -e '.[dev]'
