@@ -98,7 +98,6 @@ class LatencyTable:
             "reference": {"architecture": self.reference.to_dict(), "quiet_us": round(self.quiet_ms * 1e3, 2)},
             "error": self.error, "networks": [_network_to_dict(network) for network in self.networks],
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps(data, separators=(",", ":")))
         self.path = path
 

@@ -1,0 +1,148 @@
+"""What the commands share: Hydra overrides in, one line and exit code 2 for errors that the user can mend."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hwnas.errors import ConfigError, HwnasError, UnknownName, UserError
+from hwnas.paths import config_dir
+from hwnas.progress import Console
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+Main = Callable[["DictConfig", Console], None]
+
+
+def run_command(main: Main, config_name: str, usage: str, argv: Sequence[str] | None = None,
+                target: bool = True) -> int:
+    """Compose `conf/<config_name>.yaml` with the command line's overrides and call `main`; returns the exit code.
+
+    0 done, 1 failed for a reason the user cannot mend by options, 2 bad input (one line on stderr), 130 interrupted.
+    """
+    os.environ.setdefault("OPENVINO_TELEMETRY_OPTOUT", "1")
+    parser = argparse.ArgumentParser(prog=f"python -m hwnas.{config_name}", description=usage,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-q", "--quiet", action="store_true", help="print results and warnings only")
+    parser.add_argument("--show-config", action="store_true", help="print the composed configuration and stop")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides of the configuration")
+    if target:
+        parser.epilog = f"targets: {', '.join(names_in('target'))}"
+    options = parser.parse_args(argv)
+    console = Console(quiet=options.quiet)
+    try:
+        config = compose(config_name, options.overrides, target)
+        if options.show_config:
+            from omegaconf import OmegaConf
+
+            print(OmegaConf.to_yaml(config), end="")
+            return 0
+        main(config, console)
+        return 0
+    except UserError as error:
+        return _fail(error, 2)
+    except HwnasError as error:
+        return _fail(error, 1)
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from here.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def names_in(group: str) -> list[str]:
+    """Names of the YAML files in a config group."""
+    return sorted(path.stem for path in (config_dir() / group).glob("*.yaml"))
+
+
+def compose(config_name: str, overrides: Sequence[str], target: bool = True) -> DictConfig:
+    """The configuration, checked: nothing in it may name code, and a target must be chosen."""
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    _check_overrides(overrides, target)
+    try:
+        with initialize_config_dir(str(config_dir()), version_base="1.3", job_name=config_name):
+            config = hydra_compose(config_name, overrides=list(overrides))
+        values = OmegaConf.to_container(config, resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(_hydra_message(error, overrides)) from None
+    _refuse_code(values, "")
+    return config
+
+
+def _check_overrides(overrides: Sequence[str], target: bool) -> None:
+    chosen = None
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals and not text.startswith("~"):
+            raise ConfigError(f"{text!r} is not an override. Write key=value; python -m hwnas.search --help lists the keys.")
+        name = key.lstrip("+")
+        if name == "target":
+            chosen = value
+            if key == "target":
+                raise ConfigError(f"write +target={value} (with the plus): targets: {', '.join(names_in('target'))}.")
+        if name == "dataset" and value not in names_in("dataset"):
+            raise UnknownName("data set", value, names_in("dataset"))
+    if not target:
+        return
+    if chosen is None:
+        raise ConfigError(f"no target chosen. Add +target=NAME: {', '.join(names_in('target'))}.")
+    if chosen not in names_in("target"):
+        raise UnknownName("target", chosen, names_in("target"))
+
+
+def _hydra_message(error: Exception, overrides: Sequence[str]) -> str:
+    text = " ".join(str(error).split())
+    found = re.search(r"Could not override '([^']+)'", text)
+    if found:
+        return f"no option is called {found[1]!r}. --show-config prints all there are."
+    return f"{text} (in: {' '.join(overrides)})"
+
+
+def _refuse_code(values: Any, where: str) -> None:
+    """A configuration must not run code: Hydra's instantiation keys are refused wherever they stand."""
+    if isinstance(values, dict):
+        for key, value in values.items():
+            if str(key) in ("_target_", "_partial_", "_args_", "_convert_", "_recursive_"):
+                raise ConfigError(f"{where}{key}: configurations cannot name code to run; remove the key.")
+            _refuse_code(value, f"{where}{key}.")
+    elif isinstance(values, list):
+        for index, value in enumerate(values):
+            _refuse_code(value, f"{where}{index}.")
+
+
+def _fail(error: Exception, code: int) -> int:
+    print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
+    return code
+
+
+def number(config: Any, key: str, low: float, high: float = float("inf"), *, whole: bool = False,
+           optional: bool = False) -> Any:
+    """Option `key` (dotted) as a number within [low, high]; ConfigError names key, rule and value."""
+    from omegaconf import OmegaConf
+
+    value = OmegaConf.select(config, key)
+    if value is None and optional:
+        return None
+    kind = "whole number" if whole else "number"
+    right = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+    if not right or not low <= value <= high:
+        limit = f"of at least {low:g}" if high == float("inf") else f"from {low:g} to {high:g}"
+        raise ConfigError(f"{key} must be a {kind} {limit}, got {value!r}.")
+    return value
+
+
+def default_out(target: str, space: str, dataset: str) -> Path:
+    """`runs/<target>-<space>-<dataset>` below the current folder."""
+    return Path("runs") / f"{target}-{Path(space).stem}-{dataset}"

@@ -1,0 +1,74 @@
+"""Progress: a bar with time left on a terminal, plain lines elsewhere, nothing when quiet."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, Protocol
+
+
+class Report(Protocol):
+    """Hears how far a step is (share from 0 to 1) and a short note."""
+
+    def __call__(self, share: float, note: str = "") -> None:
+        """Record the state; cheap enough to be called often."""
+
+
+class Console:
+    """Where a command says what it does: facts as lines, long steps as bars. `quiet` leaves only results."""
+
+    def __init__(self, quiet: bool = False, stream: IO[str] | None = None) -> None:
+        self.quiet, self.stream = quiet, stream or sys.stderr
+        self.live = not quiet and self.stream.isatty()
+
+    def say(self, text: str) -> None:
+        """One line, also when quiet: results and warnings."""
+        print(text, file=self.stream, flush=True)
+
+    def note(self, text: str) -> None:
+        """One line about how the work goes; nothing when quiet."""
+        if not self.quiet:
+            self.say(text)
+
+    @contextmanager
+    def step(self, title: str) -> Iterator[Report]:
+        """A long step: yields the callable that hears its progress."""
+        if self.quiet:
+            yield lambda share, note="": None
+        elif self.live:
+            yield from self._bar(title)
+        else:
+            yield from self._lines(title)
+
+    def _bar(self, title: str) -> Iterator[Report]:
+        from rich.console import Console as RichConsole
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description:<22}"), BarColumn(24), TextColumn("{task.percentage:>3.0f} %"),
+                   TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
+        with Progress(*columns, console=RichConsole(file=self.stream), refresh_per_second=4) as bars:
+            task = bars.add_task(title, total=1.0, note="")
+
+            def report(share: float, note: str = "") -> None:
+                bars.update(task, completed=share, note=note)
+
+            yield report
+            bars.update(task, completed=1.0)
+
+    def _lines(self, title: str, every_s: float = 10.0) -> Iterator[Report]:
+        start = last = time.monotonic()
+        self.say(f"{title} ...")
+
+        def report(share: float, note: str = "") -> None:
+            nonlocal last
+            now = time.monotonic()
+            if now - last < every_s or share <= 0:
+                return
+            last = now
+            left = (now - start) * (1 - share) / share
+            self.say(f"{title}: {share:4.0%}, {now - start:.0f} s, about {left:.0f} s left{', ' if note else ''}{note}")
+
+        yield report
+        self.say(f"{title}: done in {time.monotonic() - start:.0f} s")
