@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from synthetic import synthetic_table
 
 from hwnas.latency.model import LatencyModel
 from hwnas.space import SearchSpace
+from synthetic import synthetic_table
 
 BATCH = 20_000
 

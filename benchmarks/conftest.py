@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,10 +11,9 @@ Within = Callable[[Any, float], None]
 
 
 @pytest.fixture(autouse=True)
-def _own_home(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _own_home(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """No benchmark reads or writes the user's tables."""
     monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
-    yield
 
 
 @pytest.fixture
