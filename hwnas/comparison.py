@@ -114,11 +114,11 @@ def _against(baseline: FrontRow, finalists: Sequence[FrontRow],
                       difference, low, high, len(eligible))
 
 
-def describe(row: FrontRow) -> str:
-    """How sentences and plots call a row: the baseline's name with its variant, a finalist's id."""
-    if not row.is_baseline:
+def describe(row: FrontRow, short: bool = False) -> str:
+    """How sentences (plots, when `short`) call a row: a baseline by name and variant, a finalist by its id."""
+    if not row.is_baseline or row.id == row.name:
         return row.id
-    return row.name if row.id == row.name else f"{row.name} ({row.id.removeprefix(row.name).lstrip('-')})"
+    return f"{row.name} ({'stem s1' if short else 'stride-1 stem'})"
 
 
 def _figures(row: FrontRow, named: bool = True) -> str:

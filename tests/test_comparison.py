@@ -84,7 +84,7 @@ def test_variant_that_is_harder_to_beat_counts() -> None:
                     (baseline("b", 0.1, 700, "b"), 700), (baseline("b-stem1", 0.4, 940, "b"), 940))
     assert len(found) == 1
     assert found[0].baseline == "b-stem1"
-    assert "b (stem1)" in found[0].sentence
+    assert "b (stride-1 stem)" in found[0].sentence
 
 
 def test_variant_faster_than_every_finalist_is_still_told() -> None:
@@ -108,5 +108,6 @@ def test_unverified_baseline_is_told_with_its_reason() -> None:
 
 
 def test_names_in_sentences() -> None:
-    assert describe(baseline("b-stem1", 1, 1, "b")) == "b (stem1)"
+    assert describe(baseline("b-stem1", 1, 1, "b")) == "b (stride-1 stem)"
+    assert describe(baseline("b-stem1", 1, 1, "b"), short=True) == "b (stem s1)"
     assert describe(row_of("f", 1, 1)) == "f"

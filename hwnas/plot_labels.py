@@ -1,0 +1,136 @@
+"""Names beside points: each is put where it covers least, with a thin leader where it had to move away."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_ANGLES = (35, 145, -35, -145, 90, -90, 0, 180, 60, 120, -60, -120, 15, 165, -15, -165)
+_RADII = (9, 15, 24, 36, 50, 68, 90)  # points
+
+
+Line = tuple[tuple[float, float], tuple[float, float]]
+
+
+class Box(NamedTuple):
+    """A rectangle in pixels."""
+
+    x0: float
+    y0: float
+    x1: float
+    y1: float
+
+    def overlap(self, other: Box) -> float:
+        """Shared area in square pixels."""
+        width = min(self.x1, other.x1) - max(self.x0, other.x0)
+        height = min(self.y1, other.y1) - max(self.y0, other.y0)
+        return width * height if width > 0 and height > 0 else 0.0
+
+    @property
+    def area(self) -> float:
+        """Its size in square pixels."""
+        return (self.x1 - self.x0) * (self.y1 - self.y0)
+
+
+def place_labels(axes: Axes, points: Sequence[tuple[float, float, str, str]], lines: Sequence[Line] = (),
+                 fontsize: float = 8.2) -> list[Box]:
+    """Annotate (x, y, text, color) points of `axes`, off `lines` (data coordinates); returns their boxes in pixels.
+
+    Greedy: the most crowded point first, each at the nearest of 112 places that covers neither a point, a text, a
+    line of the legend nor the border; where all cover something, at the place that covers least.
+    """
+    figure = axes.figure
+    figure.canvas.draw()
+    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    scale = figure.dpi / 72
+    pixels = [_pixel(axes, (x, y)) for x, y, _, _ in points]
+    taken = [Box(x - 5 * scale, y - 5 * scale, x + 5 * scale, y + 5 * scale) for x, y in pixels]
+    taken += [Box(*item.get_window_extent(renderer).extents) for item in (axes.get_legend(), *axes.texts) if item]
+    inside = Box(*axes.get_window_extent(renderer).extents)
+    crossed = [(_pixel(axes, start), _pixel(axes, end)) for start, end in lines]
+    placed: dict[int, Box] = {}
+    for index in _crowded_first(pixels):
+        _, _, text, color = points[index]
+        width, height = _extent(axes, text, fontsize)
+        spots = list(_spots(pixels[index], width, height, scale))
+        obstacles = [*taken, *placed.values()]
+        at, box = min(spots, key=lambda spot: (
+            _cost(spot[1], obstacles, inside, crossed) + _leader_cost(pixels[index], spot[0], crossed)))
+        placed[index] = box
+        far = math.dist(at, pixels[index]) > 18 * scale
+        if far:
+            crossed.append((pixels[index], at))
+        offset = ((box.x0 - pixels[index][0]) / scale, (box.y0 - pixels[index][1]) / scale)
+        axes.annotate(text, points[index][:2], offset, textcoords="offset points", color=color, fontsize=fontsize,
+                      ha="left", va="bottom", zorder=5, annotation_clip=False)
+        if far:
+            axes.annotate("", points[index][:2], ((at[0] - pixels[index][0]) / scale,
+                          (at[1] - pixels[index][1]) / scale), textcoords="offset points", zorder=1.5,
+                          arrowprops={"arrowstyle": "-", "color": color, "lw": 0.6, "alpha": 0.6,
+                                      "shrinkA": 0, "shrinkB": 3})
+    return [placed[index] for index in range(len(points))]
+
+
+def _pixel(axes: Axes, point: tuple[float, float]) -> tuple[float, float]:
+    x, y = axes.transData.transform(point)
+    return float(x), float(y)
+
+
+def _crowded_first(pixels: Sequence[tuple[float, float]]) -> list[int]:
+    def room(index: int) -> float:
+        others = sorted(math.dist(pixels[index], other) for at, other in enumerate(pixels) if at != index)
+        return sum(others[:3])
+
+    return sorted(range(len(pixels)), key=room)
+
+
+def _extent(axes: Axes, text: str, fontsize: float) -> tuple[float, float]:
+    """Width and height of a text in pixels."""
+    figure = axes.figure
+    item = figure.text(0, 0, text, fontsize=fontsize)
+    box = item.get_window_extent(figure.canvas.get_renderer())  # type: ignore[attr-defined]
+    item.remove()
+    return float(box.width), float(box.height)
+
+
+def _spots(point: tuple[float, float], width: float, height: float,
+           scale: float) -> Iterator[tuple[tuple[float, float], Box]]:
+    """Places around a point, nearest first: (end of the leader, box of the text)."""
+    for radius in _RADII:
+        for angle in _ANGLES:
+            dx, dy = math.cos(math.radians(angle)), math.sin(math.radians(angle))
+            x, y = point[0] + radius * scale * dx, point[1] + radius * scale * dy
+            left = x if dx > 0.2 else x - width if dx < -0.2 else x - width / 2
+            bottom = y if dy > 0.6 else y - height if dy < -0.6 else y - height / 2
+            yield (x, y), Box(left, bottom, left + width, bottom + height)
+
+
+def _cost(box: Box, taken: Sequence[Box], inside: Box, lines: Sequence[Line]) -> float:
+    """Square pixels covered; what sticks out of the axes counts triple, a line through the text its length there."""
+    wide = Box(box.x0 - 2, box.y0 - 2, box.x1 + 2, box.y1 + 2)
+    cost = sum(wide.overlap(other) for other in taken) + 3 * (box.area - box.overlap(inside))
+    return cost + sum(20 + 4 * _length_inside(line, wide) for line in lines if _length_inside(line, wide))
+
+
+def _leader_cost(point: tuple[float, float], end: tuple[float, float], lines: Sequence[Line]) -> float:
+    """Far is worse than near, and a leader that crosses lines or other leaders worse still."""
+    reach = Box(min(point[0], end[0]), min(point[1], end[1]), max(point[0], end[0]), max(point[1], end[1]))
+    return 1.2 * math.dist(point, end) + sum(25 for line in lines if point not in line and _length_inside(line, reach))
+
+
+def _length_inside(line: Line, box: Box) -> float:
+    """How much of a line lies in a box (Liang and Barsky's clipping)."""
+    (x0, y0), (x1, y1) = line
+    enter, leave = 0.0, 1.0
+    for step, low, high, start in ((x1 - x0, box.x0, box.x1, x0), (y1 - y0, box.y0, box.y1, y0)):
+        if step == 0:
+            if not low < start < high:
+                return 0.0
+            continue
+        first, last = sorted(((low - start) / step, (high - start) / step))
+        enter, leave = max(enter, first), min(leave, last)
+    return max(0.0, leave - enter) * math.dist(*line)

@@ -1,0 +1,249 @@
+"""The pictures: the verified front beside the baselines, and the proxies that led to it. Drawn from rows alone."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from hwnas.comparison import describe
+from hwnas.front import FrontRow
+from hwnas.plot_labels import Line, place_labels
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK, MUTED, GRID = "#1c2430", "#667085", "#e4e7ec"
+FRONT, OTHER, BASELINE, CAP = "#1f5fbf", "#8fb3e6", "#c2410c", "#b42318"
+
+
+@dataclass(frozen=True, slots=True)
+class PlotInfo:
+    """What the title says. `date` is a day, `cap_ms` the hard cap (None: none)."""
+
+    target: str
+    host: str
+    dataset: str
+    date: str
+    space: str = ""
+    cap_ms: float | None = None
+
+
+def front_figure(rows: Sequence[FrontRow], trials: Sequence[Mapping[str, Any]], info: PlotInfo) -> Figure:
+    """Left: test top-1 against measured latency, with intervals. Right: what the search saw, predicted and by proxy.
+
+    Rows that are not verified are drawn hollow at their predicted latency. `trials` are rows of `trials.csv`.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11.5, 5.6), dpi=160, facecolor="white")
+    FigureCanvasAgg(figure)
+    with _style():
+        main, proxies = figure.subplots(1, 2, width_ratios=(1.75, 1))
+        figure.subplots_adjust(left=0.065, right=0.985, top=0.83, bottom=0.115, wspace=0.2)
+        verified = any(row.verified for row in rows)
+        where = f"measured on {info.host}" if verified else f"predicted for {info.host}, not verified"
+        figure.suptitle(f"{info.target} on {info.dataset}: {'verified' if verified else 'unverified'} front",
+                        x=0.065, y=0.965, ha="left", fontsize=14, fontweight="bold", color=INK)
+        figure.text(0.065, 0.893, " · ".join(part for part in (where, info.space and f"space {info.space}", info.date)
+                                             if part), fontsize=9.5, color=MUTED, ha="left")
+        _draw_front(main, rows, info, verified)
+        _draw_trials(proxies, rows, trials, info)
+    return figure
+
+
+def figure_bytes(figure: Figure, kind: str) -> bytes:
+    """The picture as `png` or `svg`; equal figures give equal bytes."""
+    import matplotlib
+
+    out = io.BytesIO()
+    metadata = {"Date": None, "Creator": "hwnas"} if kind == "svg" else {"Software": "hwnas"}
+    with matplotlib.rc_context({"svg.hashsalt": "hwnas", "svg.fonttype": "path"}):
+        figure.savefig(out, format=kind, metadata=metadata)
+    return out.getvalue()
+
+
+def _style() -> Any:
+    import matplotlib
+
+    return matplotlib.rc_context({
+        "font.family": "DejaVu Sans", "font.size": 9.5, "axes.edgecolor": "#98a2b3", "axes.labelcolor": INK,
+        "axes.spines.top": False, "axes.spines.right": False, "xtick.color": MUTED, "ytick.color": MUTED,
+        "axes.grid": True, "grid.color": GRID, "grid.linewidth": 0.7, "axes.axisbelow": True})
+
+
+def _draw_front(axes: Axes, rows: Sequence[FrontRow], info: PlotInfo, verified: bool) -> None:
+    shown = [row for row in rows if row.best_latency_ms is not None and row.best_top1 is not None]
+    _title(axes, "Test set, in the deployment runtime" if verified else "Test set, fp32; latency predicted")
+    axes.set_ylabel("test top-1 (%)")
+    axes.set_xlabel("latency of one batch (ms, log scale)")
+    if not shown:
+        axes.text(0.5, 0.5, "no network was scored", transform=axes.transAxes, ha="center", color=MUTED)
+        return
+    front = sorted((row for row in shown if row.on_front), key=lambda row: row.best_latency_ms or 0.0)
+    axes.plot([row.best_latency_ms or 0 for row in front], [100 * (row.best_top1 or 0) for row in front], color=FRONT,
+              lw=1.4, alpha=0.55, zorder=2, drawstyle="steps-post")
+    kinds = ((lambda row: row.on_front, FRONT, "o", 6.5, "on the front"),
+             (lambda row: not row.is_baseline and not row.on_front, OTHER, "o", 5.5, "other finalists"),
+             (lambda row: row.is_baseline, BASELINE, "D", 5.5, "baselines (timm)"))
+    for chosen, color, marker, size, label in kinds:
+        _draw_points(axes, [row for row in shown if chosen(row)], color, marker, size, label)
+    _limits(axes, shown, info.cap_ms)
+    _cap(axes, info.cap_ms)
+    _better(axes)
+    _legend(axes, [end for line in _bars(shown) for end in line], "bars: 95 % of top-1, 90 % of latency")
+    labels = [(row.best_latency_ms or 0.0, 100 * (row.best_top1 or 0.0), describe(row, short=True),
+               BASELINE if row.is_baseline else FRONT if row.on_front else MUTED) for row in shown]
+    place_labels(axes, labels, lines=_bars(shown) + _steps(front) + _cap_line(axes, info.cap_ms))
+
+
+def _draw_points(axes: Axes, rows: Sequence[FrontRow], color: str, marker: str, size: float, label: str) -> None:
+    for hollow in (False, True):
+        part = [row for row in rows if row.verified != hollow]
+        if not part:
+            continue
+        x, y = [row.best_latency_ms or 0.0 for row in part], [100 * (row.best_top1 or 0.0) for row in part]
+        axes.errorbar(x, y, xerr=_errors(part, "latency"), yerr=_errors(part, "top1"), fmt="none", ecolor=color,
+                      elinewidth=1.2, alpha=0.5, zorder=2.5)
+        axes.plot(x, y, marker, ms=size, color=color, mfc="white" if hollow else color,
+                  mec=color if hollow else "white", mew=1.0, zorder=3,
+                  label=f"{label}, not verified" if hollow else label)
+
+
+def _errors(rows: Sequence[FrontRow], of: str) -> list[list[float]]:
+    """Distances to the interval's ends, [below, above]; 0 where there is no interval."""
+    below, above = [], []
+    for row in rows:
+        if of == "latency":
+            value = row.best_latency_ms or 0.0
+            ends = ((row.latency_ms_low, row.latency_ms_high) if row.verified
+                    else (row.latency_ms_predicted_low, row.latency_ms_predicted_high))
+            scale = 1.0
+        else:
+            value, scale = row.best_top1 or 0.0, 100.0
+            ends = (row.top1_test_low, row.top1_test_high) if row.verified else (None, None)
+        low, high = (value if end is None else end for end in ends)
+        below.append(scale * max(0.0, value - low))
+        above.append(scale * max(0.0, high - value))
+    return [below, above]
+
+
+def _draw_trials(axes: Axes, rows: Sequence[FrontRow], trials: Sequence[Mapping[str, Any]], info: PlotInfo) -> None:
+    _title(axes, "What the search saw: proxies")
+    axes.set_ylabel("validation top-1 after short training (%)")
+    axes.set_xlabel("predicted latency (ms, log scale)")
+    points = [(trial["latency_ms_predicted"], 100 * trial["top1_proxy"]) for trial in trials
+              if _is_number(trial.get("latency_ms_predicted")) and _is_number(trial.get("top1_proxy"))]
+    chosen = [(row.latency_ms_predicted, 100 * row.top1_proxy) for row in rows if not row.is_baseline
+              and row.latency_ms_predicted is not None and row.top1_proxy is not None]
+    if not points and not chosen:
+        axes.text(0.5, 0.5, "no trials", transform=axes.transAxes, ha="center", color=MUTED)
+        return
+    if points:
+        axes.scatter([x for x, _ in points], [y for _, y in points], s=16, color=MUTED, alpha=0.35, lw=0, zorder=2,
+                     label=f"{len(points)} trials")
+    if chosen:
+        axes.scatter([x for x, _ in chosen], [y for _, y in chosen], s=34, facecolor="none", edgecolor=FRONT, lw=1.4,
+                     zorder=3, label="chosen as finalists")
+    _percent_axis(axes)
+    _log_axis(axes, [x for x, _ in points + chosen] + ([info.cap_ms] if info.cap_ms else []))
+    _cap(axes, info.cap_ms)
+    _legend(axes, points + chosen)
+
+
+def _legend(axes: Axes, points: Sequence[tuple[float, float]], note: str = "") -> None:
+    """At the lower right, which `better` leaves empty; where it does not, the axis is lengthened below."""
+    legend = axes.legend(loc="lower right", frameon=True, framealpha=0.92, edgecolor="none", fontsize=8.5,
+                         handletextpad=0.5, handlelength=1.2, title=note or None, title_fontsize=7.5,
+                         alignment="left")
+    for _ in range(8):
+        box = legend.get_window_extent()
+        if not any(box.x0 < x and y < box.y1 for x, y in (axes.transData.transform(point) for point in points)):
+            return
+        low, high = axes.get_ylim()
+        axes.set_ylim(low - 0.09 * (high - low), high)
+
+
+def _bars(rows: Sequence[FrontRow]) -> list[Line]:
+    """The intervals as lines in data coordinates."""
+    lines = []
+    for row, left, right, down, up in zip(rows, *_errors(rows, "latency"), *_errors(rows, "top1"), strict=True):
+        x, y = row.best_latency_ms or 0.0, 100 * (row.best_top1 or 0.0)
+        lines += [((x - left, y), (x + right, y)), ((x, y - down), (x, y + up))]
+    return lines
+
+
+def _steps(front: Sequence[FrontRow]) -> list[Line]:
+    corners = [(row.best_latency_ms or 0.0, 100 * (row.best_top1 or 0.0)) for row in front]
+    return [line for (x0, y0), (x1, y1) in pairwise(corners) for line in (((x0, y0), (x1, y0)), ((x1, y0), (x1, y1)))]
+
+
+def _cap_line(axes: Axes, cap_ms: float | None) -> list[Line]:
+    low, high = axes.get_ylim()
+    return [] if cap_ms is None else [((cap_ms, low), (cap_ms, high))]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _title(axes: Axes, text: str) -> None:
+    axes.set_title(text, loc="left", fontsize=10.5, color=INK, pad=7)
+
+
+def _limits(axes: Axes, rows: Sequence[FrontRow], cap_ms: float | None) -> None:
+    ends = [[*(value for value in pair)] for of in ("latency", "top1") for pair in zip(*_errors(rows, of), strict=True)]
+    half = len(rows)
+    x = [row.best_latency_ms or 0.0 for row in rows]
+    _log_axis(axes, [*(v - e[0] for v, e in zip(x, ends[:half], strict=True)),
+                     *(v + e[1] for v, e in zip(x, ends[:half], strict=True)), *([cap_ms] if cap_ms else [])])
+    y = [100 * (row.best_top1 or 0.0) for row in rows]
+    low = min(v - e[0] for v, e in zip(y, ends[half:], strict=True))
+    high = max(v + e[1] for v, e in zip(y, ends[half:], strict=True))
+    room = max(0.12 * (high - low), 0.5)
+    axes.set_ylim(max(low - 1.2 * room, -1.0), min(high + 1.2 * room, 100.0 + 0.7 * room))
+    _percent_axis(axes)
+
+
+def _percent_axis(axes: Axes) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
+
+
+def _log_axis(axes: Axes, values: Iterable[float]) -> None:
+    """Log axis over `values` with few, plainly written ticks (0.05, 0.1, 0.2, …), never powers of ten."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    found = [value for value in values if value > 0]
+    low, high = min(found) / 1.18, max(found) * 1.18
+    axes.set_xscale("log")
+    axes.set_xlim(low, high)
+    ticks: list[float] = []
+    for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9),
+                  tuple(1 + step / 20 for step in range(180))):
+        ticks = [step * 10.0**power for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+                 for step in steps if low <= step * 10.0**power <= high]
+        if len(ticks) >= 4:
+            break
+    ticks = ticks[:: math.ceil(len(ticks) / 9)] or [math.sqrt(low * high)]
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
+
+
+def _cap(axes: Axes, cap_ms: float | None) -> None:
+    if cap_ms is not None:
+        axes.axvline(cap_ms, color=CAP, lw=1.2, ls=(0, (4, 3)), zorder=1, label=f"cap {cap_ms:.4g} ms")
+
+
+def _better(axes: Axes) -> None:
+    axes.annotate("", (0.015, 0.985), (0.085, 0.885), xycoords="axes fraction", textcoords="axes fraction",
+                  arrowprops={"arrowstyle": "-|>", "color": MUTED, "lw": 1.6, "mutation_scale": 14})
+    axes.text(0.092, 0.872, "better", transform=axes.transAxes, color=MUTED, fontsize=9.5, style="italic", va="top",
+              ha="center")
