@@ -41,12 +41,6 @@ class Predictions:
     low: np.ndarray
     high: np.ndarray
     std: np.ndarray
-    log_scale: np.ndarray
-    residuals: np.ndarray
-
-    def quantile(self, q: float) -> np.ndarray:
-        """Upper quantile of each prediction, ms."""
-        return self.mean * np.exp(self.log_scale * conformal_quantile(self.residuals, q))
 
 
 def conformal_quantile(residuals: np.ndarray, q: float) -> float:
@@ -113,7 +107,7 @@ class LatencyModel:
         mean = np.exp(log_mean)
         low, high = (mean * np.exp(log_std * conformal_quantile(self.residuals, q)) for q in (0.05, 0.95))
         spread = float(np.std(self.residuals))
-        return Predictions(mean, low, high, mean * log_std * spread, log_std, self.residuals)
+        return Predictions(mean, low, high, mean * log_std * spread)
 
     def _segment_values(self, segments: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Summed block times [n] and summed features [n, f] by table look-up; unseen segments are filled in first."""
