@@ -123,7 +123,8 @@ class Architecture:
         """`blocks()` grouped: (stem,), one tuple a stage, (head,)."""
         stem = BlockSpec("stem", self.channels, self.stem_width, self.image_size, 3, self.stem_stride,
                          activation=self.activation)
-        groups, channels, size = [(stem,)], stem.out_channels, stem.out_size
+        groups: list[tuple[BlockSpec, ...]] = [(stem,)]
+        channels, size = stem.out_channels, stem.out_size
         for stage in self.block_defs():
             found: list[BlockSpec] = []
             for block_def in stage:

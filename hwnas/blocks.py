@@ -81,7 +81,7 @@ class BlockSpec:
         """
         i, o, m, s, t, k = (
             self.in_channels, self.out_channels, self.mid_channels, self.size, self.out_size, self.kernel)
-        squeeze = ()
+        squeeze: tuple[tuple[str, int, int, int, int, int], ...] = ()
         if self.se:
             squeeze = (("se", m, self.se_channels, 1, 1, 1), ("se", self.se_channels, m, 1, 1, 1))
         match self.kind:
