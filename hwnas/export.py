@@ -68,7 +68,7 @@ def _traced(model: nn.Module, image_shape: tuple[int, int, int]) -> bytes:
     import torch
 
     modes = {module: module.training for module in model.modules()}
-    buffer = io.BytesIO()
+    buffer: Any = io.BytesIO()  # accepted by the TorchScript exporter, though not by its annotation
     try:
         # The TorchScript exporter is deprecated, but it alone keeps `blocks.i.j` in node names, at a fifth of the time.
         with warnings.catch_warnings():
@@ -82,7 +82,7 @@ def _traced(model: nn.Module, image_shape: tuple[int, int, int]) -> bytes:
     finally:
         for module, mode in modes.items():
             module.training = mode
-    return buffer.getvalue()
+    return bytes(buffer.getvalue())
 
 
 def _drop_identities(proto: ModelProto) -> None:

@@ -1,0 +1,232 @@
+"""Where QuantizeLinear/DequantizeLinear pairs go in an fp32 ONNX graph, and the pass that puts them there.
+
+The recipe and the timings behind it: docs/decisions/qdq-recipe.md. Activations are uint8 (asymmetric; zero point 0
+where nothing is negative), weights int8 per output channel (symmetric), biases int32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hwnas.errors import QuantizeError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from onnx import ModelProto, NodeProto, TensorProto
+
+Range = tuple[float, float]
+
+_CLAMPS = ("Relu", "Clip")
+_MOVES = ("MaxPool", "Flatten", "Reshape", "Identity")  # values pass unchanged: input and output share one range
+_GATES = ("Sigmoid", "HardSigmoid")
+_LEVELS = 255
+
+
+@dataclass(slots=True)
+class Graph:
+    """An ONNX graph with its edges indexed by tensor name."""
+
+    proto: ModelProto
+    weights: dict[str, TensorProto] = field(init=False)
+    producer: dict[str, NodeProto] = field(init=False)
+    consumers: dict[str, list[NodeProto]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        graph = self.proto.graph
+        self.weights = {weight.name: weight for weight in graph.initializer}
+        self.producer = {name: node for node in graph.node for name in node.output}
+        self.consumers = {}
+        for node in graph.node:
+            for name in node.input:
+                self.consumers.setdefault(name, []).append(node)
+
+    def kind(self, tensor: str) -> str:
+        """Operator that makes `tensor`; empty for inputs and weights."""
+        node = self.producer.get(tensor)
+        return node.op_type if node is not None else ""
+
+    def after_activation(self, tensor: str, *, with_swish: bool) -> str:
+        """Follow `tensor`, a convolution's output, through the activation that runtimes fuse into it."""
+        readers = self.consumers.get(tensor, [])
+        kinds = sorted(reader.op_type for reader in readers)
+        if kinds in (["Relu"], ["Clip"]) or (with_swish and kinds == ["HardSwish"]):
+            return str(readers[0].output[0])
+        if with_swish and kinds == ["Mul", "Sigmoid"]:
+            gated = next(reader for reader in readers if reader.op_type == "Mul")
+            return str(gated.output[0])
+        return tensor
+
+    def before_activation(self, tensor: str) -> str:
+        """What `tensor` was before the activation that made it, if one did."""
+        node = self.producer.get(tensor)
+        if node is not None and node.op_type in (*_CLAMPS, "HardSwish"):
+            return str(node.input[0])
+        if node is not None and node.op_type == "Mul" and self.kind(node.input[1]) == "Sigmoid":
+            before = str(self.producer[node.input[1]].input[0])
+            return before if before == node.input[0] else tensor
+        return tensor
+
+    def is_gate(self, node: NodeProto) -> bool:
+        """Whether `node` is one of a squeeze-and-excite's two convolutions, which read a map's mean."""
+        for _ in range(2):
+            tensor = self.before_activation(node.input[0])
+            if self.kind(tensor) != "Conv":
+                return self.kind(tensor) == "ReduceMean"
+            node = self.producer[tensor]
+        return False
+
+    def non_negative(self, tensor: str) -> bool:
+        """Whether no value of `tensor` can be below 0, known from the graph alone."""
+        node = self.producer.get(tensor)
+        if node is None:
+            return False
+        if node.op_type in ("Relu", *_GATES):
+            return True
+        if node.op_type == "Clip":
+            return self._constant(node.input[1]) >= 0
+        if node.op_type in (*_MOVES, "GlobalAveragePool", "AveragePool", "ReduceMean"):
+            return self.non_negative(node.input[0])
+        return node.op_type in ("Mul", "Add") and all(self.non_negative(name) for name in node.input)
+
+    def _constant(self, name: str) -> float:
+        from onnx import numpy_helper
+
+        if name in self.weights:
+            return float(numpy_helper.to_array(self.weights[name]))
+        node = self.producer.get(name)
+        if node is None or node.op_type != "Constant":
+            return -1.0
+        return float(numpy_helper.to_array(node.attribute[0].t))
+
+
+def quantised_nodes(graph: Graph) -> list[NodeProto]:
+    """Every convolution and linear layer except those of squeeze-and-excite (tiny, and slower in int8)."""
+    found = [node for node in graph.proto.graph.node
+             if (node.op_type == "Gemm" or (node.op_type == "Conv" and not graph.is_gate(node)))
+             and node.input[1] in graph.weights]
+    if not found:
+        raise QuantizeError("the network has no convolution or linear layer to quantise.")
+    return found
+
+
+def quantised_tensors(graph: Graph, tuned_for: str) -> list[str]:
+    """Activations that get a pair: what quantised nodes read and write, both sides of residual sums, pooled maps.
+
+    Around swish and hard-swish runtimes differ: OpenVINO fuses convolution and activation only where no pair stands
+    between them, ONNX Runtime runs the convolution in int8 only where one does.
+    """
+    names: dict[str, None] = {}
+    with_swish = tuned_for == "openvino"
+    for node in quantised_nodes(graph):
+        names[node.input[0]] = None
+        if node.op_type == "Conv":
+            names[graph.after_activation(node.output[0], with_swish=with_swish)] = None
+            if not with_swish:
+                names[graph.after_activation(node.output[0], with_swish=True)] = None
+    for node in graph.proto.graph.node:
+        if node.op_type == "Add":
+            names.update(dict.fromkeys(node.input))
+        elif node.op_type in ("GlobalAveragePool", "AveragePool", "MaxPool"):
+            names[node.input[0]] = None
+    outputs = {value.name for value in graph.proto.graph.output}
+    return [name for name in names if name not in outputs and name not in graph.weights]
+
+
+def range_source(graph: Graph, tensor: str) -> str:
+    """The tensor whose range `tensor` shares: itself, or what it is a mere rearrangement of."""
+    while graph.kind(tensor) in _MOVES:
+        tensor = graph.producer[tensor].input[0]
+    return tensor
+
+
+def insert_pairs(graph: Graph, ranges: Mapping[str, Range]) -> None:
+    """Rewrite the graph in place: a pair on every tensor of `ranges`, quantised weights and biases.
+
+    The structure depends on the names in `ranges` and on which tensors can be negative, never on the values.
+    """
+    from onnx import numpy_helper
+
+    inserter = _Inserter(graph, {name: _scale(low, high) for name, (low, high) in ranges.items()})
+    inputs = {value.name for value in graph.proto.graph.input}
+    nodes = [pair for name in ranges if name in inputs for pair in inserter.pair(name)]
+    quantised = {node.name for node in quantised_nodes(graph)}
+    for node in graph.proto.graph.node:
+        if node.name in quantised:
+            nodes += inserter.weights(node)
+        for index, name in enumerate(node.input):
+            if name in ranges:
+                node.input[index] = f"{name}_dequantised"
+        nodes.append(node)
+        for name in node.output:
+            if name in ranges:
+                nodes += inserter.pair(name)
+    used = {name for node in nodes for name in node.input}
+    kept = [weight for weight in graph.proto.graph.initializer if weight.name in used]
+    kept += [numpy_helper.from_array(array, name) for name, array in inserter.constants.items()]
+    del graph.proto.graph.node[:], graph.proto.graph.initializer[:]
+    graph.proto.graph.node.extend(nodes)
+    graph.proto.graph.initializer.extend(kept)
+    del graph.proto.graph.value_info[:]
+
+
+@dataclass(slots=True)
+class _Inserter:
+    graph: Graph
+    scales: dict[str, tuple[float, int]]
+    constants: dict[str, NDArray[np.generic]] = field(default_factory=dict)
+
+    def pair(self, name: str) -> Iterator[NodeProto]:
+        """Quantise and dequantise the activation `name`."""
+        from onnx import helper
+
+        scale, zero_point = self.scales[name]
+        parameters = [self._add(f"{name}_scale", np.float32(scale)), self._add(f"{name}_zero", np.uint8(zero_point))]
+        yield helper.make_node("QuantizeLinear", [name, *parameters], [f"{name}_quantised"],
+                               name=f"{name}_QuantizeLinear")
+        yield helper.make_node("DequantizeLinear", [f"{name}_quantised", *parameters], [f"{name}_dequantised"],
+                               name=f"{name}_DequantizeLinear")
+
+    def weights(self, node: NodeProto) -> Iterator[NodeProto]:
+        """Quantise weights and bias of `node`; the bias has the product of input and weight scale, as int32 sums do."""
+        from onnx import numpy_helper
+
+        weight = numpy_helper.to_array(self.graph.weights[node.input[1]])
+        input_scale = self.scales[node.input[0]][0]
+        bias = None
+        if len(node.input) > 2 and node.input[2] in self.graph.weights:
+            bias = numpy_helper.to_array(self.graph.weights[node.input[2]])
+        scale = np.abs(weight).reshape(len(weight), -1).max(1) / 127
+        if bias is not None:  # a near-dead channel must not push its bias out of int32
+            scale = np.maximum(scale, np.abs(bias) / (input_scale * 2**30))
+        scale = np.maximum(scale, 1e-12).astype(np.float32)
+        rounded = np.clip(np.rint(weight / scale.reshape(-1, *[1] * (weight.ndim - 1))), -127, 127).astype(np.int8)
+        yield self._constant_pair(node, 1, "weight", rounded, scale)
+        if bias is not None:
+            bias_scale = (scale * input_scale).astype(np.float32)
+            yield self._constant_pair(node, 2, "bias", np.rint(bias / bias_scale).astype(np.int32), bias_scale)
+
+    def _constant_pair(self, node: NodeProto, index: int, role: str, values: NDArray[np.generic],
+                       scale: NDArray[np.float32]) -> NodeProto:
+        from onnx import helper
+
+        stem = f"{node.name}/{role}"
+        inputs = [self._add(f"{stem}_quantised", values), self._add(f"{stem}_scale", scale),
+                  self._add(f"{stem}_zero", np.zeros(len(scale), values.dtype))]
+        node.input[index] = f"{stem}_dequantised"
+        return helper.make_node("DequantizeLinear", inputs, [f"{stem}_dequantised"], name=f"{stem}_DequantizeLinear",
+                                axis=0)
+
+    def _add(self, name: str, value: NDArray[np.generic] | np.generic) -> str:
+        self.constants[name] = np.asarray(value)
+        return name
+
+
+def _scale(low: float, high: float) -> tuple[float, int]:
+    """Scale and zero point of a uint8 tensor that spans `low`..`high`, 0 included and exact."""
+    low, high = min(low, 0.0), max(high, 0.0)
+    scale = max(high - low, 1e-6) / _LEVELS
+    return scale, int(np.clip(round(-low / scale), 0, _LEVELS))

@@ -1,0 +1,155 @@
+"""Static int8: fp32 ONNX -> QDQ ONNX that OpenVINO and ONNX Runtime both execute with int8 kernels."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+
+from hwnas.errors import QuantizeError
+from hwnas.paths import write_atomic
+from hwnas.qdq import Graph, Range, insert_pairs, quantised_tensors, range_source
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from onnx import ModelProto
+
+Method = Literal["mse", "minmax"]
+TunedFor = Literal["openvino", "onnxruntime"]
+MIN_OPSET = 13
+_BATCH = 32
+_SAMPLES = 4096  # values kept of one tensor in one batch, evenly spaced
+_SHRINKS = np.linspace(1.0, 0.5, 21)
+
+
+def quantize_static(fp32_path: str | os.PathLike[str], int8_path: str | os.PathLike[str],
+                    calibration: NDArray[np.float32] | None, *, tuned_for: TunedFor = "openvino",
+                    method: Method = "mse", threads: int = 1) -> None:
+    """Write the int8 QDQ version of an fp32 ONNX file, metadata kept.
+
+    `calibration`: normalised training images [n,c,h,w] that give the activations' ranges, by smallest squared error
+    ("mse") or by extremes ("minmax"). None gives made-up ranges: right for timing, useless for answers; the graph has
+    the same structure. `tuned_for` matters only around swish and hard-swish. QuantizeError when the network cannot be
+    quantised; UserError when the file cannot be written.
+    """
+    import onnx
+
+    if tuned_for not in get_args(TunedFor) or method not in get_args(Method):
+        raise ValueError(f"tuned_for={tuned_for!r}, method={method!r}: not among {TunedFor}, {Method}")
+    graph = Graph(_load(fp32_path))
+    tensors = quantised_tensors(graph, tuned_for)
+    if calibration is None:
+        ranges = {name: _made_up(graph, name) for name in tensors}
+    else:
+        ranges = _measured(graph, tensors, calibration, method, threads)
+    insert_pairs(graph, ranges)
+    metadata = {entry.key: entry.value for entry in graph.proto.metadata_props}
+    metadata["quantisation"] = f"qdq u8s8 per-channel, {'made-up ranges' if calibration is None else method}"
+    onnx.helper.set_model_props(graph.proto, metadata)
+    try:
+        onnx.checker.check_model(graph.proto)
+    except onnx.checker.ValidationError as error:
+        raise QuantizeError(f"the quantised graph is not valid ONNX: {_one_line(error)}") from error
+    write_atomic(int8_path, graph.proto.SerializeToString())
+
+
+def _load(path: str | os.PathLike[str]) -> ModelProto:
+    import onnx
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+    try:
+        proto = onnx.load(os.fspath(path))
+    except (OSError, DecodeError) as error:
+        raise QuantizeError(f"cannot read {os.fspath(path)}: {_one_line(error)}") from error
+    opset = max((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), default=0)
+    if opset < MIN_OPSET:
+        raise QuantizeError(f"{os.fspath(path)} has opset {opset}; per-channel weights need {MIN_OPSET}. Export again.")
+    if any(node.op_type == "QuantizeLinear" for node in proto.graph.node):
+        raise QuantizeError(f"{os.fspath(path)} is quantised already; give the fp32 file.")
+    names = [node.name for node in proto.graph.node]
+    if len(set(names)) < len(names) or "" in names:
+        raise QuantizeError(f"{os.fspath(path)} has nodes without a name of their own; export it with hwnas.export.")
+    return proto
+
+
+def _made_up(graph: Graph, name: str) -> Range:
+    """A range of its own for every tensor, always the same: equal ranges would let runtimes leave rescaling out."""
+    source = range_source(graph, name)
+    part = zlib.crc32(source.encode()) / 2**32
+    return (0.0, 4 + 2 * part) if graph.non_negative(source) else (-3 - 2 * part, 3 + part)
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Extremes of one tensor over all images, and an even sample of its values."""
+
+    low: float = 0.0
+    high: float = 0.0
+    samples: list[NDArray[np.float32]] = field(default_factory=list)
+
+    def add(self, values: NDArray[np.float32]) -> None:
+        flat = values.ravel()
+        self.low, self.high = min(self.low, float(flat.min())), max(self.high, float(flat.max()))
+        self.samples.append(flat[:: max(1, flat.size // _SAMPLES)].copy())
+
+    def best_range(self, method: Method) -> Range:
+        """Extremes, or the shrunken extremes that lose least (squared) when rounded to 256 levels."""
+        if method == "minmax" or self.high - self.low < 1e-6:
+            return self.low, self.high
+        values = np.concatenate(self.samples)
+        errors = [_squared_error(values, self.low * shrink, self.high * shrink) for shrink in _SHRINKS]
+        shrink = float(_SHRINKS[int(np.argmin(errors))])
+        return self.low * shrink, self.high * shrink
+
+
+def _squared_error(values: NDArray[np.float32], low: float, high: float) -> float:
+    step = np.float32((high - low) / 255)
+    rounded = np.rint(np.clip(values, np.float32(low), np.float32(high)) / step) * step
+    return float(np.square(rounded - values).sum())
+
+
+def _measured(graph: Graph, tensors: list[str], images: NDArray[np.float32], method: Method,
+              threads: int) -> dict[str, Range]:
+    """Ranges of `tensors` over `images`, from the fp32 network run in ONNX Runtime."""
+    if len(images) == 0:
+        raise QuantizeError("no images to calibrate with; give some of the training split.")
+    sources = {name: range_source(graph, name) for name in tensors}
+    inside = sorted({source for source in sources.values() if source in graph.producer})
+    seen = {name: _Seen() for name in set(sources.values())}
+    session, input_name = _session(graph.proto, inside, threads)
+    for start in range(0, len(images), _BATCH):
+        batch = np.ascontiguousarray(images[start : start + _BATCH], dtype=np.float32)
+        for name, values in zip(inside, session.run(inside, {input_name: batch}), strict=True):
+            if not np.isfinite(values).all():
+                raise QuantizeError(f"activation {name} is not finite on the calibration images; was the network "
+                                    "trained?")
+            seen[name].add(values)
+        if input_name in seen:
+            seen[input_name].add(batch)
+    found = {name: entry.best_range(method) for name, entry in seen.items()}
+    return {name: found[source] for name, source in sources.items()}
+
+
+def _session(proto: ModelProto, tensors: list[str], threads: int) -> tuple[Any, str]:
+    """ONNX Runtime over a copy of the network whose outputs are `tensors`."""
+    import onnx
+    import onnxruntime as ort
+
+    watched = onnx.ModelProto()
+    watched.CopyFrom(proto)
+    del watched.graph.output[:]
+    watched.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in tensors)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
+    try:
+        session = ort.InferenceSession(watched.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime's exceptions share no base class
+        raise QuantizeError(f"ONNX Runtime cannot run the fp32 network: {_one_line(error)}") from error
+    return session, str(session.get_inputs()[0].name)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
