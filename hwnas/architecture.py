@@ -174,10 +174,10 @@ class Architecture:
         if not isinstance(data, Mapping) or data.get("format") != FORMAT:
             raise SpaceError(f"{where}: format must be {FORMAT!r}; is this an architecture.yaml?")
 
-        def whole(section: Any, key: str, low: int) -> int:
+        def whole(section: Any, key: str, low: int, high: int = 1 << 20) -> int:
             value = section.get(key) if isinstance(section, Mapping) else None
-            if not isinstance(value, int) or isinstance(value, bool) or value < low:
-                raise SpaceError(f"{where}: {key} must be a whole number of at least {low}, got {value!r}.")
+            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+                raise SpaceError(f"{where}: {key} must be a whole number from {low} to {high}, got {value!r}.")
             return value
 
         stages = data.get("stages")
@@ -189,11 +189,22 @@ class Architecture:
         stem, source = data.get("stem"), data.get("input")
         architecture = cls(
             stages=tuple(tuple(str(BlockDef.parse(text)) for text in stage) for stage in stages),
-            stem_width=whole(stem, "width", 1), stem_stride=whole(stem, "stride", 1), head=whole(data, "head", 0),
+            stem_width=whole(stem, "width", 1), stem_stride=whole(stem, "stride", 1, 2), head=whole(data, "head", 0),
             activation=str(data["activation"]), image_size=whole(source, "size", 1),
             channels=whole(source, "channels", 1), classes=whole(data, "classes", 2))
-        architecture.blocks()
+        architecture._check(where)
         return architecture
+
+    def _check(self, where: str) -> None:
+        """Refuse what timm would build as something else."""
+        for index, stage in enumerate(self.block_defs()):
+            for block in stage[1:]:
+                if block.stride != 1:
+                    raise SpaceError(f"{where}: stages[{index}]: only the first string of a stage may have stride 2, "
+                                     f"got {str(block)!r}.")
+        for block_spec in self.blocks():
+            if block_spec.se and not block_spec.se_channels:
+                raise SpaceError(f"{where}: se{block_spec.se:g} leaves no channel in {block_spec.key}.")
 
     def to_yaml(self) -> str:
         """Text of `architecture.yaml`."""

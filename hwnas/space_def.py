@@ -103,8 +103,26 @@ def without_dead_choices(space: SpaceDef) -> SpaceDef:
     return replace(space, stages=tuple(stages))
 
 
-def aliases(space: SpaceDef) -> Iterator[tuple[Path, str]]:
-    """Where two settings would be one network in a way that canonical codes cannot undo: (key path, complaint)."""
+def faults(space: SpaceDef) -> Iterator[tuple[Path, str]]:
+    """What is wrong with a space as a whole: (key path, complaint)."""
+    stride = max(space.stem_strides)
+    for stage in space.stages:
+        stride *= stage.stride
+    if min(space.image_sizes) < stride:
+        yield ("image_size",), (f"{min(space.image_sizes)} is too small for the total stride of {stride}: the smallest "
+                                f"size of this space is {stride}")
+    before = space.stem_widths
+    for index, stage in enumerate(space.stages):
+        narrowest = min(space.scaled(c, w) for c in (*before, *stage.channels) for w in space.widths)
+        for se in stage.ses if any(op.takes_se for op in stage.ops) else ():
+            if se and 0.9 * se * narrowest < 0.6:
+                yield ("stages", index, "se"), f"{se:g} leaves no channel of {narrowest}"
+        before = stage.channels
+    yield from _aliases(space)
+
+
+def _aliases(space: SpaceDef) -> Iterator[tuple[Path, str]]:
+    """Where two settings would be one network in a way that canonical codes cannot undo."""
     before: StageDef | None = None
     follows = False
     for index, stage in enumerate(space.stages):

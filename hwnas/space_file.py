@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hwnas.blocks import ACTIVATIONS, round_to_divisor
-from hwnas.space_def import FIELDS, GLOBALS, Op, SpaceDef, StageDef, aliases, fields, without_dead_choices
+from hwnas.space_def import FIELDS, GLOBALS, Op, SpaceDef, StageDef, faults, fields, without_dead_choices
 from hwnas.space_yaml import Path, Rule, SpaceFile
 
 _KINDS = {"conv": "cn", "cn": "cn", "ds": "ds", "ir": "ir", "er": "er", "id": "id"}
@@ -99,8 +99,7 @@ def read_space(file: SpaceFile, image_size: int | None = None) -> SpaceDef:
         stem_strides=file.choices(("stem", "stride"), stem["stride"], _STEM["stride"]),
         heads=read["head"], stages=_read_stages(file, top, widths, divisor), divisor=divisor)
     space = without_dead_choices(space)
-    _check_sizes(file, space)
-    for path, message in aliases(space):
+    for path, message in faults(space):
         file.fail(path, message)
     return space
 
@@ -132,16 +131,6 @@ def _read_stages(file: SpaceFile, top: Mapping[str, Any], widths: tuple[float, .
             found["op"], found["kernel"], found["se"], found["skip"],
             _merged(found["channels"], found["multipliers"], widths, divisor), found["repeats"], found["stride"][0]))
     return tuple(stages)
-
-
-def _check_sizes(file: SpaceFile, space: SpaceDef) -> None:
-    """No map may be strided away."""
-    stride = max(space.stem_strides)
-    for stage in space.stages:
-        stride *= stage.stride
-    if min(space.image_sizes) < stride:
-        file.fail(("image_size",), f"{min(space.image_sizes)} is too small for the total stride of {stride}: "
-                                   f"the smallest size of this space is {stride} px")
 
 
 def known_settings(file: SpaceFile, space: SpaceDef) -> dict[str, list[int]]:
