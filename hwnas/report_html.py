@@ -112,8 +112,8 @@ def _front(data: ReportData) -> str:
     if not rows:
         return "<p>No finalist.</p>"
     note = ('<p class="note">Bold: on the front. Top-1 of the test set in the deployment runtime, latency of one '
-            "batch as measured in interleaved rounds (median over rounds of each round's low quantile: what the machine "
-            "does when nobody disturbs it). The proxy is validation top-1 after short training.</p>")
+            "batch as measured in interleaved rounds (median over rounds of each round's low quantile: what the "
+            "machine does when nobody disturbs it). The proxy is validation top-1 after short training.</p>")
     return _table(_COLUMNS, [_cells(row) for row in rows], ["front" if row.on_front else "" for row in rows]) + note + \
         _architectures(rows)
 
