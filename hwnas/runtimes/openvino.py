@@ -1,0 +1,222 @@
+"""OpenVINO on the CPU: precision, threads and streams forced, telemetry kept out, precision read back."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hwnas.errors import CandidateError
+from hwnas.runtimes import Execution, NodeTime, judge, one_line, quantised_in_file, require, threads_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from hwnas.target import Target
+
+# int8 networks keep their floating-point parts in f32: the hint left alone would make those bf16 on CPUs that have it.
+_HINTS = {"fp32": "f32", "int8": "f32", "bf16": "bf16"}
+_CAPABILITIES = {"fp32": "FP32", "int8": "INT8", "bf16": "BF16"}
+_WEIGHTED = ("Convolution", "GroupConvolution", "FullyConnected", "MatMul")
+_PRECISIONS = {"f32": "fp32", "bf16": "bf16", "f16": "fp16", "u8": "int8", "i8": "int8"}
+# OpenVINO counts whole microseconds, rounded down, so that half of one is added to every executed node.
+_ROUNDED_OFF_MS = 0.0005
+_WARM_UP = 10
+_INTERRUPTED = 2.0  # times the quickest inference
+
+
+def _openvino() -> Any:
+    """OpenVINO, imported so that its model converter falls back to its own telemetry stub."""
+    absent = "openvino_telemetry" not in sys.modules
+    if absent:
+        sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
+    try:
+        import openvino
+    finally:
+        if absent:
+            del sys.modules["openvino_telemetry"]
+    return openvino
+
+
+class OpenVinoRuntime:
+    """OpenVINO's CPU plugin: fp32, bf16 and int8 (QDQ files)."""
+
+    name = "openvino"
+
+    @cached_property
+    def _core(self) -> Any:
+        return _openvino().Core()
+
+    def version(self) -> str:
+        return f"openvino {_openvino().__version__.split('-')[0]}"
+
+    def check(self, target: Target) -> None:
+        able = set(self._core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
+        precisions = tuple(name for name, capability in _CAPABILITIES.items() if capability in able)
+        require(target, self.name, precisions, "cpu")
+
+    def compile(self, onnx_path: str | os.PathLike[str], target: Target) -> OpenVinoCompiled:
+        self.check(target)
+        meant = quantised_in_file(onnx_path)
+        compiled = self._compile(onnx_path, target, counters=False)
+        execution = judge(onnx_path, target, _executed(compiled), meant)
+        return OpenVinoCompiled(compiled, execution, target, lambda: self._compile(onnx_path, target, counters=True))
+
+    def _compile(self, path: str | os.PathLike[str], target: Target, *, counters: bool) -> Any:
+        config = {
+            "PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1", "INFERENCE_NUM_THREADS": str(threads_of(target)),
+            "INFERENCE_PRECISION_HINT": _HINTS[target.precision], "EXECUTION_MODE_HINT": "PERFORMANCE",
+            # The harness pins the process; OpenVINO's own pinning would put every network on the first core.
+            "ENABLE_CPU_PINNING": False, "CACHE_DIR": "", "PERF_COUNT": counters,
+        }
+        try:
+            model = self._core.read_model(os.fspath(path))
+            shape = model.input(0).partial_shape
+            model.reshape([target.batch, *(shape[axis].get_length() for axis in range(1, len(shape)))])
+            return self._core.compile_model(model, "CPU", config)
+        except RuntimeError as error:
+            raise CandidateError(f"OpenVINO cannot compile {os.fspath(path)}: {one_line(error)}") from error
+
+
+def _text(info: Any, key: str) -> str:
+    return str(info[key].astype(str)) if key in info else ""
+
+
+def _executed(compiled: Any) -> dict[str, int]:
+    """Convolutions and matrix products of the compiled graph, counted by the precision they run in."""
+    counts: Counter[str] = Counter()
+    for node in compiled.get_runtime_model().get_ordered_ops():
+        info = node.get_rt_info()
+        if _text(info, "layerType") in _WEIGHTED:
+            precision = _text(info, "runtimePrecision")
+            counts[_PRECISIONS.get(precision, precision)] += 1
+    return dict(counts)
+
+
+class OpenVinoCompiled:
+    """A network compiled by OpenVINO with a fixed batch."""
+
+    def __init__(self, compiled: Any, execution: Execution, target: Target, instrumented: Callable[[], Any]) -> None:
+        self.execution = execution
+        self._compiled = compiled
+        self._batch = target.batch
+        self._instrument = instrumented
+        self._request: Any = None
+        self._profiled = 0
+
+    def bind(self, images: NDArray[np.float32]) -> Callable[[], None]:
+        infer, request = _bound(self._compiled, images, self._batch)
+        return _Call(infer, request)
+
+    def logits(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
+        if self._request is None:
+            self._request = self._compiled.create_infer_request()
+        parts = []
+        for start in range(0, len(images), self._batch):
+            chunk = np.ascontiguousarray(images[start : start + self._batch], dtype=np.float32)
+            padded = np.concatenate([chunk, np.zeros((self._batch - len(chunk), *chunk.shape[1:]), np.float32)])
+            parts.append(np.array(self._request.infer([padded])[0])[: len(chunk)])
+        return np.concatenate(parts).astype(np.float32)
+
+    def profile(self, images: NDArray[np.float32], repeats: int) -> list[NodeTime]:
+        compiled = self._instrumented
+        infer, request = _bound(compiled, images, self._batch)
+        for _ in range(_WARM_UP):
+            infer()
+        counters = _Counters(request, self._profiled + _WARM_UP)
+        quiet = _seconds(infer)
+        counters.advance(interrupted=False)
+        for _ in range(repeats - 1):
+            seconds = _seconds(infer)
+            counters.advance(interrupted=seconds > _INTERRUPTED * quiet)
+            quiet = min(quiet, seconds)
+        self._profiled = counters.inferences
+        made_of = _original_names(compiled)
+        return [NodeTime(made_of[name] or name, kind, mean + _ROUNDED_OFF_MS)
+                for name, kind, mean in counters.means() if name in made_of]
+
+    @cached_property
+    def _instrumented(self) -> Any:
+        return self._instrument()
+
+
+def _seconds(infer: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    infer()
+    return time.perf_counter() - start
+
+
+class _Counters:
+    """Per-node times since it was made, less what interruptions by other processes added.
+
+    OpenVINO gives each node's mean over every inference since compilation, in whole microseconds: totals of n
+    inferences are known to n microseconds, enough to see the milliseconds of an interruption and to take them out.
+    """
+
+    def __init__(self, request: Any, inferences: int) -> None:
+        self._request = request
+        self._start = self.inferences = inferences
+        self._before = self._totals()
+        self._stolen = dict.fromkeys(self._before, 0.0)
+        self._rate = dict.fromkeys(self._before, 0.0)
+
+    def _totals(self) -> dict[str, float]:
+        return {entry.node_name: entry.real_time.total_seconds() * 1e3 * self.inferences
+                for entry in self._request.get_profiling_info()}
+
+    def advance(self, *, interrupted: bool) -> None:
+        """Count one inference; after an interrupted one, set aside what no node takes by itself."""
+        self.inferences += 1
+        if interrupted:
+            n = self.inferences - self._start
+            for name, total in self._totals().items():
+                own = total - self._before[name] - self._stolen[name]
+                excess = own - n * self._rate[name]
+                if excess > 2e-3 * self.inferences:
+                    self._stolen[name] += excess
+                else:
+                    self._rate[name] = max(0.0, own / n)
+
+    def means(self) -> list[tuple[str, str, float]]:
+        """(node, kind, mean ms) of the inferences counted."""
+        n, totals = self.inferences - self._start, self._totals()
+        return [(entry.node_name, entry.node_type,
+                 max(0.0, totals[entry.node_name] - self._before[entry.node_name] - self._stolen[entry.node_name]) / n)
+                for entry in self._request.get_profiling_info()]
+
+
+class _Call:
+    """A bound inference: drops the outputs that `infer` returns and keeps its request alive."""
+
+    __slots__ = ("_infer", "_request")
+
+    def __init__(self, infer: Callable[[], Any], request: Any) -> None:
+        self._infer = infer
+        self._request = request
+
+    def __call__(self) -> None:
+        self._infer()
+
+
+def _bound(compiled: Any, images: NDArray[np.float32], batch: int) -> tuple[Callable[[], Any], Any]:
+    if len(images) != batch:
+        raise ValueError(f"bind takes one batch of {batch} images, got {len(images)}")
+    request = compiled.create_infer_request()
+    request.set_input_tensor(_openvino().Tensor(np.ascontiguousarray(images, dtype=np.float32)))
+    return request.infer, request
+
+
+def _original_names(compiled: Any) -> dict[str, str]:
+    """Executed nodes of the compiled graph: name -> the ONNX names fused into it, comma-separated."""
+    names = {}
+    for node in compiled.get_runtime_model().get_ordered_ops():
+        info = node.get_rt_info()
+        if _text(info, "layerType") not in ("Const", "Input", "Output", "Parameter", "Result"):
+            names[node.get_friendly_name()] = _text(info, "originalLayersNames")
+    return names
