@@ -91,7 +91,7 @@ def _arguments(architecture: Architecture) -> dict[str, Any]:
     if _class_of(architecture) is MacroNet:
         return {"architecture": architecture}
     return {
-        "block_args": decode_arch_def([list(stage) for stage in architecture.stages]),
+        "block_args": decode_arch_def([list(map(str, stage)) for stage in architecture.block_defs()]),
         "stem_size": architecture.stem_width, "stem_stride": architecture.stem_stride,
         "num_features": architecture.head, "act_layer": get_act_layer(architecture.activation),
         "round_chs_fn": int, "output_stride": _ANY_STRIDE,

@@ -110,7 +110,7 @@ def faults(space: SpaceDef) -> Iterator[tuple[Path, str]]:
         stride *= stage.stride
     if min(space.image_sizes) < stride:
         yield ("image_size",), (f"{min(space.image_sizes)} is too small for the total stride of {stride}: the smallest "
-                                f"size of this space is {stride}")
+                                f"size of this space is {stride} px")
     before = space.stem_widths
     for index, stage in enumerate(space.stages):
         narrowest = min(space.scaled(c, w) for c in (*before, *stage.channels) for w in space.widths)

@@ -30,8 +30,11 @@ class SpaceFile:
         try:
             node = yaml.compose(text, Loader=yaml.SafeLoader)
             data = self._plain(node, ()) if node is not None else None
+        except yaml.MarkedYAMLError as error:
+            line = f"{error.problem_mark.line + 1}:" if error.problem_mark else ""
+            raise SpaceError(f"{where}:{line} is not YAML: {error.problem or error.context}.") from None
         except yaml.YAMLError as error:
-            raise SpaceError(f"{where}: not YAML: {' '.join(str(error).split())}") from None
+            raise SpaceError(f"{where}: is not YAML: {' '.join(str(error).split())}") from None
         except RecursionError:
             raise SpaceError(f"{where}: nested too deeply to be a search space.") from None
         if not isinstance(data, dict):
@@ -77,7 +80,7 @@ class SpaceFile:
         if not items:
             self.fail(path, "is an empty list")
         if len(items) > most:
-            self.fail(path, f"takes at most {most} value{'s' if most > 1 else ''}, got {value!r}")
+            self.fail(path, f"takes {f'at most {most} values' if most > 1 else 'one value'}, got {len(items)}")
         found = []
         for item in items:
             try:
