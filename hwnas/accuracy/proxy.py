@@ -1,0 +1,174 @@
+"""Accuracy by short training: the `proxy` estimator."""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from hwnas.accuracy.data import Dataset, Progress, Split, resize
+from hwnas.accuracy.recipe import PROXY, Recipe
+from hwnas.accuracy.splits import subset
+from hwnas.accuracy.training import predict, seeded, top1, train
+from hwnas.architecture import Architecture
+from hwnas.errors import ConfigError
+from hwnas.estimate import Estimate
+
+CHECK_IMAGES = 512
+Z90 = 1.6449
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyOptions:
+    """What a proxy trains and looks at, besides its Recipe.
+
+    `train_images` and `validation_images` are the sizes of fixed stratified subsets (0: all); `image_size` 0 is the
+    architecture's own; `seeds` trainings are averaged. A run stops early when, after an epoch that `min_history`
+    earlier runs reached, what it gained over chance is below `stop_ratio` (0: never) of their median's gain, by more
+    than two standard deviations.
+    """
+
+    train_images: int = 2048
+    validation_images: int = 2048
+    image_size: int = 0
+    seeds: int = 1
+    stop_ratio: float = 0.5
+    min_history: int = 8
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> ProxyOptions:
+        """Read and check; ConfigError names key, rule and value."""
+        ranges = {"train_images": (0, 10**9), "validation_images": (0, 10**9), "image_size": (0, 1024),
+                  "seeds": (1, 100), "stop_ratio": (0, 1), "min_history": (1, 10**6)}
+        for key, value in config.items():
+            low, high = ranges[key]
+            whole = key != "stop_ratio"
+            kind: Any = int if whole else int | float
+            if not isinstance(value, kind) or isinstance(value, bool) or not low <= value <= high:
+                rule = f"{'a whole number' if whole else 'a number'} from {low} to {high}"
+                raise ConfigError(f"proxy.{key} must be {rule}, got {value!r}.")
+        return cls(**config)
+
+
+@dataclass(eq=False)
+class Proxy:
+    """An AccuracyEstimator: trains an architecture for a few epochs and returns its validation top-1.
+
+    Validation images and training subset are the same for every architecture. `build` makes the network (default
+    `hwnas.network.build`). Same architecture, history and seed: same value on one machine.
+    """
+
+    dataset: Dataset
+    recipe: Recipe = PROXY
+    options: ProxyOptions = ProxyOptions()
+    build: Callable[[Architecture], nn.Module] | None = None
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        self._train = self._part(self.dataset.train, self.options.train_images)
+        self._validation = self._part(self.dataset.validation, self.options.validation_images)
+        self._sized: dict[int, tuple[Split, Split]] = {}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], dataset: Dataset) -> Proxy:
+        """`config` holds fields of ProxyOptions and of Recipe (preset `proxy`); UnknownName, ConfigError."""
+        mine = {f.name for f in fields(ProxyOptions)}
+        recipe = Recipe.from_config({k: v for k, v in config.items() if k not in mine}, PROXY, "proxy")
+        return cls(dataset, recipe, ProxyOptions.from_config({k: v for k, v in config.items() if k in mine}))
+
+    @property
+    def fingerprint(self) -> str:
+        """Names all that decides its values, besides the architecture."""
+        content = f"{self.dataset.fingerprint}|{self.recipe.fingerprint}|{self.options}"
+        return hashlib.sha256(content.encode()).hexdigest()[:12]
+
+    def evaluate(self, architecture: Architecture, history: Sequence[Sequence[float]] = (), seed: int = 0) -> Estimate:
+        """Validation top-1 after a short training, its 90 % interval and curve; TrainingError when it diverges.
+
+        `std` joins the validation set's binomial error and, with several seeds, their spread.
+        """
+        if (architecture.channels, architecture.classes) != (self.dataset.channels, len(self.dataset.class_names)):
+            raise ValueError(f"architecture of {architecture.channels} channels, {architecture.classes} classes, data "
+                             f"of {self.dataset.channels} channels, {len(self.dataset.class_names)} classes")
+        start = time.perf_counter()
+        sets = self._at(self.options.image_size or architecture.image_size)
+        curves: list[list[float]] = []
+        stopped = False
+        for index in range(self.options.seeds):
+            curve, stopped = self._run(architecture, sets, history, seed + 1_000_003 * index)
+            curves.append(curve)
+            if stopped:
+                break
+        mean_curve = np.mean([curve for curve in curves if len(curve) == len(curves[-1])], axis=0)
+        return self._estimate(curves, mean_curve, stopped, time.perf_counter() - start)
+
+    def _run(self, architecture: Architecture, sets: tuple[Split, Split], history: Sequence[Sequence[float]],
+             seed: int) -> tuple[list[float], bool]:
+        """One training: its curve, and whether it was stopped. Checks before the last epoch see fewer images."""
+        images, validation = sets
+        epochs = self.recipe.epochs_for(len(images))
+        checked = validation.take(subset(validation.labels, CHECK_IMAGES, 0))
+        curve: list[float] = []
+        hopeless = False
+
+        def after(epoch: int, network: nn.Module) -> bool:
+            nonlocal hopeless
+            part = validation if epoch == epochs else checked
+            curve.append(top1(predict(network, part.images, self.dataset), part.labels))
+            hopeless = epoch < epochs and self.hopeless(curve, history, len(part))
+            return hopeless
+
+        with seeded(seed, self.recipe.threads):
+            model = self._network(architecture)
+            train(model, images, recipe=self.recipe, dataset=self.dataset, seed=seed, on_epoch=after,
+                  progress=self.progress)
+        return curve, hopeless
+
+    def hopeless(self, curve: Sequence[float], history: Sequence[Sequence[float]], n_images: int) -> bool:
+        """Whether a run that reached `curve`, checked on `n_images`, is far below the median of earlier runs."""
+        reached = [earlier[len(curve) - 1] for earlier in history if len(earlier) >= len(curve)]
+        if not self.options.stop_ratio or len(reached) < self.options.min_history:
+            return False
+        chance = 1 / len(self.dataset.class_names)
+        bar = chance + self.options.stop_ratio * (statistics.median(reached) - chance)
+        return curve[-1] + 2 * binomial_std(curve[-1], n_images) < bar
+
+    def _network(self, architecture: Architecture) -> nn.Module:
+        if self.build is not None:
+            return self.build(architecture)
+        from hwnas.network import build
+
+        return build(architecture)
+
+    def _part(self, split: Split, size: int) -> Split:
+        """A fixed stratified subset in memory; the whole split as it is when there is no more."""
+        return split if not size or size >= len(split) else split.take(subset(split.labels, size, 0))
+
+    def _at(self, image_size: int) -> tuple[Split, Split]:
+        if image_size not in self._sized:
+            self._sized[image_size] = (Split(resize(self._train.images, image_size), self._train.labels),
+                                       Split(resize(self._validation.images, image_size), self._validation.labels))
+        return self._sized[image_size]
+
+    def _estimate(self, curves: list[list[float]], curve: NDArray[np.float64], stopped: bool, seconds: float
+                  ) -> Estimate:
+        value = float(curve[-1])
+        n_images = min(CHECK_IMAGES, len(self._validation)) if stopped else len(self._validation)
+        ends = [run[-1] for run in curves if len(run) == len(curve)]
+        spread = statistics.variance(ends) / len(ends) if len(ends) > 1 else 0.0
+        std = (binomial_std(value, n_images) ** 2 + spread) ** 0.5
+        return Estimate(value, max(0.0, value - Z90 * std), min(1.0, value + Z90 * std), std, "proxy", seconds,
+                        tuple(float(x) for x in curve), stopped)
+
+
+def binomial_std(share: float, n: int) -> float:
+    """Standard deviation of a share of `n` images, never 0 (Agresti and Coull, 1998)."""
+    centre = (share * n + 2) / (n + 4)
+    return float((centre * (1 - centre) / (n + 4)) ** 0.5)

@@ -1,0 +1,131 @@
+"""Accuracies looked up in a table of networks that others trained: the `tabular` estimator."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from hwnas.architecture import Architecture
+from hwnas.errors import ConfigError, DataError, UnknownName
+from hwnas.estimate import Estimate
+
+Z90 = 1.6449
+KEYS = ("codes", "id", "text")
+_DEFAULTS: dict[str, Any] = {"path": None, "key": "codes", "key_column": "arch", "value_column": None,
+                             "std_column": None, "percent": True}
+
+
+class Encodes(Protocol):
+    """What a search space must do for `key=codes`: an architecture's choices as integers."""
+
+    def encode(self, architecture: Architecture) -> dict[str, Any]: ...
+
+    def to_codes(self, params: Mapping[str, Any]) -> Any: ...
+
+
+@dataclass(eq=False, slots=True)
+class Tabular:
+    """An AccuracyEstimator that reads published accuracies from a CSV or Parquet file.
+
+    `key` says what `key_column` holds: `codes` (the index of each choice, written together: `01220121`), `id`
+    (`Architecture.id`) or `text` (`str(architecture)`).
+    """
+
+    path: Path
+    name_of: Callable[[Architecture], str]
+    rows: Mapping[str, tuple[float, float]] = field(repr=False)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], space: Encodes | None) -> Tabular:
+        """Read the table. ConfigError for an option, DataError for a file that is missing, torn or not a table."""
+        for name in config:
+            if name not in _DEFAULTS:
+                raise UnknownName("key of tabular", name, _DEFAULTS)
+        values = {**_DEFAULTS, **config}
+        for name in ("path", "key_column", "value_column"):
+            if not isinstance(values[name], str | Path) or not str(values[name]):
+                raise ConfigError(f"tabular.{name} must be given, got {values[name]!r}.")
+        if values["key"] not in KEYS:
+            raise UnknownName("tabular.key", values["key"], KEYS)
+        if not isinstance(values["percent"], bool):
+            raise ConfigError(f"tabular.percent must be true or false, got {values['percent']!r}.")
+        path = Path(os.path.abspath(os.path.expanduser(str(values["path"]))))
+        return cls(path, _namer(values["key"], space), _read(path, values))
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the table's content."""
+        return hashlib.sha256(repr(sorted(self.rows.items())).encode()).hexdigest()[:12]
+
+    def evaluate(self, architecture: Architecture, history: Sequence[Sequence[float]] = (), seed: int = 0) -> Estimate:
+        """The table's accuracy and standard deviation; DataError when it has no such network."""
+        name = self.name_of(architecture)
+        if name not in self.rows:
+            raise DataError(f"no network {name!r} in {self.path} ({len(self.rows)} rows). Search the space that the "
+                            "table was made of, or use accuracy=proxy.")
+        value, std = self.rows[name]
+        return Estimate(value, max(0.0, value - Z90 * std), min(1.0, value + Z90 * std), std, "published")
+
+
+def _namer(key: str, space: Encodes | None) -> Callable[[Architecture], str]:
+    if key == "id":
+        return lambda architecture: architecture.id
+    if key == "text":
+        return str
+    if space is None:
+        raise ConfigError("tabular.key=codes needs a search space; use tabular.key=id or text.")
+    known = space
+    return lambda architecture: "".join(str(int(code)) for code in known.to_codes(known.encode(architecture)))
+
+
+def _read(path: Path, values: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    columns = [str(values[name]) for name in ("key_column", "value_column", "std_column") if values[name]]
+    try:
+        records = _parquet(path, columns) if path.suffix == ".parquet" else _csv(path, columns)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: cannot be read ({error}). Give tabular.path=FILE.csv or .parquet.") from error
+    scale = 0.01 if values["percent"] else 1.0
+    found: dict[str, tuple[float, float]] = {}
+    for number, record in enumerate(records, 2):
+        try:
+            value, std = (float(text) * scale for text in [*record[1:], 0.0][:2])
+        except ValueError:
+            raise DataError(f"{path}, row {number}: not a number in {record[1:]}. Mend the row.") from None
+        if not 0 <= value <= 1 or not std >= 0:
+            raise DataError(f"{path}, row {number}: an accuracy must lie in 0..1, got {value:g} ± {std:g} with "
+                            f"tabular.percent={values['percent']}. Set tabular.percent or mend the row.")
+        if found.setdefault(str(record[0]), (value, std)) != (value, std):
+            raise DataError(f"{path}, row {number}: {record[0]!r} is there twice with different values.")
+    if not found:
+        raise DataError(f"{path}: no rows. Give tabular.path=FILE with at least one network.")
+    return found
+
+
+def _csv(path: Path, columns: Sequence[str]) -> list[list[Any]]:
+    with open(path, newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        _check_columns(path, columns, reader.fieldnames or ())
+        return [[row[column] or "" for column in columns] for row in reader]
+
+
+def _parquet(path: Path, columns: Sequence[str]) -> list[list[Any]]:
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+    from pyarrow import ArrowInvalid
+
+    try:
+        _check_columns(path, columns, pq.read_schema(path).names)
+        table = pq.read_table(path, columns=list(columns))
+    except ArrowInvalid as error:
+        raise DataError(f"{path}: not a Parquet file ({' '.join(str(error).split())}).") from error
+    return [list(row) for row in zip(*(table[column].to_pylist() for column in columns), strict=True)]
+
+
+def _check_columns(path: Path, columns: Sequence[str], found: Sequence[str]) -> None:
+    for column in columns:
+        if column not in found:
+            raise UnknownName(f"column of {path}", column, found)

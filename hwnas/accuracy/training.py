@@ -1,0 +1,161 @@
+"""Training by a Recipe, and asking a network: seeded, so that the same seed gives the same weights on one machine."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from hwnas.accuracy.augment import augment
+from hwnas.accuracy.data import Dataset, Images, Progress, Split
+from hwnas.accuracy.recipe import Recipe
+from hwnas.errors import TrainingError
+from hwnas.latency.host import usable_cores
+
+OnEpoch = Callable[[int, nn.Module], "bool | None"]
+
+
+@contextlib.contextmanager
+def seeded(seed: int, threads: int = 0) -> Iterator[None]:
+    """torch's global generator seeded and its threads set inside, both as they were afterwards."""
+    before = torch.get_num_threads()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        torch.set_num_threads(threads or max(1, len(usable_cores())))
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+
+def train(model: nn.Module, split: Split, *, recipe: Recipe, dataset: Dataset, seed: int, epochs: int | None = None,
+          on_epoch: OnEpoch | None = None, progress: Progress | None = None) -> nn.Module:
+    """Train `model` in place on `split` (of `dataset`, whose normalisation and `flip` count); its average if asked.
+
+    `epochs` overrides the recipe's. `on_epoch(epoch, network)` is called after each epoch (from 1) with the network
+    as it would be returned then; returning True ends the training. `progress(step, steps)` counts steps. The result
+    is in eval mode. TrainingError when the loss is not finite or memory runs out.
+    """
+    with seeded(seed, recipe.threads):
+        try:
+            return _train(model, split, recipe, dataset, seed, epochs, on_epoch, progress).eval()
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, MemoryError) or "memory" in str(error):
+                raise TrainingError(f"out of memory while training at batch {recipe.batch_size}, "
+                                    f"{dataset.image_size} px. Set a smaller batch_size.") from error
+            raise
+
+
+def _train(model: nn.Module, split: Split, recipe: Recipe, dataset: Dataset, seed: int, epochs: int | None,
+           on_epoch: OnEpoch | None, progress: Progress | None) -> nn.Module:
+    n, batch = len(split), recipe.batch_for(len(split))
+    epochs, per_epoch = epochs or recipe.epochs_for(n), n // batch
+    steps = epochs * per_epoch
+    model.train()
+    if recipe.channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    optimizer, scheduler = _optimizer(model, recipe, steps)
+    average = _average(model, recipe)
+    loss_function = nn.CrossEntropyLoss(label_smoothing=recipe.label_smoothing)
+    generator = torch.Generator().manual_seed(seed)
+    step = 0
+    for epoch in range(1, epochs + 1):
+        model.train()
+        order = torch.randperm(n, generator=generator).numpy()
+        for start in range(0, per_epoch * batch, batch):
+            rows = np.sort(order[start:start + batch])
+            images = _batch(split.images[rows], recipe, dataset, generator)
+            labels = torch.from_numpy(split.labels[rows])
+            loss = loss_function(model(images), labels)
+            if not math.isfinite(value := float(loss.detach())):
+                raise TrainingError(f"loss is {value} in epoch {epoch} of {epochs} (recipe "
+                                    f"{recipe.name!r}, lr {recipe.lr:g}).")
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            if recipe.clip_norm:
+                nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_norm)
+            optimizer.step()
+            step += 1
+            scheduler.step_update(step)
+            if average is not None:
+                average.update(model, step)
+            if progress is not None:
+                progress(step, steps)
+        current = model if average is None else average.module
+        if on_epoch is not None and on_epoch(epoch, current):
+            break
+    return model if average is None else average.module
+
+
+def _batch(images: Images, recipe: Recipe, dataset: Dataset, generator: torch.Generator) -> torch.Tensor:
+    batch = augment(torch.from_numpy(dataset.normalise(images)), recipe, dataset.flip, generator)
+    return batch.contiguous(memory_format=torch.channels_last if recipe.channels_last else torch.contiguous_format)
+
+
+def _optimizer(model: nn.Module, recipe: Recipe, steps: int) -> tuple[torch.optim.Optimizer, Any]:
+    """timm's optimiser (no decay on norms and biases) and its cosine; OneCycle is torch's behind the same call."""
+    from hwnas.torchvision_ops import declare_missing
+
+    declare_missing()
+    from timm.optim import create_optimizer_v2
+    from timm.scheduler import CosineLRScheduler
+
+    optimizer = create_optimizer_v2(model, recipe.optimizer, lr=recipe.lr, weight_decay=recipe.weight_decay)
+    if recipe.schedule == "cosine":
+        warmup = round(recipe.warmup * steps)
+        return optimizer, CosineLRScheduler(optimizer, max(1, steps - warmup), warmup_t=warmup, t_in_epochs=False,
+                                            warmup_lr_init=recipe.lr / 25, warmup_prefix=True)
+    return optimizer, _OneCycle(optimizer, recipe, steps)
+
+
+class _OneCycle:
+    """torch's OneCycleLR with timm's `step_update`; the last step keeps the last rate."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, recipe: Recipe, steps: int) -> None:
+        self._steps = steps + 1
+        self._inner = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, recipe.lr, total_steps=self._steps, pct_start=max(recipe.warmup, 1 / self._steps),
+            final_div_factor=1e3)
+
+    def step_update(self, step: int) -> None:
+        if step < self._steps:
+            self._inner.step()
+
+
+def _average(model: nn.Module, recipe: Recipe) -> Any:
+    """timm's moving average with a warm-up that suits few steps, or None."""
+    if not recipe.ema_decay:
+        return None
+    from timm.utils import ModelEmaV3
+
+    return ModelEmaV3(model, decay=recipe.ema_decay, use_warmup=True, warmup_power=0.75)
+
+
+@torch.inference_mode()
+def predict(model: nn.Module, images: Images | NDArray[np.float32], dataset: Dataset | None = None,
+            batch_size: int = 256) -> NDArray[np.float32]:
+    """Logits float32 [n, classes] in eval mode; uint8 images are normalised by `dataset` first, batch by batch."""
+    was_training = model.training
+    model.eval()
+    found = []
+    for start in range(0, len(images), batch_size):
+        part = images[start:start + batch_size]
+        if part.dtype == np.uint8:
+            if dataset is None:
+                raise TypeError("predict: uint8 images need the data set that normalises them")
+            part = dataset.normalise(np.asarray(part, np.uint8))
+        batch = torch.from_numpy(np.ascontiguousarray(part, np.float32)).contiguous(memory_format=torch.channels_last)
+        found.append(model(batch).float().numpy())
+    model.train(was_training)
+    return np.concatenate(found)
+
+
+def top1(logits: NDArray[np.float32], labels: NDArray[np.int64]) -> float:
+    """Share of rows whose largest logit is the label's, 0 to 1."""
+    return float((logits.argmax(1) == labels).mean())
