@@ -50,9 +50,11 @@ class Deployment:
 
 def calibration_options(config: Any) -> CalibrationOptions:
     """The `calibration` section, checked."""
-    from hwnas.latency.calibrate import LEAST_NETWORKS, CalibrationOptions
+    from hwnas.latency.calibrate import CalibrationOptions
+    from hwnas.latency.table import LEAST_NETWORKS
 
     return CalibrationOptions(number(config, "calibration.networks", LEAST_NETWORKS, 10_000, whole=True),
+                              number(config, "calibration.profiles", 0, 10_000, whole=True),
                               float(number(config, "calibration.seconds", 1, 86_400)),
                               number(config, "calibration.seed", 0, whole=True))
 

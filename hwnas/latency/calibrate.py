@@ -14,11 +14,11 @@ import numpy as np
 from hwnas.architecture import Architecture
 from hwnas.errors import MeasurementInvalid
 from hwnas.latency.host import Host, usable_cores
-from hwnas.latency.measure import measure
+from hwnas.latency.measure import call_overhead_ms, measure
 from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.model import LatencyModel
 from hwnas.latency.prepare import prepare_networks
-from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork, table_path
+from hwnas.latency.table import LEAST_NETWORKS, LatencyTable, TableKey, TimedNetwork, table_path
 from hwnas.paths import home
 from hwnas.progress import Console
 from hwnas.target import Target
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from hwnas.space import SearchSpace
 
 PROFILE_REPEATS = 20
-LEAST_NETWORKS = 12  # fewer cannot be split into fitted and held-out ones
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationOptions:
-    """How much to measure: whole networks, most seconds of timing, and the seed that draws them."""
+    """How much to measure: whole networks, how many of them block by block, most seconds of timing, the seed."""
 
     networks: int = 64
+    profiles: int = 12
     seconds: float = 45.0
     seed: int = 0
 
@@ -53,11 +53,14 @@ def calibrate(target: Target, space: SearchSpace, runtime: Runtime, options: Cal
     held = {network.architecture.id for network in table.networks} if table else set()
     plan = [one for one in plan_networks(space, options) if one.id not in held]
     reference = table.reference if table else space.reference
-    with tempfile.TemporaryDirectory(prefix="hwnas-") as folder, console.step("export networks") as report:
+    with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
         to_export = {one.id: one for one in [*plan, reference]}
-        files = prepare_networks(list(to_export.values()), target.precision, Path(folder), len(usable_cores()), report)
+        with console.step("export networks") as report:
+            files = prepare_networks(list(to_export.values()), target.precision, Path(folder), len(usable_cores()),
+                                     report)
         compiled = _compile(files, target, runtime, console)
     table = table or LatencyTable(key, host.to_dict(), runtime.version(), _now(), Protocol(), reference, 0.0, 0.0)
+    table.overhead_ms = call_overhead_ms(lambda: None)
     _time(table, space.name, plan, compiled, options, console)
     table.created = _now()
     table.error[space.name] = LatencyModel.held_out_error(table, space)
@@ -115,11 +118,14 @@ def _time(table: LatencyTable, space_name: str, plan: list[Architecture], compil
     if invalid:
         console.say(f"{len(invalid)} of {len(found)} networks INVALID, e.g. {invalid[0]}: {found[invalid[0]].reason}")
     table.quiet_ms = min((one.quiet_ms for one in found.values()), default=table.quiet_ms)
+    valid = [one for one in plan if found[one.id].valid]
+    every = max(1, len(valid) // max(options.profiles, 1))
     with console.step("profile blocks") as report:
-        for index, one in enumerate(plan):
-            if found[one.id].valid:
-                table.networks.append(_profiled(space_name, one, found[one.id], compiled[one.id], batch))
-            report((index + 1) / len(plan), "")
+        for index, one in enumerate(valid):
+            profiled = options.profiles > 0 and index % every == 0
+            table.networks.append(_profiled(space_name, one, found[one.id], compiled[one.id], batch) if profiled
+                                  else TimedNetwork(space_name, one, found[one.id]))
+            report((index + 1) / len(valid), "")
 
 
 def _profiled(space_name: str, one: Architecture, measurement: Measurement, compiled: Compiled,

@@ -1,37 +1,64 @@
-"""Physical features of blocks: what a latency model sees of them. Additive, so that a network's are its blocks' sum."""
+"""Physical features of blocks: what a latency model sees of them. Additive, so that a network's are its blocks' sum.
+
+Runtimes pad channels to the width of their vector and matrix kernels, so that MACs are counted as asked for and
+padded to 16 and 64 channels; and every operator pays for its call and for each row and pixel it walks over.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 import numpy as np
 
-from hwnas.blocks import BlockSpec
+from hwnas.blocks import KINDS, BlockSpec
 
 ROLES = ("stem", "dense", "pointwise", "depthwise3", "depthwise5", "se", "linear")
-QUANTITIES = ("count", "macs", "elements", "weights")
-EXTRAS = ("skip_count", "skip_elements", "swish_elements", "hard_swish_elements", "blocks")
-NAMES = (*(f"{role}_{quantity}" for role in ROLES for quantity in QUANTITIES), *EXTRAS)
-_SCALE = {"count": 1.0, "macs": 1e-6, "elements": 1e-5, "weights": 1e-5}
+QUANTITIES = ("count", "macs", "macs_pad16", "macs_pad64", "macs_pad64_in", "macs_pad64_out", "weights",
+              "read", "written", "rows", "pixels")
+EXTRAS = ("skip_count", "skip_elements", "pooled_elements", "swish_elements", "hard_swish_elements")
+NAMES = (*(f"{role}_{quantity}" for role in ROLES for quantity in QUANTITIES), *EXTRAS,
+         *(f"{kind}_blocks" for kind in KINDS))
 _INDEX = {name: index for index, name in enumerate(NAMES)}
 
 
+def _padded(channels: int, width: int) -> int:
+    return -(-channels // width) * width
+
+
+@lru_cache(maxsize=100_000)
 def block_features(block: BlockSpec) -> np.ndarray:
-    """Counts, MACs (millions), elements moved and weights (hundred thousands) by the role of its convolutions."""
+    """[len(NAMES)], scaled to the order of 1: MACs in millions, elements and weights in hundred thousands."""
     row = np.zeros(len(NAMES))
     for role, n_in, n_out, kernel, size, out in block.convolutions():
-        grouped = 1 if role == "depthwise" else n_in
-        weights = grouped * n_out * kernel * kernel
-        values = (1, weights * out * out, n_in * size * size + n_out * out * out, weights)
-        for quantity, value in zip(QUANTITIES, values, strict=True):
-            row[_INDEX[f"{_role(block, role, kernel)}_{quantity}"]] += value * _SCALE[quantity]
+        name = _role(block, role, kernel)
+        for quantity, value in _quantities(role == "depthwise", n_in, n_out, kernel, size, out).items():
+            row[_INDEX[f"{name}_{quantity}"]] += value
         if block.activation in ("swish", "hard_swish") and role in ("dense", "depthwise", "pointwise"):
             row[_INDEX[f"{block.activation}_elements"]] += n_out * out * out * 1e-5
     if block.skip:
         row[_INDEX["skip_count"]] = 1
         row[_INDEX["skip_elements"]] = block.out_channels * block.out_size**2 * 1e-5
-    row[_INDEX["blocks"]] = 1
+    if block.se:
+        row[_INDEX["pooled_elements"]] = block.mid_channels * block.out_size**2 * 1e-5
+    row[_INDEX[f"{block.kind}_blocks"]] = 1
+    row.setflags(write=False)
     return row
+
+
+def _quantities(depthwise: bool, n_in: int, n_out: int, kernel: int, size: int, out: int) -> dict[str, float]:
+    taps = kernel * kernel * out * out * 1e-6
+
+    def macs(pad_in: int, pad_out: int) -> float:
+        return taps * _padded(n_out, pad_out) * (1 if depthwise else _padded(n_in, pad_in))
+
+    values = {"count": 1.0, "macs": macs(1, 1), "macs_pad16": macs(16, 16), "macs_pad64": macs(64, 64),
+              "weights": (1 if depthwise else n_in) * n_out * kernel * kernel * 1e-5,
+              "read": n_in * size * size * 1e-5, "written": n_out * out * out * 1e-5,
+              "rows": out * 0.1, "pixels": out * out * 1e-3}
+    if not depthwise:
+        values |= {"macs_pad64_in": macs(64, 1), "macs_pad64_out": macs(1, 64)}
+    return values
 
 
 def _role(block: BlockSpec, role: str, kernel: int) -> str:

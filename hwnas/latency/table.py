@@ -21,6 +21,7 @@ from hwnas.target import Target
 
 FORMAT = "hwnas-latency-table"
 VERSION = 1
+LEAST_NETWORKS = 12  # fewer of a space cannot be split into fitted and held-out ones
 
 
 @dataclass(frozen=True, slots=True)
