@@ -15,8 +15,8 @@ import hwnas
 
 PACKAGE = Path(hwnas.__file__).parent
 WORDS = {"__init__", "errors", "paths", "estimate", "blocks", "architecture", "target", "space"}
-LOGIC = {"pareto", "objective", "latency", "latency.features", "latency.process", "latency.measurement", "latency.table",
-         "latency.model"}
+LOGIC = {"pareto", "objective", "latency", *(f"latency.{name}" for name in (
+    "features", "measurement", "model", "process", "table"))}
 COMMANDS = {"search", "profile", "validate", "benchmark", "verify", "train", "report"}
 HEAVY = {"torch", "torchvision", "timm", "openvino", "onnx", "onnxruntime", "optuna", "sklearn", "scipy", "matplotlib",
          "pandas"}

@@ -1,0 +1,56 @@
+"""Everything of a trial other than its training: asking, decoding, predicting, recording in SQLite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hwnas.architecture import Architecture
+from hwnas.estimate import Estimate
+from hwnas.latency.model import LatencyModel
+from hwnas.objective import Objective
+from hwnas.samplers import load_sampler
+from hwnas.search_loop import run_search
+from hwnas.search_trial import SearchOptions
+from hwnas.space import SearchSpace
+from hwnas.study import database_path, open_study
+from synthetic import synthetic_table
+
+LIMIT_S = 0.05
+
+
+class Instant:
+    """An accuracy estimator that trains nothing: larger networks are said to be better."""
+
+    def evaluate(self, architecture: Architecture, history: Sequence[Sequence[float]], seed: int) -> Estimate:
+        value = 1 - 1 / (1 + architecture.macs / 1e6)
+        return Estimate(value, value, value, 0.01, "proxy", 0.0, (value / 2, value))
+
+
+def search(folder: Path, sampler: str, n_trials: int) -> Callable[[], None]:
+    """A whole search from an empty folder; table and model are made before."""
+    space = SearchSpace.load("mnasnet_small", channels=1, classes=10)
+    model = LatencyModel.fit(synthetic_table(space), space)
+    objective = Objective(target_ms=1.0)
+
+    def run() -> None:
+        study = open_study(database_path(folder), {"space": space.name}, objective, load_sampler(sampler, seed=0))
+        outcome = run_search(study, space, model.predict, Instant(), SearchOptions(n_trials, objective))
+        assert outcome.n_complete == n_trials
+
+    return run
+
+
+@pytest.mark.parametrize("sampler", ["nsga2", "nsga3", "tpe", "random"])
+def test_trial_without_training(benchmark: Any, within: Any, tmp_path: Path, sampler: str) -> None:
+    benchmark.pedantic(search(tmp_path, sampler, 100), rounds=1)
+    within(benchmark, LIMIT_S, per=100)
+
+
+def test_trial_without_training_gp(benchmark: Any, tmp_path: Path) -> None:
+    """Recorded without a limit: fitting its Gaussian process at each ask is what this sampler is."""
+    benchmark.pedantic(search(tmp_path, "gp", 20), rounds=1)
+    benchmark.extra_info["median_s"] = benchmark.stats.stats.median / 20
