@@ -182,7 +182,7 @@ def test_values_of_other_types_are_told_apart() -> None:
 @pytest.mark.parametrize(("old", "new", "words"), [
     ("head64", "head32", "head is 32, not 256"), ("@32", "@64", "image size is 64"),
     ("ir_r2_k3_s2_e6_c24", "ir_r2_k7_s2_e6_c24", "stage1 is ir_r2_k7_s2_e6_c24"),
-    ("ir_r2_k3_s2_e6_c32", "ir_r2_k3_s2_e6_c56", "stage2.channels is 56, not 24 or 32 or 40"),
+    ("ir_r2_k3_s2_e6_c32", "ir_r2_k3_s2_e6_c56", "stage2.channels is 56, not 16 or 32 or 48"),
 ])
 def test_encode_names_what_does_not_fit(old: str, new: str, words: str) -> None:
     space = SearchSpace.load("mnasnet_small", channels=3, classes=10)
