@@ -51,7 +51,8 @@ def choose_finalists(trials: Sequence[Mapping[str, Any]], k: int) -> list[Mappin
     The range of log latency of the front is cut into k equal parts, and the best of each is taken; parts without a
     network give their places to the networks of the front farthest (in log latency) from those chosen. A front
     smaller than k is filled from the next layers by top-1. The reward's winner is always in: it takes the place of
-    the chosen one that is nearest in log latency, but not of the most accurate. Fastest first. StudyError when no trial was evaluated.
+    the chosen one that is nearest in log latency, but not of the most accurate. Fastest first.
+    StudyError when no trial was evaluated.
     """
     rows = usable_trials(trials)
     if not rows:

@@ -200,6 +200,10 @@ class RunFolder:
         except (OSError, ValueError, KeyError) as error:
             raise StudyError(f"cannot read {self.predictions}: {error}.") from None
 
+    def write_measurements(self, data: Mapping[str, Any]) -> None:
+        """`measurements.json`: every raw sample, without spaces, for there are many."""
+        write_atomic(self.measurements, json.dumps(finite(data), separators=(",", ":"), allow_nan=False) + "\n")
+
     def write_json(self, path: Path, data: Any) -> None:
         """Any of the `.json` files; NaN becomes null, so that every JSON reader takes it."""
         write_atomic(path, json.dumps(finite(data), indent=1, allow_nan=False) + "\n")

@@ -1,0 +1,91 @@
+"""Scores and times the finalists of a run on this machine: python -m hwnas.verify run=DIR
+
+Completes the front of a search that was made elsewhere, or times a front again. Everything it needs is in the run
+folder and the data set: dataset.root=DIR says where the images lie here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from hwnas.errors import ConfigError, DataError, StudyError
+from hwnas.latency.host import Host
+from hwnas.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from hwnas.deployable import Making
+    from hwnas.progress import Console
+    from hwnas.scoring import Timing
+
+
+def run(config: Mapping[str, Any], console: Console) -> None:
+    """The command: `run` names the folder, `host` accepts another machine than the one searched for.
+
+    `dataset` holds what differs here (its root), `verification.seconds` the most seconds of timing (null: as before).
+    """
+    if not config.get("run"):
+        raise ConfigError("which run folder? Add run=DIR.")
+    folder = RunFolder.open(str(config["run"]))
+    rows = folder.read_front()
+    environment = folder.read_json(folder.environment)
+    if not isinstance(environment, dict) or "dataset" not in environment:
+        raise StudyError(f"{folder.environment} is missing or of another version. Search again, with the same options.")
+    check_host(environment, config.get("host"))
+    making = making_of(folder, environment, config.get("dataset") or {})
+    from hwnas.verification import verify_and_write
+
+    seconds = (config.get("verification") or {}).get("seconds")
+    found = verify_and_write(folder, rows, making, timing_of(environment, seconds), environment, console)
+    n_verified = sum(row.verified for row in found)
+    console.say(f"{n_verified} of {len(found)} networks verified on {Host.detect().name}: {folder.report}")
+
+
+def check_host(environment: Mapping[str, Any], accepted: object) -> None:
+    """StudyError when this is not the machine searched for, unless `accepted` names this one."""
+    here, wanted = Host.detect().name, environment.get("searched_for")
+    if here not in (wanted, accepted):
+        raise StudyError(f"the search was for {wanted}; this is {here}. Give the command there, or add host={here} to "
+                         "verify on this machine: latencies were predicted for the other.")
+
+
+def making_of(folder: RunFolder, environment: Mapping[str, Any], overrides: Mapping[str, Any]) -> Making:
+    """Data set, recipe and target of the run; DataError when the data here are not those of the search."""
+    from hwnas.accuracy.data import load_dataset
+    from hwnas.accuracy.recipe import FINALIST, Recipe
+    from hwnas.deployable import Making
+    from hwnas.target import Target
+
+    config = folder.read_config()
+    if not isinstance(config.get("dataset"), dict) or not isinstance(config.get("seed"), int):
+        raise StudyError(f"{folder.config} has no dataset section or no seed: was it written by hwnas.search?")
+    given = {key: value for key, value in overrides.items() if value is not None}
+    wanted = environment["dataset"]
+    dataset = load_dataset({**config["dataset"], **given}, wanted["image_size"], config["seed"])
+    if dataset.fingerprint != wanted["fingerprint"]:
+        raise DataError(f"the data set {dataset.name} here has fingerprint {dataset.fingerprint}, the finalists were "
+                        f"trained on {wanted['fingerprint']}. Point dataset.root at the same images.")
+    recipe = Recipe.from_config(environment["recipe"], FINALIST, "environment.json: recipe")
+    return Making(dataset, recipe, config["seed"], Target.from_config(environment["target"]))
+
+
+def timing_of(environment: Mapping[str, Any], seconds: float | None) -> Timing:
+    """How the run times; the quiet time counts on the machine that it was measured on only."""
+    from hwnas.architecture import Architecture
+    from hwnas.scoring import Timing
+
+    found = environment["measuring"]
+    quiet = found["quiet_ms"] if environment.get("searched_for") == Host.detect().name else None
+    return Timing(Architecture.from_dict(found["reference"], "environment.json: reference"), quiet,
+                  found["seconds"] if seconds is None else float(seconds), found["seed"])
+
+
+def main() -> int:
+    """Entry point of `python -m hwnas.verify`."""
+    from hwnas.command import run_command
+
+    return run_command(run, "verify", __doc__ or "", target=False)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
