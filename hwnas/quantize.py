@@ -22,7 +22,7 @@ TunedFor = Literal["openvino", "onnxruntime"]
 MIN_OPSET = 13
 _BATCH = 32
 _SAMPLES = 4096  # values kept of one tensor in one batch, evenly spaced
-_SHRINKS = np.linspace(1.0, 0.5, 21)
+_SHRINKS = np.linspace(1.0, 0.4, 21)
 
 
 def quantize_static(fp32_path: str | os.PathLike[str], int8_path: str | os.PathLike[str],
@@ -96,13 +96,17 @@ class _Seen:
         self.samples.append(flat[:: max(1, flat.size // _SAMPLES)].copy())
 
     def best_range(self, method: Method) -> Range:
-        """Extremes, or the shrunken extremes that lose least (squared) when rounded to 256 levels."""
+        """Extremes, or for each side the shrunken extreme that loses least (squared) when rounded to 256 levels."""
         if method == "minmax" or self.high - self.low < 1e-6:
             return self.low, self.high
-        values = np.concatenate(self.samples)
-        errors = [_squared_error(values, self.low * shrink, self.high * shrink) for shrink in _SHRINKS]
-        shrink = float(_SHRINKS[int(np.argmin(errors))])
-        return self.low * shrink, self.high * shrink
+        values, low, high = np.concatenate(self.samples), self.low, self.high
+        high *= _best([_squared_error(values, low, high * shrink) for shrink in _SHRINKS]) if high > 0 else 1.0
+        low *= _best([_squared_error(values, low * shrink, high) for shrink in _SHRINKS]) if low < 0 else 1.0
+        return low, high
+
+
+def _best(errors: list[float]) -> float:
+    return float(_SHRINKS[int(np.argmin(errors))])
 
 
 def _squared_error(values: NDArray[np.float32], low: float, high: float) -> float:

@@ -1,0 +1,124 @@
+"""Exported ONNX graphs as torch modules: the operators that `hwnas.export` writes, and no others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hwnas.errors import CandidateError
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto
+
+Attributes = dict[str, Any]
+
+
+def _conv(inputs: list[Tensor], a: Attributes) -> Tensor:
+    pads = a.get("pads", [0, 0, 0, 0])
+    bias = inputs[2] if len(inputs) > 2 else None
+    return functional.conv2d(inputs[0], inputs[1], bias, a.get("strides", [1, 1]), pads[:2],
+                             a.get("dilations", [1, 1]), a.get("group", 1))
+
+
+def _gemm(inputs: list[Tensor], a: Attributes) -> Tensor:
+    return functional.linear(inputs[0], inputs[1] if a.get("transB") else inputs[1].T, inputs[2])
+
+
+def _pool(inputs: list[Tensor], a: Attributes, kind: Callable[..., Tensor], **options: Any) -> Tensor:
+    return kind(inputs[0], a["kernel_shape"], a.get("strides", [1, 1]), a.get("pads", [0, 0, 0, 0])[:2],
+                ceil_mode=bool(a.get("ceil_mode", 0)), **options)
+
+
+_OPERATORS: dict[str, Callable[[list[Tensor], Attributes], Tensor]] = {
+    "Add": lambda x, a: x[0] + x[1],
+    "AveragePool": lambda x, a: _pool(x, a, functional.avg_pool2d,
+                                      count_include_pad=bool(a.get("count_include_pad", 0))),
+    "Clip": lambda x, a: x[0].clamp(x[1].item(), x[2].item()),
+    "Conv": _conv,
+    "Flatten": lambda x, a: x[0].flatten(a.get("axis", 1)),
+    "Gemm": _gemm,
+    "GlobalAveragePool": lambda x, a: x[0].mean((2, 3), keepdim=True),
+    "HardSigmoid": lambda x, a: functional.hardsigmoid(x[0]),
+    "HardSwish": lambda x, a: functional.hardswish(x[0]),
+    "MaxPool": lambda x, a: _pool(x, a, functional.max_pool2d),
+    "Mul": lambda x, a: x[0] * x[1],
+    "ReduceMean": lambda x, a: x[0].mean(a["axes"], keepdim=bool(a.get("keepdims", 1))),
+    "Relu": lambda x, a: functional.relu(x[0]),
+    "Sigmoid": lambda x, a: torch.sigmoid(x[0]),
+}
+_WEIGHTED = ("Conv", "Gemm")
+
+
+class OnnxModule(nn.Module):
+    """Runs an exported graph node by node; weights are buffers, so that `.half()` and `.cuda()` move them.
+
+    CandidateError when the file holds an operator that is not in the table, asymmetric padding, or no weights.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__()
+        import onnx
+
+        try:
+            proto = onnx.load(os.fspath(path))
+        except Exception as error:  # a foreign file may fail in protobuf, onnx or the file system
+            raise CandidateError(f"cannot read {os.fspath(path)}: {' '.join(str(error).split())[:300]}") from error
+        self.nodes = [(node, _attributes(node)) for node in proto.graph.node if node.op_type != "Constant"]
+        unknown = sorted({node.op_type for node, _ in self.nodes} - set(_OPERATORS))
+        if unknown:
+            raise CandidateError(f"{os.fspath(path)}: the torch runtime has no operator {', '.join(unknown)}; it runs "
+                                 "fp32 files written by hwnas.export.")
+        if any(a["pads"][:2] != a["pads"][2:] for _, a in self.nodes if "pads" in a):
+            raise CandidateError(f"{os.fspath(path)}: the torch runtime has no asymmetric padding.")
+        self.input, self.output = proto.graph.input[0].name, proto.graph.output[0].name
+        self.precisions: dict[str, int] = {}
+        self._buffer_names: dict[str, str] = {}
+        self._limits: dict[str, Tensor] = {}
+        for name, array in _constants(proto):
+            if array.ndim == 0:
+                self._limits[name] = torch.from_numpy(array.copy())  # bounds of Clip, read on the host
+            else:
+                self._buffer_names[name] = f"weight_{len(self._buffer_names)}"
+                self.register_buffer(self._buffer_names[name], torch.from_numpy(array.copy()))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """[n,c,h,w] -> [n, classes]."""
+        for _, values in self.steps(images):
+            result = values
+        return result
+
+    def steps(self, images: Tensor) -> Iterator[tuple[NodeProto, Tensor]]:
+        """Every node with its result, in order; counts the precisions of weighted nodes in `precisions`."""
+        values: dict[str, Tensor] = {self.input: images, **self._limits}
+        values |= {name: self.get_buffer(buffer) for name, buffer in self._buffer_names.items()}
+        counts: dict[str, int] = {}
+        for node, attributes in self.nodes:
+            result = _OPERATORS[node.op_type]([values[name] for name in node.input if name], attributes)
+            values[node.output[0]] = result
+            if node.op_type in _WEIGHTED:
+                name = {torch.float16: "fp16", torch.float32: "fp32", torch.bfloat16: "bf16"}[result.dtype]
+                counts[name] = counts.get(name, 0) + 1
+            yield node, result
+        self.precisions = counts
+
+
+def _attributes(node: NodeProto) -> Attributes:
+    import onnx
+
+    return {entry.name: onnx.helper.get_attribute_value(entry) for entry in node.attribute}
+
+
+def _constants(proto: ModelProto) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    from onnx import numpy_helper
+
+    for weight in proto.graph.initializer:
+        yield weight.name, numpy_helper.to_array(weight)
+    for node in proto.graph.node:
+        if node.op_type == "Constant":
+            yield node.output[0], numpy_helper.to_array(node.attribute[0].t)
