@@ -84,8 +84,8 @@ def _timm(row: FrontRow, given: Input) -> str:
         return ("import safetensors.torch; from hwnas.baselines import Baseline\n"
                 f'model = Baseline("{row.name}", {baseline_of(row).stem_stride}).build({shape})  # a timm network\n'
                 'model.load_state_dict(safetensors.torch.load_file("weights.safetensors"))')
-    return ("import hwnas.network, timm, safetensors.torch; from hwnas.architecture import Architecture\n"
-            f'hwnas.network.register(Architecture.from_yaml(open("architecture.yaml").read()), "hwnas_{row.id}")\n'
+    return ("import hwnas.network, pathlib, safetensors.torch, timm; from hwnas.architecture import Architecture as A\n"
+            f'hwnas.network.register(A.from_yaml(pathlib.Path("architecture.yaml").read_text()), "hwnas_{row.id}")\n'
             f'model = timm.create_model("hwnas_{row.id}"); '
             'model.load_state_dict(safetensors.torch.load_file("weights.safetensors"))')
 

@@ -76,8 +76,9 @@ def _section(title: str, content: str) -> str:
 
 
 def _svg(text: str) -> str:
-    """The picture without its XML prologue, whose address of a DTD has no place in a page."""
-    return re.sub(r"<metadata>.*?</metadata>", "", text[text.find("<svg"):], flags=re.DOTALL) if "<svg" in text else ""
+    """The picture without XML prologue, metadata and comments: neither addresses nor text from outside stay in it."""
+    drawn = text[text.find("<svg"):] if "<svg" in text else ""
+    return re.sub(r"<metadata>.*?</metadata>|<!--.*?-->\s*", "", drawn, flags=re.DOTALL)
 
 
 def _lead(data: ReportData) -> str:

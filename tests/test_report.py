@@ -101,6 +101,15 @@ def test_names_from_outside_are_escaped() -> None:
     assert "<script" not in report_html(data)
 
 
+def test_picture_carries_nothing_from_outside_into_the_page(run: RunFolder) -> None:
+    evil = "x --><script>alert(1)</script>"
+    run.write_json(run.environment, {**ENVIRONMENT, "dataset": {"name": evil}})
+    write_report(run)
+    page = run.report.read_text()
+    assert "<script" not in page
+    assert "<!--" not in page
+
+
 def test_unverified_run_names_the_command() -> None:
     row = make_row(verified=False, latency_ms=None, top1_test=None)
     page = report_html(ReportData(PlotInfo("t", "far-host", "d", "day"), [row], [], [], {}))
