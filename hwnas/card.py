@@ -96,7 +96,7 @@ def _measured(row: FrontRow, target: Target, date: str, runtime: str) -> str:
              ("latency of one batch", _ms(row.latency_ms, row.latency_ms_low, row.latency_ms_high)),
              ("latency predicted", _ms(row.latency_ms_predicted, row.latency_ms_predicted_low,
                                        row.latency_ms_predicted_high)),
-             ("precision executed", row.precision + (f", {row.int8_share:.0%} of nodes in int8"
+             ("precision executed", row.precision + (f", {row.int8_share:.0%} of convolutions and matrix products in int8"
                                                      if row.int8_share is not None else ""))]
     table = "\n".join(f"| {name} | {value} |" for name, value in lines if value)
     where = f"On {row.host}, {runtime}, {date}." if row.verified else \

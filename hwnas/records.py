@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-_NUMERIC = re.compile(r"number|seed|seconds|reward|params|macs|(latency_ms|top1|seconds|n)_?.*")
+_NUMERIC = re.compile(r"number|duplicate_of|epochs|seed|seconds|reward|params|macs|(latency_ms|top1|seconds|n)_?.*")
 
 
 def table_csv(rows: Sequence[Mapping[str, Any]]) -> str:
