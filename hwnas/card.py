@@ -96,13 +96,16 @@ def _measured(row: FrontRow, target: Target, date: str, runtime: str) -> str:
              ("latency of one batch", _ms(row.latency_ms, row.latency_ms_low, row.latency_ms_high)),
              ("latency predicted", _ms(row.latency_ms_predicted, row.latency_ms_predicted_low,
                                        row.latency_ms_predicted_high)),
-             ("precision executed", row.precision + (f", {row.int8_share:.0%} of convolutions and matrix products in int8"
-                                                     if row.int8_share is not None else ""))]
+             ("precision executed", row.precision + _int8(row.int8_share))]
     table = "\n".join(f"| {name} | {value} |" for name, value in lines if value)
     where = f"On {row.host}, {runtime}, {date}." if row.verified else \
         f"Not verified on {row.host} yet: `python -m hwnas.verify run=DIR` on that machine completes this."
     reason = f"\n\nReason: {row.reason}" if row.reason else ""
     return f"{where}\n\n| what | value |\n|---|---|\n{table}{reason}"
+
+
+def _int8(share: float | None) -> str:
+    return "" if share is None else f", {share:.0%} of convolutions and matrix products in int8"
 
 
 def _percent(value: float | None, low: float | None = None, high: float | None = None, n: int | None = None) -> str:

@@ -65,7 +65,8 @@ def making_of(folder: RunFolder, environment: Mapping[str, Any], overrides: Mapp
     if dataset.fingerprint != wanted["fingerprint"]:
         raise DataError(f"the data set {dataset.name} here has fingerprint {dataset.fingerprint}, the finalists were "
                         f"trained on {wanted['fingerprint']}. Point dataset.root at the same images.")
-    recipe = Recipe.from_config(environment["recipe"], FINALIST, "environment.json: recipe")
+    known = {name: value for name, value in environment["recipe"].items() if hasattr(FINALIST, name)}
+    recipe = Recipe.from_config(known, FINALIST, "environment.json: recipe")  # for the cards; nothing is trained
     return Making(dataset, recipe, config["seed"], Target.from_config(environment["target"]))
 
 
