@@ -79,7 +79,7 @@ class Objective:
         positive_ms("objective.target_ms", self.target_ms)
 
     @property
-    def directions(self) -> tuple[str, ...]:
+    def directions(self) -> tuple[Literal["maximize", "minimize"], ...]:
         """Optuna's directions, in the order of `values`."""
         return ("maximize", "minimize") if self.kind == "pareto" else ("maximize",)
 
@@ -142,7 +142,8 @@ def check_cap(space: Coded, predict: Predict, cap_ms: float, quantile: float = C
     positive_ms("budget.latency_ms", cap_ms)
     _, nearest = fastest(space, predict, check_quantile(quantile), seed)
     if nearest > cap_ms:
+        enough = math.ceil(nearest * 1000) / 1000  # rounded up, so that the advice is taken as given
         raise BudgetError(
             f"budget.latency_ms={cap_ms:g} is below the fastest network of the space: {nearest:.4g} ms "
             f"({nearest / cap_ms - 1:.0%} above the cap, {quantile:.0%} quantile of its prediction). "
-            f"Raise it to at least {nearest:.4g}, or search a smaller space.")
+            f"Raise it to at least {enough:.3f}, or search a smaller space.")

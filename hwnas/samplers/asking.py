@@ -1,0 +1,128 @@
+"""How any Optuna sampler asks on our studies: repeatable, aware of the cap, not misled by duplicates.
+
+Optuna's samplers start their random stream anew in every process, so a resumed search would ask for its first
+networks again; NSGA-II, NSGA-III and GP do not see PRUNED trials, so they would never learn where the cap lies; and
+genetic samplers leave queued trials out of every generation. `Asking` wraps a sampler and mends the three.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Container, Sequence
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler
+from optuna.samplers._ga import BaseGASampler
+from optuna.samplers._lazy_random_state import LazyRandomState
+from optuna.trial import FrozenTrial, TrialState
+
+from hwnas.trial_record import DUPLICATE, FAILED, INFEASIBLE, outcome
+
+
+class Asking(BaseSampler):
+    """`inner`, seeded for each ask from `seed` and the ask's place in the study, looking at the study through a view.
+
+    In the view a trial over the cap is a COMPLETE one that violates its constraint (unknown values: the mean of what
+    was known when it was asked), and duplicates are left out. With one worker, the same seed asks for the same
+    networks whether or not the search was interrupted (GP warm-starts its fits, so a resumed GP may differ slightly).
+    """
+
+    def __init__(self, inner: BaseSampler, seed: int) -> None:
+        self.inner = inner
+        self._seed = seed
+        self._states = _random_states(inner, set())
+        self._stand_ins: dict[int, FrozenTrial] = {}
+
+    def __str__(self) -> str:
+        return str(self.inner)
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        return self.inner.infer_relative_search_space(self._view(study), trial)
+
+    def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+                        ) -> dict[str, Any]:
+        return self.inner.sample_relative(self._view(study), trial, search_space)
+
+    def sample_independent(self, study: optuna.Study, trial: FrozenTrial, param_name: str,
+                           param_distribution: BaseDistribution) -> Any:
+        return self.inner.sample_independent(self._view(study), trial, param_name, param_distribution)
+
+    def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
+        view = self._view(study)
+        place = trial.number - sum(
+            1 for other in view._study._get_trials(deepcopy=False, use_cache=True)
+            if other.number < trial.number and other.state == TrialState.FAIL and outcome(other) != FAILED)
+        for index, state in enumerate(self._states):
+            words = np.random.SeedSequence([self._seed, place, index]).generate_state(4)
+            state.rng.seed(words)
+        self.inner.before_trial(view, trial)
+        if "fixed_params" in trial.system_attrs and isinstance(self.inner, BaseGASampler):
+            self.inner.get_trial_generation(view, trial)
+
+    def after_trial(self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
+                    ) -> None:
+        self.inner.after_trial(self._view(study), trial, state, values)
+
+    def reseed_rng(self) -> None:
+        self.inner.reseed_rng()
+
+    def _view(self, study: optuna.Study) -> View:
+        return View(study, self._stand_ins)
+
+
+class View(optuna.Study):
+    """A study as a sampler should see it; everything but the trials is the study's own."""
+
+    def __init__(self, study: optuna.Study, stand_ins: dict[int, FrozenTrial]) -> None:
+        self.__dict__.update(study.__dict__)
+        self._study = study
+        self._stand_ins = stand_ins
+
+    def _get_trials(self, deepcopy: bool = True, states: Container[TrialState] | None = None, use_cache: bool = False
+                    ) -> list[FrozenTrial]:
+        # Optuna refreshes this cache at each ask: one reading of the database an ask, whatever the sampler wants.
+        raw = self._study._get_trials(deepcopy=False, use_cache=True)
+        seen = [self._seen(trial, raw) if trial.state == TrialState.PRUNED else trial for trial in raw]
+        wanted = [trial for trial in seen if trial is not None and (states is None or trial.state in states)]
+        return copy.deepcopy(wanted) if deepcopy else wanted
+
+    def get_trials(self, deepcopy: bool = True, states: Container[TrialState] | None = None) -> list[FrozenTrial]:
+        return self._get_trials(deepcopy, states)
+
+    def _seen(self, trial: FrozenTrial, raw: Sequence[FrozenTrial]) -> FrozenTrial | None:
+        kind = outcome(trial)
+        if kind == DUPLICATE:
+            return None
+        if kind != INFEASIBLE:
+            return trial
+        if trial._trial_id not in self._stand_ins:
+            stand_in = copy.copy(trial)
+            stand_in.state = TrialState.COMPLETE
+            stand_in.values = self._values(trial, raw)
+            self._stand_ins[trial._trial_id] = stand_in
+        return self._stand_ins[trial._trial_id]
+
+    def _values(self, trial: FrozenTrial, raw: Sequence[FrozenTrial]) -> list[float]:
+        earlier = [other.values for other in raw if other.state == TrialState.COMPLETE and other.number < trial.number]
+        values = np.mean(earlier, axis=0).tolist() if earlier else [0.0] * len(self.directions)
+        latency = trial.user_attrs.get("latency_ms_predicted", math.nan)
+        if len(values) > 1 and math.isfinite(latency):
+            values[1] = latency
+        return [float(value) for value in values]
+
+
+def _random_states(thing: Any, seen: set[int]) -> list[LazyRandomState]:
+    """Every random state in a sampler and in what it is made of, in a fixed order, each once."""
+    if id(thing) in seen:
+        return []
+    seen.add(id(thing))
+    if isinstance(thing, LazyRandomState):
+        return [thing]
+    if not type(thing).__module__.startswith("optuna.samplers"):
+        return []
+    parts = getattr(thing, "__dict__", {})
+    return [state for name in sorted(parts) for state in _random_states(parts[name], seen)]

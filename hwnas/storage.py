@@ -1,0 +1,236 @@
+"""The study's database: Optuna's RDB storage, made fit for several processes on one SQLite file.
+
+Three things differ from Optuna's own. SQLite runs with a write-ahead log and takes the write lock at the start of a
+transaction, so that two workers cannot pop the same waiting trial. A heartbeat that cannot be written is tried again
+instead of ending its thread. The parameters of a trial go in one transaction, and so do its attributes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sqlite3
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import optuna
+import sqlalchemy
+from optuna.distributions import BaseDistribution, distribution_to_json
+from optuna.exceptions import StorageInternalError
+from optuna.storages import RDBStorage
+from optuna.storages._rdb import models
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import SQLAlchemyError
+
+from hwnas.errors import ConfigError, StudyError
+
+HEARTBEAT_S = 30
+GRACE_S = 120
+BUSY_S = 60.0
+# A kill loses nothing with NORMAL; against a power cut the log is flushed after each evaluated trial (`flush`).
+PRAGMAS: tuple[str, ...] = ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=NORMAL")
+_log = logging.getLogger(__name__)
+
+
+class Storage(RDBStorage):
+    """Optuna's RDB storage with heartbeats that survive a locked database and attributes written together."""
+
+    _kept: list[tuple[str, float, BaseDistribution]] | None = None
+
+    def record_heartbeat(self, trial_id: int) -> None:
+        """As Optuna's, but an error is left to the next beat: it would end the thread, and then the trial."""
+        try:
+            super().record_heartbeat(trial_id)
+        except (StorageInternalError, SQLAlchemyError, sqlite3.Error) as error:
+            _log.debug("heartbeat of trial %d not written: %s", trial_id, error)
+
+    def has_heartbeat(self, trial_id: int) -> bool:
+        """Whether the trial's worker ever said that it lives."""
+        with self._session() as session:
+            return models.TrialHeartbeatModel.where_trial_id(trial_id, session) is not None
+
+    @contextlib.contextmanager
+    def params_together(self, trial_id: int) -> Iterator[None]:
+        """Keep the parameters that `trial_id` is given inside back, and write them in one transaction at the end.
+
+        They are not compared with earlier trials' distributions: that a study keeps its space is checked on opening.
+        """
+        self._kept = []
+        try:
+            yield
+        finally:
+            kept, self._kept = self._kept, None
+            with self._session() as session:
+                self._check_running(trial_id, session)
+                session.add_all(models.TrialParamModel(
+                    trial_id=trial_id, param_name=name, param_value=value,
+                    distribution_json=distribution_to_json(distribution)) for name, value, distribution in kept)
+
+    def _set_trial_param(self, trial_id: int, param_name: str, param_value_internal: float,
+                         distribution: BaseDistribution, previous_distribution: BaseDistribution | None) -> None:
+        if self._kept is None:
+            super()._set_trial_param(trial_id, param_name, param_value_internal, distribution, previous_distribution)
+        else:
+            self._kept.append((param_name, param_value_internal, distribution))
+
+    def write_attrs(self, trial_id: int, user: Mapping[str, Any], constraints: Mapping[str, float] | None = None
+                    ) -> None:
+        """Set user attributes and constraints of a running trial in one transaction."""
+        system = {f"constraints:{key}": float(value) for key, value in (constraints or {}).items()}
+        with self._session() as session:
+            self._check_running(trial_id, session)
+            for model, attrs in ((models.TrialUserAttributeModel, user), (models.TrialSystemAttributeModel, system)):
+                rows = [{"trial_id": trial_id, "key": key, "value_json": json.dumps(value)}
+                        for key, value in attrs.items()]
+                self._upsert(session, model, rows)
+
+    def _upsert(self, session: Any, model: Any, rows: list[dict[str, Any]]) -> None:
+        """Insert attributes or replace them: one statement where the database can."""
+        if rows and self.engine.name in ("sqlite", "postgresql"):
+            dialect: Any = sqlite if self.engine.name == "sqlite" else postgresql
+            insert = dialect.insert(model).values(rows)
+            session.execute(insert.on_conflict_do_update(
+                index_elements=[model.trial_id, model.key], set_={"value_json": insert.excluded.value_json}))
+            return
+        for row in rows:
+            value = json.loads(row["value_json"])
+            self._set_trial_attr_without_commit(session, model, row["trial_id"], row["key"], value)
+
+    def _check_running(self, trial_id: int, session: Any) -> None:
+        trial: Any = models.TrialModel.find_or_raise_by_id(trial_id, session)
+        self.check_trial_is_updatable(trial_id, trial.state)
+
+    @contextlib.contextmanager
+    def _session(self) -> Iterator[Any]:
+        session = self.scoped_session()
+        try:
+            yield session
+            session.commit()
+        except SQLAlchemyError as error:
+            session.rollback()
+            raise StorageInternalError(str(error)) from error
+        except Exception:
+            session.rollback()
+            raise
+        finally:
+            session.close()
+
+    def flush(self) -> None:
+        """Put everything acknowledged on the disk itself (SQLite: checkpoint the write-ahead log)."""
+        if self.engine.name == "sqlite":
+            with contextlib.suppress(SQLAlchemyError), self.engine.connect() as connection:
+                connection.connection.cursor().execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+
+def sqlite_path(url: str) -> Path | None:
+    """The file of a SQLite URL, None for another database; ConfigError when the URL cannot be read."""
+    try:
+        parsed = sqlalchemy.engine.make_url(url)
+    except SQLAlchemyError:
+        raise ConfigError(f"storage: {url!r} is not a database URL. Write e.g. sqlite:///runs/mine/study.db or "
+                          "postgresql+psycopg://user@host/name.") from None
+    if parsed.get_backend_name() != "sqlite":
+        return None
+    if parsed.database in (None, "", ":memory:"):
+        raise ConfigError("storage: a study in memory would be lost. Name a file: sqlite:///runs/mine/study.db.")
+    return Path(str(parsed.database))
+
+
+def shown(url: str) -> str:
+    """The URL as messages may print it: a path for SQLite, otherwise with the password hidden."""
+    path = sqlite_path(url)
+    return str(path) if path else sqlalchemy.engine.make_url(url).render_as_string(hide_password=True)
+
+
+_ADVICE = (
+    ("not a database", "Move it away to start anew, or restore it from a copy."),
+    ("malformed", "Move it away to start anew, or restore it from a copy."),
+    ("full", "Free space on that disk, then give the same command again."),
+    ("disk i/o", "Check the disk and its free space, then give the same command again."),
+    ("readonly", "Make file and folder writable, or choose another folder."),
+    ("unable to open", "Check that its folder exists and can be written."),
+    ("locked", "Another program holds it: close that, then give the same command again."),
+)
+
+
+@contextlib.contextmanager
+def storage_errors(url: str) -> Iterator[None]:
+    """Turn database errors inside into a StudyError of one line: fact, place, next step."""
+    try:
+        yield
+    except (StorageInternalError, SQLAlchemyError, sqlite3.Error) as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        fact = " ".join(str(getattr(cause, "orig", None) or cause).split())
+        step = next((advice for word, advice in _ADVICE if word in fact.lower()),
+                    "Check the database, then give the same command again.")
+        raise StudyError(f"study {shown(url)}: {fact}. {step}") from error
+
+
+def _connector(path: Path, busy_s: float, read_only: bool) -> Callable[[], sqlite3.Connection]:
+    def connect() -> sqlite3.Connection:
+        place = str(path)
+        if read_only:
+            place = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
+        connection = sqlite3.connect(place, timeout=busy_s, isolation_level=None, check_same_thread=False,
+                                     uri=read_only)
+        if not read_only:
+            for pragma in PRAGMAS:
+                connection.execute(pragma)
+        return connection
+
+    return connect
+
+
+def check_file(path: Path, busy_s: float = BUSY_S) -> None:
+    """StudyError when an existing file is torn, or is a database of something else; raw SQLite errors pass."""
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    connection = sqlite3.connect(path, timeout=busy_s)
+    try:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if tables and not tables & {"studies", "version_info"}:
+            raise StudyError(f"study {path}: it is a database of something else ({', '.join(sorted(tables)[:4])}). "
+                             "Choose another folder or storage.")
+        verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if verdict != "ok":
+            raise sqlite3.DatabaseError(f"malformed: {verdict}")
+    finally:
+        connection.close()
+
+
+def open_storage(url: str, *, heartbeat_s: int = HEARTBEAT_S, grace_s: int = GRACE_S, busy_s: float = BUSY_S,
+                 on_stale: Callable[[optuna.Study, optuna.trial.FrozenTrial], None] | None = None,
+                 read_only: bool = False) -> Storage:
+    """Open or create the database behind `url`. ConfigError for a bad URL, StudyError for a bad database.
+
+    `busy_s`: how long SQLite waits for another process's lock. `read_only` reads a file in a folder that cannot be
+    written; nobody may be writing to it then.
+    """
+    path = sqlite_path(url)
+    kwargs: dict[str, Any] = {"engine_kwargs": {}}
+    with storage_errors(url):
+        if path is not None:
+            check_file(path, busy_s) if not read_only else None
+            kwargs["engine_kwargs"] = {"creator": _connector(path, busy_s, read_only)}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            try:
+                storage = Storage(url, heartbeat_interval=heartbeat_s, grace_period=grace_s,
+                                  heartbeat_stale_trial_callback=on_stale, skip_table_creation=read_only, **kwargs)
+            except (ImportError, sqlalchemy.exc.NoSuchModuleError) as error:
+                raise ConfigError(f"storage: no driver for {shown(url)} ({error}). Install it, e.g. "
+                                  "pip install 'hwnas[postgres]' and postgresql+psycopg://…") from None
+            except RuntimeError as error:  # Optuna's word for a schema of another version.
+                raise StudyError(f"study {shown(url)}: {' '.join(str(error).split())}") from error
+    if path is not None and not read_only:
+        sqlalchemy.event.listen(storage.engine, "begin", _take_write_lock)
+    return storage
+
+
+def _take_write_lock(connection: sqlalchemy.Connection) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE")

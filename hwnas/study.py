@@ -1,0 +1,124 @@
+"""The study: the only record of a search. Opening, its identity, reading it back.
+
+The loop is in `search_loop`, several processes in `workers`, the database in `storage`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import optuna
+from filelock import FileLock
+from optuna.exceptions import DuplicatedStudyError
+from optuna.samplers import BaseSampler
+
+from hwnas.errors import StudyError
+from hwnas.objective import Objective
+from hwnas.storage import BUSY_S, GRACE_S, HEARTBEAT_S, open_storage, shown, sqlite_path, storage_errors
+from hwnas.trial_record import front_rows, trial_rows
+from hwnas.workers import acquire_verifier, requeue, wait_for_others
+
+__all__ = ["acquire_verifier", "front_rows", "load_study", "open_study", "study_lock", "trial_rows", "wait_for_others"]
+
+FORMAT = "hwnas-study/1"
+NAME = "hwnas"
+_KEY = "hwnas"
+
+
+@contextlib.contextmanager
+def study_lock(url: str) -> Iterator[None]:
+    """Held by one process at a time while it opens the study or queues trials. Only SQLite studies have one: other
+    databases keep their own order."""
+    path = sqlite_path(url)
+    if path is None:
+        yield
+        return
+    if not path.parent.is_dir():
+        raise StudyError(f"study {path}: no folder {path.parent}. Check that its folder exists and can be written.")
+    try:
+        lock = FileLock(f"{path}.lock", timeout=BUSY_S)
+        lock.acquire()
+    except OSError as error:
+        raise StudyError(f"study {path}: {error.strerror or error}. "
+                         "Check that its folder exists and can be written.") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def open_study(url: str, identity: Mapping[str, str], objective: Objective, sampler: BaseSampler, *,
+               name: str = NAME, heartbeat_s: int = HEARTBEAT_S, grace_s: int = GRACE_S, busy_s: float = BUSY_S
+               ) -> optuna.Study:
+    """Open the study behind `url`, or create it, as one of any number of workers.
+
+    `identity` says what its trials depend on (space, data set, target, host, ...), as text that a message may show.
+    StudyError when the study holds another identity, naming what changed, and when the database is torn, foreign,
+    locked or cannot be written. Optuna's log is turned down to errors: progress is the caller's.
+    """
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    with study_lock(url), storage_errors(url):
+        storage = open_storage(url, heartbeat_s=heartbeat_s, grace_s=grace_s, busy_s=busy_s, on_stale=requeue)
+        try:
+            study = optuna.create_study(storage=storage, sampler=sampler, pruner=optuna.pruners.NopPruner(),
+                                        study_name=name, directions=objective.directions, load_if_exists=True)
+        except DuplicatedStudyError:  # Another machine created it since: only without a study_lock.
+            study = optuna.load_study(study_name=name, storage=storage, sampler=sampler,
+                                      pruner=optuna.pruners.NopPruner())
+        _check_identity(study, dict(identity), url)
+        if [direction.name.lower() for direction in study.directions] != list(objective.directions):
+            raise StudyError(f"study {shown(url)}: its objectives are not those of {objective}. "
+                             "Choose another run folder with out=, or take the old objective.")
+    return study
+
+
+def _check_identity(study: optuna.Study, identity: dict[str, str], url: str) -> None:
+    held = study.user_attrs.get(_KEY)
+    if held is None:
+        if study.get_trials(deepcopy=False):
+            raise StudyError(f"study {shown(url)}: it holds trials of another program. Choose another run folder.")
+        study.set_user_attr(_KEY, {"format": FORMAT, "identity": identity})
+        return
+    if held.get("format") != FORMAT:
+        raise StudyError(f"study {shown(url)}: its format is {held.get('format')!r}, this is {FORMAT!r}. "
+                         "Use the hwnas that wrote it, or another run folder.")
+    old = held["identity"]
+    changed = [f"{key} was {old.get(key, 'not set')}, now {identity.get(key, 'not set')}"
+               for key in [*old, *(key for key in identity if key not in old)] if old.get(key) != identity.get(key)]
+    if changed:
+        raise StudyError(f"study {shown(url)}: cannot resume, {'; '.join(changed)}. "
+                         "Take the old setting back, or start another run with out=FOLDER.")
+
+
+def load_study(url: str, *, name: str = NAME) -> optuna.Study:
+    """Open an existing study to read it, whatever its identity; also where file or folder cannot be written.
+
+    StudyError when there is none, or it is torn or foreign.
+    """
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    path = sqlite_path(url)
+    if path is not None and not (path.is_file() and path.stat().st_size):
+        raise StudyError(f"study {path}: there is none. Search first: python -m hwnas.search +target=NAME.")
+    read_only = path is not None and not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK))
+    with storage_errors(url):
+        try:
+            study = optuna.load_study(study_name=name, storage=open_storage(url, read_only=read_only))
+        except KeyError:
+            raise StudyError(f"study {shown(url)}: it holds no study named {name!r}. "
+                             "Check storage= and the run folder.") from None
+        if _KEY not in study.user_attrs:
+            raise StudyError(f"study {shown(url)}: it holds trials of another program.")
+    return study
+
+
+def identity_of(study: optuna.Study) -> dict[str, str]:
+    """What the study's trials depend on, as given when it was created."""
+    return dict(study.user_attrs[_KEY]["identity"])
+
+
+def database_path(run_folder: Path) -> str:
+    """URL of the study that lives in a run folder."""
+    return f"sqlite:///{(run_folder / 'study.db').absolute()}"

@@ -1,0 +1,140 @@
+"""What a trial of the study holds, and how it is read back: user attributes, outcomes, the rows of trials.csv."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from hwnas.pareto import non_dominated
+
+# Outcomes of a finished trial, in the user attribute `outcome`. A FAIL without one was lost with its worker.
+EVALUATED = "evaluated"
+INFEASIBLE = "infeasible"
+DUPLICATE = "duplicate"
+FAILED = "failed"
+INTERRUPTED = "interrupted"
+ERROR = "error"
+LOST = "lost"
+CAP = "latency_ms"  # the constraint's name: upper quantile of the prediction minus the cap, in ms
+
+COLUMNS = (
+    "number", "state", "outcome", "id", "architecture", "top1_proxy", "top1_std", "latency_ms_predicted",
+    "latency_ms_predicted_low", "latency_ms_predicted_high", "reward", "seconds", "epochs", "stopped", "feasible",
+    "duplicate_of", "reason", "seed", "started", "finished",
+)
+
+
+def outcome(trial: FrozenTrial) -> str | None:
+    """One of the outcomes above; None while it waits or runs."""
+    if not trial.state.is_finished():
+        return None
+    return str(trial.user_attrs.get("outcome", LOST))
+
+
+def known(trials: Iterable[FrozenTrial], *, before: int | None = None) -> dict[str, FrozenTrial]:
+    """Architectures that need no training any more, by id: evaluated, over the cap, failed for a reason of their own.
+
+    With `before`, a trial's number, those that a lower-numbered trial is at work on count as well, and it itself
+    does not.
+    The evaluated trial comes first where several have the same architecture.
+    """
+    found: dict[str, FrozenTrial] = {}
+    for trial in trials:
+        name = trial.user_attrs.get("architecture_id")
+        if name is None or (before is not None and trial.number == before):
+            continue
+        running = trial.state == TrialState.RUNNING and before is not None and trial.number < before
+        if running or outcome(trial) in (EVALUATED, INFEASIBLE, FAILED):
+            first = found.setdefault(name, trial)
+            if trial.state == TrialState.COMPLETE and first.state != TrialState.COMPLETE:
+                found[name] = trial
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Trials of a study by outcome; `evaluated` counts architectures, `asks` every trial that was started."""
+
+    evaluated: int
+    infeasible: int
+    failed: int
+    duplicates: int
+    lost: int
+    running: int
+    asks: int
+
+
+def count(trials: Sequence[FrozenTrial]) -> Counts:
+    """Count the trials of a study."""
+    evaluated: set[str] = set()
+    tally = dict.fromkeys((EVALUATED, INFEASIBLE, DUPLICATE, FAILED, INTERRUPTED, ERROR, LOST), 0)
+    running = waiting = 0
+    for trial in trials:
+        if trial.state == TrialState.COMPLETE:
+            evaluated.add(trial.user_attrs.get("architecture_id", str(trial.number)))
+        running += trial.state == TrialState.RUNNING
+        waiting += trial.state == TrialState.WAITING
+        name = outcome(trial)
+        if name is not None:
+            tally[name] += 1
+    twice = tally[EVALUATED] - len(evaluated)
+    return Counts(len(evaluated), tally[INFEASIBLE], tally[FAILED], tally[DUPLICATE] + twice,
+                  tally[INTERRUPTED] + tally[ERROR] + tally[LOST], running, len(trials) - waiting)
+
+
+def curves(trials: Iterable[FrozenTrial]) -> list[list[float]]:
+    """Validation top-1 after each epoch of the evaluated trials: an estimator's history."""
+    return [trial.user_attrs["curve"] for trial in trials
+            if trial.state == TrialState.COMPLETE and trial.user_attrs.get("curve")]
+
+
+def trial_rows(study: optuna.Study) -> list[dict[str, Any]]:
+    """Rows of trials.csv by trial number, one for every trial that was started, with the keys of COLUMNS.
+
+    `state` is Optuna's word. `outcome`: evaluated, infeasible (over the cap), duplicate, failed (the candidate's own
+    failure), interrupted (Ctrl-C), error, lost (its worker died). Latencies are in ms, top-1 from 0 to 1, `epochs`
+    is how many the proxy trained, `seconds` what it cost; `started` and `finished` are local ISO times; None where
+    not known.
+    """
+    rows, first = [], dict[str, int]()
+    for trial in study.get_trials(deepcopy=False):
+        if trial.state == TrialState.WAITING:
+            continue
+        row = _row(trial)
+        if row["outcome"] == EVALUATED:
+            number = first.setdefault(row["id"], trial.number)
+            if number != trial.number:
+                row.update(outcome=DUPLICATE, duplicate_of=number)
+        rows.append(row)
+    return rows
+
+
+def _row(trial: FrozenTrial) -> dict[str, Any]:
+    attrs: Mapping[str, Any] = trial.user_attrs
+    reason = attrs.get("reason")
+    if outcome(trial) == LOST and reason is None:
+        reason = "its worker died or was stopped for too long"
+    values = {
+        "number": trial.number, "state": trial.state.name, "outcome": outcome(trial) or trial.state.name.lower(),
+        "id": attrs.get("architecture_id"), "reason": reason,
+        "epochs": len(attrs["curve"]) if "curve" in attrs else None,
+        "feasible": all(value <= 0 for value in trial.constraints.values()) if "architecture_id" in attrs else None,
+        "started": _iso(trial.datetime_start), "finished": _iso(trial.datetime_complete),
+    }
+    return {column: values[column] if column in values else attrs.get(column) for column in COLUMNS}
+
+
+def _iso(moment: Any) -> str | None:
+    return None if moment is None else moment.isoformat(timespec="seconds")
+
+
+def front_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The evaluated rows that no other beats in top1_proxy and latency_ms_predicted, fastest first."""
+    able = [row for row in rows if row["outcome"] == EVALUATED and row["state"] == "COMPLETE"]
+    mask = non_dominated([(row["top1_proxy"], row["latency_ms_predicted"]) for row in able], (False, True))
+    front = [dict(row) for row, chosen in zip(able, mask, strict=True) if chosen]
+    return sorted(front, key=lambda row: (row["latency_ms_predicted"], row["number"]))

@@ -1,0 +1,141 @@
+"""Several processes on one study: who is alive, whose trial is taken up again, who verifies."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import warnings
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from functools import cache
+from pathlib import Path
+
+import optuna
+from filelock import FileLock, Timeout
+from optuna.exceptions import UpdateFinishedTrialError
+from optuna.trial import FrozenTrial, TrialState
+
+from hwnas.errors import StudyError
+from hwnas.storage import Storage
+
+MAX_RETRIES = 3
+_RETRIES = "hwnas:retry_of"
+
+
+def storage_of(study: optuna.Study) -> Storage:
+    """The storage under Optuna's cache."""
+    backend = getattr(study._storage, "_backend", study._storage)
+    if not isinstance(backend, Storage):
+        raise TypeError("this study was not opened with hwnas.study.open_study")
+    return backend
+
+
+def _started(pid: int) -> str:
+    """Kernel ticks at which a process started, '' where /proc does not say or the process is gone or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]
+
+
+@cache
+def _machine() -> str:
+    """Names the process table that a pid belongs to: host, boot and pid namespace."""
+    parts = [socket.gethostname()]
+    for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
+        try:
+            parts.append(os.readlink(path) if "ns" in path else Path(path).read_text().strip()[:8])
+        except OSError:
+            parts.append("")
+    return "/".join(parts)
+
+
+def worker_name() -> str:
+    """This process: machine, pid, start."""
+    return f"{_machine()}/{os.getpid()}/{_started(os.getpid())}"
+
+
+def is_dead(worker: str) -> bool:
+    """Whether `worker` ran here and is gone. A worker elsewhere is never called dead: its heartbeat tells."""
+    machine, pid, started = worker.rsplit("/", 2)
+    if machine != _machine() or not pid.isdigit():
+        return False
+    if started:
+        return _started(int(pid)) != started
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
+
+
+def requeue(study: optuna.Study, trial: FrozenTrial, *, counts: bool = True) -> None:
+    """Queue the parameters of a lost trial again, at most MAX_RETRIES times where it `counts` (a network that kills
+    its worker must not be tried for ever)."""
+    fixed = trial.params or trial.system_attrs.get("fixed_params")
+    retries = list(trial.system_attrs.get(_RETRIES, []))
+    if not fixed or (counts and len(retries) >= MAX_RETRIES):
+        return
+    system = {"fixed_params": fixed, _RETRIES: [*retries, trial.number] if counts else retries}
+    study.add_trial(optuna.create_trial(state=TrialState.WAITING, system_attrs=system))
+
+
+def release_lost(study: optuna.Study, *, retry: bool = True) -> int:
+    """Fail and queue again the running trials whose worker is dead; how many there were.
+
+    Dead are: processes of this machine that are gone (at once), heartbeats past their grace, and trials that never
+    got as far as a heartbeat.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        optuna.storages.fail_stale_trials(study)
+    storage = storage_of(study)
+    long_ago = datetime.now() - timedelta(seconds=storage.grace_period or 0)
+    released = 0
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        worker = trial.user_attrs.get("worker")
+        old = trial.datetime_start is not None and trial.datetime_start < long_ago
+        unborn = old and not storage.has_heartbeat(trial._trial_id)
+        if unborn or (worker is not None and is_dead(worker)):
+            try:
+                storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
+            except UpdateFinishedTrialError:
+                continue
+            released += 1
+            if retry:
+                requeue(study, trial)
+    return released
+
+
+def wait_for_others(study: optuna.Study, *, poll_s: float = 1.0, waiting: Callable[[int], None] | None = None) -> None:
+    """Return when no worker is training on this study any more: their results belong in the verified front, and
+    their load would spoil its timing. `waiting` hears how many still run."""
+    while True:
+        release_lost(study, retry=False)
+        running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        if not running:
+            return
+        if waiting is not None:
+            waiting(len(running))
+        time.sleep(poll_s)
+
+
+def acquire_verifier(folder: Path) -> FileLock | None:
+    """The right to verify the run in `folder`, or None when another worker has it.
+
+    An operating-system lock on `verify.lock`: it ends with the process that holds it, however that ends. Release it
+    with `.release()` or use it as a context manager.
+    """
+    lock = FileLock(folder / "verify.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return None
+    except OSError as error:
+        raise StudyError(f"cannot write {folder / 'verify.lock'}: {error.strerror or error}. "
+                         "Make the run folder writable or choose another.") from error
+    return lock
