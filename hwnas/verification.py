@@ -21,6 +21,7 @@ from hwnas.latency.host import Host
 from hwnas.latency.measurement import Protocol
 from hwnas.paths import write_atomic
 from hwnas.progress import Console
+from hwnas.reporting import write_report
 from hwnas.run_folder import RunFolder
 from hwnas.runtimes import load_runtime
 from hwnas.scoring import Scores, Timing, fp32_top1, verify_rows
@@ -127,8 +128,6 @@ def row_of(network: Finalist | Baseline, making: Making, facts: Facts) -> FrontR
 
 def write_results(run: RunFolder, scores: Scores, making: Making, environment: Mapping[str, Any]) -> None:
     """Cards, answers, samples, comparisons, environment, front, pictures, report: in this order, each whole."""
-    from hwnas.report import write_report
-
     data = making.dataset
     if scores.predicted:
         run.write_predictions(data.test.labels, scores.predicted)

@@ -10,10 +10,12 @@ import pytest
 from test_front import make_row
 from test_plots import some_rows, trials
 
-from hwnas.errors import StudyError
+from hwnas import report
+from hwnas.errors import ConfigError, StudyError
 from hwnas.plots import PlotInfo
-from hwnas.report import plot_info, write_report
+from hwnas.progress import Console
 from hwnas.report_html import ReportData, report_html
+from hwnas.reporting import plot_info, write_report
 from hwnas.run_folder import RunFolder
 
 ENVIRONMENT = {
@@ -121,6 +123,13 @@ def test_report_before_the_front_is_an_error(tmp_path) -> None:
     run = RunFolder.create(tmp_path)
     with pytest.raises(StudyError, match=r"front\.csv"):
         write_report(run)
+
+
+def test_command_writes_the_report_again(run: RunFolder) -> None:
+    report.run({"run": run.path}, Console(quiet=True))
+    assert run.report.is_file()
+    with pytest.raises(ConfigError, match="run=DIR"):
+        report.run({"run": None}, Console(quiet=True))
 
 
 def test_plot_info_names_the_host_searched_for() -> None:
