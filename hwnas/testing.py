@@ -1,17 +1,20 @@
-"""Contract tests for the doors: what a third party's runtime must pass. Plain assertions, for any test runner."""
+"""Contract tests for the doors: what a third party's runtime or estimator must pass. Plain assertions, for any test
+runner."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
 from hwnas.errors import HwnasError
 
 if TYPE_CHECKING:
+    from hwnas.accuracy import AccuracyEstimator
+    from hwnas.architecture import Architecture
     from hwnas.runtimes import Runtime
     from hwnas.target import Target
 
@@ -90,3 +93,26 @@ def _check_bind(compiled: object, onnx_path: str | os.PathLike[str], batch: int)
     except ValueError:
         return
     raise AssertionError("bind() refuses another batch than the target's")
+
+
+def check_estimator(estimator: AccuracyEstimator, architecture: Architecture) -> None:
+    """Assert that `estimator` keeps the `AccuracyEstimator` contract for one architecture it can tell about.
+
+    It is asked three times, so let it be quick.
+    """
+    from hwnas.estimate import Source
+
+    fingerprint = estimator.fingerprint
+    assert fingerprint, "fingerprint names what decides the values"
+    first, again = (estimator.evaluate(architecture, (), 7) for _ in range(2))
+    assert (first.value, first.curve) == (again.value, again.curve), "same architecture, history, seed: same value"
+    assert 0 <= first.low <= first.value <= first.high <= 1, "value and interval are fractions, low <= value <= high"
+    assert 0 <= first.std < 1, "std is a fraction"
+    assert first.seconds >= 0, "seconds are what it cost"
+    assert first.source in get_args(Source), "source is one of Estimate's"
+    assert all(0 <= top1 <= 1 for top1 in first.curve), "curve holds fractions"
+    assert not first.stopped, "nothing is stopped where there is no history"
+    history = [(1.0,) * max(1, len(first.curve))] * 50
+    later = estimator.evaluate(architecture, history, 7)
+    assert 0 <= later.value <= 1, "a history of better trials may stop it, not fail it"
+    assert estimator.fingerprint == fingerprint, "evaluating changes no fingerprint"

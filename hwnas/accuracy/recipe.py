@@ -26,10 +26,11 @@ _RANGES: dict[str, tuple[float, float]] = {
 class Recipe:
     """Everything that decides a training besides network, data and seed.
 
-    `epochs` are raised until `min_steps` optimiser steps are done and cut at `max_steps` (0: no limit). `warmup` is a
-    fraction of all steps. `ema_decay` 0: no moving average. `shift` (of the side), `zoom` (scale 1 ± zoom) and `rotate`
-    (degrees) bound the random affine map; `erase` is the probability of a random rectangle; mirroring is the data
-    set's (`flip`). `clip_norm` 0: gradients are not clipped. `threads` 0: every core the process may use.
+    `epochs` are raised until `min_steps` optimiser steps are done and cut at `max_steps` (0: no limit), so that small
+    data sets are learnt and large ones end in time. `warmup` is a fraction of all steps. `ema_decay` 0: no moving
+    average. `shift` (of the side), `zoom` (scale 1 ± zoom) and `rotate` (degrees) bound the random affine map; `erase`
+    is the probability of a random rectangle; mirroring is the data set's (`flip`). `clip_norm` 0: gradients are not
+    clipped. `threads` 0: every core the process may use.
     """
 
     name: str
@@ -54,9 +55,12 @@ class Recipe:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], preset: Recipe, where: str = "recipe") -> Recipe:
-        """`preset` with the fields in `config` put in its place, checked; ConfigError names key, rule and value."""
+        """`preset` with the fields in `config` put in its place, checked; ConfigError names key, rule and value.
+
+        Who gives `epochs` gets just these: the preset's `min_steps` and `max_steps` no longer count.
+        """
         known = {f.name: type(getattr(preset, f.name)) for f in fields(cls)}
-        values: dict[str, Any] = {}
+        values: dict[str, Any] = {"min_steps": 0, "max_steps": 0} if "epochs" in config else {}
         for key, value in config.items():
             if key not in known:
                 raise UnknownName(f"key of {where}", key, known)
@@ -71,13 +75,16 @@ class Recipe:
 
     def batch_for(self, n_images: int) -> int:
         """Images per step: `batch_size`, less for small sets, so that an epoch has eight steps at least."""
-        return max(2, min(self.batch_size, n_images // 8, n_images))
+        return max(2, min(self.batch_size, n_images // 8))
+
+    def steps_for(self, n_images: int) -> int:
+        """Optimiser steps on a set of `n_images`; an incomplete last batch is left out of an epoch."""
+        steps = max(self.epochs * max(1, n_images // self.batch_for(n_images)), self.min_steps)
+        return min(steps, self.max_steps) if self.max_steps else steps
 
     def epochs_for(self, n_images: int) -> int:
-        """Epochs over `n_images` once `min_steps` and `max_steps` are kept."""
-        steps = max(1, n_images // self.batch_for(n_images))
-        epochs = max(self.epochs, math.ceil(self.min_steps / steps))
-        return max(1, min(epochs, self.max_steps // steps)) if self.max_steps else epochs
+        """Epochs begun in `steps_for(n_images)` steps; the last may be a part of one."""
+        return math.ceil(self.steps_for(n_images) / max(1, n_images // self.batch_for(n_images)))
 
 
 def _checked(where: str, key: str, kind: type, value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -34,68 +35,70 @@ def seeded(seed: int, threads: int = 0) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-def train(model: nn.Module, split: Split, *, recipe: Recipe, dataset: Dataset, seed: int, epochs: int | None = None,
+def train(model: nn.Module, split: Split, *, recipe: Recipe, dataset: Dataset, seed: int,
           on_epoch: OnEpoch | None = None, progress: Progress | None = None) -> nn.Module:
     """Train `model` in place on `split` (of `dataset`, whose normalisation and `flip` count); its average if asked.
 
-    `epochs` overrides the recipe's. `on_epoch(epoch, network)` is called after each epoch (from 1) with the network
-    as it would be returned then; returning True ends the training. `progress(step, steps)` counts steps. The result
-    is in eval mode. TrainingError when the loss is not finite or memory runs out.
+    `on_epoch(epoch, network)` is called after each epoch (from 1) with the network as it would be returned then;
+    returning True ends the training. `progress(step, steps)` counts steps. The result is in eval mode. TrainingError
+    when the loss is not finite or memory runs out.
     """
     with seeded(seed, recipe.threads):
         try:
-            return _train(model, split, recipe, dataset, seed, epochs, on_epoch, progress).eval()
+            return _train(model, split, recipe, dataset, seed, on_epoch, progress).eval()
         except (MemoryError, RuntimeError) as error:
-            if isinstance(error, MemoryError) or "memory" in str(error):
+            if isinstance(error, MemoryError) or re.search("(not enough|out of) memory", str(error)):
                 raise TrainingError(f"out of memory while training at batch {recipe.batch_size}, "
                                     f"{dataset.image_size} px. Set a smaller batch_size.") from error
             raise
 
 
-def _train(model: nn.Module, split: Split, recipe: Recipe, dataset: Dataset, seed: int, epochs: int | None,
-           on_epoch: OnEpoch | None, progress: Progress | None) -> nn.Module:
-    n, batch = len(split), recipe.batch_for(len(split))
-    epochs, per_epoch = epochs or recipe.epochs_for(n), n // batch
-    steps = epochs * per_epoch
-    model.train()
+def _train(model: nn.Module, split: Split, recipe: Recipe, dataset: Dataset, seed: int, on_epoch: OnEpoch | None,
+           progress: Progress | None) -> nn.Module:
+    steps = recipe.steps_for(len(split))
     if recipe.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer, scheduler = _optimizer(model, recipe, steps)
     average = _average(model, recipe)
-    loss_function = nn.CrossEntropyLoss(label_smoothing=recipe.label_smoothing)
+    current = model if average is None else average.module
+    criterion = nn.CrossEntropyLoss(label_smoothing=recipe.label_smoothing)
+    model.train()
+    for step, (epoch, last, images, labels) in enumerate(_batches(split, recipe, dataset, seed), 1):
+        loss = criterion(model(images), labels)
+        if not math.isfinite(value := float(loss.detach())):
+            raise TrainingError(f"loss is {value} in step {step} of {steps}, recipe {recipe.name}, lr {recipe.lr:g}.")
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        if recipe.clip_norm:
+            nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_norm)
+        optimizer.step()
+        scheduler.step_update(step)
+        if average is not None:
+            average.update(model, step)
+        if progress is not None:
+            progress(step, steps)
+        if last and on_epoch is not None:
+            if on_epoch(epoch, current):
+                break
+            model.train()
+    return current
+
+
+def _batches(split: Split, recipe: Recipe, dataset: Dataset, seed: int
+             ) -> Iterator[tuple[int, bool, torch.Tensor, torch.Tensor]]:
+    """(epoch from 1, whether it ends here, images, labels): a new order each epoch, what makes no batch left out."""
     generator = torch.Generator().manual_seed(seed)
-    step = 0
-    for epoch in range(1, epochs + 1):
-        model.train()
-        order = torch.randperm(n, generator=generator).numpy()
-        for start in range(0, per_epoch * batch, batch):
-            rows = np.sort(order[start:start + batch])
-            images = _batch(split.images[rows], recipe, dataset, generator)
-            labels = torch.from_numpy(split.labels[rows])
-            loss = loss_function(model(images), labels)
-            if not math.isfinite(value := float(loss.detach())):
-                raise TrainingError(f"loss is {value} in epoch {epoch} of {epochs} (recipe "
-                                    f"{recipe.name!r}, lr {recipe.lr:g}).")
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            if recipe.clip_norm:
-                nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_norm)
-            optimizer.step()
-            step += 1
-            scheduler.step_update(step)
-            if average is not None:
-                average.update(model, step)
-            if progress is not None:
-                progress(step, steps)
-        current = model if average is None else average.module
-        if on_epoch is not None and on_epoch(epoch, current):
-            break
-    return model if average is None else average.module
-
-
-def _batch(images: Images, recipe: Recipe, dataset: Dataset, generator: torch.Generator) -> torch.Tensor:
-    batch = augment(torch.from_numpy(dataset.normalise(images)), recipe, dataset.flip, generator)
-    return batch.contiguous(memory_format=torch.channels_last if recipe.channels_last else torch.contiguous_format)
+    batch, steps = recipe.batch_for(len(split)), recipe.steps_for(len(split))
+    layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
+    per_epoch = max(1, len(split) // batch)
+    for step in range(steps):
+        epoch, position = divmod(step, per_epoch)
+        if position == 0:
+            order = torch.randperm(len(split), generator=generator).numpy()
+        rows = np.sort(order[position * batch:(position + 1) * batch])
+        images = augment(torch.from_numpy(dataset.normalise(split.images[rows])), recipe, dataset.flip, generator)
+        last = position + 1 == per_epoch or step + 1 == steps
+        yield epoch + 1, last, images.contiguous(memory_format=layout), torch.from_numpy(split.labels[rows])
 
 
 def _optimizer(model: nn.Module, recipe: Recipe, steps: int) -> tuple[torch.optim.Optimizer, Any]:
