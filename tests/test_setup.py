@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import shutil
 import subprocess
+import sys
 import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -25,6 +28,24 @@ def test_every_dependency_is_pinned_within_its_range() -> None:
     for requirement in map(Requirement, texts):
         version = pins()[canonicalize_name(requirement.name)]
         assert requirement.specifier.contains(version), f"{requirement} does not allow {version}"
+
+
+def test_what_is_imported_is_what_is_declared() -> None:
+    trees = [ast.parse(path.read_text()) for path in (ROOT / "hwnas").rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    names = {alias.name.split(".")[0] for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {str(node.module).split(".")[0] for node in nodes if isinstance(node, ast.ImportFrom)}
+    names |= {str(node.args[0].value) for node in nodes if isinstance(node, ast.Call) and node.args
+              and getattr(node.func, "attr", "") == "import_module" and isinstance(node.args[0], ast.Constant)}
+    owners = packages_distributions()
+    imported = {name: {canonicalize_name(owner) for owner in owners.get(name, ["not installed"])}
+                for name in names - {"hwnas"} - set(sys.stdlib_module_names)}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = {canonicalize_name(Requirement(text).name) for text in project["dependencies"]}
+    optional = {canonicalize_name(Requirement(text).name)
+                for texts in project["optional-dependencies"].values() for text in texts}
+    assert not [name for name, distributions in imported.items() if not distributions & (declared | optional)]
+    assert not declared - set().union(*imported.values())
 
 
 def test_pins_name_no_build_of_their_own() -> None:
