@@ -21,7 +21,7 @@ Method = Literal["mse", "minmax"]
 TunedFor = Literal["openvino", "onnxruntime"]
 MIN_OPSET = 13
 _BATCH = 32
-_SAMPLES = 4096  # values kept of one tensor in one batch, evenly spaced
+_SAMPLES = 4096  # values kept of one tensor in one batch
 _SHRINKS = np.linspace(1.0, 0.4, 21)
 
 
@@ -84,7 +84,10 @@ def _made_up(graph: Graph, name: str) -> Range:
 
 @dataclass(slots=True)
 class _Seen:
-    """Extremes of one tensor over all images, and an even sample of its values."""
+    """Extremes of one tensor over all images, and a random sample of its values.
+
+    Random, because an even spacing that shares a factor with the map's width would see borders only.
+    """
 
     low: float = 0.0
     high: float = 0.0
@@ -93,7 +96,8 @@ class _Seen:
     def add(self, values: NDArray[np.float32]) -> None:
         flat = values.ravel()
         self.low, self.high = min(self.low, float(flat.min())), max(self.high, float(flat.max()))
-        self.samples.append(flat[:: max(1, flat.size // _SAMPLES)].copy())
+        rows = np.random.default_rng(len(self.samples)).integers(0, flat.size, _SAMPLES)
+        self.samples.append(flat[rows] if flat.size > _SAMPLES else flat.copy())
 
     def best_range(self, method: Method) -> Range:
         """Extremes, or for each side the shrunken extreme that loses least (squared) when rounded to 256 levels."""
