@@ -126,7 +126,7 @@ def test_files_of_the_wrong_kind_are_refused(files: dict[str, Path], runtime: st
 def test_precision_that_was_not_honoured_is_an_error() -> None:
     with pytest.raises(TargetError, match=r"fp32 was forced.*1 bf16, 9 fp32"):
         judge("m.onnx", Target("t", "openvino", "fp32"), {"fp32": 9, "bf16": 1}, 0)
-    with pytest.raises(TargetError, match="int8 was forced"):
+    with pytest.raises(CandidateError, match="int8 was forced"):
         judge("m.onnx", Target("t", "openvino", "int8"), {"fp32": 10}, 8)
     execution = judge("m.onnx", Target("t", "openvino", "int8"), {"fp32": 4, "int8": 6}, 8)
     assert execution.fallback_share == pytest.approx(0.25)

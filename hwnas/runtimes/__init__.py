@@ -93,8 +93,8 @@ class Runtime(Protocol):
     def compile(self, onnx_path: str | os.PathLike[str], target: Target) -> Compiled:
         """Compile for exactly this precision, these threads, this batch.
 
-        TargetError as `check`, or when the forced precision was not honoured; CandidateError when this file cannot
-        be compiled.
+        TargetError as `check`, or when fp32 or bf16 was not honoured; CandidateError when this file cannot be
+        compiled, is of the wrong kind for the precision, or falls back from int8 in more than half of its nodes.
         """
 
 
@@ -150,6 +150,9 @@ def judge(path: str | os.PathLike[str], target: Target, precisions: Mapping[str,
                                  "needs the fp32 file.")
         fallback = (total - asked) / total if total else 0.0
     limit = 0.0 if target.precision == "fp32" else _MIN_HONOURED
+    if fallback > limit and target.precision == "int8":
+        raise CandidateError(f"int8 was forced but not honoured by {target.runtime}: convolutions and matrix products "
+                             f"of {os.fspath(path)} run as {counts}. Quantise with tuned_for={target.runtime!r}.")
     if fallback > limit:
         raise TargetError(f"target {target.name}: {target.precision} was forced but not honoured: convolutions and "
                           f"matrix products of {os.fspath(path)} run as {counts}. Choose a precision this CPU has.")
