@@ -12,7 +12,7 @@ from hwnas.estimate import Estimate
 
 if TYPE_CHECKING:
     from hwnas.accuracy.data import Dataset
-    from hwnas.accuracy.tabular import Encodes
+    from hwnas.accuracy.tabular import Decodes
 
 BUILT_IN = ("proxy", "tabular")
 
@@ -30,7 +30,7 @@ class AccuracyEstimator(Protocol):
         ...
 
 
-def load_estimator(name: str, *, dataset: Dataset | None = None, space: Encodes | None = None,
+def load_estimator(name: str, *, dataset: Dataset | None = None, space: Decodes | None = None,
                    config: Mapping[str, Any] | None = None) -> AccuracyEstimator:
     """The estimator called `name`: `proxy`, `tabular`, or an entry point of the group `hwnas.accuracy`.
 

@@ -7,11 +7,13 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Protocol
 
 from hwnas.architecture import Architecture
-from hwnas.errors import ConfigError, DataError, UnknownName
+from hwnas.errors import ConfigError, DataError, SpaceError, UnknownName
 from hwnas.estimate import Estimate
 
 Z90 = 1.6449
@@ -20,12 +22,12 @@ _DEFAULTS: dict[str, Any] = {"path": None, "key": "codes", "key_column": "arch",
                              "std_column": None, "percent": True}
 
 
-class Encodes(Protocol):
-    """What a search space must do for `key=codes`: an architecture's choices as integers."""
+class Decodes(Protocol):
+    """What a search space must do for `key=codes`: the network that integer codes stand for."""
 
-    def encode(self, architecture: Architecture) -> dict[str, Any]: ...
+    def to_params(self, codes: Any) -> dict[str, Any]: ...
 
-    def to_codes(self, params: Mapping[str, Any]) -> Any: ...
+    def decode(self, params: Mapping[str, Any]) -> Architecture: ...
 
 
 @dataclass(eq=False, slots=True)
@@ -33,7 +35,7 @@ class Tabular:
     """An AccuracyEstimator that reads published accuracies from a CSV or Parquet file.
 
     `key` says what `key_column` holds: `codes` (the index of each choice, written together: `01220121`), `id`
-    (`Architecture.id`) or `text` (`str(architecture)`).
+    (`Architecture.id`) or `text` (`str(architecture)`). Rows of codes that decode to one network are averaged.
     """
 
     path: Path
@@ -41,7 +43,7 @@ class Tabular:
     rows: Mapping[str, tuple[float, float]] = field(repr=False)
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], space: Encodes | None) -> Tabular:
+    def from_config(cls, config: Mapping[str, Any], space: Decodes | None) -> Tabular:
         """Read the table. ConfigError for an option, DataError for a file that is missing, torn or not a table."""
         for name in config:
             if name not in _DEFAULTS:
@@ -55,7 +57,10 @@ class Tabular:
         if not isinstance(values["percent"], bool):
             raise ConfigError(f"tabular.percent must be true or false, got {values['percent']!r}.")
         path = Path(os.path.abspath(os.path.expanduser(str(values["path"]))))
-        return cls(path, _namer(values["key"], space), _read(path, values))
+        rows = _read(path, values)
+        if values["key"] == "codes":
+            rows = _by_id(rows, path, space)
+        return cls(path, str if values["key"] == "text" else attrgetter("id"), rows)
 
     @property
     def fingerprint(self) -> str:
@@ -66,21 +71,26 @@ class Tabular:
         """The table's accuracy and standard deviation; DataError when it has no such network."""
         name = self.name_of(architecture)
         if name not in self.rows:
-            raise DataError(f"no network {name!r} in {self.path} ({len(self.rows)} rows). Search the space that the "
-                            "table was made of, or use accuracy=proxy.")
+            raise DataError(f"no network {name!r} ({architecture}) in {self.path} ({len(self.rows)} networks). Search the "
+                            "space that the table was made of, or use accuracy=proxy.")
         value, std = self.rows[name]
         return Estimate(value, max(0.0, value - Z90 * std), min(1.0, value + Z90 * std), std, "published")
 
 
-def _namer(key: str, space: Encodes | None) -> Callable[[Architecture], str]:
-    if key == "id":
-        return lambda architecture: architecture.id
-    if key == "text":
-        return str
+def _by_id(rows: Mapping[str, tuple[float, float]], path: Path, space: Decodes | None
+           ) -> dict[str, tuple[float, float]]:
+    """Rows keyed by codes, keyed by `Architecture.id` instead."""
     if space is None:
         raise ConfigError("tabular.key=codes needs a search space; use tabular.key=id or text.")
-    known = space
-    return lambda architecture: "".join(str(int(code)) for code in known.to_codes(known.encode(architecture)))
+    groups: dict[str, list[tuple[float, float]]] = {}
+    for codes, row in rows.items():
+        try:
+            architecture = space.decode(space.to_params([int(digit) for digit in codes]))
+        except (ValueError, IndexError, SpaceError) as error:
+            raise DataError(f"{path}: {codes!r} is no network of the search space ({error}). Give the space that the "
+                            "table was made of.") from error
+        groups.setdefault(architecture.id, []).append(row)
+    return {name: (fmean(v for v, _ in group), fmean(s for _, s in group)) for name, group in groups.items()}
 
 
 def _read(path: Path, values: Mapping[str, Any]) -> dict[str, tuple[float, float]]:

@@ -47,7 +47,7 @@ def train(model: nn.Module, split: Split, *, recipe: Recipe, dataset: Dataset, s
         try:
             return _train(model, split, recipe, dataset, seed, on_epoch, progress).eval()
         except (MemoryError, RuntimeError) as error:
-            if isinstance(error, MemoryError) or re.search("(not enough|out of) memory", str(error)):
+            if isinstance(error, MemoryError) or re.search("(not enough|out of|can't allocate) memory", str(error)):
                 raise TrainingError(f"out of memory while training at batch {recipe.batch_size}, "
                                     f"{dataset.image_size} px. Set a smaller batch_size.") from error
             raise
@@ -121,9 +121,9 @@ class _OneCycle:
     """torch's OneCycleLR with timm's `step_update`; the last step keeps the last rate."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, recipe: Recipe, steps: int) -> None:
-        self._steps = steps + 1
+        self._steps = max(steps + 1, 5)  # below, torch divides by the length of an empty phase
         self._inner = torch.optim.lr_scheduler.OneCycleLR(
-            optimizer, recipe.lr, total_steps=self._steps, pct_start=max(recipe.warmup, 1 / self._steps),
+            optimizer, recipe.lr, total_steps=self._steps, pct_start=max(recipe.warmup, 2 / self._steps),
             final_div_factor=1e3)
 
     def step_update(self, step: int) -> None:
