@@ -39,13 +39,13 @@ class Recipe:
     max_steps: int = 0
     batch_size: int = 64
     optimizer: str = "adamw"
-    lr: float = 4e-3
+    lr: float = 2e-2
     weight_decay: float = 0.05
     schedule: str = "onecycle"
     warmup: float = 0.2
     label_smoothing: float = 0.1
     ema_decay: float = 0.0
-    clip_norm: float = 0.0
+    clip_norm: float = 1.0
     shift: float = 0.1
     zoom: float = 0.0
     rotate: float = 0.0
@@ -104,7 +104,7 @@ def _checked(where: str, key: str, kind: type, value: Any) -> Any:
     return kind(value)
 
 
-PROXY = Recipe("proxy", epochs=5, min_steps=80, max_steps=320, shift=0.06)
-FINALIST = Recipe("finalist", epochs=18, min_steps=300, max_steps=0, warmup=0.15, ema_decay=0.99, shift=0.1, zoom=0.1,
-                  rotate=10.0)
+PROXY = Recipe("proxy", epochs=4, min_steps=64, max_steps=96, shift=0.06)
+FINALIST = Recipe("finalist", epochs=12, min_steps=180, max_steps=2000, warmup=0.15, ema_decay=0.99, shift=0.1,
+                  zoom=0.1, rotate=10.0)
 PRESETS = {recipe.name: recipe for recipe in (PROXY, FINALIST)}

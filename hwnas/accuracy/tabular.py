@@ -71,8 +71,8 @@ class Tabular:
         """The table's accuracy and standard deviation; DataError when it has no such network."""
         name = self.name_of(architecture)
         if name not in self.rows:
-            raise DataError(f"no network {name!r} ({architecture}) in {self.path} ({len(self.rows)} networks). Search the "
-                            "space that the table was made of, or use accuracy=proxy.")
+            raise DataError(f"no network {name!r} ({architecture}) in {self.path} ({len(self.rows)} networks). Search "
+                            "the space that the table was made of, or use accuracy=proxy.")
         value, std = self.rows[name]
         return Estimate(value, max(0.0, value - Z90 * std), min(1.0, value + Z90 * std), std, "published")
 
