@@ -86,7 +86,7 @@ def _check_overrides(overrides: Sequence[str], target: bool) -> None:
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals and not text.startswith("~"):
-            raise ConfigError(f"{text!r} is not an override. Write key=value; python -m hwnas.search --help lists the keys.")
+            raise ConfigError(f"{text!r} is not an override. Write key=value; --show-config prints all there are.")
         name = key.lstrip("+")
         if name == "target":
             chosen = value

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hwnas.command import number
 from hwnas.errors import ConfigError, MissingLatency, UnknownName
 from hwnas.latency.host import Host
+from hwnas.latency.locks import file_lock
 from hwnas.latency.table import LatencyTable, TableKey, find_table, known_hosts, table_path
 from hwnas.paths import home
 from hwnas.progress import Console
@@ -38,7 +39,7 @@ class Deployment:
         wanted = config.get("host") or host.name
         if wanted == host.name:
             if target.device == "cpu" and target.vendor and target.vendor != host.vendor:
-                console.say(f"note: {target.name} names an {target.vendor} CPU; this host is {host.cpu} ({host.vendor}). "
+                console.say(f"note: {target.name} names the CPU make {target.vendor}; this host is {host.cpu}. "
                             f"Every number will be of {host.name}.")
             return cls(target, host.name, True)
         if wanted not in known_hosts():
@@ -64,17 +65,15 @@ def latency_model(deployment: Deployment, space: SearchSpace, options: Calibrati
     """The table of this deployment and space, measured first where this host has none, and the model fitted on it."""
     from hwnas.latency.model import LatencyModel
 
-    key = TableKey.of(deployment.target, space.image_sizes, space.channels, space.classes)
-    table = find_table(deployment.host_name, key)
-    if table is not None:
-        table.check(key, deployment.host_name, _version_here(deployment))
+    table = _find(deployment, space)
     if table is None or space.name not in table.spaces():
         if not deployment.here:
+            key = key_of(deployment, space)
             raise MissingLatency(
-                f"no latency table of {deployment.host_name} for {key} with networks of {space.name}. Measure it there: "
-                f"python -m hwnas.profile +target={deployment.target.name} space={space.name}, and copy "
-                f"{table_path(Path('latency_tables'), deployment.host_name, key)} to {home()}.")
-        table = _calibrate(deployment, space, options, console, table)
+                f"no latency table of {deployment.host_name} for {key} with networks of {space.name}. Over there run "
+                f"python -m hwnas.profile +target={deployment.target.name} space={space.name}, then copy "
+                f"{table_path(Path('latency_tables'), deployment.host_name, key)} into {home()}.")
+        table = _calibrate(deployment, space, options, console)
     console.note(f"latency table: {table.path} ({table.created}, {table.runtime_version})")
     console.note(error_line(table, space))
     return table, LatencyModel.fit(table, space)
@@ -92,14 +91,35 @@ def error_line(table: LatencyTable, space: SearchSpace) -> str:
             f"(noise of the same run: {error['noise_mean']:.1%})")
 
 
+def key_of(deployment: Deployment, space: SearchSpace) -> TableKey:
+    """The key of the table that a space needs on a deployment."""
+    return TableKey.of(deployment.target, space.image_sizes, space.channels, space.classes)
+
+
+def _find(deployment: Deployment, space: SearchSpace) -> LatencyTable | None:
+    key = key_of(deployment, space)
+    table = find_table(deployment.host_name, key)
+    if table is not None:
+        table.check(key, deployment.host_name, _version_here(deployment))
+    return table
+
+
 def _calibrate(deployment: Deployment, space: SearchSpace, options: CalibrationOptions, console: Console,
-               table: LatencyTable | None) -> LatencyTable:
+               ) -> LatencyTable:
+    """Measure this host, unless another process has done so while this one waited for it."""
     from hwnas.latency.calibrate import calibrate
     from hwnas.runtimes import load_runtime
 
-    console.say(f"calibrating {deployment.host_name} for {deployment.target.name} and space {space.name}: "
-                f"{options.networks} networks")
-    return calibrate(deployment.target, space, load_runtime(deployment.target.runtime), options, console, table)
+    runtime = load_runtime(deployment.target.runtime)
+    runtime.check(deployment.target)
+    path = table_path(home() / "latency_tables", deployment.host_name, key_of(deployment, space))
+    with file_lock(path.with_suffix(".lock"), lambda: console.say("waiting for another calibration of this host")):
+        table = _find(deployment, space)
+        if table is not None and space.name in table.spaces():
+            return table
+        console.say(f"calibrating {deployment.host_name} for {deployment.target.name} and space {space.name}: "
+                    f"{options.networks} networks")
+        return calibrate(deployment.target, space, runtime, options, console, table)
 
 
 def _version_here(deployment: Deployment) -> str | None:

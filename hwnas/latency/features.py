@@ -71,4 +71,4 @@ def _role(block: BlockSpec, role: str, kernel: int) -> str:
 
 def network_features(blocks: Iterable[BlockSpec]) -> np.ndarray:
     """Sum over blocks: [len(NAMES)]."""
-    return np.sum([block_features(block) for block in blocks], axis=0)
+    return np.asarray(np.sum([block_features(block) for block in blocks], axis=0))

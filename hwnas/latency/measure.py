@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import random
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from hwnas.latency.host import usable_cores
+from hwnas.latency.locks import measuring_lock
 from hwnas.latency.measurement import Measurement, Protocol, Turn
 
 Call = Callable[[], None]
@@ -29,7 +29,11 @@ def measure(candidates: Mapping[str, Call], reference: Call, protocol: Protocol 
     `progress` hears the share done (by rounds or by time, whichever is further) and a note.
     """
     protocol = protocol or Protocol()
-    with measuring_lock(progress), _undisturbed():
+    def queued() -> None:
+        if progress:
+            progress(0.0, "waiting for another measurement on this host")
+
+    with measuring_lock(queued), _undisturbed():
         run = _Run(candidates, reference, protocol, random.Random(seed), quiet_ms)
         run.warm_up()
         deadline = time.monotonic() + protocol.max_seconds
@@ -137,24 +141,6 @@ def _undisturbed() -> Iterator[None]:
             os.sched_setaffinity(0, affinity)
         if collecting:
             gc.enable()
-
-
-@contextmanager
-def measuring_lock(progress: Progress | None = None) -> Iterator[None]:
-    """One measurement at a time per host: waits for another hwnas that is measuring, and says so."""
-    from filelock import FileLock, Timeout
-
-    lock = FileLock(Path(tempfile.gettempdir()) / "hwnas-measuring.lock", mode=0o666)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        if progress:
-            progress(0.0, "waiting for another measurement on this host")
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _stolen_seconds() -> float:

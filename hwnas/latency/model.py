@@ -133,7 +133,7 @@ class HeldOut:
     @property
     def scores(self) -> np.ndarray:
         """Log errors in units of their own standard deviation."""
-        return (self.log_measured - self.log_mean) / self.log_std
+        return np.asarray((self.log_measured - self.log_mean) / self.log_std)
 
     def summary(self) -> dict[str, float]:
         """Share within 5 and 10 %, mean absolute error, rank correlation, coverage, widths, and noise beside them."""

@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,9 +34,7 @@ class OnnxRuntime:
     name = "onnxruntime"
 
     def version(self) -> str:
-        import onnxruntime
-
-        return f"onnxruntime {onnxruntime.__version__}"
+        return f"onnxruntime {package_version('onnxruntime')}"
 
     def check(self, target: Target) -> None:
         require(target, self.name, ("fp32", "int8"), "cpu")

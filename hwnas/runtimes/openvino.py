@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from functools import cached_property
+from importlib.metadata import version as package_version
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,7 +60,7 @@ class OpenVinoRuntime:
         return import_openvino().Core()
 
     def version(self) -> str:
-        return f"openvino {import_openvino().__version__.split('-')[0]}"
+        return f"openvino {package_version('openvino')}"
 
     def check(self, target: Target) -> None:
         able = set(self._core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"))

@@ -1,0 +1,106 @@
+"""Plan: what the options of a search ask for, checked before anything long starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hwnas.command import default_out, number
+from hwnas.deployment import Deployment, calibration_options
+from hwnas.errors import ConfigError
+from hwnas.progress import Console
+
+if TYPE_CHECKING:
+    from hwnas.baselines import Baseline
+    from hwnas.latency.calibrate import CalibrationOptions
+    from hwnas.latency.model import LatencyModel
+    from hwnas.run_folder import RunFolder
+    from hwnas.search_trial import SearchOptions
+    from hwnas.space import SearchSpace
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the options ask for, checked before anything long starts."""
+
+    config: Any
+    deployment: Deployment
+    space: SearchSpace
+    run: RunFolder
+    baselines: tuple[Baseline, ...]
+    calibration: CalibrationOptions
+    n_trials: int
+    max_asks: int | None
+    seed: int
+    threads: int
+    k: int
+    seconds: float
+    cap_ms: float | None
+
+    def section(self, key: str) -> dict[str, Any]:
+        """A section of the configuration as plain values."""
+        return section(self.config, key)
+
+
+def make_plan(config: Any, console: Console) -> Plan:
+    """Read and check every option that can be checked without measuring or training."""
+    from hwnas.accuracy.data import inspect_dataset
+    from hwnas.run_folder import RunFolder
+    from hwnas.samplers import load_sampler
+    from hwnas.space import SearchSpace
+
+    numbers = {
+        "n_trials": number(config, "n_trials", 1, whole=True), "seed": number(config, "seed", 0, whole=True),
+        "max_asks": number(config, "max_asks", 1, whole=True, optional=True),
+        "threads": number(config, "threads", 0, 4096, whole=True),
+        "k": number(config, "finalists.k", 1, 100, whole=True),
+        "seconds": float(number(config, "verification.seconds", 1, 86_400)),
+        "cap_ms": number(config, "budget.latency_ms", 1e-6, optional=True), "calibration": calibration_options(config)}
+    number(config, "objective.target_ms", 1e-6, optional=True)
+    number(config, "budget.quantile", 0.5, 0.999)
+    load_sampler(str(config.sampler), numbers["seed"], **section(config, "sampler_options"))
+    deployment = Deployment.from_config(config, console)
+    info = inspect_dataset(section(config, "dataset"))
+    space = SearchSpace.load(str(config.space), channels=info.channels, classes=info.classes,
+                             image_size=config.dataset.image_size)
+    baselines = _baselines(config, space)
+    out = Path(config.out) if config.out else default_out(deployment.target.name, str(config.space), info.name)
+    return Plan(config, deployment, space, RunFolder.create(out), baselines, **numbers)
+
+
+def search_options(plan: Plan, model: LatencyModel) -> SearchOptions:
+    """The search's options; BudgetError when no network of the space keeps the cap."""
+    from hwnas.objective import Objective, check_cap
+    from hwnas.search_trial import SearchOptions
+
+    config = plan.config
+    target_ms = config.objective.target_ms or float(model.predict_architectures([plan.space.reference]).mean[0])
+    objective = Objective(round(float(target_ms), 6), str(config.objective.name), str(config.objective.reward))
+    if plan.cap_ms is not None:
+        check_cap(plan.space, model.predict, plan.cap_ms, config.budget.quantile)
+    known = [plan.space.encode(one) for one in plan.space.known.values()]
+    return SearchOptions(plan.n_trials, objective, seed=plan.seed, max_asks=plan.max_asks, cap_ms=plan.cap_ms,
+                         cap_quantile=config.budget.quantile, enqueue=known)
+
+
+def _baselines(config: Any, space: SearchSpace) -> tuple[Baseline, ...]:
+    from hwnas.baselines import check_names, variants
+
+    names = config.baselines
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names or []):
+        raise ConfigError(f"baselines must be a list of timm names, got {names!r}.")
+    return tuple(variants(check_names(list(names)), max(space.image_sizes))) if names else ()
+
+
+def section(config: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Section `key` of a configuration as plain values; ConfigError when it is something else."""
+    from omegaconf import OmegaConf
+
+    value = OmegaConf.to_container(config[key], resolve=True) if config.get(key) is not None else {}
+    if not isinstance(value, dict):
+        raise ConfigError(f"{key} must be a section of keys and values, got {value!r}.")
+    return {str(name): one for name, one in value.items()}
+
+
