@@ -16,7 +16,7 @@ from hwnas.errors import CandidateError
 from hwnas.export import MIN_PARITY_IMAGES, Parity, check_parity, export_onnx
 from hwnas.finalists import Finalist
 from hwnas.paths import write_atomic
-from hwnas.quantize import TunedFor, quantize_static
+from hwnas.quantize import quantize_static, tuning_of
 from hwnas.run_folder import ModelFolder
 from hwnas.target import Target
 
@@ -152,16 +152,12 @@ def _export(model: nn.Module, network: Finalist | Baseline, folder: ModelFolder,
         parity = check_parity(model, folder.onnx, parity_images(data, making.seed))
         if making.target.precision == "int8":
             quantize_static(folder.onnx, folder.int8, calibration_images(data, making.n_calibration, making.seed),
-                            tuned_for=_tuned_for(making.target), threads=max(1, making.threads))
+                            tuned_for=tuning_of(making.target), threads=max(1, making.threads))
     except CandidateError:
         folder.onnx.unlink(missing_ok=True)
         folder.int8.unlink(missing_ok=True)
         raise
     return parity
-
-
-def _tuned_for(target: Target) -> TunedFor:
-    return "onnxruntime" if target.runtime == "onnxruntime" else "openvino"
 
 
 def calibration_images(data: Dataset, n: int, seed: int) -> NDArray[np.float32]:

@@ -47,6 +47,7 @@ class Plan:
 def make_plan(config: Any, console: Console) -> Plan:
     """Read and check every option that can be checked without measuring or training."""
     from hwnas.accuracy.data import inspect_dataset
+    from hwnas.objective import Objective
     from hwnas.run_folder import RunFolder
     from hwnas.samplers import load_sampler
     from hwnas.space import SearchSpace
@@ -60,6 +61,7 @@ def make_plan(config: Any, console: Console) -> Plan:
         "cap_ms": number(config, "budget.latency_ms", 1e-6, optional=True), "calibration": calibration_options(config)}
     number(config, "objective.target_ms", 1e-6, optional=True)
     number(config, "budget.quantile", 0.5, 0.999)
+    Objective(1.0, str(config.objective.name), str(config.objective.reward))
     load_sampler(str(config.sampler), numbers["seed"], **section(config, "sampler_options"))
     deployment = Deployment.from_config(config, console)
     info = inspect_dataset(section(config, "dataset"))

@@ -17,12 +17,19 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import ModelProto
 
+    from hwnas.target import Target
+
 Method = Literal["mse", "minmax"]
 TunedFor = Literal["openvino", "onnxruntime"]
 MIN_OPSET = 13
 _BATCH = 32
 _SAMPLES = 4096  # values kept of one tensor in one batch
 _SHRINKS = np.linspace(1.0, 0.4, 21)
+
+
+def tuning_of(target: Target) -> TunedFor:
+    """Which runtime's kernels a target's QDQ file should suit."""
+    return "onnxruntime" if target.runtime == "onnxruntime" else "openvino"
 
 
 def quantize_static(fp32_path: str | os.PathLike[str], int8_path: str | os.PathLike[str],

@@ -138,7 +138,7 @@ def _reference(architecture: Architecture, target: Target, folder: Path) -> Comp
 
     threads = torch.get_num_threads()
     try:
-        path = prepare_network(architecture, target.precision, folder)
+        path = prepare_network(architecture, target, folder)
     finally:
         torch.set_num_threads(threads)
     return load_runtime(target.runtime).compile(path, target)

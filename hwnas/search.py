@@ -36,11 +36,11 @@ The same command again resumes; in another terminal it joins as a worker. --show
 def main(config: Any, console: Console) -> None:
     """The whole road: plan, latency model, trials, verified front."""
     plan = make_plan(config, console)
-    table, model = latency_model(plan.deployment, plan.space, plan.calibration, console)
-    options = search_options(plan, model)
     dataset = _load_data(plan, console)
     estimator = _estimator(plan, dataset)
     making = _making(plan, dataset)
+    table, model = latency_model(plan.deployment, plan.space, plan.calibration, console)
+    options = search_options(plan, model)
     study = _open_study(plan, table, dataset, estimator, options)
     plan.run.write_config(_yaml(config))
     _search(plan, study, model, estimator, options, console)

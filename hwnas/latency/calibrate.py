@@ -56,7 +56,7 @@ def calibrate(target: Target, space: SearchSpace, runtime: Runtime, options: Cal
     with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
         to_export = {one.id: one for one in [*plan, reference]}
         with console.step("export networks") as report:
-            files = prepare_networks(list(to_export.values()), target.precision, Path(folder), len(usable_cores()),
+            files = prepare_networks(list(to_export.values()), target, Path(folder), len(usable_cores()),
                                      report)
         compiled = _compile(files, target, runtime, console)
     table = table or LatencyTable(key, host.to_dict(), runtime.version(), _now(), Protocol(), reference, 0.0, 0.0)
