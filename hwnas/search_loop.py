@@ -23,7 +23,7 @@ from hwnas.study import study_lock
 from hwnas.trial_record import Counts, count, known, outcome
 from hwnas.workers import release_lost, storage_of
 
-UNPRODUCTIVE = 8  # asks in a row without training, after which a random unseen network is queued
+UNPRODUCTIVE = 5  # asks in a row without training, after which a random unseen network is queued
 POLL_S = 0.5
 
 

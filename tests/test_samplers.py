@@ -60,7 +60,7 @@ def test_same_trials_after_an_interruption(tmp_path: Path) -> None:
                 raise KeyboardInterrupt
             return estimate
 
-    for _ in range(3):
+    for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             searched(opened(tmp_path / "b", "nsga2"), 18, estimator=Impatient())
     searched(opened(tmp_path / "b", "nsga2"), 18)
@@ -178,6 +178,8 @@ def published() -> Published:
 
 
 def test_samplers_beat_chance_on_real_accuracies(tmp_path: Path, published: Published) -> None:
+    slowest = published.space.decode(published.params("22222222")).macs / 1e8
+
     def volume(sampler: str) -> float:
         folder = tmp_path / sampler
         folder.mkdir()
@@ -185,7 +187,7 @@ def test_samplers_beat_chance_on_real_accuracies(tmp_path: Path, published: Publ
         searched(study, 60, published.space, published, predictor=macs_as_ms(published.space))
         points = np.array([trial.values for trial in study.trials if trial.state == TrialState.COMPLETE])
         assert len(points) == 60
-        return hypervolume_2d(points[:, 0], np.log(points[:, 1]), (0.8, np.log(8.0)))
+        return hypervolume_2d(points[:, 0], np.log(points[:, 1]), (0.85, np.log(slowest)))
 
     by_chance = volume("random")
     assert volume("nsga2") > by_chance
