@@ -8,7 +8,7 @@ PY := $(VENV)/bin/python
 # The stamp carries a checksum of what is installed, so that a change of either file sets up again.
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | tr ' \t' '--')
 
-.PHONY: search test check bench setup clean
+.PHONY: search test check lint types bench setup clean
 .DEFAULT_GOAL := search
 
 search: $(STAMP)
@@ -17,8 +17,12 @@ search: $(STAMP)
 test: $(STAMP)
 	@$(PY) -m pytest $(ARGS)
 
-check: $(STAMP)
+check: lint types
+
+lint: $(STAMP)
 	@$(PY) -m ruff check .
+
+types: $(STAMP)
 	@$(PY) -m mypy
 
 bench: $(STAMP)
