@@ -17,6 +17,8 @@ from hwnas.progress import Console
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+GROUPS = {"dataset": "data set", "objective": "objective"}  # groups of files in conf/ that have a default
+OPEN = ("proxy.", "tabular.", "finalists.recipe.", "sampler_options.", "dataset.options.")
 Main = Callable[["DictConfig", Console], None]
 
 
@@ -73,12 +75,17 @@ def compose(config_name: str, overrides: Sequence[str], target: bool = True) -> 
     _check_overrides(overrides, target)
     try:
         with initialize_config_dir(str(config_dir()), version_base="1.3", job_name=config_name):
-            config = hydra_compose(config_name, overrides=list(overrides))
+            config = hydra_compose(config_name, overrides=[_opened(text) for text in overrides])
         values = OmegaConf.to_container(config, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_hydra_message(error, overrides)) from None
     _refuse_code(values, "")
     return config
+
+
+def _opened(override: str) -> str:
+    """Keys of the open sections need no plus, though the configuration does not list them."""
+    return f"++{override}" if override.startswith(OPEN) else override
 
 
 def _check_overrides(overrides: Sequence[str], target: bool) -> None:
@@ -92,8 +99,8 @@ def _check_overrides(overrides: Sequence[str], target: bool) -> None:
             chosen = value
             if key == "target":
                 raise ConfigError(f"write +target={value} (with the plus): targets: {', '.join(names_in('target'))}.")
-        if name == "dataset" and value not in names_in("dataset"):
-            raise UnknownName("data set", value, names_in("dataset"))
+        if name in GROUPS and value not in names_in(name):
+            raise UnknownName(GROUPS[name], value, names_in(name))
     if not target:
         return
     if chosen is None:

@@ -64,8 +64,9 @@ def calibrate(target: Target, space: SearchSpace, runtime: Runtime, options: Cal
     _time(table, space.name, plan, compiled, options, console)
     table.created = _now()
     table.error[space.name] = LatencyModel.held_out_error(table, space)
-    table.save(table_path(home() / "latency_tables", host.name, key))
-    return table
+    path = table_path(home() / "latency_tables", host.name, key)
+    table.save(path)
+    return LatencyTable.load(path)  # as every later run will read it: times are rounded when stored
 
 
 def plan_networks(space: SearchSpace, options: CalibrationOptions) -> list[Architecture]:
