@@ -124,11 +124,27 @@ def wait_for_others(study: optuna.Study, *, poll_s: float = 1.0, waiting: Callab
         time.sleep(poll_s)
 
 
-def acquire_verifier(folder: Path) -> FileLock | None:
+class VerifierLock:
+    """Held until `release`, the end of its `with` block, or the end of the process."""
+
+    def __init__(self, lock: FileLock) -> None:
+        self._lock = lock
+
+    def release(self) -> None:
+        """Let another worker verify."""
+        self._lock.release()
+
+    def __enter__(self) -> VerifierLock:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+
+def acquire_verifier(folder: Path) -> VerifierLock | None:
     """The right to verify the run in `folder`, or None when another worker has it.
 
-    An operating-system lock on `verify.lock`: it ends with the process that holds it, however that ends. Release it
-    with `.release()` or use it as a context manager.
+    An operating-system lock on `verify.lock`: it ends with the process that holds it, however that ends.
     """
     lock = FileLock(folder / "verify.lock")
     try:
@@ -138,4 +154,4 @@ def acquire_verifier(folder: Path) -> FileLock | None:
     except OSError as error:
         raise StudyError(f"cannot write {folder / 'verify.lock'}: {error.strerror or error}. "
                          "Make the run folder writable or choose another.") from error
-    return lock
+    return VerifierLock(lock)

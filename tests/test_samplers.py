@@ -16,6 +16,7 @@ from optuna.trial import TrialState
 from study_fixtures import Predictions, Scores, TinySpace, opened, searched
 
 import hwnas.samplers
+import hwnas.search_loop
 from hwnas.architecture import Architecture
 from hwnas.errors import ConfigError, UnknownName
 from hwnas.estimate import Estimate
@@ -68,14 +69,15 @@ def test_same_trials_after_an_interruption(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["nsga2", "nsga3"])
-def test_genetic_samplers_learn_from_what_is_over_the_cap(tmp_path: Path, name: str) -> None:
+def test_genetic_samplers_learn_from_what_is_over_the_cap(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+                                                          ) -> None:
     """Without the view, generations would hold COMPLETE trials only, and a tight cap would leave the search random."""
+    monkeypatch.setattr(hwnas.search_loop, "UNPRODUCTIVE", 10**9)
     study = opened(tmp_path, name)
     searched(study, 30, TinySpace(4), cap_ms=2.0)
     trials = study.trials
     feasible = [trial.state == TrialState.COMPLETE for trial in trials]
-    share = 0.5 * len(trials)
-    assert np.mean(feasible[int(share):]) > 2 * np.mean(feasible[: int(share)])
+    assert np.mean(feasible[-20:]) > 2 * np.mean(feasible[:20])
     parents = View(study, {}).get_trials(states=(TrialState.COMPLETE,))
     assert len(parents) == sum(trial.user_attrs["outcome"] in ("evaluated", "infeasible") for trial in trials)
 

@@ -278,8 +278,8 @@ def test_one_worker_verifies(tmp_path: Path) -> None:
     assert lock is not None
     script = f"from pathlib import Path\nfrom hwnas.study import acquire_verifier\n" \
              f"print(acquire_verifier(Path({str(tmp_path)!r})) is None)"
-    held = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
-    lock.release()
+    with lock:
+        held = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     free = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert (held.stdout.strip(), free.stdout.strip()) == ("True", "False")
 
