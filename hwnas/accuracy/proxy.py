@@ -16,7 +16,7 @@ from torch import nn
 from hwnas.accuracy.data import Dataset, Progress, Split, resize
 from hwnas.accuracy.recipe import PROXY, Recipe
 from hwnas.accuracy.splits import subset
-from hwnas.accuracy.training import predict, seeded, top1, train
+from hwnas.accuracy.training import predict, release_memory, seeded, top1, train
 from hwnas.architecture import Architecture
 from hwnas.errors import ConfigError
 from hwnas.estimate import Estimate
@@ -129,6 +129,8 @@ class Proxy:
             model = self._network(architecture)
             train(model, images, recipe=self.recipe, dataset=self.dataset, seed=seed, on_epoch=after,
                   progress=self.progress)
+        del model
+        release_memory()
         return curve, hopeless
 
     def hopeless(self, curve: Sequence[float], history: Sequence[Sequence[float]], n_images: int) -> bool:
