@@ -18,7 +18,7 @@ from hwnas.errors import CandidateError, ConfigError
 from hwnas.objective import Predict, check_quantile, positive_ms, upper_ms
 from hwnas.search_trial import Estimator, Evaluate, SearchOptions, Space, keep_result, settle
 from hwnas.search_unseen import ENUMERABLE, unseen_params
-from hwnas.storage import storage_errors
+from hwnas.storage_errors import storage_errors
 from hwnas.study import study_lock
 from hwnas.trial_record import Counts, count, known, outcome
 from hwnas.workers import release_lost, storage_of

@@ -107,14 +107,14 @@ class Evaluate:
                       for parameter in self.space.parameters}
         architecture = self.space.decode(params)
         latency_ms = self._record_prediction(trial, architecture, self.space.to_codes(params))
-        trials = self.study.get_trials(deepcopy=False)
-        self._skip_known(trial, architecture.id, trials)
+        self._skip_known(trial, architecture.id)
         over = 0.0 if self.options.cap_ms is None else self._upper_ms - self.options.cap_ms
         if over > 0:
             self.storage.write_attrs(trial._trial_id, {"outcome": INFEASIBLE})
             raise TrialPruned(f"{over:.4g} ms over the cap")
         self.on_train(trial.number, architecture.id, latency_ms)
-        estimate = self.estimator.evaluate(architecture, curves(trials), self.options.seed)
+        history = curves(self.study._get_trials(deepcopy=False, use_cache=True))  # as it was at this trial's ask
+        estimate = self.estimator.evaluate(architecture, history, self.options.seed)
         if not math.isfinite(estimate.value):
             raise TrainingError(f"top-1 is {estimate.value}")
         objective = self.options.objective
@@ -141,15 +141,15 @@ class Evaluate:
             "latency_ms_predicted_high": float(found.high[0])}, constraints)
         return mean
 
-    def _skip_known(self, trial: optuna.Trial, name: str, trials: Sequence[FrozenTrial]) -> None:
-        earlier = known(trials, before=trial.number).get(name)
+    def _skip_known(self, trial: optuna.Trial, name: str) -> None:
+        earlier = known(same_architecture(self.study, name), before=trial.number).get(name)
         if earlier is not None:
             self._skip(trial, earlier)
 
     def _skip_evaluated(self, trial: optuna.Trial, name: str) -> None:
         """Another worker may have evaluated the same architecture meanwhile; the first result stands."""
-        for other in self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
-            if other.user_attrs.get("architecture_id") == name:
+        for other in same_architecture(self.study, name):
+            if other.state == TrialState.COMPLETE:
                 self._skip(trial, other)
 
     def _skip(self, trial: optuna.Trial, earlier: FrozenTrial) -> None:
@@ -161,15 +161,20 @@ class Evaluate:
         raise TrialPruned(f"same architecture as trial {earlier.number}")
 
 
+def same_architecture(study: optuna.Study, name: str) -> list[FrozenTrial]:
+    """Every trial that was given the architecture `name`, as it is now."""
+    ids = storage_of(study).with_attr(study._study_id, "architecture_id", name)
+    return [study._storage.get_trial(trial_id) for trial_id in ids]
+
+
 def keep_result(evaluate: Evaluate) -> bool:
     """Add the result of a trial that others gave up (its worker was stopped past the heartbeat's grace) as a finished
     trial; False when there is none, or when its architecture was evaluated by somebody else meanwhile."""
     if evaluate.trial is None or evaluate.result is None:
         return False
     lost = evaluate.storage.get_trial(evaluate.trial._trial_id)
-    complete = evaluate.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    name = lost.user_attrs["architecture_id"]
-    if lost.state != TrialState.FAIL or any(trial.user_attrs.get("architecture_id") == name for trial in complete):
+    same = same_architecture(evaluate.study, lost.user_attrs["architecture_id"])
+    if lost.state != TrialState.FAIL or any(trial.state == TrialState.COMPLETE for trial in same):
         return False
     values, attrs = evaluate.result
     system = {key: value for key, value in lost.system_attrs.items() if key != "fixed_params"}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import sqlite3
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +27,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 
 from hwnas.errors import ConfigError, StudyError
+from hwnas.storage_errors import shown, sqlite_path, storage_errors
 
 HEARTBEAT_S = 30
 GRACE_S = 120
@@ -118,57 +120,25 @@ class Storage(RDBStorage):
         finally:
             session.close()
 
+    def with_attr(self, study_id: int, key: str, value: Any) -> list[int]:
+        """Ids of the study's trials that have this user attribute, read without loading the trials."""
+        attrs: Any = models.TrialUserAttributeModel
+        with self._session() as session:
+            rows = session.query(models.TrialModel.trial_id).join(attrs, attrs.trial_id == models.TrialModel.trial_id)
+            found = rows.filter(models.TrialModel.study_id == study_id, attrs.key == key,
+                                attrs.value_json == json.dumps(value)).all()
+        return [int(trial_id) for (trial_id,) in found]
+
     def flush(self) -> None:
-        """Put everything acknowledged on the disk itself (SQLite: checkpoint the write-ahead log)."""
-        if self.engine.name == "sqlite":
-            with contextlib.suppress(SQLAlchemyError), self.engine.connect() as connection:
-                connection.connection.cursor().execute("PRAGMA wal_checkpoint(PASSIVE)")
-
-
-def sqlite_path(url: str) -> Path | None:
-    """The file of a SQLite URL, None for another database; ConfigError when the URL cannot be read."""
-    try:
-        parsed = sqlalchemy.engine.make_url(url)
-    except SQLAlchemyError:
-        raise ConfigError(f"storage: {url!r} is not a database URL. Write e.g. sqlite:///runs/mine/study.db or "
-                          "postgresql+psycopg://user@host/name.") from None
-    if parsed.get_backend_name() != "sqlite":
-        return None
-    if parsed.database in (None, "", ":memory:"):
-        raise ConfigError("storage: a study in memory would be lost. Name a file: sqlite:///runs/mine/study.db.")
-    return Path(str(parsed.database))
-
-
-def shown(url: str) -> str:
-    """The URL as messages may print it: a path for SQLite, otherwise with the password hidden."""
-    path = sqlite_path(url)
-    return str(path) if path else sqlalchemy.engine.make_url(url).render_as_string(hide_password=True)
-
-
-_ADVICE = (
-    ("not a database", "Move it away to start anew, or restore it from a copy."),
-    ("malformed", "Move it away to start anew, or restore it from a copy."),
-    ("full", "Free space on that disk, then give the same command again."),
-    ("disk i/o", "Check the disk and its free space, then give the same command again."),
-    ("readonly", "Make file and folder writable, or choose another folder."),
-    ("unable to open", "Check that its folder exists and can be written."),
-    ("locked", "Another program holds it: close that, then give the same command again."),
-)
-
-
-@contextlib.contextmanager
-def storage_errors(url: str) -> Iterator[None]:
-    """Turn database errors inside into a StudyError of one line: fact, place, next step."""
-    try:
-        yield
-    except (StorageInternalError, SQLAlchemyError, sqlite3.Error) as error:
-        cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
-        fact = " ".join(str(getattr(cause, "orig", None) or cause).split())
-        step = next((advice for word, advice in _ADVICE if word in fact.lower()),
-                    "Check the database, then give the same command again.")
-        raise StudyError(f"study {shown(url)}: {fact}. {step}") from error
+        """Put everything acknowledged on the disk itself, as SQLite does only when it empties its write-ahead log."""
+        path = sqlite_path(self.url)
+        if path is not None:
+            with contextlib.suppress(OSError):  # No log: everything is in the database already.
+                handle = os.open(f"{path}-wal", os.O_RDWR)
+                try:
+                    os.fsync(handle)
+                finally:
+                    os.close(handle)
 
 
 def _connector(path: Path, busy_s: float, read_only: bool) -> Callable[[], sqlite3.Connection]:

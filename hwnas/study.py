@@ -17,7 +17,8 @@ from optuna.samplers import BaseSampler
 
 from hwnas.errors import StudyError
 from hwnas.objective import Objective
-from hwnas.storage import BUSY_S, GRACE_S, HEARTBEAT_S, open_storage, shown, sqlite_path, storage_errors
+from hwnas.storage import BUSY_S, GRACE_S, HEARTBEAT_S, open_storage
+from hwnas.storage_errors import shown, sqlite_path, storage_errors
 from hwnas.trial_record import front_rows, trial_rows
 from hwnas.workers import acquire_verifier, requeue, wait_for_others
 
