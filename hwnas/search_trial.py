@@ -18,7 +18,7 @@ from hwnas.errors import CandidateError, TrainingError, UserError
 from hwnas.estimate import Estimate
 from hwnas.objective import CAP_QUANTILE, Objective, Predict, upper_ms
 from hwnas.trial_record import CAP, DUPLICATE, ERROR, EVALUATED, FAILED, INFEASIBLE, INTERRUPTED, curves, known
-from hwnas.workers import requeue, storage_of, worker_name
+from hwnas.workers import requeue, storage_of
 
 INTERRUPTIONS = (KeyboardInterrupt, SystemExit)
 
@@ -101,7 +101,6 @@ class Evaluate:
             return  # The error itself is on its way and matters more.
 
     def _run(self, trial: optuna.Trial) -> tuple[float, ...]:
-        self.storage.write_attrs(trial._trial_id, {"worker": worker_name()})
         with self.storage.params_together(trial._trial_id):
             params = {parameter.name: trial.suggest_categorical(parameter.name, parameter.choices)
                       for parameter in self.space.parameters}

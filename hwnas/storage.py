@@ -1,8 +1,9 @@
 """The study's database: Optuna's RDB storage, made fit for several processes on one SQLite file.
 
-Three things differ from Optuna's own. SQLite runs with a write-ahead log and takes the write lock at the start of a
+Four things differ from Optuna's own. SQLite runs with a write-ahead log and takes the write lock at the start of a
 transaction, so that two workers cannot pop the same waiting trial. A heartbeat that cannot be written is tried again
-instead of ending its thread. The parameters of a trial go in one transaction, and so do its attributes.
+instead of ending its thread. The parameters of a trial go in one transaction, and so do its attributes. A running
+trial names its worker from the first moment.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import logging
 import os
 import sqlite3
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +25,12 @@ from optuna.distributions import BaseDistribution, distribution_to_json
 from optuna.exceptions import StorageInternalError
 from optuna.storages import RDBStorage
 from optuna.storages._rdb import models
+from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 
 from hwnas.errors import ConfigError, StudyError
+from hwnas.processes import worker_name
 from hwnas.storage_errors import shown, sqlite_path, storage_errors
 
 HEARTBEAT_S = 30
@@ -48,6 +52,26 @@ class Storage(RDBStorage):
             super().record_heartbeat(trial_id)
         except (StorageInternalError, SQLAlchemyError, sqlite3.Error) as error:
             _log.debug("heartbeat of trial %d not written: %s", trial_id, error)
+
+    def _create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> FrozenTrial:
+        """As Optuna's, but an asked trial bears its worker's name from the start: no kill leaves it unclaimed."""
+        if template_trial is None:
+            template_trial = optuna.create_trial(state=TrialState.RUNNING, user_attrs={"worker": worker_name()})
+        return super()._create_new_trial(study_id, template_trial)
+
+    def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
+        """As Optuna's, but a queued trial gets its worker's name in the same transaction as its new state."""
+        if state != TrialState.RUNNING:
+            return super().set_trial_state_values(trial_id, state, values)
+        with self._session() as session:
+            trial: Any = models.TrialModel.find_or_raise_by_id(trial_id, session, for_update=True)
+            self.check_trial_is_updatable(trial_id, trial.state)
+            if trial.state != TrialState.WAITING:
+                return False
+            trial.state, trial.datetime_start = state, datetime.now()
+            self._upsert(session, models.TrialUserAttributeModel, [
+                {"trial_id": trial_id, "key": "worker", "value_json": json.dumps(worker_name())}])
+        return True
 
     def has_heartbeat(self, trial_id: int) -> bool:
         """Whether the trial's worker ever said that it lives."""
@@ -174,7 +198,7 @@ def check_file(path: Path, busy_s: float = BUSY_S) -> None:
 
 
 def open_storage(url: str, *, heartbeat_s: int = HEARTBEAT_S, grace_s: int = GRACE_S, busy_s: float = BUSY_S,
-                 on_stale: Callable[[optuna.Study, optuna.trial.FrozenTrial], None] | None = None,
+                 on_stale: Callable[[optuna.Study, FrozenTrial], None] | None = None,
                  read_only: bool = False) -> Storage:
     """Open or create the database behind `url`. ConfigError for a bad URL, StudyError for a bad database.
 

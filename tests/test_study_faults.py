@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,12 @@ from study_fixtures import IDENTITY, OBJECTIVE, Scores, TinySpace, opened, predi
 import hwnas.storage
 from hwnas.architecture import Architecture
 from hwnas.errors import StudyError, UserError
+from hwnas.processes import is_dead, worker_name
 from hwnas.search_loop import run_search
 from hwnas.search_trial import SearchOptions
 from hwnas.study import load_study, trial_rows, wait_for_others
 from hwnas.trial_record import count
-from hwnas.workers import MAX_RETRIES, is_dead, release_lost, storage_of, worker_name
+from hwnas.workers import MAX_RETRIES, release_lost, storage_of
 
 WORKER = Path(__file__).with_name("study_worker.py")
 
@@ -295,9 +297,26 @@ def test_who_is_dead() -> None:
     assert not is_dead(f"elsewhere/{gone}/{started}")
 
 
+@pytest.mark.parametrize("queued", [False, True])
+def test_a_worker_killed_while_it_asks_is_noticed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queued: bool
+                                                          ) -> None:
+    study, space = opened(tmp_path), TinySpace()
+    if queued:
+        study.enqueue_trial(space.every()[5])
+    gone = worker_name().rsplit("/", 1)[0] + "/1"
+    with monkeypatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        patch.setattr(hwnas.storage, "worker_name", lambda: gone)
+        study.ask()
+    assert study.trials[0].state == TrialState.RUNNING
+    assert release_lost(study) == 1
+    assert [trial.state.name for trial in study.trials] == ["FAIL", "WAITING"][: 1 + queued]
+
+
 def test_trials_that_never_beat_are_released_after_the_grace(tmp_path: Path) -> None:
     study = opened(tmp_path, heartbeat_s=1, grace_s=1)
-    study._storage.create_new_trial(study._study_id)
+    trial_id = study._storage.create_new_trial(study._study_id)
+    storage_of(study).write_attrs(trial_id, {"worker": "elsewhere/1/1"})
     assert release_lost(study) == 0
     time.sleep(1.2)
     assert release_lost(study) == 1
