@@ -11,7 +11,7 @@ from hwnas.errors import ConfigError, UnknownName
 from hwnas.estimate import Estimate
 
 if TYPE_CHECKING:
-    from hwnas.accuracy.data import Dataset
+    from hwnas.accuracy.dataset import Dataset
     from hwnas.accuracy.tabular import Decodes
 
 BUILT_IN = ("proxy", "tabular")

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hwnas.accuracy.data import DatasetInfo, Images, Listing, Progress, digest_files, resize
+from hwnas.accuracy.dataset import DatasetInfo, Images, Listing, Progress, digest_files, resize
 from hwnas.accuracy.options import DatasetOptions
 from hwnas.accuracy.splits import Labels, Selection
 from hwnas.errors import ConfigError, DataError

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hwnas.accuracy.data import Images, Progress, digest_files
+from hwnas.accuracy.dataset import Images, Progress, digest_files
 from hwnas.accuracy.options import DatasetOptions
 from hwnas.accuracy.splits import Selection
 from hwnas.errors import DataError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hwnas.accuracy.data import DatasetInfo, Listing, digest_files
+from hwnas.accuracy.dataset import DatasetInfo, Listing, digest_files
 from hwnas.accuracy.image_files import GREY, Entry, FileReader, unreadable
 from hwnas.accuracy.options import DatasetOptions
 from hwnas.errors import DataError

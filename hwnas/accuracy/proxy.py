@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from hwnas.accuracy.data import Dataset, Progress, Split, resize
+from hwnas.accuracy.dataset import Dataset, Progress, Split, resize
 from hwnas.accuracy.recipe import PROXY, Recipe
 from hwnas.accuracy.splits import subset
 from hwnas.accuracy.training import predict, release_memory, seeded, top1, train

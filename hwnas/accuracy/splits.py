@@ -66,14 +66,14 @@ def subset(labels: Labels, size: int, seed: int) -> NDArray[np.int64]:
 
 def check_counts(labels: Labels, class_names: Sequence[str], least: int, rule: str) -> None:
     """DataError unless every class has `least` images; names the class that has fewest."""
-    counts = np.bincount(labels, minlength=len(class_names))
-    worst = int(counts.argmin())
-    if counts[worst] < least:
+    found = np.bincount(labels, minlength=len(class_names))
+    worst = int(found.argmin())
+    if found[worst] < least:
         raise DataError(f"{rule} at least {least} image{'s' if least > 1 else ''}; {class_names[worst]!r} has "
-                        f"{counts[worst]}. Add images of that class or remove it.")
+                        f"{found[worst]}. Add images of that class or remove it.")
 
 
-def counts(labels: Labels, class_names: Sequence[str]) -> dict[str, Any]:
+def count(labels: Labels, class_names: Sequence[str]) -> dict[str, Any]:
     """Images of each class, for reports."""
     found = np.bincount(labels, minlength=len(class_names))
     return {name: int(n) for name, n in zip(class_names, found, strict=True)}

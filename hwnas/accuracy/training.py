@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from hwnas.accuracy.augment import augment
-from hwnas.accuracy.data import Dataset, Images, Progress, Split
+from hwnas.accuracy.dataset import Dataset, Images, Progress, Split
 from hwnas.accuracy.recipe import Recipe
 from hwnas.errors import TrainingError
 from hwnas.latency.host import usable_cores
