@@ -84,6 +84,12 @@ def test_the_bar_is_half_the_median_gain_over_chance(dataset: Dataset) -> None:
     assert not proxy.hopeless([0.30, 0.30, 0.1], history, 10_000)
 
 
+def test_epochs_at_which_all_are_near_chance_stop_nothing(dataset: Dataset) -> None:
+    proxy = Proxy(dataset, SHORT)
+    assert not proxy.hopeless([0.25], [(0.35, 0.9, 0.98)] * 10, 10_000)
+    assert proxy.hopeless([0.25, 0.3], [(0.35, 0.9, 0.98)] * 10, 10_000)
+
+
 def test_divergence_is_a_failed_candidate(dataset: Dataset) -> None:
     def broken(architecture: Architecture) -> Any:
         return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(256, 4), Bad())

@@ -32,7 +32,7 @@ class ProxyOptions:
     `train_images` and `validation_images` are the sizes of fixed stratified subsets (0: all); `image_size` 0 is the
     architecture's own; `seeds` trainings are averaged. A run stops early when, after an epoch that `min_history`
     earlier runs reached, what it gained over chance is below `stop_ratio` (0: never) of their median's gain, by more
-    than two standard deviations.
+    than two standard deviations. Epochs after which that median has not half of its final gain decide nothing.
     """
 
     train_images: int = 2048
@@ -139,8 +139,12 @@ class Proxy:
         if not self.options.stop_ratio or len(reached) < self.options.min_history:
             return False
         chance = 1 / len(self.dataset.class_names)
-        bar = chance + self.options.stop_ratio * (statistics.median(reached) - chance)
-        return curve[-1] + 2 * binomial_std(curve[-1], n_images) < bar
+        gain = statistics.median(reached) - chance
+        longest = max(map(len, history))
+        final = statistics.median(earlier[-1] for earlier in history if len(earlier) == longest) - chance
+        if gain < final / 2:  # so early that good networks too are near chance
+            return False
+        return curve[-1] + 2 * binomial_std(curve[-1], n_images) < chance + self.options.stop_ratio * gain
 
     def _network(self, architecture: Architecture) -> nn.Module:
         if self.build is not None:
