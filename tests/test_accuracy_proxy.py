@@ -75,8 +75,8 @@ def test_hopeless_runs_stop_early(dataset: Dataset) -> None:
 
 def test_the_bar_is_half_the_median_gain_over_chance(dataset: Dataset) -> None:
     proxy = Proxy(dataset, SHORT)
-    history = [(0.5, 0.85)] * 5 + [(0.5, 0.95)] * 5 + [(0.3,)] * 3
-    assert not proxy.hopeless([0.40], history, 10_000)
+    history = [(0.7, 0.85)] * 5 + [(0.7, 0.95)] * 5 + [(0.3,)] * 3
+    assert not proxy.hopeless([0.50], history, 10_000)
     assert proxy.hopeless([0.30], history, 10_000)
     assert proxy.hopeless([0.30, 0.50], history, 10_000)
     assert not proxy.hopeless([0.30, 0.60], history, 10_000)

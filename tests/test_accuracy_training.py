@@ -70,7 +70,7 @@ def test_the_seed_decides_every_bit(dataset: Dataset, change: dict[str, Any]) ->
 
 def test_training_leaves_generator_and_threads_alone(dataset: Dataset) -> None:
     before, threads = torch.get_rng_state(), torch.get_num_threads()
-    train(network(), dataset.train, recipe=replace(SHORT, epochs=1, threads=threads + 1), dataset=dataset, seed=0)
+    train(network(), dataset.train, recipe=replace(SHORT, epochs=1, threads=1 + threads % 2), dataset=dataset, seed=0)
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.get_num_threads() == threads
 
