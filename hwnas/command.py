@@ -29,6 +29,7 @@ def run_command(main: Main, config_name: str, usage: str, argv: Sequence[str] | 
     0 done, 1 failed for a reason the user cannot mend by options, 2 bad input (one line on stderr), 130 interrupted.
     """
     os.environ.setdefault("OPENVINO_TELEMETRY_OPTOUT", "1")
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads cost training ten times on a busy machine
     parser = argparse.ArgumentParser(prog=f"python -m hwnas.{config_name}", description=usage,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-q", "--quiet", action="store_true", help="print results and warnings only")
@@ -79,7 +80,7 @@ def compose(config_name: str, overrides: Sequence[str], target: bool = True) -> 
         values = OmegaConf.to_container(config, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_hydra_message(error, overrides)) from None
-    _refuse_code(values, "")
+    refuse_code(values, "")
     return config
 
 
@@ -117,16 +118,16 @@ def _hydra_message(error: Exception, overrides: Sequence[str]) -> str:
     return f"{text} (in: {' '.join(overrides)})"
 
 
-def _refuse_code(values: Any, where: str) -> None:
+def refuse_code(values: Any, where: str) -> None:
     """A configuration must not run code: Hydra's instantiation keys are refused wherever they stand."""
     if isinstance(values, dict):
         for key, value in values.items():
             if str(key) in ("_target_", "_partial_", "_args_", "_convert_", "_recursive_"):
                 raise ConfigError(f"{where}{key}: configurations cannot name code to run; remove the key.")
-            _refuse_code(value, f"{where}{key}.")
+            refuse_code(value, f"{where}{key}.")
     elif isinstance(values, list):
         for index, value in enumerate(values):
-            _refuse_code(value, f"{where}{index}.")
+            refuse_code(value, f"{where}{index}.")
 
 
 def _fail(error: Exception, code: int) -> int:

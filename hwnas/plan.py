@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hwnas.command import default_out, number
 from hwnas.deployment import Deployment, calibration_options
 from hwnas.errors import ConfigError
+from hwnas.latency.host import usable_cores
 from hwnas.progress import Console
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Plan:
     max_asks: int | None
     seed: int
     threads: int
+    workers: int
     k: int
     seconds: float
     cap_ms: float | None
@@ -56,6 +58,7 @@ def make_plan(config: Any, console: Console) -> Plan:
         "n_trials": number(config, "n_trials", 1, whole=True), "seed": number(config, "seed", 0, whole=True),
         "max_asks": number(config, "max_asks", 1, whole=True, optional=True),
         "threads": number(config, "threads", 0, 4096, whole=True),
+        "workers": number(config, "workers", 0, 256, whole=True) or len(usable_cores()),
         "k": number(config, "finalists.k", 1, 100, whole=True),
         "seconds": float(number(config, "verification.seconds", 1, 86_400)),
         "cap_ms": number(config, "budget.latency_ms", 1e-6, optional=True), "calibration": calibration_options(config)}

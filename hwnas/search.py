@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hwnas.command import run_command
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from hwnas.run_folder import RunFolder
     from hwnas.search_trial import SearchOptions
     from hwnas.space import SearchSpace
+    from hwnas.verification import Facts
 
 USAGE = """Search, train, quantise and verify networks for a target. Results lie in out=FOLDER
 (default runs/<target>-<space>-<dataset>).
@@ -33,8 +35,34 @@ USAGE = """Search, train, quantise and verify networks for a target. Results lie
 The same command again resumes; in another terminal it joins as a worker. --show-config prints every option."""
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """Everything that the trials and the verification work with."""
+
+    plan: Plan
+    dataset: Dataset
+    estimator: AccuracyEstimator
+    making: Making
+    table: LatencyTable
+    model: LatencyModel
+    options: SearchOptions
+    study: optuna.Study
+
+
 def main(config: Any, console: Console) -> None:
     """The whole road: plan, latency model, trials, verified front."""
+    from hwnas.worker import extra_workers
+
+    prepared = prepare(config, console)
+    plan = prepared.plan
+    plan.run.write_config(_yaml(config))
+    with extra_workers(min(plan.workers, plan.n_trials) - 1, plan.run, console):
+        search_trials(prepared, console)
+    _verify(prepared, console)
+
+
+def prepare(config: Any, console: Console) -> Prepared:
+    """Check the options, load the data, measure this host where it must be, open the study."""
     plan = make_plan(config, console)
     dataset = _load_data(plan, console)
     estimator = _estimator(plan, dataset)
@@ -42,9 +70,7 @@ def main(config: Any, console: Console) -> None:
     table, model = latency_model(plan.deployment, plan.space, plan.calibration, console)
     options = search_options(plan, model)
     study = _open_study(plan, table, dataset, estimator, options)
-    plan.run.write_config(_yaml(config))
-    _search(plan, study, model, estimator, options, console)
-    _verify(plan, study, table, making, options, console)
+    return Prepared(plan, dataset, estimator, making, table, model, options, study)
 
 
 def _load_data(plan: Plan, console: Console) -> Dataset:
@@ -94,14 +120,16 @@ def _open_study(plan: Plan, table: LatencyTable, dataset: Dataset, estimator: Ac
     return open_study(plan.config.storage or database_path(plan.run.path), identity, options.objective, sampler)
 
 
-def _search(plan: Plan, study: optuna.Study, model: LatencyModel, estimator: AccuracyEstimator,
-            options: SearchOptions, console: Console) -> None:
+def search_trials(prepared: Prepared, console: Console) -> None:
+    """Evaluate architectures until the study is done, as one of its workers."""
     from hwnas.search_loop import run_search
 
+    plan, options = prepared.plan, prepared.options
     console.note(f"search: {options.n_trials} architectures of {plan.space.n_architectures:.3g} in space "
                  f"{plan.space.name}, {options.objective}, sampler {plan.config.sampler}")
     with console.step("search") as report:
-        outcome = run_search(study, plan.space, model.predict, estimator, options, _heard(report))
+        outcome = run_search(prepared.study, plan.space, prepared.model.predict, prepared.estimator, options,
+                             _heard(report))
     console.note(f"search ended: {outcome.reason} ({outcome.n_asks} asks, {outcome.n_pruned} over the cap, "
                  f"{outcome.n_duplicates} duplicates, {outcome.n_failed} failed)")
 
@@ -120,14 +148,13 @@ def _heard(report: Report) -> Any:
     return hear
 
 
-def _verify(plan: Plan, study: optuna.Study, table: LatencyTable, making: Making, options: SearchOptions,
-            console: Console) -> None:
+def _verify(prepared: Prepared, console: Console) -> None:
     """Finalists and baselines, by the one worker that holds the lock; others leave it to that one."""
     from hwnas.finalists import finalists_of
-    from hwnas.scoring import Timing
     from hwnas.study import acquire_verifier, trial_rows, wait_for_others
-    from hwnas.verification import Facts, finish
+    from hwnas.verification import finish
 
+    plan, study = prepared.plan, prepared.study
     lock = acquire_verifier(plan.run.path)
     if lock is None:
         console.say(f"another worker verifies the front in {plan.run.path}; nothing left to do here.")
@@ -137,14 +164,24 @@ def _verify(plan: Plan, study: optuna.Study, table: LatencyTable, making: Making
         trials = trial_rows(study)
         plan.run.write_trials(trials)
         finalists = finalists_of(trials, _architectures(study, plan.space), plan.k)
-        timing = Timing(table.reference, table.quiet_ms if plan.deployment.here else None, plan.seconds, plan.seed)
-        facts = Facts(plan.deployment.host_name, plan.deployment.here, plan.space.name, timing, plan.cap_ms,
-                      {**table.error[plan.space.name], "line": error_line(table, plan.space), "table": str(table.key),
-                       "created": table.created, "overhead_ms": table.overhead_ms},
-                      {"sampler": str(plan.config.sampler), "objective": str(options.objective),
-                       "n_trials": sum(row["outcome"] == "evaluated" for row in trials), "asks": len(trials)})
-        finish(plan.run, finalists, plan.baselines, making, facts, console)
+        facts = _facts(prepared, trials)
+        finish(plan.run, finalists, plan.baselines, prepared.making, facts, console)
         _conclude(plan.run, console)
+
+
+def _facts(prepared: Prepared, trials: list[dict[str, Any]]) -> Facts:
+    """What the report is told of the search."""
+    from hwnas.scoring import Timing
+    from hwnas.verification import Facts
+
+    plan, table = prepared.plan, prepared.table
+    timing = Timing(table.reference, table.quiet_ms if plan.deployment.here else None, plan.seconds, plan.seed)
+    latency = {**table.error[plan.space.name], "line": error_line(table, plan.space), "table": str(table.key),
+               "created": table.created, "overhead_ms": table.overhead_ms}
+    search = {"sampler": str(plan.config.sampler), "objective": str(prepared.options.objective),
+              "n_trials": sum(row["outcome"] == "evaluated" for row in trials), "asks": len(trials)}
+    return Facts(plan.deployment.host_name, plan.deployment.here, plan.space.name, timing, plan.cap_ms, plan.workers,
+                 latency, search)
 
 
 def _architectures(study: optuna.Study, space: SearchSpace) -> dict[str, Architecture]:

@@ -13,18 +13,18 @@ from typing import Any
 from hwnas.baselines import Baseline
 from hwnas.card import Input, card_text
 from hwnas.comparison import compare
-from hwnas.deployable import Made, Making, image_size, make
-from hwnas.errors import CandidateError
+from hwnas.deployable import Made, Making
 from hwnas.finalists import Finalist
 from hwnas.front import FrontRow, mark_front
 from hwnas.latency.host import Host
 from hwnas.latency.measurement import Protocol
+from hwnas.making_pool import make_all
 from hwnas.paths import write_atomic
 from hwnas.progress import Console
 from hwnas.reporting import write_report
 from hwnas.run_folder import RunFolder
 from hwnas.runtimes import load_runtime
-from hwnas.scoring import Scores, Timing, fp32_top1, verify_rows
+from hwnas.scoring import Scores, Timing, verify_rows
 from hwnas.target import Target
 
 FORMAT = "hwnas-environment/1"
@@ -43,6 +43,7 @@ class Facts:
     space: str
     timing: Timing
     cap_ms: float | None = None
+    workers: int = 1
     latency_model: Mapping[str, Any] = field(default_factory=dict)
     search: Mapping[str, Any] = field(default_factory=dict)
 
@@ -86,25 +87,18 @@ def make_rows(run: RunFolder, finalists: Sequence[Finalist], baselines: Sequence
               facts: Facts, console: Console) -> tuple[list[FrontRow], dict[str, Made]]:
     """Train, export and quantise every network, and score it in fp32; a failure becomes the row's reason."""
     networks: list[Finalist | Baseline] = [*finalists, *baselines]
-    rows, made = [], {}
+    rows, made = {}, {}
     with console.step("train finalists and baselines") as report:
-        for index, network in enumerate(networks):
-            def heard(step: int, steps: int, at: int = index, name: str = network.id) -> None:
-                report((at + step / steps) / len(networks), name)
-
+        for network, outcome in make_all(networks, run, making, facts.workers, report):
             row = row_of(network, making, facts)
-            try:
-                one = make(network, run.model(network.id), making, heard)
-                data = making.dataset.at_size(image_size(network, making.dataset))
-                top1 = fp32_top1(run.model(network.id).onnx, data)
-                row = replace(row, params=one.params, macs=one.macs, top1_test_fp32=top1, n_test=len(data.test))
-                made[network.id] = one
-            except CandidateError as error:
-                console.say(f"{network.id}: {error}")
-                row = replace(row, reason=str(error))
-            rows.append(row)
-            report((index + 1) / len(networks), network.id)
-    return rows, made
+            if outcome.made is None:
+                console.say(f"{network.id}: {outcome.reason}")
+                rows[network.id] = replace(row, reason=outcome.reason)
+                continue
+            made[network.id] = outcome.made
+            rows[network.id] = replace(row, params=outcome.made.params, macs=outcome.made.macs,
+                                       top1_test_fp32=outcome.top1_fp32, n_test=outcome.n_test)
+    return [rows[network.id] for network in networks], made
 
 
 def row_of(network: Finalist | Baseline, making: Making, facts: Facts) -> FrontRow:

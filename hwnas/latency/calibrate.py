@@ -34,7 +34,7 @@ PROFILE_REPEATS = 20
 class CalibrationOptions:
     """How much to measure: whole networks, how many of them block by block, most seconds of timing, the seed."""
 
-    networks: int = 64
+    networks: int = 96
     profiles: int = 12
     seconds: float = 45.0
     seed: int = 0
