@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hwnas.accuracy.data import Dataset
     from hwnas.runtimes import Compiled
 
+LEAST_ROUNDS = 24  # good turns of every network: what is published is spread over more time than a calibration
 _CHUNK = 512  # images normalised at a time
 FP32 = Target("fp32 reference", "onnxruntime", "fp32", threads=0, batch=64)
 
@@ -126,7 +127,8 @@ def _time(compiled: Mapping[str, Compiled], sizes: Mapping[str, int], dataset: D
         reference = _reference(timing.reference, target, Path(folder))
         call = reference.bind(batch(timing.reference.channels, timing.reference.image_size))
         with console.step("time networks") as report:
-            return measure(calls, call, Protocol(max_seconds=timing.seconds), seed=timing.seed,
+            protocol = Protocol(min_rounds=LEAST_ROUNDS, max_seconds=timing.seconds)
+            return measure(calls, call, protocol, seed=timing.seed,
                            quiet_ms=timing.quiet_ms, progress=report)
 
 

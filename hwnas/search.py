@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from hwnas.command import run_command
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hwnas.accuracy.data import Dataset
     from hwnas.architecture import Architecture
     from hwnas.deployable import Making
+    from hwnas.finalists import Finalist
     from hwnas.latency.model import LatencyModel
     from hwnas.latency.table import LatencyTable
     from hwnas.run_folder import RunFolder
@@ -165,8 +166,25 @@ def _verify(prepared: Prepared, console: Console) -> None:
         plan.run.write_trials(trials)
         finalists = finalists_of(trials, _architectures(study, plan.space), plan.k)
         facts = _facts(prepared, trials)
+        if _is_verified(prepared, finalists):
+            console.say(f"the front in {plan.run.path} is verified already; to time it again: "
+                        f"python -m hwnas.verify run={plan.run.path}")
+            _conclude(plan.run, console)
+            return
         finish(plan.run, finalists, plan.baselines, prepared.making, facts, console)
         _conclude(plan.run, console)
+
+
+def _is_verified(prepared: Prepared, finalists: list[Finalist]) -> bool:
+    """Whether the run folder holds a verified front of just these networks, trained by this recipe."""
+    run = prepared.plan.run
+    expected = {one.id for one in finalists} | {one.id for one in prepared.plan.baselines}
+    if not run.front_csv.is_file() or not run.report.is_file():
+        return False
+    rows = run.read_front()
+    recipe = (run.read_json(run.environment, default={}) or {}).get("recipe")
+    return {row.id for row in rows} == expected and all(row.verified for row in rows) \
+        and recipe == asdict(prepared.making.recipe)
 
 
 def _facts(prepared: Prepared, trials: list[dict[str, Any]]) -> Facts:

@@ -22,9 +22,10 @@ SMALL = ["+target=xeon_int8", "n_trials=3", "calibration.networks=14", "calibrat
          "calibration.seconds=6", "proxy.epochs=1", "proxy.min_steps=4", "proxy.train_images=256", "finalists.k=2",
          "finalists.recipe.epochs=1", "finalists.recipe.min_steps=4", "baselines=[resnet10t]",
          "verification.seconds=10"]
-COLUMNS = set("""id architecture is_baseline verified top1_proxy top1_test_fp32 top1_test top1_test_low top1_test_high
-n_test latency_ms_predicted latency_ms_predicted_low latency_ms_predicted_high latency_ms latency_ms_low latency_ms_high
-params macs reward on_front target host""".split())
+COLUMNS = {
+    "id", "architecture", "is_baseline", "verified", "top1_proxy", "top1_test_fp32", "top1_test", "top1_test_low",
+    "top1_test_high", "n_test", "latency_ms_predicted", "latency_ms_predicted_low", "latency_ms_predicted_high",
+    "latency_ms", "latency_ms_low", "latency_ms_high", "params", "macs", "reward", "on_front", "target", "host"}
 
 
 def search(out: Path, *overrides: str) -> int:
@@ -41,15 +42,22 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def finished_trials(out: Path) -> int:
-    """Trials that the database acknowledges as complete, asked while others write to it."""
+def acknowledged(out: Path) -> set[str]:
+    """Numbers of the trials that the database holds as complete, asked while others write to it."""
     if not (out / "study.db").is_file():
-        return 0
+        return set()
     try:
         with sqlite3.connect(f"file:{out / 'study.db'}?mode=ro", uri=True, timeout=10) as database:
-            return int(database.execute("select count(*) from trials where state = 'COMPLETE'").fetchone()[0])
+            rows = database.execute("select number from trials where state = 'COMPLETE'").fetchall()
+            return {str(row[0]) for row in rows}
     except sqlite3.OperationalError:
-        return 0
+        return set()
+
+
+def wait_for_trials(out: Path, n: int, worker: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 180
+    while len(acknowledged(out)) < n and time.monotonic() < deadline and worker.poll() is None:
+        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +104,23 @@ def test_the_same_command_resumes_to_the_new_total_and_loses_nothing(run, tmp_pa
         assert path.read_bytes() == content  # nothing that was trained is trained again
 
 
+def test_a_verified_front_is_left_alone(run, capsys):
+    before = (run / "front.csv").read_bytes()
+    assert search(run) == 0
+    assert "verified already" in capsys.readouterr().err
+    assert (run / "front.csv").read_bytes() == before
+
+
+def test_one_worker_and_one_seed_give_one_result(run, tmp_path):
+    found = []
+    for name in ("a", "b"):
+        assert search(tmp_path / name, "workers=1", "baselines=[]", "seed=3") == 0
+        trials = [(row["id"], row["top1_proxy"]) for row in rows_of(tmp_path / name / "trials.csv")]
+        front = [(row["id"], row["top1_test"]) for row in rows_of(tmp_path / name / "front.csv")]
+        found.append((trials, front))
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize(("change", "named"), [
     ("dataset.validation_fraction=0.3", "data set"), ("proxy.lr=0.001", "accuracy"),
     ("budget.latency_ms=50", "budget"),
@@ -118,29 +143,25 @@ def test_a_cap_that_nothing_meets_names_the_nearest(run, tmp_path, capsys):
 def test_killed_at_any_moment_no_acknowledged_trial_is_lost(run, tmp_path):
     out = tmp_path / "killed"
     worker = start(out, "n_trials=6")
-    deadline = time.monotonic() + 120
-    while finished_trials(out) < 2 and time.monotonic() < deadline and worker.poll() is None:
-        time.sleep(0.05)
+    wait_for_trials(out, 2, worker)
     worker.send_signal(signal.SIGKILL)
     worker.wait()
-    acknowledged = finished_trials(out)
-    assert acknowledged >= 2
+    kept = acknowledged(out)
+    assert len(kept) >= 2
     second = start(out, "n_trials=6")
     output, _ = second.communicate(timeout=240)
     assert second.returncode == 0, output
     evaluated = [row for row in rows_of(out / "trials.csv") if row["outcome"] == "evaluated"]
     assert len(evaluated) == 6
-    assert [row["number"] for row in evaluated][:acknowledged] == [str(n) for n in range(acknowledged)]
+    assert kept <= {row["number"] for row in evaluated}
     assert all(row["verified"] == "true" for row in rows_of(out / "front.csv"))
     assert not list(out.rglob("*.tmp"))
 
 
 def test_ctrl_c_ends_cleanly_and_a_second_copy_joins(run, tmp_path):
     out = tmp_path / "joined"
-    first, second = start(out, "n_trials=40"), start(out, "n_trials=40")
-    deadline = time.monotonic() + 120
-    while finished_trials(out) < 3 and time.monotonic() < deadline and first.poll() is None:
-        time.sleep(0.05)
+    first, second = (start(out, "n_trials=40", "workers=1") for _ in range(2))
+    wait_for_trials(out, 6, first)
     for worker in (first, second):
         worker.send_signal(signal.SIGINT)
     for worker in (first, second):
