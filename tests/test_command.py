@@ -15,7 +15,7 @@ TARGET = "+target=xeon_int8"
 
 
 def search(*overrides: str) -> int:
-    return run_command(main, "search", "usage", list(overrides))
+    return run_command(main, "search", "usage", ["-q", *overrides])
 
 
 @pytest.mark.parametrize(("overrides", "named"), [
