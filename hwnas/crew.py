@@ -1,0 +1,46 @@
+"""Workers that a search starts beside itself; they end with it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from hwnas.progress import Console
+
+if TYPE_CHECKING:
+    from hwnas.run_folder import RunFolder
+
+_PR_SET_PDEATHSIG = 1
+
+
+@contextlib.contextmanager
+def extra_workers(n: int, run: RunFolder, console: Console) -> Iterator[None]:
+    """`n` workers beside this process while the block runs; they end with the search, or with this process."""
+    command = [sys.executable, "-m", "hwnas.worker", "-q", f"run={run.path.absolute()}"]
+    with contextlib.ExitStack() as stack:
+        logs = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(n)]
+        workers = [subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                    preexec_fn=_die_with_parent) for log in logs]
+        try:
+            yield
+            for worker, log in zip(workers, logs, strict=True):
+                if worker.wait() != 0:
+                    log.seek(0)
+                    console.say(f"a worker ended early: {(log.read().strip().splitlines() or ['no message'])[-1]}")
+        finally:
+            for worker in workers:
+                if worker.poll() is None:
+                    worker.send_signal(signal.SIGINT)
+                    worker.wait()
+
+
+def _die_with_parent() -> None:
+    """Linux: a killed search takes its workers with it; their trials are taken up again."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

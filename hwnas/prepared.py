@@ -1,0 +1,121 @@
+"""Prepared: what trials and verification work with: data, estimator, latency model, study. And the trials themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hwnas.deployment import latency_model
+from hwnas.plan import Plan, make_plan, search_options
+from hwnas.progress import Console, Report
+
+if TYPE_CHECKING:
+    import optuna
+
+    from hwnas.accuracy import AccuracyEstimator
+    from hwnas.accuracy.data import Dataset
+    from hwnas.deployable import Making
+    from hwnas.latency.model import LatencyModel
+    from hwnas.latency.table import LatencyTable
+    from hwnas.search_trial import SearchOptions
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything that the trials and the verification work with."""
+
+    plan: Plan
+    dataset: Dataset
+    estimator: AccuracyEstimator
+    making: Making
+    table: LatencyTable
+    model: LatencyModel
+    options: SearchOptions
+    study: optuna.Study
+
+
+def prepare(config: Any, console: Console) -> Prepared:
+    """Check the options, load the data, measure this host where it must be, open the study."""
+    plan = make_plan(config, console)
+    dataset = _load_data(plan, console)
+    estimator = _estimator(plan, dataset)
+    making = _making(plan, dataset)
+    table, model = latency_model(plan.deployment, plan.space, plan.calibration, console)
+    options = search_options(plan, model)
+    study = _open_study(plan, table, dataset, estimator, options)
+    return Prepared(plan, dataset, estimator, making, table, model, options, study)
+
+
+def _load_data(plan: Plan, console: Console) -> Dataset:
+    from hwnas.accuracy.data import load_dataset
+
+    with console.step("load data") as report:
+        data = load_dataset(plan.section("dataset"), max(plan.space.image_sizes), plan.seed,
+                            lambda done, total: report(done / max(total, 1)))
+    console.note(f"{data.name}: {len(data.train)} training, {len(data.validation)} validation, {len(data.test)} test "
+                 f"images of {len(data.class_names)} classes at {data.image_size} px"
+                 + (f", {data.skipped} unreadable left out" if data.skipped else ""))
+    return data
+
+
+def _estimator(plan: Plan, dataset: Dataset) -> AccuracyEstimator:
+    from hwnas.accuracy import load_estimator
+
+    name = str(plan.config.accuracy)
+    section = plan.section(name) if name in plan.config else {}
+    if name == "proxy":
+        section = {"threads": plan.threads, **section}
+    return load_estimator(name, dataset=dataset, space=plan.space, config=section)
+
+
+def _making(plan: Plan, dataset: Dataset) -> Making:
+    from hwnas.accuracy.recipe import FINALIST, Recipe
+    from hwnas.deployable import Making
+
+    given = {"threads": plan.threads, **plan.section("finalists")["recipe"]}
+    recipe = Recipe.from_config(given, FINALIST, "finalists.recipe")
+    return Making(dataset, recipe, plan.seed, plan.deployment.target)
+
+
+def _open_study(plan: Plan, table: LatencyTable, dataset: Dataset, estimator: AccuracyEstimator,
+                options: SearchOptions) -> optuna.Study:
+    from hwnas.samplers import load_sampler
+    from hwnas.study import database_path, open_study
+
+    deployment, cap = plan.deployment, "none" if plan.cap_ms is None else f"{plan.cap_ms:g} ms"
+    identity = {
+        "space": f"{plan.space.name} ({plan.space.fingerprint})", "data set": f"{dataset.name} ({dataset.fingerprint})",
+        "target": f"{deployment.target.name} ({table.key})", "host": deployment.host_name,
+        "latency table": f"{table.key} of {table.created}",
+        "accuracy": f"{plan.config.accuracy} ({estimator.fingerprint})", "objective": str(options.objective),
+        "budget.latency_ms": cap, "seed": str(plan.seed)}
+    sampler = load_sampler(str(plan.config.sampler), plan.seed, **plan.section("sampler_options"))
+    return open_study(plan.config.storage or database_path(plan.run.path), identity, options.objective, sampler)
+
+
+def search_trials(prepared: Prepared, console: Console) -> None:
+    """Evaluate architectures until the study is done, as one of its workers."""
+    from hwnas.search_loop import run_search
+
+    plan, options = prepared.plan, prepared.options
+    console.note(f"search: {options.n_trials} architectures of {plan.space.n_architectures:.3g} in space "
+                 f"{plan.space.name}, {options.objective}, sampler {plan.config.sampler}")
+    with console.step("search") as report:
+        outcome = run_search(prepared.study, plan.space, prepared.model.predict, prepared.estimator, options,
+                             _heard(report))
+    console.note(f"search ended: {outcome.reason} ({outcome.n_asks} asks, {outcome.n_pruned} over the cap, "
+                 f"{outcome.n_duplicates} duplicates, {outcome.n_failed} failed)")
+
+
+def _heard(report: Report) -> Any:
+    best = 0.0
+
+    def hear(event: Any) -> None:
+        nonlocal best
+        if event.top1 is not None:
+            best = max(best, event.top1)
+        at = f", {event.id} at {event.latency_ms:.3g} ms" if event.id and event.latency_ms else ""
+        report(event.counts.evaluated / event.n_trials,
+               f"{event.counts.evaluated} of {event.n_trials} evaluated, best proxy top-1 {best:.1%}{at}")
+
+    return hear
