@@ -135,7 +135,7 @@ def _weights(model: nn.Module, wanted: str) -> bytes:
 
     tensors = {name: tensor.detach().contiguous(memory_format=torch.contiguous_format).clone()
                for name, tensor in model.state_dict().items()}
-    return save(tensors, {RECIPE_KEY: wanted, "format": "pt"})
+    return save(tensors, {RECIPE_KEY: wanted})  # one key: their order in the file is random
 
 
 def _load(model: nn.Module, weights: Path) -> None:

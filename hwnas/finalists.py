@@ -68,7 +68,7 @@ def choose_finalists(trials: Sequence[Mapping[str, Any]], k: int) -> list[Mappin
             others = sorted(chosen, key=_rank)[1:] or chosen
             chosen.remove(min(others, key=lambda row: abs(_log_latency(row) - _log_latency(winner))))
         chosen.append(winner)
-    return sorted(chosen, key=_log_latency)
+    return sorted(chosen, key=lambda row: (row["latency_ms_predicted"], -row["top1_proxy"]))
 
 
 def usable_trials(trials: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

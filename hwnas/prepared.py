@@ -1,4 +1,4 @@
-"""Prepared: what trials and verification work with: data, estimator, latency model, study. And the trials themselves."""
+"""Prepared: what trials and verification work with: data, estimator, latency model, study; and the trials."""
 
 from __future__ import annotations
 

@@ -108,8 +108,8 @@ def _conclude(run: RunFolder, console: Console) -> None:
         mark = "*" if row.on_front else " "
         top1 = "-" if row.best_top1 is None else f"{row.best_top1:.2%}"
         latency = "-" if row.best_latency_ms is None else f"{row.best_latency_ms:.3f} ms"
-        console.say(f"{mark} {row.id:<28} top-1 {top1:>7}  {latency:>10}  {'' if row.verified else 'not verified'}"
-                    f"{row.reason}")
+        state = "" if row.verified else f"  not verified{': ' if row.reason else ''}{row.reason}"
+        console.say(f"{mark} {row.id:<28} top-1 {top1:>7}  {latency:>10}{state}")
     for comparison in run.read_json(run.comparisons, default=[]):
         console.say(str(comparison.get("sentence", "")))
     console.say(f"report: {run.report}")

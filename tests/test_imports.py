@@ -17,7 +17,7 @@ PACKAGE = Path(hwnas.__file__).parent
 WORDS = {"__init__", "errors", "paths", "estimate", "blocks", "architecture", "target", "space"}
 LOGIC = {"pareto", "objective", "latency", *(f"latency.{name}" for name in (
     "features", "measurement", "model", "process", "table"))}
-COMMANDS = {"search", "profile", "validate", "benchmark", "verify", "train", "report"}
+COMMANDS = {"search", "profile", "validate", "benchmark", "verify", "train", "report", "worker"}
 HEAVY = {"torch", "torchvision", "timm", "openvino", "onnx", "onnxruntime", "optuna", "sklearn", "scipy", "matplotlib",
          "pandas"}
 

@@ -123,7 +123,7 @@ def test_one_worker_and_one_seed_give_one_result(run, tmp_path):
 
 @pytest.mark.parametrize(("change", "named"), [
     ("dataset.validation_fraction=0.3", "data set"), ("proxy.lr=0.001", "accuracy"),
-    ("budget.latency_ms=50", "budget"),
+    ("budget.latency_ms=50", "budget.latency_ms"),
     ("+target=epyc_int8", "target")])
 def test_what_changed_is_named_and_refused(run, tmp_path, change, named, capsys):
     out = tmp_path / "changed"
@@ -145,7 +145,7 @@ def test_killed_at_any_moment_no_acknowledged_trial_is_lost(run, tmp_path):
     worker = start(out, "n_trials=6")
     wait_for_trials(out, 2, worker)
     worker.send_signal(signal.SIGKILL)
-    worker.wait()
+    worker.communicate()
     kept = acknowledged(out)
     assert len(kept) >= 2
     second = start(out, "n_trials=6")

@@ -124,8 +124,11 @@ def _csv(path: Path, columns: Sequence[str]) -> list[list[Any]]:
 
 
 def _parquet(path: Path, columns: Sequence[str]) -> list[list[Any]]:
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]
-    from pyarrow import ArrowInvalid
+    try:
+        import pyarrow.parquet as pq  # type: ignore[import-untyped]
+        from pyarrow import ArrowInvalid
+    except ImportError:
+        raise ConfigError(f"{path}: Parquet needs pyarrow: pip install 'hwnas[parquet]', or give a CSV.") from None
 
     try:
         _check_columns(path, columns, pq.read_schema(path).names)
