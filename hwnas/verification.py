@@ -124,10 +124,11 @@ def write_results(run: RunFolder, scores: Scores, making: Making, environment: M
     """Cards, answers, samples, comparisons, environment, front, pictures, report: in this order, each whole."""
     data = making.dataset
     if scores.predicted:
+        protocol = next((one.protocol for one in scores.measurements.values()), Protocol())
         run.write_predictions(data.test.labels, scores.predicted)
         run.write_measurements({
             "format": "hwnas-measurements/1", "host": environment["host"]["name"], "created": environment["created"],
-            "runtime": environment["runtime"], "protocol": Protocol().to_dict(),
+            "runtime": environment["runtime"], "protocol": protocol.to_dict(),
             "networks": {name: one.to_dict() for name, one in scores.measurements.items()}})
     correct = {name: answers == data.test.labels for name, answers in scores.predicted.items()}
     run.write_json(run.comparisons, [one.to_dict() for one in compare(scores.rows, correct)])

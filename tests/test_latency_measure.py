@@ -48,10 +48,16 @@ def test_every_sample_is_kept_and_rounds_stop_at_the_interval():
 
 
 def test_a_run_far_above_the_stored_quiet_reference_is_invalid():
-    found = measure({"one": wait(0.2)}, wait(0.4), replace(QUICK, drift=0.03), quiet_ms=0.2)["one"]
+    found = measure({"one": wait(0.2)}, wait(0.4), replace(QUICK, drift=0.03, max_seconds=1.0), quiet_ms=0.2)["one"]
     assert not found.valid
     assert "quiet" in found.reason
     assert np.isnan(found.latency_ms)
+
+
+def test_a_run_a_little_above_the_stored_quiet_reference_counts():
+    found = measure({"one": wait(0.2)}, wait(0.21), QUICK, quiet_ms=0.2)["one"]
+    assert found.valid
+    assert found.quiet_ms >= 0.21
 
 
 def test_turns_beside_a_disturbed_reference_or_with_stolen_time_do_not_count():

@@ -18,15 +18,16 @@ from hwnas.latency.measurement import Measurement, Protocol, Turn
 
 Call = Callable[[], None]
 Progress = Callable[[float, str], None]
+PAUSE_S = 0.2
 
 
 def measure(candidates: Mapping[str, Call], reference: Call, protocol: Protocol | None = None, *, seed: int = 0,
             quiet_ms: float | None = None, progress: Progress | None = None) -> dict[str, Measurement]:
     """Time every candidate by `protocol`; INVALID ones come back with their reason, not as a number.
 
-    A call is one inference with its inputs bound. `quiet_ms` is the reference's quiet time from an earlier run:
-    where it lies below this run's, it decides what counts as quiet, so that a run at half speed is INVALID.
-    `progress` hears the share done (by rounds or by time, whichever is further) and a note.
+    A call is one inference with its inputs bound. `quiet_ms` is the reference's quiet time from an earlier run: where
+    this run's stands too far above it, nothing counts as quiet, so that a run at half speed is INVALID.
+    `progress` hears the share done (by networks or by time, whichever is further) and a note.
     """
     protocol = protocol or Protocol()
     def queued() -> None:
@@ -37,16 +38,14 @@ def measure(candidates: Mapping[str, Call], reference: Call, protocol: Protocol 
         run = _Run(candidates, reference, protocol, random.Random(seed), quiet_ms)
         run.warm_up()
         deadline = time.monotonic() + protocol.max_seconds
-        for index in range(protocol.max_rounds):
-            waiting = run.unfinished()
-            if not waiting or time.monotonic() > deadline:
-                break
-            run.round(waiting, deadline)
+        rounds = 0
+        while (waiting := run.unfinished()) and time.monotonic() < deadline:
+            if not run.round(waiting, deadline):
+                time.sleep(PAUSE_S)  # nothing was quiet: what disturbs may pass
+            rounds += 1
             if progress:
-                done = max((index + 1) / protocol.max_rounds,
-                           1 - (deadline - time.monotonic()) / protocol.max_seconds,
-                           1 - len(waiting) / len(candidates))
-                progress(min(done, 1.0), f"round {index + 1}, {len(waiting)} of {len(candidates)} networks open")
+                done = max(1 - (deadline - time.monotonic()) / protocol.max_seconds, 1 - len(waiting) / len(candidates))
+                progress(min(done, 1.0), f"round {rounds}, {len(waiting)} of {len(candidates)} networks open")
         return run.measurements()
 
 
@@ -84,14 +83,16 @@ class _Run:
 
     @property
     def quiet_ms(self) -> float:
-        """The reference undisturbed: a low quantile of this run's turns, or the stored time where that is lower."""
-        quiet = float(np.quantile(self.references_ms, 0.2))
-        return quiet if self.stored_quiet_ms is None else min(quiet, self.stored_quiet_ms)
+        """The reference undisturbed: a low quantile of this run's turns, or the stored time where that is far lower."""
+        quiet, stored = float(np.quantile(self.references_ms, 0.2)), self.stored_quiet_ms
+        return stored if stored is not None and quiet > stored * (1 + self.protocol.run_drift) else quiet
 
     def unfinished(self) -> list[str]:
         return [name for name, found in self.measurements().items() if not found.converged]
 
-    def round(self, names: list[str], deadline: float) -> None:
+    def round(self, names: list[str], deadline: float) -> bool:
+        """Give each of `names` a turn; whether any block was quiet."""
+        quiet = False
         order = self.rng.sample(names, len(names))
         before = self._time_reference()
         for start in range(0, len(order), self.protocol.block):
@@ -101,9 +102,11 @@ class _Run:
             stolen = (_stolen_seconds() - steal) / max(time.monotonic() - clock, 1e-6)
             for name, samples in block.items():
                 self.turns[name].append(Turn(samples, max(before, after), stolen))
+            quiet |= max(before, after) <= self.quiet_ms * (1 + self.protocol.drift)
             before = after
             if time.monotonic() > deadline:
-                return
+                break
+        return quiet
 
     def _turn(self, name: str) -> tuple[float, ...]:
         call = self.candidates[name]
