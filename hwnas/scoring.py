@@ -131,8 +131,9 @@ def _time(compiled: Mapping[str, Compiled], sizes: Mapping[str, int], dataset: D
             found = measure(calls, call, protocol, seed=timing.seed, quiet_ms=timing.quiet_ms, progress=report)
     quiet_ms = next(iter(found.values())).quiet_ms
     if timing.quiet_ms and quiet_ms > timing.quiet_ms * (1 + protocol.drift):
-        console.say(f"note: the reference network takes {quiet_ms:.4f} ms, {quiet_ms / timing.quiet_ms - 1:.0%} more than "
-                    "when this host was calibrated: latencies are those of a slower moment.")
+        above = f"{quiet_ms / timing.quiet_ms - 1:.0%}"
+        console.say(f"note: the reference network takes {quiet_ms:.4f} ms, {above} more than when this host was "
+                    "calibrated: latencies are those of a slower moment.")
     return found
 
 
