@@ -53,15 +53,14 @@ def calibrate(target: Target, space: SearchSpace, runtime: Runtime, options: Cal
     held = {network.architecture.id for network in table.networks} if table else set()
     plan = [one for one in plan_networks(space, options) if one.id not in held]
     reference = table.reference if table else space.reference
-    with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
-        to_export = {one.id: one for one in [*plan, reference]}
-        with console.step("export networks") as report:
-            files = prepare_networks(list(to_export.values()), target, Path(folder), len(usable_cores()),
-                                     report)
-        compiled = _compile(files, target, runtime, console)
     table = table or LatencyTable(key, host.to_dict(), runtime.version(), _now(), Protocol(), reference, 0.0, 0.0)
     table.overhead_ms = call_overhead_ms(lambda: None)
-    _time(table, space.name, plan, compiled, options, console)
+    with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:  # to the end: profiling may read the files again
+        to_export = {one.id: one for one in [*plan, reference]}
+        with console.step("export networks") as report:
+            files = prepare_networks(list(to_export.values()), target, Path(folder), len(usable_cores()), report)
+        compiled = _compile(files, target, runtime, console)
+        _time(table, space.name, plan, compiled, options, console)
     table.created = _now()
     table.error[space.name] = LatencyModel.held_out_error(table, space)
     path = table_path(home() / "latency_tables", host.name, key)
@@ -112,7 +111,7 @@ def _time(table: LatencyTable, space_name: str, plan: list[Architecture], compil
         found = measure(calls, reference, protocol, seed=options.seed, quiet_ms=table.quiet_ms or None,
                         progress=report)
     invalid = [name for name, one in found.items() if not one.valid]
-    if len(found) - len(invalid) < LEAST_NETWORKS and plan:
+    if invalid and len(found) - len(invalid) < min(LEAST_NETWORKS, len(found)):
         raise MeasurementInvalid(
             f"only {len(found) - len(invalid)} of {len(found)} networks could be timed: {found[invalid[0]].reason}. "
             "Stop what else runs here and give the command again.")
