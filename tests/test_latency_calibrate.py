@@ -11,7 +11,7 @@ from hwnas.latency.table import LatencyTable
 from hwnas.profile import main
 from hwnas.space import SearchSpace
 
-QUICK = ["-q", "calibration.networks=12", "calibration.profiles=3", "calibration.seconds=8"]
+QUICK = ["-q", "calibration.networks=12", "calibration.profiles=3", "calibration.seconds=25"]
 
 
 @pytest.fixture(scope="module")

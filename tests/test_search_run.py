@@ -19,9 +19,9 @@ from hwnas.command import run_command
 from hwnas.search import main
 
 SMALL = ["+target=xeon_int8", "n_trials=3", "calibration.networks=14", "calibration.profiles=2",
-         "calibration.seconds=6", "proxy.epochs=1", "proxy.min_steps=4", "proxy.train_images=256", "finalists.k=2",
+         "calibration.seconds=25", "proxy.epochs=1", "proxy.min_steps=4", "proxy.train_images=256", "finalists.k=2",
          "finalists.recipe.epochs=1", "finalists.recipe.min_steps=4", "baselines=[resnet10t]",
-         "verification.seconds=10"]
+         "verification.seconds=40"]
 COLUMNS = {
     "id", "architecture", "is_baseline", "verified", "top1_proxy", "top1_test_fp32", "top1_test", "top1_test_low",
     "top1_test_high", "n_test", "latency_ms_predicted", "latency_ms_predicted_low", "latency_ms_predicted_high",
