@@ -10,7 +10,7 @@ from typing import Any
 
 N_TRIALS = 200
 LIMIT_BYTES = 2 * 2**30
-SHORT = ("calibration.networks=16", "calibration.seconds=10", "+proxy.epochs=1", "finalists.k=1",
+SHORT = ("calibration.networks=16", "calibration.minutes=0.3", "+proxy.epochs=1", "finalists.k=1",
          "+finalists.recipe.epochs=1", "baselines=[]", "verification.seconds=5")
 
 

@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from hwnas.blocks import ACTIVATIONS, BlockSpec
@@ -29,8 +30,9 @@ class BlockDef:
     se: float
     skip: bool
 
-    @classmethod
-    def parse(cls, text: str) -> BlockDef:
+    @staticmethod
+    @lru_cache(maxsize=100_000)
+    def parse(text: str) -> BlockDef:
         """Read e.g. `ir_r2_k5_s2_e3_c40_se0.25_noskip`; SpaceError names the string and the rule it breaks."""
         kind, *tokens = str(text).split("_")
         if kind not in _BLOCK_KINDS:
@@ -47,7 +49,7 @@ class BlockDef:
                 raise SpaceError(f"block {text!r}: {match['key']!r} is given twice.")
             else:
                 found[match["key"]] = float(match["value"])
-        return cls._checked(str(text), kind, found, skip)
+        return BlockDef._checked(str(text), kind, found, skip)
 
     @classmethod
     def _checked(cls, text: str, kind: str, found: Mapping[str, float], skip: bool) -> BlockDef:
@@ -113,7 +115,7 @@ class Architecture:
 
     def block_defs(self) -> tuple[tuple[BlockDef, ...], ...]:
         """The stages, parsed."""
-        return tuple(tuple(BlockDef.parse(text) for text in stage) for stage in self.stages)
+        return tuple(tuple(BlockDef.parse(str(text)) for text in stage) for stage in self.stages)
 
     def blocks(self) -> tuple[BlockSpec, ...]:
         """Stem, every block in its place, head: what a runtime executes."""
@@ -188,7 +190,7 @@ class Architecture:
                 f"{where}: activation must be one of {', '.join(ACTIVATIONS)}, got {data.get('activation')!r}.")
         stem, source = data.get("stem"), data.get("input")
         architecture = cls(
-            stages=tuple(tuple(str(BlockDef.parse(text)) for text in stage) for stage in stages),
+            stages=tuple(tuple(str(BlockDef.parse(str(text))) for text in stage) for stage in stages),
             stem_width=whole(stem, "width", 1), stem_stride=whole(stem, "stride", 1, 2), head=whole(data, "head", 0),
             activation=str(data["activation"]), image_size=whole(source, "size", 1),
             channels=whole(source, "channels", 1), classes=whole(data, "classes", 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,21 +50,38 @@ class Deployment:
         return cls(target, wanted, False)
 
 
+def space_of(config: Any) -> SearchSpace:
+    """The search space, for the channels and classes given or else of the data set."""
+    from omegaconf import OmegaConf
+
+    from hwnas.accuracy.data import inspect_dataset
+    from hwnas.space import SearchSpace
+
+    channels = number(config, "channels", 1, 4, whole=True, optional=True)
+    classes = number(config, "classes", 2, 1_000_000, whole=True, optional=True)
+    image_size = number(config, "image_size", 8, 4096, whole=True, optional=True)
+    if channels is None or classes is None:
+        info = inspect_dataset(OmegaConf.to_container(config.dataset, resolve=True))  # type: ignore[arg-type]
+        channels, classes = channels or info.channels, classes or info.classes
+    return SearchSpace.load(config.space, channels=channels, classes=classes, image_size=image_size)
+
+
 def calibration_options(config: Any) -> CalibrationOptions:
     """The `calibration` section, checked."""
     from hwnas.latency.calibrate import CalibrationOptions
     from hwnas.latency.table import LEAST_NETWORKS
 
     return CalibrationOptions(number(config, "calibration.networks", LEAST_NETWORKS, 10_000, whole=True),
+                              float(number(config, "calibration.minutes", 0.05, 1440)),
                               number(config, "calibration.profiles", 0, 10_000, whole=True),
-                              float(number(config, "calibration.seconds", 1, 86_400)),
+                              float(number(config, "calibration.goal_within_5", 0, 1)),
                               number(config, "calibration.seed", 0, whole=True))
 
 
 def latency_model(deployment: Deployment, space: SearchSpace, options: CalibrationOptions, console: Console,
                   ) -> tuple[LatencyTable, LatencyModel]:
     """The table of this deployment and space, measured first where this host has none, and the model fitted on it."""
-    from hwnas.latency.model import LatencyModel
+    from hwnas.latency.prior import model_of
 
     table = _find(deployment, space)
     if table is None or space.name not in table.spaces():
@@ -76,7 +94,10 @@ def latency_model(deployment: Deployment, space: SearchSpace, options: Calibrati
         table = _calibrate(deployment, space, options, console)
     console.note(f"latency table: {table.path} ({table.created}, {table.runtime_version})")
     console.note(error_line(table, space))
-    return table, LatencyModel.fit(table, space)
+    model, notes = model_of(table, space)
+    for note in notes:
+        console.say(note)
+    return table, model
 
 
 def error_line(table: LatencyTable, space: SearchSpace) -> str:
@@ -112,14 +133,19 @@ def _calibrate(deployment: Deployment, space: SearchSpace, options: CalibrationO
 
     runtime = load_runtime(deployment.target.runtime)
     runtime.check(deployment.target)
-    path = table_path(home() / "latency_tables", deployment.host_name, key_of(deployment, space))
-    with file_lock(path.with_suffix(".lock"), lambda: console.say("waiting for another calibration of this host")):
+    with calibration_lock(deployment.host_name, key_of(deployment, space), console):
         table = _find(deployment, space)
         if table is not None and space.name in table.spaces():
             return table
         console.say(f"calibrating {deployment.host_name} for {deployment.target.name} and space {space.name}: "
                     f"{options.networks} networks")
         return calibrate(deployment.target, space, runtime, options, console, table)
+
+
+def calibration_lock(host_name: str, key: TableKey, console: Console) -> AbstractContextManager[None]:
+    """One calibration of a table at a time; the second says that it waits."""
+    path = table_path(home() / "latency_tables", host_name, key).with_suffix(".lock")
+    return file_lock(path, lambda: console.say(f"waiting for another calibration of {key}"))
 
 
 def _version_here(deployment: Deployment) -> str | None:

@@ -15,6 +15,7 @@ from hwnas.plot_labels import Line, place_labels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 INK, MUTED, GRID = "#1c2430", "#667085", "#e4e7ec"
@@ -43,7 +44,7 @@ def front_figure(rows: Sequence[FrontRow], trials: Sequence[Mapping[str, Any]], 
 
     figure = Figure(figsize=(11.5, 5.6), dpi=160, facecolor="white")
     FigureCanvasAgg(figure)
-    with _style():
+    with style():
         main, proxies = figure.subplots(1, 2, width_ratios=(1.75, 1))
         figure.subplots_adjust(left=0.065, right=0.985, top=0.83, bottom=0.115, wspace=0.2)
         verified = any(row.verified for row in rows)
@@ -68,7 +69,8 @@ def figure_bytes(figure: Figure, kind: str) -> bytes:
     return out.getvalue()
 
 
-def _style() -> Any:
+def style() -> Any:
+    """The look of every picture, as a context."""
     import matplotlib
 
     return matplotlib.rc_context({
@@ -79,7 +81,7 @@ def _style() -> Any:
 
 def _draw_front(axes: Axes, rows: Sequence[FrontRow], info: PlotInfo, verified: bool) -> None:
     shown = [row for row in rows if row.best_latency_ms is not None and row.best_top1 is not None]
-    _title(axes, "Test set, in the deployment runtime" if verified else "Test set, fp32; latency predicted")
+    title(axes, "Test set, in the deployment runtime" if verified else "Test set, fp32; latency predicted")
     axes.set_ylabel("test top-1 (%)")
     axes.set_xlabel("latency of one batch (ms, log scale)")
     if not shown:
@@ -134,7 +136,7 @@ def _errors(rows: Sequence[FrontRow], of: str) -> list[list[float]]:
 
 
 def _draw_trials(axes: Axes, rows: Sequence[FrontRow], trials: Sequence[Mapping[str, Any]], info: PlotInfo) -> None:
-    _title(axes, "What the search saw: proxies")
+    title(axes, "What the search saw: proxies")
     axes.set_ylabel("validation top-1 after short training (%)")
     axes.set_xlabel("predicted latency (ms, log scale)")
     points = [(trial["latency_ms_predicted"], 100 * trial["top1_proxy"]) for trial in trials
@@ -192,7 +194,8 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def _title(axes: Axes, text: str) -> None:
+def title(axes: Axes, text: str) -> None:
+    """A panel's title, to the left."""
     axes.set_title(text, loc="left", fontsize=10.5, color=INK, pad=7)
 
 
@@ -217,13 +220,18 @@ def _percent_axis(axes: Axes) -> None:
 
 
 def _log_axis(axes: Axes, values: Iterable[float]) -> None:
-    """Log axis over `values` with few, plainly written ticks (0.05, 0.1, 0.2, …), never powers of ten."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
+    """Log axis over `values`."""
     found = [value for value in values if value > 0]
     low, high = min(found) / 1.18, max(found) * 1.18
     axes.set_xscale("log")
     axes.set_xlim(low, high)
+    plain_log_ticks(axes.xaxis, low, high)
+
+
+def plain_log_ticks(axis: Axis, low: float, high: float) -> None:
+    """Few, plainly written ticks (0.05, 0.1, 0.2, …) on a log axis from `low` to `high`, never powers of ten."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
     ticks: list[float] = []
     for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9),
                   tuple(1 + step / 20 for step in range(180))):
@@ -231,10 +239,9 @@ def _log_axis(axes: Axes, values: Iterable[float]) -> None:
                  for step in steps if low <= step * 10.0**power <= high]
         if len(ticks) >= 4:
             break
-    ticks = ticks[:: math.ceil(len(ticks) / 9)] or [math.sqrt(low * high)]
-    axes.xaxis.set_major_locator(FixedLocator(ticks))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
+    axis.set_major_locator(FixedLocator(ticks[:: math.ceil(len(ticks) / 9)] or [math.sqrt(low * high)]))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
 
 
 def _cap(axes: Axes, cap_ms: float | None) -> None:

@@ -97,8 +97,8 @@ def verify_rows(rows: Sequence[FrontRow], run: RunFolder, dataset: Dataset, targ
             scores.rows.append(replace(row, reason=reason))
             heard(1.0)
     scores.executed = {name: _execution(one) for name, one in compiled.items() if name in scores.predicted}
-    scores.measurements = _time({name: compiled[name] for name in scores.predicted}, sizes, dataset, target, timing,
-                                console)
+    paths = {name: run.model(name).deployed(target.precision) for name in scores.predicted}
+    scores.measurements = _time(paths, sizes, dataset, target, timing, console)
     scores.rows = [_filled(row, scores, dataset, target) for row in scores.rows]
     return scores
 
@@ -114,21 +114,22 @@ def _execution(compiled: Compiled) -> dict[str, Any]:
             "fallback_share": found.fallback_share}
 
 
-def _time(compiled: Mapping[str, Compiled], sizes: Mapping[str, int], dataset: Dataset, target: Target,
-          timing: Timing, console: Console) -> dict[str, Measurement]:
-    if not compiled:
+def _time(paths: Mapping[str, Path], sizes: Mapping[str, int], dataset: Dataset, target: Target, timing: Timing,
+          console: Console) -> dict[str, Measurement]:
+    if not paths:
         return {}
+    runtime, protocol = load_runtime(target.runtime), Protocol(min_rounds=LEAST_ROUNDS, max_seconds=timing.seconds)
 
-    def batch(channels: int, size: int) -> NDArray[np.float32]:
-        return np.random.default_rng(0).standard_normal((target.batch, channels, size, size), dtype=np.float32)
+    def copies(path: Path, channels: int, size: int) -> list[Callable[[], None]]:
+        images = np.random.default_rng(0).standard_normal((target.batch, channels, size, size), dtype=np.float32)
+        return [runtime.compile(path, target).bind(images) for _ in range(protocol.copies)]
 
-    calls = {name: one.bind(batch(dataset.channels, sizes[name])) for name, one in compiled.items()}
-    with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
-        reference = _reference(timing.reference, target, Path(folder))
-        call = reference.bind(batch(timing.reference.channels, timing.reference.image_size))
-        with console.step("time networks") as report:
-            protocol = Protocol(min_rounds=LEAST_ROUNDS, max_seconds=timing.seconds)
-            found = measure(calls, call, protocol, seed=timing.seed, quiet_ms=timing.quiet_ms, progress=report)
+    with tempfile.TemporaryDirectory(prefix="hwnas-") as folder, console.step("time networks") as report:
+        calls = {name: copies(path, dataset.channels, sizes[name]) for name, path in paths.items()}
+        network = timing.reference
+        reference = copies(_reference(network, target, Path(folder)), network.channels, network.image_size)
+        found = measure(calls, reference, protocol, seed=timing.seed, quiet_ms=timing.quiet_ms, progress=report,
+                        threads=target.threads)
     quiet_ms = next(iter(found.values())).quiet_ms
     if timing.quiet_ms and quiet_ms > timing.quiet_ms * (1 + protocol.drift):
         above = f"{quiet_ms / timing.quiet_ms - 1:.0%}"
@@ -137,18 +138,17 @@ def _time(compiled: Mapping[str, Compiled], sizes: Mapping[str, int], dataset: D
     return found
 
 
-def _reference(architecture: Architecture, target: Target, folder: Path) -> Compiled:
-    """The network that every round is held against, as calibration builds it."""
+def _reference(architecture: Architecture, target: Target, folder: Path) -> Path:
+    """The file of the network that every round is held against, as calibration builds it."""
     import torch
 
     from hwnas.latency.prepare import prepare_network
 
     threads = torch.get_num_threads()
     try:
-        path = prepare_network(architecture, target, folder)
+        return prepare_network(architecture, target, folder)
     finally:
         torch.set_num_threads(threads)
-    return load_runtime(target.runtime).compile(path, target)
 
 
 def _filled(row: FrontRow, scores: Scores, dataset: Dataset, target: Target) -> FrontRow:

@@ -16,6 +16,7 @@ def _own_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     """Tables and spaces of the user who runs the tests are neither read nor written, nor is a display needed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HWNAS_HOME", str(tmp_path_factory.mktemp("hwnas-home")))
+        patch.setenv("HWNAS_OWN_TABLES", "1")  # tests that calibrate do so on hosts of shipped tables too
         patch.setenv("MPLBACKEND", "Agg")
         patch.setenv("HF_HUB_OFFLINE", "1")
         yield

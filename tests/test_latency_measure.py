@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from dataclasses import replace
 
@@ -11,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hwnas.errors import TableError
+from hwnas.latency.host import usable_cores
 from hwnas.latency.measure import measure
 from hwnas.latency.measurement import Measurement, Protocol, Turn
 
@@ -62,7 +66,7 @@ def test_a_run_a_little_above_the_stored_quiet_reference_counts():
 
 def test_turns_beside_a_disturbed_reference_or_with_stolen_time_do_not_count():
     protocol = Protocol(min_rounds=3)
-    measured = Measurement(turns([1.0, 1.0, 1.0]) + turns([5.0], reference_ms=1.04) + turns([7.0], steal=0.5),
+    measured = Measurement(turns([1.0, 1.0, 1.0]) + turns([5.0], reference_ms=1.06) + turns([7.0], steal=0.5),
                            1.0, protocol)
     assert measured.good.tolist() == [True, True, True, False, False]
     assert measured.latency_ms == 1.0
@@ -101,3 +105,48 @@ def test_impossible_times_are_refused_by_place(key, value):
     data = {"samples_us": [[1.0]], "reference_us": [1.0], "steal": [0.0], "quiet_us": 1.0, key: value}
     with pytest.raises(TableError, match=r"networks\[3\]"):
         Measurement.from_dict(data, Protocol(), "networks[3]")
+
+
+def test_a_burner_on_the_same_core_gives_the_quiet_value_or_none():
+    """Never a quietly wrong number: beside another process the value is right within 5 %, or INVALID."""
+    burner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        os.sched_setaffinity(burner.pid, usable_cores()[-1:])
+        found = measure({"one": wait(0.2)}, wait(0.1), Protocol(max_seconds=8.0), quiet_ms=0.1)["one"]
+    finally:
+        burner.kill()
+        burner.wait()
+    assert not found.valid or found.latency_ms == pytest.approx(0.2, rel=0.05)
+
+
+def test_the_process_is_pinned_while_it_measures_and_set_free_again():
+    before, during = os.sched_getaffinity(0), []
+    measure({"one": lambda: during.append(os.sched_getaffinity(0))}, wait(0.05), replace(QUICK, max_seconds=3.0))
+    assert all(cores == set(usable_cores()[-1:]) for cores in during)
+    assert os.sched_getaffinity(0) == before
+
+
+def test_copies_take_turns_and_the_mean_of_them_counts():
+    protocol = replace(QUICK, copies=2, min_rounds=4, max_rounds=4)
+    found = measure({"one": [wait(0.2), wait(0.4)]}, wait(0.1), protocol)["one"]
+    assert found.latency_ms == pytest.approx(0.3, rel=0.1)
+    assert found.copies_ms == pytest.approx([0.2, 0.4], rel=0.1)
+    assert found.copy_spread == pytest.approx(0.47, abs=0.1)
+    assert found.halves_ms() == pytest.approx((0.2, 0.4), rel=0.1)  # the halves have a copy each
+    assert found.half_width < 0.1  # of these copies: their spread is told apart
+
+
+def test_a_slower_moment_is_told_apart_by_the_reference():
+    quiet = Measurement(turns([1.0] * 4), 1.0, replace(QUICK, copies=1))
+    slow = Measurement(turns([1.1] * 4, reference_ms=1.1), 1.1, replace(QUICK, copies=1))
+    assert slow.latency_ms == pytest.approx(1.1)
+    assert slow.at_ms(1.0) == pytest.approx(quiet.at_ms(1.0))
+
+
+def test_turns_slowed_by_heat_do_not_count():
+    hot = tuple(Turn((9.0, 9.0), 1.0, 0.0, True) for _ in range(3))
+    measured = Measurement(turns([1.0] * 3) + hot, 1.0, replace(QUICK, copies=1))
+    assert measured.latency_ms == 1.0
+    assert "throttled" in Measurement(hot, 1.0, QUICK).reason
+    stored = measured.to_dict()
+    assert Measurement.from_dict(stored, measured.protocol, "here").turns == measured.turns

@@ -34,6 +34,8 @@ def test_home_without_the_variable_is_the_platforms_data_folder(
 
 def test_users_folder_comes_before_the_shipped_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HWNAS_HOME", str(tmp_path))
+    assert paths.table_dirs() == [tmp_path / "latency_tables"]  # as the tests run
+    monkeypatch.delenv("HWNAS_OWN_TABLES")
     for folders, name in ((paths.search_space_dirs(), "search_spaces"), (paths.table_dirs(), "latency_tables")):
         assert folders == [tmp_path / name, paths.shipped(name)]
         assert folders[1].is_dir()

@@ -19,7 +19,7 @@ from hwnas.command import run_command
 from hwnas.search import main
 
 SMALL = ["+target=xeon_int8", "n_trials=3", "calibration.networks=14", "calibration.profiles=2",
-         "calibration.seconds=25", "proxy.epochs=1", "proxy.min_steps=4", "proxy.train_images=256", "finalists.k=2",
+         "calibration.minutes=0.6", "proxy.epochs=1", "proxy.min_steps=4", "proxy.train_images=256", "finalists.k=2",
          "finalists.recipe.epochs=1", "finalists.recipe.min_steps=4", "baselines=[resnet10t]",
          "verification.seconds=40"]
 COLUMNS = {
@@ -165,7 +165,7 @@ def test_ctrl_c_ends_cleanly_and_a_second_copy_joins(run, tmp_path):
     for worker in (first, second):
         worker.send_signal(signal.SIGINT)
     for worker in (first, second):
-        output, _ = worker.communicate(timeout=120)
+        output, _ = worker.communicate(timeout=400)
         assert worker.returncode == 130, output
         assert "same command" in output
         assert "Traceback" not in output

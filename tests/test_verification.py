@@ -34,8 +34,10 @@ def clock(monkeypatch) -> dict[str, float]:
     times: dict[str, float] = {}
 
     def measure(calls, reference, protocol, **options):
-        for call in [*calls.values(), reference]:
-            call()
+        for copies in [*calls.values(), reference]:
+            assert len(copies) == protocol.copies
+            for call in copies:
+                call()
         return {name: measured(times.get(name, 0.2)) for name in calls}
 
     monkeypatch.setattr(scoring, "measure", measure)

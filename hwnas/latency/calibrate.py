@@ -1,9 +1,8 @@
-"""Calibration: times whole networks of a space on this host, profiles their blocks, and stores a table."""
+"""Calibration: times whole networks of a space on this host, profiles some block by block, and stores a table."""
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable
+import time
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,14 +12,16 @@ import numpy as np
 
 from hwnas.architecture import Architecture
 from hwnas.errors import MeasurementInvalid
-from hwnas.latency.host import Host, usable_cores
-from hwnas.latency.measure import call_overhead_ms, measure
+from hwnas.latency.host import Host
+from hwnas.latency.measure import call_overhead_ms
 from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.model import LatencyModel
-from hwnas.latency.prepare import prepare_networks
+from hwnas.latency.planning import Plan, Predict
+from hwnas.latency.prior import learnt_model
+from hwnas.latency.stream import WAVE, NetworkTimer, bound_input
 from hwnas.latency.table import LEAST_NETWORKS, LatencyTable, TableKey, TimedNetwork, table_path
 from hwnas.paths import home
-from hwnas.progress import Console
+from hwnas.progress import Console, Report
 from hwnas.target import Target
 
 if TYPE_CHECKING:
@@ -28,123 +29,177 @@ if TYPE_CHECKING:
     from hwnas.space import SearchSpace
 
 PROFILE_REPEATS = 20
+FRUITLESS = 3  # waves without one valid network, after which the machine is too restless
+QUIET = 0.2  # quantile over waves of the reference's time: what the machine does when nobody disturbs it
+QUICK_FOLDS = 3  # while measuring
+REFIT = 1.3  # growth after which the model is fitted anew
+MIN_FOR_GOAL = 150  # networks before a held-out error is believed
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationOptions:
-    """How much to measure: whole networks, how many of them block by block, most seconds of timing, the seed."""
+    """How much to measure: most networks of the space, most minutes, how many networks block by block, the seed.
 
-    networks: int = 96
+    It ends earlier when held-out networks are predicted within 5 % this often (`goal_within_5`).
+    """
+
+    networks: int = 600
+    minutes: float = 10.0
     profiles: int = 12
-    seconds: float = 45.0
+    goal_within_5: float = 0.97
     seed: int = 0
 
 
 def calibrate(target: Target, space: SearchSpace, runtime: Runtime, options: CalibrationOptions, console: Console,
-              table: LatencyTable | None = None) -> LatencyTable:
+              table: LatencyTable | None = None, *, fresh: bool = False) -> LatencyTable:
     """Measure `space` on this host for `target` and save the table in the user's folder.
 
-    An existing table of the same key is extended: networks that it holds are not timed again, whatever space
-    they were drawn from. MeasurementInvalid when the machine was too restless to time enough networks.
+    Every finished wave is saved at once beside the table (`.partial.json`); the same call goes on from there, unless
+    `fresh` starts anew. An existing table of the same key is extended: networks that it holds are not timed again,
+    whatever space they were drawn from. MeasurementInvalid when the machine was too restless to time enough networks.
     """
     runtime.check(target)
     host = Host.detect()
     key = TableKey.of(target, space.image_sizes, space.channels, space.classes)
-    held = {network.architecture.id for network in table.networks} if table else set()
-    plan = [one for one in plan_networks(space, options) if one.id not in held]
-    reference = table.reference if table else space.reference
-    table = table or LatencyTable(key, host.to_dict(), runtime.version(), _now(), Protocol(), reference, 0.0, 0.0)
-    table.overhead_ms = call_overhead_ms(lambda: None)
-    with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:  # to the end: profiling may read the files again
-        to_export = {one.id: one for one in [*plan, reference]}
-        with console.step("export networks") as report:
-            files = prepare_networks(list(to_export.values()), target, Path(folder), len(usable_cores()), report)
-        compiled = _compile(files, target, runtime, console)
-        _time(table, space.name, plan, compiled, options, console)
-    table.created = _now()
-    table.error[space.name] = LatencyModel.held_out_error(table, space)
     path = table_path(home() / "latency_tables", host.name, key)
+    before = (len(table.networks), table.spent_s.get(space.name, 0.0)) if table else (0, 0.0)
+    if fresh:
+        partial_path(path).unlink(missing_ok=True)
+    table = _resumed(path, key, host, runtime, console) or table or LatencyTable(
+        key, host.to_dict(), runtime.version(), _now(), Protocol(), space.reference, 0.0, call_overhead_ms(_nothing))
+    _Calibration(table, space, target, runtime, options, partial_path(path), console, before).run()
+    table.created = _now()
+    model, notes = learnt_model(table, space)
+    for note in notes:
+        console.note(note)
+    table.error[space.name], table.learnt = model.error, {space.name: model.learnt.to_dict()}
     table.save(path)
+    partial_path(path).unlink(missing_ok=True)
     return LatencyTable.load(path)  # as every later run will read it: times are rounded when stored
 
 
-def plan_networks(space: SearchSpace, options: CalibrationOptions) -> list[Architecture]:
-    """The space's known networks, its smallest and largest of a large sample, and random ones; all different."""
-    rng = np.random.default_rng(options.seed)
-    found = {one.id: one for one in space.known.values()}
-    sample = [space.decode(space.to_params(row)) for row in space.sample(rng, 20 * options.networks)]
-    sample.sort(key=lambda one: one.macs)
-    for one in (sample[0], sample[-1]):
-        found.setdefault(one.id, one)
-    # random ones, spread over the range of MACs: one from each of as many slices as are wanted
-    wanted = max(options.networks - len(found), 0)
-    for part in np.array_split(np.arange(len(sample)), max(wanted, 1)):
-        one = sample[int(rng.choice(part))]
-        found.setdefault(one.id, one)
-    return list(found.values())[: max(options.networks, LEAST_NETWORKS)]
+def partial_path(path: Path) -> Path:
+    """Where an unfinished calibration keeps what it has measured."""
+    return path.with_name(f"{path.name.removesuffix('.json')}.partial.json")
 
 
-def bound_input(architecture: Architecture, batch: int) -> np.ndarray:
-    """A fixed random batch of normalised images, float32 [batch, channels, size, size]."""
-    shape = (batch, architecture.channels, architecture.image_size, architecture.image_size)
-    return np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+def _resumed(path: Path, key: TableKey, host: Host, runtime: Runtime, console: Console) -> LatencyTable | None:
+    if not partial_path(path).is_file():
+        return None
+    table = LatencyTable.load(partial_path(path))
+    table.check(key, host.name, runtime.version())
+    console.note(f"going on with an unfinished calibration: {len(table.networks)} networks of {table.created}")
+    return table
 
 
-def _compile(files: dict[str, Path], target: Target, runtime: Runtime, console: Console) -> dict[str, Compiled]:
-    compiled = {}
-    with console.step("compile networks") as report:
-        for index, (name, path) in enumerate(files.items()):
-            compiled[name] = runtime.compile(path, target)
-            report((index + 1) / len(files), "")
-    return compiled
+class _Calibration:
+    """One run of waves; everything that is finished is in the table and in the partial file."""
+
+    def __init__(self, table: LatencyTable, space: SearchSpace, target: Target, runtime: Runtime,
+                 options: CalibrationOptions, partial: Path, console: Console, before: tuple[int, float]) -> None:
+        self.table, self.space, self.target, self.runtime = table, space, target, runtime
+        self.options, self.partial, self.console = options, partial, console
+        self.plan = Plan(space, options.seed, {one.architecture.id for one in table.networks})
+        self.origins: dict[str, str] = {}
+        self.n_before, self.spent_before_s = before  # networks and seconds that are not of this calibration
+        self.n_left = options.networks - (len(table.networks) - self.n_before)
+        self.to_profile: set[str] = set()
+        self.fruitless = 0
+        self.predict: Predict | None = None
+        self.n_fitted = 0
+        self.error: dict[str, float] = {}
+
+    def run(self) -> None:
+        start = time.monotonic()
+        spent = self.table.spent_s.get(self.space.name, 0.0)
+        deadline = start + self.options.minutes * 60 - (spent - self.spent_before_s)
+        protocol = self.table.protocol
+        with NetworkTimer(self.target, self.runtime, self.table.reference, protocol,
+                          quiet_ms=self.table.quiet_ms or None) as timer:
+            with self.console.step("calibrate") as report:
+                self._prepare(timer)
+                seed, wave_s, reached = self.options.seed, 0.0, False
+                while timer.waiting:
+                    began = time.monotonic()
+                    if not reached and began + wave_s < deadline:
+                        self._prepare(timer)
+                    timer.protocol = replace(protocol, max_seconds=min(protocol.max_seconds,
+                                                                       max(deadline - began, 1.0)))
+                    found = timer.time_next(seed=seed, timed=self._keep)
+                    self._settle(found, timer)
+                    self.table.spent_s[self.space.name] = spent + time.monotonic() - start
+                    self.table.save(self.partial)
+                    reached = self._learn(report, deadline, start)
+                    # the first wave waits for its own export, which says nothing about the next
+                    wave_s, seed = time.monotonic() - began if seed > self.options.seed else 0.0, seed + 1
+            self.console.note(f"measured {timer.measuring_s:.0f} s of {time.monotonic() - start:.0f} s")
+            for name, why in timer.failed.items():
+                self.console.say(f"{name} left out: {why}")
+
+    def _prepare(self, timer: NetworkTimer) -> None:
+        """Plan a wave and start its export; nothing where all that was wanted is planned."""
+        size = min(WAVE, self.n_left)
+        self.n_left -= size
+        wave = self.plan.wave(size, self.predict) if size > 0 else []
+        self.origins |= {one.id: origin for origin, one in wave}
+        if wave:
+            timer.prepare([one for _, one in wave])
+            share = -(-self.options.profiles * len(wave) // max(self.options.networks, 1))
+            self.to_profile |= {one.id for _, one in wave[-share:]} if share else set()
+
+    def _keep(self, one: Architecture, measurement: Measurement, compiled: Compiled) -> None:
+        if not measurement.valid:
+            return
+        network = TimedNetwork(self.space.name, one, measurement, origin=self.origins[one.id])
+        if one.id in self.to_profile:
+            network = _profiled(network, compiled, self.table.key.batch)
+        self.table.networks.append(network)
+
+    def _settle(self, found: dict[str, Measurement], timer: NetworkTimer) -> None:
+        """Learn how quiet this host can be, and give up on one that never is."""
+        valid = [one for one in found.values() if one.valid]
+        self.fruitless = 0 if valid else self.fruitless + 1
+        if self.fruitless >= FRUITLESS:
+            reason = next(iter(found.values())).reason
+            raise MeasurementInvalid(
+                f"{FRUITLESS} waves of networks could not be timed: {reason}. Stop what else runs here and give the "
+                "command again; what was measured is kept.")
+        times = [one.measurement.quiet_ms for one in self.table.networks]
+        if times:
+            self.table.quiet_ms = float(np.quantile(times, QUIET))
+            timer.quiet_ms = self.table.quiet_ms
+
+    def _learn(self, report: Report, deadline: float, start: float) -> bool:
+        """Refit on what is there, say how good it is; whether the goal is met."""
+        share = max(1 - max(deadline - time.monotonic(), 0) / max(deadline - start, 1e-9),
+                    (len(self.table.networks) - self.n_before) / max(self.options.networks, 1))
+        n = sum(one.space == self.space.name for one in self.table.networks)
+        if n >= max(2 * LEAST_NETWORKS, REFIT * self.n_fitted):
+            model = LatencyModel.fit(self.table, self.space, folds=QUICK_FOLDS)
+            self.n_fitted, self.error = n, model.error
+            self.predict = lambda codes: model.predict(codes).mean
+        known = (f", held-out error {self.error['mean_error']:.1%}, {self.error['within_5']:.0%} within 5 %"
+                 if self.error else "")
+        report(min(share, 1.0), f"{n} networks{known}")
+        return n >= MIN_FOR_GOAL and self.error["within_5"] >= self.options.goal_within_5
 
 
-def _time(table: LatencyTable, space_name: str, plan: list[Architecture], compiled: dict[str, Compiled],
-          options: CalibrationOptions, console: Console) -> None:
-    """Time and profile `plan` and add it to the table; INVALID networks are left out, and said."""
-    batch = table.key.batch
-    protocol = replace(table.protocol, max_seconds=options.seconds)
-    calls: dict[str, Callable[[], None]] = {
-        one.id: compiled[one.id].bind(bound_input(one, batch)) for one in plan}
-    reference = compiled[table.reference.id].bind(bound_input(table.reference, batch))
-    with console.step("time networks") as report:
-        found = measure(calls, reference, protocol, seed=options.seed, quiet_ms=table.quiet_ms or None,
-                        progress=report)
-    invalid = [name for name, one in found.items() if not one.valid]
-    if invalid and len(found) - len(invalid) < min(LEAST_NETWORKS, len(found)):
-        raise MeasurementInvalid(
-            f"only {len(found) - len(invalid)} of {len(found)} networks could be timed: {found[invalid[0]].reason}. "
-            "Stop what else runs here and give the command again.")
-    if invalid:
-        console.say(f"{len(invalid)} of {len(found)} networks INVALID, e.g. {invalid[0]}: {found[invalid[0]].reason}")
-    table.quiet_ms = min((one.quiet_ms for one in found.values()), default=table.quiet_ms)
-    valid = [one for one in plan if found[one.id].valid]
-    every = max(1, len(valid) // max(options.profiles, 1))
-    with console.step("profile blocks") as report:
-        for index, one in enumerate(valid):
-            profiled = options.profiles > 0 and index % every == 0
-            table.networks.append(_profiled(space_name, one, found[one.id], compiled[one.id], batch) if profiled
-                                  else TimedNetwork(space_name, one, found[one.id]))
-            report((index + 1) / len(valid), "")
-
-
-def _profiled(space_name: str, one: Architecture, measurement: Measurement, compiled: Compiled,
-              batch: int) -> TimedNetwork:
+def _profiled(network: TimedNetwork, compiled: Compiled, batch: int) -> TimedNetwork:
     """Per-node times summed to blocks and scaled to the unprofiled wall time (in-context timing)."""
     from hwnas.export import block_of_node
 
-    names = block_names(one)
+    names = block_names(network.architecture)
     times = dict.fromkeys(names, 0.0)
     other = 0.0
-    for node in compiled.profile(bound_input(one, batch), PROFILE_REPEATS):
+    for node in compiled.profile(bound_input(network.architecture, batch), PROFILE_REPEATS):
         name = block_of_node(node.name)
         if name in times:
             times[name] += node.ms
         else:
             other += node.ms
     total = sum(times.values()) + other
-    scale = measurement.latency_ms / total if total else 0.0
-    return TimedNetwork(space_name, one, measurement, tuple(times[name] * scale for name in names), other * scale)
+    scale = network.measurement.latency_ms / total if total else 0.0
+    return replace(network, block_ms=tuple(times[name] * scale for name in names), other_ms=other * scale)
 
 
 def block_names(architecture: Architecture) -> list[str]:
@@ -153,5 +208,12 @@ def block_names(architecture: Architecture) -> list[str]:
     return ["stem", *(f"blocks.{i}.{j}" for i, stage in enumerate(stages) for j in range(len(stage))), "head"]
 
 
+def _nothing() -> None:
+    """What the harness's own overhead is timed with."""
+
+
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+__all__ = ["CalibrationOptions", "block_names", "calibrate", "partial_path"]

@@ -17,8 +17,11 @@ ROLES = ("stem", "dense", "pointwise", "depthwise3", "depthwise5", "se", "linear
 QUANTITIES = ("count", "macs", "macs_pad16", "macs_pad64", "macs_pad64_in", "macs_pad64_out", "weights",
               "read", "written", "rows", "pixels")
 EXTRAS = ("skip_count", "skip_elements", "pooled_elements", "swish_elements", "hard_swish_elements")
+TOTALS = ("weights_pad16", "activations")  # of the whole network, in millions: what has to fit the caches
 NAMES = (*(f"{role}_{quantity}" for role in ROLES for quantity in QUANTITIES), *EXTRAS,
-         *(f"{kind}_blocks" for kind in KINDS))
+         *(f"{kind}_blocks" for kind in KINDS), *TOTALS)
+# Beyond a cache every further byte costs more; which size matters is left to the fit.
+CACHE_STEPS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8)
 _INDEX = {name: index for index, name in enumerate(NAMES)}
 
 
@@ -31,9 +34,7 @@ def block_features(block: BlockSpec) -> np.ndarray:
     """[len(NAMES)], scaled to the order of 1: MACs in millions, elements and weights in hundred thousands."""
     row = np.zeros(len(NAMES))
     for role, n_in, n_out, kernel, size, out in block.convolutions():
-        name = _role(block, role, kernel)
-        for quantity, value in _quantities(role == "depthwise", n_in, n_out, kernel, size, out).items():
-            row[_INDEX[f"{name}_{quantity}"]] += value
+        row += operator_features("stem" if block.kind == "stem" else role, n_in, n_out, kernel, size, out)
         if block.activation in ("swish", "hard_swish") and role in ("dense", "depthwise", "pointwise"):
             row[_INDEX[f"{block.activation}_elements"]] += n_out * out * out * 1e-5
     if block.skip:
@@ -42,8 +43,28 @@ def block_features(block: BlockSpec) -> np.ndarray:
     if block.se:
         row[_INDEX["pooled_elements"]] = block.mid_channels * block.out_size**2 * 1e-5
     row[_INDEX[f"{block.kind}_blocks"]] = 1
+    row[_INDEX["activations"]] = block.activation_elements * 1e-6
     row.setflags(write=False)
     return row
+
+
+def operator_features(role: str, n_in: int, n_out: int, kernel: int, size: int, out: int) -> np.ndarray:
+    """What one convolution adds to `block_features`: [len(NAMES)]."""
+    row = np.zeros(len(NAMES))
+    name = ("depthwise3" if kernel <= 3 else "depthwise5") if role == "depthwise" else role
+    for quantity, value in _quantities(role == "depthwise", n_in, n_out, kernel, size, out).items():
+        row[_INDEX[f"{name}_{quantity}"]] = value
+    inputs = 1 if role == "depthwise" else _padded(n_in, 16)
+    row[_INDEX["weights_pad16"]] = kernel * kernel * inputs * _padded(n_out, 16) * 1e-6
+    return row
+
+
+def with_cache_steps(features: np.ndarray) -> np.ndarray:
+    """Sums of block features [n, len(NAMES)], and how far weights (and activations) pass each cache step."""
+    weights = features[:, _INDEX["weights_pad16"]]
+    both = weights + features[:, _INDEX["activations"]]
+    steps = [np.maximum(total - step, 0.0) for total in (weights, both) for step in CACHE_STEPS]
+    return np.column_stack([features, *steps])
 
 
 def _quantities(depthwise: bool, n_in: int, n_out: int, kernel: int, size: int, out: int) -> dict[str, float]:
@@ -59,14 +80,6 @@ def _quantities(depthwise: bool, n_in: int, n_out: int, kernel: int, size: int, 
     if not depthwise:
         values |= {"macs_pad64_in": macs(64, 1), "macs_pad64_out": macs(1, 64)}
     return values
-
-
-def _role(block: BlockSpec, role: str, kernel: int) -> str:
-    if block.kind == "stem":
-        return "stem"
-    if role == "depthwise":
-        return "depthwise3" if kernel <= 3 else "depthwise5"
-    return role
 
 
 def network_features(blocks: Iterable[BlockSpec]) -> np.ndarray:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from hwnas.errors import UserError
@@ -33,7 +33,9 @@ def file_lock(path: Path, waiting: Callable[[], None] | None = None) -> Iterator
 
 
 @contextmanager
-def measuring_lock(waiting: Callable[[], None] | None = None) -> Iterator[None]:
-    """One measurement at a time on this host: two would disturb each other."""
-    with file_lock(Path(tempfile.gettempdir()) / "hwnas-measuring.lock", waiting):
+def measuring_lock(cores: Iterable[int], waiting: Callable[[], None] | None = None) -> Iterator[None]:
+    """One measurement at a time on each of `cores`: two would disturb each other. Taken in order: no ring."""
+    with ExitStack() as held:
+        for core in sorted(cores):
+            held.enter_context(file_lock(Path(tempfile.gettempdir()) / f"hwnas-measuring-core{core}.lock", waiting))
         yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -27,15 +27,16 @@ class Protocol:
     """
 
     warmup_calls: int = 10
-    round_ms: float = 10.0
-    min_calls: int = 10
-    max_calls: int = 200
+    round_ms: float = 5.0
+    min_calls: int = 6
+    max_calls: int = 64
     quantile: float = 0.25
-    min_rounds: int = 8
-    max_rounds: int = 60
+    copies: int = 4
+    min_rounds: int = 12
+    max_rounds: int = 24
     half_width: float = 0.02
     block: int = 6
-    drift: float = 0.03
+    drift: float = 0.05
     run_drift: float = 0.15
     steal: float = 0.02
     max_seconds: float = 60.0
@@ -47,11 +48,12 @@ class Protocol:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One candidate's calls in one round: their times, the reference beside them, the share of time stolen."""
+    """One candidate's calls in one round, the reference beside them, share of time stolen, whether heat slowed it."""
 
     samples_ms: tuple[float, ...]
     reference_ms: float
     steal: float = 0.0
+    throttled: bool = False
 
     def low_ms(self, quantile: float) -> float:
         """The sample at `quantile`, from below (sorting a few floats beats numpy at this size)."""
@@ -62,8 +64,9 @@ class Turn:
 class Measurement:
     """All turns of one network in one run. `quiet_ms` is the run's (or the table's) quiet reference time.
 
-    `latency_ms` is the median over good turns of each turn's low quantile; `latency_ms_low`/`_high` bound it
-    with 90 % confidence. Both are what the machine does when nobody disturbs it.
+    Turn i is of copy i mod `protocol.copies`. `latency_ms` is the mean over copies of the median over their good turns
+    of each turn's low quantile; `latency_ms_low`/`_high` bound the mean of these copies with 90 % confidence. All are
+    what the machine does when nobody disturbs it.
     """
 
     turns: tuple[Turn, ...]
@@ -75,7 +78,7 @@ class Measurement:
         """Mask of the turns that count."""
         return np.array([
             turn.reference_ms <= self.quiet_ms * (1 + self.protocol.drift) and turn.steal <= self.protocol.steal
-            for turn in self.turns], bool)
+            and not turn.throttled for turn in self.turns], bool)
 
     @cached_property
     def turn_values_ms(self) -> np.ndarray:
@@ -87,6 +90,23 @@ class Measurement:
         """Low quantile of each good turn."""
         return self.turn_values_ms[self.good] if self.turns else np.empty(0)
 
+    @cached_property
+    def copies_ms(self) -> np.ndarray:
+        """Latency of each copy that had a good turn."""
+        copy = np.arange(len(self.turns))[self.good] % self.protocol.copies if self.turns else np.empty(0)
+        return np.array([np.median(self.values_ms[copy == one]) for one in np.unique(copy)])
+
+    @cached_property
+    def _deviations_ms(self) -> np.ndarray:
+        """Each good turn less the latency of its copy."""
+        copy = np.arange(len(self.turns))[self.good] % self.protocol.copies
+        medians = dict(zip(np.unique(copy), self.copies_ms, strict=True))
+        return np.asarray(self.values_ms - np.array([medians[one] for one in copy]))
+
+    def at_ms(self, quiet_ms: float) -> float:
+        """`latency_ms` at the speed at which the reference takes `quiet_ms`: runs agree in ratios to it."""
+        return self.latency_ms * quiet_ms / self.quiet_ms
+
     @property
     def reason(self) -> str:
         """Why it is INVALID; empty when it is a number."""
@@ -97,7 +117,8 @@ class Measurement:
             return "no turn was timed before the time cap"
         worst = max(turn.reference_ms for turn in self.turns) / self.quiet_ms - 1
         return (f"only {good} of {len(self.turns)} turns were quiet (reference up to {worst:.0%} above its quiet "
-                f"{self.quiet_ms:.3f} ms, steal up to {max(turn.steal for turn in self.turns):.0%})")
+                f"{self.quiet_ms:.3f} ms, steal up to {max(turn.steal for turn in self.turns):.0%}"
+                f"{', throttled' if any(turn.throttled for turn in self.turns) else ''})")
 
     @property
     def valid(self) -> bool:
@@ -107,12 +128,25 @@ class Measurement:
     @property
     def latency_ms(self) -> float:
         """The estimate; NaN when INVALID."""
-        return float(np.median(self.values_ms)) if self.valid else float("nan")
+        return float(self.copies_ms.mean()) if self.valid else float("nan")
 
     @property
     def std_ms(self) -> float:
-        """Standard error of `latency_ms`."""
-        return robust_error(self.values_ms) if self.valid else float("nan")
+        """Standard error of `latency_ms`, as the mean of these copies."""
+        if not self.valid:
+            return float("nan")
+        n, copies = len(self.values_ms), len(self.copies_ms)
+        if n <= copies:
+            return float("inf")
+        return robust_error(self._deviations_ms) * float(np.sqrt(n / (n - copies))) if copies > 1 else robust_error(
+            self.values_ms)
+
+    @property
+    def copy_spread(self) -> float:
+        """Standard deviation from one copy to the next, as a share of the latency; NaN with fewer than two copies."""
+        if not self.valid or len(self.copies_ms) < 2:
+            return float("nan")
+        return float(self.copies_ms.std(ddof=1) / self.latency_ms)
 
     @property
     def latency_ms_low(self) -> float:
@@ -149,26 +183,36 @@ class Measurement:
         return float(np.quantile(calls, q)) if len(calls) >= needed else None
 
     def halves_ms(self) -> tuple[float, float]:
-        """Medians of the even and of the odd good turns: what two measurements of one network differ by."""
-        values = self.values_ms
-        if len(values) < 2:
-            return float("nan"), float("nan")
-        return float(np.median(values[::2])), float(np.median(values[1::2]))
+        """Latency from the even and from the odd turns: what two measurements of one network differ by.
+
+        With an even number of copies each half has copies of its own, so that their spread is part of it.
+        """
+        even, odd = (self._part(start) for start in (0, 1))
+        return even.latency_ms, odd.latency_ms
+
+    def _part(self, start: int) -> Measurement:
+        """Every second turn, beginning with `start`."""
+        copies = self.protocol.copies
+        protocol = replace(self.protocol, copies=copies // 2 if copies % 2 == 0 else copies, min_rounds=1)
+        return Measurement(self.turns[start::2], self.quiet_ms, protocol)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a table; times in microseconds, to a tenth."""
         return {"quiet_us": round(self.quiet_ms * 1e3, 2),
                 "reference_us": [round(turn.reference_ms * 1e3, 2) for turn in self.turns],
                 "steal": [round(turn.steal, 4) for turn in self.turns],
+                **({"throttled": [turn.throttled for turn in self.turns]} if any(
+                    turn.throttled for turn in self.turns) else {}),
                 "samples_us": [[round(ms * 1e3, 1) for ms in turn.samples_ms] for turn in self.turns]}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], protocol: Protocol, where: str) -> Measurement:
         """Inverse of `to_dict`; TableError on negative, zero or missing times, naming `where`."""
         try:
-            times = zip(data["samples_us"], data["reference_us"], data["steal"], strict=True)
-            turns = tuple(Turn(_positive(samples), _positive([reference])[0], float(steal))
-                          for samples, reference, steal in times)
+            hot = data.get("throttled") or [False] * len(data["steal"])
+            times = zip(data["samples_us"], data["reference_us"], data["steal"], hot, strict=True)
+            turns = tuple(Turn(_positive(samples), _positive([reference])[0], float(steal), bool(throttled))
+                          for samples, reference, steal, throttled in times)
             return cls(turns, _positive([data["quiet_us"]])[0], protocol)
         except (KeyError, TypeError, ValueError) as error:
             raise TableError(f"{where}: {error or 'times are missing'}") from None
@@ -183,7 +227,7 @@ def robust_error(values: np.ndarray) -> float:
 
 
 def _positive(times_us: Sequence[float]) -> tuple[float, ...]:
-    values = tuple(float(us) / 1e3 for us in times_us)
-    if not values or not all(0 < value < float("inf") for value in values):
+    """Milliseconds; a table holds a hundred thousand of them, so the checks are those that run in C."""
+    if not times_us or not (min(times_us) > 0 and sum(times_us) < float("inf")):
         raise ValueError("times must be positive and finite")
-    return values
+    return tuple([us / 1e3 for us in times_us])

@@ -1,32 +1,35 @@
 """LatencyModel: predicts whole networks of a space from a table, with intervals calibrated on held-out networks.
 
-Latency is a sum of physical costs, none of which can be negative: non-negative least squares on relative errors,
-fitted on whole networks (blocks timed alone do not add up, see docs/decisions/latency-model.md). A network unlike
-those measured gets a wider interval through its leverage; intervals are conformal, from cross-validated errors.
+Physical costs (costs.py) and what they leave over (residual.py), fitted on whole networks: blocks timed alone do not
+add up, see docs/decisions/latency-model.md. A network unlike those measured gets a wider interval; intervals are
+conformal, from cross-validated errors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hwnas.architecture import Architecture
+from hwnas.blocks import BlockSpec
 from hwnas.errors import MissingLatency
-from hwnas.latency.features import NAMES, network_features
+from hwnas.latency.costs import Prior
+from hwnas.latency.fit import Fit, Timed
+from hwnas.latency.held_out import FOLDS, conformal_quantile, cross_validate, interval_end
+from hwnas.latency.operators import operators, placed
+from hwnas.latency.residual import PARTS, RUN, position, totals
 from hwnas.latency.table import LEAST_NETWORKS, LatencyTable, TimedNetwork
 
 if TYPE_CHECKING:
     from hwnas.space import SearchSpace
 
-FOLDS = 10
-RIDGE = 0.1  # shrinkage of each cost, in units of its feature's root mean square
-# Log standard deviation between two valid runs that no single calibration sees: the protocol lets the reference stand
-# 3 % higher, and one network compiled twice differs by 2 to 4 % (docs/decisions/qdq-recipe.md).
+# Log standard deviation between two runs of tables that hold one copy of each network and so cannot tell it.
 RUN_TO_RUN = 0.02
-Z95 = 1.645
+_CHUNK = 8192  # architectures predicted at a time
+_BEFORE = ("", "stem", "dense", "pointwise")  # what may come before a segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,128 +43,124 @@ class Predictions:
 
 
 @dataclass(frozen=True)
-class Fit:
-    """Costs of the features, and what is needed to say how far a network lies from those fitted."""
+class Learnt:
+    """What fitting finds out slowly, as plain numbers for the table: it holds for `networks` networks only.
 
-    costs: np.ndarray
-    inverse: np.ndarray
-    sigma: float
+    `prior` names the table that the fit started from; empty: from none.
+    """
+
+    networks: int
+    variances: tuple[float, ...]
+    ends: tuple[float, float]
+    spread: float
+    error: dict[str, float]
+    prior: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"networks": self.networks, "variances": dict(zip(PARTS, self.variances, strict=True)),
+                "ends": list(self.ends), "spread": self.spread, "error": self.error, "prior": self.prior}
 
     @classmethod
-    def of(cls, features: np.ndarray, measured_ms: np.ndarray) -> Fit:
-        """Fit `measured_ms` [n] as `features` [n, f] @ costs, costs >= 0, least relative squares with a small ridge."""
-        from scipy.optimize import nnls
-
-        design = features / measured_ms[:, None]
-        ridge = RIDGE * (np.sqrt((design**2).mean(axis=0)) + 1e-9)
-        rows = np.vstack([design, np.diag(ridge)])
-        costs, _ = nnls(rows, np.concatenate([np.ones(len(design)), np.zeros(len(ridge))]), maxiter=50 * len(ridge))
-        active = costs > 0
-        gram = rows[:, active].T @ rows[:, active]
-        inverse = np.zeros((len(costs), len(costs)))
-        inverse[np.ix_(active, active)] = np.linalg.inv(gram)
-        errors = np.log(np.maximum(design @ costs, 1e-9))
-        freedom = max(len(design) - float(np.sum((design @ inverse) * design)), 1.0)
-        return cls(costs, inverse, float(np.sqrt((errors**2).sum() / freedom)))
-
-    def predict(self, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Latency in ms [n] and its log standard deviation [n] for `features` [n, f]."""
-        mean = np.maximum(features @ self.costs, 1e-6)
-        relative = features / mean[:, None]
-        leverage = np.einsum("ij,ij->i", relative @ self.inverse, relative)
-        return mean, self.sigma * np.sqrt(1 + leverage)
-
-
-def conformal_quantile(scores: np.ndarray, q: float) -> float:
-    """Finite-sample quantile of held-out scores: for q of 1/2 or more rounded up, below it rounded down."""
-    ordered, n = np.sort(scores), len(scores)
-    rank = np.ceil((n + 1) * q) if q >= 0.5 else np.floor((n + 1) * q)
-    return float(ordered[int(np.clip(rank - 1, 0, n - 1))])
-
-
-def interval_end(scores_end: float | np.ndarray, log_std: np.ndarray) -> np.ndarray:
-    """Distance in log units from a prediction to an end of its 90 % interval, for the end's score (signed)."""
-    return np.asarray(np.sign(scores_end) * np.sqrt((scores_end * log_std) ** 2 + (Z95 * RUN_TO_RUN) ** 2))
+    def from_dict(cls, data: dict[str, Any]) -> Learnt:
+        """Inverse of `to_dict`."""
+        low, high = data["ends"]
+        return cls(int(data["networks"]), tuple(float(data["variances"][part]) for part in PARTS),
+                   (float(low), float(high)), float(data["spread"]), dict(data["error"]),
+                   str(data.get("prior", "")))
 
 
 class LatencyModel:
     """Latency of a space's architectures on a table's host: `fit` it, then ask `predict` with integer codes."""
 
-    def __init__(self, space: SearchSpace, fit: Fit, scores: np.ndarray) -> None:
-        self.space, self._fit = space, fit
-        self._ends = tuple(conformal_quantile(scores, q) for q in (0.05, 0.95))
-        self._spread = float(np.std(scores))
+    def __init__(self, space: SearchSpace, fit: Fit, learnt: Learnt, run_to_run: float) -> None:
+        self.space, self._fit, self.learnt, self._run_to_run = space, fit, learnt, run_to_run
+        self.error = learnt.error
+        self._n_sums = fit.features.n_sums
         self._known = np.zeros(space.n_segments, bool)
-        self._features = np.zeros((space.n_segments, len(NAMES)))
+        self._rows = np.zeros((space.n_segments, self._n_sums + len(totals(()))))
+        self._entries = np.zeros((space.n_segments, len(_BEFORE), 2))
+        self._after = np.full(space.n_segments, -1)
 
     @classmethod
-    def fit(cls, table: LatencyTable, space: SearchSpace) -> LatencyModel:
-        """Fit on the table's networks; MissingLatency when it holds too few of this space."""
-        networks = usable(table, space)
-        held_out = cross_validate(networks)
-        return cls(space, _fit(networks), held_out.scores)
+    def fit(cls, table: LatencyTable, space: SearchSpace, *, prior: Prior | None = None, prior_name: str = "",
+            folds: int = FOLDS) -> LatencyModel:
+        """Fit on the table's networks; MissingLatency when it holds too few of this space.
 
-    @staticmethod
-    def held_out_error(table: LatencyTable, space: SearchSpace) -> dict[str, float]:
-        """Error on networks left out of the fit (10 folds), with the noise of the measurements beside it."""
-        return cross_validate(usable(table, space)).summary()
+        What the table has stored of an earlier fit on the same networks is taken from there. `prior`: a model of
+        another host, target or input to start from (see prior.py, which chooses it and finds it again).
+        """
+        networks = usable(table, space)
+        timed, run_to_run = timed_networks(networks, table.quiet_ms), between_runs(networks)
+        stored = table.learnt.get(space.name)
+        if stored and stored["networks"] == len(networks) and stored.get("prior", "") == prior_name:
+            learnt = Learnt.from_dict(stored)
+            run_to_run = max(run_to_run, float(np.sqrt(learnt.variances[RUN])))
+            return cls(space, Fit.of(timed, prior, np.array(learnt.variances)), learnt, run_to_run)
+        fit = Fit.of(timed, prior)
+        run_to_run = max(run_to_run, float(np.sqrt(fit.residual.variances[RUN])))
+        halves = np.array([one.measurement.halves_ms() for one in networks])
+        held_out = cross_validate(timed, halves, fit.residual.variances, run_to_run, prior=prior, folds=folds)
+        scores = held_out.scores
+        learnt = Learnt(len(networks), tuple(float(value) for value in fit.residual.variances),
+                        (conformal_quantile(scores, 0.05), conformal_quantile(scores, 0.95)), float(np.std(scores)),
+                        held_out.summary(), prior_name)
+        return cls(space, fit, learnt, run_to_run)
 
     def predict(self, codes: np.ndarray) -> Predictions:
         """Latency of the architectures that rows of `codes` [n, parameters] stand for."""
         segments = self.space.segments(codes)
-        for segment in np.unique(segments[~self._known[segments]]):
-            blocks = self.space.segment_blocks(int(segment))
-            if blocks:
-                self._features[segment] = network_features(blocks)
-            self._known[segment] = True
-        features = self._features[segments[:, 0]]
-        for column in range(1, segments.shape[1]):
-            features = features + self._features[segments[:, column]]
-        return self._predictions(features)
+        self._learn(np.unique(segments[~self._known[segments]]))
+        parts = [self._of_segments(segments[start : start + _CHUNK]) for start in range(0, len(segments), _CHUNK)]
+        mean, log_std = (np.concatenate(part) for part in zip(*parts, strict=True))
+        return self._predictions(mean, log_std)
 
     def predict_architectures(self, architectures: Sequence[Architecture]) -> Predictions:
         """The same for architectures of any origin; slower."""
-        return self._predictions(np.array([network_features(one.blocks()) for one in architectures]))
+        return self._predictions(*self._fit.networks([one.blocks() for one in architectures]))
 
-    def _predictions(self, features: np.ndarray) -> Predictions:
-        mean, log_std = self._fit.predict(features)
-        low, high = (mean * np.exp(interval_end(end, log_std)) for end in self._ends)
-        return Predictions(mean, low, high, mean * np.hypot(log_std * self._spread, RUN_TO_RUN))
+    def block_ms(self, blocks: Sequence[BlockSpec]) -> tuple[np.ndarray, np.ndarray]:
+        """The table's entries: what each of `blocks` takes inside a network, ms [n], and its standard deviation.
 
+        Inferred from whole networks, for a place after a pointwise convolution. Costs that only whole networks have
+        (caches passed, see costs.py) are not part.
+        """
+        mean, variance = self._fit.entries([(block, "" if block.kind == "stem" else "pointwise") for block in blocks])
+        return mean, np.sqrt(variance)
 
-@dataclass(frozen=True)
-class HeldOut:
-    """Predictions of networks that the fit had not seen, beside what was measured."""
+    def _learn(self, segments: np.ndarray) -> None:
+        """Fill in the rows of segments met for the first time: sums, and entries for whatever may come before."""
+        found = {int(segment): self.space.segment_blocks(int(segment)) for segment in segments}
+        found = {segment: blocks for segment, blocks in found.items() if blocks}
+        self._known[segments] = True
+        if not found:
+            return
+        inside = {(segment, context): placed(blocks, before) for segment, blocks in found.items()
+                  for context, before in enumerate(_BEFORE)}
+        every = list(dict.fromkeys(one for blocks in inside.values() for one in blocks))
+        entries = np.column_stack(self._fit.entries(every))
+        where = {one: index for index, one in enumerate(every)}
+        for (segment, context), here in inside.items():
+            self._entries[segment, context] = entries[[where[one] for one in here]].sum(axis=0)
+        for segment, blocks in found.items():
+            self._rows[segment] = np.concatenate([self._fit.features.of_blocks(blocks).sum(axis=0), totals(blocks)])
+            last = operators(blocks[-1])[-1].role
+            self._after[segment] = _BEFORE.index(last) if last in _BEFORE else 0
 
-    log_measured: np.ndarray
-    log_mean: np.ndarray
-    log_std: np.ndarray
-    halves_ms: np.ndarray
+    def _of_segments(self, segments: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        rows, before = self._rows[segments[:, 0]], np.zeros(len(segments), int)
+        entries = self._entries[segments[:, 0], before]
+        for column in range(1, segments.shape[1]):
+            after = self._after[segments[:, column - 1]]
+            before = np.where(after >= 0, after, before)  # a segment without blocks changes nothing
+            rows = rows + self._rows[segments[:, column]]
+            entries = entries + self._entries[segments[:, column], before]
+        n = self._n_sums
+        return self._fit.latency_ms(rows[:, :n], entries[:, 0], entries[:, 1], position(rows[:, n:]))
 
-    @property
-    def scores(self) -> np.ndarray:
-        """Log errors in units of their own standard deviation."""
-        return np.asarray((self.log_measured - self.log_mean) / self.log_std)
-
-    def summary(self) -> dict[str, float]:
-        """Share within 5 and 10 %, mean absolute error, rank correlation, coverage, widths, and noise beside them."""
-        from scipy.stats import kendalltau, spearmanr
-
-        error = np.abs(np.exp(self.log_mean - self.log_measured) - 1)
-        scores = self.scores
-        ends = np.array([[conformal_quantile(np.delete(scores, i), q) for q in (0.05, 0.95)]
-                         for i in range(len(scores))])
-        low, high = (interval_end(ends[:, side], self.log_std) for side in (0, 1))
-        errors = self.log_measured - self.log_mean
-        inside = (low <= errors) & (errors <= high)
-        noise = np.abs(np.log(self.halves_ms[:, 0] / self.halves_ms[:, 1])) / 2
-        values = {
-            "n": len(error), "mean_error": error.mean(), "within_5": (error <= 0.05).mean(),
-            "within_10": (error <= 0.10).mean(), "spearman": spearmanr(self.log_mean, self.log_measured).statistic,
-            "kendall": kendalltau(self.log_mean, self.log_measured).statistic, "coverage": inside.mean(),
-            "median_half_width": np.median(np.sinh((high - low) / 2)),
-            "noise_mean": np.nanmean(noise), "noise_within_5": np.nanmean(noise <= 0.05)}
-        return {name: round(float(value), 5) for name, value in values.items()}
+    def _predictions(self, mean: np.ndarray, log_std: np.ndarray) -> Predictions:
+        low, high = (mean * np.exp(interval_end(end, log_std, self._run_to_run)) for end in self.learnt.ends)
+        return Predictions(mean, low, high, mean * np.hypot(log_std * self.learnt.spread, self._run_to_run))
 
 
 def usable(table: LatencyTable, space: SearchSpace) -> list[TimedNetwork]:
@@ -175,21 +174,16 @@ def usable(table: LatencyTable, space: SearchSpace) -> list[TimedNetwork]:
     return networks
 
 
-def cross_validate(networks: Sequence[TimedNetwork]) -> HeldOut:
-    """Predict each network from a fit on the other folds."""
-    features, measured = _data(networks)
-    order = np.random.default_rng(0).permutation(len(networks))
-    mean, std = np.zeros(len(networks)), np.zeros(len(networks))
-    for fold in np.array_split(order, min(FOLDS, len(networks))):
-        rest = np.setdiff1d(order, fold)
-        mean[fold], std[fold] = Fit.of(features[rest], measured[rest]).predict(features[fold])
-    return HeldOut(np.log(measured), np.log(mean), std, np.array([one.measurement.halves_ms() for one in networks]))
+def timed_networks(networks: Sequence[TimedNetwork], quiet_ms: float) -> Timed:
+    """What a fit takes of them: latencies at the speed at which the reference takes `quiet_ms`."""
+    return Timed([one.architecture.blocks() for one in networks],
+                 np.array([one.measurement.at_ms(quiet_ms) for one in networks]),
+                 np.array([one.measurement.quiet_ms for one in networks]))
 
 
-def _data(networks: Sequence[TimedNetwork]) -> tuple[np.ndarray, np.ndarray]:
-    return (np.array([network_features(one.architecture.blocks()) for one in networks]),
-            np.array([one.measurement.latency_ms for one in networks]))
-
-
-def _fit(networks: Sequence[TimedNetwork]) -> Fit:
-    return Fit.of(*_data(networks))
+def between_runs(networks: Sequence[TimedNetwork]) -> float:
+    """Log standard deviation between two runs: each compiles copies of its own of the reference."""
+    spreads = np.array([one.measurement.copy_spread for one in networks])
+    if not np.isfinite(spreads).any():
+        return RUN_TO_RUN
+    return float(np.sqrt(np.nanmean(spreads**2) * 2 / networks[0].measurement.protocol.copies))

@@ -1,14 +1,10 @@
-"""Turns architectures into ONNX files to be timed, with random weights, on every core at once."""
+"""Turns architectures into ONNX files to be timed, with random weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
 from pathlib import Path
 
 from hwnas.architecture import Architecture
-from hwnas.errors import CandidateError
 from hwnas.target import Target
 
 
@@ -39,21 +35,10 @@ def prepare_network(architecture: Architecture, target: Target, folder: Path) ->
     return int8
 
 
-def prepare_networks(architectures: Sequence[Architecture], target: Target, folder: Path, workers: int,
-                     progress: Callable[[float, str], None] | None = None) -> dict[str, Path]:
-    """`prepare_network` for many; files by architecture id. The first failure is raised, naming its network."""
-    if not architectures:
-        return {}
-    files: dict[str, Path] = {}
-    workers = max(1, min(workers, len(architectures)))
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        jobs = {pool.submit(prepare_network, one, target, folder): one for one in architectures}
-        try:
-            for job in as_completed(jobs):
-                files[jobs[job].id] = job.result()
-                if progress:
-                    progress(len(files) / len(jobs), f"{len(files)} of {len(jobs)} networks exported")
-        except CandidateError as error:
-            pool.shutdown(cancel_futures=True)
-            raise type(error)(f"{jobs[job].id}: {error}") from None
-    return files
+def prepare_compiled(architecture: Architecture, target: Target, folder: Path) -> tuple[Path, Path | None]:
+    """`prepare_network`, and the compiled network beside it where the runtime can keep one (else None)."""
+    from hwnas.runtimes import load_runtime
+
+    path = prepare_network(architecture, target, folder)
+    save = getattr(load_runtime(target.runtime), "save_compiled", None)
+    return path, None if save is None else save(path, target)

@@ -3,10 +3,13 @@
 Format history
     1   first: host, runtime, target, input, protocol, reference, overhead, networks (architecture, raw samples,
         in-context block times), held-out error.
+    2   networks: how each was chosen (`origin`), turns slowed by heat (`throttled`); the protocol's `copies`; `spent_s`
+        of each space and what its model learnt slowly (`learnt`). Files may be compressed (.json.gz).
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,12 +18,14 @@ from typing import Any
 
 from hwnas.architecture import Architecture
 from hwnas.errors import HwnasError, TableError
+from hwnas.latency.document import read_document
 from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.paths import table_dirs, write_atomic
 from hwnas.target import Target
 
 FORMAT = "hwnas-latency-table"
-VERSION = 1
+VERSION = 2
+_REMEDY = "Move it away; the next run measures anew."
 LEAST_NETWORKS = 12  # fewer of a space cannot be split into fitted and held-out ones
 
 
@@ -54,7 +59,8 @@ class TimedNetwork:
     """One calibration network: what was built, its samples, and what its blocks took inside it (ms, in order).
 
     `block_ms` has one time a block of `architecture.blocks()`, profiled in context and scaled to the unprofiled
-    wall time; `other_ms` is what no block owns. Both are empty / 0 where it was not profiled.
+    wall time; `other_ms` is what no block owns. Both are empty / 0 where it was not profiled. `origin` says how it was
+    chosen: known, extreme, random, front.
     """
 
     space: str
@@ -62,6 +68,7 @@ class TimedNetwork:
     measurement: Measurement
     block_ms: tuple[float, ...] = ()
     other_ms: float = 0.0
+    origin: str = "random"
 
 
 @dataclass
@@ -78,6 +85,8 @@ class LatencyTable:
     overhead_ms: float
     networks: list[TimedNetwork] = field(default_factory=list)
     error: dict[str, dict[str, float]] = field(default_factory=dict)
+    spent_s: dict[str, float] = field(default_factory=dict)
+    learnt: dict[str, dict[str, Any]] = field(default_factory=dict)
     path: Path | None = None
 
     @property
@@ -97,36 +106,27 @@ class LatencyTable:
             "key": {**{name: getattr(self.key, name) for name in TableKey.__slots__}, "sizes": list(self.key.sizes)},
             "protocol": self.protocol.to_dict(), "overhead_us": round(self.overhead_ms * 1e3, 3),
             "reference": {"architecture": self.reference.to_dict(), "quiet_us": round(self.quiet_ms * 1e3, 2)},
-            "error": self.error, "networks": [_network_to_dict(network) for network in self.networks],
+            "error": self.error, "spent_s": {name: round(spent, 1) for name, spent in self.spent_s.items()},
+            "learnt": self.learnt, "networks": [_network_to_dict(network) for network in self.networks],
         }
-        write_atomic(path, json.dumps(data, separators=(",", ":")))
+        text = json.dumps(data, separators=(",", ":"))
+        write_atomic(path, gzip.compress(text.encode(), 6, mtime=0) if path.suffix == ".gz" else text)
         self.path = path
 
     @classmethod
     def load(cls, path: Path) -> LatencyTable:
         """Read a table; TableError names file, place and what is wrong with it."""
-        try:
-            data = json.loads(path.read_text())
-        except OSError as error:
-            raise TableError(f"{path}: cannot be read: {error.strerror}.") from None
-        except ValueError as error:
-            raise TableError(f"{path}: not whole JSON ({error}). Move it away; the next run measures anew.") from None
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise TableError(f"{path}: not a latency table of hwnas.")
-        if not isinstance(data.get("version"), int) or data["version"] > VERSION:
-            raise TableError(f"{path}: format version {data.get('version')!r}; this hwnas reads up to {VERSION}. "
-                             "Update hwnas, or move the file away.")
+        data = read_document(path, FORMAT, VERSION, "a latency table", _REMEDY)
         try:
             return cls._from_dict(data, path)
         except TableError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, HwnasError) as error:
-            raise TableError(f"{path}: {type(error).__name__}: {error}. Move it away; the next run measures anew."
-                             ) from None
+            raise TableError(f"{path}: {type(error).__name__}: {error}. {_REMEDY}") from None
 
     @classmethod
     def _from_dict(cls, data: Mapping[str, Any], path: Path) -> LatencyTable:
-        protocol = Protocol(**data["protocol"])
+        protocol = Protocol(**{"copies": 1, **data["protocol"]})  # format 1 knew one copy only
         key = TableKey(**{**data["key"], "sizes": tuple(data["key"]["sizes"])})
         networks = [_network_from_dict(entry, protocol, f"{path}: networks[{index}]")
                     for index, entry in enumerate(data["networks"])]
@@ -137,7 +137,8 @@ class LatencyTable:
         return cls(key, dict(data["host"]), str(data["runtime"]), str(data["created"]), protocol,
                    Architecture.from_dict(data["reference"]["architecture"], f"{path}: reference"),
                    float(data["reference"]["quiet_us"]) / 1e3, float(data["overhead_us"]) / 1e3, networks,
-                   dict(data["error"]), path)
+                   dict(data["error"]), dict(data.get("spent_s", {})),
+                   dict(data.get("learnt", {})), path)
 
     def check(self, key: TableKey, host_name: str, runtime_version: str | None) -> None:
         """TableError when the table is of another key, host or (unless None) runtime version; names both."""
@@ -157,8 +158,9 @@ def find_table(host_name: str, key: TableKey) -> LatencyTable | None:
     """The user's table, else the shipped one, else None. A table that is there but broken is an error."""
     for folder in table_dirs():
         path = table_path(folder, host_name, key)
-        if path.is_file():
-            return LatencyTable.load(path)
+        for there in (path, path.with_name(f"{path.name}.gz")):
+            if there.is_file():
+                return LatencyTable.load(there)
     return None
 
 
@@ -170,7 +172,7 @@ def known_hosts() -> list[str]:
 
 def _network_to_dict(network: TimedNetwork) -> dict[str, Any]:
     return {"space": network.space, "architecture": network.architecture.to_dict(),
-            "block_us": [round(ms * 1e3, 2) for ms in network.block_ms],
+            "origin": network.origin, "block_us": [round(ms * 1e3, 2) for ms in network.block_ms],
             "other_us": round(network.other_ms * 1e3, 2), **network.measurement.to_dict()}
 
 
@@ -180,4 +182,4 @@ def _network_from_dict(data: Mapping[str, Any], protocol: Protocol, where: str) 
     if block_ms and (len(block_ms) != len(architecture.blocks()) or not all(0 <= ms < 1e7 for ms in block_ms)):
         raise TableError(f"{where}: block_us must hold one time of at least 0 for each of its blocks.")
     return TimedNetwork(str(data["space"]), architecture, Measurement.from_dict(data, protocol, where),
-                        block_ms, float(data["other_us"]) / 1e3)
+                        block_ms, float(data["other_us"]) / 1e3, str(data.get("origin", "random")))

@@ -1,52 +1,119 @@
-"""Try a model file that came from elsewhere in a child process, so that a crash is a failed candidate and no more."""
+"""Work on a model file that came from elsewhere in a child process, so that a crash is a failed candidate and no more.
+
+A task is a module that calls `serve` when it is run; `run_child` starts one and hears it: one line of JSON a message.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
-from hwnas.errors import CandidateError, TargetError
+from hwnas import errors
+from hwnas.errors import CandidateError, HwnasError
+from hwnas.foreign_model import ModelError
 from hwnas.target import Target
 
-_REFUSED, _TARGET = 3, 4
+if TYPE_CHECKING:
+    from hwnas.runtimes import Runtime
+
+Progress = Callable[[float, str], None]
+Task = Callable[[Mapping[str, Any], Target, "Runtime", Progress], Any]
+WAITING = "waiting"  # a note that begins so tells of another process's work: the time-out rests
 
 
 def probe_model(path: str | os.PathLike[str], target: Target, timeout_s: float = 60.0, memory_mb: int = 2048) -> None:
-    """Compile `path` for `target` and run it once in a child process.
+    """Check `path`, compile it for `target` and run it once in a child process.
 
     `memory_mb` bounds what the child may allocate beyond the runtime's own libraries (Linux; elsewhere only the time
     is bounded). CandidateError says why it failed: refused, crashed, out of memory, timed out. TargetError as
     `Runtime.check`.
     """
+    try:
+        run_child("hwnas.runtimes.child", {"path": os.fspath(path)}, target, timeout_s=timeout_s, memory_mb=memory_mb)
+    except ModelError as error:
+        raise CandidateError(str(error)) from None
+
+
+def run_child(module: str, job: Mapping[str, Any], target: Target, *, timeout_s: float, memory_mb: int,
+              progress: Progress | None = None) -> Any:
+    """The result of the task `module` on `job`: plain values, with the model's `path` and what to call it (`label`).
+
+    `timeout_s` is the longest silence: every progress message starts it anew. The task's own errors are raised here;
+    CandidateError when it crashed, hung or ran out of memory.
+    """
     # -P and an explicit path: the child must find this hwnas and must not import modules beside the model.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]),
                                                                *filter(None, [os.environ.get("PYTHONPATH")])])}
-    command = [sys.executable, "-P", "-m", "hwnas.runtimes.child", os.fspath(path), json.dumps(asdict(target)),
-               str(memory_mb)]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                               text=True, errors="replace", env=environment, start_new_session=True)
-    try:
-        _, said = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        raise CandidateError(f"{os.fspath(path)}: still compiling or running after {timeout_s:g} s.") from None
-    finally:
-        _end(process)
-    last = said.strip().splitlines()[-1][:300] if said.strip() else "no message"
-    if process.returncode == _TARGET:
-        raise TargetError(last)
-    if process.returncode == _REFUSED:
-        raise CandidateError(last)
-    if process.returncode < 0:
-        name = signal.Signals(-process.returncode).name
-        raise CandidateError(f"{os.fspath(path)}: {target.runtime} was ended by {name} ({last}).")
-    if process.returncode:
-        raise CandidateError(f"{os.fspath(path)}: {target.runtime} ended with exit code {process.returncode} ({last}).")
+    label = job.get("label", job["path"])
+    full = {**job, "target": asdict(target), "memory_mb": memory_mb}
+    with tempfile.TemporaryFile("w+", errors="replace") as said:
+        process = subprocess.Popen([sys.executable, "-P", "-m", module, json.dumps(full)], stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.PIPE, stderr=said, text=True, errors="replace", env=environment,
+                                   start_new_session=True)
+        lines: queue.Queue[str] = queue.Queue()
+        reader = threading.Thread(target=_read, args=(process.stdout, lines), daemon=True)
+        reader.start()
+        try:
+            answer = _listen(lines, timeout_s, progress)
+            process.wait(timeout=timeout_s)
+        except (queue.Empty, subprocess.TimeoutExpired):
+            raise CandidateError(f"{label}: still compiling or running after {timeout_s:g} s.") from None
+        finally:
+            _end(process)
+            reader.join(timeout=5)
+        if "result" in answer:
+            return answer["result"]
+        if "error" in answer:
+            known = {**vars(errors), "ModelError": ModelError}
+            raise _error_class(known, answer["error"])(answer["message"])
+        raise CandidateError(_crash(process.returncode, said, job["path"], target))
+
+
+def _error_class(known: Mapping[str, Any], name: str) -> type[HwnasError]:
+    found = known.get(name)
+    takes_message = isinstance(found, type) and issubclass(found, HwnasError) and found is not errors.UnknownName
+    return found if takes_message else errors.UserError  # type: ignore[return-value]
+
+
+def _read(stream: IO[str], lines: queue.Queue[str]) -> None:
+    with stream:
+        for line in stream:
+            lines.put(line)
+    lines.put("")
+
+
+def _listen(lines: queue.Queue[str], timeout_s: float, progress: Progress | None) -> dict[str, Any]:
+    """The child's last message; hands the others on. queue.Empty after a silence of `timeout_s`."""
+    patience: float | None = timeout_s
+    while line := lines.get(timeout=patience):
+        with contextlib.suppress(ValueError):  # torn: the child died while it wrote
+            message = json.loads(line)
+            if "note" not in message:
+                return dict(message)
+            patience = None if message["note"].startswith(WAITING) else timeout_s
+            if progress:
+                progress(message["share"], message["note"])
+    return {}
+
+
+def _crash(code: int, said: IO[str], path: str, target: Target) -> str:
+    said.seek(0)
+    lines = said.read().strip().splitlines()
+    last = lines[-1][:300] if lines else "no message"
+    if code < 0:
+        return f"{path}: {target.runtime} was ended by {signal.Signals(-code).name} ({last})."
+    return f"{path}: {target.runtime} ended with exit code {code} ({last})."
 
 
 def _end(process: subprocess.Popen[str]) -> None:
@@ -57,7 +124,7 @@ def _end(process: subprocess.Popen[str]) -> None:
                 os.killpg(process.pid, signal.SIGKILL)
             else:
                 process.kill()
-        process.communicate()
+        process.wait()
 
 
 def _limit_memory(megabytes: int) -> None:
@@ -74,32 +141,45 @@ def _limit_memory(megabytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
-def main(path: str, target_json: str, memory_mb: str) -> int:
-    """The child: exit code 0, or one line on stderr and a code that says who refused."""
-    import numpy as np
-    import onnx
+def serve(task: Task) -> int:
+    """The child's side: run `task` on the job in the command line; its result or error is the last message."""
+    import onnx  # noqa: F401  before the limit, as the runtime's libraries
 
     from hwnas.runtimes import load_runtime
 
-    target = Target(**json.loads(target_json))
-    runtime = load_runtime(target.runtime)
+    job = json.loads(sys.argv[1])
+    messages = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # libraries print to stdout
+
+    def send(**message: Any) -> None:
+        messages.write(json.dumps(message) + "\n")
+        messages.flush()
+
     try:
+        target = Target(**job["target"])
+        runtime = load_runtime(target.runtime)
         runtime.check(target)
-        _limit_memory(int(memory_mb))
-        compiled = runtime.compile(path, target)
-        shape = [axis.dim_value for axis in onnx.load(path).graph.input[0].type.tensor_type.shape.dim[1:]]
-        compiled.bind(np.zeros((target.batch, *shape), np.float32))()
-    except TargetError as error:
-        print(error, file=sys.stderr)
-        return _TARGET
-    except CandidateError as error:
-        print(error, file=sys.stderr)
-        return _REFUSED
+        if target.device == "cpu":  # CUDA reserves far more address space than it uses
+            _limit_memory(job["memory_mb"])
+        send(result=task(job, target, runtime, lambda share, note: send(share=share, note=note)))
+    except HwnasError as error:
+        send(error=type(error).__name__, message=str(error))
     except MemoryError:
-        print(f"{path}: out of memory; the limit is {memory_mb} MiB.", file=sys.stderr)
-        return _REFUSED
+        label = job.get("label", job["path"])
+        send(error="ModelError", message=f"{label}: out of memory; the limit is {job['memory_mb']} MiB.")
     return 0
 
 
+def _probe(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Progress) -> None:
+    import numpy as np
+
+    from hwnas.foreign_model import check_path, input_of, load_checked, sized
+
+    check_path(job["path"], job["memory_mb"])
+    shape = sized(input_of(load_checked(job["path"]), job["path"]), job["path"], None, None)
+    compiled = runtime.compile(job["path"], target)
+    compiled.bind(np.zeros((target.batch, *shape), np.float32))()
+
+
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(serve(_probe))

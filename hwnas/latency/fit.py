@@ -1,0 +1,148 @@
+"""Fit: costs and residual together, fitted on whole networks; gives entries of blocks and latencies of networks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hwnas.blocks import BlockSpec
+from hwnas.latency.costs import Costs, Features, Prior
+from hwnas.latency.operators import operators, placed
+from hwnas.latency.residual import (
+    COSTS,
+    LEVELS,
+    Group,
+    Member,
+    Residual,
+    fitted,
+    grouped,
+    kernels,
+    members,
+    position,
+    totals,
+    tuned,
+)
+
+_LEAST_MS = 1e-6  # no share of a network's cost is nothing
+
+Networks = Sequence[Sequence[BlockSpec]]
+Placed = tuple[BlockSpec, str]  # a block and the role of the operator before it
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Networks as fitted: their blocks, latencies [n] in ms, and the run that each was measured in [n]."""
+
+    blocks: Networks
+    measured_ms: np.ndarray
+    runs: np.ndarray
+
+    def __getitem__(self, chosen: np.ndarray) -> Timed:
+        return Timed([self.blocks[int(index)] for index in chosen], self.measured_ms[chosen], self.runs[chosen])
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Costs, what they leave over, and the correction of the costs that goes with it."""
+
+    features: Features
+    costs: Costs
+    corrected: np.ndarray
+    residual: Residual
+
+    @classmethod
+    def of(cls, timed: Timed, prior: Prior | None = None, variances: np.ndarray | None = None) -> Fit:
+        """Fit on `timed`; `variances` (of residual.PARTS) are tuned where none are given."""
+        features = Features(prior)
+        sums = features.of_networks(timed.blocks)
+        design = features.design(sums)
+        costs = Costs.fit(design, timed.measured_ms, features.ridge)
+        base = costs.latency_ms(design)
+        shares = _Shares(features, costs).of(timed.blocks, base)
+        positions = position(np.array([totals(blocks) for blocks in timed.blocks]))
+        scale = np.sqrt(((design / base[:, None]) ** 2).mean(axis=0)) + 1e-9
+        linear = design / base[:, None] / scale / np.sqrt(design.shape[1])
+        parts = kernels(shares, positions, linear, timed.runs)
+        excess = timed.measured_ms / base - 1
+        if variances is None:
+            variances = tuned(parts, excess)
+        residual = fitted(shares, positions, timed.runs, parts, excess, variances)
+        correction = variances[COSTS] * (linear.T @ residual.weights) / scale / np.sqrt(design.shape[1])
+        return cls(features, costs, costs.values + correction, residual)
+
+    def entries(self, blocks: Sequence[Placed]) -> tuple[np.ndarray, np.ndarray]:
+        """What each of `blocks` takes inside a network, in its place, ms [n], and its variance, ms² [n]."""
+        sums = self.features.of_blocks([block for block, _ in blocks])
+        mean = sums @ self.features.additive(self.corrected)
+        variance = np.zeros(len(blocks))
+        listed = _Shares(self.features, self.costs).members(blocks)
+        for level in range(len(LEVELS)):
+            groups: dict[str, list[tuple[int, Member]]] = {}
+            for row, levels in enumerate(listed):
+                for member in levels[level]:
+                    groups.setdefault(member.group, []).append((row, member))
+            for name, wanted in groups.items():
+                rows = np.array([row for row, _ in wanted])
+                cost = np.array([member.cost_ms for _, member in wanted])
+                excess, spread = self.residual.excess(level, name, [member for _, member in wanted])
+                np.add.at(mean, rows, cost * excess)
+                np.add.at(variance, rows, cost**2 * spread)
+        return mean, variance
+
+    def latency_ms(self, sums: np.ndarray, entries_ms: np.ndarray, variance_ms2: np.ndarray,
+                   positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Latency in ms [n] and its log standard deviation [n], from sums over blocks of features and entries."""
+        design = self.features.design(sums)
+        base = self.costs.latency_ms(design)
+        additive = self.features.additive(self.corrected)
+        steps = design @ self.corrected - sums @ additive
+        mean = np.maximum(entries_ms + steps + base * self.residual.common(positions), 0.1 * base)
+        noise = self.residual.variances[-1]
+        log_std = np.sqrt(noise * (1 + self.costs.leverage(design, base)) + variance_ms2 / base**2)
+        return mean, log_std
+
+    def networks(self, networks: Networks) -> tuple[np.ndarray, np.ndarray]:
+        """`latency_ms` of networks given by their blocks."""
+        inside = [placed(blocks) for blocks in networks]
+        every = list(dict.fromkeys(one for blocks in inside for one in blocks))
+        where = {one: index for index, one in enumerate(every)}
+        entries, variance = self.entries(every)
+        rows = [np.array([where[one] for one in blocks]) for blocks in inside]
+        return self.latency_ms(
+            self.features.of_networks(networks), np.array([entries[row].sum() for row in rows]),
+            np.array([variance[row].sum() for row in rows]),
+            position(np.array([totals(blocks) for blocks in networks])))
+
+
+class _Shares:
+    """What operators and blocks cost by themselves, by the additive costs."""
+
+    def __init__(self, features: Features, costs: Costs) -> None:
+        self._features = features
+        self._additive = features.additive(costs.values)
+        self._operator = self._additive[: self._additive.size - (features.prior is not None)]
+
+    def members(self, blocks: Sequence[Placed]) -> list[list[list[Member]]]:
+        """Members of each block, by level."""
+        block_ms = np.maximum(self._features.of_blocks([block for block, _ in blocks]) @ self._additive, _LEAST_MS)
+        return [members(block, before, ms, self._operators(block, ms))
+                for (block, before), ms in zip(blocks, block_ms, strict=True)]
+
+    def _operators(self, block: BlockSpec, block_ms: float) -> list[float]:
+        """What its operators cost; where a prior has a say in the block, that divided in proportion."""
+        found = [max(float(one.features @ self._operator), _LEAST_MS) for one in operators(block)]
+        if self._features.prior is None:
+            return found
+        rest = block_ms / sum(found)
+        return [ms * rest for ms in found]
+
+    def of(self, networks: Networks, base_ms: np.ndarray) -> list[dict[str, Group]]:
+        """Groups at each level, with the shares that their members have of each network."""
+        inside = [placed(blocks) for blocks in networks]
+        every = list(dict.fromkeys(one for blocks in inside for one in blocks))
+        known = dict(zip(every, self.members(every), strict=True))
+        return [grouped([[(member, member.cost_ms / total) for one in blocks for member in known[one][level]]
+                         for blocks, total in zip(inside, base_ms, strict=True)])
+                for level in range(len(LEVELS))]

@@ -1,0 +1,200 @@
+"""Prior: what other tables say, as a start for a calibration with few measurements; cross-validation decides.
+
+A prior enters a fit as one more cost that multiplies its entries (costs.py), so that a host which is faster all over
+is one number away. Whether that helps is judged on the networks at hand: a prior is taken only where it predicts those
+left out better than a fit from scratch does, by more than the standard error of the paired difference.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hwnas.blocks import BlockSpec
+from hwnas.errors import HwnasError, TableError
+from hwnas.latency.costs import Prior
+from hwnas.latency.fit import Fit, Timed
+from hwnas.latency.model import LatencyModel, timed_networks, usable
+from hwnas.latency.residual import PARTS, START
+from hwnas.latency.table import LEAST_NETWORKS, LatencyTable, TableKey
+from hwnas.paths import table_dirs
+
+if TYPE_CHECKING:
+    from hwnas.space import SearchSpace
+
+FEW_NETWORKS = 64  # a calibration with more gains nothing from a prior worth looking for one
+MOST_CANDIDATES = 4
+MOST_NETWORKS = 300  # of a foreign table: more add little to a prior and take long
+LEAST_TO_CHOOSE = 8  # networks, below which cross-validation says nothing
+FOLDS, REPEATS = 5, 2
+# At 1 even random entries offered as a prior did no harm, at 1/2 they did (experiments/latency_transfer, `control`).
+STANDARD_ERRORS = 1.0
+
+_STEM = re.compile(r"(?P<runtime>.+)-(?P<precision>[a-z0-9]+)-t(?P<threads>all|\d+)-b(?P<batch>\d+)"
+                   r"-(?P<sizes>\d+(?:-\d+)*)px-c\d+-k\d+")
+
+
+class FittedPrior:
+    """Entries of blocks on another table; each is looked up once."""
+
+    def __init__(self, fit: Fit) -> None:
+        self.fit = fit
+        self._known: dict[BlockSpec, tuple[float, float]] = {}
+
+    @classmethod
+    def of(cls, table: LatencyTable) -> FittedPrior:
+        """Fit on at most MOST_NETWORKS of the table's valid networks, of any space; TableError with too few."""
+        networks = [one for one in table.networks if one.measurement.valid]
+        if len(networks) < LEAST_NETWORKS:
+            raise TableError(f"{table.path or table.key}: {len(networks)} networks, fewer than {LEAST_NETWORKS}")
+        if len(networks) > MOST_NETWORKS:
+            kept = np.random.default_rng(0).choice(len(networks), MOST_NETWORKS, replace=False)
+            networks = [networks[int(index)] for index in np.sort(kept)]
+        return cls(Fit.of(timed_networks(networks, table.quiet_ms), None, _variances(table)))
+
+    def block_ms(self, blocks: Sequence[BlockSpec]) -> tuple[np.ndarray, np.ndarray]:
+        """Entries of `blocks` there, ms [n], for a place after a pointwise convolution; their standard deviations."""
+        new = [block for block in dict.fromkeys(blocks) if block not in self._known]
+        if new:
+            mean, variance = self.fit.entries([(block, "" if block.kind == "stem" else "pointwise") for block in new])
+            self._known.update(zip(new, zip(mean.tolist(), np.sqrt(variance).tolist(), strict=True), strict=True))
+        found = np.array([self._known[block] for block in blocks]).reshape(-1, 2)
+        return found[:, 0], found[:, 1]
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """How much smaller the error of networks left out gets: mean of the paired differences, and its standard error."""
+
+    mean: float
+    standard_error: float
+
+    @classmethod
+    def between(cls, before: np.ndarray, after: np.ndarray) -> Gain:
+        """From errors [n] of the same networks."""
+        paired = before - after
+        return cls(float(paired.mean()), float(paired.std(ddof=1) / math.sqrt(len(paired))))
+
+    @property
+    def sure(self) -> bool:
+        """Whether it is more than chance gives."""
+        return self.mean > max(STANDARD_ERRORS * self.standard_error, 0.0)
+
+
+def held_out_errors(timed: Timed, prior: Prior | None, seed: int = 0) -> np.ndarray:
+    """Absolute log error of each network [n] when it was left out, the mean of REPEATS divisions into FOLDS."""
+    n = len(timed.measured_ms)
+    variances = Fit.of(timed, prior).residual.variances
+    rng, logs, errors = np.random.default_rng(seed), np.log(timed.measured_ms), np.zeros(n)
+    for _ in range(REPEATS):
+        order = rng.permutation(n)
+        for fold in np.array_split(order, min(FOLDS, n)):
+            fit = Fit.of(timed[np.setdiff1d(order, fold)], prior, variances)
+            errors[fold] += np.abs(np.log(fit.networks(timed[fold].blocks)[0]) - logs[fold]) / REPEATS
+    return errors
+
+
+def chosen_prior(timed: Timed, candidates: Mapping[str, Prior], seed: int = 0) -> tuple[str | None, Prior | None]:
+    """The candidate that predicts networks left out best, or (None, None): none is better than no prior for sure."""
+    if len(timed.measured_ms) < LEAST_TO_CHOOSE or not candidates:
+        return None, None
+    scratch = held_out_errors(timed, None, seed)
+    gains = {name: Gain.between(scratch, held_out_errors(timed, prior, seed)) for name, prior in candidates.items()}
+    name = best(gains)
+    return (None, None) if name is None else (name, candidates[name])
+
+
+def best(gains: Mapping[str, Gain]) -> str | None:
+    """The largest of the sure gains; None where there is none."""
+    sure = [name for name, gain in gains.items() if gain.sure]
+    return max(sure, key=lambda name: gains[name].mean) if sure else None
+
+
+def learnt_model(table: LatencyTable, space: SearchSpace) -> tuple[LatencyModel, list[str]]:
+    """The model of a table just measured, with notes; with few networks it starts from another table if that helps."""
+    networks = usable(table, space)
+    if len(networks) >= FEW_NETWORKS:
+        return LatencyModel.fit(table, space), []
+    candidates, notes = prior_candidates(table.host_name, table.key, space)
+    name, prior = chosen_prior(timed_networks(networks, table.quiet_ms), candidates)
+    if name is not None:
+        notes.append(f"few networks: the fit starts from {name}, which predicts held-out ones better than none")
+    return LatencyModel.fit(table, space, prior=prior, prior_name=name or ""), notes
+
+
+def model_of(table: LatencyTable, space: SearchSpace) -> tuple[LatencyModel, list[str]]:
+    """The model of a stored table, with the prior that it was fitted with. And notes, where that is not at hand."""
+    name = str(table.learnt.get(space.name, {}).get("prior", ""))
+    if not name:
+        return LatencyModel.fit(table, space), []
+    candidates, notes = prior_candidates(table.host_name, table.key, space)
+    if name in candidates:
+        return LatencyModel.fit(table, space, prior=candidates[name], prior_name=name), []
+    return LatencyModel.fit(table, space), [
+        *notes, f"{table.path}: was fitted starting from {name}, which is not at hand; fitted without it"]
+
+
+def prior_candidates(host_name: str, key: TableKey, space: SearchSpace) -> tuple[dict[str, Prior], list[str]]:
+    """Models of the other tables at hand, nearest first, at most MOST_CANDIDATES; and notes on those left out.
+
+    Nearest: same host, runtime and precision (another input), then another precision, another runtime, other hosts.
+    Names are `<host>/<key> of <date>`. The table of `key` on `host_name` itself is never among them.
+    """
+    found: dict[str, Prior] = {}
+    notes: list[str] = []
+    for path in sorted(_others(host_name, key), key=lambda path: _distance(path, host_name, key)):
+        if len(found) == MOST_CANDIDATES:
+            break
+        try:
+            table = LatencyTable.load(path)
+            prior = FittedPrior.of(table)
+            entries, _ = prior.block_ms(space.reference.blocks())
+        except (HwnasError, ArithmeticError, np.linalg.LinAlgError, ValueError) as error:
+            notes.append(f"not used as a start: {path}: {' '.join(str(error).removeprefix(f'{path}: ').split())}")
+            continue
+        if not (np.isfinite(entries).all() and entries.sum() > 0):
+            notes.append(f"not used as a start: {path}: it says nothing of the blocks of {space.name}")
+            continue
+        found[f"{path.parent.name}/{_stem(path)} of {table.created}"] = prior
+    return found, notes
+
+
+def _variances(table: LatencyTable) -> np.ndarray:
+    """Those that some fit on the table has found; a guess where none is stored."""
+    for learnt in table.learnt.values():
+        values = learnt.get("variances", {})
+        if all(part in values for part in PARTS):
+            return np.array([float(values[part]) for part in PARTS])
+    return START
+
+
+def _others(host_name: str, key: TableKey) -> Iterator[Path]:
+    """Files of other tables; of two of one name the user's."""
+    seen = {(host_name, str(key))}
+    for folder in table_dirs():
+        for path in sorted([*folder.glob("*/*.json"), *folder.glob("*/*.json.gz")]):
+            name = (path.parent.name, _stem(path))
+            if name not in seen and _STEM.fullmatch(name[1]):
+                seen.add(name)
+                yield path
+
+
+def _stem(path: Path) -> str:
+    return path.name.removesuffix(".gz").removesuffix(".json")
+
+
+def _distance(path: Path, host_name: str, key: TableKey) -> tuple[bool, bool, bool, bool, float, str]:
+    """How unlike the wanted table one is, by its name alone: the weightiest difference first."""
+    found = _STEM.fullmatch(_stem(path))
+    assert found is not None
+    sizes = [int(size) for size in found["sizes"].split("-")]
+    octaves = abs(math.log2(max(sum(sizes) / len(sizes), 1.0) / (sum(key.sizes) / len(key.sizes))))
+    calls = (found["threads"], found["batch"]) != (str(key.threads or "all"), str(key.batch))
+    return (path.parent.name != host_name, found["runtime"] != key.runtime, found["precision"] != key.precision,
+            calls, octaves, str(path))
