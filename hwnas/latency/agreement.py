@@ -1,0 +1,178 @@
+"""How well predicted latencies agree with measured ones, with the noise of the measuring beside it.
+
+Every function takes arrays of equal length, one entry a network, times in ms, and returns plain numbers; what
+cannot be computed (a rank correlation of one network) is None. An error is predicted / measured - 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+NOISE_POINTS = 0.02  # how far below a lower noise ceiling a figure may lie
+Z90 = 1.6449  # two-sided 90 % of a normal
+BOOTSTRAP = 1000
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Networks predicted and measured. `halves_ms` [n, 2] are two independent halves of each measurement.
+
+    `converged` [n] marks the measurements that met the protocol's interval: only they tell the noise.
+    """
+
+    predicted_ms: np.ndarray
+    low_ms: np.ndarray
+    high_ms: np.ndarray
+    measured_ms: np.ndarray
+    halves_ms: np.ndarray
+    converged: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.measured_ms)
+
+    def __getitem__(self, chosen: np.ndarray) -> Compared:
+        return Compared(*(getattr(self, name)[chosen] for name in self.__dataclass_fields__))
+
+    @property
+    def error(self) -> np.ndarray:
+        """Signed: above 0 where the network is faster than predicted."""
+        return np.asarray(self.predicted_ms / self.measured_ms - 1)
+
+    @property
+    def inside(self) -> np.ndarray:
+        """Whether the measured time lies in the predicted interval."""
+        return np.asarray((self.low_ms <= self.measured_ms) & (self.measured_ms <= self.high_ms))
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A figure, what is asked of it, and what is asked where the noise ceiling lies lower."""
+
+    name: str
+    title: str
+    low: float | None = None
+    high: float | None = None
+    ceiling: str = ""
+
+
+MARKS = (Mark("within_5", "within 5 %", 0.90, ceiling="ceiling_within_5"),
+         Mark("within_10", "within 10 %", 0.985, ceiling="ceiling_within_10"),
+         Mark("spearman", "Spearman", 0.99, ceiling="ceiling_spearman"),
+         Mark("coverage", "coverage of the 90 % interval", 0.85, 0.95),
+         Mark("median_half_width", "median half-width", high=0.08))
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a mark is met; `by_ceiling` when only the noise ceiling less two points is."""
+
+    mark: Mark
+    value: float | None
+    ceiling: float | None
+    met: bool
+    by_ceiling: bool
+
+
+def summary(found: Compared) -> dict[str, Any]:
+    """The headline figures and the noise ceilings."""
+    error = np.abs(found.error)
+    return {"n": len(found), "within_5": _mean(error <= 0.05), "within_10": _mean(error <= 0.10),
+            "mean_error": _mean(error), "bias": _plain(np.median(found.error)) if len(found) else None,
+            "spearman": rank_correlation(found.predicted_ms, found.measured_ms, "spearman"),
+            "kendall": rank_correlation(found.predicted_ms, found.measured_ms, "kendall"),
+            "coverage": _mean(found.inside), "median_half_width": _median_half_width(found), **ceilings(found)}
+
+
+def ceilings(found: Compared) -> dict[str, Any]:
+    """What a perfect predictor would reach: two halves of one measurement differ by twice the noise of the whole."""
+    halves = found.halves_ms[found.converged & np.isfinite(found.halves_ms).all(axis=1)]
+    noise = np.abs(np.log(halves[:, 0] / halves[:, 1])) / 2
+    return {"ceiling_within_5": _mean(noise <= 0.05), "ceiling_within_10": _mean(noise <= 0.10),
+            "ceiling_mean": _mean(noise), "ceiling_spearman": rank_correlation(halves[:, 0], halves[:, 1], "spearman"),
+            "n_ceiling": len(halves)}
+
+
+def intervals(found: Compared, seed: int = 0) -> dict[str, list[float] | None]:
+    """90 % intervals of the figures, for the few networks they rest on: Wilson's for shares, else by resampling.
+
+    (Resampling a share that is 100 % gives 100 to 100 %, which a few dozen networks cannot show.)
+    """
+    n, error = len(found), np.abs(found.error)
+    shares = {"within_5": error <= 0.05, "within_10": error <= 0.10, "coverage": found.inside}
+    values: dict[str, list[float] | None] = {name: wilson(int(hits.sum()), n) for name, hits in shares.items()}
+    values["mean_error"] = values["spearman"] = None
+    if n > 2:
+        drawn = np.random.default_rng(seed).integers(0, n, (BOOTSTRAP, n))
+        values["mean_error"] = _ends(error[drawn].mean(axis=1))
+        values["spearman"] = _ends(np.array([rank_correlation(found.predicted_ms[rows], found.measured_ms[rows],
+                                                              "spearman") or np.nan for rows in drawn[:300]]))
+    return values
+
+
+def wilson(hits: int, n: int) -> list[float] | None:
+    """90 % interval of a share (E. B. Wilson, 1927); None without networks."""
+    if not n:
+        return None
+    share, z2 = hits / n, Z90**2
+    centre = (share + z2 / (2 * n)) / (1 + z2 / n)
+    half = Z90 / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
+    return [_plain(max(0.0, centre - half)), _plain(min(1.0, centre + half))]
+
+
+def quartiles(found: Compared) -> list[dict[str, Any]]:
+    """Errors and coverage in each quarter of the measured latencies, fastest first."""
+    rows = []
+    for part in np.array_split(np.argsort(found.measured_ms, kind="stable"), 4):
+        if len(part):
+            one = found[part]
+            error = np.abs(one.error)
+            rows.append({"n": len(part), "from_ms": _plain(one.measured_ms[0]), "to_ms": _plain(one.measured_ms[-1]),
+                         **{f"error_p{q}": _plain(np.quantile(error, q / 100)) for q in (50, 90, 95)},
+                         "error_max": _plain(error.max()), "bias": _plain(np.median(one.error)),
+                         "coverage": _mean(one.inside), "within_5": _mean(error <= 0.05)})
+    return rows
+
+
+def verdicts(figures: Mapping[str, Any]) -> list[Verdict]:
+    """The marks against a `summary`; where a noise ceiling lies below its mark, the ceiling less two points counts."""
+    found = []
+    for mark in MARKS:
+        value, ceiling = figures.get(mark.name), figures.get(mark.ceiling)
+        met = value is not None and (mark.low is None or value >= mark.low) and (
+            mark.high is None or value <= mark.high)
+        lower = ceiling is not None and mark.low is not None and ceiling < mark.low
+        by_ceiling = not met and value is not None and lower and bool(value >= float(ceiling or 0) - NOISE_POINTS)
+        found.append(Verdict(mark, value, ceiling, met or by_ceiling, by_ceiling))
+    return found
+
+
+def rank_correlation(first: np.ndarray, second: np.ndarray, kind: str) -> float | None:
+    """Spearman's rho or Kendall's tau-b; None for fewer than three networks or where one side is constant."""
+    from scipy.stats import kendalltau, spearmanr
+
+    if len(first) < 3 or np.ptp(first) == 0 or np.ptp(second) == 0:
+        return None
+    return _plain((spearmanr if kind == "spearman" else kendalltau)(first, second).statistic)
+
+
+def _median_half_width(found: Compared) -> float | None:
+    """Half of the predicted interval, as a share of the prediction."""
+    return _plain(np.median((found.high_ms - found.low_ms) / 2 / found.predicted_ms)) if len(found) else None
+
+
+def _ends(values: np.ndarray) -> list[float] | None:
+    finite = values[np.isfinite(values)]
+    return [_plain(np.quantile(finite, q)) for q in (0.05, 0.95)] if len(finite) else None
+
+
+def _mean(values: np.ndarray) -> float | None:
+    return _plain(np.mean(values)) if len(values) else None
+
+
+def _plain(value: Any) -> float:
+    return round(float(value), 6)
