@@ -54,7 +54,7 @@ def search(*overrides: str) -> int:
 ])
 def test_one_line_and_exit_code_2(overrides, named, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    extra = ["calibration.seconds=1"] if TARGET in overrides else []
+    extra = ["calibration.minutes=0.05"] if TARGET in overrides else []
     assert search(*overrides, *extra) == 2
     errors = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("note:")]
     assert len(errors) == 1, errors
