@@ -1,0 +1,114 @@
+"""What the experiments share: a table's networks as arrays, figures of merit, tables in text, the look of pictures."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hwnas.errors import HwnasError, TableError
+from hwnas.latency.agreement import rank_correlation
+from hwnas.latency.fit import Timed
+from hwnas.latency.host import Host
+from hwnas.latency.model import timed_networks
+from hwnas.latency.table import LEAST_NETWORKS, LatencyTable, TimedNetwork
+from hwnas.paths import write_atomic
+from hwnas.plots import GRID, INK, MUTED
+from hwnas.space import SearchSpace
+
+COLOURS = ("#8fb3e6", "#0e9384", "#98a2b3", "#e9a23b", "#c2410c", "#7a5af8", "#1f5fbf", "#d444f1")
+
+
+def command(main: Callable[[], None]) -> None:
+    """Run it; an error that the user can mend is one line."""
+    try:
+        main()
+    except HwnasError as error:
+        sys.exit(f"error: {error}")
+
+
+def space_of(name: str, table: LatencyTable) -> SearchSpace:
+    """The space as the table's networks have it."""
+    return SearchSpace.load(name, channels=table.key.channels, classes=table.key.classes)
+
+
+def networks_of(table: LatencyTable, space_name: str) -> list[TimedNetwork]:
+    """Valid networks of the space; TableError with too few."""
+    found = [one for one in table.networks if one.space == space_name and one.measurement.valid]
+    if len(found) < LEAST_NETWORKS:
+        raise TableError(f"{table.path}: {len(found)} networks of space {space_name}; {LEAST_NETWORKS} are needed. "
+                         f"Measure them: python -m hwnas.profile +target=… space={space_name}")
+    return found
+
+
+def timed_of(table: LatencyTable, space_name: str) -> Timed:
+    """What a fit takes of them."""
+    return timed_networks(networks_of(table, space_name), table.quiet_ms)
+
+
+def figures(predicted_ms: np.ndarray, measured_ms: np.ndarray) -> dict[str, float | None]:
+    """Mean error, shares within 5 and 10 %, rank correlations."""
+    error = np.abs(predicted_ms / measured_ms - 1)
+    return {"mean_error": float(error.mean()), "within_5": float((error <= 0.05).mean()),
+            "within_10": float((error <= 0.10).mean()),
+            "spearman": rank_correlation(predicted_ms, measured_ms, "spearman"),
+            "kendall": rank_correlation(predicted_ms, measured_ms, "kendall")}
+
+
+def circumstances(table: LatencyTable) -> dict[str, Any]:
+    """Which measurements an experiment rests on, and where it ran."""
+    return {"table": table.path.name if table.path else None, "measured_on": table.host_name,
+            "runtime": table.runtime_version, "measured_at": table.created, "key": str(table.key),
+            "computed_on": Host.detect().name}
+
+
+def save_json(path: Path, data: Any) -> None:
+    """Plain, readable JSON."""
+    write_atomic(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
+
+
+def save_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """One line a row; the first row names the columns."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def text_table(rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as their entries: the first to the left, the others to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join("  ".join(text.ljust(width) if index == 0 else text.rjust(width)
+                               for index, (text, width) in enumerate(zip(row, widths, strict=True))).rstrip()
+                     for row in rows)
+
+
+def percent(value: float | None) -> str:
+    """With one decimal; a dash for what cannot be told."""
+    return "–" if value is None or not np.isfinite(value) else f"{value:.1%}"
+
+
+def style() -> Any:
+    """The project's look, as a context."""
+    import matplotlib
+
+    return matplotlib.rc_context({
+        "font.family": "DejaVu Sans", "font.size": 9.5, "axes.edgecolor": "#98a2b3", "axes.labelcolor": INK,
+        "axes.spines.top": False, "axes.spines.right": False, "xtick.color": MUTED, "ytick.color": MUTED,
+        "axes.grid": True, "grid.color": GRID, "grid.linewidth": 0.7, "axes.axisbelow": True})
+
+
+def new_figure(width: float, height: float) -> Any:
+    """An empty figure that needs no display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=150, facecolor="white")
+    FigureCanvasAgg(figure)
+    return figure
