@@ -16,8 +16,8 @@ import hwnas
 PACKAGE = Path(hwnas.__file__).parent
 WORDS = {"__init__", "errors", "paths", "estimate", "blocks", "architecture", "target", "space"}
 LOGIC = {"pareto", "objective", "latency", *(f"latency.{name}" for name in (
-    "agreement", "anchors", "block_errors", "costs", "document", "features", "fit", "held_out", "measurement", "model", "operators",
-    "planning", "prior", "residual", "table", "validation", "validation_file", "validation_report"))}
+    "agreement", "anchors", "block_errors", "costs", "document", "features", "fit", "held_out", "measurement", "model",
+    "operators", "planning", "prior", "residual", "table", "validation", "validation_file", "validation_report"))}
 COMMANDS = {"search", "profile", "validate", "benchmark", "roofline", "verify", "train", "report", "worker"}
 HEAVY = {"torch", "torchvision", "timm", "openvino", "onnx", "onnxruntime", "optuna", "sklearn", "scipy", "matplotlib",
          "pandas"}

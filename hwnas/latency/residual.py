@@ -1,8 +1,8 @@
 """Residual: what the physical costs leave over, learnt as a Gaussian process over operators, blocks and whole networks.
 
 A network's excess over its costs is the sum of its operators' and blocks' (each as a share of its own cost: alike where
-operators are alike, one of its own, and one for the operator before it: matrix units cool down while others work) and
-of what whole networks of like totals have in common. The operators' and blocks' part adds up, so that prediction is a
+operators are alike, one of its own, and one for the operator before it) and of what whole networks of like totals have
+in common. The operators' and blocks' part adds up, so that prediction is a
 look-up: the posterior means are the entries of the latency table, though only whole networks were timed. Additive
 Gaussian processes: Duvenaud et al., NeurIPS 2011.
 """
