@@ -9,6 +9,7 @@
     │   ├── TargetError        a target this host cannot run (precision, device, make)
     │   ├── TableError         a latency table: torn, foreign, of another version
     │   │   └── MissingLatency   no entry, and the command that measures it
+    │   ├── SamplerError       what a sampler was told cannot be searched with
     │   ├── StudyError         a study or run folder: corrupt, foreign, changed, read-only
     │   └── BudgetError        a budget that nothing can meet, with the nearest that can
     └── CandidateError         one candidate failed; the search goes on
@@ -54,6 +55,10 @@ class TableError(UserError):
 
 class MissingLatency(TableError):
     """A latency table lacks what was asked for."""
+
+
+class SamplerError(UserError):
+    """What a sampler was told (roles, known objectives) cannot be searched with."""
 
 
 class StudyError(UserError):

@@ -1,9 +1,10 @@
-"""Samplers by name: Optuna's own, and third parties' through the entry point group `hwnas.samplers`."""
+"""Samplers by name: ours, Optuna's, and third parties' through the entry point group `hwnas.samplers`."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import Any
@@ -13,12 +14,15 @@ from optuna.samplers import BaseSampler, GPSampler, NSGAIIISampler, NSGAIISample
 
 from hwnas.errors import ConfigError, UnknownName
 from hwnas.samplers.asking import Asking
+from hwnas.samplers.informed import Context, informed
 
 GROUP = "hwnas.samplers"
 
 # What each may be given, with our defaults. A generation of 10 suits some 30 to 500 evaluations, where Optuna's 50
 # would leave the first fifty random. TPE samples its parameters jointly: one look at the study an ask, not one each.
 _GENETIC: dict[str, Any] = {"population_size": 10, "mutation_prob": None, "crossover_prob": 0.9, "swapping_prob": 0.5}
+OWN = "hwnas"
+_OWN_OPTIONS: dict[str, Any] = {"n_startup_trials": 10}
 _BUILT_IN: dict[str, tuple[Callable[..., BaseSampler], dict[str, Any]]] = {
     "nsga2": (NSGAIISampler, _GENETIC),
     "nsga3": (NSGAIIISampler, {**_GENETIC, "dividing_parameter": 12}),
@@ -30,18 +34,24 @@ _BUILT_IN: dict[str, tuple[Callable[..., BaseSampler], dict[str, Any]]] = {
 
 def sampler_names() -> list[str]:
     """Every name that `load_sampler` takes."""
-    return sorted({*_BUILT_IN, *(point.name for point in entry_points(group=GROUP))})
+    return sorted({OWN, *_BUILT_IN, *(point.name for point in entry_points(group=GROUP))})
 
 
-def load_sampler(name: str, seed: int, **options: Any) -> Asking:
-    """The sampler `name`, seeded. A third party's entry point is a callable `(seed, **options) -> BaseSampler`.
+def load_sampler(name: str, seed: int, context: Context | None = None, **options: Any) -> Asking:
+    """The sampler `name`, seeded. `context`: what ours is told; without one only its options are checked.
 
+    A third party's entry point is a callable `(seed, **options) -> BaseSampler`.
     The cap needs no constraints_func: trials carry their constraint (Optuna 5). UnknownName for another name,
     ConfigError for an option that the sampler has not or whose value it refuses.
     """
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ConfigError(f"seed must be a whole number of at least 0, got {seed!r}.")
-    if name in _BUILT_IN:
+    make: Callable[..., BaseSampler]
+    if name == OWN:
+        _check_options(name, options, _OWN_OPTIONS)
+        options = {**_OWN_OPTIONS, **options}
+        make = partial(informed, context)
+    elif name in _BUILT_IN:
         make, defaults = _BUILT_IN[name]
         _check_options(name, options, defaults)
         if name == "gp" and not (find_spec("torch") and find_spec("scipy")):

@@ -122,7 +122,7 @@ def _random_states(thing: Any, seen: set[int]) -> list[LazyRandomState]:
     seen.add(id(thing))
     if isinstance(thing, LazyRandomState):
         return [thing]
-    if not type(thing).__module__.startswith("optuna.samplers"):
+    if not type(thing).__module__.startswith(("optuna.samplers", "hwnas.samplers")):
         return []
     parts = getattr(thing, "__dict__", {})
     return [state for name in sorted(parts) for state in _random_states(parts[name], seen)]

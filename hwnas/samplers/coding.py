@@ -1,0 +1,217 @@
+"""Settings of an Optuna search space as numbers: one column a parameter, and an embedding in which distances mean
+something."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+
+Codes = NDArray[np.float64]
+GRID = 32  # most values of a numerical parameter that each have a code of their own
+KIN = 3  # parameters with the same values, from which those are counted
+_ORDER = 0.5  # share of the order in the distance of two ordered values; the rest is being different at all
+
+
+class Column:
+    """One parameter. With values of its own: codes are their indices; otherwise a share of its range, 0 to 1."""
+
+    def __init__(self, name: str, distribution: BaseDistribution) -> None:
+        self.name, self.distribution = name, distribution
+        self.values = _grid(name, distribution)
+        numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in self.values or ())
+        self.ordered = self.values is not None and numbers and len(self.values) > 2
+        if self.ordered and isinstance(distribution, CategoricalDistribution):
+            self.ranks = np.argsort(np.argsort(np.array(self.values, float)))
+        elif self.values is not None:
+            self.ranks = np.arange(len(self.values))
+        self._index = {_key(value): index for index, value in enumerate(self.values or ())}
+
+    @property
+    def size(self) -> int:
+        """How many values; 0 for a range."""
+        return 0 if self.values is None else len(self.values)
+
+    def code(self, value: Any) -> float | None:
+        """The code of a value; None for one that the parameter does not have."""
+        if self.values is not None:
+            return self._index.get(_key(value))
+        share = self._share(float(value)) if isinstance(value, int | float) else math.nan
+        return share if -1e-9 <= share <= 1 + 1e-9 else None
+
+    def value(self, code: float) -> Any:
+        """The value of a code, of the type that Optuna gives."""
+        if self.values is not None:
+            return self.values[int(code)]
+        one: Any = self.distribution
+        low, high = float(one.low), float(one.high)
+        if one.log:
+            value = math.exp(math.log(low) + code * (math.log(high) - math.log(low)))
+        else:
+            value = low + code * (high - low)
+        if one.step:
+            value = low + round((value - low) / one.step) * one.step
+        value = min(max(value, low), high)
+        return round(value) if isinstance(one, IntDistribution) else value
+
+    def _share(self, value: float) -> float:
+        one: Any = self.distribution
+        if one.log:
+            return math.log(value / one.low) / math.log(one.high / one.low) if value > 0 else math.nan
+        return float((value - one.low) / (one.high - one.low))
+
+    @property
+    def width(self) -> int:
+        """Columns of its embedding."""
+        return 1 if self.values is None else self.size + (self.size - 1 if self.ordered else 0)
+
+    def embed(self, codes: Codes) -> NDArray[np.float64]:
+        """[n, width]: squared distances of 1 between unlike values (ordered ones: less when near); absent: zeros."""
+        if self.values is None:
+            return np.nan_to_num(2.0 * codes)[:, None]
+        absent = np.isnan(codes)
+        index = np.where(absent, 0, codes).astype(int)
+        parts = [np.eye(self.size)[index] * math.sqrt(0.5 * (1 - _ORDER if self.ordered else 1))]
+        if self.ordered:
+            bits = self.ranks[index][:, None] > np.arange(self.size - 1)
+            parts.append(bits * math.sqrt(_ORDER / (self.size - 1)))
+        rows = np.concatenate(parts, axis=1)
+        rows[absent] = 0.0
+        return rows
+
+    def draw(self, rng: np.random.Generator, n: int) -> Codes:
+        """Random codes."""
+        return rng.random(n) if self.values is None else rng.integers(0, self.size, n).astype(float)
+
+    def step(self, codes: Codes, rng: np.random.Generator) -> Codes:
+        """Other codes: neighbours half of the time where values are ordered, else any."""
+        n = len(codes)
+        if self.values is None:
+            near = np.clip(np.nan_to_num(codes, nan=0.5) + rng.normal(0, 0.1, n), 0, 1)
+            return np.where(rng.random(n) < 0.5, near, rng.random(n))
+        if self.size < 2:
+            return np.zeros(n)
+        index = np.nan_to_num(codes).astype(int)
+        found = (index + rng.integers(1, self.size, n)) % self.size
+        if self.ordered:
+            at = np.argsort(self.ranks)
+            rank = self.ranks[index] + rng.choice([-1, 1], n)
+            rank = np.where(rank < 0, 1, np.where(rank >= self.size, self.size - 2, rank))
+            found = np.where(rng.random(n) < 0.5, at[rank], found)
+        return found.astype(float)
+
+
+class Coding:
+    """All parameters of a search space, in the order of their names."""
+
+    def __init__(self, search_space: Mapping[str, BaseDistribution]) -> None:
+        self.columns = [Column(name, search_space[name]) for name in search_space]
+        widths = [column.width for column in self.columns]
+        self.owner = np.repeat(np.arange(len(widths)), widths)  # [embedding columns] -> parameter
+        self._kin = _kin(self.columns)
+
+    def encode(self, params: Mapping[str, Any]) -> Codes | None:
+        """Codes [p]: NaN for an absent parameter; None when a value is not of this search space."""
+        row = np.full(len(self.columns), np.nan)
+        for index, column in enumerate(self.columns):
+            if column.name in params:
+                code = column.code(params[column.name])
+                if code is None:
+                    return None
+                row[index] = code
+        return row
+
+    def decode(self, row: Codes) -> dict[str, Any]:
+        """Parameters of one row; absent ones are left out."""
+        return {column.name: column.value(code) for column, code in zip(self.columns, row.tolist(), strict=True)
+                if not math.isnan(code)}
+
+    def embed(self, codes: Codes) -> NDArray[np.float64]:
+        """[n, len(owner)]."""
+        return np.concatenate([column.embed(codes[:, index]) for index, column in enumerate(self.columns)], axis=1)
+
+    def counts(self, codes: Codes) -> NDArray[np.float64]:
+        """How often each value occurs among parameters of equal values (stages' kernels, edges' operations) [n, c]."""
+        found = [(codes[:, list(kin)] == value).sum(axis=1) for kin in self._kin
+                 for value in range(self.columns[kin[0]].size)]
+        return np.stack(found, axis=1).astype(float) if found else np.zeros((len(codes), 0))
+
+    def sample(self, rng: np.random.Generator, n: int) -> Codes:
+        """Uniform rows [n, p]."""
+        return np.stack([column.draw(rng, n) for column in self.columns], axis=1)
+
+    def mutate(self, codes: Codes, rng: np.random.Generator) -> Codes:
+        """Each row with one parameter changed, and further ones by chance (each time with 0.4)."""
+        found, n = codes.copy(), len(codes)
+        free = np.flatnonzero([column.size != 1 for column in self.columns])
+        if not len(free):
+            return found
+        open_rows = np.arange(n)
+        while len(open_rows):
+            chosen = free[rng.integers(0, len(free), len(open_rows))]
+            for index in np.unique(chosen):
+                rows = open_rows[chosen == index]
+                found[rows, index] = self.columns[index].step(found[rows, index], rng)
+            open_rows = open_rows[rng.random(len(open_rows)) < 0.4]
+        return found
+
+
+class Settings(Sequence[dict[str, Any]]):
+    """Rows of codes that read as parameter dictionaries; `codes` [n, p] is there for functions that are vectorised.
+
+    Codes of a parameter are the index of its value (categorical ones, and numerical ones of at most GRID values) or a
+    share of its range.
+    """
+
+    def __init__(self, coding: Coding, codes: Codes) -> None:
+        self.coding, self.codes = coding, codes
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> Settings: ...
+
+    def __getitem__(self, index: int | slice) -> dict[str, Any] | Settings:
+        if isinstance(index, slice):
+            return Settings(self.coding, self.codes[index])
+        return self.coding.decode(self.codes[index])
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (self.coding.decode(row) for row in self.codes)
+
+
+def _kin(columns: Sequence[Column]) -> list[tuple[int, ...]]:
+    """Groups of at least KIN parameters that have the same values."""
+    groups: dict[Any, list[int]] = {}
+    for index, column in enumerate(columns):
+        if column.size > 1:
+            groups.setdefault(tuple(map(_key, column.values or ())), []).append(index)
+    return [tuple(group) for group in groups.values() if len(group) >= KIN]
+
+
+def _key(value: Any) -> tuple[str, Any]:
+    """Equal only for values that are one choice: True is not 1, 1.0 is 1."""
+    return (type(value).__name__ if isinstance(value, bool | str) or value is None else "number", value)
+
+
+def _grid(name: str, distribution: BaseDistribution) -> tuple[Any, ...] | None:
+    """The values of a parameter that has few; None for a range. ValueError names what cannot be modelled."""
+    if isinstance(distribution, CategoricalDistribution):
+        return tuple(distribution.choices)
+    if isinstance(distribution, IntDistribution):
+        count = (distribution.high - distribution.low) // distribution.step + 1
+        few = count <= GRID and not distribution.log
+        return tuple(distribution.low + i * distribution.step for i in range(count)) if few else None
+    if isinstance(distribution, FloatDistribution):
+        if distribution.low == distribution.high:
+            return (float(distribution.low),)
+        return None
+    raise ValueError(f"parameter {name}: {type(distribution).__name__} cannot be modelled. Use a categorical, integer "
+                     "or float distribution.")

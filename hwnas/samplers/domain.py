@@ -1,0 +1,132 @@
+"""Domain: what is known of every setting before it is evaluated: costs, features, whether it is allowed; checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from optuna.distributions import BaseDistribution
+
+from hwnas.errors import BudgetError, SamplerError
+from hwnas.samplers.coding import Codes, Coding, Settings
+from hwnas.samplers.surrogate import Inputs
+
+Array = NDArray[np.float64]
+Function = Callable[[Settings], ArrayLike]
+SAMPLE = 512  # settings that the known objectives' ranges are read off from
+FAR = 0.9  # quantile of the sample's costs behind which nothing counts
+
+
+@dataclass(frozen=True)
+class Known:
+    """The functions of settings that a sampler is told; each gets `Settings` (a sequence of parameter dictionaries
+    with `codes`) of length n and gives an array.
+
+    objectives: [n, k]. features: [n, f], what else may explain the learnt objective. over: [n], above 0 where a setting
+    is not allowed, larger the farther it is from being so. factor: [n], where the study's one objective is the learnt
+    value times it. canonical: codes [n, p] in which settings that are the same thing are equal.
+    """
+
+    objectives: Function | None = None
+    features: Function | None = None
+    over: Function | None = None
+    factor: Function | None = None
+    canonical: Callable[[Codes], Codes] | None = None
+
+
+class Domain:
+    """A search space with what is known of it. `signs` [k]: 1 for a known objective to minimise, -1 to maximise."""
+
+    def __init__(self, search_space: Mapping[str, BaseDistribution], known: Known, signs: Sequence[float]) -> None:
+        self.search_space, self.known, self.signs = dict(search_space), known, np.array(signs, float)
+        self.coding = Coding(search_space)
+        self.sample = self._allowed(self.canonical(self.coding.sample(np.random.default_rng(0), SAMPLE)))
+        raw = self._objectives(self.sample)
+        self.logarithmic: NDArray[np.bool_] = (raw > 0).all(axis=0) & (self.signs > 0)
+        self.sample_costs = self._cost(raw)
+        far = np.quantile(self.sample_costs, FAR, axis=0)
+        self.far = np.where(far > self.sample_costs.min(axis=0, initial=np.inf), far,
+                            self.sample_costs.max(axis=0, initial=-np.inf) + 1.0)
+        described = self._described(self.sample, self.sample_costs)
+        self._middle, self._width = described.mean(axis=0), described.std(axis=0)
+
+    def canonical(self, codes: Codes) -> Codes:
+        """Codes in which equal things are equal."""
+        return codes if self.known.canonical is None else np.asarray(self.known.canonical(codes), float)
+
+    def costs(self, codes: Codes) -> Array:
+        """Known objectives [n, k] as costs: smaller is better, on a log scale where all are positive."""
+        return self._cost(self._objectives(codes))
+
+    def over(self, codes: Codes) -> Array:
+        """How far [n] settings are from being allowed; 0 and below: allowed."""
+        if self.known.over is None:
+            return np.full(len(codes), -1.0)
+        return self._called(self.known.over, "over", codes)[:, 0]
+
+    def factor(self, codes: Codes) -> Array:
+        """What the learnt value is multiplied with [n]."""
+        if self.known.factor is None:
+            return np.ones(len(codes))
+        return self._called(self.known.factor, "factor", codes)[:, 0]
+
+    def inputs(self, codes: Codes, costs: Array) -> Inputs:
+        """What the surrogate sees of settings: costs, counts of values and features, scaled to the order of 1."""
+        described = (self._described(codes, costs) - self._middle)[:, self._width > 1e-9]
+        return Inputs(self.coding.embed(codes), self.coding.owner, described / self._width[self._width > 1e-9])
+
+    def _described(self, codes: Codes, costs: Array) -> Array:
+        parts = [costs, self.coding.counts(codes)]
+        if self.known.features is not None:
+            parts.append(self._called(self.known.features, "features", codes))
+        return np.concatenate(parts, axis=1)
+
+    def _objectives(self, codes: Codes) -> Array:
+        k = len(self.signs)
+        if not k:
+            return np.zeros((len(codes), 0))
+        if self.known.objectives is None:
+            raise SamplerError(f"{k} known objectives, but no function that tells them. Give known=FUNCTION.")
+        found = self._called(self.known.objectives, "known objectives", codes)
+        if found.shape[1] != k:
+            raise SamplerError(f"known objectives: {found.shape[1]} values a setting, {k} wanted.")
+        return found
+
+    def _cost(self, raw: Array) -> Array:
+        return np.asarray(np.where(self.logarithmic, np.log(np.maximum(raw, 1e-300)), raw * self.signs))
+
+    def _called(self, function: Function, name: str, codes: Codes) -> Array:
+        """The function's values [n, *]; SamplerError when it fails, or gives too few, or what is no number."""
+        if not len(codes):  # its width is not known, and not asked for
+            return np.zeros((0, len(self.signs) if name == "known objectives" else 1))
+        try:
+            found = np.asarray(function(Settings(self.coding, codes)), float)
+        except Exception as error:
+            raise SamplerError(f"{name}: the function raised {type(error).__name__}: {error}") from error
+        if found.shape[:1] != (len(codes),) or found.ndim > 2:
+            raise SamplerError(f"{name}: {len(codes)} settings were given, values of shape {found.shape} came back.")
+        found = found.reshape(len(codes), -1)
+        bad = np.flatnonzero(~np.isfinite(found).all(axis=1))
+        if len(bad):
+            raise SamplerError(f"{name}: {found[bad[0]].tolist()} for {self.coding.decode(codes[bad[0]])} is no finite "
+                               "number.")
+        return found
+
+    def _allowed(self, codes: Codes) -> Codes:
+        """Those of a sample that are allowed; where none is, the nearest ones are walked to an allowed one."""
+        rng = np.random.default_rng(1)
+        over = self.over(codes)
+        for _ in range(60):
+            if (over <= 0).sum() >= min(20, len(codes)):
+                break
+            best = codes[np.argsort(over, kind="stable")[:50]]
+            moved = self.canonical(self.coding.mutate(np.repeat(best, 5, axis=0), rng))
+            codes, first = np.unique(np.concatenate([codes, moved]), axis=0, return_index=True)
+            over = np.concatenate([over, self.over(moved)])[first]
+        if not (over <= 0).any():
+            nearest = int(over.argmin())
+            raise BudgetError(f"no setting was found that is allowed: the nearest is over by {over[nearest]:.4g} "
+                              f"({self.coding.decode(codes[nearest])}). Raise the cap, or search another space.")
+        return np.asarray(codes[over <= 0])

@@ -1,0 +1,89 @@
+"""History: what a study has learnt so far, read from its trials; and what its workers are at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from optuna.trial import FrozenTrial, TrialState
+
+from hwnas.samplers.coding import Codes, Coding
+
+Array = NDArray[np.float64]
+PROPOSAL = "hwnas:proposal"  # system attribute: codes that a running trial was given, all at once
+Learnt = Callable[[FrozenTrial], "tuple[float, float] | None"]
+
+
+@dataclass(frozen=True)
+class History:
+    """Evaluated settings [n, p] with values [n] (larger is better), the standard deviations of their noise [n] (0: not
+    told), and which failed [n] (values NaN); settings at work [q, p]."""
+
+    codes: Codes
+    values: Array
+    stds: Array
+    failed: NDArray[np.bool_]
+    pending: Codes
+
+
+class Reader:
+    """Reads trials, each finished one once. `learnt`: value and noise of a complete trial; None: it does not count."""
+
+    def __init__(self, coding: Coding, learnt: Learnt, sign: float, canonical: Callable[[Codes], Codes]) -> None:
+        self.coding, self.learnt, self.sign, self.canonical = coding, learnt, sign, canonical
+        self._rows: dict[tuple[int, int], tuple[Codes, float, float, bool] | None] = {}
+
+    def read(self, trials: Sequence[FrozenTrial], number: int, storage: int) -> History:
+        """Everything but trial `number`; `storage` tells studies apart."""
+        rows, pending = [], []
+        for trial in trials:
+            if trial.number == number:
+                continue
+            if trial.state == TrialState.RUNNING:
+                at_work = self._at_work(trial)
+                if at_work is not None:
+                    pending.append(at_work)
+            elif trial.state.is_finished():
+                key = (storage, trial._trial_id)
+                if key not in self._rows:
+                    self._rows[key] = self._finished(trial)
+                if (row := self._rows[key]) is not None:
+                    rows.append(row)
+        p = len(self.coding.columns)
+        codes = np.array([row[0] for row in rows]).reshape(-1, p)
+        values, stds = (np.array([float(row[i]) for row in rows]) for i in (1, 2))
+        return History(codes, values, stds, np.array([row[3] for row in rows], bool), np.array(pending).reshape(-1, p))
+
+    def _finished(self, trial: FrozenTrial) -> tuple[Codes, float, float, bool] | None:
+        codes = self.coding.encode(trial.params)
+        if codes is None or np.isnan(codes).all():
+            return None
+        codes = self.canonical(codes[None])[0]
+        if trial.state == TrialState.FAIL:
+            # a trial whose worker was lost says nothing about its setting
+            own = trial.user_attrs.get("outcome", "failed") == "failed"
+            return (codes, np.nan, 0.0, True) if own else None
+        if trial.state != TrialState.COMPLETE or any(value > 0 for value in trial.constraints.values()):
+            return None
+        found = self.learnt(trial)
+        if found is None or not np.isfinite(found[0]):
+            return None
+        std = found[1] if np.isfinite(found[1]) else 0.0
+        return codes, self.sign * found[0], std, False
+
+    def _at_work(self, trial: FrozenTrial) -> Codes | None:
+        published = trial.system_attrs.get(PROPOSAL)
+        if isinstance(published, list) and len(published) == len(self.coding.columns):
+            return np.array(published, float)
+        params: dict[str, Any] = trial.system_attrs.get("fixed_params") or trial.params
+        codes = self.coding.encode(params)
+        return None if codes is None or np.isnan(codes).any() else self.canonical(codes[None])[0]
+
+
+def proposals(trials: Sequence[FrozenTrial], number: int) -> list[list[float]]:
+    """What trials other than `number` have published, but for those that failed."""
+    return [trial.system_attrs[PROPOSAL] for trial in trials
+            if trial.state != TrialState.FAIL and trial.number != number and PROPOSAL in trial.system_attrs]

@@ -1,0 +1,198 @@
+"""KnownObjectiveSampler: an Optuna sampler for studies in which all objectives but one are known before a trial runs.
+
+Latency, model size or price of a network can be looked up; only its accuracy has to be trained for. The sampler models
+that one objective with a Gaussian process and asks for the setting that is expected to add most hypervolume, the other
+coordinates being exact.
+
+    import optuna
+    from optuna.distributions import CategoricalDistribution, IntDistribution
+    from hwnas.samplers.known import KnownObjectiveSampler
+
+    space = {"depth": IntDistribution(1, 8), "width": CategoricalDistribution([16, 32, 64, 128])}
+
+    def cost(settings):                      # known before anything runs; a list of dictionaries in, [n, 1] out
+        return [[0.01 * one["depth"] * one["width"]] for one in settings]
+
+    def objective(trial):
+        one = {"depth": trial.suggest_int("depth", 1, 8),
+               "width": trial.suggest_categorical("width", [16, 32, 64, 128])}
+        accuracy = 1 - 1 / (1 + one["depth"] * one["width"] ** 0.5)      # the dear part
+        return accuracy, cost([one])[0][0]
+
+    sampler = KnownObjectiveSampler(space, roles=("learnt", "known"), known=cost, seed=0)
+    study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
+    study.optimize(objective, n_trials=30)
+    print([trial.values for trial in study.best_trials])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import optuna
+from numpy.typing import NDArray
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler, RandomSampler
+from optuna.samplers._lazy_random_state import LazyRandomState
+from optuna.search_space import IntersectionSearchSpace
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial
+
+from hwnas.errors import SamplerError
+from hwnas.samplers.coding import Codes
+from hwnas.samplers.domain import Domain, Function, Known
+from hwnas.samplers.gain import MOST_KNOWN
+from hwnas.samplers.history import PROPOSAL, History, Learnt, Reader, proposals
+from hwnas.samplers.model import LEAST, Model, Tuner
+from hwnas.samplers.proposals import Mix, propose
+
+Array = NDArray[np.float64]
+LEARNT, KNOWN = "learnt", "known"
+GOOD = 60  # evaluated settings that candidates are bred from
+_YIELDS, _APART = 4, 8  # times to look for another setting; workers that do so at once and differ
+_WALKS = 8  # samples drawn before a space counts as used up
+
+
+class KnownObjectiveSampler(BaseSampler):
+    """Models one objective, knows the others; see the module for an example.
+
+    search_space: parameters by name; None: those that every trial had so far. roles: `learnt` (once) or `known` for
+    each of the study's objectives; None: the first is learnt. known, features, over, factor, canonical: functions of
+    settings, see `domain.Known`. learnt: value of the learnt objective in a complete trial, and the standard deviation
+    of its noise (0: not told); None: its recorded value. n_startup_trials: first ones, spread over the known objective.
+    Equal seeds give equal proposals with one worker. SamplerError at the first ask when roles, functions and study do
+    not fit together; BudgetError when nothing is allowed.
+    """
+
+    def __init__(self, search_space: Mapping[str, BaseDistribution] | None = None, *,
+                 roles: Sequence[str] | None = None, known: Function | None = None,
+                 features: Function | None = None, over: Function | None = None, factor: Function | None = None,
+                 canonical: Callable[[Codes], Codes] | None = None, learnt: Learnt | None = None,
+                 n_startup_trials: int = 10, mix: Mix | None = None, seed: int | None = None) -> None:
+        self._search_space = dict(search_space) if search_space is not None else None
+        self._roles = None if roles is None else tuple(roles)
+        if self._roles is not None and (self._roles.count(LEARNT) != 1 or {*self._roles} - {LEARNT, KNOWN}):
+            raise ValueError(f"roles must be 'known' but for one 'learnt', got {list(self._roles)}")
+        if n_startup_trials < LEAST:
+            raise ValueError(f"n_startup_trials must be at least {LEAST}, got {n_startup_trials}")
+        self._known = Known(known, features, over, factor, canonical)
+        self._learnt, self._first, self._mix = learnt, n_startup_trials, mix or Mix()
+        self._rng = LazyRandomState(seed)
+        self._independent = RandomSampler(seed=seed)
+        self._intersection = IntersectionSearchSpace()
+        self._tuner = Tuner()
+        self._at: tuple[Domain, Reader] | None = None
+
+    def reseed_rng(self) -> None:
+        self._rng.rng.seed()
+        self._independent.reseed_rng()
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        if self._search_space is not None:
+            return dict(self._search_space)
+        return dict(self._intersection.calculate(study))
+
+    def sample_independent(self, study: optuna.Study, trial: FrozenTrial, param_name: str,
+                           param_distribution: BaseDistribution) -> Any:
+        return self._independent.sample_independent(study, trial, param_name, param_distribution)
+
+    def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+                        ) -> dict[str, Any]:
+        if not search_space or {*search_space} <= {*trial.system_attrs.get("fixed_params", {})}:
+            return {}
+        domain, reader = self._domain(study, search_space)
+        storage = id(study._storage)
+        history = reader.read(study._get_trials(deepcopy=False, use_cache=True), trial.number, storage)
+        rng = np.random.default_rng(self._rng.rng.randint(0, 2**32, 4, dtype=np.uint32))
+        ranked = self._ranked(domain, history, storage, rng)
+        return domain.coding.decode(_published(study, trial, ranked))
+
+    def _domain(self, study: optuna.Study, search_space: Mapping[str, BaseDistribution]) -> tuple[Domain, Reader]:
+        if self._at is None or self._at[0].search_space != search_space:
+            roles = self._roles or (LEARNT, *[KNOWN] * (len(study.directions) - 1))
+            if len(roles) != len(study.directions):
+                raise SamplerError(f"{len(roles)} roles ({', '.join(roles)}) for a study of {len(study.directions)} "
+                                   "objectives. Give one role for each.")
+            if roles.count(KNOWN) > MOST_KNOWN:
+                raise SamplerError(f"{roles.count(KNOWN)} known objectives; at most {MOST_KNOWN} can be searched with.")
+            signs = [1.0 if direction == StudyDirection.MINIMIZE else -1.0 for direction in study.directions]
+            domain = Domain(search_space, self._known, [sign for sign, role in zip(signs, roles, strict=True)
+                                                        if role == KNOWN])
+            index = roles.index(LEARNT)
+            self._at = domain, Reader(domain.coding, self._learnt or _recorded(index), -signs[index], domain.canonical)
+        return self._at
+
+    def _ranked(self, domain: Domain, history: History, storage: int, rng: np.random.Generator) -> Codes:
+        """Settings to ask for, the best first."""
+        taken = set(_keys(np.concatenate([history.codes, history.pending])))
+        asked, known = len(history.codes) + len(history.pending), int((~history.failed).sum())
+        if asked >= self._first and known >= LEAST:
+            model = Model(domain, history, self._tuner, self._first, storage)
+            found = propose(rng, domain.coding, model.good(GOOD), lambda codes: _scored(domain, model, codes, taken),
+                            self._mix)
+            if len(found.codes):
+                return found.codes
+        return _spread(domain, taken, asked, self._first, rng)
+
+
+def _scored(domain: Domain, model: Model, codes: Codes, taken: set[bytes]) -> tuple[Codes, Array]:
+    """Those that are new and allowed, and what each is expected to gain."""
+    codes = np.unique(domain.canonical(codes), axis=0)
+    codes = _new(codes, taken)
+    codes = codes[domain.over(codes) <= 0]
+    return codes, model.gains(codes) if len(codes) else np.zeros(0)
+
+
+def _spread(domain: Domain, taken: set[bytes], asked: int, first: int, rng: np.random.Generator) -> Codes:
+    """Random settings that are new and allowed, the `asked`-th of `first` parts of the known objective's range first;
+    any random ones when no new one is found."""
+    for _ in range(_WALKS):
+        codes = domain.canonical(domain.coding.sample(rng, 256))
+        codes = np.concatenate([codes[domain.over(codes) <= 0], domain.sample[rng.permutation(len(domain.sample))]])
+        codes = _new(codes, taken)
+        if len(codes):
+            break
+    else:
+        return domain.coding.sample(rng, 1)
+    costs = domain.costs(codes)
+    if not costs.shape[1]:
+        return codes
+    wanted = np.quantile(domain.sample_costs[:, 0], _radical_inverse(asked % first + 1))
+    return np.asarray(codes[np.argsort(np.abs(costs[:, 0] - wanted), kind="stable")])
+
+
+def _radical_inverse(index: int) -> float:
+    """van der Corput's sequence: every stretch of it is spread over 0 to 1."""
+    value, share = 0.0, 0.5
+    while index:
+        value, share, index = value + share * (index & 1), share / 2, index >> 1
+    return value
+
+
+def _published(study: optuna.Study, trial: FrozenTrial, ranked: Codes) -> Codes:
+    """The first of `ranked` that no other trial has published (since the study was read); published itself, whole,
+    before it is used. Workers that publish the same one at once all see it, and move on to different ones.
+    """
+    row = ranked[0]
+    for attempt in range(_YIELDS):
+        row = ranked[min(attempt and (attempt - 1) * _APART + 1 + trial.number % _APART, len(ranked) - 1)]
+        study._storage.set_trial_system_attr(trial._trial_id, PROPOSAL, row.tolist())
+        if row.tolist() not in proposals(study._storage.get_all_trials(study._study_id, deepcopy=False), trial.number):
+            break
+    return np.asarray(row)
+
+
+def _recorded(index: int) -> Learnt:
+    """Reads objective `index` as it was told."""
+    return lambda trial: (float(trial.values[index]), 0.0)
+
+
+def _new(codes: Codes, taken: set[bytes]) -> Codes:
+    return np.asarray(codes[[key not in taken for key in _keys(codes)]])
+
+
+def _keys(codes: Codes) -> list[bytes]:
+    rows = np.ascontiguousarray(np.nan_to_num(codes, nan=-1.0))
+    return [row.tobytes() for row in rows]

@@ -1,0 +1,133 @@
+"""Model: the surrogate of one study's history, and what each candidate is expected to gain there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwnas.pareto import layers
+from hwnas.samplers.coding import Codes
+from hwnas.samplers.domain import Domain
+from hwnas.samplers.gain import Front, expected_gain
+from hwnas.samplers.history import History
+from hwnas.samplers.surrogate import Inputs, Process, Warp, Weights, tuned
+
+Array = NDArray[np.float64]
+LEAST = 4  # values below which there is nothing to model
+MOST_TUNED, MOST_FITTED = 200, 600
+GROWTH = 1.15  # of the history, after which the weights are tuned anew
+FAILED_BELOW, FAILED_NOISE = 0.5, 1.0  # where failed settings are put, in warped units under the worst value
+WORST = 0.25  # quantile of what random settings are expected to reach, that hypervolume is counted from
+_NODES, _NODE_WEIGHTS = np.polynomial.hermite_e.hermegauss(32)
+
+
+def tuning_size(n: int, first: int) -> int:
+    """How many of `n` values the weights are tuned on: a step of a fixed ladder, so that a resumed study finds the
+    same weights."""
+    size = first
+    while (larger := max(size + 1, math.ceil(GROWTH * size))) <= n:
+        size = larger
+    return min(size, n)
+
+
+class Tuner:
+    """Tunes weights, and remembers the last ones."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Hashable, Weights] | None = None
+
+    def weights(self, inputs: Inputs, values: Array, noise: Array, first: int, storage: int) -> Weights:
+        """For the values met so far, in their order."""
+        size = tuning_size(len(values), first)
+        key = (storage, size, inputs.embedded[:size].tobytes(), values[:size].round(1).tobytes())
+        if self._last is None or self._last[0] != key:
+            rows = np.unique(np.linspace(0, size - 1, min(size, MOST_TUNED)).round().astype(int))
+            self._last = key, tuned(inputs[rows], values[rows], noise[rows])
+        return self._last[1]
+
+
+class Model:
+    """Predicts gains for one ask. `history` has at least LEAST values."""
+
+    def __init__(self, domain: Domain, history: History, tuner: Tuner, first: int, storage: int) -> None:
+        self.domain = domain
+        history = _thinned(history)
+        good = ~history.failed
+        self.warp = Warp.of(history.values[good])
+        self.unit = self.warp.unit
+        warped, noise = self._warped(history)
+        costs = domain.costs(history.codes)
+        inputs = domain.inputs(history.codes, costs)
+        weights = tuner.weights(inputs, warped, noise, first, storage)
+        process = Process(inputs, warped, noise, weights)
+        values = history.values.copy()
+        if (history.stds > 0).any():  # the best of many noisy values flatters itself
+            values[good] = self.warp.inverse(process.predict(inputs[good])[0])
+        codes = history.codes
+        if len(history.pending):
+            process, at_work, more = self._with_pending(process, inputs, warped, noise, weights, history.pending)
+            values, costs = np.concatenate([values, at_work]), np.concatenate([costs, more])
+            codes = np.concatenate([codes, history.pending])
+        self.process = process
+        kept = np.isfinite(values)
+        self.codes, self.values, self.costs = codes[kept], values[kept], costs[kept]
+        anywhere, _ = process.predict(domain.inputs(domain.sample, domain.sample_costs))
+        self.worst = float(self.warp.inverse(np.quantile(anywhere, [WORST]))[0])
+
+    def _warped(self, history: History) -> tuple[Array, Array]:
+        good = ~history.failed
+        warped, noise = np.zeros(len(good)), np.zeros(len(good))
+        warped[good] = self.warp(history.values[good])
+        noise[good] = (history.stds[good] * self.warp.slope(history.values[good])) ** 2
+        warped[~good] = warped[good].min() - FAILED_BELOW
+        noise[~good] = FAILED_NOISE
+        return warped, noise
+
+    def _with_pending(self, process: Process, inputs: Inputs, warped: Array, noise: Array, weights: Weights,
+                      pending: Codes) -> tuple[Process, Array, Array]:
+        """The process as if those at work came out as expected: it knows that they will be known."""
+        costs = self.domain.costs(pending)
+        more = self.domain.inputs(pending, costs)
+        mean, _ = process.predict(more)
+        both = Inputs(np.concatenate([inputs.embedded, more.embedded]), inputs.owner,
+                      np.concatenate([inputs.features, more.features]))
+        again = Process(both, np.concatenate([warped, mean]), np.concatenate([noise, np.zeros(len(mean))]), weights)
+        return again, self.warp.inverse(mean), costs
+
+    def good(self, most: int) -> Codes:
+        """Evaluated settings, best first: the front, then the front of the rest."""
+        worth = self.values * self.domain.factor(self.codes)
+        ranked = np.concatenate(layers(np.column_stack([-worth, self.costs]), [True] * (1 + self.costs.shape[1])))
+        return np.asarray(self.codes[ranked[:most]])
+
+    def gains(self, codes: Codes) -> Array:
+        """What each setting is expected to add [m]."""
+        costs = self.domain.costs(codes)
+        mean, std = self.process.predict(self.domain.inputs(codes, costs))
+        if not costs.shape[1]:
+            return self._improvement(codes, mean, std)
+        front = Front(self.values, self.costs, self.worst, self.domain.far)
+        return expected_gain(front, costs, mean, std, self.warp, self.unit)
+
+    def _improvement(self, codes: Codes, mean: Array, std: Array) -> Array:
+        """Of one objective, the learnt value times its known factor: by quadrature."""
+        best = float((self.values * self.domain.factor(self.codes)).max())
+        values = self.warp.inverse(mean[:, None] + std[:, None] * _NODES)
+        above = np.maximum(values * self.domain.factor(codes)[:, None] - best, 0.0)
+        return np.asarray(above @ _NODE_WEIGHTS / math.sqrt(2 * math.pi))
+
+
+def _thinned(history: History) -> History:
+    """At most MOST_FITTED settings: beyond, the newer half of them and the best of the others."""
+    n = len(history.values)
+    if n <= MOST_FITTED:
+        return history
+    newer = np.arange(n - MOST_FITTED // 2, n)
+    older = np.argsort(-np.nan_to_num(history.values[: newer[0]], nan=-np.inf), kind="stable")[: MOST_FITTED // 2]
+    rows = np.concatenate([np.sort(older), newer])
+    return replace(history, codes=history.codes[rows], values=history.values[rows], stds=history.stds[rows],
+                   failed=history.failed[rows])

@@ -1,0 +1,236 @@
+"""Surrogate: a Gaussian process on settings and their features, with known noise, and the warp that it sees values in.
+
+The kernel is a sum: settings alike in every parameter (one weight each), features alike, and a linear part (each choice
+worth something by itself). Weights maximise the posterior; gradients as in Rasmussen & Williams, 5.4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+_ITERATIONS = 25
+_NUGGET = 1e-6
+_FLOOR = -4.0  # robust deviations below the median, where collapsed networks are put
+
+
+@dataclass(frozen=True)
+class Warp:
+    """Values (larger is better) to about normal ones and back: Yeo-Johnson on robust units, low outliers drawn in."""
+
+    centre: float
+    unit: float
+    power: float
+    mean: float
+    std: float
+
+    @classmethod
+    def of(cls, values: Array) -> Warp:
+        """Fitted on finite values [n]; any constant is allowed."""
+        from scipy.optimize import minimize_scalar
+        from scipy.stats import yeojohnson_llf
+
+        centre = float(np.median(values))
+        low, high = np.quantile(values, [0.25, 0.75])
+        std = float(values.std())
+        unit = max(float(high - low) / 1.349, 0.01 * std)
+        if unit <= 1e-12 * max(abs(centre), 1.0):  # as good as constant
+            unit = 1.0
+        scaled = np.maximum((values - centre) / unit, _FLOOR)
+        power = 1.0
+        if np.ptp(scaled) > 1e-9 and len(values) >= 8:
+            # a weak pull towards no warp: few values tell little
+            found = minimize_scalar(lambda one: -yeojohnson_llf(one, scaled) + (one - 1) ** 2, bounds=(0.0, 2.0),
+                                    method="bounded")
+            power = float(found.x)
+        warped = _yeo_johnson(scaled, power)
+        return cls(centre, unit, power, float(warped.mean()), float(warped.std()) or 1.0)
+
+    def __call__(self, values: Array) -> Array:
+        scaled = np.maximum((np.asarray(values) - self.centre) / self.unit, _FLOOR)
+        return np.asarray((_yeo_johnson(scaled, self.power) - self.mean) / self.std)
+
+    def inverse(self, warped: Array) -> Array:
+        """Values of warped ones; not below the floor."""
+        return np.asarray(_inverse(np.asarray(warped) * self.std + self.mean, self.power) * self.unit + self.centre)
+
+    def slope(self, values: Array) -> Array:
+        """Warped units a unit of value [n]."""
+        step = 1e-3 * self.unit
+        return np.asarray((self(values + step) - self(values - step)) / (2 * step))
+
+
+def _yeo_johnson(x: Array, power: float) -> Array:
+    """For powers from 0 to 2, in which every number has an image and an origin."""
+    up, down = np.maximum(x, 0), np.maximum(-x, 0)
+    above = np.log1p(up) if power < 1e-6 else ((up + 1) ** power - 1) / power
+    rest = 2 - power
+    below = np.log1p(down) if rest < 1e-6 else ((down + 1) ** rest - 1) / rest
+    return np.asarray(np.where(x >= 0, above, -below))
+
+
+def _inverse(x: Array, power: float) -> Array:
+    up, down = np.maximum(x, 0), np.maximum(-x, 0)
+    above = np.expm1(up) if power < 1e-6 else (power * up + 1) ** (1 / power) - 1
+    rest = 2 - power
+    below = np.expm1(down) if rest < 1e-6 else (rest * down + 1) ** (1 / rest) - 1
+    return np.asarray(np.where(x >= 0, above, -below))
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Embedded settings [n, e], the parameter that owns each column [e], and scaled features [n, f]."""
+
+    embedded: Array
+    owner: NDArray[np.int64]
+    features: Array
+
+    def __len__(self) -> int:
+        return len(self.embedded)
+
+    def __getitem__(self, rows: Any) -> Inputs:
+        return Inputs(self.embedded[rows], self.owner, self.features[rows])
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The kernel's numbers: variances of its three parts and of the noise, a weight a parameter and a feature.
+
+    `calibration` scales standard deviations, so that values left out lie as far off as the model says.
+    """
+
+    alike: float
+    like_features: float
+    linear: float
+    noise: float
+    parameters: Array
+    features: Array
+    calibration: float = 1.0
+
+    @classmethod
+    def of_logs(cls, logs: Array, n_parameters: int) -> Weights:
+        """From their logarithms, in the order of the fields."""
+        values = np.exp(logs)
+        alike, like_features, linear, noise = (float(value) for value in values[:4])
+        return cls(alike, like_features, linear, noise, values[4 : 4 + n_parameters], values[4 + n_parameters :])
+
+
+def prior(n_parameters: int, n_features: int) -> tuple[Array, Array]:
+    """Means and standard deviations of the weights' logarithms."""
+    means = [np.log(0.5), np.log(0.5), np.log(0.3), np.log(0.02), *[np.log(2.0 / n_parameters)] * n_parameters,
+             *[np.log(1.0 / max(n_features, 1))] * n_features]
+    widths = [1.0, 1.0, 1.0, 1.5, *[1.2] * n_parameters, *[1.2] * n_features]
+    return np.array(means), np.array(widths)
+
+
+def _parts(left: Inputs, right: Inputs, weights: Weights) -> tuple[Array, Array, Array]:
+    """The kernel's parts [n, m], their variances left out."""
+    scale = np.sqrt(weights.parameters[left.owner])
+    alike = np.exp(-_squares(left.embedded * scale, right.embedded * scale))
+    root = np.sqrt(0.5 * weights.features)
+    like = (np.exp(-_squares(left.features * root, right.features * root)) if left.features.shape[1]
+            else np.zeros_like(alike))
+    return alike, like, _linear(left, right)
+
+
+def _squares(left: Array, right: Array) -> Array:
+    squares = (left**2).sum(1)[:, None] + (right**2).sum(1) - 2 * left @ right.T
+    return np.asarray(np.maximum(squares, 0.0))
+
+
+def _linear(left: Inputs, right: Inputs) -> Array:
+    n = max(int(left.owner.max()) + 1, 1)
+    return np.asarray(2.0 / n * left.embedded @ right.embedded.T)
+
+
+def tuned(inputs: Inputs, values: Array, noise: Array) -> Weights:
+    """Weights of highest posterior for warped `values` [n] whose known noise has variances `noise` [n]."""
+    from scipy.optimize import minimize
+
+    n_parameters = int(inputs.owner.max()) + 1
+    means, widths = prior(n_parameters, inputs.features.shape[1])
+    found = minimize(_loss, means, args=(inputs, values, noise, means, widths), jac=True, method="L-BFGS-B",
+                     bounds=list(zip(means - 4 * widths, means + 4 * widths, strict=True)),
+                     options={"maxiter": _ITERATIONS})
+    weights = Weights.of_logs(found.x, n_parameters)
+    spread = Process(inputs, values, noise, weights).left_out_spread()
+    unsure = np.sqrt(1 + len(found.x) / len(values))  # the weights come from the same few values
+    return replace(weights, calibration=float(spread * unsure))
+
+
+def _loss(logs: Array, inputs: Inputs, values: Array, noise: Array, means: Array, widths: Array
+          ) -> tuple[float, Array]:
+    """Negative log posterior of the weights' logarithms, and its gradient."""
+    from scipy.linalg import cho_factor, cho_solve
+
+    n_parameters = int(inputs.owner.max()) + 1
+    weights = Weights.of_logs(logs, n_parameters)
+    alike, like, linear = _parts(inputs, inputs, weights)
+    matrix = weights.alike * alike + weights.like_features * like + weights.linear * linear
+    matrix[np.diag_indices_from(matrix)] += weights.noise + noise + _NUGGET
+    factor = cho_factor(matrix, lower=True)
+    inverse = cho_solve(factor, np.eye(len(values)))
+    solved = inverse @ values
+    slope = 0.5 * (inverse - np.outer(solved, solved))
+    gradient = [weights.alike * np.vdot(slope, alike), weights.like_features * np.vdot(slope, like),
+                weights.linear * np.vdot(slope, linear), weights.noise * np.trace(slope)]
+    by_column = _pull(weights.alike * slope * alike, inputs.embedded)
+    owned = np.bincount(inputs.owner, by_column, n_parameters)
+    gradient += list(-weights.parameters * owned)
+    gradient += list(-0.5 * weights.features * _pull(weights.like_features * slope * like, inputs.features))
+    away = (logs - means) / widths
+    loss = 0.5 * values @ solved + np.log(np.diag(factor[0])).sum() + 0.5 * away @ away
+    return float(loss), np.array(gradient) + away / widths
+
+
+def _pull(matrix: Array, columns: Array) -> Array:
+    """Sum over pairs of matrix[i, j] * (columns[i] - columns[j])**2, for each column; `matrix` is symmetric."""
+    return np.asarray(2 * (matrix.sum(1) @ columns**2 - ((matrix @ columns) * columns).sum(0)))
+
+
+class Process:
+    """The Gaussian process given warped values [n] with known noise variances [n]."""
+
+    def __init__(self, inputs: Inputs, values: Array, noise: Array, weights: Weights) -> None:
+        from scipy.linalg import cho_solve, cholesky
+
+        self.inputs, self.weights, self.values = inputs, weights, values
+        matrix = self._kernel(inputs, inputs)
+        matrix[np.diag_indices_from(matrix)] += weights.noise + noise + _NUGGET
+        self._factor = cholesky(matrix, lower=True)
+        self._solved = cho_solve((self._factor, True), values)
+
+    def _kernel(self, left: Inputs, right: Inputs) -> Array:
+        alike, like, linear = _parts(left, right, self.weights)
+        weights = self.weights
+        return np.asarray(weights.alike * alike + weights.like_features * like + weights.linear * linear)
+
+    def predict(self, wanted: Inputs) -> tuple[Array, Array]:
+        """Posterior mean [m] and standard deviation [m] of the noiseless value."""
+        from scipy.linalg import solve_triangular
+
+        cross = self._kernel(self.inputs, wanted)
+        weights = self.weights
+        own = self._own(wanted)
+        shrunk = solve_triangular(self._factor, cross, lower=True, check_finite=False)
+        variance = np.maximum(own - (shrunk**2).sum(0), 1e-10)
+        return cross.T @ self._solved, np.sqrt(variance) * weights.calibration
+
+    def _own(self, wanted: Inputs) -> Array:
+        weights = self.weights
+        n = max(int(wanted.owner.max()) + 1, 1)
+        linear = 2.0 / n * (wanted.embedded**2).sum(1)
+        return np.asarray(weights.alike + weights.like_features * bool(wanted.features.shape[1])
+                          + weights.linear * linear)
+
+    def left_out_spread(self) -> float:
+        """Root mean square of left-out errors in units of their standard deviation (Rasmussen & Williams, 5.4.2)."""
+        from scipy.linalg import cho_solve
+
+        inverse = np.diag(cho_solve((self._factor, True), np.eye(len(self.values))))
+        scores = self._solved / np.sqrt(inverse)
+        return float(np.clip(np.sqrt(np.mean(np.minimum(scores**2, 9.0))), 1.0, 1.6))
