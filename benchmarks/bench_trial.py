@@ -13,6 +13,7 @@ from hwnas.estimate import Estimate
 from hwnas.latency.model import LatencyModel
 from hwnas.objective import Objective
 from hwnas.samplers import load_sampler
+from hwnas.samplers.informed import Context
 from hwnas.search_loop import run_search
 from hwnas.search_trial import SearchOptions
 from hwnas.space import SearchSpace
@@ -37,7 +38,8 @@ def search(folder: Path, sampler: str, n_trials: int) -> Callable[[], None]:
     objective = Objective(target_ms=1.0)
 
     def run() -> None:
-        study = open_study(database_path(folder), {"space": space.name}, objective, load_sampler(sampler, seed=0))
+        known = load_sampler(sampler, 0, Context(space, model.predict, objective))
+        study = open_study(database_path(folder), {"space": space.name}, objective, known)
         outcome = run_search(study, space, model.predict, Instant(), SearchOptions(n_trials, objective))
         assert outcome.n_complete == n_trials
 
@@ -50,7 +52,8 @@ def test_trial_without_training(benchmark: Any, within: Any, tmp_path: Path, sam
     within(benchmark, LIMIT_S, per=100)
 
 
-def test_trial_without_training_gp(benchmark: Any, tmp_path: Path) -> None:
-    """Recorded without a limit: fitting its Gaussian process at each ask is what this sampler is."""
-    benchmark.pedantic(search(tmp_path, "gp", 20), rounds=1)
+@pytest.mark.parametrize("sampler", ["hwnas", "gp"])
+def test_trial_without_training_by_a_model(benchmark: Any, tmp_path: Path, sampler: str) -> None:
+    """Recorded without a limit: fitting a Gaussian process at each ask is what these samplers are."""
+    benchmark.pedantic(search(tmp_path, sampler, 20), rounds=1)
     benchmark.extra_info["median_s"] = benchmark.stats.stats.median / 20

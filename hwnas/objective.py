@@ -1,4 +1,4 @@
-"""What a search optimises: the front of top-1 against latency, or MnasNet's reward; and the hard cap."""
+"""What a search optimises: the front of top-1 against latency, MnasNet's reward, or top-1 under the hard cap."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hwnas.errors import BudgetError, ConfigError, UnknownName
 
-KINDS = ("pareto", "reward")
+KINDS = ("pareto", "reward", "cap")
 REWARDS: dict[str, tuple[float, float]] = {"soft": (-0.07, -0.07), "hard": (0.0, -1.0)}
 CAP_QUANTILE = 0.95
 
@@ -62,13 +62,14 @@ def positive_ms(key: str, value: Any) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """`pareto` (top-1 up, latency down) or `reward` (one number up). T of the reward is `target_ms`.
+    """`pareto` (top-1 up, latency down), `reward` (one number up) or `cap` (top-1 alone up, of networks that keep the
+    hard cap). T of the reward is `target_ms`.
 
-    The reward is recorded under either kind. The hard cap is another thing: see `check_cap`.
+    The reward is recorded under any kind. The hard cap holds under any kind too: see `check_cap`.
     """
 
     target_ms: float
-    kind: Literal["pareto", "reward"] | str = "pareto"
+    kind: Literal["pareto", "reward", "cap"] | str = "pareto"
     reward_kind: Literal["soft", "hard"] | str = "soft"
 
     def __post_init__(self) -> None:
@@ -89,7 +90,9 @@ class Objective:
 
     def values(self, top1: float, latency_ms: float) -> tuple[float, ...]:
         """What the study is told about one network."""
-        return (top1, latency_ms) if self.kind == "pareto" else (self.reward(top1, latency_ms),)
+        if self.kind == "pareto":
+            return top1, latency_ms
+        return (top1,) if self.kind == "cap" else (self.reward(top1, latency_ms),)
 
     def __str__(self) -> str:
         return f"{self.kind}, {self.reward_kind} reward at {self.target_ms:.6g} ms"

@@ -40,6 +40,7 @@ class Plan:
     k: int
     seconds: float
     cap_ms: float | None
+    reuse: Path | None
 
     def section(self, key: str) -> dict[str, Any]:
         """A section of the configuration as plain values."""
@@ -64,7 +65,8 @@ def make_plan(config: Any, console: Console) -> Plan:
         "cap_ms": number(config, "budget.latency_ms", 1e-6, optional=True), "calibration": calibration_options(config)}
     number(config, "objective.target_ms", 1e-6, optional=True)
     number(config, "budget.quantile", 0.5, 0.999)
-    Objective(1.0, str(config.objective.name), str(config.objective.reward))
+    if Objective(1.0, str(config.objective.name), str(config.objective.reward)).kind == "cap" and not numbers["cap_ms"]:
+        raise ConfigError("objective=cap needs the cap: budget.latency_ms=NUMBER (ms).")
     load_sampler(str(config.sampler), numbers["seed"], **section(config, "sampler_options"))
     deployment = Deployment.from_config(config, console)
     info = inspect_dataset(section(config, "dataset"))
@@ -72,7 +74,8 @@ def make_plan(config: Any, console: Console) -> Plan:
                              image_size=config.dataset.image_size)
     baselines = _baselines(config, space)
     out = Path(config.out) if config.out else default_out(deployment.target.name, str(config.space), info.name)
-    return Plan(config, deployment, space, RunFolder.create(out), baselines, **numbers)
+    reuse = Path(config.search.reuse) if config.search.reuse else None
+    return Plan(config, deployment, space, RunFolder.create(out), baselines, **numbers, reuse=reuse)
 
 
 def search_options(plan: Plan, model: LatencyModel) -> SearchOptions:

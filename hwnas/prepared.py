@@ -42,7 +42,12 @@ def prepare(config: Any, console: Console) -> Prepared:
     making = _making(plan, dataset)
     table, model = latency_model(plan.deployment, plan.space, plan.calibration, console)
     options = search_options(plan, model)
-    study = _open_study(plan, table, dataset, estimator, options)
+    study = _open_study(plan, table, model, dataset, estimator, options)
+    if plan.reuse is not None:
+        from hwnas.reuse import reuse_trials
+
+        n = reuse_trials(study, plan.reuse, plan.space, model.predict, options)
+        console.note(f"reused: the accuracies of {n} networks of {plan.reuse}")
     return Prepared(plan, dataset, estimator, making, table, model, options, study)
 
 
@@ -77,9 +82,10 @@ def _making(plan: Plan, dataset: Dataset) -> Making:
     return Making(dataset, recipe, plan.seed, plan.deployment.target)
 
 
-def _open_study(plan: Plan, table: LatencyTable, dataset: Dataset, estimator: AccuracyEstimator,
+def _open_study(plan: Plan, table: LatencyTable, model: LatencyModel, dataset: Dataset, estimator: AccuracyEstimator,
                 options: SearchOptions) -> optuna.Study:
     from hwnas.samplers import load_sampler
+    from hwnas.samplers.informed import Context
     from hwnas.study import database_path, open_study
 
     deployment, cap = plan.deployment, "none" if plan.cap_ms is None else f"{plan.cap_ms:g} ms"
@@ -89,7 +95,8 @@ def _open_study(plan: Plan, table: LatencyTable, dataset: Dataset, estimator: Ac
         "latency table": f"{table.key} of {table.created}",
         "accuracy": f"{plan.config.accuracy} ({estimator.fingerprint})", "objective": str(options.objective),
         "budget.latency_ms": cap, "seed": str(plan.seed)}
-    sampler = load_sampler(str(plan.config.sampler), plan.seed, **plan.section("sampler_options"))
+    context = Context(plan.space, model.predict, options.objective, options.cap_ms, options.cap_quantile)
+    sampler = load_sampler(str(plan.config.sampler), plan.seed, context, **plan.section("sampler_options"))
     return open_study(plan.config.storage or database_path(plan.run.path), identity, options.objective, sampler)
 
 

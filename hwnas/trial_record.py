@@ -19,6 +19,7 @@ FAILED = "failed"
 INTERRUPTED = "interrupted"
 ERROR = "error"
 LOST = "lost"
+REUSED = "reused_from"  # user attribute: run folder of an earlier search whose accuracy this is
 CAP = "latency_ms"  # the constraint's name: upper quantile of the prediction minus the cap, in ms
 
 COLUMNS = (
@@ -57,7 +58,7 @@ def known(trials: Iterable[FrozenTrial], *, before: int | None = None) -> dict[s
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Trials of a study by outcome; `evaluated` counts architectures, `asks` every trial that was started."""
+    """Trials of a study by outcome; `evaluated` counts architectures, `asks` every trial that was started here."""
 
     evaluated: int
     infeasible: int
@@ -72,8 +73,11 @@ def count(trials: Sequence[FrozenTrial]) -> Counts:
     """Count the trials of a study."""
     evaluated: set[str] = set()
     tally = dict.fromkeys((EVALUATED, INFEASIBLE, DUPLICATE, FAILED, INTERRUPTED, ERROR, LOST), 0)
-    running = waiting = 0
+    running = waiting = reused = 0
     for trial in trials:
+        if REUSED in trial.user_attrs:
+            reused += 1
+            continue
         if trial.state == TrialState.COMPLETE:
             evaluated.add(trial.user_attrs.get("architecture_id", str(trial.number)))
         running += trial.state == TrialState.RUNNING
@@ -83,7 +87,7 @@ def count(trials: Sequence[FrozenTrial]) -> Counts:
             tally[name] += 1
     twice = tally[EVALUATED] - len(evaluated)
     return Counts(len(evaluated), tally[INFEASIBLE], tally[FAILED], tally[DUPLICATE] + twice,
-                  tally[INTERRUPTED] + tally[ERROR] + tally[LOST], running, len(trials) - waiting)
+                  tally[INTERRUPTED] + tally[ERROR] + tally[LOST], running, len(trials) - waiting - reused)
 
 
 def curves(trials: Iterable[FrozenTrial]) -> list[list[float]]:
