@@ -13,7 +13,8 @@ from hwnas.paths import shipped
 from hwnas.space import SearchSpace
 
 TABLES = sorted(shipped("latency_tables").rglob("*.json.gz"))
-NAMES = [path.name.removesuffix(".json.gz") for path in TABLES]
+NAMES = [f"{path.parent.name}/{path.name.removesuffix('.json.gz')}" for path in TABLES]
+HOSTS = sorted({path.parent.name for path in TABLES})
 TOLERANCE = 0.05  # of a share: three folds instead of ten leave the fit fewer networks
 MANY = 450  # networks, from which three folds do
 
@@ -24,8 +25,9 @@ def space_of(table: LatencyTable) -> SearchSpace:
                             image_size=table.key.sizes[0])
 
 
-def test_the_host_at_hand_has_the_tables_that_are_promised() -> None:
-    wanted = {f"{runtime}-{precision}-t1-b1-{shape}" for shape in ("32px-c1-k10", "128px-c3-k10")
+@pytest.mark.parametrize("host", HOSTS)
+def test_each_host_has_the_tables_that_are_promised(host: str) -> None:
+    wanted = {f"{host}/{runtime}-{precision}-t1-b1-{shape}" for shape in ("32px-c1-k10", "128px-c3-k10")
               for runtime, precision in (("openvino", "int8"), ("openvino", "bf16"), ("onnxruntime", "int8"),
                                          ("onnxruntime", "fp32"))}
     assert wanted <= set(NAMES)
