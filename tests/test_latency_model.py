@@ -13,7 +13,7 @@ from hwnas.errors import MissingLatency
 from hwnas.latency.costs import Costs, Features
 from hwnas.latency.features import NAMES, block_features
 from hwnas.latency.fit import Fit
-from hwnas.latency.held_out import conformal_quantile
+from hwnas.latency.held_out import conformal_quantile, interval_scores
 from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.model import LatencyModel, timed_networks
 from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork
@@ -185,6 +185,16 @@ def test_entries_of_blocks_add_up_to_networks_and_are_sure_of_what_was_measured(
 @pytest.mark.parametrize(("q", "expected"), [(0.05, 0.0), (0.5, 5.0), (0.95, 9.0), (0.9, 9.0), (0.8, 8.0)])
 def test_conformal_quantiles_are_rounded_outwards(q, expected):
     assert conformal_quantile(np.arange(10.0), q) == expected
+
+
+def test_an_interval_is_as_wide_as_the_front_needs():
+    scores = np.concatenate([np.linspace(-1, 1, 60), np.linspace(-2, 0.5, 50), [30.0] * 5])
+    origins = np.array(["random"] * 60 + ["front"] * 50 + ["known"] * 5)
+    low, high = interval_scores(scores, origins)
+    assert low == conformal_quantile(scores[60:110], 0.05)
+    assert high == conformal_quantile(scores[:60], 0.95)
+    few = interval_scores(scores[:20], np.array(["random"] * 10 + ["front"] * 10))
+    assert few == (conformal_quantile(scores[:20], 0.05), conformal_quantile(scores[:20], 0.95))
 
 
 def test_features_see_every_choice(space):

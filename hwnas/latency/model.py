@@ -18,7 +18,7 @@ from hwnas.blocks import BlockSpec
 from hwnas.errors import MissingLatency
 from hwnas.latency.costs import Prior
 from hwnas.latency.fit import Fit, Timed
-from hwnas.latency.held_out import FOLDS, conformal_quantile, cross_validate, interval_end
+from hwnas.latency.held_out import FOLDS, cross_validate, interval_end, interval_scores
 from hwnas.latency.operators import operators, placed
 from hwnas.latency.residual import PARTS, RUN, position, totals
 from hwnas.latency.table import LEAST_NETWORKS, LatencyTable, TimedNetwork
@@ -100,10 +100,11 @@ class LatencyModel:
         fit = Fit.of(timed, prior)
         run_to_run = max(run_to_run, float(np.sqrt(fit.residual.variances[RUN])))
         halves = np.array([one.measurement.halves_ms() for one in networks])
-        held_out = cross_validate(timed, halves, fit.residual.variances, run_to_run, prior=prior, folds=folds)
+        origins = np.array([one.origin for one in networks])
+        held_out = cross_validate(timed, halves, origins, fit.residual.variances, run_to_run, prior=prior, folds=folds)
         scores = held_out.scores
         learnt = Learnt(len(networks), tuple(float(value) for value in fit.residual.variances),
-                        (conformal_quantile(scores, 0.05), conformal_quantile(scores, 0.95)), float(np.std(scores)),
+                        interval_scores(scores, origins), float(np.std(scores)),
                         held_out.summary(), prior_name)
         return cls(space, fit, learnt, run_to_run)
 
