@@ -1,0 +1,58 @@
+"""The samplers by name: ours, and Optuna's with their best documented settings."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import optuna
+from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
+
+import hwnas.samplers
+from experiments.sampler_contest import peers
+from experiments.sampler_contest.options import AWARE, OURS
+from experiments.sampler_contest.table import Table
+from hwnas.samplers.known import KnownObjectiveSampler
+
+SLOW = {"gp": (3, 200)}  # most seeds and evaluations of a sampler that takes seconds an ask
+
+
+def make(name: str, table: Table, seed: int) -> BaseSampler:
+    """An Optuna sampler for `table`; only ours is told its latencies, and features where there are any."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return _ours(table, seed) if name == OURS else _OPTUNA[name](seed)
+
+
+def limited(name: str, seeds: int, evals: int) -> tuple[int, int]:
+    """Seeds and evaluations that a sampler gets of those asked for."""
+    most_seeds, most_evals = SLOW.get(name, (seeds, evals))
+    return min(seeds, most_seeds), min(evals, most_evals)
+
+
+def version(name: str) -> str:
+    """Changes when a sampler may ask differently than it did: a run of another version is not comparable."""
+    if name == OURS:
+        return _sources(*Path(next(iter(hwnas.samplers.__path__))).glob("*.py"))
+    return _sources(Path(peers.__file__)) if name in AWARE else f"optuna {optuna.__version__}"
+
+
+def _sources(*paths: Path) -> str:
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(paths))).hexdigest()[:12]
+
+
+def _ours(table: Table, seed: int) -> BaseSampler:
+    return KnownObjectiveSampler(table.distributions, roles=("learnt", "known"), known=table.known_latency,
+                                 features=table.known_features if table.features.shape[1] else None, seed=seed)
+
+
+_OPTUNA: dict[str, Callable[[int], BaseSampler]] = {
+    "tpe": lambda seed: TPESampler(seed=seed),
+    "tpe_multivariate": lambda seed: TPESampler(multivariate=True, group=True, n_startup_trials=10, seed=seed),
+    "nsga2": lambda seed: NSGAIISampler(population_size=50, seed=seed),
+    "nsga2_small": lambda seed: NSGAIISampler(population_size=20, seed=seed),
+    "gp": lambda seed: GPSampler(seed=seed),
+    "random": lambda seed: RandomSampler(seed=seed),
+}
