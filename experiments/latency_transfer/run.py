@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -32,7 +33,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
     if len(options.tables) < 2:
         raise ConfigError("transfer needs two tables or more: --tables A.json B.json")
-    tables = {path.name.removesuffix(".gz").removesuffix(".json"): LatencyTable.load(path) for path in options.tables}
+    tables = {name: LatencyTable.load(path) for name, path in named(options.tables).items()}
     jobs = [(options, name, seed) for name in tables for seed in range(options.seeds)]
     rows: list[Row] = []
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
@@ -46,6 +47,13 @@ def main(arguments: list[str] | None = None) -> None:
                                               "tables": [circumstances(table) for table in tables.values()]})
     (options.out / "transfer.png").write_bytes(picture(found, options.space, options.seeds))
     print(describe(found))
+
+
+def named(paths: Sequence[Path]) -> dict[str, Path]:
+    """Tables by their keys, with the host where two have the same one."""
+    stems = [path.name.removesuffix(".gz").removesuffix(".json") for path in paths]
+    return {stem if stems.count(stem) == 1 else f"{path.parent.name}/{stem}": path
+            for stem, path in zip(stems, paths, strict=True)}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -66,8 +74,7 @@ def _draws(job: tuple[argparse.Namespace, str, int]) -> list[Row]:
     """All sizes and sources for one destination and seed."""
     options, destination, seed = job
     timed = None
-    for path in options.tables:
-        name = path.name.removesuffix(".gz").removesuffix(".json")
+    for name, path in named(options.tables).items():
         if name == destination:
             timed = timed_of(LatencyTable.load(path), options.space)
         if name not in _priors:
