@@ -28,7 +28,7 @@ from hwnas.paths import table_dirs
 if TYPE_CHECKING:
     from hwnas.space import SearchSpace
 
-FEW_NETWORKS = 64  # a calibration with more gains nothing from a prior worth looking for one
+FEW_NETWORKS = 200  # a calibration with more gains too little from a prior to look for one
 MOST_CANDIDATES = 4
 MOST_NETWORKS = 300  # of a foreign table: more add little to a prior and take long
 LEAST_TO_CHOOSE = 8  # networks, below which cross-validation says nothing
