@@ -309,3 +309,14 @@ def test_the_pace_of_a_run_is_told_by_networks_of_the_table(table, user, monkeyp
     again = read("v-again.json")
     assert again["anchors"]["factor"] == pytest.approx(report["anchors"]["factor"], abs=1e-3)
     assert again["mean_error"] == pytest.approx(report["mean_error"], abs=1e-3)
+
+
+def test_times_with_too_few_turns_for_an_interval_are_reported(table, user, monkeypatch, capsys):
+    class Short(Timer):
+        def measurement(self, one, index: int) -> Measurement:
+            measured = super().measurement(one, index)
+            return replace(measured, turns=measured.turns[: measured.protocol.copies])
+
+    use(Short(), monkeypatch)
+    assert validate("out=v.json") == 0
+    assert {one["half_width"] for one in read("v.json")["worst"]} == {None}

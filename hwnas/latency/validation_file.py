@@ -62,8 +62,8 @@ def network_to_dict(one: TimedOne, predicted: tuple[float, float, float]) -> dic
     found = one.measurement
     return {"id": one.architecture.id, "group": one.group, "architecture": one.architecture.to_dict(),
             **{name: round(ms, 6) for name, ms in zip(("predicted_ms", "low_ms", "high_ms"), predicted, strict=True)},
-            "latency_ms": _finite(found.latency_ms), "halves_ms": [_finite(ms) for ms in found.halves_ms()],
-            "half_width": _finite(found.half_width), "valid": found.valid, "reason": found.reason,
+            "latency_ms": finite(found.latency_ms), "halves_ms": [finite(ms) for ms in found.halves_ms()],
+            "half_width": finite(found.half_width), "valid": found.valid, "reason": found.reason,
             **found.to_dict()}
 
 
@@ -164,5 +164,5 @@ def _timed(data: Mapping[str, Any], protocol: Protocol, where: str) -> TimedOne:
         raise TableError(f"{where}: {error} is missing. Measure anew: python -m hwnas.validate +target=…") from None
 
 
-def _finite(value: float) -> float | None:
+def finite(value: float) -> float | None:
     return round(float(value), 6) if math.isfinite(value) else None

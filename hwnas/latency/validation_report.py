@@ -11,7 +11,7 @@ from hwnas.latency.agreement import Compared, Verdict, intervals, quartiles, sum
 from hwnas.latency.anchors import Pace
 from hwnas.latency.block_errors import shared_kinds, worst
 from hwnas.latency.model import Predictions
-from hwnas.latency.validation_file import TimedOne
+from hwnas.latency.validation_file import TimedOne, finite
 
 N_WORST, N_KINDS = 10, 6
 ABSOLUTE = ("within_5", "within_10", "mean_error", "coverage")  # also given for times as they were in this run
@@ -74,7 +74,7 @@ def _worst_entry(one: TimedOne, found: Compared, index: int) -> dict[str, Any]:
     return {"id": one.architecture.id, "group": one.group, "error": round(float(found.error[index]), 6),
             "predicted_ms": round(float(found.predicted_ms[index]), 6),
             "measured_ms": round(float(found.measured_ms[index]), 6), "inside": bool(found.inside[index]),
-            "half_width": round(one.measurement.half_width, 6), "network": str(one.architecture)}
+            "half_width": finite(one.measurement.half_width), "network": str(one.architecture)}
 
 
 def _figures(report: Mapping[str, Any]) -> list[str]:
