@@ -47,7 +47,7 @@ def test_what_a_table_says_follows_from_its_own_samples(path: Path, monkeypatch:
     assert table.error[space.name] == stored["error"]
     many = len(table.networks) >= MANY
     prior = stored["prior"]  # another shipped table
-    candidates = prior_candidates(table.host_name, table.key, space)[0] if prior else {}
+    candidates = prior_candidates(table.host_name, table.key, space, only=prior)[0] if prior else {}
     again = LatencyModel.fit(table, space, prior=candidates[prior] if prior else None, prior_name=prior,
                              folds=3 if many else 10)
     for name in ("within_5", "within_10", "coverage"):

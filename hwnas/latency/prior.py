@@ -133,15 +133,17 @@ def model_of(table: LatencyTable, space: SearchSpace) -> tuple[LatencyModel, lis
     name = str(table.learnt.get(space.name, {}).get("prior", ""))
     if not name:
         return LatencyModel.fit(table, space), []
-    candidates, notes = prior_candidates(table.host_name, table.key, space)
+    candidates, notes = prior_candidates(table.host_name, table.key, space, only=name)
     if name in candidates:
         return LatencyModel.fit(table, space, prior=candidates[name], prior_name=name), []
     return LatencyModel.fit(table, space), [
         *notes, f"{table.path}: was fitted starting from {name}, which is not at hand; fitted without it"]
 
 
-def prior_candidates(host_name: str, key: TableKey, space: SearchSpace) -> tuple[dict[str, Prior], list[str]]:
-    """Models of the other tables at hand, nearest first, at most MOST_CANDIDATES; and notes on those left out.
+def prior_candidates(host_name: str, key: TableKey, space: SearchSpace, only: str = ""
+                     ) -> tuple[dict[str, Prior], list[str]]:
+    """Models of the other tables at hand, nearest first, at most MOST_CANDIDATES (or `only` the one of that name); and
+    notes on those left out.
 
     Nearest: same host, runtime and precision (another input), then another precision, another runtime, other hosts.
     Names are `<host>/<key> of <date>`. The table of `key` on `host_name` itself is never among them.
@@ -151,6 +153,8 @@ def prior_candidates(host_name: str, key: TableKey, space: SearchSpace) -> tuple
     for path in sorted(_others(host_name, key), key=lambda path: _distance(path, host_name, key)):
         if len(found) == MOST_CANDIDATES:
             break
+        if only and f"{path.parent.name}/{_stem(path)}" != only.split(" of ")[0]:
+            continue
         try:
             table = LatencyTable.load(path)
             prior = FittedPrior.of(table)
