@@ -271,3 +271,34 @@ def test_the_module_needs_no_training_library() -> None:
     with warnings.catch_warnings():
         found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_weights_are_those_of_the_first_values_whenever_asked_for() -> None:
+    """A study that is gone on with asks as if it had never stopped, though others have come in since its weights."""
+    whole = searched(sampler_of(3), 21)
+    resumed = study_of(sampler_of(3))
+    for trial in whole.trials[:16]:  # between two steps of the ladder on which weights are tuned
+        resumed.add_trial(trial)
+    fresh = known_module.Tuner()
+    late, early = (_weights(fresh, study) for study in (resumed, whole))
+    early_again = _weights(known_module.Tuner(), whole)
+    assert early.parameters == pytest.approx(early_again.parameters)
+    assert late.parameters == pytest.approx(_weights(known_module.Tuner(), resumed).parameters)
+    at_step = study_of(sampler_of(3))
+    for trial in whole.trials[:14]:
+        at_step.add_trial(trial)
+    assert late.parameters == pytest.approx(_weights(known_module.Tuner(), at_step).parameters)
+
+
+def _weights(tuner, study):
+    sampler = sampler_of(3)
+    domain, reader = sampler._domain(study, SPACE)
+    return tuner.weights(domain, reader.read(study.trials, -1, study.study_name), 10, study.study_name)
+
+
+def test_a_sampler_may_serve_studies_of_other_directions() -> None:
+    sampler = sampler_of(0)
+    searched(sampler, 12)
+    study = study_of(sampler, ["minimize", "minimize"])
+    study.optimize(lambda trial: (1 - objective(trial)[0], objective(trial)[1]), 25)
+    assert max(1 - trial.values[0] for trial in study.trials) > 0.75

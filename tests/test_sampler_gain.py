@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
@@ -64,6 +64,8 @@ def test_a_point_behind_the_front_or_beyond_the_reference_gains_nothing() -> Non
 
 
 @given(st.lists(st.floats(-50, 50), min_size=2, max_size=60), st.floats(-3, 3))
+@example([0.0, 0.0, 1e-12], 0.0)
+@example([0.0, 1e-300], 0.0)
 @settings(max_examples=60, deadline=None)
 def test_the_warp_goes_there_and_back_and_keeps_the_order(values: list[float], at: float) -> None:
     warp = Warp.of(np.array(values))

@@ -28,16 +28,20 @@ class History:
     failed: NDArray[np.bool_]
     pending: Codes
 
+    def __getitem__(self, rows: NDArray[np.int64]) -> History:
+        """Some of the evaluated settings; all of those at work."""
+        return History(self.codes[rows], self.values[rows], self.stds[rows], self.failed[rows], self.pending)
+
 
 class Reader:
     """Reads trials, each finished one once. `learnt`: value and noise of a complete trial; None: it does not count."""
 
     def __init__(self, coding: Coding, learnt: Learnt, sign: float, canonical: Callable[[Codes], Codes]) -> None:
         self.coding, self.learnt, self.sign, self.canonical = coding, learnt, sign, canonical
-        self._rows: dict[tuple[int, int], tuple[Codes, float, float, bool] | None] = {}
+        self._rows: dict[tuple[str, int], tuple[Codes, float, float, bool] | None] = {}
 
-    def read(self, trials: Sequence[FrozenTrial], number: int, storage: int) -> History:
-        """Everything but trial `number`; `storage` tells studies apart."""
+    def read(self, trials: Sequence[FrozenTrial], number: int, study: str) -> History:
+        """Everything but trial `number`; `study`: its name."""
         rows, pending = [], []
         for trial in trials:
             if trial.number == number:
@@ -47,7 +51,7 @@ class Reader:
                 if at_work is not None:
                     pending.append(at_work)
             elif trial.state.is_finished():
-                key = (storage, trial._trial_id)
+                key = (study, trial._trial_id)
                 if key not in self._rows:
                     self._rows[key] = self._finished(trial)
                 if (row := self._rows[key]) is not None:

@@ -84,6 +84,7 @@ class KnownObjectiveSampler(BaseSampler):
         self._intersection = IntersectionSearchSpace()
         self._tuner = Tuner()
         self._at: tuple[Domain, Reader] | None = None
+        self._directions: list[StudyDirection] = []
 
     def reseed_rng(self) -> None:
         self._rng.rng.seed()
@@ -103,14 +104,14 @@ class KnownObjectiveSampler(BaseSampler):
         if not search_space or {*search_space} <= {*trial.system_attrs.get("fixed_params", {})}:
             return {}
         domain, reader = self._domain(study, search_space)
-        storage = id(study._storage)
-        history = reader.read(study._get_trials(deepcopy=False, use_cache=True), trial.number, storage)
+        history = reader.read(study._get_trials(deepcopy=False, use_cache=True), trial.number, study.study_name)
         rng = np.random.default_rng(self._rng.rng.randint(0, 2**32, 4, dtype=np.uint32))
-        ranked = self._ranked(domain, history, storage, rng)
+        ranked = self._ranked(domain, history, study.study_name, rng)
         return domain.coding.decode(_published(study, trial, ranked))
 
     def _domain(self, study: optuna.Study, search_space: Mapping[str, BaseDistribution]) -> tuple[Domain, Reader]:
-        if self._at is None or self._at[0].search_space != search_space:
+        if self._at is None or self._at[0].search_space != search_space or self._directions != study.directions:
+            self._directions = study.directions
             roles = self._roles or (LEARNT, *[KNOWN] * (len(study.directions) - 1))
             if len(roles) != len(study.directions):
                 raise SamplerError(f"{len(roles)} roles ({', '.join(roles)}) for a study of {len(study.directions)} "
@@ -124,12 +125,12 @@ class KnownObjectiveSampler(BaseSampler):
             self._at = domain, Reader(domain.coding, self._learnt or _recorded(index), -signs[index], domain.canonical)
         return self._at
 
-    def _ranked(self, domain: Domain, history: History, storage: int, rng: np.random.Generator) -> Codes:
+    def _ranked(self, domain: Domain, history: History, study: str, rng: np.random.Generator) -> Codes:
         """Settings to ask for, the best first."""
         taken = set(_keys(np.concatenate([history.codes, history.pending])))
         asked, known = len(history.codes) + len(history.pending), int((~history.failed).sum())
         if asked >= self._first and known >= LEAST:
-            model = Model(domain, history, self._tuner, self._first, storage)
+            model = Model(domain, history, self._tuner, self._first, study)
             found = propose(rng, domain.coding, model.good(GOOD), lambda codes: _scored(domain, model, codes, taken),
                             self._mix)
             if len(found.codes):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,34 +33,50 @@ def tuning_size(n: int, first: int) -> int:
 
 
 class Tuner:
-    """Tunes weights, and remembers the last ones."""
+    """Tunes weights, and remembers the last ones. They depend on the first values of a study alone, not on when it is
+    asked: a resumed study finds the same."""
 
     def __init__(self) -> None:
-        self._last: tuple[Hashable, Weights] | None = None
+        self._last: tuple[tuple[str, int], Weights] | None = None
 
-    def weights(self, inputs: Inputs, values: Array, noise: Array, first: int, storage: int) -> Weights:
-        """For the values met so far, in their order."""
-        size = tuning_size(len(values), first)
-        key = (storage, size, inputs.embedded[:size].tobytes(), values[:size].round(1).tobytes())
-        if self._last is None or self._last[0] != key:
+    def weights(self, domain: Domain, history: History, first: int, study: str) -> Weights:
+        """For a history with at least LEAST values, in the order of its trials."""
+        size = tuning_size(len(history.values), first)
+        while (~history.failed[:size]).sum() < LEAST:
+            size += 1
+        if self._last is None or self._last[0] != (study, size):
+            part = history[np.arange(size)]
+            warped, noise = _warped(Warp.of(part.values[~part.failed]), part)
             rows = np.unique(np.linspace(0, size - 1, min(size, MOST_TUNED)).round().astype(int))
-            self._last = key, tuned(inputs[rows], values[rows], noise[rows])
+            inputs = domain.inputs(part.codes[rows], domain.costs(part.codes[rows]))
+            self._last = (study, size), tuned(inputs, warped[rows], noise[rows])
         return self._last[1]
+
+
+def _warped(warp: Warp, history: History) -> tuple[Array, Array]:
+    """Warped values [n] and the variances of their known noise [n]; failed settings lie below all others."""
+    good = ~history.failed
+    warped, noise = np.zeros(len(good)), np.zeros(len(good))
+    warped[good] = warp(history.values[good])
+    noise[good] = (history.stds[good] * warp.slope(history.values[good])) ** 2
+    warped[~good] = warped[good].min() - FAILED_BELOW
+    noise[~good] = FAILED_NOISE
+    return warped, noise
 
 
 class Model:
     """Predicts gains for one ask. `history` has at least LEAST values."""
 
-    def __init__(self, domain: Domain, history: History, tuner: Tuner, first: int, storage: int) -> None:
+    def __init__(self, domain: Domain, history: History, tuner: Tuner, first: int, study: str) -> None:
         self.domain = domain
+        weights = tuner.weights(domain, history, first, study)
         history = _thinned(history)
         good = ~history.failed
         self.warp = Warp.of(history.values[good])
         self.unit = self.warp.unit
-        warped, noise = self._warped(history)
+        warped, noise = _warped(self.warp, history)
         costs = domain.costs(history.codes)
         inputs = domain.inputs(history.codes, costs)
-        weights = tuner.weights(inputs, warped, noise, first, storage)
         process = Process(inputs, warped, noise, weights)
         values = history.values.copy()
         if (history.stds > 0).any():  # the best of many noisy values flatters itself
@@ -77,15 +91,6 @@ class Model:
         self.codes, self.values, self.costs = codes[kept], values[kept], costs[kept]
         anywhere, _ = process.predict(domain.inputs(domain.sample, domain.sample_costs))
         self.worst = float(self.warp.inverse(np.quantile(anywhere, [WORST]))[0])
-
-    def _warped(self, history: History) -> tuple[Array, Array]:
-        good = ~history.failed
-        warped, noise = np.zeros(len(good)), np.zeros(len(good))
-        warped[good] = self.warp(history.values[good])
-        noise[good] = (history.stds[good] * self.warp.slope(history.values[good])) ** 2
-        warped[~good] = warped[good].min() - FAILED_BELOW
-        noise[~good] = FAILED_NOISE
-        return warped, noise
 
     def _with_pending(self, process: Process, inputs: Inputs, warped: Array, noise: Array, weights: Weights,
                       pending: Codes) -> tuple[Process, Array, Array]:
@@ -128,6 +133,4 @@ def _thinned(history: History) -> History:
         return history
     newer = np.arange(n - MOST_FITTED // 2, n)
     older = np.argsort(-np.nan_to_num(history.values[: newer[0]], nan=-np.inf), kind="stable")[: MOST_FITTED // 2]
-    rows = np.concatenate([np.sort(older), newer])
-    return replace(history, codes=history.codes[rows], values=history.values[rows], stds=history.stds[rows],
-                   failed=history.failed[rows])
+    return history[np.concatenate([np.sort(older), newer])]

@@ -48,7 +48,8 @@ class Warp:
                                     method="bounded")
             power = float(found.x)
         warped = _yeo_johnson(scaled, power)
-        return cls(centre, unit, power, float(warped.mean()), float(warped.std()) or 1.0)
+        spread = float(warped.std())
+        return cls(centre, unit, power, float(warped.mean()), spread if spread > 1e-6 else 1.0)
 
     def __call__(self, values: Array) -> Array:
         scaled = np.maximum((np.asarray(values) - self.centre) / self.unit, _FLOOR)
