@@ -17,6 +17,7 @@ from hwnas.architecture import Architecture
 from hwnas.errors import CandidateError, TrainingError, UserError
 from hwnas.estimate import Estimate
 from hwnas.objective import CAP_QUANTILE, Objective, Predict, upper_ms
+from hwnas.processes import worker_name
 from hwnas.trial_record import CAP, DUPLICATE, ERROR, EVALUATED, FAILED, INFEASIBLE, INTERRUPTED, curves, known
 from hwnas.workers import requeue, storage_of
 
@@ -186,17 +187,15 @@ def keep_result(evaluate: Evaluate) -> bool:
 
 def settle(evaluate: Evaluate) -> None:
     """Leave no trial of this process running when the search ends by force: finish it where its result is there,
-    otherwise fail it as interrupted and queue it again."""
-    if evaluate.trial is None:
-        return
-    trial = evaluate.storage.get_trial(evaluate.trial._trial_id)
-    if trial.state != TrialState.RUNNING:
-        return
-    if evaluate.result is not None:
-        evaluate.storage.write_attrs(trial._trial_id, evaluate.result[1])
-        evaluate.storage.set_trial_state_values(trial._trial_id, TrialState.COMPLETE, evaluate.result[0])
-        return
-    evaluate.storage.write_attrs(trial._trial_id, {"outcome": INTERRUPTED, "reason": "interrupted"})
-    evaluate.storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
-    if evaluate.raised is None:
-        requeue(evaluate.study, trial, counts=False)
+    otherwise fail it as interrupted and queue it again. One that was still being asked for counts as well."""
+    running = evaluate.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+    for trial in [trial for trial in running if trial.user_attrs.get("worker") == worker_name()]:
+        at_work = evaluate.trial is not None and evaluate.trial._trial_id == trial._trial_id
+        if at_work and evaluate.result is not None:
+            evaluate.storage.write_attrs(trial._trial_id, evaluate.result[1])
+            evaluate.storage.set_trial_state_values(trial._trial_id, TrialState.COMPLETE, evaluate.result[0])
+            continue
+        evaluate.storage.write_attrs(trial._trial_id, {"outcome": INTERRUPTED, "reason": "interrupted"})
+        evaluate.storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
+        if not at_work or evaluate.raised is None:
+            requeue(evaluate.study, trial, counts=False)

@@ -16,7 +16,7 @@ from typing import Any
 
 import optuna
 import pytest
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 from study_fixtures import IDENTITY, OBJECTIVE, Scores, TinySpace, opened, predict, searched, url
 
 import hwnas.storage
@@ -175,6 +175,25 @@ def test_what_is_not_the_networks_fault_is_tried_again(tmp_path: Path, error: Ba
     assert [trial.state.name for trial in study.trials] == ["FAIL", "WAITING"]
     assert searched(study, 2).n_complete == 2
     assert study.trials[1].params == study.trials[0].params
+
+
+@pytest.mark.parametrize("queued", [False, True])
+def test_ctrl_c_while_the_sampler_asks_leaves_nothing_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                              queued: bool) -> None:
+    study = opened(tmp_path)
+    if queued:
+        study.enqueue_trial(TinySpace().every()[5])
+
+    def interrupt(study: optuna.Study, trial: FrozenTrial) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(study.sampler, "before_trial", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            searched(study, 2)
+    assert [trial.state.name for trial in study.trials] == ["FAIL", "WAITING"][: 1 + queued]
+    assert [row["outcome"] for row in trial_rows(study)] == ["interrupted"]
+    assert searched(study, 2).n_complete == 2
 
 
 def test_two_workers_share_one_study(tmp_path: Path, start: Callable[..., Worker]) -> None:
