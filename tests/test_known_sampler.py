@@ -20,6 +20,7 @@ from optuna.trial import TrialState
 import hwnas.samplers.known as known_module
 from hwnas.errors import BudgetError, SamplerError
 from hwnas.pareto import hypervolume_2d
+from hwnas.samplers.domain import Domain, Known
 from hwnas.samplers.history import PROPOSAL
 from hwnas.samplers.known import KnownObjectiveSampler
 
@@ -230,6 +231,15 @@ def test_a_known_objective_that_cannot_be_used_is_one_clear_error(known, message
     sampler = KnownObjectiveSampler(SPACE, roles=("learnt", "known"), known=known, seed=0)
     with pytest.raises(SamplerError, match=message):
         study_of(sampler).ask(SPACE)
+
+
+def test_a_rare_cost_of_nothing_does_not_outweigh_all_others() -> None:
+    """The 512 settings that ranges are read off do not hold the free one; a logarithm of 0 would be without end."""
+    space = {"size": IntDistribution(0, 10**6, log=False)}
+    domain = Domain(space, Known(lambda settings: [[float(one["size"])] for one in settings]), [1.0])
+    free, small, large = domain.costs(np.array([[0.0], [1e-3], [1.0]]))[:, 0]
+    assert free < small < large
+    assert large - free < 2 * (large - small) + np.log(1e3)
 
 
 def test_roles_and_parameters_that_cannot_be_modelled_are_named() -> None:

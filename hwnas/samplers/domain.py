@@ -16,6 +16,7 @@ from hwnas.samplers.surrogate import Inputs
 Array = NDArray[np.float64]
 Function = Callable[[Settings], ArrayLike]
 SAMPLE = 512  # settings that the known objectives' ranges are read off from
+LEAST_SHARE = 1e-3  # of the sample's least cost, on a log scale: what is cheaper still counts as this
 FAR = 0.9  # quantile of the sample's costs behind which nothing counts
 
 
@@ -45,6 +46,7 @@ class Domain:
         self.sample = self._allowed(self.canonical(self.coding.sample(np.random.default_rng(0), SAMPLE)))
         raw = self._objectives(self.sample)
         self.logarithmic: NDArray[np.bool_] = (raw > 0).all(axis=0) & (self.signs > 0)
+        self._least = np.where(self.logarithmic, LEAST_SHARE * raw.min(axis=0, initial=np.inf), -np.inf)
         self.sample_costs = self._cost(raw)
         far = np.quantile(self.sample_costs, FAR, axis=0)
         self.far = np.where(far > self.sample_costs.min(axis=0, initial=np.inf), far,
@@ -57,7 +59,7 @@ class Domain:
         return codes if self.known.canonical is None else np.asarray(self.known.canonical(codes), float)
 
     def costs(self, codes: Codes) -> Array:
-        """Known objectives [n, k] as costs: smaller is better, on a log scale where all are positive."""
+        """Known objectives [n, k] as costs: smaller is better, on a log scale where all of the sample are positive."""
         return self._cost(self._objectives(codes))
 
     def over(self, codes: Codes) -> Array:
@@ -95,7 +97,8 @@ class Domain:
         return found
 
     def _cost(self, raw: Array) -> Array:
-        return np.asarray(np.where(self.logarithmic, np.log(np.maximum(raw, 1e-300)), raw * self.signs))
+        # no more than the logarithm of costs is meant: a rare one of 0 must not outweigh all others
+        return np.where(self.logarithmic, np.log(np.maximum(raw, np.maximum(self._least, 1e-300))), raw * self.signs)
 
     def _called(self, function: Function, name: str, codes: Codes) -> Array:
         """The function's values [n, *]; SamplerError when it fails, or gives too few, or what is no number."""
