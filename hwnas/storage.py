@@ -1,9 +1,9 @@
 """The study's database: Optuna's RDB storage, made fit for several processes on one SQLite file.
 
-Four things differ from Optuna's own. SQLite runs with a write-ahead log and takes the write lock at the start of a
+Some things differ from Optuna's own. SQLite runs with a write-ahead log and takes the write lock at the start of a
 transaction, so that two workers cannot pop the same waiting trial. A heartbeat that cannot be written is tried again
 instead of ending its thread. The parameters of a trial go in one transaction, and so do its attributes. A running
-trial names its worker from the first moment.
+trial names its worker from the first moment, and is given up as soon as that worker is known to be dead.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 
-from hwnas.errors import ConfigError, StudyError
-from hwnas.processes import worker_name
-from hwnas.storage_errors import shown, sqlite_path, storage_errors
+from hwnas.errors import StudyError
+from hwnas.processes import is_dead, worker_name
+from hwnas.storage_errors import driver_errors, shown, sqlite_path, storage_errors
+from hwnas.storage_server import server_lock, server_options
+from hwnas.trial_record import EVALUATED
 
 HEARTBEAT_S = 30
 GRACE_S = 120
@@ -59,8 +61,34 @@ class Storage(RDBStorage):
             template_trial = optuna.create_trial(state=TrialState.RUNNING, user_attrs={"worker": worker_name()})
         return super()._create_new_trial(study_id, template_trial)
 
+    def _get_prepared_new_trial(self, study_id: int, template_trial: FrozenTrial | None, session: Any) -> Any:
+        trial: Any = super()._get_prepared_new_trial(study_id, template_trial, session)
+        if trial.state == TrialState.RUNNING:
+            self._first_heartbeat(trial.trial_id, session)
+        return trial
+
+    def _first_heartbeat(self, trial_id: int, session: Any) -> None:
+        """On a server the trial's age must be told by the server's clock from the start: those of hosts differ."""
+        if self.engine.name != "sqlite":
+            session.add(models.TrialHeartbeatModel(trial_id=trial_id))
+
+    def _get_stale_trial_ids(self, study_id: int) -> list[int]:
+        """As Optuna's, and the trials whose worker is known to be dead. Read before every ask: samplers take what
+        runs for pending, and a dead worker's trial must not stay so for the time of grace."""
+        attrs: Any = models.TrialUserAttributeModel
+        with self._session() as session:
+            rows = session.query(attrs.trial_id, attrs.value_json).join(
+                models.TrialModel, attrs.trial_id == models.TrialModel.trial_id).filter(
+                models.TrialModel.study_id == study_id, models.TrialModel.state == TrialState.RUNNING,
+                attrs.key == "worker").all()
+        dead = {int(trial_id) for trial_id, worker in rows if is_dead(json.loads(worker))}
+        return sorted(dead.union(super()._get_stale_trial_ids(study_id)))
+
     def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
-        """As Optuna's, but a queued trial gets its worker's name in the same transaction as its new state."""
+        """As Optuna's, but a queued trial gets its worker's name in the same transaction as its new state, and a
+        trial that failed after its evaluation was written counts as lost, so that its network is evaluated again."""
+        if state == TrialState.FAIL:
+            return self._fail(trial_id)
         if state != TrialState.RUNNING:
             return super().set_trial_state_values(trial_id, state, values)
         with self._session() as session:
@@ -71,6 +99,16 @@ class Storage(RDBStorage):
             trial.state, trial.datetime_start = state, datetime.now()
             self._upsert(session, models.TrialUserAttributeModel, [
                 {"trial_id": trial_id, "key": "worker", "value_json": json.dumps(worker_name())}])
+            self._first_heartbeat(trial_id, session)
+        return True
+
+    def _fail(self, trial_id: int) -> bool:
+        attrs: Any = models.TrialUserAttributeModel
+        with self._session() as session:
+            trial = self._check_running(trial_id, session)
+            session.query(attrs).filter(attrs.trial_id == trial_id, attrs.key == "outcome",
+                                        attrs.value_json == json.dumps(EVALUATED)).delete()
+            trial.state, trial.datetime_complete = TrialState.FAIL, datetime.now()
         return True
 
     def has_heartbeat(self, trial_id: int) -> bool:
@@ -125,9 +163,11 @@ class Storage(RDBStorage):
             value = json.loads(row["value_json"])
             self._set_trial_attr_without_commit(session, model, row["trial_id"], row["key"], value)
 
-    def _check_running(self, trial_id: int, session: Any) -> None:
-        trial: Any = models.TrialModel.find_or_raise_by_id(trial_id, session)
+    def _check_running(self, trial_id: int, session: Any) -> Any:
+        """The trial, which nobody else can finish before this transaction ends."""
+        trial: Any = models.TrialModel.find_or_raise_by_id(trial_id, session, for_update=True)
         self.check_trial_is_updatable(trial_id, trial.state)
+        return trial
 
     @contextlib.contextmanager
     def _session(self) -> Iterator[Any]:
@@ -206,19 +246,17 @@ def open_storage(url: str, *, heartbeat_s: int = HEARTBEAT_S, grace_s: int = GRA
     written; nobody may be writing to it then.
     """
     path = sqlite_path(url)
-    kwargs: dict[str, Any] = {"engine_kwargs": {}}
-    with storage_errors(url):
+    with storage_errors(url), driver_errors(url):
         if path is not None:
             check_file(path, busy_s) if not read_only else None
-            kwargs["engine_kwargs"] = {"creator": _connector(path, busy_s, read_only)}
-        with warnings.catch_warnings():
+            options: dict[str, Any] = {"creator": _connector(path, busy_s, read_only)}
+        else:
+            options = server_options(url)
+        with warnings.catch_warnings(), server_lock(url, "tables"):
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             try:
-                storage = Storage(url, heartbeat_interval=heartbeat_s, grace_period=grace_s,
-                                  heartbeat_stale_trial_callback=on_stale, skip_table_creation=read_only, **kwargs)
-            except (ImportError, sqlalchemy.exc.NoSuchModuleError) as error:
-                raise ConfigError(f"storage: no driver for {shown(url)} ({error}). Install it, e.g. "
-                                  "pip install 'hwnas[postgres]' and postgresql+psycopg://…") from None
+                storage = Storage(url, engine_kwargs=options, heartbeat_interval=heartbeat_s, grace_period=grace_s,
+                                  heartbeat_stale_trial_callback=on_stale, skip_table_creation=read_only)
             except RuntimeError as error:  # Optuna's word for a schema of another version.
                 raise StudyError(f"study {shown(url)}: {' '.join(str(error).split())}") from error
     if path is not None and not read_only:

@@ -41,14 +41,11 @@ def requeue(study: optuna.Study, trial: FrozenTrial, *, counts: bool = True) -> 
 
 
 def release_lost(study: optuna.Study, *, retry: bool = True) -> int:
-    """Fail and queue again the running trials whose worker is dead; how many there were.
+    """Fail and queue again the running trials whose worker is dead; how many there were but for those past their grace.
 
     Dead are: processes of this machine that are gone (at once), heartbeats past their grace, and trials that never
     got as far as a heartbeat.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        optuna.storages.fail_stale_trials(study)
     storage = storage_of(study)
     long_ago = datetime.now() - timedelta(seconds=storage.grace_period or 0)
     released = 0
@@ -64,6 +61,9 @@ def release_lost(study: optuna.Study, *, retry: bool = True) -> int:
             released += 1
             if retry:
                 requeue(study, trial)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        optuna.storages.fail_stale_trials(study)
     return released
 
 
