@@ -205,23 +205,23 @@ class Stubborn(optuna.samplers.BaseSampler):
 
 
 def test_repeats_and_rows_outside_are_free_and_bounded(tmp_path):
-    from experiments.sampler_contest.replay import MOST_FREE, Run, _by_optuna
+    from experiments.sampler_contest.replay import MOST_FREE, Run, ask_optuna
 
     whole = load(write(tmp_path / "whole.csv", grid()))
     run = Run("random", 0, "")
-    _by_optuna(whole, Stubborn(), run, 3)
+    ask_optuna(whole, Stubborn(), run, 3)
     assert run.networks[0] == 80
     assert len(set(run.networks)) == 3
     assert (run.asks, run.drawn, run.outside) == (3 + 2 * MOST_FREE, 2, 0)
     holed = load(write(tmp_path / "holed.csv", grid()[:-1]))
     run = Run("random", 0, "")
-    _by_optuna(holed, Stubborn(), run, 3)
+    ask_optuna(holed, Stubborn(), run, 3)
     assert len(set(run.networks)) == 3
     assert (run.asks, run.drawn, run.outside) == (3 + 3 * MOST_FREE, 3, 3 * MOST_FREE)
 
 
 def test_drawn_rows_belong_to_a_generation(tmp_path):
-    from experiments.sampler_contest.replay import Run, _by_optuna
+    from experiments.sampler_contest.replay import Run, ask_optuna
 
     class Stuck(optuna.samplers.NSGAIISampler):
         def sample_relative(self, study, trial, search_space):
@@ -230,7 +230,7 @@ def test_drawn_rows_belong_to_a_generation(tmp_path):
             return {name: one.choices[0] for name, one in search_space.items()}
 
     sampler = Stuck(population_size=2, seed=0)
-    _by_optuna(load(write(tmp_path / "grid.csv", grid())), sampler, Run("nsga2", 0, ""), 4)
+    ask_optuna(load(write(tmp_path / "grid.csv", grid())), sampler, Run("nsga2", 0, ""), 4)
     drawn = [trial for trial in sampler.study.trials if "fixed_params" in trial.system_attrs]
     assert len(drawn) == 2  # the first ask is a random one
     assert all(any("generation" in key for key in trial.system_attrs) for trial in drawn)
@@ -255,7 +255,7 @@ def test_every_name_has_a_sampler(file):
     assert set(PEERS) == set(AWARE)
     assert all(isinstance(make(name, table, 0), optuna.samplers.BaseSampler) for name in NAMES if name not in AWARE)
     assert limited("gp", 10, 400) == (3, 200)
-    assert limited("tpe", 10, 400) == (10, 400)
+    assert limited("nsga2", 10, 400) == (10, 400)
 
 
 def made_up(name: str, levels: list[float], spread: float = 0.001):
@@ -330,7 +330,7 @@ def test_runs_of_another_version_do_not_count(file, tmp_path, monkeypatch, capsy
 
     arguments = command(file, tmp_path / "out", "samplers=[stratified]", "seeds=2", "evals=5")
     main(arguments)
-    for module in ("store", "replay"):
+    for module in ("run", "replay"):
         monkeypatch.setattr(f"experiments.sampler_contest.{module}.version", lambda name: "changed")
     main(arguments)
     assert "2 runs are of another version" in capsys.readouterr().out
@@ -381,3 +381,38 @@ def test_tables_that_no_contest_can_be_held_on(tmp_path, rows, match):
     with pytest.raises(DataError, match=match) as caught:
         small(tmp_path, rows)
     assert "\n" not in str(caught.value)
+
+
+def test_an_ablation_is_paired_resumed_and_tells_noise(tmp_path, capsys):
+    from experiments.sampler_ablation.run import main
+
+    rows = [{**row, "once": float(row["accuracy"]) + 1, "twice": float(row["accuracy"]) - 1} for row in grid()]
+    noisy = write(tmp_path / "noisy.csv", rows)
+    arguments = [*command(noisy, tmp_path / "out", "noisy=[once,twice]", "noise_times=2", "evals=30", "seeds=2"),
+                 "variants=[noise_untold,random_only,latency_guessed]"]
+    main(arguments)
+    printed = capsys.readouterr().out
+    assert "(the whole sampler)" in printed
+    first = (tmp_path / "out" / "runs.jsonl").read_text()
+    main(arguments)
+    assert (tmp_path / "out" / "runs.jsonl").read_text() == first
+    found = json.loads((tmp_path / "out" / "summary.json").read_text())["variants"]
+    assert [one["variant"] for one in found] == ["whole", "latency_guessed", "noise_untold", "random_only"]
+    assert found[0]["difference_25"] == 0
+    runs = [json.loads(line) for line in first.splitlines()[1:]]
+    starts = {(run["sampler"], run["seed"]): run["networks"][:10] for run in runs}
+    assert starts["random_only", 1] == starts["whole", 1] == starts["noise_untold", 1]
+    assert starts["whole", 0] != starts["whole", 1]
+    with pytest.raises(UnknownName, match="variant"):
+        main([*arguments, "variants=[no_sense]"])
+
+
+def test_what_an_ablation_tells_is_one_of_the_trainings(tmp_path):
+    from experiments.sampler_ablation import run as ablation
+
+    rows = [{**row, "once": float(row["accuracy"]) + 1, "twice": float(row["accuracy"]) - 1} for row in grid()]
+    arguments = command(write(tmp_path / "noisy.csv", rows), tmp_path / "out", "noisy=[once,twice]", "noise_times=3")
+    options = ablation.parse(arguments, ablation.Ablation)
+    table = ablation.Table.load(options)
+    trainings = ablation._trainings(options, table)
+    assert np.abs(trainings - table.accuracy[:, None]) == pytest.approx(3.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -43,17 +43,20 @@ class Options:
         return tuple(dict.fromkeys(name for name in named if name))
 
 
-def parse(arguments: Sequence[str]) -> Options:
-    """ConfigError or UnknownName, in one line, for what cannot be meant."""
+Chosen = TypeVar("Chosen", bound=Options)
+
+
+def parse(arguments: Sequence[str], kind: type[Chosen] = Options) -> Chosen:  # type: ignore[assignment]
+    """ConfigError or UnknownName, in one line, for what cannot be meant; `kind` may have options of its own."""
     given = _given(arguments)
-    known = {field.name: field for field in fields(Options)}
+    known = {field.name: field for field in fields(kind)}
     for name in given:
         if name not in known:
             raise UnknownName("option", name, known)
     for name in ("table", "accuracy", "latency", "out"):
         if given.get(name) in (None, ""):
             raise ConfigError(f"{name}=… must be given.")
-    options = Options(**{name: _READ[str(known[name].type)](name, value) for name, value in given.items()})
+    options = kind(**{name: _READ[str(known[name].type)](name, value) for name, value in given.items()})
     if bool(options.parameters) == bool(options.arch_digits):
         raise ConfigError("give either parameters=[a,b,…] (a column each) or arch_digits=COLUMN.")
     for name in options.samplers:

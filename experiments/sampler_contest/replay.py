@@ -46,7 +46,7 @@ def replay(table: Table, name: str, seed: int, evals: int) -> Run:
     if name in AWARE:
         _by_peer(table, run, evals)
     else:
-        _by_optuna(table, make(name, table, seed), run, evals)
+        ask_optuna(table, make(name, table, seed), run, evals)
     return run
 
 
@@ -64,7 +64,8 @@ def _by_peer(table: Table, run: Run, evals: int) -> None:
         run.networks.append(network)
 
 
-def _by_optuna(table: Table, sampler: BaseSampler, run: Run, evals: int) -> None:
+def ask_optuna(table: Table, sampler: BaseSampler, run: Run, evals: int) -> None:
+    """Fill `run` with what an Optuna sampler asks for, told `table`."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
     rng = np.random.default_rng((run.seed, 1))

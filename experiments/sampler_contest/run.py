@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from experiments.sampler_contest.options import NAMES, Options, parse
 from experiments.sampler_contest.picture import picture
 from experiments.sampler_contest.replay import Run, replay
 from experiments.sampler_contest.report import describe, verdict
-from experiments.sampler_contest.samplers import SLOW, limited
+from experiments.sampler_contest.samplers import SLOW, limited, version
 from experiments.sampler_contest.scores import EVERY, WRITTEN, Scores, rows_at, scored
 from experiments.sampler_contest.store import Store
 from experiments.sampler_contest.table import Table
@@ -35,6 +36,7 @@ from hwnas.errors import UserError
 from hwnas.latency.host import Host
 
 Job = tuple[str, int, int]  # sampler, seed, evaluations
+Replay = Callable[[str, int, int], Run]
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -50,11 +52,11 @@ def main(arguments: list[str] | None = None) -> None:
     notes = [*table.notes, *_limits(options, evals)]
     print("\n".join([f"{options.table.name}: {len(table.codes)} of {table.combinations} combinations of parameters, "
                      f"{len(table.accuracy)} different networks", *notes]))
-    store = Store(options.out / "runs.jsonl", _header(options, table, evals))
+    store = Store(options.out / "runs.jsonl", header(options, table, evals), version)
     if store.outdated:
         print(f"{store.outdated} runs are of another version of their sampler and do not count")
     wanted = _jobs(options, evals)
-    _play([job for job in wanted if job[:2] not in store.runs], table, store, options.jobs)
+    play([job for job in wanted if job[:2] not in store.runs], partial(replay, table), store, options.jobs)
     found = scored(table, [store.runs[job[:2]] for job in wanted])
     _write(options, table, found, {**store.header, "notes": notes})
     print(describe(found))
@@ -66,11 +68,11 @@ def _limits(options: Options, evals: int) -> list[str]:
         notes.append(f"evals={options.evals} limited to the {evals} networks that there are")
     for name, (seeds, most) in SLOW.items():
         if name in options.samplers and (options.seeds > seeds or evals > most):
-            notes.append(f"{name} takes long to ask: {min(seeds, options.seeds)} seeds, {min(most, evals)} evaluations")
+            notes.append(f"{name} takes long: {min(seeds, options.seeds)} seeds, {min(most, evals)} evaluations")
     return notes
 
 
-def _header(options: Options, table: Table, evals: int) -> dict[str, Any]:
+def header(options: Options, table: Table, evals: int) -> dict[str, Any]:
     """What runs must have in common to be compared."""
     return {"contest": 1, "table": options.table.name, "sha256": table.fingerprint,
             "parameters": list(options.parameters), "arch_digits": options.arch_digits, "accuracy": options.accuracy,
@@ -84,15 +86,16 @@ def _jobs(options: Options, evals: int) -> list[Job]:
             for seed in range(limited(name, options.seeds, evals)[0])]
 
 
-def _play(jobs: Sequence[Job], table: Table, store: Store, processes: int) -> None:
-    for index, run in enumerate(_runs(jobs, table, processes), 1):
+def play(jobs: Sequence[Job], replay: Replay, store: Store, processes: int) -> None:
+    """Run each job in a process and keep what comes of it."""
+    for index, run in enumerate(_runs(jobs, replay, processes), 1):
         store.add(run)
         print(f"\r{index} of {len(jobs)} runs", end="", file=sys.stderr, flush=True)
     if jobs:
         print(file=sys.stderr)
 
 
-def _runs(jobs: Sequence[Job], table: Table, processes: int) -> Iterator[Run]:
+def _runs(jobs: Sequence[Job], replay: Replay, processes: int) -> Iterator[Run]:
     """Runs as they finish, each on one thread."""
     os.environ.update(dict.fromkeys(ONE_THREAD, "1"))  # read by what loads later: numpy in children, torch
     if processes == 1 or len(jobs) < 2:
@@ -100,11 +103,11 @@ def _runs(jobs: Sequence[Job], table: Table, processes: int) -> Iterator[Run]:
 
         for job in jobs:
             with threadpool_limits(1):
-                yield replay(table, *job)
+                yield replay(*job)
         return
     try:
         with ProcessPoolExecutor(min(processes, len(jobs)), mp_context=get_context("spawn")) as pool:
-            pending = [pool.submit(replay, table, *job) for job in jobs]
+            pending = [pool.submit(replay, *job) for job in jobs]
             try:
                 for one in as_completed(pending):
                     yield one.result()

@@ -16,7 +16,8 @@ from experiments.sampler_contest.options import AWARE, OURS
 from experiments.sampler_contest.table import Table
 from hwnas.samplers.known import KnownObjectiveSampler
 
-SLOW = {"gp": (3, 200)}  # most seeds and evaluations of a sampler that takes seconds an ask
+# Most seeds and evaluations of samplers that take long: gp in every ask, tpe in asking for the same ten times over.
+SLOW = {"gp": (3, 200), "tpe": (3, 200)}
 
 
 def make(name: str, table: Table, seed: int) -> BaseSampler:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from experiments.sampler_contest.replay import Run
-from experiments.sampler_contest.samplers import version
 from hwnas.errors import ConfigError, DataError, UserError
 from hwnas.paths import write_atomic
 
@@ -18,11 +17,12 @@ Key = tuple[str, int]  # sampler, seed
 
 @dataclass
 class Store:
-    """Runs of one contest, by sampler and seed; those of another version of their sampler are counted in `outdated`
+    """Runs of one contest, by sampler and seed; those of another `version` of their sampler are counted in `outdated`
     and left alone. ConfigError when the file is of another contest."""
 
     path: Path
     header: dict[str, Any]
+    version: Callable[[str], str]
     runs: dict[Key, Run] = field(default_factory=dict)
     outdated: int = 0
 
@@ -30,7 +30,7 @@ class Store:
         older = set()
         for run in self._read():
             key = (run.sampler, run.seed)
-            if run.version == version(run.sampler):
+            if run.version == self.version(run.sampler):
                 self.runs[key] = run
             else:
                 older.add(key)
