@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 import optuna
 import pytest
+from optuna.distributions import CategoricalDistribution
 
 from hwnas.errors import ConfigError, DataError, HwnasError, UnknownName
+from hwnas.samplers.coding import Coding, Settings
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -119,7 +121,8 @@ def test_text_that_no_number_writes_stays_text(tmp_path):
 def test_ours_is_told_the_latency_of_the_network_and_the_median_outside(tmp_path):
     table = small(tmp_path, [("x", 50, 1.0, 1), ("y", 60, 3.0, 1), ("u", 90, 4.0, 2), ("r", 10, 9.0, 3)],
                   "duplicates_by=group", "features=[ms]")
-    asked = [{"a": "x"}, {"a": "nowhere"}, {"a": "r"}]
+    coding = Coding({"a": CategoricalDistribution([*table.choices["a"], "nowhere"])})
+    asked = Settings(coding, np.array([coding.encode({"a": value}) for value in ("x", "nowhere", "r")]))
     np.testing.assert_allclose(table.known_latency(asked), [[2.0], [4.0], [9.0]])
     np.testing.assert_allclose(table.known_features(asked), [[1.0], [3.5], [9.0]])
 

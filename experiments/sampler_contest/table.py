@@ -17,6 +17,7 @@ from experiments.sampler_contest.options import Options
 from experiments.sampler_contest.reading import Value, digits, numbers, read_columns, settings
 from hwnas.errors import DataError
 from hwnas.pareto import hypervolume_2d
+from hwnas.samplers.coding import Settings
 
 LEAST_MS = 0.05  # a latency below is none
 REFERENCE = (0.25, 0.90)  # quantiles of accuracy and latency that hypervolume is counted from
@@ -93,17 +94,24 @@ class Table:
         """Values of a parameter row."""
         return {name: values[code] for (name, values), code in zip(self.choices.items(), self.codes[row], strict=True)}
 
-    def known_latency(self, asked: Sequence[Mapping[str, Any]]) -> np.ndarray:
+    def known_latency(self, asked: Settings) -> np.ndarray:
         """Latencies [n, 1], ms: of settings that the table lacks, the table's median."""
-        found = [self.row_of(params) for params in asked]
-        middle = float(np.median(self.latency_ms))
-        return np.array([middle if row is None else self.latency_ms[self.entry[row]] for row in found])[:, None]
+        rows = self._rows_of(asked)
+        return np.where(rows < 0, float(np.median(self.latency_ms)), self.latency_ms[self.entry[rows]])[:, None]
 
-    def known_features(self, asked: Sequence[Mapping[str, Any]]) -> np.ndarray:
+    def known_features(self, asked: Settings) -> np.ndarray:
         """Features [n, f]: of settings that the table lacks, the table's medians."""
-        found = [self.row_of(params) for params in asked]
-        middle = np.median(self.features, axis=0)
-        return np.array([middle if row is None else self.features[row] for row in found])
+        rows = self._rows_of(asked)
+        return np.where(rows[:, None] < 0, np.median(self.features, axis=0), self.features[rows])
+
+    def _rows_of(self, asked: Settings) -> np.ndarray:
+        """Parameter rows [n], -1 for settings that the table lacks: a setting's codes are the table's."""
+        keys = np.ascontiguousarray(asked.codes.astype(self.codes.dtype)).view(f"V{self.codes[0].nbytes}").ravel()
+        return np.array([self._by_bytes.get(key, -1) for key in keys.tolist()])
+
+    @cached_property
+    def _by_bytes(self) -> dict[bytes, int]:
+        return {row.tobytes(): index for index, row in enumerate(np.ascontiguousarray(self.codes))}
 
     @cached_property
     def reference(self) -> tuple[float, float]:

@@ -32,7 +32,6 @@ class Warp:
     def of(cls, values: Array) -> Warp:
         """Fitted on finite values [n]; any constant is allowed."""
         from scipy.optimize import minimize_scalar
-        from scipy.stats import yeojohnson_llf
 
         centre = float(np.median(values))
         low, high = np.quantile(values, [0.25, 0.75])
@@ -44,7 +43,7 @@ class Warp:
         power = 1.0
         if np.ptp(scaled) > 1e-9 and len(values) >= 8:
             # a weak pull towards no warp: few values tell little
-            found = minimize_scalar(lambda one: -yeojohnson_llf(one, scaled) + (one - 1) ** 2, bounds=(0.0, 2.0),
+            found = minimize_scalar(lambda one: (one - 1) ** 2 - _likelihood(scaled, one), bounds=(0.0, 2.0),
                                     method="bounded")
             power = float(found.x)
         warped = _yeo_johnson(scaled, power)
@@ -63,6 +62,12 @@ class Warp:
         """Warped units a unit of value [n]."""
         step = 1e-3 * self.unit
         return np.asarray((self(values + step) - self(values - step)) / (2 * step))
+
+
+def _likelihood(x: Array, power: float) -> float:
+    """Log likelihood of a power of Yeo and Johnson (2000), a constant left out; scipy's takes ten times as long."""
+    jacobian = (power - 1) * float((np.sign(x) * np.log1p(np.abs(x))).sum())
+    return jacobian - 0.5 * len(x) * float(np.log(_yeo_johnson(x, power).var()))
 
 
 def _yeo_johnson(x: Array, power: float) -> Array:
