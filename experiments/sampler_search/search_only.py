@@ -1,0 +1,37 @@
+"""A search without finalists: python experiments/sampler_search/search_only.py +target=xeon_int8 out=DIR …
+
+Takes the options of hwnas.search, evaluates architectures and writes trials.csv; hwnas.search with the same options
+verifies the front later.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from hwnas.command import run_command
+from hwnas.progress import Console
+
+
+def main(config: Any, console: Console) -> None:
+    """As hwnas.search does it, up to the last trial."""
+    from omegaconf import OmegaConf
+
+    from hwnas.crew import extra_workers
+    from hwnas.prepared import prepare, search_trials
+    from hwnas.study import trial_rows, wait_for_others
+
+    prepared = prepare(config, console)
+    plan, study = prepared.plan, prepared.study
+    plan.run.write_config(OmegaConf.to_yaml(config, resolve=True))
+    with extra_workers(min(plan.workers, plan.n_trials) - 1, plan.run, console):
+        search_trials(prepared, console)
+    wait_for_others(study, waiting=lambda n: console.note(f"waiting for {n} other trials"))
+    plan.run.write_trials(trial_rows(study))
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, "search", __doc__ or ""))
