@@ -1,6 +1,10 @@
-"""A worker as a process of its own, for tests that kill, stop and race it: python study_worker.py FOLDER N SECONDS ...
+"""A worker as a process of its own, for tests that kill, stop and race it:
 
-It prints `training NUMBER` when a training begins and `told NUMBER OUTCOME` when a trial is acknowledged.
+    python study_worker.py PLACE N SECONDS [HEARTBEAT_S GRACE_S [SEEDS]]
+
+PLACE is a folder, for a study in SQLite, or a database's URL. It prints `training NUMBER ID` when a training begins and
+`told-OUTCOME NUMBER ID` when a trial is acknowledged. With SEEDS (0,1,2) it searches a real space with our sampler,
+seed by seed, each in a study of its own, and prints `seed SEED` before each.
 """
 
 from __future__ import annotations
@@ -8,21 +12,40 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from study_fixtures import Scores, TinySpace, opened, searched
+from study_fixtures import IDENTITY, OBJECTIVE, Scores, TinySpace, searched, url
 
 from hwnas.errors import UserError
-from hwnas.search_loop import SearchEvent
+from hwnas.samplers import load_sampler
+from hwnas.search_loop import SearchEvent, SearchOutcome
+from hwnas.study import open_study
 
 
-def main(folder: str, n_trials: str, seconds: str, heartbeat_s: str = "1", grace_s: str = "2") -> int:
-    def say(event: SearchEvent) -> None:
-        word = event.kind if event.kind in ("training", "waiting") else f"told-{event.kind}"
-        print(word, event.number, event.id, flush=True)
+def say(event: SearchEvent) -> None:
+    word = event.kind if event.kind in ("training", "waiting") else f"told-{event.kind}"
+    print(word, event.number, event.id, flush=True)
 
+
+def tiny(place: str, n_trials: int, seconds: float, heartbeat_s: int, grace_s: int) -> SearchOutcome:
+    study = open_study(place, IDENTITY, OBJECTIVE, load_sampler("random", 0), heartbeat_s=heartbeat_s, grace_s=grace_s)
+    space = TinySpace()
+    return searched(study, n_trials, space, Scores(seconds), say, enqueue=space.every()[40:41])
+
+
+def informed(place: str, n_trials: int, seconds: float, heartbeat_s: int, grace_s: int, seeds: str) -> SearchOutcome:
+    from test_sampler_search import named, opened, search
+
+    for seed in map(int, seeds.split(",")):
+        print("seed", seed, flush=True)
+        study = opened(place, seed=seed, name=named(seed), heartbeat_s=heartbeat_s, grace_s=grace_s)
+        ended = search(study, n_trials, seconds, progress=say)
+    return ended
+
+
+def main(place: str, n_trials: str, seconds: str, heartbeat_s: str = "1", grace_s: str = "2", seeds: str = "") -> int:
+    place = place if "://" in place else url(Path(place))
     try:
-        study = opened(Path(folder), heartbeat_s=int(heartbeat_s), grace_s=int(grace_s))
-        space = TinySpace()
-        ended = searched(study, int(n_trials), space, Scores(float(seconds)), say, enqueue=space.every()[40:41])
+        arguments = place, int(n_trials), float(seconds), int(heartbeat_s), int(grace_s)
+        ended = informed(*arguments, seeds) if seeds else tiny(*arguments)
     except UserError as error:
         print(f"{error}", file=sys.stderr)
         return 2

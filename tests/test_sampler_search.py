@@ -17,14 +17,17 @@ from hwnas.errors import StudyError
 from hwnas.estimate import Estimate
 from hwnas.objective import Objective
 from hwnas.pareto import hypervolume_2d
+from hwnas.processes import worker_name
 from hwnas.reuse import reuse_trials
 from hwnas.samplers import load_sampler
 from hwnas.samplers.informed import Context
 from hwnas.search_trial import SearchOptions
 from hwnas.space import SearchSpace
 from hwnas.study import load_study, open_study
-from hwnas.trial_record import DUPLICATE, REUSED, outcome
+from hwnas.trial_record import DUPLICATE, EVALUATED, LOST, REUSED, known, outcome
+from hwnas.workers import release_lost, storage_of
 
+WORKER = Path(__file__).with_name("study_worker.py")
 SPACE = SearchSpace.load("mnasnet_small", channels=1, classes=10)
 
 
@@ -44,23 +47,33 @@ class Larger(Scores):
         return Estimate(top1, top1, top1, 0.002, "proxy", 0.1, (top1 / 2, top1))
 
 
-def opened(folder: Path, sampler: str = "hwnas", seed: int = 0, objective: Objective = OBJECTIVE,
-           cap_ms: float | None = None, identity: dict[str, str] | None = None) -> Any:
-    folder.mkdir(exist_ok=True)
+def named(seed: int) -> str:
+    return f"seed-{seed}"
+
+
+def opened(place: Path | str, sampler: str = "hwnas", seed: int = 0, objective: Objective = OBJECTIVE,
+           cap_ms: float | None = None, identity: dict[str, str] | None = None, **options: Any) -> Any:
+    """The study in a folder or behind a URL."""
+    if isinstance(place, Path):
+        place.mkdir(exist_ok=True)
+        place = url(place)
     context = Context(SPACE, predict, objective, cap_ms)
-    return open_study(url(folder), identity or IDENTITY, objective, load_sampler(sampler, seed, context))
+    return open_study(place, identity or IDENTITY, objective, load_sampler(sampler, seed, context), **options)
 
 
-def search(study: Any, n: int, **options: Any) -> Any:
-    return searched(study, n, SPACE, Larger(), predictor=predict, **options)
+def search(study: Any, n: int, seconds: float = 0.0, **options: Any) -> Any:
+    return searched(study, n, SPACE, Larger(seconds), predictor=predict, **options)
 
 
 def asked(study: Any) -> list[Any]:
     return [trial.params for trial in study.trials if trial.state == TrialState.COMPLETE]
 
 
-def share(study: Any) -> float:
-    values = np.array([trial.values for trial in study.trials if trial.state == TrialState.COMPLETE])
+def share(study: Any, n: int | None = None) -> float:
+    """Hypervolume of the first `n` evaluations that ended."""
+    done = sorted((trial for trial in study.trials if trial.state == TrialState.COMPLETE),
+                  key=lambda trial: trial.datetime_complete)
+    values = np.array([trial.values for trial in done[:n]])
     return hypervolume_2d(values[:, 0], np.log2(values[:, 1]), (0.7, 0.0))
 
 
@@ -98,24 +111,47 @@ def test_an_earlier_run_for_another_target_is_reused_once(tmp_path: Path) -> Non
         reuse_trials(foreign, tmp_path / "a", SPACE, predict, options)
 
 
-WORKER = """
-import sys
-from pathlib import Path
-sys.path[:0] = [{tests!r}]
-from test_sampler_search import opened, search
-search(opened(Path(sys.argv[1]), seed=int(sys.argv[2])), 40)
-"""
+def race(place: Path | str, n: int, seeds: tuple[int, ...], workers: int = 4) -> dict[int, list[tuple[int, str]]]:
+    """What `workers` processes were told of evaluations, by seed, once all have ended."""
+    command = [sys.executable, WORKER, place, n, 0.0, 30, 120, ",".join(map(str, seeds))]
+    crew = [subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, text=True)
+            for _ in range(workers)]
+    outputs = [one.communicate(timeout=400)[0].splitlines() for one in crew]
+    assert [one.returncode for one in crew] == [0] * workers
+    told: dict[int, list[tuple[int, str]]] = {seed: [] for seed in seeds}
+    for lines in outputs:
+        for word, *rest in map(str.split, lines):
+            if word == "seed":
+                seed = int(rest[0])
+            elif word == "told-evaluated":
+                told[seed].append((int(rest[0]), rest[1]))
+    return told
+
+
+def check_race(study: Any, told: list[tuple[int, str]], n: int, workers: int = 4) -> int:
+    """Nothing is lost or done twice; how many asks were for duplicates."""
+    done = [trial for trial in study.trials if trial.state == TrialState.COMPLETE]
+    held = [(trial.number, trial.user_attrs["architecture_id"]) for trial in done]
+    assert sorted(told) == sorted(held)
+    assert n <= len({name for _, name in held}) == len(held) < n + workers  # those at work when the last one was done
+    assert not [trial for trial in study.trials if not trial.state.is_finished()]
+    assert [trial.number for trial in study.trials] == list(range(len(study.trials)))
+    return sum(outcome(trial) == DUPLICATE for trial in study.trials)
 
 
 def test_four_workers_lose_nothing_and_ask_for_no_duplicate(tmp_path: Path) -> None:
-    opened(tmp_path / "s")
-    script = tmp_path / "worker.py"
-    script.write_text(WORKER.format(tests=str(Path(__file__).parent)))
-    crew = [subprocess.Popen([sys.executable, script, tmp_path / "s", "0"]) for _ in range(4)]
-    assert [one.wait(timeout=400) for one in crew] == [0, 0, 0, 0]
-    study = load_study(url(tmp_path / "s"))
-    names = [trial.user_attrs["architecture_id"] for trial in study.trials if trial.state == TrialState.COMPLETE]
-    assert 40 <= len(set(names)) == len(names) <= 43  # those that were at work when the last one was done
-    assert sum(outcome(trial) == DUPLICATE for trial in study.trials) <= math.ceil(0.02 * 40)
+    told = race(tmp_path, 40, (0,))
+    study = load_study(url(tmp_path), name=named(0))
+    assert check_race(study, told[0], 40) <= math.ceil(0.02 * 40)
     search(opened(tmp_path / "alone"), 40)
-    assert share(study) > 0.93 * share(opened(tmp_path / "alone"))
+    assert share(study, 40) > 0.93 * share(opened(tmp_path / "alone"))
+
+
+def test_a_network_whose_worker_died_between_its_result_and_the_telling_is_evaluated_again(tmp_path: Path) -> None:
+    study = opened(tmp_path / "s")
+    storage, trial_id = storage_of(study), study._storage.create_new_trial(study._study_id)
+    gone = worker_name().rsplit("/", 1)[0] + "/1"
+    storage.write_attrs(trial_id, {"worker": gone, "architecture_id": "ab", "outcome": EVALUATED, "top1_proxy": 0.5})
+    assert release_lost(study) == 1
+    assert outcome(study.trials[0]) == LOST
+    assert known(study.trials) == {}
