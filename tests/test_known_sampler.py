@@ -157,11 +157,15 @@ def test_collapsed_networks_do_not_spoil_the_model() -> None:
         value, cost = objective(trial)
         return (0.1 if trial.number % 5 == 4 else value), cost
 
-    study = study_of(sampler_of())
-    study.optimize(collapsing, 40)
-    good = [trial for trial in study.trials if trial.number % 5 != 4]
-    assert hypervolume_2d([trial.values[0] for trial in good], [np.log2(trial.values[1]) for trial in good],
-                          (0.5, np.log2(6.0))) > 0.9 * share(searched(sampler_of(), 32))
+    shares = []
+    for seed in range(4):
+        study = study_of(sampler_of(seed))
+        study.optimize(collapsing, 40)
+        good = [trial for trial in study.trials if trial.number % 5 != 4]
+        found = hypervolume_2d([trial.values[0] for trial in good], [np.log2(trial.values[1]) for trial in good],
+                               (0.5, np.log2(6.0)))
+        shares.append(found / share(searched(sampler_of(seed), 32)))
+    assert np.mean(shares) > 0.85
 
 
 def test_a_study_of_another_sampler_is_gone_on_with() -> None:

@@ -42,7 +42,7 @@ from optuna.trial import FrozenTrial
 
 from hwnas.errors import SamplerError
 from hwnas.samplers.coding import Codes
-from hwnas.samplers.domain import Domain, Function, Known
+from hwnas.samplers.domain import FAR, Domain, Function, Known
 from hwnas.samplers.gain import MOST_KNOWN
 from hwnas.samplers.history import PROPOSAL, History, Learnt, Reader, proposals
 from hwnas.samplers.model import LEAST, Model, Tuner
@@ -70,7 +70,7 @@ class KnownObjectiveSampler(BaseSampler):
                  roles: Sequence[str] | None = None, known: Function | None = None,
                  features: Function | None = None, over: Function | None = None, factor: Function | None = None,
                  canonical: Callable[[Codes], Codes] | None = None, learnt: Learnt | None = None,
-                 n_startup_trials: int = 10, mix: Mix | None = None, seed: int | None = None) -> None:
+                 n_startup_trials: int = 8, mix: Mix | None = None, seed: int | None = None) -> None:
         self._search_space = dict(search_space) if search_space is not None else None
         self._roles = None if roles is None else tuple(roles)
         if self._roles is not None and (self._roles.count(LEARNT) != 1 or {*self._roles} - {LEARNT, KNOWN}):
@@ -147,8 +147,9 @@ def _scored(domain: Domain, model: Model, codes: Codes, taken: set[bytes]) -> tu
 
 
 def _spread(domain: Domain, taken: set[bytes], asked: int, first: int, rng: np.random.Generator) -> Codes:
-    """Random settings that are new and allowed, the `asked`-th of `first` parts of the known objective's range first;
-    any random ones when no new one is found."""
+    """Random settings that are new and allowed; first those at a random place in the `asked`-th of `first` parts of the
+    known objective's range up to where nothing counts. In the first part it is the cheapest: a front ends there, and a
+    model knows least. Any random ones when no new one is found."""
     for _ in range(_WALKS):
         codes = domain.canonical(domain.coding.sample(rng, 256))
         codes = np.concatenate([codes[domain.over(codes) <= 0], domain.sample[rng.permutation(len(domain.sample))]])
@@ -160,16 +161,19 @@ def _spread(domain: Domain, taken: set[bytes], asked: int, first: int, rng: np.r
     costs = domain.costs(codes)
     if not costs.shape[1]:
         return codes
-    wanted = np.quantile(domain.sample_costs[:, 0], _radical_inverse(asked % first + 1))
+    part = _bit_reversed(first)[asked % first]
+    place = FAR * (part + rng.random()) / first if part else 0.0
+    wanted = np.quantile(domain.sample_costs[:, 0], place)
     return np.asarray(codes[np.argsort(np.abs(costs[:, 0] - wanted), kind="stable")])
 
 
-def _radical_inverse(index: int) -> float:
-    """van der Corput's sequence: every stretch of it is spread over 0 to 1."""
-    value, share = 0.0, 0.5
-    while index:
-        value, share, index = value + share * (index & 1), share / 2, index >> 1
-    return value
+def _bit_reversed(n: int) -> list[int]:
+    """0 to n - 1 in the order of van der Corput's sequence: every stretch of it is spread over the whole."""
+    def inverse(index: int) -> float:
+        return float(sum((index >> bit & 1) / 2 ** (bit + 1) for bit in range(index.bit_length())))
+
+    inverses = [inverse(index) for index in range(n)]
+    return [int(rank) for rank in np.argsort(np.argsort(inverses))]
 
 
 def _published(study: optuna.Study, trial: FrozenTrial, ranked: Codes) -> Codes:
