@@ -10,6 +10,7 @@ from typing import Any
 from hwnas.architecture import Architecture
 from hwnas.errors import StudyError
 from hwnas.pareto import layers
+from hwnas.space_costs import known_costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +47,21 @@ def finalists_of(trials: Sequence[Mapping[str, Any]], architectures: Mapping[str
 
 
 def choose_finalists(trials: Sequence[Mapping[str, Any]], k: int) -> list[Mapping[str, Any]]:
-    """At most `k` rows of trials.csv: spread over the front's log latency, each the best there by validation top-1.
+    """At most `k` rows of trials.csv: spread over the front's log cost, each the best there by validation top-1.
 
-    The range of log latency of the front is cut into k equal parts, and the best of each is taken; parts without a
-    network give their places to the networks of the front farthest (in log latency) from those chosen. A front
-    smaller than k is filled from the next layers by top-1. The reward's winner is always in: it takes the place of
-    the chosen one that is nearest in log latency, but not of the most accurate. Fastest first.
-    StudyError when no trial was evaluated.
+    Cost is what the search minimised: latency, unless rows say otherwise. Its range over the front is cut into k equal
+    parts, and the best of each is taken; parts without a network give their places to the networks of the front
+    farthest (in log cost) from those chosen. Of two costs the parts are the surroundings of k networks of the front:
+    the most accurate, and then always the one farthest from those before. A front smaller than k is filled from the
+    next layers by top-1. The reward's winner is always in: it takes the place of the chosen one that is nearest in log
+    cost, but not of the most accurate. Fastest first. StudyError when no trial was evaluated.
     """
     rows = usable_trials(trials)
     if not rows:
         raise StudyError("no trial was evaluated, so there is nothing to verify. Raise n_trials or the cap.")
-    depth = [[rows[index] for index in layer] for layer in layers(
-        [(row["top1_proxy"], row["latency_ms_predicted"]) for row in rows], (False, True))]
+    points = [(row["top1_proxy"], *known_costs(row)) for row in rows]
+    depth = [[rows[index] for index in layer]
+             for layer in layers(points, [column > 0 for column in range(len(points[0]))])]
     chosen = _spread(depth[0], k)
     for layer in depth[1:]:
         chosen += sorted(layer, key=_rank)[: k - len(chosen)]
@@ -66,7 +69,7 @@ def choose_finalists(trials: Sequence[Mapping[str, Any]], k: int) -> list[Mappin
     if winner is not None and winner["id"] not in {row["id"] for row in chosen}:
         if len(chosen) >= k:
             others = sorted(chosen, key=_rank)[1:] or chosen
-            chosen.remove(min(others, key=lambda row: abs(_log_latency(row) - _log_latency(winner))))
+            chosen.remove(min(others, key=lambda row: _distance(row, winner)))
         chosen.append(winner)
     return sorted(chosen, key=lambda row: (row["latency_ms_predicted"], -row["top1_proxy"]))
 
@@ -76,7 +79,7 @@ def usable_trials(trials: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]
     found: dict[str, Mapping[str, Any]] = {}
     for row in trials:
         if row.get("state") == "COMPLETE" and row.get("outcome") == "evaluated" and row.get("feasible") is not False \
-                and _is_value(row.get("top1_proxy")) and _is_value(row.get("latency_ms_predicted")):
+                and all(map(_is_value, (row.get("top1_proxy"), row.get("latency_ms_predicted"), *known_costs(row)))):
             found.setdefault(row["id"], row)
     whole = [row for row in found.values() if not row.get("stopped")]
     return whole or list(found.values())
@@ -91,16 +94,38 @@ def reward_winner(rows: Sequence[Mapping[str, Any]]) -> str | None:
 def _spread(front: Sequence[Mapping[str, Any]], k: int) -> list[Mapping[str, Any]]:
     if len(front) <= k:
         return list(front)
-    low, high = min(map(_log_latency, front)), max(map(_log_latency, front))
-    width = (high - low) / k or 1.0
-    parts: dict[int, list[Mapping[str, Any]]] = {}
-    for row in front:
-        parts.setdefault(min(k - 1, int((_log_latency(row) - low) / width)), []).append(row)
-    chosen = [min(part, key=_rank) for part in parts.values()]
+    parts = _lengths(front, k) if len(known_costs(front[0])) == 1 else _surroundings(front, k)
+    chosen = [min(part, key=_rank) for part in parts]
     while len(chosen) < k:
-        left = [row for row in front if row not in chosen]
-        chosen.append(max(left, key=lambda row: min(abs(_log_latency(row) - _log_latency(one)) for one in chosen)))
+        chosen.append(_farthest(front, chosen))
     return chosen
+
+
+def _lengths(front: Sequence[Mapping[str, Any]], k: int) -> list[list[Mapping[str, Any]]]:
+    """The front by equal parts of its range of log cost, those without a network left out."""
+    at = [_position(row)[0] for row in front]
+    width = (max(at) - min(at)) / k or 1.0
+    parts: dict[int, list[Mapping[str, Any]]] = {}
+    for row, position in zip(front, at, strict=True):
+        parts.setdefault(min(k - 1, int((position - min(at)) / width)), []).append(row)
+    return list(parts.values())
+
+
+def _surroundings(front: Sequence[Mapping[str, Any]], k: int) -> list[list[Mapping[str, Any]]]:
+    """The front by which of k networks, far from each other, is nearest."""
+    centres = [min(front, key=_rank)]
+    while len(centres) < k:
+        centres.append(_farthest(front, centres))
+    parts: list[list[Mapping[str, Any]]] = [[centre] for centre in centres]
+    for row in front:
+        if row not in centres:
+            parts[min(range(k), key=lambda index: _distance(row, centres[index]))].append(row)
+    return parts
+
+
+def _farthest(front: Sequence[Mapping[str, Any]], chosen: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    left = [row for row in front if row not in chosen]
+    return max(left, key=lambda row: min(_distance(row, one) for one in chosen))
 
 
 def _rank(row: Mapping[str, Any]) -> tuple[float, float]:
@@ -108,8 +133,13 @@ def _rank(row: Mapping[str, Any]) -> tuple[float, float]:
     return -row["top1_proxy"], row["latency_ms_predicted"]
 
 
-def _log_latency(row: Mapping[str, Any]) -> float:
-    return math.log(row["latency_ms_predicted"])
+def _position(row: Mapping[str, Any]) -> tuple[float, ...]:
+    return tuple(math.log(cost) for cost in known_costs(row))
+
+
+def _distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
+    """In log cost: twice as much counts alike for every cost."""
+    return math.dist(_position(one), _position(other))
 
 
 def _is_value(value: object) -> bool:

@@ -6,14 +6,29 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from hwnas.errors import StudyError
+from hwnas.space_costs import KNOWN, LATENCY
 
 FORMAT = "hwnas-front/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a known objective is for a row: by prediction or formula, and exactly; None: not known."""
+
+    name: str
+    predicted: float | None
+    exact: float | None
+
+    @property
+    def best(self) -> float | None:
+        """Exact where that is known."""
+        return self.predicted if self.exact is None else self.exact
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +36,8 @@ class FrontRow:
     """One finalist or baseline; `docs/run-folder.md` documents every column.
 
     top-1 are fractions from 0 to 1, latencies milliseconds; None (an empty cell) is what is not known, never 0.
-    `verified`: exported, scored and timed in the deployment runtime on `host`.
+    `verified`: exported, scored and timed in the deployment runtime on `host`. `objectives`: names of what the search
+    minimised; `costs`: those of them that are not latency.
     """
 
     id: str
@@ -54,6 +70,8 @@ class FrontRow:
     int8_share: float | None
     fallback_share: float | None
     reason: str
+    objectives: tuple[str, ...] = (LATENCY,)
+    costs: tuple[Cost, ...] = ()
 
     @property
     def best_latency_ms(self) -> float | None:
@@ -66,6 +84,13 @@ class FrontRow:
         return self.top1_test if self.verified else self.top1_test_fp32
 
     @property
+    def losses(self) -> tuple[float, ...]:
+        """What makes the front, smaller being better: top-1 negated, then each objective; NaN where not known."""
+        costs = {LATENCY: self.best_latency_ms, **{one.name: one.best for one in self.costs}}
+        values = (None if self.best_top1 is None else -self.best_top1, *(costs.get(name) for name in self.objectives))
+        return tuple(math.nan if value is None else value for value in values)
+
+    @property
     def inside_prediction(self) -> bool | None:
         """Whether the measured latency lies inside the predicted interval; None where either is missing."""
         low, high = self.latency_ms_predicted_low, self.latency_ms_predicted_high
@@ -74,7 +99,7 @@ class FrontRow:
         return low <= self.latency_ms <= high
 
 
-COLUMNS = tuple(field.name for field in fields(FrontRow))
+COLUMNS = tuple(field.name for field in fields(FrontRow) if field.name not in ("objectives", "costs"))
 _TYPES = get_type_hints(FrontRow)
 
 
@@ -89,10 +114,9 @@ def wilson(n_correct: int, n: int, z: float = 1.959964) -> tuple[float, float]:
 
 
 def dominates(one: FrontRow, other: FrontRow) -> bool:
-    """Whether `one` is at least as fast and as accurate as `other`, and better in one of the two."""
-    values = one.best_latency_ms, one.best_top1, other.best_latency_ms, other.best_top1
-    fast, good, slow, bad = (math.nan if value is None else value for value in values)
-    return fast <= slow and good >= bad and (fast < slow or good > bad)
+    """Whether `one` is nowhere worse than `other` in top-1 and all that the search minimised, and somewhere better."""
+    pairs = list(zip(one.losses, other.losses, strict=True))
+    return all(mine <= theirs for mine, theirs in pairs) and any(mine < theirs for mine, theirs in pairs)
 
 
 def mark_front(rows: Sequence[FrontRow], cap_ms: float | None = None) -> list[FrontRow]:
@@ -100,11 +124,11 @@ def mark_front(rows: Sequence[FrontRow], cap_ms: float | None = None) -> list[Fr
 
     The front is made of finalists only: not dominated by another finalist, and within the cap as measured.
     Once one row is verified only verified rows are compared; before that the predictions are.
-    `dominated_by` names the most accurate row of all, baselines included, that is no slower and no worse.
+    `dominated_by` names the most accurate row of all, baselines included, that `dominates` it.
     """
     any_verified = any(row.verified for row in rows)
-    known = [row for row in rows if row.verified == any_verified
-             and row.best_latency_ms is not None and row.best_top1 is not None]
+    known = [row for row in rows if row.verified == any_verified and row.best_latency_ms is not None
+             and not any(map(math.isnan, row.losses))]
     members = [row for row in known if not row.is_baseline and _within(row, cap_ms) is not False]
     marked = []
     for row in rows:
@@ -123,17 +147,28 @@ def _within(row: FrontRow, cap_ms: float | None) -> bool | None:
 
 def front_csv(rows: Iterable[FrontRow]) -> str:
     """Text of `front.csv`: a header, then one line a row, best-known latency rising."""
+    found = [_values(row) for row in sort_rows(rows)]
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for row in sort_rows(rows):
-        writer.writerow([_cell(getattr(row, name)) for name in COLUMNS])
+    writer = csv.DictWriter(out, found[0] if found else COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _cell(value) for name, value in row.items()} for row in found)
     return out.getvalue()
 
 
 def front_json(rows: Iterable[FrontRow]) -> str:
     """Text of `front.json`: the same rows with their types kept."""
-    return json.dumps({"format": FORMAT, "rows": [asdict(row) for row in sort_rows(rows)]}, indent=1) + "\n"
+    return json.dumps({"format": FORMAT, "rows": [_values(row) for row in sort_rows(rows)]}, indent=1) + "\n"
+
+
+def _values(row: FrontRow) -> dict[str, Any]:
+    """By column. Those of `objectives` and `costs` are there where the search minimised more than latency."""
+    values: dict[str, Any] = {name: getattr(row, name) for name in COLUMNS}
+    if row.objectives == (LATENCY,):
+        return values
+    values["objectives"] = " ".join(row.objectives)
+    for one in row.costs:
+        values |= {KNOWN[one.name].predicted: one.predicted, KNOWN[one.name].exact: one.exact}
+    return values
 
 
 def sort_rows(rows: Iterable[FrontRow]) -> list[FrontRow]:
@@ -172,7 +207,21 @@ def _parse(row: dict[str, str | None], where: str) -> FrontRow:
             values[name] = _value(text, kind)
         except ValueError:
             raise StudyError(f"{where}: {name} cannot be {text!r}.") from None
-    return FrontRow(**values)
+    names = tuple((row.get("objectives") or LATENCY).split())
+    return FrontRow(**values, objectives=names, costs=tuple(_cost(row, name, where) for name in names
+                                                            if name != LATENCY))
+
+
+def _cost(row: Mapping[str, str | None], name: str, where: str) -> Cost:
+    if name not in KNOWN:
+        raise StudyError(f"{where}: objectives cannot be {name!r}.")
+    found = []
+    for column in (KNOWN[name].predicted, KNOWN[name].exact):
+        try:
+            found.append(float(row[column]) if row.get(column) else None)  # type: ignore[arg-type]
+        except ValueError:
+            raise StudyError(f"{where}: {column} cannot be {row[column]!r}.") from None
+    return Cost(name, *found)
 
 
 def _value(text: str, kind: Any) -> object:

@@ -1,17 +1,19 @@
-"""What a search optimises: the front of top-1 against latency, MnasNet's reward, or top-1 under the hard cap."""
+"""What a search optimises: the front of top-1 against known costs, MnasNet's reward, or top-1 under the hard cap."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from hwnas.blocks import BlockSpec
 from hwnas.errors import BudgetError, ConfigError, UnknownName
+from hwnas.space_costs import KNOWN, LATENCY, KnownObjective, Terms, check_known
 
 KINDS = ("pareto", "reward", "cap")
 REWARDS: dict[str, tuple[float, float]] = {"soft": (-0.07, -0.07), "hard": (0.0, -1.0)}
@@ -40,6 +42,12 @@ class Coded(Protocol):
     def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]: ...
 
 
+class Built(Protocol):
+    """A network, as far as its costs go: `hwnas.architecture.Architecture` is one."""
+
+    def blocks(self) -> tuple[BlockSpec, ...]: ...
+
+
 def reward(top1: ArrayLike, latency_ms: ArrayLike, target_ms: float, kind: str = "soft") -> Any:
     """Acc * (Lat / T)^w of MnasNet (Tan et al., CVPR 2019): a float, or an array where one comes in.
 
@@ -62,8 +70,8 @@ def positive_ms(key: str, value: Any) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """`pareto` (top-1 up, latency down), `reward` (one number up) or `cap` (top-1 alone up, of networks that keep the
-    hard cap). T of the reward is `target_ms`.
+    """`pareto` (top-1 up, the `known` costs down), `reward` (one number up) or `cap` (top-1 alone up, of networks that
+    keep the hard cap). T of the reward is `target_ms`; `terms`: of the deployment that costs are counted for.
 
     The reward is recorded under any kind. The hard cap holds under any kind too: see `check_cap`.
     """
@@ -71,6 +79,8 @@ class Objective:
     target_ms: float
     kind: Literal["pareto", "reward", "cap"] | str = "pareto"
     reward_kind: Literal["soft", "hard"] | str = "soft"
+    known: tuple[str, ...] = (LATENCY,)
+    terms: Terms = field(default_factory=Terms)
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -78,24 +88,40 @@ class Objective:
         if self.reward_kind not in REWARDS:
             raise UnknownName("reward", self.reward_kind, REWARDS)
         positive_ms("objective.target_ms", self.target_ms)
+        object.__setattr__(self, "known", check_known(self.known, self.terms))
+
+    @property
+    def minimised(self) -> tuple[KnownObjective, ...]:
+        """The costs that the study is told, in the order of `values`."""
+        return tuple(KNOWN[name] for name in self.known) if self.kind == "pareto" else ()
 
     @property
     def directions(self) -> tuple[Literal["maximize", "minimize"], ...]:
         """Optuna's directions, in the order of `values`."""
-        return ("maximize", "minimize") if self.kind == "pareto" else ("maximize",)
+        costs: list[Literal["minimize"]] = ["minimize" for _ in self.minimised]
+        return "maximize", *costs
+
+    def costs(self, latency_ms: float, network: Built | None = None) -> dict[str, float]:
+        """The minimised costs by their column in trials.csv; latency and price need no `network`."""
+        blocks = network.blocks() if network is not None and any(not one.of_latency for one in self.minimised) else ()
+        return {one.predicted: one.of(latency_ms, blocks, self.terms) for one in self.minimised}
 
     def reward(self, top1: float, latency_ms: float) -> float:
         """The reward of one network."""
         return float(reward(top1, latency_ms, self.target_ms, self.reward_kind))
 
-    def values(self, top1: float, latency_ms: float) -> tuple[float, ...]:
+    def values(self, top1: float, latency_ms: float, network: Built | None = None) -> tuple[float, ...]:
         """What the study is told about one network."""
-        if self.kind == "pareto":
-            return top1, latency_ms
-        return (top1,) if self.kind == "cap" else (self.reward(top1, latency_ms),)
+        if self.kind == "reward":
+            return (self.reward(top1, latency_ms),)
+        return top1, *self.costs(latency_ms, network).values()
 
     def __str__(self) -> str:
-        return f"{self.kind}, {self.reward_kind} reward at {self.target_ms:.6g} ms"
+        """Names the study: what is not the default is added, so that studies of before have kept their name."""
+        costs = [f"price at {self.terms.price_per_hour:g} an hour" if one.name == "price" else one.name
+                 for one in self.minimised]
+        of = "" if costs in ([], [LATENCY]) else f" of {' and '.join(costs)}"
+        return f"{self.kind}{of}, {self.reward_kind} reward at {self.target_ms:.6g} ms"
 
 
 def upper_ms(predictions: Predictions, quantile: float = CAP_QUANTILE) -> NDArray[np.float64]:

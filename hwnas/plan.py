@@ -50,7 +50,7 @@ class Plan:
 def make_plan(config: Any, console: Console) -> Plan:
     """Read and check every option that can be checked without measuring or training."""
     from hwnas.accuracy.data import inspect_dataset
-    from hwnas.objective import Objective
+    from hwnas.known_objectives import read_objective
     from hwnas.run_folder import RunFolder
     from hwnas.samplers import load_sampler
     from hwnas.space import SearchSpace
@@ -65,10 +65,11 @@ def make_plan(config: Any, console: Console) -> Plan:
         "cap_ms": number(config, "budget.latency_ms", 1e-6, optional=True), "calibration": calibration_options(config)}
     number(config, "objective.target_ms", 1e-6, optional=True)
     number(config, "budget.quantile", 0.5, 0.999)
-    if Objective(1.0, str(config.objective.name), str(config.objective.reward)).kind == "cap" and not numbers["cap_ms"]:
-        raise ConfigError("objective=cap needs the cap: budget.latency_ms=NUMBER (ms).")
     load_sampler(str(config.sampler), numbers["seed"], **section(config, "sampler_options"))
     deployment = Deployment.from_config(config, console)
+    objective = read_objective(section(config, "objective"), deployment.target, 1.0)
+    if objective.kind == "cap" and not numbers["cap_ms"]:
+        raise ConfigError("objective=cap needs the cap: budget.latency_ms=NUMBER (ms).")
     info = inspect_dataset(section(config, "dataset"))
     space = SearchSpace.load(str(config.space), channels=info.channels, classes=info.classes,
                              image_size=config.dataset.image_size)
@@ -80,12 +81,13 @@ def make_plan(config: Any, console: Console) -> Plan:
 
 def search_options(plan: Plan, model: LatencyModel) -> SearchOptions:
     """The search's options; BudgetError when no network of the space keeps the cap."""
-    from hwnas.objective import Objective, check_cap
+    from hwnas.known_objectives import read_objective
+    from hwnas.objective import check_cap
     from hwnas.search_trial import SearchOptions
 
     config = plan.config
     target_ms = config.objective.target_ms or float(model.predict_architectures([plan.space.reference]).mean[0])
-    objective = Objective(round(float(target_ms), 6), str(config.objective.name), str(config.objective.reward))
+    objective = read_objective(plan.section("objective"), plan.deployment.target, round(float(target_ms), 6))
     if plan.cap_ms is not None:
         check_cap(plan.space, model.predict, plan.cap_ms, config.budget.quantile)
     known = [plan.space.encode(one) for one in plan.space.known.values()]

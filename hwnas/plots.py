@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hwnas.comparison import describe
 from hwnas.front import FrontRow
+from hwnas.plot_costs import diameters, explain, named, staircase
 from hwnas.plot_labels import Line, place_labels
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ class PlotInfo:
 def front_figure(rows: Sequence[FrontRow], trials: Sequence[Mapping[str, Any]], info: PlotInfo) -> Figure:
     """Left: test top-1 against measured latency, with intervals. Right: what the search saw, predicted and by proxy.
 
-    Rows that are not verified are drawn hollow at their predicted latency. `trials` are rows of `trials.csv`.
+    Rows that are not verified are drawn hollow at their predicted latency. What the search minimised beside latency is
+    the size of a mark. `trials` are rows of `trials.csv`.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -87,24 +89,26 @@ def _draw_front(axes: Axes, rows: Sequence[FrontRow], info: PlotInfo, verified: 
     if not shown:
         axes.text(0.5, 0.5, "no network was scored", transform=axes.transAxes, ha="center", color=MUTED)
         return
-    front = sorted((row for row in shown if row.on_front), key=lambda row: row.best_latency_ms or 0.0)
-    axes.plot([row.best_latency_ms or 0 for row in front], [100 * (row.best_top1 or 0) for row in front], color=FRONT,
-              lw=1.4, alpha=0.55, zorder=2, drawstyle="steps-post")
+    corners, sizes = staircase(row for row in shown if row.on_front), diameters(shown)
+    axes.plot([x for x, _ in corners], [y for _, y in corners], color=FRONT, lw=1.4, alpha=0.55, zorder=2,
+              drawstyle="steps-post")
     kinds = ((lambda row: row.on_front, FRONT, "o", 6.5, "on the front"),
              (lambda row: not row.is_baseline and not row.on_front, OTHER, "o", 5.5, "other finalists"),
              (lambda row: row.is_baseline, BASELINE, "D", 5.5, "baselines (timm)"))
     for chosen, color, marker, size, label in kinds:
-        _draw_points(axes, [row for row in shown if chosen(row)], color, marker, size, label)
+        _draw_points(axes, [row for row in shown if chosen(row)], color, marker, size, label, sizes)
+    explain(axes, shown, sizes, MUTED)
     _limits(axes, shown, info.cap_ms)
     _cap(axes, info.cap_ms)
     _better(axes)
     _legend(axes, [end for line in _bars(shown) for end in line], "bars: 95 % of top-1, 90 % of latency")
-    labels = [(row.best_latency_ms or 0.0, 100 * (row.best_top1 or 0.0), describe(row, short=True),
+    labels = [(row.best_latency_ms or 0.0, 100 * (row.best_top1 or 0.0), named(describe(row, short=True), row),
                BASELINE if row.is_baseline else FRONT if row.on_front else MUTED) for row in shown]
-    place_labels(axes, labels, lines=_bars(shown) + _steps(front) + _cap_line(axes, info.cap_ms))
+    place_labels(axes, labels, lines=_bars(shown) + _steps(corners) + _cap_line(axes, info.cap_ms))
 
 
-def _draw_points(axes: Axes, rows: Sequence[FrontRow], color: str, marker: str, size: float, label: str) -> None:
+def _draw_points(axes: Axes, rows: Sequence[FrontRow], color: str, marker: str, size: float, label: str,
+                 sizes: Mapping[str, float]) -> None:
     for hollow in (False, True):
         part = [row for row in rows if row.verified != hollow]
         if not part:
@@ -112,9 +116,11 @@ def _draw_points(axes: Axes, rows: Sequence[FrontRow], color: str, marker: str, 
         x, y = [row.best_latency_ms or 0.0 for row in part], [100 * (row.best_top1 or 0.0) for row in part]
         axes.errorbar(x, y, xerr=_errors(part, "latency"), yerr=_errors(part, "top1"), fmt="none", ecolor=color,
                       elinewidth=1.2, alpha=0.5, zorder=2.5)
-        axes.plot(x, y, marker, ms=size, color=color, mfc="white" if hollow else color,
-                  mec=color if hollow else "white", mew=1.0, zorder=3,
-                  label=f"{label}, not verified" if hollow else label)
+        for at, row in enumerate(part):  # one by one, for each may have its own size
+            axes.plot(x[at], y[at], marker, ms=sizes.get(row.id, size), color=color, mfc="white" if hollow else color,
+                      mec=color if hollow else "white", mew=1.0, zorder=3)
+        axes.plot([], [], marker, ms=size, color=color, mfc="white" if hollow else color,
+                  mec=color if hollow else "white", mew=1.0, label=f"{label}, not verified" if hollow else label)
 
 
 def _errors(rows: Sequence[FrontRow], of: str) -> list[list[float]]:
@@ -180,8 +186,7 @@ def _bars(rows: Sequence[FrontRow]) -> list[Line]:
     return lines
 
 
-def _steps(front: Sequence[FrontRow]) -> list[Line]:
-    corners = [(row.best_latency_ms or 0.0, 100 * (row.best_top1 or 0.0)) for row in front]
+def _steps(corners: Sequence[tuple[float, float]]) -> list[Line]:
     return [line for (x0, y0), (x1, y1) in pairwise(corners) for line in (((x0, y0), (x1, y0)), ((x1, y0), (x1, y1)))]
 
 

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hwnas.front import FrontRow, sort_rows
+from hwnas.front import COLUMNS, Cost, FrontRow, sort_rows
 from hwnas.plots import PlotInfo
+from hwnas.space_costs import KNOWN, LATENCY
 
 _STYLE = """
 :root { color: #1c2430; background: #fff; font: 15px/1.5 system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif }
@@ -115,8 +116,27 @@ def _front(data: ReportData) -> str:
     note = ('<p class="note">Bold: on the front. Top-1 of the test set in the deployment runtime, latency of one '
             "batch as measured in interleaved rounds (median over rounds of each round's low quantile: what the "
             "machine does when nobody disturbs it). The proxy is validation top-1 after short training.</p>")
-    return _table(_COLUMNS, [_cells(row) for row in rows], ["front" if row.on_front else "" for row in rows]) + note + \
-        _architectures(rows)
+    return _table(_columns(rows), [_cells(row) for row in rows], ["front" if row.on_front else "" for row in rows]) \
+        + note + _costs(rows[0]) + _architectures(rows)
+
+
+def _columns(rows: Sequence[FrontRow]) -> list[str]:
+    """Columns of the table of `rows`: what the search minimised, where that is no column anyway, before the notes."""
+    found = [KNOWN[one.name] for one in _more(rows[0])]
+    return [*_COLUMNS[:-1], *(f"{one.label} ({one.unit})" if one.unit else one.label for one in found), _COLUMNS[-1]]
+
+
+def _more(row: FrontRow) -> list[Cost]:
+    return [one for one in row.costs if KNOWN[one.name].exact not in COLUMNS]
+
+
+def _costs(row: FrontRow) -> str:
+    """What the front is made of, where that is not top-1 and latency."""
+    if row.objectives == (LATENCY,):
+        return ""
+    names = " and ".join(KNOWN[name].label for name in row.objectives)
+    return (f'<p class="note">On the front: no other finalist is as good in top-1, {_e(names)}, and better in one of '
+            "them; as exported and measured, or as predicted where nothing was.</p>")
 
 
 def _architectures(rows: Iterable[FrontRow]) -> str:
@@ -130,7 +150,7 @@ def _baselines(data: ReportData) -> str:
         return "<p>None were asked for.</p>"
     note = ('<p class="note">timm networks from random weights: same recipe, split, export, quantisation, timing. '
             "“-stem1”: first convolution with stride 1 instead of 2.</p>")
-    return _table(_COLUMNS, [_cells(row) for row in rows], ["base" for _ in rows]) + note
+    return _table(_columns(rows), [_cells(row) for row in rows], ["base" for _ in rows]) + note
 
 
 def _cells(row: FrontRow) -> list[str]:
@@ -147,7 +167,8 @@ def _cells(row: FrontRow) -> list[str]:
         notes.append(row.reason)
     return [row.id, _p(row.top1_test), _between(row.top1_test_low, row.top1_test_high, 100, 2), _p(row.top1_test_fp32),
             _p(row.top1_proxy), _ms(row.latency_ms), _between(row.latency_ms_low, row.latency_ms_high, 1, 3),
-            _ms(row.latency_ms_predicted), f"{row.params:,}", f"{row.macs / 1e6:.2f}", "; ".join(notes)]
+            _ms(row.latency_ms_predicted), f"{row.params:,}", f"{row.macs / 1e6:.2f}",
+            *(_ms(one.best) for one in _more(row)), "; ".join(notes)]
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], classes: Sequence[str]) -> str:

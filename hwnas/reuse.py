@@ -1,4 +1,5 @@
-"""Reuse: accuracies of an earlier search of the same space, for another target: only latency changes between them."""
+"""Reuse: accuracies of an earlier search of the same space, for another target or other known objectives: only what is
+known beforehand changes between them."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ _KEPT = ("architecture_id", "architecture", "codes", "top1_proxy", "top1_std", "
 
 
 def reuse_trials(study: optuna.Study, folder: Path, space: Space, predict: Predict, options: SearchOptions) -> int:
-    """Add the evaluated networks of the run in `folder` to `study` with this target's latencies; how many were new.
+    """Add the evaluated networks of the run in `folder` to `study` with this search's costs; how many were new.
 
     They count as known, not as evaluated here; those over the cap are left out. Given again, adds nothing. StudyError
     when the runs differ in space, data set or accuracy.
@@ -56,13 +57,14 @@ def _carried_over(trial: FrozenTrial, folder: Path, space: Space, predict: Predi
     if options.cap_ms is not None and float(upper_ms(predicted, options.cap_quantile)[0]) > options.cap_ms:
         return None
     latency_ms, top1 = float(predicted.mean[0]), float(trial.user_attrs["top1_proxy"])
+    objective, architecture = options.objective, space.decode(trial.params)
     attrs: Mapping[str, Any] = {
         **{key: trial.user_attrs[key] for key in _KEPT if key in trial.user_attrs},
         "outcome": EVALUATED, REUSED: str(folder), "seconds": 0.0, "seed": trial.user_attrs.get("seed"),
         "latency_ms_predicted": latency_ms, "latency_ms_predicted_low": float(np.asarray(predicted.low)[0]),
         "latency_ms_predicted_high": float(np.asarray(predicted.high)[0]),
-        "reward": options.objective.reward(top1, latency_ms)}
+        "reward": objective.reward(top1, latency_ms), **objective.costs(latency_ms, architecture)}
     distributions: dict[str, BaseDistribution] = {
         one.name: CategoricalDistribution(one.choices) for one in space.parameters}
     return optuna.create_trial(state=TrialState.COMPLETE, params=trial.params, distributions=distributions,
-                               values=list(options.objective.values(top1, latency_ms)), user_attrs=dict(attrs))
+                               values=list(objective.values(top1, latency_ms, architecture)), user_attrs=dict(attrs))

@@ -122,7 +122,7 @@ class Evaluate:
             "outcome": EVALUATED, "top1_proxy": float(estimate.value), "top1_std": float(estimate.std),
             "seconds": float(estimate.seconds), "curve": [float(value) for value in estimate.curve],
             "stopped": bool(estimate.stopped), "reward": objective.reward(estimate.value, latency_ms)}
-        values = objective.values(float(estimate.value), latency_ms)
+        values = objective.values(float(estimate.value), latency_ms, architecture)
         self._skip_evaluated(trial, architecture.id)
         self.result = values, attrs
         self.storage.write_attrs(trial._trial_id, attrs)
@@ -138,7 +138,8 @@ class Evaluate:
             "architecture_id": architecture.id, "architecture": str(architecture), "codes": row[0].tolist(),
             "seed": options.seed,
             "latency_ms_predicted": mean, "latency_ms_predicted_low": float(found.low[0]),
-            "latency_ms_predicted_high": float(found.high[0])}, constraints)
+            "latency_ms_predicted_high": float(found.high[0]), **options.objective.costs(mean, architecture)},
+            constraints)
         return mean
 
     def _skip_known(self, trial: optuna.Trial, name: str) -> None:

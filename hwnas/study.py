@@ -17,16 +17,16 @@ from optuna.samplers import BaseSampler
 
 from hwnas.errors import StudyError
 from hwnas.objective import Objective
+from hwnas.space_costs import LATENCY
 from hwnas.storage import BUSY_S, GRACE_S, HEARTBEAT_S, open_storage
 from hwnas.storage_errors import shown, sqlite_path, storage_errors
-from hwnas.trial_record import front_rows, trial_rows
+from hwnas.trial_record import OBJECTIVES, RECORD, front_rows, minimised, trial_rows
 from hwnas.workers import acquire_verifier, requeue, wait_for_others
 
 __all__ = ["acquire_verifier", "front_rows", "load_study", "open_study", "study_lock", "trial_rows", "wait_for_others"]
 
 FORMAT = "hwnas-study/1"
 NAME = "hwnas"
-_KEY = "hwnas"
 
 
 @contextlib.contextmanager
@@ -69,19 +69,27 @@ def open_study(url: str, identity: Mapping[str, str], objective: Objective, samp
         except DuplicatedStudyError:  # Another machine created it since: only without a study_lock.
             study = optuna.load_study(study_name=name, storage=storage, sampler=sampler,
                                       pruner=optuna.pruners.NopPruner())
-        _check_identity(study, dict(identity), url)
-        if [direction.name.lower() for direction in study.directions] != list(objective.directions):
-            raise StudyError(f"study {shown(url)}: its objectives are not those of {objective}. "
-                             "Choose another run folder with out=, or take the old objective.")
+        _check_identity(study, dict(identity), objective, url)
+        _check_objectives(study, objective, url)
     return study
 
 
-def _check_identity(study: optuna.Study, identity: dict[str, str], url: str) -> None:
-    held = study.user_attrs.get(_KEY)
+def _check_objectives(study: optuna.Study, objective: Objective, url: str) -> None:
+    directions = [direction.name.lower() for direction in study.directions]
+    names = tuple(one.name for one in objective.minimised)
+    if directions != list(objective.directions) or (names and names != minimised(study)):
+        raise StudyError(f"study {shown(url)}: its objectives are not those of {objective}. "
+                         "Choose another run folder with out=, or take the old objective.")
+
+
+def _check_identity(study: optuna.Study, identity: dict[str, str], objective: Objective, url: str) -> None:
+    held = study.user_attrs.get(RECORD)
     if held is None:
         if study.get_trials(deepcopy=False):
             raise StudyError(f"study {shown(url)}: it holds trials of another program. Choose another run folder.")
-        study.set_user_attr(_KEY, {"format": FORMAT, "identity": identity})
+        names = [one.name for one in objective.minimised]
+        more = {} if names in ([], [LATENCY]) else {OBJECTIVES: names}
+        study.set_user_attr(RECORD, {"format": FORMAT, "identity": identity, **more})
         return
     if held.get("format") != FORMAT:
         raise StudyError(f"study {shown(url)}: its format is {held.get('format')!r}, this is {FORMAT!r}. "
@@ -110,14 +118,14 @@ def load_study(url: str, *, name: str = NAME) -> optuna.Study:
         except KeyError:
             raise StudyError(f"study {shown(url)}: it holds no study named {name!r}. "
                              "Check storage= and the run folder.") from None
-        if _KEY not in study.user_attrs:
+        if RECORD not in study.user_attrs:
             raise StudyError(f"study {shown(url)}: it holds trials of another program.")
     return study
 
 
 def identity_of(study: optuna.Study) -> dict[str, str]:
     """What the study's trials depend on, as given when it was created."""
-    return dict(study.user_attrs[_KEY]["identity"])
+    return dict(study.user_attrs[RECORD]["identity"])
 
 
 def database_path(run_folder: Path) -> str:

@@ -10,6 +10,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from hwnas.pareto import non_dominated
+from hwnas.space_costs import KNOWN, LATENCY, known_costs
 
 # Outcomes of a finished trial, in the user attribute `outcome`. A FAIL without one was lost with its worker.
 EVALUATED = "evaluated"
@@ -20,6 +21,8 @@ INTERRUPTED = "interrupted"
 ERROR = "error"
 LOST = "lost"
 REUSED = "reused_from"  # user attribute: run folder of an earlier search whose accuracy this is
+RECORD = "hwnas"  # user attribute of a study: its format, its identity and, where they are not latency alone, the
+OBJECTIVES = "objectives"  # names of the known objectives that it minimises
 CAP = "latency_ms"  # the constraint's name: upper quantile of the prediction minus the cap, in ms
 
 COLUMNS = (
@@ -27,6 +30,11 @@ COLUMNS = (
     "latency_ms_predicted_low", "latency_ms_predicted_high", "reward", "seconds", "epochs", "stopped", "feasible",
     "duplicate_of", "reason", "seed", "started", "finished",
 )
+
+
+def minimised(study: optuna.Study) -> tuple[str, ...]:
+    """Names of the known objectives of a study of several, in the order of its values."""
+    return tuple(study.user_attrs.get(RECORD, {}).get(OBJECTIVES, (LATENCY,)))
 
 
 def outcome(trial: FrozenTrial) -> str | None:
@@ -97,18 +105,21 @@ def curves(trials: Iterable[FrozenTrial]) -> list[list[float]]:
 
 
 def trial_rows(study: optuna.Study) -> list[dict[str, Any]]:
-    """Rows of trials.csv by trial number, one for every trial that was started, with the keys of COLUMNS.
+    """Rows of trials.csv by trial number, one for every trial that was started, with the keys of COLUMNS; where the
+    study minimises other costs than latency, also these and, as `objectives`, their names.
 
     `state` is Optuna's word. `outcome`: evaluated, infeasible (over the cap), duplicate, failed (the candidate's own
     failure), interrupted (Ctrl-C), error, lost (its worker died). Latencies are in ms, top-1 from 0 to 1, `epochs`
     is how many the proxy trained, `seconds` what it cost; `started` and `finished` are local ISO times; None where
     not known.
     """
-    rows, first = [], dict[str, int]()
+    rows, first, costs = [], dict[str, int](), minimised(study)
+    more = {OBJECTIVES: " ".join(costs)} if costs != (LATENCY,) else {}
+    columns = [KNOWN[name].predicted for name in costs if more and name != LATENCY]
     for trial in study.get_trials(deepcopy=False):
         if trial.state == TrialState.WAITING:
             continue
-        row = _row(trial)
+        row = {**_row(trial), **more, **{column: trial.user_attrs.get(column) for column in columns}}
         if row["outcome"] == EVALUATED:
             number = first.setdefault(row["id"], trial.number)
             if number != trial.number:
@@ -137,8 +148,9 @@ def _iso(moment: Any) -> str | None:
 
 
 def front_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The evaluated rows that no other beats in top1_proxy and latency_ms_predicted, fastest first."""
+    """The evaluated rows that no other beats in top1_proxy and all that the search minimised, fastest first."""
     able = [row for row in rows if row["outcome"] == EVALUATED and row["state"] == "COMPLETE"]
-    mask = non_dominated([(row["top1_proxy"], row["latency_ms_predicted"]) for row in able], (False, True))
+    points = [(row["top1_proxy"], *known_costs(row)) for row in able]
+    mask = non_dominated(points, [column > 0 for column in range(len(points[0]) if points else 2)])
     front = [dict(row) for row, chosen in zip(able, mask, strict=True) if chosen]
     return sorted(front, key=lambda row: (row["latency_ms_predicted"], row["number"]))

@@ -20,15 +20,17 @@ from optuna.samplers._ga import BaseGASampler
 from optuna.samplers._lazy_random_state import LazyRandomState
 from optuna.trial import FrozenTrial, TrialState
 
-from hwnas.trial_record import DUPLICATE, FAILED, INFEASIBLE, outcome
+from hwnas.space_costs import KNOWN
+from hwnas.trial_record import DUPLICATE, FAILED, INFEASIBLE, minimised, outcome
 
 
 class Asking(BaseSampler):
     """`inner`, seeded for each ask from `seed` and the ask's place in the study, looking at the study through a view.
 
-    In the view a trial over the cap is a COMPLETE one that violates its constraint (unknown values: the mean of what
-    was known when it was asked), and duplicates are left out. With one worker, the same seed asks for the same
-    networks whether or not the search was interrupted (GP warm-starts its fits, so a resumed GP may differ slightly).
+    In the view a trial over the cap is a COMPLETE one that violates its constraint (costs: as known beforehand; other
+    values: the mean of what was known when it was asked), and duplicates are left out. With one worker, the same seed
+    asks for the same networks whether or not the search was interrupted (GP warm-starts its fits, so a resumed GP may
+    differ slightly).
     """
 
     def __init__(self, inner: BaseSampler, seed: int) -> None:
@@ -109,9 +111,10 @@ class View(optuna.Study):
     def _values(self, trial: FrozenTrial, raw: Sequence[FrozenTrial]) -> list[float]:
         earlier = [other.values for other in raw if other.state == TrialState.COMPLETE and other.number < trial.number]
         values = np.mean(earlier, axis=0).tolist() if earlier else [0.0] * len(self.directions)
-        latency = trial.user_attrs.get("latency_ms_predicted", math.nan)
-        if len(values) > 1 and math.isfinite(latency):
-            values[1] = latency
+        for index, name in enumerate(minimised(self._study)[:len(values) - 1], 1):
+            cost = trial.user_attrs.get(KNOWN[name].predicted, math.nan)
+            if math.isfinite(cost):
+                values[index] = cost
         return [float(value) for value in values]
 
 

@@ -1,8 +1,10 @@
-"""The known-objective sampler of a search: told networks' predicted latency, the cap, what they are made of."""
+"""The known-objective sampler of a search: told networks' costs, predicted latency, the cap, what they are made of."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,9 +17,11 @@ from hwnas.samplers.coding import Codes, Settings
 from hwnas.samplers.known import KNOWN, LEARNT, KnownObjectiveSampler
 
 if TYPE_CHECKING:
+    from hwnas.blocks import BlockSpec
     from hwnas.space import SearchSpace
 
 Array = NDArray[np.float64]
+Figure = Callable[["tuple[BlockSpec, ...]"], float]
 
 
 @dataclass(frozen=True)
@@ -49,36 +53,53 @@ def informed(context: Context | None, seed: int, n_startup_trials: int) -> Known
     def canonical(codes: Codes) -> Codes:
         return space.canonical_codes(codes.astype(np.int64)).astype(float)
 
-    pareto = len(objective.directions) > 1
+    def costs(settings: Settings) -> Array:
+        latency, sums = latency_ms(settings), iter(physical.sums(settings) if counted else ())
+        return np.column_stack([one.of_latency(latency, objective.terms) if one.of_latency else next(sums)
+                                for one in objective.minimised])
+
+    counted = [one for one in objective.minimised if not one.of_latency]
+    timed = len(counted) < len(objective.minimised)  # then latency is among the costs already
+    physical = _Physical(space, None if timed else latency_ms,
+                         [partial(one.of, None, terms=objective.terms) for one in counted])
     return KnownObjectiveSampler(
         {parameter.name: CategoricalDistribution(parameter.choices) for parameter in space.parameters},
-        roles=(LEARNT, KNOWN) if pareto else (LEARNT,), known=latency_ms if pareto else None,
-        features=_Physical(space, None if pareto else latency_ms), over=None if cap_ms is None else over_ms,
+        roles=(LEARNT, *[KNOWN] * len(objective.minimised)), known=costs if objective.minimised else None,
+        features=physical, over=None if cap_ms is None else over_ms,
         factor=rewarded if objective.kind == "reward" else None, canonical=canonical, learnt=_top1,
         n_startup_trials=n_startup_trials, seed=seed)
 
 
 class _Physical:
-    """MACs, parameters, depth, latency (where it is no objective) and each segment's share of the MACs [n, f]."""
+    """MACs, parameters, depth, latency (where no objective tells it) and each segment's share of the MACs [n, f]."""
 
-    def __init__(self, space: SearchSpace, latency_ms: Any) -> None:
+    def __init__(self, space: SearchSpace, latency_ms: Any, more: Sequence[Figure] = ()) -> None:
         self._space, self._latency_ms = space, latency_ms
+        self._figures: list[Figure] = [lambda blocks: sum(block.macs for block in blocks),
+                                       lambda blocks: sum(block.params for block in blocks), len, *more]
         self._known = np.zeros(space.n_segments, bool)
-        self._rows = np.zeros((space.n_segments, 3))
+        self._rows = np.zeros((space.n_segments, len(self._figures)))
 
     def __call__(self, settings: Settings) -> Array:
-        segments = self._space.segments(_codes(settings))
-        for segment in np.unique(segments[~self._known[segments]]):
-            blocks = self._space.segment_blocks(int(segment))
-            macs, params = (sum(getattr(block, name) for block in blocks) for name in ("macs", "params"))
-            self._rows[segment] = macs, params, len(blocks)
-            self._known[segment] = True
-        macs, params, depth = np.moveaxis(self._rows[segments], 2, 0)  # [n, segments] each
+        macs, params, depth = self._parts(settings)[:3]
         total = np.maximum(macs.sum(axis=1), 1.0)
         parts = [np.log(total), np.log(np.maximum(params.sum(axis=1), 1.0)), depth.sum(axis=1)]
         if self._latency_ms is not None:
             parts.append(np.log(self._latency_ms(settings)))
         return np.column_stack([*parts, macs / total[:, None]])
+
+    def sums(self, settings: Settings) -> Array:
+        """What `more` says of networks, summed over their segments [len(more), n]."""
+        return np.asarray(self._parts(settings)[3:].sum(axis=2))
+
+    def _parts(self, settings: Settings) -> Array:
+        """Each figure of each segment [figures, n, segments]."""
+        segments = self._space.segments(_codes(settings))
+        for segment in np.unique(segments[~self._known[segments]]):
+            blocks = self._space.segment_blocks(int(segment))
+            self._rows[segment] = [figure(blocks) for figure in self._figures]
+            self._known[segment] = True
+        return np.moveaxis(self._rows[segments], 2, 0)
 
 
 def _codes(settings: Settings) -> NDArray[np.int64]:

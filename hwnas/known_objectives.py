@@ -1,0 +1,55 @@
+"""Known objectives in a run: read from its options, and told exactly of what was exported and measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from hwnas.architecture import Architecture
+from hwnas.front import Cost, FrontRow, mark_front
+from hwnas.objective import Objective
+from hwnas.run_folder import ModelFolder, RunFolder
+from hwnas.space_costs import LATENCY, KnownObjective, Terms
+from hwnas.target import Target
+
+
+def read_objective(section: Mapping[str, Any], target: Target, target_ms: float) -> Objective:
+    """The `objective` section of a configuration, for a deployment; ConfigError names what is wrong with it.
+
+    `price_per_hour` is the target's where the section gives none. Sections of before have no `known`.
+    """
+    price = section.get("price_per_hour")
+    terms = Terms(target.precision, target.batch, target.price_per_hour if price is None else price)
+    return Objective(target_ms, str(section["name"]), str(section["reward"]), section.get("known", (LATENCY,)), terms)
+
+
+def told_exactly(run: RunFolder, rows: Sequence[FrontRow], environment: Mapping[str, Any]) -> list[FrontRow]:
+    """Rows of a run's front with what its search minimised beside latency, and the front marked in all of it.
+
+    Exact is what the exported network shows: the deployed file's size on disk, MACs of the model, the price at the
+    measured latency. As given where the search minimised latency alone.
+    """
+    section = run.read_config().get("objective") if run.config.is_file() else None
+    if not isinstance(section, dict) or section.get("known") in (None, [LATENCY]):
+        return list(rows)
+    objective = read_objective(section, Target.from_config(environment["target"]), 1.0)
+    names = tuple(one.name for one in objective.minimised)
+    costs = [one for one in objective.minimised if one.name != LATENCY]
+    found = [replace(row, objectives=names, costs=tuple(
+        _cost(one, row, run.model(row.id), objective.terms) for one in costs)) for row in rows]
+    return mark_front(found, environment.get("cap_ms"))
+
+
+def _cost(one: KnownObjective, row: FrontRow, folder: ModelFolder, terms: Terms) -> Cost:
+    """What is known of a row: beforehand, and exactly."""
+    if one.of_latency is not None:
+        predicted, exact = (None if latency_ms is None else float(one.of_latency(latency_ms, terms))
+                            for latency_ms in (row.latency_ms_predicted, row.latency_ms))
+        return Cost(one.name, predicted, exact)
+    file, described = folder.deployed(terms.precision), folder.architecture
+    blocks = Architecture.from_yaml(described.read_text(), str(described)).blocks() if described.is_file() else None
+    predicted = None if blocks is None else float(one.of(None, blocks, terms))
+    if one.of_file is None:
+        return Cost(one.name, predicted, getattr(row, one.exact))
+    return Cost(one.name, predicted, one.of_file(file) if file.is_file() else None)
