@@ -16,7 +16,8 @@ from hwnas.errors import ConfigError, StudyError
 
 _EXAMPLES = "sqlite:///runs/mine/study.db or postgresql+psycopg://user@host/name"
 # Everything up to the last @, since a password may hold one that should have been written %40.
-_SECRETS = re.compile(r"(?<=://)(?P<user>[^:@/]*):.*@|(?P<key>[?&](?:ssl)?password=)[^&]*")
+_IN_FRONT = re.compile(r"(?<=://)([^:@/\n]*):.*@")
+_BEHIND = re.compile(r"([?&](?:ssl)?password=)[^&\n]*")
 
 
 def parse_url(url: str) -> sqlalchemy.URL:
@@ -31,8 +32,8 @@ def parse_url(url: str) -> sqlalchemy.URL:
 
 
 def hidden(url: str) -> str:
-    """The URL without its passwords, whether or not it can be read."""
-    return _SECRETS.sub(lambda found: f"{found['key']}***" if found["key"] else f"{found['user']}:***@", url)
+    """The URL without its passwords, whether or not it can be read; also a text of lines that hold URLs."""
+    return _IN_FRONT.sub(r"\1:***@", _BEHIND.sub(r"\1***", url))
 
 
 def sqlite_path(url: str) -> Path | None:

@@ -30,6 +30,7 @@ from hwnas.errors import ConfigError, StudyError
 from hwnas.processes import worker_name
 from hwnas.samplers import load_sampler
 from hwnas.samplers.history import PROPOSAL, proposals
+from hwnas.storage_errors import hidden
 from hwnas.storage_server import server_lock
 from hwnas.study import load_study, open_study, trial_rows
 from hwnas.workers import storage_of
@@ -385,6 +386,18 @@ def test_urls_that_lead_nowhere_are_one_line_without_the_password(url: str, erro
             command(url)
         assert "\n" not in str(caught.value)
         assert SECRET not in str(caught.value)
+
+
+def test_passwords_are_hidden_wherever_a_url_stands() -> None:
+    text = "storage: {}\nout: me:a@b\n"
+    for url, shown in (("postgresql+psycopg://me:a:b/c@d@host:5432/x", "postgresql+psycopg://me:***@host:5432/x"),
+                       ("postgresql://host:5432/x?password=a@b&sslmode=require",
+                        "postgresql://host:5432/x?password=***&sslmode=require"),
+                       ("postgresql://me:a?b@host/x", "postgresql://me:***@host/x"),
+                       ("postgresql://host/x?user=me&password=a b", "postgresql://host/x?user=me&password=***"),
+                       ("postgresql://me@host/x", "postgresql://me@host/x"),
+                       ("sqlite:////runs/a:b@c/study.db", "sqlite:////runs/a:b@c/study.db")):
+        assert hidden(text.format(url)) == text.format(shown)
 
 
 @pytest.mark.parametrize("scheme", ["postgresql+psycopg", "postgresql", "postgres"])
