@@ -419,3 +419,18 @@ def test_what_an_ablation_tells_is_one_of_the_trainings(tmp_path):
     table = ablation.Table.load(options)
     trainings = ablation._trainings(options, table)
     assert np.abs(trainings - table.accuracy[:, None]) == pytest.approx(3.0)
+
+
+def test_the_ablation_in_a_large_space_is_paired_and_repeats(tmp_path, capsys):
+    from experiments.sampler_ablation.large import main
+
+    arguments = [f"out={tmp_path}", "space=mnasnet_small", "evals=25", "seeds=2", "variants=[whole,random_only]",
+                 f"table={ROOT / 'latency_tables/amd-epyc-f26m2s1-2c/openvino-int8-t1-b1-32px-c1-k10.json.gz'}"]
+    main(arguments)
+    first = (tmp_path / "large.csv").read_text()
+    assert "lost" in capsys.readouterr().out
+    assert [row["variant"] for row in csv.DictReader(first.splitlines())] == ["whole"] * 2 + ["random_only"] * 2
+    main(arguments)
+    assert (tmp_path / "large.csv").read_text() == first
+    with pytest.raises(UnknownName, match="no_features"):
+        main([*arguments, "variants=[no_features]"])

@@ -48,7 +48,7 @@ Chosen = TypeVar("Chosen", bound=Options)
 
 def parse(arguments: Sequence[str], kind: type[Chosen] = Options) -> Chosen:  # type: ignore[assignment]
     """ConfigError or UnknownName, in one line, for what cannot be meant; `kind` may have options of its own."""
-    given = _given(arguments)
+    given = read_dotlist(arguments)
     known = {field.name: field for field in fields(kind)}
     for name in given:
         if name not in known:
@@ -65,7 +65,8 @@ def parse(arguments: Sequence[str], kind: type[Chosen] = Options) -> Chosen:  # 
     return options
 
 
-def _given(arguments: Sequence[str]) -> dict[str, Any]:
+def read_dotlist(arguments: Sequence[str]) -> dict[str, Any]:
+    """`name=value` arguments, values as in YAML; ConfigError for what cannot be read."""
     for argument in arguments:
         if "=" not in argument:
             raise ConfigError(f"{argument!r} is no name=value.")
