@@ -434,3 +434,32 @@ def test_the_ablation_in_a_large_space_is_paired_and_repeats(tmp_path, capsys):
     assert (tmp_path / "large.csv").read_text() == first
     with pytest.raises(UnknownName, match="no_features"):
         main([*arguments, "variants=[no_features]"])
+
+
+def test_several_contests_are_one_picture_and_one_table(file, tmp_path, capsys):
+    from experiments.sampler_contest import overview
+    from experiments.sampler_contest.run import main
+
+    for name in ("one", "another_one"):
+        main(command(file, tmp_path / name, "samplers=[random,stratified]", "seeds=2", "evals=30"))
+    capsys.readouterr()
+    overview.main([f"out={tmp_path / 'all.png'}", str(tmp_path / "one"), str(tmp_path / "another_one")])
+    assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
+    lines = capsys.readouterr().out.splitlines()
+    assert "| **another one** |" in lines[5]
+    cells = [cell.strip() for cell in lines[3].strip("|").split("|")]
+    with open(tmp_path / "one" / "summary.json") as written:
+        random = json.load(written)["samplers"][0]
+    assert cells[:2] == ["random", f"{100 * random['mean_25']:.1f} ± {100 * random['error_25']:.1f}"]
+    assert cells[3:] == ["–"] * 4
+    with pytest.raises(DataError, match="no finished contest"):
+        overview.main([f"out={tmp_path / 'all.png'}", str(tmp_path / "nothing")])
+
+
+def test_ours_is_told_which_settings_are_one_network(tmp_path):
+    table = small(tmp_path, [("x", 50, 1.0, 1), ("y", 60, 3.0, 2), ("u", 90, 4.0, 2), ("r", 10, 9.0, 3)],
+                  "duplicates_by=group")
+    codes = np.array([[table.choices["a"].index(value)] for value in "ruxy"] + [[7]], float)
+    found = table.canonical(codes)[:, 0]
+    assert found[1] == found[3]
+    assert found[[0, 2, 4]].tolist() == codes[[0, 2, 4], 0].tolist()

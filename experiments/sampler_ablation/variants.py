@@ -34,6 +34,7 @@ class Variant:
     mix: Mix | None = None
     latency_known: bool = True
     noise_told: bool = True
+    duplicates_known: bool = True
 
 
 class Ablated(KnownObjectiveSampler):
@@ -45,7 +46,8 @@ class Ablated(KnownObjectiveSampler):
         super().__init__(
             table.distributions, roles=("learnt", "known"), seed=seed, mix=variant.mix, learnt=learnt,
             known=table.known_latency if variant.latency_known else self._guess,
-            features=table.known_features if table.features.shape[1] else None)
+            features=table.known_features if table.features.shape[1] else None,
+            canonical=table.canonical if variant.duplicates_known else None)
 
     def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
                         ) -> dict[str, Any]:
@@ -126,6 +128,7 @@ def _own_without(self: Process, wanted: Inputs) -> np.ndarray:
 VARIANTS: Mapping[str, Variant] = {
     "whole": Variant("nothing"),
     "latency_guessed": Variant("known latency: guessed from the networks evaluated", latency_known=False),
+    "duplicates_unknown": Variant("which settings are one network", duplicates_known=False),
     "no_features": Variant("features: latency, counts of values, the table's own",
                            ((Domain, "_described", _no_features),)),
     "no_counts": Variant("counts of values among the features", ((Coding, "counts", _no_counts),)),

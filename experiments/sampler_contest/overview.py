@@ -22,7 +22,6 @@ import numpy as np
 from experiments.common import command, new_figure, style
 from experiments.sampler_contest.options import AWARE, NAMES, OURS
 from experiments.sampler_contest.picture import COLOURS
-from experiments.sampler_contest.scores import mean_and_error
 from hwnas.errors import ConfigError, DataError
 from hwnas.paths import write_atomic
 from hwnas.plots import INK, MUTED, figure_bytes
@@ -33,16 +32,16 @@ WORDS = {"hwnas": "hwnas", "linas": "LINAS-like", "stratified": "random, stratif
          "tpe_multivariate": "TPE, multivariate", "nsga2": "NSGA-II (50)", "nsga2_small": "NSGA-II (20)",
          "gp": "Optuna's GP", "random": "random"}
 
-Shares = dict[int, list[float]]  # evaluations -> a share a seed
+Curve = dict[int, tuple[float, float]]  # evaluations -> mean share and its standard error
 
 
 @dataclass(frozen=True)
 class Contest:
-    """One folder: each sampler's shares, and how many networks there were."""
+    """One folder: each sampler's mean shares, and how many networks there were."""
 
     title: str
     networks: int
-    samplers: dict[str, Shares]
+    samplers: dict[str, Curve]
 
     @classmethod
     def read(cls, folder: Path) -> Contest:
@@ -51,10 +50,10 @@ class Contest:
             networks = int(json.loads((folder / "summary.json").read_text())["networks"])
             with open(folder / "curves.csv", newline="") as file:
                 rows = list(csv.DictReader(file))
-            samplers: dict[str, Shares] = {}
+            samplers: dict[str, Curve] = {}
             for row in rows:
-                shares = samplers.setdefault(row["sampler"], {})
-                shares.setdefault(int(row["evals"]), []).append(float(row["hv_share"]))
+                curve = samplers.setdefault(row["sampler"], {})
+                curve[int(row["evals"])] = float(row["mean"]), float(row["error"] or 0)
         except (OSError, ValueError, KeyError) as error:
             raise DataError(f"{folder}: no finished contest ({error}). Run experiments/sampler_contest/run.py "
                             f"out={folder}") from error
@@ -84,11 +83,8 @@ def table(contests: Sequence[Contest]) -> str:
     return "\n".join(lines)
 
 
-def _cell(shares: Sequence[float] | None) -> str:
-    if not shares:
-        return "–"
-    mean, error = mean_and_error(np.array(shares))
-    return f"{100 * mean:.1f}" + ("" if error is None else f" ± {100 * error:.1f}")
+def _cell(found: tuple[float, float] | None) -> str:
+    return "–" if found is None else f"{100 * found[0]:.1f} ± {100 * found[1]:.1f}"
 
 
 def picture(contests: Sequence[Contest]) -> bytes:
@@ -122,14 +118,12 @@ def _panel(axes: Any, one: Contest) -> dict[str, Any]:
     lines = {}
     for name in reversed([name for name in NAMES if name in one.samplers]):
         at = sorted(evals for evals in one.samplers[name] if evals >= 10)
-        found = [mean_and_error(np.array(one.samplers[name][evals])) for evals in at]
-        mean = 100 * np.array([value for value, _ in found])
-        error = 100 * np.array([error or 0.0 for _, error in found])
+        mean, error = 100 * np.array([one.samplers[name][evals] for evals in at]).T
         mine = name == OURS
         axes.fill_between(at, mean - error, mean + error, color=COLOURS[name], alpha=0.15, lw=0, zorder=2)
         lines[name] = axes.plot(at, mean, color=COLOURS[name], lw=2.4 if mine else 1.3, zorder=4 if mine else 3,
                                 ls="--" if name in AWARE else "-")[0]
-    last = max(evals for shares in one.samplers.values() for evals in shares)
+    last = max(evals for curve in one.samplers.values() for evals in curve)
     ticks = [tick for tick in (10, 25, 50, 100, 200, 400) if tick <= last]
     axes.set(xscale="log", xlim=(10, last))
     axes.set_xticks(ticks, [str(tick) for tick in ticks])

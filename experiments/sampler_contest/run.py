@@ -29,7 +29,7 @@ from experiments.sampler_contest.picture import picture
 from experiments.sampler_contest.replay import Run, replay
 from experiments.sampler_contest.report import describe, verdict
 from experiments.sampler_contest.samplers import SLOW, limited, version
-from experiments.sampler_contest.scores import EVERY, WRITTEN, Scores, rows_at, scored
+from experiments.sampler_contest.scores import WRITTEN, Scores, curve_rows, rows_at, scored
 from experiments.sampler_contest.store import Store
 from experiments.sampler_contest.table import Table
 from hwnas.errors import UserError
@@ -119,10 +119,10 @@ def _runs(jobs: Sequence[Job], replay: Replay, processes: int) -> Iterator[Run]:
 
 
 def _write(options: Options, table: Table, found: Sequence[Scores], circumstances: dict[str, Any]) -> None:
-    out, evals = options.out, max(one.evals for one in found)
+    out = options.out
     rows = [one.summary() for one in found]
     save_csv(out / "contest.csv", rows_at(found, WRITTEN))
-    save_csv(out / "curves.csv", rows_at(found, range(EVERY, evals + 1, EVERY)))
+    save_csv(out / "curves.csv", curve_rows(found))
     save_csv(out / "summary.csv", rows)
     save_json(out / "summary.json", {
         **circumstances, "computed_on": Host.detect().name, "networks": len(table.accuracy),

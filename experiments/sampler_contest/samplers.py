@@ -18,10 +18,12 @@ from hwnas.samplers.known import KnownObjectiveSampler
 
 # Most seeds and evaluations of samplers that take long: gp in every ask, tpe in asking for the same ten times over.
 SLOW = {"gp": (3, 200), "tpe": (3, 200)}
+_OF_SEARCHES = ("__init__.py", "asking.py", "informed.py")  # of hwnas.samplers: nothing here depends on them
 
 
 def make(name: str, table: Table, seed: int) -> BaseSampler:
-    """An Optuna sampler for `table`; only ours is told its latencies, and features where there are any."""
+    """An Optuna sampler for `table`; only ours is told its latencies, features where there are any, and, as the two
+    peers are, which settings are one network."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         return _ours(table, seed) if name == OURS else _OPTUNA[name](seed)
@@ -36,7 +38,8 @@ def limited(name: str, seeds: int, evals: int) -> tuple[int, int]:
 def version(name: str) -> str:
     """Changes when a sampler may ask differently than it did: a run of another version is not comparable."""
     if name == OURS:
-        return _sources(*Path(next(iter(hwnas.samplers.__path__))).glob("*.py"))
+        folder = Path(next(iter(hwnas.samplers.__path__)))
+        return _sources(Path(__file__), *(path for path in folder.glob("*.py") if path.name not in _OF_SEARCHES))
     return _sources(Path(peers.__file__)) if name in AWARE else f"optuna {optuna.__version__}"
 
 
@@ -46,7 +49,8 @@ def _sources(*paths: Path) -> str:
 
 def _ours(table: Table, seed: int) -> BaseSampler:
     return KnownObjectiveSampler(table.distributions, roles=("learnt", "known"), known=table.known_latency,
-                                 features=table.known_features if table.features.shape[1] else None, seed=seed)
+                                 features=table.known_features if table.features.shape[1] else None,
+                                 canonical=table.canonical, seed=seed)
 
 
 _OPTUNA: dict[str, Callable[[int], BaseSampler]] = {

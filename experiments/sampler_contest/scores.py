@@ -96,3 +96,14 @@ def rows_at(found: Sequence[Scores], marks: Iterable[int]) -> list[Mapping[str, 
         rows += [{"sampler": run.sampler, "seed": run.seed, "evals": mark, "hv_share": round(float(row[mark - 1]), 6)}
                  for run, row in zip(one.runs, one.shares, strict=True) for mark in at]
     return rows
+
+
+def curve_rows(found: Sequence[Scores], every: int = EVERY) -> list[Mapping[str, Any]]:
+    """A row a sampler and every so many evaluations: mean share, its standard error, how many seeds."""
+    rows = []
+    for one in found:
+        for evals in sorted({*range(every, one.evals + 1, every), one.evals}):
+            mean, error = mean_and_error(one.shares[:, evals - 1])
+            rows.append({"sampler": one.sampler, "evals": evals, "mean": round(mean, 6),
+                         "error": None if error is None else round(error, 6), "seeds": len(one.runs)})
+    return rows

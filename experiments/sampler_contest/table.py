@@ -96,18 +96,28 @@ class Table:
 
     def known_latency(self, asked: Settings) -> np.ndarray:
         """Latencies [n, 1], ms: of settings that the table lacks, the table's median."""
-        rows = self._rows_of(asked)
+        rows = self._rows_at(asked.codes)
         return np.where(rows < 0, float(np.median(self.latency_ms)), self.latency_ms[self.entry[rows]])[:, None]
 
     def known_features(self, asked: Settings) -> np.ndarray:
         """Features [n, f]: of settings that the table lacks, the table's medians."""
-        rows = self._rows_of(asked)
+        rows = self._rows_at(asked.codes)
         return np.where(rows[:, None] < 0, np.median(self.features, axis=0), self.features[rows])
 
-    def _rows_of(self, asked: Settings) -> np.ndarray:
+    def canonical(self, codes: np.ndarray) -> np.ndarray:
+        """Each setting's codes [n, p], of those that are one network the first one's."""
+        rows = self._rows_at(codes)
+        return np.where(rows[:, None] < 0, codes, self.codes[self._first[self.entry[rows]]])
+
+    @cached_property
+    def _first(self) -> np.ndarray:
+        """The first parameter row of each network."""
+        return np.unique(self.entry, return_index=True)[1]
+
+    def _rows_at(self, codes: np.ndarray) -> np.ndarray:
         """Parameter rows [n], -1 for settings that the table lacks: a setting's codes are the table's."""
-        keys = np.ascontiguousarray(asked.codes.astype(self.codes.dtype)).view(f"V{self.codes[0].nbytes}").ravel()
-        return np.array([self._by_bytes.get(key, -1) for key in keys.tolist()])
+        keys = np.ascontiguousarray(codes.astype(self.codes.dtype)).view(f"V{self.codes[0].nbytes}").ravel()
+        return np.array([self._by_bytes.get(key, -1) for key in keys.tolist()], int)
 
     @cached_property
     def _by_bytes(self) -> dict[bytes, int]:
