@@ -48,8 +48,12 @@ def _cost(one: KnownObjective, row: FrontRow, folder: ModelFolder, terms: Terms)
                             for latency_ms in (row.latency_ms_predicted, row.latency_ms))
         return Cost(one.name, predicted, exact)
     file, described = folder.deployed(terms.precision), folder.architecture
-    blocks = Architecture.from_yaml(described.read_text(), str(described)).blocks() if described.is_file() else None
-    predicted = None if blocks is None else float(one.of(None, blocks, terms))
+    held = next((cost for cost in row.costs if cost.name == one.name), Cost(one.name, None, None))
+    predicted, exact = held.predicted, held.exact  # these stay where the files were moved away
+    if described.is_file():
+        predicted = float(one.of(None, Architecture.from_yaml(described.read_text(), str(described)).blocks(), terms))
     if one.of_file is None:
-        return Cost(one.name, predicted, getattr(row, one.exact))
-    return Cost(one.name, predicted, one.of_file(file) if file.is_file() else None)
+        exact = float(getattr(row, one.exact))
+    elif file.is_file():
+        exact = one.of_file(file)
+    return Cost(one.name, predicted, exact)

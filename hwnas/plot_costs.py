@@ -16,8 +16,9 @@ _LEAST, _MOST = 4.5, 12.0  # diameters of marks in points
 
 
 def named(name: str, row: FrontRow) -> str:
-    """`name` with what the search minimised beside latency."""
-    return " · ".join([name, *(KNOWN[one.name].shown(one.best) for one in row.costs if one.best is not None)])
+    """`name` with what the search minimised beside latency; a price, which goes with latency, only where it is all."""
+    costs = [one for one in row.costs if not KNOWN[one.name].of_latency] or row.costs
+    return " · ".join([name, *(KNOWN[one.name].shown(one.best) for one in costs if one.best is not None)])
 
 
 def diameters(rows: Iterable[FrontRow]) -> dict[str, float]:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import csv
 import math
+import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import optuna
 import pytest
-from deployment_fixtures import measured, tiny_architecture, tiny_finalist, tiny_making
+from deployment_fixtures import measured, tiny_architecture, tiny_dataset, tiny_finalist, tiny_making
 from optuna.trial import TrialState
 from study_fixtures import IDENTITY, OBJECTIVE, Predictions, Scores, searched, url
 from test_front import make_row
 
-from hwnas import scoring
+from hwnas import scoring, verify
 from hwnas.command import run_command
 from hwnas.errors import ConfigError, StudyError, UnknownName
 from hwnas.finalists import choose_finalists
@@ -26,9 +28,11 @@ from hwnas.latency.host import Host
 from hwnas.latency.prepare import prepare_network
 from hwnas.objective import Objective
 from hwnas.paths import shipped
+from hwnas.plot_costs import named
 from hwnas.plots import PlotInfo, figure_bytes, front_figure
 from hwnas.progress import Console
 from hwnas.report_html import ReportData, report_html
+from hwnas.reporting import write_report
 from hwnas.reuse import reuse_trials
 from hwnas.run_folder import RunFolder
 from hwnas.samplers import gain, load_sampler
@@ -279,10 +283,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("clock")
-def test_a_verified_front_holds_what_was_exported_and_measured(tmp_path: Path) -> None:
+def test_a_verified_front_holds_what_was_exported_and_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+                                                               ) -> None:
     run = RunFolder.create(tmp_path / "run")
-    run.write_config({"objective": {"name": "pareto", "reward": "soft", "known": ["size_mb", "price"],
-                                    "price_per_hour": 0.36}})
+    run.write_config({"seed": 0, "dataset": {"name": "sides", "root": None}, "objective": {
+        "name": "pareto", "reward": "soft", "known": ["size_mb", "price"], "price_per_hour": 0.36}})
     here = Host.detect().name
     finish(run, [tiny_finalist(), tiny_finalist(16)], [], tiny_making(),
            Facts(here, True, "tiny", Timing(tiny_architecture(), seconds=1.0)), Console(quiet=True))
@@ -297,6 +302,13 @@ def test_a_verified_front_holds_what_was_exported_and_measured(tmp_path: Path) -
     small, wide = sorted(run.read_front(), key=lambda row: row.params)
     assert small.on_front  # as fast as the other here, and smaller
     assert wide.on_front == (wide.top1_test > small.top1_test)
+    before = {row.id: row.costs for row in run.read_front()}
+    monkeypatch.setattr("hwnas.accuracy.data.load_dataset", lambda *args: tiny_dataset())
+    verify.run({"run": run.path}, Console(quiet=True))
+    assert {row.id: row.costs for row in run.read_front()} == before
+    shutil.rmtree(run.path / "models")
+    write_report(run)
+    assert {row.id: row.costs for row in run.read_front()} == before
 
 
 # What is shown
@@ -312,6 +324,9 @@ def test_the_picture_shows_the_third_objective() -> None:
     assert sizes[0.1] < sizes[0.3] < sizes[0.4]
     steps = next(line for line in axes.lines if line.get_drawstyle() == "steps-post")
     assert list(steps.get_xdata()) == [0.1, 0.3]  # the small one lies below the staircase
+    priced = make_row(objectives=("size_mb", "price"), costs=(Cost("size_mb", 1.0, 2.0), Cost("price", 0.1, 0.2)))
+    assert named("x", priced) == "x · 2 MB"
+    assert named("x", replace(priced, costs=priced.costs[1:])) == "x · 0.2"
     assert figure_bytes(axes.figure, "png").startswith(b"\x89PNG")
 
 
