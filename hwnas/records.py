@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-_NUMERIC = re.compile(r"number|duplicate_of|epochs|seed|seconds|reward|params|macs|(latency_ms|top1|seconds|n)_?.*")
+_NUMERIC = re.compile(r"number|duplicate_of|epochs|seed|seconds|reward|params|macs|"
+                      r"(latency_ms|top1|seconds|n|size_mb|price_per_million)_?.*")
 
 
 def table_csv(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hwnas.known_objectives import told_exactly
 from hwnas.paths import write_atomic
 from hwnas.plots import PlotInfo, figure_bytes, front_figure
 from hwnas.report_html import ReportData, report_html
@@ -14,20 +13,17 @@ from hwnas.run_folder import RunFolder
 
 def write_report(run: RunFolder) -> None:
     """`front.png`, `front.svg` and `report.html`, from front.csv, trials.csv, comparisons.json and environment.json.
-
-    Where the search minimised more than latency, front.csv is completed first: see `told_exactly`.
     """
-    read, trials = run.read_front(), run.read_trials()
+    from hwnas.storage_errors import hidden
+
+    rows, trials = run.read_front(), run.read_trials()
     environment: Mapping[str, Any] = run.read_json(run.environment, default={})
-    rows = told_exactly(run, read, environment)
-    if rows != read:
-        run.write_front(rows)
     info = plot_info(environment)
     figure = front_figure(rows, trials, info)
     svg = figure_bytes(figure, "svg")
     write_atomic(run.front_png, figure_bytes(figure, "png"))
     write_atomic(run.front_svg, svg)
-    config = run.config.read_text(encoding="utf-8") if run.config.is_file() else ""
+    config = hidden(run.config.read_text(encoding="utf-8")) if run.config.is_file() else ""  # storage= may hold a password
     comparisons = run.read_json(run.comparisons, default=[])
     data = ReportData(info, rows, trials, comparisons, environment, svg.decode(), config)
     write_atomic(run.report, report_html(data))

@@ -10,6 +10,7 @@ from hwnas.command import run_command
 from hwnas.deployment import error_line
 from hwnas.prepared import Prepared, prepare, search_trials
 from hwnas.progress import Console
+from hwnas.space_costs import KNOWN
 
 if TYPE_CHECKING:
     import optuna
@@ -109,7 +110,8 @@ def _conclude(run: RunFolder, console: Console) -> None:
         top1 = "-" if row.best_top1 is None else f"{row.best_top1:.2%}"
         latency = "-" if row.best_latency_ms is None else f"{row.best_latency_ms:.3f} ms"
         state = "" if row.verified else f"  not verified{': ' if row.reason else ''}{row.reason}"
-        console.say(f"{mark} {row.id:<28} top-1 {top1:>7}  {latency:>10}{state}")
+        costs = "".join(f"  {KNOWN[one.name].shown(one.best):>10}" for one in row.costs)
+        console.say(f"{mark} {row.id:<28} top-1 {top1:>7}  {latency:>10}{costs}{state}")
     for comparison in run.read_json(run.comparisons, default=[]):
         console.say(str(comparison.get("sentence", "")))
     console.say(f"report: {run.report}")

@@ -20,6 +20,7 @@ from hwnas.objective import Objective
 from hwnas.space_costs import LATENCY
 from hwnas.storage import BUSY_S, GRACE_S, HEARTBEAT_S, open_storage
 from hwnas.storage_errors import shown, sqlite_path, storage_errors
+from hwnas.storage_server import server_lock
 from hwnas.trial_record import OBJECTIVES, RECORD, front_rows, minimised, trial_rows
 from hwnas.workers import acquire_verifier, requeue, wait_for_others
 
@@ -31,11 +32,12 @@ NAME = "hwnas"
 
 @contextlib.contextmanager
 def study_lock(url: str) -> Iterator[None]:
-    """Held by one process at a time while it opens the study or queues trials. Only SQLite studies have one: other
-    databases keep their own order."""
+    """Held by one process at a time, over all hosts, while it opens the study or queues trials; in SQLite and
+    PostgreSQL."""
     path = sqlite_path(url)
     if path is None:
-        yield
+        with storage_errors(url), server_lock(url, "study"):
+            yield
         return
     if not path.parent.is_dir():
         raise StudyError(f"study {path}: no folder {path.parent}. Check that its folder exists and can be written.")

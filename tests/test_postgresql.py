@@ -32,7 +32,7 @@ from hwnas.samplers import load_sampler
 from hwnas.samplers.history import PROPOSAL, proposals
 from hwnas.storage_errors import hidden
 from hwnas.storage_server import server_lock
-from hwnas.study import load_study, open_study, trial_rows
+from hwnas.study import load_study, open_study, study_lock, trial_rows
 from hwnas.workers import storage_of
 
 SECRET = "s3cret-w0rd"
@@ -212,6 +212,18 @@ def test_workers_that_open_a_new_study_at_once_all_work_on_it(place: str, keep: 
     studies = at_once(6, lambda index: opened(place))
     assert [study for study in studies if not isinstance(study, optuna.Study)] == []
     assert {keep(study)._study_id for study in studies} == {studies[0]._study_id}
+
+
+def test_workers_that_queue_the_same_networks_at_once_queue_each_once(place: str, keep: Keep) -> None:
+    studies = [keep(opened(place)) for _ in range(4)]
+
+    def queue(index: int) -> None:
+        with study_lock(place):
+            for params in TinySpace().every()[:5]:
+                studies[index].enqueue_trial(params, skip_if_exists=True)
+
+    assert at_once(4, queue) == [None] * 4
+    assert len(studies[0].trials) == 5
 
 
 def test_a_queued_trial_goes_to_one_worker(place: str, keep: Keep) -> None:

@@ -103,6 +103,14 @@ def test_names_from_outside_are_escaped() -> None:
     assert "<script" not in report_html(data)
 
 
+def test_the_password_of_the_study_stays_out_of_the_page(run: RunFolder) -> None:
+    run.write_config({"seed": 0, "storage": "postgresql+psycopg://me:s3cret@host/name"})
+    write_report(run)
+    page = run.report.read_text()
+    assert "postgresql+psycopg://me:***@host/name" in page
+    assert "s3cret" not in page
+
+
 def test_picture_carries_nothing_from_outside_into_the_page(run: RunFolder) -> None:
     evil = "x --><script>alert(1)</script>"
     run.write_json(run.environment, {**ENVIRONMENT, "dataset": {"name": evil}})
