@@ -23,7 +23,8 @@ def write_report(run: RunFolder) -> None:
     svg = figure_bytes(figure, "svg")
     write_atomic(run.front_png, figure_bytes(figure, "png"))
     write_atomic(run.front_svg, svg)
-    config = hidden(run.config.read_text(encoding="utf-8")) if run.config.is_file() else ""  # storage= may hold a password
+    # storage= may hold a password
+    config = hidden(run.config.read_text(encoding="utf-8")) if run.config.is_file() else ""
     comparisons = run.read_json(run.comparisons, default=[])
     data = ReportData(info, rows, trials, comparisons, environment, svg.decode(), config)
     write_atomic(run.report, report_html(data))
