@@ -15,6 +15,7 @@ from optuna.trial import FrozenTrial
 from hwnas.objective import CAP_QUANTILE, Objective, Predict, reward, upper_ms
 from hwnas.samplers.coding import Codes, Settings
 from hwnas.samplers.known import KNOWN, LEARNT, KnownObjectiveSampler
+from hwnas.samplers.proposals import Mix
 
 if TYPE_CHECKING:
     from hwnas.blocks import BlockSpec
@@ -35,7 +36,8 @@ class Context:
     cap_quantile: float = CAP_QUANTILE
 
 
-def informed(context: Context | None, seed: int, n_startup_trials: int) -> KnownObjectiveSampler:
+def informed(context: Context | None, seed: int, n_startup_trials: int, mix: Mix | None = None
+             ) -> KnownObjectiveSampler:
     """The sampler for `context`; without one (options are only checked) it knows nothing."""
     if context is None:
         return KnownObjectiveSampler(n_startup_trials=n_startup_trials, seed=seed)
@@ -67,7 +69,7 @@ def informed(context: Context | None, seed: int, n_startup_trials: int) -> Known
         roles=(LEARNT, *[KNOWN] * len(objective.minimised)), known=costs if objective.minimised else None,
         features=physical, over=None if cap_ms is None else over_ms,
         factor=rewarded if objective.kind == "reward" else None, canonical=canonical, learnt=_top1,
-        n_startup_trials=n_startup_trials, seed=seed)
+        n_startup_trials=n_startup_trials, mix=mix, seed=seed)
 
 
 class _Physical:
