@@ -72,7 +72,8 @@ def _summary(found: Sequence[Scored], at: Reference, given: Sequence[str]) -> di
 
     names = dict.fromkeys(one.run.sampler for one in found)
     return {
-        "overrides": list(given), "computed_on": Host.detect().name, "budget": len(found[0].hypervolume),
+        "overrides": [one for one in given if "/" not in one],  # folders are the user's own
+        "computed_on": Host.detect().name, "budget": len(found[0].hypervolume),
         "reference": {"is": MAIN, "top1_proxy": at[0], "latency_ms": 2 ** at[1]},
         "searches": [_search(one) for one in found],
         "samplers": {name: _sampler([one for one in found if one.run.sampler == name]) for name in names}}
