@@ -75,7 +75,7 @@ def make_plan(config: Any, console: Console) -> Plan:
                              image_size=config.dataset.image_size)
     baselines = _baselines(config, space)
     out = Path(config.out) if config.out else default_out(deployment.target.name, str(config.space), info.name)
-    reuse = Path(config.search.reuse) if config.search.reuse else None
+    reuse = Path(str(config.search.reuse)) if config.search.reuse else None
     return Plan(config, deployment, space, RunFolder.create(out), baselines, **numbers, reuse=reuse)
 
 

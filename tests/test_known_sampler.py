@@ -12,7 +12,7 @@ import numpy as np
 import optuna
 import pytest
 from optuna._hypervolume import compute_hypervolume
-from optuna.distributions import CategoricalDistribution, IntDistribution
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.testing.pytest_samplers import BasicSamplerTestCase, MultiObjectiveSamplerTestCase, RelativeSamplerTestCase
 from optuna.trial import TrialState
@@ -23,6 +23,7 @@ from hwnas.pareto import hypervolume_2d
 from hwnas.samplers.domain import Domain, Known
 from hwnas.samplers.history import PROPOSAL
 from hwnas.samplers.known import KnownObjectiveSampler
+from hwnas.samplers.model import MOST_FITTED, Model
 
 SPACE = {**{f"op{i}": CategoricalDistribution(["none", "small", "large"]) for i in range(6)},
          "depth": IntDistribution(1, 6), "width": CategoricalDistribution([8, 16, 32, 64])}
@@ -114,11 +115,11 @@ def test_what_a_running_trial_works_at_counts_and_goes_with_it() -> None:
 
 
 def test_a_lost_trials_setting_may_be_asked_for_again() -> None:
-    study = searched(sampler_of(), 14)
+    study = searched(sampler_of(1), 14)
     first = study.ask(SPACE)
     study._storage.set_trial_user_attr(first._trial_id, "outcome", "lost")
     study.tell(first, state=TrialState.FAIL)
-    again = optuna.load_study(study_name=study.study_name, storage=study._storage, sampler=sampler_of())
+    again = optuna.load_study(study_name=study.study_name, storage=study._storage, sampler=sampler_of(1))
     asked = [again.ask(SPACE).params for _ in range(6)]
     assert first.params in asked
 
@@ -316,3 +317,99 @@ def test_a_sampler_may_serve_studies_of_other_directions() -> None:
     study = study_of(sampler, ["minimize", "minimize"])
     study.optimize(lambda trial: (1 - objective(trial)[0], objective(trial)[1]), 25)
     assert max(1 - trial.values[0] for trial in study.trials) > 0.75
+
+
+def test_a_network_whose_worker_was_killed_is_not_learnt_as_failed() -> None:
+    """Nobody writes "lost": a killed worker leaves its name and no outcome."""
+    study = searched(sampler_of(), 14)
+    killed = study.ask(SPACE)
+    study._storage.set_trial_user_attr(killed._trial_id, "worker", "host/1/2")
+    study.tell(killed, state=TrialState.FAIL)
+    _, reader = sampler_of()._domain(study, SPACE)
+    history = reader.read(study.trials, -1, study.study_name)
+    assert not history.failed.any()
+    assert len(history.taken) == 14
+
+
+def test_a_trial_that_ends_between_two_suggestions_does_not_end_the_study() -> None:
+    study = searched(sampler_of(), 12)
+
+    def half(trial: optuna.Trial) -> tuple[float, float]:
+        trial.suggest_categorical("op0", SPACE["op0"].choices)
+        raise RuntimeError
+
+    study.optimize(half, 1, catch=(RuntimeError,))
+    study.optimize(objective, 3)
+    assert study.trials[12].state == TrialState.FAIL
+    assert study.trials[-1].state == TrialState.COMPLETE
+
+
+def test_parameters_that_a_trial_did_not_need_are_no_obstacle() -> None:
+    space = {"kind": CategoricalDistribution(["plain", "deep"]), "depth": IntDistribution(1, 8),
+             "width": IntDistribution(1, 8)}
+
+    def conditional(trial: optuna.Trial) -> tuple[float, float]:
+        kind, width = trial.suggest_categorical("kind", ["plain", "deep"]), trial.suggest_int("width", 1, 8)
+        depth = trial.suggest_int("depth", 1, 8) if kind == "deep" else 1
+        return 1 - 1 / (depth * width), float(depth * width)
+
+    def known(settings):
+        return [[one["width"] * (one["depth"] if one["kind"] == "deep" else 1)] for one in settings]
+
+    study = study_of(KnownObjectiveSampler(space, roles=("learnt", "known"), known=known, seed=0))
+    study.optimize(conditional, 40)
+    proposed = {tuple(trial.system_attrs[PROPOSAL]) for trial in study.trials}
+    assert len(proposed) == 40
+    assert max(trial.values[1] for trial in study.trials) > 40  # the dearest of all is 64
+
+
+def test_whole_numbers_and_steps_are_asked_for_once() -> None:
+    space = {"a": IntDistribution(1, 16, log=True), "b": IntDistribution(1, 100),
+             "c": FloatDistribution(0.0, 1.0, step=0.25), "d": IntDistribution(4, 4, log=True)}
+
+    def known(settings):
+        return [[float(one["a"] * one["b"])] for one in settings]
+
+    study = study_of(KnownObjectiveSampler(space, roles=("learnt", "known"), known=known, seed=0))
+
+    def smooth(trial: optuna.Trial) -> tuple[float, float]:
+        one = {"a": trial.suggest_int("a", 1, 16, log=True), "b": trial.suggest_int("b", 1, 100),
+               "c": trial.suggest_float("c", 0.0, 1.0, step=0.25), "d": trial.suggest_int("d", 4, 4, log=True)}
+        return one["a"] ** 0.5 + one["c"] + one["b"] / 100, float(one["a"] * one["b"])
+
+    study.optimize(smooth, 50)
+    assert len({tuple(trial.params.items()) for trial in study.trials}) == 50
+
+
+def test_the_dearest_networks_are_searched_too_also_right_below_a_cap() -> None:
+    """Where accuracy grows with cost, the dearest that is allowed belongs to the front."""
+    space = {f"width{i}": IntDistribution(1, 8) for i in range(5)}
+
+    def macs(settings) -> np.ndarray:
+        return np.array([[float(sum(one.values()))] for one in settings])
+
+    def grows(trial: optuna.Trial) -> tuple[float, float]:
+        one = {name: trial.suggest_int(name, 1, 8) for name in space}
+        return 1 - 1 / sum(one.values()), float(sum(one.values()))
+
+    for cap in (None, 24.0):
+        over = None if cap is None else lambda settings, cap=cap: macs(settings)[:, 0] - cap
+        study = study_of(KnownObjectiveSampler(space, roles=("learnt", "known"), known=macs, over=over, seed=0))
+        study.optimize(grows, 40)
+        dearest = max(trial.values[1] for trial in study.trials)
+        assert dearest == cap if cap else dearest >= 34
+
+
+def test_a_long_study_keeps_its_front() -> None:
+    rng = np.random.default_rng(0)
+    study = study_of(sampler_of())
+    for _ in range(MOST_FITTED + 200):
+        one = {name: (rng.choice(dist.choices) if isinstance(dist, CategoricalDistribution)
+                      else int(rng.integers(dist.low, dist.high + 1))) for name, dist in SPACE.items()}
+        one = {name: value.item() if hasattr(value, "item") else value for name, value in one.items()}
+        study.add_trial(optuna.create_trial(params=one, distributions=SPACE,
+                                            values=[accuracy(one), float(cost_ms([one])[0, 0])]))
+    domain, reader = sampler_of()._domain(study, SPACE)
+    model = Model(domain, reader.read(study.trials, -1, study.study_name), known_module.Tuner(), 8, study.study_name)
+    known = {(value, round(cost, 9)) for value, cost in zip(model.values, np.exp(model.costs[:, 0]), strict=True)}
+    assert {(trial.values[0], round(trial.values[1], 9)) for trial in study.best_trials} <= known

@@ -284,7 +284,9 @@ def test_the_verdict_says_plainly_where_ours_is_not_ahead():
     assert "yes, at every mark (25, 50, 100, 200, 250, 400)" in lines[3]
     assert "NOT at 200 (97.0% ± 0.1 against 97.0% ± 0.1), 400 (" in lines[4]
     assert "at 25, 50, 100, 250" in lines[4]
-    assert "98.0% ± 0.1" in describe(found)
+    told = describe(found, found[:1])
+    assert "98.0% ± 0.1" in told
+    assert "worst accuracy" in told
     assert "did not run" in verdict(found[1:])[0]
     assert "none of Optuna" in verdict([ours])[0]
     assert ours.needed(0.95) == [105, 99]
@@ -323,6 +325,8 @@ def test_a_whole_run_writes_everything_and_is_not_run_again(file, tmp_path, caps
     summary = json.loads((out / "summary.json").read_text())
     assert [one["sampler"] for one in summary["samplers"]] == ["random", "stratified"]
     assert summary["networks"] == 81
+    assert [one["sampler"] for one in summary["wide"]["samplers"]] == ["random", "stratified"]
+    assert summary["wide"]["reference"]["latency_ms"] > summary["reference"]["latency_ms"]
     assert (out / "contest.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ConfigError, match=r"evals 20, asked for 10.*another folder"):
         main(command(file, out, "samplers=[random]", "evals=10"))

@@ -36,10 +36,11 @@ from hwnas.latency.model import LatencyModel
 from hwnas.latency.table import LatencyTable
 from hwnas.objective import Objective
 from hwnas.pareto import hypervolume_2d
+from hwnas.paths import shipped
 from hwnas.space import SearchSpace
 
 CANDIDATES = ("whole", "no_evolution", "no_crossings", "no_random", "random_only")
-SHIPPED = Path("latency_tables/amd-epyc-f26m2s1-2c/openvino-int8-t1-b1-128px-c3-k10.json.gz")
+SHIPPED = shipped("latency_tables") / "amd-epyc-f26m2s1-2c/openvino-int8-t1-b1-128px-c3-k10.json.gz"
 MARKS = (25, 50, 100, 200, 400)
 RANDOM, PAIRS = 2000, 25
 
@@ -75,6 +76,10 @@ def main(arguments: list[str] | None = None) -> None:
     options: dict[str, Any] = {**known, **given}
     if options["out"] is None:
         raise ConfigError("out=DIR must be given.")
+    if not isinstance(options["variants"], list):
+        raise ConfigError("variants must be a list of names, [a,b,…].")
+    if not isinstance(options["evals"], int) or options["evals"] < MARKS[0]:
+        raise ConfigError(f"evals must be at least {MARKS[0]}, got {options['evals']!r}.")
     for name in options["variants"]:
         if name not in CANDIDATES:
             raise UnknownName("variant", name, CANDIDATES)

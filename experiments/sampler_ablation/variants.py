@@ -74,7 +74,8 @@ class _Guess:
         """Fit anew on what the study holds, once there is enough."""
         done = [trial for trial in study.get_trials(deepcopy=False) if trial.values]
         codes = [self._coding.encode(trial.params) for trial in done]
-        self._ms = {row.tobytes(): trial.values[1] for row, trial in zip(codes, done, strict=True) if row is not None}
+        self._ms = {row.tobytes(): 2 ** trial.values[1]  # a contest tells log2
+                    for row, trial in zip(codes, done, strict=True) if row is not None}
         if len(self._ms) < model.LEAST:
             return
         rows = np.array([np.frombuffer(key) for key in self._ms])

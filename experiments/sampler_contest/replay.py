@@ -96,7 +96,7 @@ def _told(table: Table, study: optuna.Study, trial: optuna.Trial) -> int | None:
         study.tell(trial, state=TrialState.FAIL)
         return None
     network = int(table.entry[row])
-    study.tell(trial, (float(table.accuracy[network]), float(table.latency_ms[network])))
+    study.tell(trial, (float(table.accuracy[network]), float(np.log2(table.latency_ms[network]))))  # as it is scored
     return network
 
 

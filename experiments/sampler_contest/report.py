@@ -13,7 +13,15 @@ from experiments.sampler_contest.scores import LEVELS, MARKS, Scores
 GOALS = ((100, 250, "first step"), (100, 400, "goal"), (50, 200, "goal"))  # ours after, Optuna's best after
 
 
-def describe(found: Sequence[Scores]) -> str:
+WIDE = "The same runs, hypervolume counted from the worst accuracy and the largest latency:"
+
+
+def describe(found: Sequence[Scores], wide: Sequence[Scores]) -> str:
+    """Both ways to count, the narrow one with seconds and all."""
+    return "\n".join([_described(found), "", WIDE, _described(wide)])
+
+
+def _described(found: Sequence[Scores]) -> str:
     """Mean hypervolume shares with standard errors, evaluations to levels, seconds an ask; then the verdict."""
     rows = [["hypervolume share after", *map(str, MARKS), *(f"to {level:.0%}" for level in LEVELS), "s an ask",
              "seeds", "drawn"]]

@@ -57,9 +57,10 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"{store.outdated} runs are of another version of their sampler and do not count")
     wanted = _jobs(options, evals)
     play([job for job in wanted if job[:2] not in store.runs], partial(replay, table), store, options.jobs)
-    found = scored(table, [store.runs[job[:2]] for job in wanted])
-    _write(options, table, found, {**store.header, "notes": notes})
-    print(describe(found))
+    runs = [store.runs[job[:2]] for job in wanted]
+    found, wide = scored(table, runs), scored(table, runs, wide=True)
+    _write(options, table, found, wide, {**store.header, "notes": notes})
+    print(describe(found, wide))
 
 
 def _limits(options: Options, evals: int) -> list[str]:
@@ -118,7 +119,8 @@ def _runs(jobs: Sequence[Job], replay: Replay, processes: int) -> Iterator[Run]:
                         "command again, with jobs=1.") from error
 
 
-def _write(options: Options, table: Table, found: Sequence[Scores], circumstances: dict[str, Any]) -> None:
+def _write(options: Options, table: Table, found: Sequence[Scores], wide: Sequence[Scores],
+           circumstances: dict[str, Any]) -> None:
     out = options.out
     rows = [one.summary() for one in found]
     save_csv(out / "contest.csv", rows_at(found, WRITTEN))
@@ -127,7 +129,9 @@ def _write(options: Options, table: Table, found: Sequence[Scores], circumstance
     save_json(out / "summary.json", {
         **circumstances, "computed_on": Host.detect().name, "networks": len(table.accuracy),
         "reference": {"accuracy": table.reference[0], "latency_ms": 2 ** table.reference[1]},
-        "true_hypervolume": table.hypervolume, "samplers": rows, "verdict": verdict(found)})
+        "true_hypervolume": table.hypervolume, "samplers": rows, "verdict": verdict(found),
+        "wide": {"reference": {"accuracy": table.wide_reference[0], "latency_ms": 2 ** table.wide_reference[1]},
+                 "samplers": [one.summary() for one in wide], "verdict": verdict(wide)}})
     subtitle = (f"{options.accuracy} and {options.latency}, {len(table.accuracy)} networks · mean of up to "
                 f"{options.seeds} seeds, band: one standard error")
     (out / "contest.png").write_bytes(picture(found, f"Samplers on {options.table.stem}", subtitle))

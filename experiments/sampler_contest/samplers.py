@@ -40,7 +40,7 @@ def version(name: str) -> str:
     if name == OURS:
         folder = Path(next(iter(hwnas.samplers.__path__)))
         return _sources(Path(__file__), *(path for path in folder.glob("*.py") if path.name not in _OF_SEARCHES))
-    return _sources(Path(peers.__file__)) if name in AWARE else f"optuna {optuna.__version__}"
+    return _sources(Path(peers.__file__)) if name in AWARE else f"optuna {optuna.__version__}, told log2"
 
 
 def _sources(*paths: Path) -> str:

@@ -59,17 +59,20 @@ class Scores:
                 "drawn": sum(run.drawn for run in self.runs)}
 
 
-def scored(table: Table, runs: Iterable[Run]) -> list[Scores]:
-    """Samplers in the order of their first run."""
+def scored(table: Table, runs: Iterable[Run], *, wide: bool = False) -> list[Scores]:
+    """Samplers in the order of their first run; `wide`: hypervolume from the table's wide reference point."""
+    reference = table.wide_reference if wide else table.reference
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(run.sampler, []).append(run)
-    return [Scores(name, tuple(group), np.array([shares(table, run.networks) for run in group]))
+    return [Scores(name, tuple(group), np.array([shares(table, run.networks, reference) for run in group]))
             for name, group in groups.items()]
 
 
-def shares(table: Table, networks: Sequence[int]) -> np.ndarray:
+def shares(table: Table, networks: Sequence[int], reference: tuple[float, float] | None = None) -> np.ndarray:
     """Share of the true hypervolume after each of these evaluations [n]."""
+    reference = reference or table.reference
+    whole = table.hypervolume_of(reference)
     points = np.column_stack([table.accuracy, np.log2(table.latency_ms)])[list(networks)]
     found = np.zeros(len(points))
     front, share = points[:0], 0.0
@@ -77,7 +80,7 @@ def shares(table: Table, networks: Sequence[int]) -> np.ndarray:
         if not ((front[:, 0] >= point[0]) & (front[:, 1] <= point[1])).any():
             front = np.vstack([front, point])
             front = front[non_dominated(front, (False, True))]
-            share = hypervolume_2d(front[:, 0], front[:, 1], table.reference) / table.hypervolume
+            share = hypervolume_2d(front[:, 0], front[:, 1], reference) / whole
         found[index] = share
     return found
 

@@ -130,9 +130,18 @@ class Table:
         return float(np.quantile(self.accuracy, low)), float(np.log2(np.quantile(self.latency_ms, far)))
 
     @cached_property
+    def wide_reference(self) -> tuple[float, float]:
+        """One behind which no network lies: the worst accuracy, log2 of the largest latency."""
+        return float(self.accuracy.min()), float(np.log2(self.latency_ms.max()))
+
+    @cached_property
     def hypervolume(self) -> float:
         """Of all networks, on accuracy and log2 of latency."""
-        return hypervolume_2d(self.accuracy, np.log2(self.latency_ms), self.reference)
+        return self.hypervolume_of(self.reference)
+
+    def hypervolume_of(self, reference: tuple[float, float]) -> float:
+        """Of all networks, counted from another reference point."""
+        return hypervolume_2d(self.accuracy, np.log2(self.latency_ms), reference)
 
     @cached_property
     def _rows(self) -> dict[tuple[Value, ...], int]:

@@ -64,6 +64,13 @@ class Column:
             return math.log(value / one.low) / math.log(one.high / one.low) if value > 0 else math.nan
         return float((value - one.low) / (one.high - one.low))
 
+    def snap(self, codes: Codes) -> Codes:
+        """Codes of the values that these stand for: many shares of a range are one whole number or step."""
+        one: Any = self.distribution
+        if self.values is not None or not one.step:
+            return codes
+        return np.array([code if math.isnan(code) else self._share(float(self.value(code))) for code in codes.tolist()])
+
     @property
     def width(self) -> int:
         """Columns of its embedding."""
@@ -140,6 +147,16 @@ class Coding:
                  for value in range(self.columns[kin[0]].size)]
         return np.stack(found, axis=1).astype(float) if found else np.zeros((len(codes), 0))
 
+    def snap(self, codes: Codes) -> Codes:
+        """Each column's codes as those of the values that they stand for."""
+        ranges = [index for index, column in enumerate(self.columns) if column.values is None]
+        if not ranges:
+            return codes
+        codes = codes.copy()
+        for index in ranges:
+            codes[:, index] = self.columns[index].snap(codes[:, index])
+        return codes
+
     def sample(self, rng: np.random.Generator, n: int) -> Codes:
         """Uniform rows [n, p]."""
         return np.stack([column.draw(rng, n) for column in self.columns], axis=1)
@@ -207,7 +224,7 @@ def _grid(name: str, distribution: BaseDistribution) -> tuple[Any, ...] | None:
         return tuple(distribution.choices)
     if isinstance(distribution, IntDistribution):
         count = (distribution.high - distribution.low) // distribution.step + 1
-        few = count <= GRID and not distribution.log
+        few = (count <= GRID and not distribution.log) or count == 1
         return tuple(distribution.low + i * distribution.step for i in range(count)) if few else None
     if isinstance(distribution, FloatDistribution):
         if distribution.low == distribution.high:

@@ -17,13 +17,13 @@ Array = NDArray[np.float64]
 Function = Callable[[Settings], ArrayLike]
 SAMPLE = 512  # settings that the known objectives' ranges are read off from
 LEAST_SHARE = 1e-3  # of the sample's least cost, on a log scale: what is cheaper still counts as this
-FAR = 0.9  # quantile of the sample's costs behind which nothing counts
+BEYOND = 0.02  # of the sample's range of costs: how far behind its dearest setting the reference point lies
 
 
 @dataclass(frozen=True)
 class Known:
     """The functions of settings that a sampler is told; each gets `Settings` (a sequence of parameter dictionaries
-    with `codes`) of length n and gives an array.
+    with `codes`) of length n and gives an array. Parameters that a trial did not have are there with their first value.
 
     objectives: [n, k]. features: [n, f], what else may explain the learnt objective. over: [n], above 0 where a setting
     is not allowed, larger the farther it is from being so. factor: [n], where the study's one objective is the learnt
@@ -48,15 +48,18 @@ class Domain:
         self.logarithmic: NDArray[np.bool_] = (raw > 0).all(axis=0) & (self.signs > 0)
         self._least = np.where(self.logarithmic, LEAST_SHARE * raw.min(axis=0, initial=np.inf), -np.inf)
         self.sample_costs = self._cost(raw)
-        far = np.quantile(self.sample_costs, FAR, axis=0)
-        self.far = np.where(far > self.sample_costs.min(axis=0, initial=np.inf), far,
-                            self.sample_costs.max(axis=0, initial=-np.inf) + 1.0)
+        low, high = (of(self.sample_costs, axis=0) for of in (np.min, np.max))
+        self.far = high + np.where(high > low, BEYOND * (high - low), 1.0)
         described = self._described(self.sample, self.sample_costs)
         self._middle, self._width = described.mean(axis=0), described.std(axis=0)
 
     def canonical(self, codes: Codes) -> Codes:
-        """Codes in which equal things are equal."""
-        return codes if self.known.canonical is None else np.asarray(self.known.canonical(codes), float)
+        """Codes in which equal things are equal: of values that a range really has; told by the function, which reads
+        absent parameters as their first value."""
+        codes = self.coding.snap(codes)
+        if self.known.canonical is None or not len(codes):
+            return codes
+        return np.asarray(self.known.canonical(np.nan_to_num(codes, nan=0.0)), float)
 
     def costs(self, codes: Codes) -> Array:
         """Known objectives [n, k] as costs: smaller is better, on a log scale where all of the sample are positive."""
@@ -105,7 +108,7 @@ class Domain:
         if not len(codes):  # its width is not known, and not asked for
             return np.zeros((0, len(self.signs) if name == "known objectives" else 1))
         try:
-            found = np.asarray(function(Settings(self.coding, codes)), float)
+            found = np.asarray(function(Settings(self.coding, np.nan_to_num(codes, nan=0.0))), float)
         except Exception as error:
             raise SamplerError(f"{name}: the function raised {type(error).__name__}: {error}") from error
         if found.shape[:1] != (len(codes),) or found.ndim > 2:

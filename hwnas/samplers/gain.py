@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 MOST_KNOWN = 2
+_AT_ONCE, _MANY_CELLS = 64, 4096
 _ABOVE = (0.5, 1.0, 2.0, 4.0)  # robust units above the best value where the warp's slope is read off once more
 
 
@@ -35,8 +36,10 @@ def expected_gain(front: Front, known: Array, mean: Array, std: Array, warp: Cal
 
     `warp`: increasing, values to warped ones; `unit`: a typical difference of values.
     """
-    k = known.shape[1]
-    cells = _cells(front)
+    k, cells = known.shape[1], _cells(front)
+    if k > 1 and len(known) > _AT_ONCE and cells.best.size > _MANY_CELLS:  # [m, cells, cells] would fill the memory
+        parts = [slice(start, start + _AT_ONCE) for start in range(0, len(known), _AT_ONCE)]
+        return np.concatenate([expected_gain(front, known[part], mean[part], std[part], warp, unit) for part in parts])
     levels, where = np.unique(cells.best, return_inverse=True)
     exceeding = exceedance(levels, mean, std, warp, unit)[:, where.reshape(cells.best.shape)]
     if k == 0:

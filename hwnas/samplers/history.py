@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,17 +20,28 @@ Learnt = Callable[[FrozenTrial], "tuple[float, float] | None"]
 @dataclass(frozen=True)
 class History:
     """Evaluated settings [n, p] with values [n] (larger is better), the standard deviations of their noise [n] (0: not
-    told), and which failed [n] (values NaN); settings at work [q, p]."""
+    told), and which failed [n] (values NaN); settings at work [q, p]; all that were asked for before [t, p], those that
+    taught nothing (pruned ones) among them."""
 
     codes: Codes
     values: Array
     stds: Array
     failed: NDArray[np.bool_]
     pending: Codes
+    taken: Codes
 
     def __getitem__(self, rows: NDArray[np.int64]) -> History:
-        """Some of the evaluated settings; all of those at work."""
-        return History(self.codes[rows], self.values[rows], self.stds[rows], self.failed[rows], self.pending)
+        """Some of the evaluated settings; all of the others."""
+        return History(self.codes[rows], self.values[rows], self.stds[rows], self.failed[rows], self.pending,
+                       self.taken)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Of one finished trial: the settings that it takes, and codes, value, noise and failure where it taught any."""
+
+    taken: list[Codes] = field(default_factory=list)
+    taught: tuple[Codes, float, float, bool] | None = None
 
 
 class Reader:
@@ -38,11 +49,11 @@ class Reader:
 
     def __init__(self, coding: Coding, learnt: Learnt, sign: float, canonical: Callable[[Codes], Codes]) -> None:
         self.coding, self.learnt, self.sign, self.canonical = coding, learnt, sign, canonical
-        self._rows: dict[tuple[str, int], tuple[Codes, float, float, bool] | None] = {}
+        self._rows: dict[tuple[str, int], _Row] = {}
 
     def read(self, trials: Sequence[FrozenTrial], number: int, study: str) -> History:
         """Everything but trial `number`; `study`: its name."""
-        rows, pending = [], []
+        taught, pending, taken = [], [], []
         for trial in trials:
             if trial.number == number:
                 continue
@@ -54,34 +65,46 @@ class Reader:
                 key = (study, trial._trial_id)
                 if key not in self._rows:
                     self._rows[key] = self._finished(trial)
-                if (row := self._rows[key]) is not None:
-                    rows.append(row)
+                row = self._rows[key]
+                taken += row.taken
+                if row.taught is not None:
+                    taught.append(row.taught)
         p = len(self.coding.columns)
-        codes = np.array([row[0] for row in rows]).reshape(-1, p)
-        values, stds = (np.array([float(row[i]) for row in rows]) for i in (1, 2))
-        return History(codes, values, stds, np.array([row[3] for row in rows], bool), np.array(pending).reshape(-1, p))
+        codes, at_work_codes, taken_codes = (
+            np.array(rows).reshape(-1, p) for rows in ([row[0] for row in taught], pending, taken))
+        values, stds = (np.array([float(row[i]) for row in taught]) for i in (1, 2))
+        return History(codes, values, stds, np.array([row[3] for row in taught], bool), at_work_codes, taken_codes)
 
-    def _finished(self, trial: FrozenTrial) -> tuple[Codes, float, float, bool] | None:
+    def _finished(self, trial: FrozenTrial) -> _Row:
         codes = self.coding.encode(trial.params)
-        if codes is None or np.isnan(codes).all():
-            return None
+        failed = trial.state == TrialState.FAIL
+        # A trial whose worker was lost says nothing about its setting; nor does one that ended while it was suggested.
+        unsaid = "lost" if "worker" in trial.user_attrs else "failed"
+        lost = failed and trial.user_attrs.get("outcome", unsaid) != "failed"
+        if codes is None or lost or np.isnan(codes).all() or (failed and np.isnan(codes).any()):
+            return _Row()
         codes = self.canonical(codes[None])[0]
-        if trial.state == TrialState.FAIL:
-            # a trial whose worker was lost says nothing about its setting
-            own = trial.user_attrs.get("outcome", "failed") == "failed"
-            return (codes, np.nan, 0.0, True) if own else None
+        taken = [codes]
+        if (published := self._published(trial)) is not None and not np.array_equal(published, codes):
+            taken.append(published)  # what was asked for holds parameters that the trial did not need
+        if failed:
+            return _Row(taken, (codes, np.nan, 0.0, True))
         if trial.state != TrialState.COMPLETE or any(value > 0 for value in trial.constraints.values()):
-            return None
+            return _Row(taken)
         found = self.learnt(trial)
         if found is None or not np.isfinite(found[0]):
-            return None
+            return _Row(taken)
         std = found[1] if np.isfinite(found[1]) else 0.0
-        return codes, self.sign * found[0], std, False
+        return _Row(taken, (codes, self.sign * found[0], std, False))
+
+    def _published(self, trial: FrozenTrial) -> Codes | None:
+        published = trial.system_attrs.get(PROPOSAL)
+        fits = isinstance(published, list) and len(published) == len(self.coding.columns)
+        return np.array(published, float) if fits else None
 
     def _at_work(self, trial: FrozenTrial) -> Codes | None:
-        published = trial.system_attrs.get(PROPOSAL)
-        if isinstance(published, list) and len(published) == len(self.coding.columns):
-            return np.array(published, float)
+        if (published := self._published(trial)) is not None:
+            return published
         params: dict[str, Any] = trial.system_attrs.get("fixed_params") or trial.params
         codes = self.coding.encode(params)
         return None if codes is None or np.isnan(codes).any() else self.canonical(codes[None])[0]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hwnas.space import SearchSpace
 
 Array = NDArray[np.float64]
+STOPPED_STD = 0.1  # of the top-1 of a training that was ended early as hopeless: it is that of an early epoch
 Figure = Callable[["tuple[BlockSpec, ...]"], float]
 
 
@@ -111,4 +112,7 @@ def _codes(settings: Settings) -> NDArray[np.int64]:
 def _top1(trial: FrozenTrial) -> tuple[float, float] | None:
     value = trial.user_attrs.get("top1_proxy")
     std = trial.user_attrs.get("top1_std")
-    return None if value is None else (float(value), float(std) if std is not None else 0.0)
+    if value is None:
+        return None
+    stopped = STOPPED_STD if trial.user_attrs.get("stopped") else 0.0
+    return float(value), max(float(std) if std is not None else 0.0, stopped)

@@ -42,7 +42,7 @@ from optuna.trial import FrozenTrial
 
 from hwnas.errors import SamplerError
 from hwnas.samplers.coding import Codes
-from hwnas.samplers.domain import FAR, Domain, Function, Known
+from hwnas.samplers.domain import Domain, Function, Known
 from hwnas.samplers.gain import MOST_KNOWN
 from hwnas.samplers.history import PROPOSAL, History, Learnt, Reader, proposals
 from hwnas.samplers.model import LEAST, Model, Tuner
@@ -127,7 +127,7 @@ class KnownObjectiveSampler(BaseSampler):
 
     def _ranked(self, domain: Domain, history: History, study: str, rng: np.random.Generator) -> Codes:
         """Settings to ask for, the best first."""
-        taken = set(_keys(np.concatenate([history.codes, history.pending])))
+        taken = set(_keys(np.concatenate([history.taken, history.pending])))
         asked, known = len(history.codes) + len(history.pending), int((~history.failed).sum())
         if asked >= self._first and known >= LEAST:
             model = Model(domain, history, self._tuner, self._first, study)
@@ -148,7 +148,7 @@ def _scored(domain: Domain, model: Model, codes: Codes, taken: set[bytes]) -> tu
 
 def _spread(domain: Domain, taken: set[bytes], asked: int, first: int, rng: np.random.Generator) -> Codes:
     """Random settings that are new and allowed; first those at a random place in the `asked`-th of `first` parts of the
-    known objective's range up to where nothing counts. In the first part it is the cheapest: a front ends there, and a
+    known objective's range. In the first part it is the cheapest: a front ends there, and a
     model knows least. Any random ones when no new one is found."""
     for _ in range(_WALKS):
         codes = domain.canonical(domain.coding.sample(rng, 256))
@@ -162,7 +162,7 @@ def _spread(domain: Domain, taken: set[bytes], asked: int, first: int, rng: np.r
     if not costs.shape[1]:
         return codes
     part = _bit_reversed(first)[asked % first]
-    place = FAR * (part + rng.random()) / first if part else 0.0
+    place = (part + rng.random()) / first if part else 0.0
     wanted = np.quantile(domain.sample_costs[:, 0], place)
     return np.asarray(codes[np.argsort(np.abs(costs[:, 0] - wanted), kind="stable")])
 

@@ -70,17 +70,17 @@ class Model:
     def __init__(self, domain: Domain, history: History, tuner: Tuner, first: int, study: str) -> None:
         self.domain = domain
         weights = tuner.weights(domain, history, first, study)
-        history = _thinned(history)
-        good = ~history.failed
-        self.warp = Warp.of(history.values[good])
+        costs, good = domain.costs(history.codes), ~history.failed
+        rows = _fitted(history, costs, domain)
+        part = history[rows]
+        self.warp = Warp.of(part.values[~part.failed])
         self.unit = self.warp.unit
-        warped, noise = _warped(self.warp, history)
-        costs = domain.costs(history.codes)
-        inputs = domain.inputs(history.codes, costs)
+        warped, noise = _warped(self.warp, part)
+        inputs = domain.inputs(part.codes, costs[rows])
         process = Process(inputs, warped, noise, weights)
         values = history.values.copy()
         if (history.stds > 0).any():  # the best of many noisy values flatters itself
-            values[good] = self.warp.inverse(process.predict(inputs[good])[0])
+            values[good] = self.warp.inverse(process.predict(domain.inputs(history.codes[good], costs[good]))[0])
         codes = history.codes
         if len(history.pending):
             process, at_work, more = self._with_pending(process, inputs, warped, noise, weights, history.pending)
@@ -106,8 +106,7 @@ class Model:
     def good(self, most: int) -> Codes:
         """Evaluated settings, best first: the front, then the front of the rest."""
         worth = self.values * self.domain.factor(self.codes)
-        ranked = np.concatenate(layers(np.column_stack([-worth, self.costs]), [True] * (1 + self.costs.shape[1])))
-        return np.asarray(self.codes[ranked[:most]])
+        return np.asarray(self.codes[ranked_by_layers(worth, self.costs)[:most]])
 
     def gains(self, codes: Codes) -> Array:
         """What each setting is expected to add [m]."""
@@ -126,11 +125,18 @@ class Model:
         return np.asarray(above @ _NODE_WEIGHTS / math.sqrt(2 * math.pi))
 
 
-def _thinned(history: History) -> History:
-    """At most MOST_FITTED settings: beyond, the newer half of them and the best of the others."""
+def _fitted(history: History, costs: Array, domain: Domain) -> NDArray[np.int64]:
+    """Rows of at most MOST_FITTED settings to fit: beyond, the newer half of them and the best of the others."""
     n = len(history.values)
     if n <= MOST_FITTED:
-        return history
+        return np.arange(n)
     newer = np.arange(n - MOST_FITTED // 2, n)
-    older = np.argsort(-np.nan_to_num(history.values[: newer[0]], nan=-np.inf), kind="stable")[: MOST_FITTED // 2]
-    return history[np.concatenate([np.sort(older), newer])]
+    older = np.flatnonzero(~history.failed[: newer[0]])
+    worth = history.values[older] * domain.factor(history.codes[older])
+    ranked = ranked_by_layers(worth, costs[older])
+    return np.concatenate([np.sort(older[ranked[: MOST_FITTED // 2]]), newer])
+
+
+def ranked_by_layers(worth: Array, costs: Array) -> NDArray[np.int64]:
+    """Indices, those of the front first, then those of the front of the rest, and so on."""
+    return np.concatenate(layers(np.column_stack([-worth, costs]), [True] * (1 + costs.shape[1])))
