@@ -75,8 +75,20 @@ def make_plan(config: Any, console: Console) -> Plan:
                              image_size=config.dataset.image_size)
     baselines = _baselines(config, space)
     out = Path(config.out) if config.out else default_out(deployment.target.name, str(config.space), info.name)
-    reuse = Path(str(config.search.reuse)) if config.search.reuse else None
-    return Plan(config, deployment, space, RunFolder.create(out), baselines, **numbers, reuse=reuse)
+    earlier = _earlier_run(config.search.reuse)
+    return Plan(config, deployment, space, RunFolder.create(out), baselines, **numbers,
+                reuse=earlier)
+
+
+def _earlier_run(value: Any) -> Path | None:
+    """`search.reuse` as a run folder; ConfigError when it holds no study."""
+    if value in (None, ""):
+        return None
+    folder = Path(str(value))
+    if not (folder / "study.db").is_file():
+        raise ConfigError(f"search.reuse={folder}: no study.db there. Give the run folder of an earlier search; one "
+                          "with storage= keeps its study elsewhere and cannot be reused.")
+    return folder
 
 
 def search_options(plan: Plan, model: LatencyModel) -> SearchOptions:
