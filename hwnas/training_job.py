@@ -1,0 +1,185 @@
+"""TrainingJob: what one training is made of, checked before it starts; its identity names all that decides it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hwnas.architecture import Architecture
+from hwnas.baselines import Baseline
+from hwnas.benchmark_model import TIMM
+from hwnas.command import number
+from hwnas.errors import ConfigError, DataError, TargetError, UnknownName
+from hwnas.plan import section
+from hwnas.progress import Console
+from hwnas.run_folder import ModelFolder, RunFolder
+from hwnas.training_options import TeacherOptions, TrainingOptions, content_of, file_option
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from hwnas.accuracy.dataset import Dataset, DatasetInfo, Split
+
+_LARGEST_PX = 224  # at which a timm network is trained on larger images, unless dataset.image_size says otherwise
+_BF16 = {"avx512_bf16", "amx_bf16", "bf16"}
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """A network, the data and the recipe. `device` is `cpu` or `cuda`; it and `threads` change rounding only."""
+
+    network: Architecture | Baseline
+    dataset: Dataset
+    train: Split
+    options: TrainingOptions
+    teacher: TeacherOptions | None
+    weights: Path | None
+    seed: int
+    threads: int
+    device: str
+    folder: ModelFolder
+    identity: Mapping[str, Any]
+
+    @property
+    def checkpoint(self) -> Path:
+        """The last whole epoch."""
+        return self.folder.path / "checkpoint.safetensors"
+
+    @property
+    def log(self) -> Path:
+        """`log.csv`."""
+        return self.folder.path / "log.csv"
+
+    @property
+    def summary(self) -> Path:
+        """`summary.json`, written last."""
+        return self.folder.path / "summary.json"
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(channels, height, width) of an image."""
+        return self.dataset.channels, self.dataset.image_size, self.dataset.image_size
+
+    def build(self) -> nn.Module:
+        """The network in train mode, with random weights (seed torch first) or those it begins with."""
+        from hwnas.training_weights import build_timm, load_weights
+
+        classes = len(self.dataset.class_names)
+        if isinstance(self.network, Baseline):
+            model = build_timm(self.network, self.dataset.channels, classes, self.dataset.image_size)
+        else:
+            from hwnas.network import build
+
+            model = build(self.network)
+        if self.weights is not None:
+            load_weights(model, self.weights, f"weights {self.weights}", classes)
+        return model
+
+
+def make_job(config: Any, console: Console) -> TrainingJob:
+    """Read and check every option, load the data, try the folder; a UserError names what is wrong."""
+    from hwnas.accuracy.data import inspect_dataset, load_dataset
+    from hwnas.accuracy.splits import subset
+
+    _refuse_several_processes()
+    options = TrainingOptions.from_config(config)
+    seed, split_seed = number(config, "seed", 0, whole=True), number(config, "split_seed", 0, whole=True)
+    threads = number(config, "threads", 0, 4096, whole=True)
+    most = number(config, "train_images", 2, whole=True, optional=True)
+    device = _device(config.device)
+    _check_precision(options.precision, device)
+    network, weights = _network(config), file_option(config, "weights")
+    data = section(config, "dataset")
+    info = inspect_dataset(data)
+    teacher = TeacherOptions.from_config(config, info.channels)
+    size = _image_size(network, data.get("image_size"), info)
+    folder = RunFolder.create(str(config.out) if config.out else _default_out(network, info.name)).path
+    with console.step("read images") as report:
+        dataset = load_dataset(data, size, split_seed, lambda done, total: report(done / total))
+    train = dataset.train
+    if most is not None:
+        train = train.take(subset(train.labels, most, split_seed))
+    options.steps_for(len(train))
+    identity = {
+        "network": str(network), "dataset": dataset.name, "dataset.fingerprint": dataset.fingerprint,
+        "dataset.flip": dataset.flip, "image_size": size, "train_images": len(train), "seed": seed,
+        "weights": weights and content_of(weights), **options.to_dict(),
+        **{f"teacher.{key}": value for key, value in (teacher.to_dict() if teacher else {"model": None}).items()}}
+    return TrainingJob(network, dataset, train, options, teacher, weights, seed, threads, device, ModelFolder(folder),
+                       identity)
+
+
+def _network(config: Any) -> Architecture | Baseline:
+    from hwnas.training_weights import check_timm
+
+    if bool(config.architecture) == bool(config.model):
+        raise ConfigError("which network? Give architecture=PATH of an architecture.yaml, or model=timm:NAME.")
+    stem_stride = number(config, "stem_stride", 0, 1, whole=True)
+    if config.model:
+        name = str(config.model)
+        if not name.startswith(TIMM):
+            raise ConfigError(f"model must be timm:NAME, got {name!r}; a network of a search is "
+                              "architecture=models/ID/architecture.yaml.")
+        check_timm(name.removeprefix(TIMM))
+        return Baseline(name.removeprefix(TIMM), stem_stride)
+    if stem_stride:
+        raise ConfigError("stem_stride goes with model=timm:NAME; an architecture says its own. Leave it out.")
+    path = file_option(config, "architecture")
+    assert path is not None
+    try:
+        return Architecture.from_yaml(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"architecture: {path} cannot be read ({error}).") from None
+
+
+def _image_size(network: Architecture | Baseline, asked: int | None, info: DatasetInfo) -> int:
+    """Pixels; DataError when an architecture was made for other images."""
+    if isinstance(network, Baseline):
+        return asked or min(info.native_size, _LARGEST_PX)
+    for what, its, wanted in (("channels", info.channels, network.channels),
+                              ("classes", info.classes, network.classes)):
+        if its != wanted:
+            raise DataError(f"the architecture was made for {wanted} {what}, the data set {info.name} has {its}. "
+                            "Give the data set that it was searched on.")
+    if asked not in (None, network.image_size):
+        raise DataError(f"the architecture was made for {network.image_size} px, dataset.image_size is {asked}. "
+                        "Leave dataset.image_size out.")
+    return network.image_size
+
+
+def _device(asked: object) -> str:
+    import torch
+
+    if asked not in ("auto", "cpu", "cuda"):
+        raise UnknownName("device", asked, ("auto", "cpu", "cuda"))
+    if asked == "cuda" and not torch.cuda.is_available():
+        raise TargetError(f"device=cuda: torch {torch.__version__} finds no CUDA here. Use device=cpu, or install a "
+                          "CUDA build of torch on a machine that has a GPU.")
+    return "cuda" if asked != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+def _check_precision(precision: str, device: str) -> None:
+    import torch
+
+    from hwnas.latency.host import Host
+
+    if precision != "bf16":
+        return
+    has = torch.cuda.is_bf16_supported() if device == "cuda" else bool(_BF16 & set(Host.detect().flags))
+    if not has:
+        raise TargetError(f"precision=bf16: this {'GPU' if device == 'cuda' else 'CPU'} has no bf16. Use "
+                          "precision=fp32.")
+
+
+def _refuse_several_processes() -> None:
+    """Under torchrun every process would train the whole network and write the same files."""
+    if os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
+        raise ConfigError(f"started by torchrun with WORLD_SIZE={os.environ['WORLD_SIZE']}: hwnas.train trains in one "
+                          "process. Start it with python -m hwnas.train.")
+
+
+def _default_out(network: Architecture | Baseline, dataset: str) -> Path:
+    return Path("runs") / f"train-{network.id}-{dataset}"
