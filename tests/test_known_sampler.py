@@ -413,3 +413,12 @@ def test_a_long_study_keeps_its_front() -> None:
     model = Model(domain, reader.read(study.trials, -1, study.study_name), known_module.Tuner(), 8, study.study_name)
     known = {(value, round(cost, 9)) for value, cost in zip(model.values, np.exp(model.costs[:, 0]), strict=True)}
     assert {(trial.values[0], round(trial.values[1], 9)) for trial in study.best_trials} <= known
+
+
+def test_a_front_is_wanted_from_the_worst_quantile_on() -> None:
+    """Fast and inaccurate ones are worth asking for only where the front is to hold them."""
+    cheapest = [min(trial.values[1] for trial in searched(sampler_of(seed, worst_quantile=quantile), 30).trials[8:])
+                for quantile in (0.0, 0.6) for seed in range(3)]
+    assert np.mean(cheapest[:3]) < np.mean(cheapest[3:])
+    with pytest.raises(ValueError, match="worst_quantile"):
+        sampler_of(worst_quantile=1.0)

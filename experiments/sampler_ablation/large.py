@@ -111,7 +111,7 @@ def search(space_name: str, table_path: str, marks: Sequence[int], name: str, se
     space = SearchSpace.load(space_name, channels=table.key.channels, classes=table.key.classes,
                              image_size=max(table.key.sizes))
     predict, accuracy = LatencyModel.fit(table, space).predict, MadeUp(space, seed)
-    sampler = informed(Context(space, predict, Objective(target_ms=1.0)), seed, 8, VARIANTS[name].mix)
+    sampler = informed(Context(space, predict, Objective(target_ms=1.0)), seed, 8, mix=VARIANTS[name].mix)
     study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
     distributions = {one.name: CategoricalDistribution(one.choices) for one in space.parameters}
     random = space.canonical_codes(space.sample(np.random.default_rng(5), RANDOM))

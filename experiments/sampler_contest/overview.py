@@ -2,13 +2,12 @@
 
     python experiments/sampler_contest/overview.py out=FILE.png DIR [DIR ...]
 
-Each DIR holds what run.py wrote (curves.csv, summary.json); its name is the panel's title.
+Each DIR holds what run.py wrote (curves.csv); its name is the panel's title.
 """
 
 from __future__ import annotations
 
 import csv
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,17 +36,15 @@ Curve = dict[int, tuple[float, float]]  # evaluations -> mean share and its stan
 
 @dataclass(frozen=True)
 class Contest:
-    """One folder: each sampler's mean shares, and how many networks there were."""
+    """One folder: each sampler's mean shares."""
 
     title: str
-    networks: int
     samplers: dict[str, Curve]
 
     @classmethod
     def read(cls, folder: Path) -> Contest:
         """DataError when the folder holds no contest."""
         try:
-            networks = int(json.loads((folder / "summary.json").read_text())["networks"])
             with open(folder / "curves.csv", newline="") as file:
                 rows = list(csv.DictReader(file))
             samplers: dict[str, Curve] = {}
@@ -57,7 +54,7 @@ class Contest:
         except (OSError, ValueError, KeyError) as error:
             raise DataError(f"{folder}: no finished contest ({error}). Run experiments/sampler_contest/run.py "
                             f"out={folder}") from error
-        return cls(folder.name.replace("_", " "), networks, samplers)
+        return cls(folder.name.replace("_", " "), samplers)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -109,7 +106,7 @@ def picture(contests: Sequence[Contest]) -> bytes:
         names = [name for name in NAMES if name in lines]
         figure.legend([lines[name] for name in names], [WORDS[name] for name in names], loc="lower center",
                       ncols=len(names), frameon=False, fontsize=8.5)
-        figure.subplots_adjust(left=0.045, right=0.99, top=1 - 0.95 / height, bottom=0.85 / height, hspace=0.36,
+        figure.subplots_adjust(left=0.045, right=0.98, top=1 - 0.95 / height, bottom=0.85 / height, hspace=0.36,
                                wspace=0.16)
     return figure_bytes(figure, "png")
 
@@ -128,7 +125,7 @@ def _panel(axes: Any, one: Contest) -> dict[str, Any]:
     axes.set(xscale="log", xlim=(10, last))
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.minorticks_off()
-    axes.set_title(f"{one.title} · {one.networks:,} networks", fontsize=9.5, loc="left", color=INK)
+    axes.set_title(one.title, fontsize=9.5, loc="left", color=INK)
     return lines
 
 

@@ -22,7 +22,7 @@ GROUP = "hwnas.samplers"
 # would leave the first fifty random. TPE samples its parameters jointly: one look at the study an ask, not one each.
 _GENETIC: dict[str, Any] = {"population_size": 10, "mutation_prob": None, "crossover_prob": 0.9, "swapping_prob": 0.5}
 OWN = "hwnas"
-_OWN_OPTIONS: dict[str, Any] = {"n_startup_trials": 8}
+_OWN_OPTIONS: dict[str, Any] = {"n_startup_trials": 8, "worst_quantile": 0.25}
 _BUILT_IN: dict[str, tuple[Callable[..., BaseSampler], dict[str, Any]]] = {
     "nsga2": (NSGAIISampler, _GENETIC),
     "nsga3": (NSGAIIISampler, {**_GENETIC, "dividing_parameter": 12}),

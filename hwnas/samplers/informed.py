@@ -15,6 +15,7 @@ from optuna.trial import FrozenTrial
 from hwnas.objective import CAP_QUANTILE, Objective, Predict, reward, upper_ms
 from hwnas.samplers.coding import Codes, Settings
 from hwnas.samplers.known import KNOWN, LEARNT, KnownObjectiveSampler
+from hwnas.samplers.model import WORST
 from hwnas.samplers.proposals import Mix
 
 if TYPE_CHECKING:
@@ -37,11 +38,11 @@ class Context:
     cap_quantile: float = CAP_QUANTILE
 
 
-def informed(context: Context | None, seed: int, n_startup_trials: int, mix: Mix | None = None
-             ) -> KnownObjectiveSampler:
+def informed(context: Context | None, seed: int, n_startup_trials: int, worst_quantile: float = WORST,
+             mix: Mix | None = None) -> KnownObjectiveSampler:
     """The sampler for `context`; without one (options are only checked) it knows nothing."""
     if context is None:
-        return KnownObjectiveSampler(n_startup_trials=n_startup_trials, seed=seed)
+        return KnownObjectiveSampler(n_startup_trials=n_startup_trials, worst_quantile=worst_quantile, seed=seed)
     space, objective, cap_ms = context.space, context.objective, context.cap_ms
 
     def latency_ms(settings: Settings) -> Array:
@@ -70,7 +71,7 @@ def informed(context: Context | None, seed: int, n_startup_trials: int, mix: Mix
         roles=(LEARNT, *[KNOWN] * len(objective.minimised)), known=costs if objective.minimised else None,
         features=physical, over=None if cap_ms is None else over_ms,
         factor=rewarded if objective.kind == "reward" else None, canonical=canonical, learnt=_top1,
-        n_startup_trials=n_startup_trials, mix=mix, seed=seed)
+        n_startup_trials=n_startup_trials, worst_quantile=worst_quantile, mix=mix, seed=seed)
 
 
 class _Physical:

@@ -45,7 +45,7 @@ from hwnas.samplers.coding import Codes
 from hwnas.samplers.domain import Domain, Function, Known
 from hwnas.samplers.gain import MOST_KNOWN
 from hwnas.samplers.history import PROPOSAL, History, Learnt, Reader, proposals
-from hwnas.samplers.model import LEAST, Model, Tuner
+from hwnas.samplers.model import LEAST, WORST, Model, Tuner
 from hwnas.samplers.proposals import Mix, propose
 
 Array = NDArray[np.float64]
@@ -62,6 +62,7 @@ class KnownObjectiveSampler(BaseSampler):
     each of the study's objectives; None: the first is learnt. known, features, over, factor, canonical: functions of
     settings, see `domain.Known`. learnt: value of the learnt objective in a complete trial, and the standard deviation
     of its noise (0: not told); None: its recorded value. n_startup_trials: first ones, spread over the known objective.
+    worst_quantile: of what random settings are expected to reach; a front is wanted from there on (0: the worst too).
     Equal seeds give equal proposals with one worker. SamplerError at the first ask when roles, functions and study do
     not fit together; BudgetError when nothing is allowed.
     """
@@ -70,7 +71,8 @@ class KnownObjectiveSampler(BaseSampler):
                  roles: Sequence[str] | None = None, known: Function | None = None,
                  features: Function | None = None, over: Function | None = None, factor: Function | None = None,
                  canonical: Callable[[Codes], Codes] | None = None, learnt: Learnt | None = None,
-                 n_startup_trials: int = 8, mix: Mix | None = None, seed: int | None = None) -> None:
+                 n_startup_trials: int = 8, worst_quantile: float = WORST, mix: Mix | None = None,
+                 seed: int | None = None) -> None:
         self._search_space = dict(search_space) if search_space is not None else None
         self._roles = None if roles is None else tuple(roles)
         if self._roles is not None and (self._roles.count(LEARNT) != 1 or {*self._roles} - {LEARNT, KNOWN}):
@@ -78,7 +80,10 @@ class KnownObjectiveSampler(BaseSampler):
         if n_startup_trials < LEAST:
             raise ValueError(f"n_startup_trials must be at least {LEAST}, got {n_startup_trials}")
         self._known = Known(known, features, over, factor, canonical)
+        if not 0 <= worst_quantile < 1:
+            raise ValueError(f"worst_quantile must lie from 0 to below 1, got {worst_quantile}")
         self._learnt, self._first, self._mix = learnt, n_startup_trials, mix or Mix()
+        self._worst = worst_quantile
         self._rng = LazyRandomState(seed)
         self._independent = RandomSampler(seed=seed)
         self._intersection = IntersectionSearchSpace()
@@ -130,7 +135,7 @@ class KnownObjectiveSampler(BaseSampler):
         taken = set(_keys(np.concatenate([history.taken, history.pending])))
         asked, known = len(history.codes) + len(history.pending), int((~history.failed).sum())
         if asked >= self._first and known >= LEAST:
-            model = Model(domain, history, self._tuner, self._first, study)
+            model = Model(domain, history, self._tuner, self._first, study, self._worst)
             found = propose(rng, domain.coding, model.good(GOOD), lambda codes: _scored(domain, model, codes, taken),
                             self._mix)
             if len(found.codes):

@@ -67,7 +67,8 @@ def _warped(warp: Warp, history: History) -> tuple[Array, Array]:
 class Model:
     """Predicts gains for one ask. `history` has at least LEAST values."""
 
-    def __init__(self, domain: Domain, history: History, tuner: Tuner, first: int, study: str) -> None:
+    def __init__(self, domain: Domain, history: History, tuner: Tuner, first: int, study: str,
+                 worst_quantile: float = WORST) -> None:
         self.domain = domain
         weights = tuner.weights(domain, history, first, study)
         costs, good = domain.costs(history.codes), ~history.failed
@@ -90,7 +91,7 @@ class Model:
         kept = np.isfinite(values)
         self.codes, self.values, self.costs = codes[kept], values[kept], costs[kept]
         anywhere, _ = process.predict(domain.inputs(domain.sample, domain.sample_costs))
-        self.worst = float(self.warp.inverse(np.quantile(anywhere, [WORST]))[0])
+        self.worst = float(self.warp.inverse(np.quantile(anywhere, [worst_quantile]))[0])
 
     def _with_pending(self, process: Process, inputs: Inputs, warped: Array, noise: Array, weights: Weights,
                       pending: Codes) -> tuple[Process, Array, Array]:
