@@ -39,7 +39,8 @@ def version(name: str) -> str:
     """Changes when a sampler may ask differently than it did: a run of another version is not comparable."""
     if name == OURS:
         folder = Path(next(iter(hwnas.samplers.__path__)))
-        return _sources(Path(__file__), *(path for path in folder.glob("*.py") if path.name not in _OF_SEARCHES))
+        here = Path(__file__)
+        return _sources(here, here.with_name("table.py"), here.with_name("replay.py"), *(path for path in folder.glob("*.py") if path.name not in _OF_SEARCHES))
     return _sources(Path(peers.__file__)) if name in AWARE else f"optuna {optuna.__version__}, told log2"
 
 
