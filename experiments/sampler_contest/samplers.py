@@ -40,7 +40,8 @@ def version(name: str) -> str:
     if name == OURS:
         folder = Path(next(iter(hwnas.samplers.__path__)))
         here = Path(__file__)
-        return _sources(here, here.with_name("table.py"), here.with_name("replay.py"), *(path for path in folder.glob("*.py") if path.name not in _OF_SEARCHES))
+        told_by = (here, here.with_name("table.py"), here.with_name("replay.py"))
+        return _sources(*told_by, *(path for path in folder.glob("*.py") if path.name not in _OF_SEARCHES))
     return _sources(Path(peers.__file__)) if name in AWARE else f"optuna {optuna.__version__}, told log2"
 
 
