@@ -76,8 +76,7 @@ def make_plan(config: Any, console: Console) -> Plan:
     baselines = _baselines(config, space)
     out = Path(config.out) if config.out else default_out(deployment.target.name, str(config.space), info.name)
     earlier = _earlier_run(config.search.reuse)
-    return Plan(config, deployment, space, RunFolder.create(out), baselines, **numbers,
-                reuse=earlier)
+    return Plan(config, deployment, space, RunFolder.create(out), baselines, **numbers, reuse=earlier)
 
 
 def _earlier_run(value: Any) -> Path | None:

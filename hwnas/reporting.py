@@ -12,8 +12,7 @@ from hwnas.run_folder import RunFolder
 
 
 def write_report(run: RunFolder) -> None:
-    """`front.png`, `front.svg` and `report.html`, from front.csv, trials.csv, comparisons.json and environment.json.
-    """
+    """`front.png`, `front.svg` and `report.html`, from front.csv, trials.csv, comparisons.json and environment.json."""
     from hwnas.storage_errors import hidden
 
     rows, trials = run.read_front(), run.read_trials()
