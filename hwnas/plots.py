@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hwnas.comparison import describe
 from hwnas.front import FrontRow
 from hwnas.plot_costs import diameters, explain, named, staircase
-from hwnas.plot_labels import Line, place_labels
+from hwnas.plot_labels import Line, draw_better, place_labels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -102,7 +102,7 @@ def _draw_front(axes: Axes, rows: Sequence[FrontRow], info: PlotInfo, verified: 
     _cap(axes, info.cap_ms)
     ends = [end for line in _bars(shown) for end in line]
     _legend(axes, ends, "bars: 95 % of top-1, 90 % of latency")
-    _better(axes, ends)
+    draw_better(axes, ends, MUTED)
     labels = [(row.best_latency_ms or 0.0, 100 * (row.best_top1 or 0.0), named(describe(row, short=True), row),
                BASELINE if row.is_baseline else FRONT if row.on_front else MUTED) for row in shown]
     place_labels(axes, labels, lines=_bars(shown) + _steps(corners) + _cap_line(axes, info.cap_ms))
@@ -253,16 +253,3 @@ def plain_log_ticks(axis: Axis, low: float, high: float) -> None:
 def _cap(axes: Axes, cap_ms: float | None) -> None:
     if cap_ms is not None:
         axes.axvline(cap_ms, color=CAP, lw=1.2, ls=(0, (4, 3)), zorder=1, label=f"cap {cap_ms:.4g} ms")
-
-
-def _better(axes: Axes, points: Sequence[tuple[float, float]]) -> None:
-    """An arrow to the upper left, in that corner or as far below it as keeps it off the points."""
-    places = [axes.transAxes.inverted().transform(axes.transData.transform(point)) for point in points]
-    free = (down for down in (0.0, 0.2, 0.4, 0.6, 0.8)
-            if not any(x < 0.16 and 0.8 < y + down < 1.02 for x, y in places))
-    down = next(free, 0.0)
-    axes.annotate("", (0.015, 0.985 - down), (0.085, 0.885 - down), xycoords="axes fraction",
-                  textcoords="axes fraction",
-                  arrowprops={"arrowstyle": "-|>", "color": MUTED, "lw": 1.6, "mutation_scale": 14})
-    axes.text(0.092, 0.872 - down, "better", transform=axes.transAxes, color=MUTED, fontsize=9.5, style="italic",
-              va="top", ha="center")
