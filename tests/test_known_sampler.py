@@ -422,3 +422,17 @@ def test_a_front_is_wanted_from_the_worst_quantile_on() -> None:
     assert np.mean(cheapest[:3]) < np.mean(cheapest[3:])
     with pytest.raises(ValueError, match="worst_quantile"):
         sampler_of(worst_quantile=1.0)
+
+
+def test_a_long_study_may_begin_with_nothing_but_failures() -> None:
+    rng = np.random.default_rng(0)
+    study = study_of(sampler_of())
+    for number in range(MOST_FITTED + 60):
+        one = {name: dist.choices[int(rng.integers(len(dist.choices)))] if isinstance(dist, CategoricalDistribution)
+               else int(rng.integers(dist.low, dist.high + 1)) for name, dist in SPACE.items()}
+        failed = number < MOST_FITTED
+        study.add_trial(optuna.create_trial(
+            state=TrialState.FAIL if failed else TrialState.COMPLETE, params=one, distributions=SPACE,
+            values=None if failed else [accuracy(one), float(cost_ms([one])[0, 0])]))
+    asked = study.ask(SPACE).params
+    assert set(asked) == set(SPACE)

@@ -153,8 +153,8 @@ def _scored(domain: Domain, model: Model, codes: Codes, taken: set[bytes]) -> tu
 
 def _spread(domain: Domain, taken: set[bytes], asked: int, first: int, rng: np.random.Generator) -> Codes:
     """Random settings that are new and allowed; first those at a random place in the `asked`-th of `first` parts of the
-    known objective's range. In the first part it is the cheapest: a front ends there, and a
-    model knows least. Any random ones when no new one is found."""
+    known objective's range. In the first part it is the cheapest: a front ends there, and a model knows least. Any
+    random ones when no new one is found."""
     for _ in range(_WALKS):
         codes = domain.canonical(domain.coding.sample(rng, 256))
         codes = np.concatenate([codes[domain.over(codes) <= 0], domain.sample[rng.permutation(len(domain.sample))]])

@@ -133,6 +133,8 @@ def _fitted(history: History, costs: Array, domain: Domain) -> NDArray[np.int64]
         return np.arange(n)
     newer = np.arange(n - MOST_FITTED // 2, n)
     older = np.flatnonzero(~history.failed[: newer[0]])
+    if not len(older):
+        return newer
     worth = history.values[older] * domain.factor(history.codes[older])
     ranked = ranked_by_layers(worth, costs[older])
     return np.concatenate([np.sort(older[ranked[: MOST_FITTED // 2]]), newer])
