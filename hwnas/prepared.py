@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hwnas.accuracy import Prepares
 from hwnas.deployment import latency_model
 from hwnas.plan import Plan, make_plan, search_options
 from hwnas.progress import Console, Report
@@ -42,6 +43,8 @@ def prepare(config: Any, console: Console) -> Prepared:
     making = _making(plan, dataset)
     table, model = latency_model(plan.deployment, plan.space, plan.calibration, console)
     options = search_options(plan, model)
+    if isinstance(estimator, Prepares):
+        estimator.prepare(console)
     study = _open_study(plan, table, model, dataset, estimator, options)
     if plan.reuse is not None:
         from hwnas.reuse import reuse_trials
@@ -64,11 +67,11 @@ def _load_data(plan: Plan, console: Console) -> Dataset:
 
 
 def _estimator(plan: Plan, dataset: Dataset) -> AccuracyEstimator:
-    from hwnas.accuracy import load_estimator
+    from hwnas.accuracy import BUILT_IN, WITHOUT_IMAGES, load_estimator
 
     name = str(plan.config.accuracy)
     section = plan.section(name) if name in plan.config else {}
-    if name == "proxy":
+    if name in BUILT_IN and name not in WITHOUT_IMAGES:
         section = {"threads": plan.threads, **section}
     return load_estimator(name, dataset=dataset, space=plan.space, config=section)
 

@@ -34,6 +34,7 @@ class TrainingJob:
     network: Architecture | Baseline
     dataset: Dataset
     train: Split
+    validation: Split
     options: TrainingOptions
     teacher: TeacherOptions | None
     weights: Path | None
@@ -88,7 +89,7 @@ def make_job(config: Any, console: Console) -> TrainingJob:
     options = TrainingOptions.from_config(config)
     seed, split_seed = number(config, "seed", 0, whole=True), number(config, "split_seed", 0, whole=True)
     threads = number(config, "threads", 0, 4096, whole=True)
-    most = number(config, "train_images", 2, whole=True, optional=True)
+    most = {key: number(config, f"{key}_images", 2, whole=True, optional=True) for key in ("train", "validation")}
     device = _device(config.device)
     _check_precision(options.precision, device)
     network, weights = _network(config), file_option(config, "weights")
@@ -99,17 +100,18 @@ def make_job(config: Any, console: Console) -> TrainingJob:
     folder = RunFolder.create(str(config.out) if config.out else _default_out(network, info.name)).path
     with console.step("read images") as report:
         dataset = load_dataset(data, size, split_seed, lambda done, total: report(done / total))
-    train = dataset.train
-    if most is not None:
-        train = train.take(subset(train.labels, most, split_seed))
+    parts = {key: getattr(dataset, key) for key in most}
+    parts |= {key: parts[key].take(subset(parts[key].labels, n, split_seed)) for key, n in most.items() if n}
+    train, validation = parts["train"], parts["validation"]
     options.steps_for(len(train))
     identity = {
         "network": str(network), "dataset": dataset.name, "dataset.fingerprint": dataset.fingerprint,
-        "dataset.flip": dataset.flip, "image_size": size, "train_images": len(train), "seed": seed,
+        "dataset.flip": dataset.flip, "image_size": size, "train_images": len(train),
+        "validation_images": len(validation), "seed": seed,
         "weights": weights and content_of(weights), **options.to_dict(),
         **{f"teacher.{key}": value for key, value in (teacher.to_dict() if teacher else {"model": None}).items()}}
-    return TrainingJob(network, dataset, train, options, teacher, weights, seed, threads, device, ModelFolder(folder),
-                       identity)
+    return TrainingJob(network, dataset, train, validation, options, teacher, weights, seed, threads, device,
+                       ModelFolder(folder), identity)
 
 
 def _network(config: Any) -> Architecture | Baseline:

@@ -159,7 +159,7 @@ class _State:
         return distilled(loss, logits, taught, self.job.teacher)
 
     def _top1(self, model: nn.Module) -> float:
-        found = self.job.dataset.validation
+        found = self.job.validation
         return top1(predict(_FromCpu(model, self.job.device), found.images, self.job.dataset), found.labels)
 
     def _note(self, epoch: int) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from hwnas.architecture import Architecture
 from hwnas.errors import ConfigError, UnknownName
@@ -12,9 +13,15 @@ from hwnas.estimate import Estimate
 
 if TYPE_CHECKING:
     from hwnas.accuracy.dataset import Dataset
-    from hwnas.accuracy.tabular import Decodes
+    from hwnas.progress import Console
+    from hwnas.space import SearchSpace
 
-BUILT_IN = ("proxy", "tabular")
+# Their modules have `load(config, dataset, space) -> AccuracyEstimator`.
+BUILT_IN = {
+    "proxy": "hwnas.accuracy.proxy",
+    "tabular": "hwnas.accuracy.tabular",
+}
+WITHOUT_IMAGES = ("tabular",)  # of these: what needs no data set, and trains nothing
 
 
 class AccuracyEstimator(Protocol):
@@ -30,24 +37,32 @@ class AccuracyEstimator(Protocol):
         ...
 
 
-def load_estimator(name: str, *, dataset: Dataset | None = None, space: Decodes | None = None,
+@runtime_checkable
+class Prepares(Protocol):
+    """An estimator with work to do once, before its first `evaluate`: training a supernet, say."""
+
+    @property
+    def setup_seconds(self) -> float:
+        """What that work has cost, wherever it was done; 0 before `prepare`."""
+        ...
+
+    def prepare(self, console: Console) -> None:
+        """Do it, or find it done; killed and called again, it goes on. Many processes may call it at once."""
+        ...
+
+
+def load_estimator(name: str, *, dataset: Dataset | None = None, space: SearchSpace | None = None,
                    config: Mapping[str, Any] | None = None) -> AccuracyEstimator:
-    """The estimator called `name`: `proxy`, `tabular`, or an entry point of the group `hwnas.accuracy`.
+    """The estimator called `name`: one of BUILT_IN, or an entry point of the group `hwnas.accuracy`.
 
     An entry point is a callable `(dataset=, space=, config=) -> AccuracyEstimator`. `config` is the estimator's own
-    section. UnknownName, ConfigError.
+    section. UnknownName, ConfigError. Where the estimator Prepares, call `prepare` before `evaluate`.
     """
     options = {str(key): value for key, value in (config or {}).items()}
-    if name == "proxy":
-        from hwnas.accuracy.proxy import Proxy
-
-        if dataset is None:
-            raise ConfigError("accuracy=proxy needs a data set. Give dataset=NAME.")
-        return Proxy.from_config(options, dataset)
-    if name == "tabular":
-        from hwnas.accuracy.tabular import Tabular
-
-        return Tabular.from_config(options, space)
+    if name in BUILT_IN:
+        if dataset is None and name not in WITHOUT_IMAGES:
+            raise ConfigError(f"accuracy={name} needs a data set. Give dataset=NAME.")
+        return cast("AccuracyEstimator", import_module(BUILT_IN[name]).load(options, dataset, space))
     others = {entry.name: entry for entry in entry_points(group="hwnas.accuracy")}
     if name not in others:
         raise UnknownName("accuracy estimator", name, [*BUILT_IN, *others])

@@ -142,3 +142,8 @@ def _check_columns(path: Path, columns: Sequence[str], found: Sequence[str]) -> 
     for column in columns:
         if column not in found:
             raise UnknownName(f"column of {path}", column, found)
+
+
+def load(config: Mapping[str, Any], dataset: object, space: Decodes | None) -> Tabular:
+    """The door of `hwnas.accuracy.load_estimator`."""
+    return Tabular.from_config(config, space)
