@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Source = Literal["table", "model", "measured", "proxy", "supernet", "trained", "published"]
+Source = Literal["table", "model", "measured", "proxy", "supernet", "zero_cost", "trained", "published"]
 
 
 @dataclass(frozen=True, slots=True)
