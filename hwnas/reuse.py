@@ -21,7 +21,8 @@ from hwnas.trial_record import EVALUATED, REUSED, known, outcome
 from hwnas.workers import storage_of
 
 SAME = ("space", "data set", "accuracy")  # what accuracies depend on
-_KEPT = ("architecture_id", "architecture", "codes", "top1_proxy", "top1_std", "curve", "stopped")
+_KEPT = ("architecture_id", "architecture", "codes", "top1_proxy", "top1_std", "curve", "stopped",
+         "curve_epochs", "extrapolated")
 
 
 def reuse_trials(study: optuna.Study, folder: Path, space: Space, predict: Predict, options: SearchOptions) -> int:

@@ -13,12 +13,25 @@ from numpy.typing import NDArray
 from optuna.exceptions import TrialPruned, UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
+from hwnas.accuracy import EvaluatesAmong
 from hwnas.architecture import Architecture
 from hwnas.errors import CandidateError, TrainingError, UserError
 from hwnas.estimate import Estimate
 from hwnas.objective import CAP_QUANTILE, Objective, Predict, upper_ms
 from hwnas.processes import worker_name
-from hwnas.trial_record import CAP, DUPLICATE, ERROR, EVALUATED, FAILED, INFEASIBLE, INTERRUPTED, curves, known
+from hwnas.space_costs import KNOWN, LATENCY
+from hwnas.trial_record import (
+    CAP,
+    DUPLICATE,
+    ERROR,
+    EVALUATED,
+    FAILED,
+    INFEASIBLE,
+    INTERRUPTED,
+    curves,
+    evaluated_networks,
+    known,
+)
 from hwnas.workers import requeue, storage_of
 
 INTERRUPTIONS = (KeyboardInterrupt, SystemExit)
@@ -40,7 +53,10 @@ class Space(Protocol):
 
 
 class Estimator(Protocol):
-    """Top-1 of an architecture; `history` is what earlier trials reached, epoch by epoch."""
+    """Top-1 of an architecture; `history` is what earlier trials reached, epoch by epoch.
+
+    One that also has `evaluate_among` (`hwnas.accuracy.EvaluatesAmong`) is asked by that.
+    """
 
     def evaluate(self, architecture: Architecture, history: Sequence[Sequence[float]], seed: int) -> Estimate: ...
 
@@ -113,8 +129,7 @@ class Evaluate:
             self.storage.write_attrs(trial._trial_id, {"outcome": INFEASIBLE})
             raise TrialPruned(f"{over:.4g} ms over the cap")
         self.on_train(trial.number, architecture.id, latency_ms)
-        history = curves(self.study._get_trials(deepcopy=False, use_cache=True))  # as it was at this trial's ask
-        estimate = self.estimator.evaluate(architecture, history, self.options.seed)
+        estimate = self._estimate(architecture, latency_ms)
         if not math.isfinite(estimate.value):
             raise TrainingError(f"top-1 is {estimate.value}")
         objective = self.options.objective
@@ -122,11 +137,24 @@ class Evaluate:
             "outcome": EVALUATED, "top1_proxy": float(estimate.value), "top1_std": float(estimate.std),
             "seconds": float(estimate.seconds), "curve": [float(value) for value in estimate.curve],
             "stopped": bool(estimate.stopped), "reward": objective.reward(estimate.value, latency_ms)}
+        if estimate.curve_epochs:
+            attrs["curve_epochs"] = list(estimate.curve_epochs)
+        if estimate.extrapolated:
+            attrs["extrapolated"] = True
         values = objective.values(float(estimate.value), latency_ms, architecture)
         self._skip_evaluated(trial, architecture.id)
         self.result = values, attrs
         self.storage.write_attrs(trial._trial_id, attrs)
         return values
+
+    def _estimate(self, architecture: Architecture, latency_ms: float) -> Estimate:
+        trials = self.study._get_trials(deepcopy=False, use_cache=True)  # as they were at this trial's ask
+        seed = self.options.seed
+        if isinstance(self.estimator, EvaluatesAmong):
+            costs = self.options.objective.costs(latency_ms, architecture) or {KNOWN[LATENCY].predicted: latency_ms}
+            among = evaluated_networks(trials, list(costs))
+            return self.estimator.evaluate_among(architecture, tuple(costs.values()), among, seed)
+        return self.estimator.evaluate(architecture, curves(trials), seed)
 
     def _record_prediction(self, trial: optuna.Trial, architecture: Architecture, codes: NDArray[np.int64]) -> float:
         options, row = self.options, np.asarray(codes, dtype=np.int64).reshape(1, -1)

@@ -9,6 +9,7 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from hwnas.estimate import Earlier
 from hwnas.pareto import non_dominated
 from hwnas.space_costs import KNOWN, LATENCY, known_costs
 
@@ -27,7 +28,8 @@ CAP = "latency_ms"  # the constraint's name: upper quantile of the prediction mi
 
 COLUMNS = (
     "number", "state", "outcome", "id", "architecture", "top1_proxy", "top1_std", "latency_ms_predicted",
-    "latency_ms_predicted_low", "latency_ms_predicted_high", "reward", "seconds", "epochs", "stopped", "feasible",
+    "latency_ms_predicted_low", "latency_ms_predicted_high", "reward", "seconds", "epochs", "stopped", "extrapolated",
+    "feasible",
     "duplicate_of", "reason", "seed", "started", "finished",
 )
 
@@ -104,14 +106,22 @@ def curves(trials: Iterable[FrozenTrial]) -> list[list[float]]:
             if trial.state == TrialState.COMPLETE and trial.user_attrs.get("curve")]
 
 
+def evaluated_networks(trials: Iterable[FrozenTrial], columns: Sequence[str]) -> list[Earlier]:
+    """The evaluated trials as an estimator sees them; `columns`: the attributes of their costs."""
+    return [Earlier(tuple(float(trial.user_attrs[column]) for column in columns), float(trial.user_attrs["top1_proxy"]),
+                    float(trial.user_attrs.get("top1_std") or 0.0), tuple(trial.user_attrs.get("curve") or ()),
+                    bool(trial.user_attrs.get("stopped")))
+            for trial in trials if trial.state == TrialState.COMPLETE]
+
+
 def trial_rows(study: optuna.Study) -> list[dict[str, Any]]:
     """Rows of trials.csv by trial number, one for every trial that was started, with the keys of COLUMNS; where the
     study minimises other costs than latency, also these and, as `objectives`, their names.
 
     `state` is Optuna's word. `outcome`: evaluated, infeasible (over the cap), duplicate, failed (the candidate's own
-    failure), interrupted (Ctrl-C), error, lost (its worker died). Latencies are in ms, top-1 from 0 to 1, `epochs`
-    is how many the proxy trained, `seconds` what it cost; `started` and `finished` are local ISO times; None where
-    not known.
+    failure), interrupted (Ctrl-C), error, lost (its worker died). Latencies are in ms, top-1 from 0 to 1 (predicted
+    from the epochs before a stop where `extrapolated`), `epochs` is how many were trained, `seconds` what that cost;
+    `started` and `finished` are local ISO times; None where not known.
     """
     rows, first, costs = [], dict[str, int](), minimised(study)
     more = {OBJECTIVES: " ".join(costs)} if costs != (LATENCY,) else {}
@@ -136,11 +146,18 @@ def _row(trial: FrozenTrial) -> dict[str, Any]:
     values = {
         "number": trial.number, "state": trial.state.name, "outcome": outcome(trial) or trial.state.name.lower(),
         "id": attrs.get("architecture_id"), "reason": reason,
-        "epochs": len(attrs["curve"]) if "curve" in attrs else None,
+        "epochs": _epochs(attrs),
         "feasible": all(value <= 0 for value in trial.constraints.values()) if "architecture_id" in attrs else None,
         "started": _iso(trial.datetime_start), "finished": _iso(trial.datetime_complete),
     }
     return {column: values[column] if column in values else attrs.get(column) for column in COLUMNS}
+
+
+def _epochs(attrs: Mapping[str, Any]) -> int | None:
+    """Where the curve ends: it has a value for each epoch, unless the trial says for which."""
+    if "curve" not in attrs:
+        return None
+    return int(attrs["curve_epochs"][-1]) if attrs.get("curve_epochs") else len(attrs["curve"])
 
 
 def _iso(moment: Any) -> str | None:

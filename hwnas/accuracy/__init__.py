@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from hwnas.architecture import Architecture
 from hwnas.errors import ConfigError, UnknownName
-from hwnas.estimate import Estimate
+from hwnas.estimate import Earlier, Estimate
 
 if TYPE_CHECKING:
     from hwnas.accuracy.dataset import Dataset
@@ -48,6 +48,17 @@ class Prepares(Protocol):
 
     def prepare(self, console: Console) -> None:
         """Do it, or find it done; killed and called again, it goes on. Many processes may call it at once."""
+        ...
+
+
+@runtime_checkable
+class EvaluatesAmong(Protocol):
+    """An estimator that spends less on networks that cannot enter the front, for which it is told of the search."""
+
+    def evaluate_among(self, architecture: Architecture, costs: Sequence[float], earlier: Sequence[Earlier],
+                       seed: int) -> Estimate:
+        """As `evaluate`, which a search then does not call. `costs`: the known costs that are minimised (predicted
+        latency in ms, where the search does not minimise others), `earlier`: the networks evaluated so far."""
         ...
 
 
