@@ -47,7 +47,7 @@ def train(job: TrainingJob, console: Console) -> Trained:
 
     StudyError for a checkpoint of another training, TrainingError when the loss is not finite or memory runs out.
     """
-    with seeded(job.seed, job.threads), own_randomness(), _deterministic(job.device), contextlib.ExitStack() as held:
+    with seeded(job.seed, job.threads), own_randomness(), deterministic(job.device), contextlib.ExitStack() as held:
         state = _State(job)
         state.resume(console)
         if state.epoch < job.options.epochs:
@@ -67,7 +67,7 @@ def _teacher(job: TrainingJob) -> Iterator[Teacher | None]:
 
 
 @contextlib.contextmanager
-def _deterministic(device: str) -> Iterator[None]:
+def deterministic(device: str) -> Iterator[None]:
     """cuDNN's deterministic kernels inside; nothing to do on a CPU."""
     before = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
     if device == "cuda":
@@ -88,9 +88,9 @@ class _State:
         self.model = job.build().to(job.device)
         if job.options.channels_last:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.average = _average(self.model, job.options)
-        self.optimizer = _optimizer(self.model, job.options)
-        self.schedule = _schedule(self.optimizer, job.options, job.options.epochs * len(self.batches))
+        self.average = make_average(self.model, job.options)
+        self.optimizer = make_optimizer(self.model, job.options)
+        self.schedule = make_schedule(self.optimizer, job.options, job.options.epochs * len(self.batches))
 
     def resume(self, console: Console) -> None:
         """Take up the checkpoint, where there is one."""
@@ -209,7 +209,7 @@ def _out_of_memory(options: TrainingOptions, images: Tensor) -> Iterator[None]:
         raise
 
 
-def _optimizer(model: nn.Module, options: TrainingOptions) -> torch.optim.Optimizer:
+def make_optimizer(model: nn.Module, options: TrainingOptions) -> torch.optim.Optimizer:
     """timm's, without weight decay of norms and biases."""
     from timm.optim import create_optimizer_v2
 
@@ -218,7 +218,7 @@ def _optimizer(model: nn.Module, options: TrainingOptions) -> torch.optim.Optimi
     return found
 
 
-def _schedule(optimizer: torch.optim.Optimizer, options: TrainingOptions, steps: int) -> Any:
+def make_schedule(optimizer: torch.optim.Optimizer, options: TrainingOptions, steps: int) -> Any:
     """timm's, with a step for its unit; `step_update(step)` sets what the step alone decides."""
     from timm.scheduler import create_scheduler_v2
 
@@ -230,7 +230,7 @@ def _schedule(optimizer: torch.optim.Optimizer, options: TrainingOptions, steps:
     return found
 
 
-def _average(model: nn.Module, options: TrainingOptions) -> Any:
+def make_average(model: nn.Module, options: TrainingOptions) -> Any:
     """timm's moving average with a warm-up, or None."""
     if not options.ema_decay:
         return None

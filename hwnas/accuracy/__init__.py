@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 # Their modules have `load(config, dataset, space) -> AccuracyEstimator`.
 BUILT_IN = {
     "proxy": "hwnas.accuracy.proxy",
+    "supernet": "hwnas.accuracy.supernet",
     "tabular": "hwnas.accuracy.tabular",
+    "zero_cost": "hwnas.accuracy.zero_cost",
 }
 WITHOUT_IMAGES = ("tabular",)  # of these: what needs no data set, and trains nothing
 

@@ -1,0 +1,142 @@
+"""Accuracy with inherited weights: the `supernet` estimator."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hwnas.accuracy.dataset import Dataset, Split, resize
+from hwnas.accuracy.proxy import Z90, binomial_std
+from hwnas.accuracy.splits import subset
+from hwnas.accuracy.training import predict, release_memory, seeded, top1
+from hwnas.architecture import Architecture
+from hwnas.errors import ConfigError, StudyError
+from hwnas.estimate import Estimate
+from hwnas.paths import home
+from hwnas.space import SearchSpace
+from hwnas.supernet.options import SupernetOptions
+
+if TYPE_CHECKING:
+    from hwnas.progress import Console
+    from hwnas.supernet.bank import Bank
+    from hwnas.supernet.training import SupernetJob
+
+CHECKPOINT = "supernet.safetensors"
+
+
+@dataclass(eq=False)
+class Supernet:
+    """An AccuracyEstimator: an architecture inherits the weights of one network trained for its whole space, its
+    batch norm is measured on a few hundred training images, and it is validated. `prepare` trains the supernet.
+
+    `std` and the interval are the validation images' alone: how well inherited weights rank the networks of a space is
+    what `python -m hwnas.certify` measures.
+    """
+
+    dataset: Dataset
+    space: SearchSpace
+    options: SupernetOptions = field(default_factory=SupernetOptions)
+    setup_seconds: float = 0.0
+    _bank: Bank | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        options, sizes = self.options, self.space.image_sizes
+        size = options.image_size or max(sizes)
+        if len(sizes) > 1 and not options.image_size:
+            raise ConfigError(f"supernet: the space {self.space.name} searches image sizes {', '.join(map(str, sizes))}"
+                              ", which one supernet cannot share. Set supernet.image_size to train it at one of them, "
+                              "which ranks the networks at that size, or give accuracy=proxy.")
+        self._train = _part(self.dataset.train, options.train_images, size)
+        self._validation = _part(self.dataset.validation, options.validation_images, size)
+        self._data = replace(self.dataset, train=self._train, validation=self._validation, image_size=size)
+        if len(self._train) < options.batch_size:
+            raise ConfigError(f"supernet.batch_size is {options.batch_size}, but there are {len(self._train)} images "
+                              f"to train on. Set supernet.batch_size={len(self._train)} or less.")
+        self._recalibration = self._train.images[subset(self._train.labels, options.recalibration_images, 1)]
+
+    @property
+    def fingerprint(self) -> str:
+        """Names all that decides its values, besides the architecture."""
+        content = f"{self.identity}|{self.options.validation_images}|{self.options.recalibration_images}"
+        return hashlib.sha256(content.encode()).hexdigest()[:12]
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Everything that decides the shared weights."""
+        return {"space": f"{self.space.name} ({self.space.fingerprint})", "channels": self.space.channels,
+                "classes": list(self.dataset.class_names), "dataset": self.dataset.name,
+                "dataset.fingerprint": self.dataset.fingerprint, "dataset.flip": self.dataset.flip,
+                "image_size": self._data.image_size, "train_images": len(self._train),
+                "training": self.options.training}
+
+    @property
+    def folder(self) -> Path:
+        """Where the supernet lies: `supernet.path`, or by its identity in the user's data folder."""
+        name = f"{self.space.name}-{self.dataset.name}-{self._data.image_size}px"
+        digest = hashlib.sha256(str(self.identity).encode()).hexdigest()[:12]
+        return self.options.path or home() / "supernets" / f"{name}-{digest}"
+
+    def prepare(self, console: Console) -> None:
+        """Train the supernet from its last whole epoch, or find it trained; other processes wait."""
+        from hwnas.latency.locks import file_lock
+        from hwnas.supernet.training import train
+
+        path = self.folder / CHECKPOINT
+        if self.options.path is not None and not path.is_file():
+            raise StudyError(f"supernet.path: no {CHECKPOINT} in {self.folder}. Leave supernet.path out to train one.")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with file_lock(self.folder / ".training.lock", lambda: console.say(f"another process trains {path}; waiting")):
+            found = train(self._job(path), console)
+        self.setup_seconds = sum(row["seconds"] for row in found.rows)
+        self._bank = _loaded(self.space, found.average or found.model)
+        console.note(f"supernet: {path}, {found.epoch} epochs in {self.setup_seconds:.0f} s")
+
+    def evaluate(self, architecture: Architecture, history: Sequence[Sequence[float]] = (), seed: int = 0) -> Estimate:
+        """Validation top-1 with inherited weights and its 90 % interval (the images' only)."""
+        if self._bank is None:
+            raise RuntimeError("Supernet.prepare comes first")
+        start = time.perf_counter()
+        with seeded(seed, self.options.threads):
+            network = self.network(architecture)
+            value = top1(predict(network, self._validation.images, self._data), self._validation.labels)
+        del network
+        release_memory()
+        std = binomial_std(value, len(self._validation))
+        return Estimate(value, max(0.0, value - Z90 * std), min(1.0, value + Z90 * std), std, "supernet",
+                        time.perf_counter() - start)
+
+    def network(self, architecture: Architecture) -> Any:
+        """The architecture's network with inherited weights, in eval mode: also what a training may begin with."""
+        from hwnas.supernet.inherit import inherit
+
+        assert self._bank is not None
+        return inherit(self._bank, architecture, self._recalibration, self._data)
+
+    def _job(self, path: Path) -> SupernetJob:
+        from hwnas.supernet.training import SupernetJob
+
+        return SupernetJob(self.space, self._data, self._train, self.options, self.identity, path)
+
+
+def _part(split: Split, n: int, size: int) -> Split:
+    chosen = split if not n or n >= len(split) else split.take(subset(split.labels, n, 0))
+    return Split(resize(chosen.images, size), chosen.labels)
+
+
+def _loaded(space: SearchSpace, weights: Mapping[str, Any]) -> Bank:
+    from hwnas.supernet.bank import Bank
+
+    bank = Bank(space)
+    bank.load_state_dict(dict(weights))
+    return bank.requires_grad_(False)
+
+
+def load(config: Mapping[str, Any], dataset: Dataset, space: SearchSpace | None) -> Supernet:
+    """The door of `hwnas.accuracy.load_estimator`."""
+    if space is None:
+        raise ConfigError("accuracy=supernet needs a search space. Give space=NAME.")
+    return Supernet(dataset, space, SupernetOptions.from_config(config))
