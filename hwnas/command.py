@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 GROUPS = {"dataset": "data set", "objective": "objective"}  # groups of files in conf/ that have a default
-OPEN = ("proxy.", "tabular.", "finalists.recipe.", "sampler_options.", "dataset.options.")
+OPEN = ("proxy.", "tabular.", "finalists.recipe.", "sampler_options.", "dataset.options.", "training.")
 Main = Callable[["DictConfig", Console], None]
 
 
@@ -102,7 +102,7 @@ def _check_overrides(overrides: Sequence[str], target: bool) -> None:
                 raise ConfigError(f"write +target={value} (with the plus): targets: {', '.join(names_in('target'))}.")
         if name in GROUPS and value not in names_in(name):
             raise UnknownName(GROUPS[name], value, names_in(name))
-    if not target:
+    if chosen is None and not target:
         return
     if chosen is None:
         raise ConfigError(f"no target chosen. Add +target=NAME: {', '.join(names_in('target'))}.")

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from hwnas.progress import Console
@@ -22,7 +22,13 @@ _PR_SET_PDEATHSIG = 1
 @contextlib.contextmanager
 def extra_workers(n: int, run: RunFolder, console: Console) -> Iterator[None]:
     """`n` workers beside this process while the block runs; they end with the search, or with this process."""
-    command = [sys.executable, "-m", "hwnas.worker", "-q", f"run={run.path.absolute()}"]
+    with crew([sys.executable, "-m", "hwnas.worker", "-q", f"run={run.path.absolute()}"], n, console):
+        yield
+
+
+@contextlib.contextmanager
+def crew(command: Sequence[str], n: int, console: Console) -> Iterator[None]:
+    """`n` processes of `command` while the block runs, waited for at its end; one that fails has its last line said."""
     with contextlib.ExitStack() as stack:
         logs = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(n)]
         workers = [subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
