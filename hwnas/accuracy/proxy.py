@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from hwnas.accuracy.dataset import Dataset, Progress, Split, resize
+from hwnas.accuracy.dataset import Dataset, Progress, Split
 from hwnas.accuracy.recipe import PROXY, Recipe
 from hwnas.accuracy.splits import subset
+from hwnas.accuracy.subsets import Subsets
 from hwnas.accuracy.training import predict, release_memory, seeded, top1, train
 from hwnas.architecture import Architecture
 from hwnas.errors import ConfigError
@@ -72,9 +73,7 @@ class Proxy:
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
-        self._train = self._part(self.dataset.train, self.options.train_images)
-        self._validation = self._part(self.dataset.validation, self.options.validation_images)
-        self._sized: dict[int, tuple[Split, Split]] = {}
+        self._subsets = Subsets(self.dataset, self.options.train_images, self.options.validation_images)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], dataset: Dataset) -> Proxy:
@@ -94,11 +93,9 @@ class Proxy:
 
         `std` joins the validation set's binomial error and, with several seeds, their spread.
         """
-        if (architecture.channels, architecture.classes) != (self.dataset.channels, len(self.dataset.class_names)):
-            raise ValueError(f"architecture of {architecture.channels} channels, {architecture.classes} classes, data "
-                             f"of {self.dataset.channels} channels, {len(self.dataset.class_names)} classes")
+        self._subsets.check(architecture)
         start = time.perf_counter()
-        sets = self._at(self.options.image_size or architecture.image_size)
+        sets = self._subsets.at(self.options.image_size or architecture.image_size)
         curves: list[list[float]] = []
         stopped = False
         for index in range(self.options.seeds):
@@ -153,20 +150,11 @@ class Proxy:
 
         return build(architecture)
 
-    def _part(self, split: Split, size: int) -> Split:
-        """A fixed stratified subset in memory; the whole split as it is when there is no more."""
-        return split if not size or size >= len(split) else split.take(subset(split.labels, size, 0))
-
-    def _at(self, image_size: int) -> tuple[Split, Split]:
-        if image_size not in self._sized:
-            self._sized[image_size] = (Split(resize(self._train.images, image_size), self._train.labels),
-                                       Split(resize(self._validation.images, image_size), self._validation.labels))
-        return self._sized[image_size]
-
     def _estimate(self, curves: list[list[float]], curve: NDArray[np.float64], stopped: bool, seconds: float
                   ) -> Estimate:
         value = float(curve[-1])
-        n_images = min(CHECK_IMAGES, len(self._validation)) if stopped else len(self._validation)
+        n_images = len(self._subsets.validation)
+        n_images = min(CHECK_IMAGES, n_images) if stopped else n_images
         ends = [run[-1] for run in curves if len(run) == len(curve)]
         spread = statistics.variance(ends) / len(ends) if len(ends) > 1 else 0.0
         std = (binomial_std(value, n_images) ** 2 + spread) ** 0.5

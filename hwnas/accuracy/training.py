@@ -73,7 +73,9 @@ def _train(model: nn.Module, split: Split, recipe: Recipe, dataset: Dataset, see
     for step, (epoch, last, images, labels) in enumerate(_batches(split, recipe, dataset, seed), 1):
         loss = criterion(model(images), labels)
         if not math.isfinite(value := float(loss.detach())):
-            raise TrainingError(f"loss is {value} in step {step} of {steps}, recipe {recipe.name}, lr {recipe.lr:g}.")
+            rate = float(optimizer.param_groups[0]["lr"])
+            raise TrainingError(f"loss is {value} in epoch {epoch}, step {step} of {steps}, at learning rate "
+                                f"{rate:.3g}, recipe {recipe.name}. Set a smaller lr.")
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         if recipe.clip_norm:
