@@ -1,7 +1,8 @@
-"""Which sub-networks a step trains: the sandwich rule (Yu and Huang, ICCV 2019) within one choice of branches."""
+"""Which sub-networks a step trains: random ones, or a sandwich (Yu and Huang, ICCV 2019)."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,18 +12,33 @@ from hwnas.supernet.bank import extreme
 if TYPE_CHECKING:
     from hwnas.architecture import Architecture
     from hwnas.space import SearchSpace
+    from hwnas.space_def import Value
 
 
-def sandwich(space: SearchSpace, n_random: int, rng: np.random.Generator) -> list[Architecture]:
-    """The largest network of a random choice of operations, then the smallest and random ones.
+@dataclass(frozen=True)
+class Step:
+    """The networks of one step; with `distil`, all but the first learn the first one's answers."""
 
-    The smallest has the largest's operations; the random ones have their own, so that branches meet in every mixture.
-    """
-    rows = [space.to_params(row) for row in space.sample(rng, n_random + 1)]
-    ends = [extreme(space, rows[0], pick) for pick in (max, min)]
-    return [space.decode(setting) for setting in (*ends, *rows[1:])]
+    networks: list[Architecture]
+    distil: bool = False
 
 
-def largest(space: SearchSpace, rng: np.random.Generator) -> list[Architecture]:
+def sandwich(space: SearchSpace, n_random: int, rng: np.random.Generator) -> Step:
+    """The largest network of a random choice of operations, the smallest of the same one, and random networks."""
+    settings = _settings(space, n_random + 1, rng)
+    ends = [extreme(space, settings[0], pick) for pick in (max, min)]
+    return Step([space.decode(setting) for setting in (*ends, *settings[1:])], distil=True)
+
+
+def largest(space: SearchSpace, rng: np.random.Generator) -> Step:
     """The largest network of a random choice of operations, alone."""
-    return sandwich(space, 0, rng)[:1]
+    return Step([space.decode(extreme(space, _settings(space, 1, rng)[0], max))])
+
+
+def uniform(space: SearchSpace, n_random: int, rng: np.random.Generator) -> Step:
+    """Random networks."""
+    return Step([space.decode(setting) for setting in _settings(space, n_random, rng)])
+
+
+def _settings(space: SearchSpace, n: int, rng: np.random.Generator) -> list[dict[str, Value]]:
+    return [dict(space.to_params(row)) for row in space.sample(rng, n)]

@@ -16,14 +16,13 @@ from torch.nn.functional import cross_entropy
 from hwnas.accuracy.training import seeded
 from hwnas.errors import TrainingError
 from hwnas.supernet.bank import Bank, megabytes
-from hwnas.supernet.sandwich import largest, sandwich
+from hwnas.supernet.sandwich import Step, largest, sandwich, uniform
 from hwnas.training_batches import Batches, own_randomness, reseed
 from hwnas.training_checkpoint import Checkpoint, check_identity
 from hwnas.training_run import make_average, make_optimizer, make_schedule
 
 if TYPE_CHECKING:
     from hwnas.accuracy.dataset import Dataset, Split
-    from hwnas.architecture import Architecture
     from hwnas.progress import Console, Report
     from hwnas.space import SearchSpace
     from hwnas.supernet.options import SupernetOptions
@@ -82,19 +81,27 @@ class _State:
             self.epoch, self.rows = found.epoch, found.rows
 
     def forecast(self) -> str:
-        """Memory and time of what is left, from two steps that are taken and thrown away."""
+        """Memory and time of what is left, from a few steps that are taken and thrown away."""
         images, labels = next(iter(self.batches.epoch(self.epoch + 1)))
-        seconds = []
-        for step in range(3):
-            start = time.perf_counter()
-            self._gradients(images, labels, sandwich(self.job.space, self.job.options.n_random, self._rng(0, step)))
-            seconds.append(time.perf_counter() - start)
+        options, space = self.job.options, self.job.space
+        kinds = (sandwich(space, options.n_random, self._rng(0, 0)), uniform(space, options.n_random, self._rng(0, 0)))
+        both, alone = (self._timed(images, labels, step) for step in kinds)
+        seconds = options.sandwich * both + (1 - options.sandwich) * alone
         self.optimizer.zero_grad(set_to_none=True)
-        left = (self.recipe.epochs - self.epoch) * len(self.batches) * min(seconds[1:]) / 60
+        left = (self.recipe.epochs - self.epoch) * len(self.batches) * seconds / 60
         size, at = megabytes(self.bank), f" from epoch {self.epoch + 1} on" if self.epoch else ""
-        return (f"supernet of {self.job.space.name}: {size:.0f} MB of shared weights, {_STATES * size:.0f} MB in "
-                f"training besides the images' maps; {self.recipe.epochs} epochs of {len(self.batches)} steps of "
-                f"{self.recipe.batch_size} images, about {left:.0f} min{at} (estimated from two steps)")
+        return (f"supernet of {space.name}: {size:.0f} MB of shared weights, {_STATES * size:.0f} MB in training "
+                f"besides the images' maps; {self.recipe.epochs} epochs of {len(self.batches)} steps of "
+                f"{self.recipe.batch_size} images, about {max(left, 1):.0f} min{at} (estimated from a few steps)")
+
+    def _timed(self, images: Tensor, labels: Tensor, step: Step) -> float:
+        """Seconds of the faster of two tries."""
+        seconds = []
+        for _ in range(2):
+            start = time.perf_counter()
+            self._gradients(images, labels, step)
+            seconds.append(time.perf_counter() - start)
+        return min(seconds)
 
     def train(self, report: Report) -> None:
         """Every epoch that is left."""
@@ -113,14 +120,11 @@ class _State:
 
     def _epoch(self, epoch: int, progress: Callable[[float], None]) -> float:
         total, steps = 0.0, len(self.batches)
-        alone = epoch <= self.job.options.warmup_largest * self.recipe.epochs
         for index, (images, labels) in enumerate(self.batches.epoch(epoch)):
             step, rng = (epoch - 1) * steps + index, self._rng(epoch, index)
             self.schedule.step_update(step)
-            chosen = largest(self.job.space, rng) if alone else sandwich(
-                self.job.space, self.job.options.n_random, rng)
             self.optimizer.zero_grad(set_to_none=True)
-            loss = self._gradients(images, labels, chosen)
+            loss = self._gradients(images, labels, self._step(rng, epoch))
             if not math.isfinite(loss):
                 raise TrainingError(
                     f"supernet: loss is {loss} in epoch {epoch} of {self.recipe.epochs}, learning rate "
@@ -134,18 +138,26 @@ class _State:
             progress((index + 1) / steps)
         return total / steps
 
-    def _gradients(self, images: Tensor, labels: Tensor, chosen: list[Architecture]) -> float:
-        """Add the gradients of every chosen network; the largest's loss. The others learn its answers."""
+    def _step(self, rng: np.random.Generator, epoch: int) -> Step:
+        options, space = self.job.options, self.job.space
+        if epoch <= options.warmup_largest * self.recipe.epochs:
+            return largest(space, rng)
+        kind = sandwich if rng.random() < options.sandwich else uniform
+        return kind(space, options.n_random, rng)
+
+    def _gradients(self, images: Tensor, labels: Tensor, step: Step) -> float:
+        """Add the gradients of every network of the step; the first one's loss."""
         taught: Tensor | None = None
-        loss = math.nan
-        for architecture in chosen:
+        losses = []
+        for architecture in step.networks:
             logits = self.bank(images, architecture)
-            target = labels if taught is None else taught
-            one = cross_entropy(logits, target, label_smoothing=self.recipe.label_smoothing if taught is None else 0.0)
-            (one / len(chosen)).backward()
-            if taught is None:
-                taught, loss = logits.detach().softmax(1), float(one.detach())
-        return loss
+            smoothing = self.recipe.label_smoothing if taught is None else 0.0
+            one = cross_entropy(logits, labels if taught is None else taught, label_smoothing=smoothing)
+            (one / len(step.networks)).backward()
+            losses.append(float(one.detach()))
+            if step.distil and taught is None:
+                taught = logits.detach().softmax(1)
+        return losses[0]
 
     def _rng(self, epoch: int, step: int) -> np.random.Generator:
         return np.random.default_rng([self.job.options.seed, _NETWORKS, epoch, step])
