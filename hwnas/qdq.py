@@ -6,7 +6,7 @@ where nothing is negative), weights int8 per output channel (symmetric), biases 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -79,6 +79,11 @@ class Graph:
             node = self.producer[tensor]
         return False
 
+    def read_only_by(self, tensor: str, nodes: Collection[str]) -> bool:
+        """Whether every reader of `tensor`, and there is one, is named in `nodes`."""
+        readers = self.consumers.get(tensor, [])
+        return bool(readers) and all(reader.name in nodes for reader in readers)
+
     def non_negative(self, tensor: str) -> bool:
         """Whether no value of `tensor` can be below 0, known from the graph alone."""
         node = self.producer.get(tensor)
@@ -103,30 +108,37 @@ class Graph:
         return float(numpy_helper.to_array(node.attribute[0].t))
 
 
-def quantised_nodes(graph: Graph) -> list[NodeProto]:
-    """Every convolution and linear layer except those of squeeze-and-excite (tiny, and slower in int8)."""
+def quantised_nodes(graph: Graph, kept: Collection[str] = ()) -> list[NodeProto]:
+    """Every convolution and linear layer except those named in `kept`, which stay in fp32, and those of
+    squeeze-and-excite (tiny, and slower in int8)."""
     found = [node for node in graph.proto.graph.node
-             if (node.op_type == "Gemm" or (node.op_type == "Conv" and not graph.is_gate(node)))
-             and node.input[1] in graph.weights]
+             if (_is_linear(node) or (node.op_type == "Conv" and not graph.is_gate(node)))
+             and node.input[1] in graph.weights and node.name not in kept]
     if not found:
         raise QuantizeError("the network has no convolution or linear layer to quantise.")
     return found
 
 
-def quantised_tensors(graph: Graph, tuned_for: str) -> list[str]:
+def _is_linear(node: NodeProto) -> bool:
+    """A linear layer whose weights are [out, in], as torch writes them: scales lie along the first axis."""
+    return node.op_type == "Gemm" and any(entry.name == "transB" and entry.i for entry in node.attribute)
+
+
+def quantised_tensors(graph: Graph, tuned_for: str, kept: Collection[str] = ()) -> list[str]:
     """Activations that get a pair: what quantised nodes read and write, both sides of residual sums, pooled maps.
 
     Around swish and hard-swish runtimes differ: OpenVINO fuses convolution and activation only where no pair stands
-    between them, ONNX Runtime runs the convolution in int8 only where one does.
+    between them, ONNX Runtime runs the convolution in int8 only where one does. What only nodes of `kept` read needs
+    no pair for their sake.
     """
     names: dict[str, None] = {}
     with_swish = tuned_for == "openvino"
-    for node in quantised_nodes(graph):
+    for node in quantised_nodes(graph, kept):
         names[node.input[0]] = None
         if node.op_type == "Conv":
-            names[graph.after_activation(node.output[0], with_swish=with_swish)] = None
-            if not with_swish:
-                names[graph.after_activation(node.output[0], with_swish=True)] = None
+            written = [graph.after_activation(node.output[0], with_swish=with_swish)]
+            written += [] if with_swish else [graph.after_activation(node.output[0], with_swish=True)]
+            names.update(dict.fromkeys(name for name in written if not graph.read_only_by(name, kept)))
     for node in graph.proto.graph.node:
         if node.op_type == "Add":
             names.update(dict.fromkeys(node.input))
@@ -143,22 +155,24 @@ def range_source(graph: Graph, tensor: str) -> str:
     return tensor
 
 
-def insert_pairs(graph: Graph, ranges: Mapping[str, Range]) -> None:
+def insert_pairs(graph: Graph, ranges: Mapping[str, Range], *, kept: Collection[str] = (),
+                 per_channel: bool = True) -> None:
     """Rewrite the graph in place: a pair on every tensor of `ranges`, quantised weights and biases.
 
-    The structure depends on the names in `ranges` and on which tensors can be negative, never on the values.
+    Nodes named in `kept` read and compute in fp32. Weights have a scale for each output channel, or one for the whole
+    tensor. The structure depends on the names in `ranges` and on which tensors can be negative, never on the values.
     """
     from onnx import numpy_helper
 
-    inserter = _Inserter(graph, {name: _scale(low, high) for name, (low, high) in ranges.items()})
+    inserter = _Inserter(graph, {name: scale_of(low, high) for name, (low, high) in ranges.items()}, per_channel)
     inputs = {value.name for value in graph.proto.graph.input}
     nodes = [pair for name in ranges if name in inputs for pair in inserter.pair(name)]
-    quantised = {node.name for node in quantised_nodes(graph)}
+    quantised = {node.name for node in quantised_nodes(graph, kept)}
     for node in graph.proto.graph.node:
         if node.name in quantised:
             nodes += inserter.weights(node)
         for index, name in enumerate(node.input):
-            if name in ranges:
+            if name in ranges and node.name not in kept:
                 node.input[index] = f"{name}_dequantised"
         nodes.append(node)
         for name in node.output:
@@ -177,6 +191,7 @@ def insert_pairs(graph: Graph, ranges: Mapping[str, Range]) -> None:
 class _Inserter:
     graph: Graph
     scales: dict[str, tuple[float, int]]
+    per_channel: bool = True
     constants: dict[str, NDArray[np.generic]] = field(default_factory=dict)
 
     def pair(self, name: str) -> Iterator[NodeProto]:
@@ -203,6 +218,8 @@ class _Inserter:
         if bias is not None:  # a near-dead channel must not push its bias out of int32
             scale = np.maximum(scale, np.abs(bias) / (input_scale * 2**30))
         scale = np.maximum(scale, 1e-12).astype(np.float32)
+        if not self.per_channel:
+            scale = np.asarray(scale.max())
         rounded = np.clip(np.rint(weight / scale.reshape(-1, *[1] * (weight.ndim - 1))), -127, 127).astype(np.int8)
         yield self._constant_pair(node, 1, "weight", rounded, scale)
         if bias is not None:
@@ -215,7 +232,7 @@ class _Inserter:
 
         stem = f"{node.name}/{role}"
         inputs = [self._add(f"{stem}_quantised", values), self._add(f"{stem}_scale", scale),
-                  self._add(f"{stem}_zero", np.zeros(len(scale), values.dtype))]
+                  self._add(f"{stem}_zero", np.zeros(scale.shape, values.dtype))]
         node.input[index] = f"{stem}_dequantised"
         return helper.make_node("DequantizeLinear", inputs, [f"{stem}_dequantised"], name=f"{stem}_DequantizeLinear",
                                 axis=0)
@@ -225,7 +242,7 @@ class _Inserter:
         return name
 
 
-def _scale(low: float, high: float) -> tuple[float, int]:
+def scale_of(low: float, high: float) -> tuple[float, int]:
     """Scale and zero point of a uint8 tensor that spans `low`..`high`, 0 included and exact."""
     low, high = min(low, 0.0), max(high, 0.0)
     scale = max(high - low, 1e-6) / _LEVELS
