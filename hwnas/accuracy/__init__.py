@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 # Their modules have `load(config, dataset, space) -> AccuracyEstimator`.
 BUILT_IN = {
+    "multi_fidelity": "hwnas.accuracy.multi_fidelity",
     "proxy": "hwnas.accuracy.proxy",
     "supernet": "hwnas.accuracy.supernet",
     "tabular": "hwnas.accuracy.tabular",
