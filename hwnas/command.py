@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 GROUPS = {"dataset": "data set", "objective": "objective"}  # groups of files in conf/ that have a default
-OPEN = ("proxy.", "tabular.", "finalists.recipe.", "sampler_options.", "dataset.options.", "training.")
+OPEN = ("proxy.", "multi_fidelity.", "supernet.", "zero_cost.", "tabular.", "finalists.recipe.", "sampler_options.",
+        "dataset.options.", "training.")
 Main = Callable[["DictConfig", Console], None]
 
 
