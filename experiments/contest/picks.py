@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.contest.data import data_info
 from experiments.contest.networks import Network
 from experiments.contest.options import RECIPE, Options
 from hwnas.architecture import Architecture
@@ -136,14 +137,9 @@ def _pick(options: Options, run: Path) -> Picks:
 def _architectures(options: Options, config: Mapping[str, Any], wanted: set[str], trials: Sequence[Any], run: Path,
                    ) -> dict[str, Architecture]:
     """The networks called `wanted`, by id; StudyError when the space is no longer the one that was searched."""
-    from omegaconf import OmegaConf
-
-    from hwnas.accuracy.data import inspect_dataset
-    from hwnas.command import compose
     from hwnas.space import SearchSpace
 
-    data = OmegaConf.to_container(compose("train", options.dataset, target=False).dataset, resolve=True)
-    info = inspect_dataset(data)  # type: ignore[arg-type]
+    info = data_info(options)
     space = SearchSpace.load(str(config["space"]), channels=config.get("channels") or info.channels,
                              classes=config.get("classes") or info.classes, image_size=config.get("image_size"))
     found = {one.user_attrs["architecture_id"]: space.decode(one.params) for one in trials

@@ -44,6 +44,14 @@ def main(arguments: list[str] | None = None) -> None:
     if "train" in options.steps:
         failed = train_all(networks, options, console)
         console.say(f"{len(failed)} trainings failed: {', '.join(failed)}" if failed else "all is trained")
+    if "score" in options.steps:
+        from experiments.contest.scoring import score_all
+
+        score_all(networks, options, console)
+    if "time" in options.steps:
+        from experiments.contest.timing import time_all
+
+        time_all(networks, options, console)
 
 
 def entrants(options: Options) -> list[Network]:

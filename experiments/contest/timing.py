@@ -1,0 +1,148 @@
+"""Latency of all deployed files together: interleaved rounds beside one reference, on one core."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from experiments.contest.data import data_info
+from experiments.contest.networks import Network, Training
+from experiments.contest.options import Options
+from experiments.contest.scoring import PRECISIONS, file_of, read_score, target_of
+from experiments.contest.training import summary_of
+from hwnas.errors import StudyError
+from hwnas.latency.measurement import Measurement, Protocol
+from hwnas.paths import write_atomic
+from hwnas.progress import Console
+from hwnas.records import finite
+from hwnas.scoring import LEAST_ROUNDS
+from hwnas.target import Target
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+FORMAT = "hwnas-contest-latency/1"
+
+
+@dataclass(frozen=True)
+class Latencies:
+    """What was timed, by (network's label, precision); `facts`: host, runtime, day, batch."""
+
+    measured: Mapping[tuple[str, str], Measurement]
+    facts: Mapping[str, Any]
+
+
+def time_all(networks: Sequence[Network], options: Options, console: Console) -> None:
+    """Time every scored file of seed 0; nothing where these very files were timed, all with a valid result."""
+    from hwnas.training_options import content_of
+
+    files = {f"{network.label} {precision}": file_of(options.out, Training(network, 0), precision).path
+             for network in networks for precision in PRECISIONS
+             if read_score(options.out, Training(network, 0), precision)}
+    if not files:
+        raise StudyError(f"{options.out} holds no scored file to time. Give steps=train,score first.")
+    contents = {name: content_of(path) for name, path in files.items()}
+    if _held(options) == contents:
+        console.say(f"these {len(files)} files were timed already: {_path(options.out, options.batch)}")
+        return
+    found = _measure(files, networks, options, console)
+    facts = {"format": FORMAT, "target": options.target, "batch": options.batch, **_circumstances(options),
+             "protocol": next(iter(found.values())).protocol.to_dict()}
+    write_atomic(_path(options.out, options.batch), json.dumps(finite({**facts, "networks": {
+        name: {"file": contents[name], **one.to_dict()} for name, one in found.items()}}),
+        separators=(",", ":")) + "\n")
+    for name, one in found.items():
+        if not one.valid:
+            console.say(f"{name}: INVALID: {one.reason}. The same command times all again.")
+
+
+def read_latencies(out: Path, batch: int = 1) -> Latencies | None:
+    """None where nothing was timed; StudyError when the file is torn."""
+    path = _path(out, batch)
+    if not path.is_file():
+        return None
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+        protocol = Protocol(**held["protocol"])
+        found = {tuple(name.rsplit(" ", 1)): Measurement.from_dict(one, protocol, f"{path}: {name}")
+                 for name, one in held["networks"].items()}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StudyError(f"cannot read {path}: {error}. Remove it, then give steps=time.") from None
+    return Latencies(found, {key: held[key] for key in ("host", "runtime", "measured_at", "batch", "target")})
+
+
+def _path(out: Path, batch: int) -> Path:
+    return out / f"latency-b{batch}.json"
+
+
+def _held(options: Options) -> Mapping[str, str]:
+    """Contents of the files that were timed, where all came out valid."""
+    held = read_latencies(options.out, options.batch)
+    if held is None or not all(one.valid for one in held.measured.values()):
+        return {}
+    data = json.loads(_path(options.out, options.batch).read_text(encoding="utf-8"))
+    return {name: one["file"] for name, one in data["networks"].items()}
+
+
+def _circumstances(options: Options) -> dict[str, Any]:
+    from hwnas.latency.host import Host
+    from hwnas.runtimes import load_runtime
+
+    return {"host": Host.detect().name, "runtime": load_runtime(target_of(options, "fp32", 1).runtime).version(),
+            "measured_at": datetime.now(UTC).isoformat(timespec="seconds")}
+
+
+def _measure(files: Mapping[str, Path], networks: Sequence[Network], options: Options, console: Console,
+             ) -> dict[str, Measurement]:
+    from hwnas.latency.measure import measure
+    from hwnas.latency.prepare import prepare_network
+    from hwnas.space import SearchSpace
+
+    protocol = Protocol(min_rounds=LEAST_ROUNDS, max_rounds=2 * LEAST_ROUNDS, max_seconds=options.seconds)
+    if options.batch > 1:  # a batch takes long, and its throughput is known well enough from fewer calls
+        protocol = Protocol(min_rounds=8, min_calls=2, max_calls=8, max_seconds=options.seconds)
+    info, sizes = data_info(options), _sizes(options, networks)
+    network = SearchSpace.load("mnasnet_small", channels=info.channels, classes=info.classes,
+                               image_size=max(sizes.values())).reference  # as calibrations have it
+    with tempfile.TemporaryDirectory(prefix="hwnas-") as folder, console.step(f"time {len(files)} files") as report:
+        def copies(path: Path, precision: str, batch: int, size: int) -> list[Callable[[], None]]:
+            images = np.random.default_rng(0).standard_normal((batch, info.channels, size, size), dtype=np.float32)
+            return _copies(path, target_of(options, precision, batch), images, protocol.copies, Path(folder))
+
+        calls = {}
+        for index, (name, path) in enumerate(files.items()):
+            label, precision = name.rsplit(" ", 1)
+            calls[name] = copies(path, precision, options.batch, sizes[label])
+            report(0.3 * index / len(files), f"compile {name}")
+        target = target_of(options, "int8", 1)
+        reference = copies(prepare_network(network, target, Path(folder)), "int8", 1, network.image_size)
+        return measure(calls, reference, protocol, threads=target.threads,
+                       progress=lambda share, note: report(0.3 + 0.7 * share, note))
+
+
+def _copies(path: Path, target: Target, images: NDArray[np.float32], n: int, folder: Path) -> list[Callable[[], None]]:
+    """One network compiled once and loaded `n` times, so that every call has another place in memory."""
+    from hwnas.runtimes import load_runtime
+
+    runtime: Any = load_runtime(target.runtime)
+    if not hasattr(runtime, "save_compiled"):
+        return [runtime.compile(path, target).bind(images) for _ in range(n)]
+    copy = folder / f"compiled_{path.name}"
+    copy.write_bytes(path.read_bytes())  # what is compiled lands beside its file
+    blob = runtime.save_compiled(copy, target)
+    found = [runtime.load_compiled(blob, copy, target).bind(images) for _ in range(n)]
+    blob.unlink()
+    return found
+
+
+def _sizes(options: Options, networks: Sequence[Network]) -> dict[str, int]:
+    """Side of each network's images, by label."""
+    found = {network.label: summary_of(options.out, Training(network, 0)) for network in networks}
+    return {label: int(summary["identity"]["image_size"]) for label, summary in found.items() if summary}
