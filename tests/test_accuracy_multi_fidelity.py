@@ -1,8 +1,12 @@
 from __future__ import annotations
 
 import math
+import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +14,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
 from study_fixtures import Scores, opened, searched  # noqa: E402
 from test_accuracy_training import stripes  # noqa: E402
+from test_search_run import acknowledged, rows_of, wait_for_trials  # noqa: E402
+from test_shipped_tables import HOSTS  # noqa: E402
 
 from hwnas.accuracy import EvaluatesAmong, load_estimator  # noqa: E402
 from hwnas.accuracy.data import Dataset  # noqa: E402
@@ -19,10 +27,12 @@ from hwnas.accuracy.fidelity_rungs import Forecast, Halving, among_best, dominat
 from hwnas.accuracy.multi_fidelity import MULTI_FIDELITY, FidelityOptions, MultiFidelity  # noqa: E402
 from hwnas.accuracy.proxy import binomial_std  # noqa: E402
 from hwnas.architecture import Architecture  # noqa: E402
+from hwnas.command import run_command  # noqa: E402
 from hwnas.errors import ConfigError, TrainingError, UnknownName  # noqa: E402
 from hwnas.estimate import Earlier, Estimate  # noqa: E402
 from hwnas.objective import Objective  # noqa: E402
 from hwnas.samplers.informed import STOPPED_STD, _top1  # noqa: E402
+from hwnas.search import main as search  # noqa: E402
 from hwnas.testing import check_estimator  # noqa: E402
 from hwnas.trial_record import trial_rows  # noqa: E402
 
@@ -109,6 +119,26 @@ def test_little_history_equal_values_and_perfect_ones_are_borne() -> None:
         assert found is not None
         assert found.mean == pytest.approx(curve[-1], abs=2e-3)
         assert 0 <= found.std < 1e-6
+
+
+SHARE = st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0]) | st.floats(0, 1)
+CURVES = st.lists(st.lists(SHARE, min_size=1, max_size=3), max_size=25)
+
+
+@settings(max_examples=80, deadline=None)
+@given(CURVES, st.lists(SHARE, min_size=1, max_size=2), st.floats(1e-6, 1e6))
+def test_whatever_was_seen_a_verdict_is_a_top1_with_an_error(curves: list[list[float]], own: list[float],
+                                                             cost: float) -> None:
+    earlier = [Earlier((1.0 + i % 3,), curve[-1], 0.01, tuple(curve), len(curve) < 3)
+               for i, curve in enumerate(curves)]
+    found = forecast(own, earlier, RULE)
+    enough = all(sum(len(curve) > rung for curve in curves) >= RULE.min_history for rung in range(len(own), 3))
+    assert (found is not None) is enough
+    if found is not None:
+        assert 0 < found.mean < 1
+        assert 0 <= found.std < math.inf
+    verdict = hopeless(own, (cost,), earlier, RULE)
+    assert verdict is None or verdict == found
 
 
 # Who must not train on
@@ -262,7 +292,7 @@ class Halved(Scores):
 
 
 @pytest.mark.parametrize("kind", ["pareto", "cap"])
-def test_a_search_tells_its_networks_and_keeps_what_was_said(tmp_path: Any, kind: str) -> None:
+def test_a_search_tells_its_networks_and_keeps_what_was_said(tmp_path: Path, kind: str) -> None:
     objective = Objective(target_ms=1.5, kind=kind)
     study, scores = opened(tmp_path, objective=objective), Halved()
     searched(study, 8, estimator=scores, objective=objective)
@@ -279,7 +309,7 @@ def test_a_search_tells_its_networks_and_keeps_what_was_said(tmp_path: Any, kind
         assert len(one.curve) == (1 if one.stopped else 2)
 
 
-def test_a_search_for_two_costs_tells_both(tmp_path: Any) -> None:
+def test_a_search_for_two_costs_tells_both(tmp_path: Path) -> None:
     objective = Objective(target_ms=1.5, known=("latency_ms", "size_mb"))
     study, scores = opened(tmp_path, objective=objective), Halved()
     searched(study, 3, estimator=scores, objective=objective)
@@ -288,7 +318,7 @@ def test_a_search_for_two_costs_tells_both(tmp_path: Any) -> None:
     assert [one.costs for one in scores.among[-1][1]] == [costs for costs, _ in scores.among[:-1]]
 
 
-def test_the_sampler_takes_a_predictions_own_error_but_not_an_early_epochs(tmp_path: Any) -> None:
+def test_the_sampler_takes_a_predictions_own_error_but_not_an_early_epochs(tmp_path: Path) -> None:
     study = opened(tmp_path)
     searched(study, 8, estimator=Halved())
     stopped = [trial for trial in study.trials if trial.user_attrs.get("stopped")]
@@ -297,3 +327,43 @@ def test_the_sampler_takes_a_predictions_own_error_but_not_an_early_epochs(tmp_p
         assert _top1(trial) == (trial.user_attrs["top1_proxy"], 0.03)
         trial.user_attrs.pop("extrapolated")
         assert _top1(trial) == (trial.user_attrs["top1_proxy"], STOPPED_STD)
+
+
+# The command
+
+COMMAND = ["+target=epyc_int8", f"host={HOSTS[-1]}", "n_trials=14", "workers=1", "sampler=random",
+           "accuracy=multi_fidelity", "multi_fidelity.rungs=[1,2,3]", "multi_fidelity.train_images=120",
+           "multi_fidelity.validation_images=100", "multi_fidelity.image_size=8", "multi_fidelity.min_history=4",
+           "multi_fidelity.eta=50", "multi_fidelity.quantile=0.5", "finalists.k=1", "finalists.recipe.epochs=1",
+           "finalists.recipe.max_steps=4", "baselines=[]", "verification.seconds=5"]
+SAME = ("id", "top1_proxy", "top1_std", "epochs", "stopped", "extrapolated")
+
+
+def trials(out: Path) -> dict[str, tuple[str, ...]]:
+    return {row["number"]: tuple(row[key] for key in SAME) for row in rows_of(out / "trials.csv")
+            if row["outcome"] == "evaluated"}
+
+
+def test_a_killed_search_goes_on_with_what_its_networks_taught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HWNAS_OWN_TABLES")
+    whole, killed = [*COMMAND, f"out={tmp_path / 'whole'}"], [*COMMAND, f"out={tmp_path / 'killed'}"]
+    assert run_command(search, "search", "usage", whole) == 0
+    uninterrupted = trials(tmp_path / "whole")
+    stopped = [row for row in uninterrupted.values() if row[4] == "true"]
+    assert len(uninterrupted) == 14
+    assert stopped
+    assert all(row[3] in ("1", "2") and row[5] == "true" for row in stopped)
+    assert all(row[3] == "3" for row in uninterrupted.values() if row not in stopped)
+
+    worker = subprocess.Popen([sys.executable, "-m", "hwnas.search", *killed], stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, stdin=subprocess.DEVNULL)
+    wait_for_trials(tmp_path / "killed", 6, worker)
+    worker.send_signal(signal.SIGKILL)
+    worker.communicate()
+    kept = acknowledged(tmp_path / "killed")
+    assert len(kept) >= 6
+    assert run_command(search, "search", "usage", killed) == 0
+    resumed = trials(tmp_path / "killed")
+    assert len(resumed) == 14
+    assert all(resumed[number] == uninterrupted[number] for number in kept)  # the same seed, the same values
+    assert any(row[4] == "true" for number, row in resumed.items() if number not in kept)
