@@ -75,9 +75,15 @@ class TrainingJob:
             from hwnas.network import build
 
             model = build(self.network)
-        if self.weights is not None:
+        if self.weights is not None and not self._inherits(model, self.weights):
             load_weights(model, self.weights, f"weights {self.weights}", classes)
         return model
+
+    def _inherits(self, model: nn.Module, weights: Path) -> bool:
+        """Take them from a supernet, where the file is one."""
+        from hwnas.supernet.inherit import load_inherited
+
+        return isinstance(self.network, Architecture) and load_inherited(model, self.network, weights)
 
 
 def make_job(config: Any, console: Console) -> TrainingJob:

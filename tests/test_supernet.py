@@ -11,18 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from test_accuracy_training import stripes
 
 from hwnas.accuracy import Prepares, load_estimator
 from hwnas.accuracy.data import Dataset
 from hwnas.accuracy.supernet import CHECKPOINT, Supernet
-from hwnas.errors import ConfigError, SpaceError, StudyError, TrainingError, UserError
+from hwnas.errors import ConfigError, DataError, SpaceError, StudyError, TrainingError, UserError
 from hwnas.network import build
 from hwnas.progress import Console
 from hwnas.space import SearchSpace
 from hwnas.supernet import training
-from hwnas.supernet.bank import Bank, covering, extreme
-from hwnas.supernet.inherit import inherit, recalibrate
+from hwnas.supernet.bank import bank_of, covering, extreme
+from hwnas.supernet.inherit import inherit, load_inherited, recalibrate
 from hwnas.supernet.options import SupernetOptions
 from hwnas.supernet.sandwich import sandwich
 from hwnas.testing import check_estimator
@@ -78,7 +79,7 @@ def images_of(dataset: Dataset, n: int = 8) -> torch.Tensor:
 @pytest.mark.parametrize("name", ["mnasnet_small", "fused", "nas_bench_macro"])
 def test_every_network_of_a_space_has_its_weights_in_the_bank(name: str) -> None:
     space = SearchSpace.load(name, channels=3, classes=10)
-    bank = Bank(space)
+    bank = bank_of(space)
     for row in space.sample(np.random.default_rng(0), 25):
         architecture = space.decode(space.to_params(row))
         network = build(architecture)
@@ -94,7 +95,7 @@ def test_the_covering_networks_have_every_branch_at_its_largest(space: SearchSpa
 
 
 def test_a_sub_network_is_the_built_network_with_shared_weights(space: SearchSpace, dataset: Dataset) -> None:
-    bank, images = Bank(space), images_of(dataset)
+    bank, images = bank_of(space), images_of(dataset)
     for row in space.sample(np.random.default_rng(1), 6):
         architecture = space.decode(space.to_params(row))
         network = build(architecture)
@@ -105,7 +106,7 @@ def test_a_sub_network_is_the_built_network_with_shared_weights(space: SearchSpa
 
 
 def test_gradients_reach_just_the_slices_that_were_used(space: SearchSpace, dataset: Dataset) -> None:
-    bank = Bank(space)
+    bank = bank_of(space)
     smallest = space.decode(extreme(space, {}, min))
     bank(images_of(dataset), smallest).sum().backward()
     weight = bank.shared["conv_stem/weight/k3"].grad
@@ -191,6 +192,21 @@ def test_an_interruption_changes_no_bit(space: SearchSpace, dataset: Dataset, tm
     assert all(torch.equal(tensor, other.average[name]) for name, tensor in one.average.items())
 
 
+def test_a_training_may_begin_with_its_weights(space: SearchSpace, dataset: Dataset) -> None:
+    first = supernet(dataset, space)
+    first.prepare(QUIET)
+    largest, path = space.decode(extreme(space, {}, max)), first.folder / CHECKPOINT
+    network = build(largest)
+    assert load_inherited(network, largest, path)
+    inherited = dict(first.network(largest).named_parameters())
+    assert all(torch.equal(tensor, inherited[name]) for name, tensor in network.named_parameters())
+    with pytest.raises(DataError, match="the supernet knows 4 classes, the architecture has 3"):
+        load_inherited(network, replace(largest, classes=3), path)
+    other = path.with_name("weights.safetensors")
+    save_file({"a": torch.zeros(1)}, other)
+    assert not load_inherited(network, largest, other)
+
+
 def test_cost_is_stated_before_it_starts(space: SearchSpace, dataset: Dataset, capsys: pytest.CaptureFixture[str]
                                          ) -> None:
     supernet(dataset, space).prepare(Console(quiet=True))
@@ -270,7 +286,7 @@ def test_what_cannot_share_weights_is_named(space: SearchSpace, dataset: Dataset
     wider = SearchSpace.load(write(tmp_path, SPACE.replace("channels: [16, 24]", "channels: [16, 32]")), channels=1,
                              classes=4)
     with pytest.raises(SpaceError, match="of another space than the supernet"):
-        inherit(Bank(space), wider.decode(extreme(wider, {}, max)), dataset.train.images[:8], dataset)
+        inherit(bank_of(space), wider.decode(extreme(wider, {}, max)), dataset.train.images[:8], dataset)
 
 
 @pytest.mark.parametrize(("config", "said"), [

@@ -83,6 +83,7 @@ class Supernet:
     def prepare(self, console: Console) -> None:
         """Train the supernet from its last whole epoch, or find it trained; other processes wait."""
         from hwnas.latency.locks import file_lock
+        from hwnas.supernet.inherit import bank_in
         from hwnas.supernet.training import train
 
         path = self.folder / CHECKPOINT
@@ -92,7 +93,7 @@ class Supernet:
         with file_lock(self.folder / ".training.lock", lambda: console.say(f"another process trains {path}; waiting")):
             found = train(self._job(path), console)
         self.setup_seconds = sum(row["seconds"] for row in found.rows)
-        self._bank = _loaded(self.space, found.average or found.model)
+        self._bank = bank_in(found)
         console.note(f"supernet: {path}, {found.epoch} epochs in {self.setup_seconds:.0f} s")
 
     def evaluate(self, architecture: Architecture, history: Sequence[Sequence[float]] = (), seed: int = 0) -> Estimate:
@@ -125,14 +126,6 @@ class Supernet:
 def _part(split: Split, n: int, size: int) -> Split:
     chosen = split if not n or n >= len(split) else split.take(subset(split.labels, n, 0))
     return Split(resize(chosen.images, size), chosen.labels)
-
-
-def _loaded(space: SearchSpace, weights: Mapping[str, Any]) -> Bank:
-    from hwnas.supernet.bank import Bank
-
-    bank = Bank(space)
-    bank.load_state_dict(dict(weights))
-    return bank.requires_grad_(False)
 
 
 def load(config: Mapping[str, Any], dataset: Dataset, space: SearchSpace | None) -> Supernet:

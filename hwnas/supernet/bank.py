@@ -31,26 +31,13 @@ _MOST_BYTES = 8 << 30
 
 
 class Bank(nn.Module):
-    """The shared tensors of `space`, by key; draws its initial values from torch's global generator.
+    """The shared tensors by key; `bank_of` makes those of a space."""
 
-    SpaceError when two choices of the space cannot share a tensor, or when the tensors would take over 8 GiB.
-    """
-
-    def __init__(self, space: SearchSpace) -> None:
+    def __init__(self, shared: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self.shared = nn.ParameterDict()
-        found: dict[str, tuple[Tensor, Architecture]] = {}
-        for architecture in covering(space):
-            for name, tensor in build(architecture).named_parameters():
-                key = key_of(name, tensor.shape, architecture)
-                if key not in found or _fits(found[key], (tensor, architecture), key, space):
-                    found[key] = tensor, architecture
-        n_bytes = sum(4 * tensor.numel() for tensor, _ in found.values())
-        if n_bytes > _MOST_BYTES:
-            raise SpaceError(f"{space.source}: the shared weights would take {n_bytes / 2**30:.0f} GiB. Give a space "
-                             "of smaller channels or repeats, or accuracy=proxy.")
-        for key, (first, _) in found.items():
-            self.shared[key] = nn.Parameter(first.detach().clone(memory_format=torch.contiguous_format))
+        self.shared = nn.ParameterDict({
+            key: nn.Parameter(tensor.detach().clone(memory_format=torch.contiguous_format))
+            for key, tensor in shared.items()})
 
     def forward(self, images: Tensor, architecture: Architecture) -> Tensor:
         """Logits [n, classes] of `architecture` for `images` [n, c, h, w] with the statistics of this batch."""
@@ -68,6 +55,24 @@ class Bank(nn.Module):
                 raise SpaceError(f"architecture {architecture.id} is of another space than the supernet: it has no "
                                  f"weights for {name}.")
             yield name, shared[tuple(slice(n) for n in own.shape)]
+
+
+def bank_of(space: SearchSpace) -> Bank:
+    """Initial weights for `space`, drawn from torch's global generator.
+
+    SpaceError when two choices of the space cannot share a tensor, or when the tensors would take over 8 GiB.
+    """
+    found: dict[str, tuple[Tensor, Architecture]] = {}
+    for architecture in covering(space):
+        for name, tensor in build(architecture).named_parameters():
+            key = key_of(name, tensor.shape, architecture)
+            if key not in found or _fits(found[key], (tensor, architecture), key, space):
+                found[key] = tensor, architecture
+    n_bytes = sum(4 * tensor.numel() for tensor, _ in found.values())
+    if n_bytes > _MOST_BYTES:
+        raise SpaceError(f"{space.source}: the shared weights would take {n_bytes / 2**30:.0f} GiB. Give a space of "
+                         "smaller channels or repeats, or accuracy=proxy.")
+    return Bank({key: tensor for key, (tensor, _) in found.items()})
 
 
 def key_of(name: str, shape: torch.Size, architecture: Architecture) -> str:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import nn
 
+from hwnas.errors import DataError
 from hwnas.network import build
 from hwnas.supernet.bank import Bank
+from hwnas.training_checkpoint import KEY, Checkpoint
 
 if TYPE_CHECKING:
     from hwnas.accuracy.dataset import Dataset, Images
@@ -24,13 +28,18 @@ def inherit(bank: Bank, architecture: Architecture, images: Images, dataset: Dat
     Sub-networks see other statistics than the supernet did: without this they score near chance (Yu and Huang, 2019).
     """
     network = build(architecture)
-    with torch.no_grad():
-        own = dict(network.named_parameters())
-        for name, shared in bank.slices(network, architecture):
-            own[name].copy_(shared)
+    copy_weights(bank, architecture, network)
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     recalibrate(network, images, dataset)
     return network.eval()
+
+
+@torch.no_grad()
+def copy_weights(bank: Bank, architecture: Architecture, network: nn.Module) -> None:
+    """Put the shared weights into `network`, which `build` made of `architecture`; SpaceError where it has others."""
+    own = dict(network.named_parameters())
+    for name, shared in bank.slices(network, architecture):
+        own[name].copy_(shared)
 
 
 @torch.no_grad()
@@ -47,3 +56,39 @@ def recalibrate(network: nn.Module, images: Images, dataset: Dataset) -> None:
         network(torch.from_numpy(part).contiguous(memory_format=torch.channels_last))
     for module, momentum in zip(norms, momenta, strict=True):
         module.momentum = momentum
+
+
+def bank_in(checkpoint: Checkpoint) -> Bank:
+    """The weights of a trained supernet: the average where there is one."""
+    tensors = checkpoint.average or checkpoint.model
+    return Bank({name.removeprefix("shared."): tensor for name, tensor in tensors.items()}).requires_grad_(False)
+
+
+def load_inherited(network: nn.Module, architecture: Architecture, path: Path) -> bool:
+    """Put the weights of the supernet at `path` into `network`; False where that file is no supernet.
+
+    StudyError for a torn one, DataError for one of other classes or channels, SpaceError for one of another space.
+    """
+    if not is_supernet(path):
+        return False
+    found = Checkpoint.load(path)
+    assert found is not None
+    for what, its, wanted in (("classes", len(found.identity["classes"]), architecture.classes),
+                              ("channels", found.identity["channels"], architecture.channels)):
+        if its != wanted:
+            raise DataError(f"weights {path}: the supernet knows {its} {what}, the architecture has {wanted}. Give one "
+                            "that was trained on this data.")
+    copy_weights(bank_in(found), architecture, network)
+    return True
+
+
+def is_supernet(path: Path) -> bool:
+    """Whether the file's header is a supernet's; False for what is no safetensors file."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {}).get(KEY, "null"))
+    except (OSError, SafetensorError, ValueError):
+        return False
+    return isinstance(about, dict) and "space" in about.get("identity", {})

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from hwnas.accuracy.training import seeded
 from hwnas.errors import TrainingError
-from hwnas.supernet.bank import Bank, megabytes
+from hwnas.supernet.bank import bank_of, megabytes
 from hwnas.supernet.sandwich import Step, largest, sandwich, uniform
 from hwnas.training_batches import Batches, own_randomness, reseed
 from hwnas.training_checkpoint import Checkpoint, check_identity
@@ -70,7 +70,7 @@ class _State:
         self.recipe = job.options.recipe(len(job.train))
         self.batches = Batches(job.train, job.dataset, self.recipe, job.options.seed)
         reseed(job.options.seed, _INITIAL)
-        self.bank = Bank(job.space)
+        self.bank = bank_of(job.space)
         self.average = make_average(self.bank, self.recipe)
         self.optimizer = make_optimizer(self.bank, self.recipe)
         self.schedule = make_schedule(self.optimizer, self.recipe, self.recipe.epochs * len(self.batches))
