@@ -213,7 +213,7 @@ def test_every_optimizer_is_resumed_bit_for_bit(optimizer: str, overrides: list[
 def test_schedules_rise_and_fall(schedule: str, overrides: list[str]) -> None:
     options = replace(job_of(overrides, f"schedule={schedule}").options, warmup=0.2, lr=1.0)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    found = training_run._schedule(optimizer, options, 50)
+    found = training_run.make_schedule(optimizer, options, 50)
     rates = []
     for step in range(50):
         found.step_update(step)
