@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hwnas.command import run_command
 from hwnas.progress import Console
+
+if TYPE_CHECKING:
+    from hwnas.certify_options import CertifyJob
 
 USAGE = """How well does each accuracy estimator rank here, and what does it cost? Trains n networks of a space in full
 with several seeds, and holds every estimator against them.
@@ -25,6 +28,21 @@ def main(config: Any, console: Console) -> None:
     job = prepare(config, console)
     if job.only != "estimators":
         train_all(job.plan, job.workers, console)
+    if job.only != "truth":
+        judge(job, console)
+
+
+def judge(job: CertifyJob, console: Console) -> None:
+    """Ask every estimator, and write what came of it."""
+    from hwnas.accuracy.data import load_dataset
+    from hwnas.certify_estimates import estimate_all
+    from hwnas.certify_write import write_certificate
+
+    with console.step("read images") as report:
+        dataset = load_dataset(job.plan.dataset, max(job.space.image_sizes), job.plan.seed,
+                               lambda done, total: report(done / max(total, 1)))
+    estimate_all(job.plan, job.judged, job.estimator_seeds, dataset, job.space, console)
+    write_certificate(job.plan, job.judged, dataset, job.space, console)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hwnas.certify_estimates import Judged, read_judged
 from hwnas.certify_networks import Network, macs_of, spread
 from hwnas.certify_plan import CertifyPlan, read_plan, training_config
 from hwnas.command import number
@@ -28,6 +29,8 @@ class CertifyJob:
 
     plan: CertifyPlan
     space: SearchSpace
+    judged: list[Judged]
+    estimator_seeds: int
     workers: int
     only: str | None
 
@@ -42,6 +45,8 @@ def prepare(config: Any, console: Console) -> CertifyJob:
     workers = number(config, "workers", 0, 256, whole=True) or len(usable_cores())
     if config.only not in (None, "truth", "estimators"):
         raise ConfigError(f"only must be truth, estimators or null, got {config.only!r}.")
+    judged = read_judged(_plain(config.estimators))
+    estimator_seeds = number(config, "estimator_seeds", 1, 100, whole=True)
     data, training = section(config, "dataset"), section(config, "training")
     training_config(data, training)
     info = inspect_dataset(data)
@@ -61,7 +66,13 @@ def prepare(config: Any, console: Console) -> CertifyJob:
     least, most = plan.networks[0].cost, plan.networks[-1].cost
     console.note(f"{n} networks of space {space.name}, spread over {source}: {_shown(cost, least)} to "
                  f"{_shown(cost, most)}")
-    return CertifyJob(plan, space, workers, config.only)
+    return CertifyJob(plan, space, judged, estimator_seeds, workers, config.only)
+
+
+def _plain(value: Any) -> Any:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
 def _target(config: Any) -> str | None:

@@ -36,7 +36,7 @@ def home() -> Path:
 
 
 def shipped(folder: str) -> Path:
-    """Absolute path of `folder` (conf, search_spaces, latency_tables): inside the wheel, otherwise of the checkout."""
+    """Absolute path of `folder` (conf, search_spaces, latency_tables, certificates): of the wheel or checkout."""
     for root in (_PACKAGE / "_data", _PACKAGE.parent):
         if (root / "conf").is_dir():
             return root / folder
@@ -60,6 +60,11 @@ def table_dirs() -> list[Path]:
     """
     own = [home() / "latency_tables"]
     return own if os.environ.get("HWNAS_OWN_TABLES") else [*own, shipped("latency_tables")]
+
+
+def certificate_dirs() -> list[Path]:
+    """Folders that hold certificates, in the order they are looked through: the user's, then the shipped one."""
+    return [home() / "certificates", shipped("certificates")]
 
 
 def write_atomic(path: str | os.PathLike[str], data: str | bytes) -> None:

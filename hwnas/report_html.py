@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 
 from hwnas.front import COLUMNS, Cost, FrontRow, sort_rows
 from hwnas.plots import PlotInfo
+from hwnas.report_parts import between, definitions, escape, milliseconds, percent, section, table
 from hwnas.space_costs import KNOWN, LATENCY
 
 _STYLE = """
@@ -49,31 +49,22 @@ def report_html(data: ReportData) -> str:
     """The whole page as text; everything that came from outside is escaped."""
     title = f"{data.info.target} on {data.info.dataset}"
     body = [
-        f"<h1>{_e(title)}</h1>", _lead(data), _svg(data.svg),
-        _section("Against the baselines", _comparisons(data)),
-        _section("The front", _front(data)),
-        _section("Baselines", _baselines(data)),
-        _section("Predicted and measured latency", _latency(data)),
-        _section("Search", _search(data)),
-        _section("Failures", _failures(data)),
-        _section("Certificate", '<p>No certificate. How well the short training ranks networks was not checked in '
-                                'this run, so treat the proxies as proxies.</p>'),
-        _section("Environment", _environment(data)),
-        _section("Configuration", f"<details><summary>config.yaml</summary><pre><code>{_e(data.config_yaml)}"
+        f"<h1>{escape(title)}</h1>", _lead(data), _svg(data.svg),
+        section("Against the baselines", _comparisons(data)),
+        section("The front", _front(data)),
+        section("Baselines", _baselines(data)),
+        section("Predicted and measured latency", _latency(data)),
+        section("Search", _search(data)),
+        section("Failures", _failures(data)),
+        section("Certificate", _certificate(data)),
+        section("Environment", _environment(data)),
+        section("Configuration", f"<details><summary>config.yaml</summary><pre><code>{escape(data.config_yaml)}"
                                   "</code></pre></details>" if data.config_yaml else ""),
     ]
     return ('<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-            f"<title>hwnas: {_e(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+            f"<title>hwnas: {escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
             + "\n".join(part for part in body if part) + "\n</body>\n</html>\n")
-
-
-def _e(value: object) -> str:
-    return html.escape(str(value))
-
-
-def _section(title: str, content: str) -> str:
-    return f"<h2>{_e(title)}</h2>\n{content}" if content else ""
 
 
 def _svg(text: str) -> str:
@@ -89,7 +80,7 @@ def _lead(data: ReportData) -> str:
              "`python -m hwnas.verify run=DIR` on that machine")
     front = [row for row in data.rows if row.on_front]
     words = [f"{len(front)} networks on the {'verified' if verified else 'predicted'} front", where, data.info.date]
-    return f'<p class="lead">{_e(" · ".join(word for word in words if word))}</p>'
+    return f'<p class="lead">{escape(" · ".join(word for word in words if word))}</p>'
 
 
 def _comparisons(data: ReportData) -> str:
@@ -97,7 +88,7 @@ def _comparisons(data: ReportData) -> str:
         return "<p>No baseline was compared.</p>"
     yes, no = '<span class="yes">✓</span> ', '<span class="no">✗</span> '
     mark = {"beats": yes, "does not beat": no, "none as fast": no}
-    items = "".join(f"<li>{mark.get(str(item.get('verdict')), '')}{_e(item.get('sentence', ''))}</li>"
+    items = "".join(f"<li>{mark.get(str(item.get('verdict')), '')}{escape(item.get('sentence', ''))}</li>"
                     for item in data.comparisons)
     return (f'<ul>{items}</ul><p class="note">The rival is the most accurate finalist that is not slower than the '
             "baseline's 90 % latency interval. “Beats” needs a paired bootstrap over the test images whose 95 % "
@@ -116,7 +107,7 @@ def _front(data: ReportData) -> str:
     note = ('<p class="note">Bold: on the front. Top-1 of the test set in the deployment runtime, latency of one '
             "batch as measured in interleaved rounds (median over rounds of each round's low quantile: what the "
             "machine does when nobody disturbs it). The proxy is validation top-1 after short training.</p>")
-    return _table(_columns(rows), [_cells(row) for row in rows], ["front" if row.on_front else "" for row in rows]) \
+    return table(_columns(rows), [_cells(row) for row in rows], ["front" if row.on_front else "" for row in rows]) \
         + note + _costs(rows[0]) + _architectures(rows)
 
 
@@ -135,12 +126,12 @@ def _costs(row: FrontRow) -> str:
     if row.objectives == (LATENCY,):
         return ""
     names = " and ".join(KNOWN[name].label for name in row.objectives)
-    return (f'<p class="note">On the front: no other finalist is as good in top-1, {_e(names)}, and better in one of '
-            "them; as exported and measured, or as predicted where nothing was.</p>")
+    return (f'<p class="note">On the front: no other finalist is as good in top-1, {escape(names)}, and better in one '
+            "of them; as exported and measured, or as predicted where nothing was.</p>")
 
 
 def _architectures(rows: Iterable[FrontRow]) -> str:
-    items = "".join(f"<dt>{_e(row.id)}</dt><dd><code>{_e(row.architecture)}</code></dd>" for row in rows)
+    items = "".join(f"<dt>{escape(row.id)}</dt><dd><code>{escape(row.architecture)}</code></dd>" for row in rows)
     return f"<details><summary>architectures</summary><dl>{items}</dl></details>"
 
 
@@ -150,7 +141,7 @@ def _baselines(data: ReportData) -> str:
         return "<p>None were asked for.</p>"
     note = ('<p class="note">timm networks from random weights: same recipe, split, export, quantisation, timing. '
             "“-stem1”: first convolution with stride 1 instead of 2.</p>")
-    return _table(_columns(rows), [_cells(row) for row in rows], ["base" for _ in rows]) + note
+    return table(_columns(rows), [_cells(row) for row in rows], ["base" for _ in rows]) + note
 
 
 def _cells(row: FrontRow) -> list[str]:
@@ -165,39 +156,11 @@ def _cells(row: FrontRow) -> list[str]:
         notes.append("not verified")
     if row.reason:
         notes.append(row.reason)
-    return [row.id, _p(row.top1_test), _between(row.top1_test_low, row.top1_test_high, 100, 2), _p(row.top1_test_fp32),
-            _p(row.top1_proxy), _ms(row.latency_ms), _between(row.latency_ms_low, row.latency_ms_high, 1, 3),
-            _ms(row.latency_ms_predicted), f"{row.params:,}", f"{row.macs / 1e6:.2f}",
-            *(_ms(one.best) for one in _more(row)), "; ".join(notes)]
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], classes: Sequence[str]) -> str:
-    numeric = range(1, len(columns) - 1)
-    head = "".join(f'<th class="{"n" if index in numeric else ""}">{_e(name)}</th>'
-                   for index, name in enumerate(columns))
-    lines = []
-    for cells, css in zip(rows, classes, strict=True):
-        tags = "".join(f'<td class="{"id" if index == 0 else "n" if index in numeric else ""}">{_e(cell)}</td>'
-                       for index, cell in enumerate(cells))
-        lines.append(f'<tr class="{css}">{tags}</tr>')
-    return (f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>' + "".join(lines)
-            + "</tbody></table></div>")
-
-
-def _p(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.2f}"
-
-
-def _ms(value: float | None) -> str:
-    return "" if value is None else f"{value:#.4g}".rstrip(".")
-
-
-def _between(low: float | None, high: float | None, scale: float, digits: int) -> str:
-    if low is None or high is None:
-        return ""
-    if scale == 1:
-        return "–".join(f"{value:#.{digits}g}".rstrip(".") for value in (low, high))
-    return f"{scale * low:.{digits}f}–{scale * high:.{digits}f}"
+    return [row.id, percent(row.top1_test), between(row.top1_test_low, row.top1_test_high, 100, 2),
+            percent(row.top1_test_fp32), percent(row.top1_proxy), milliseconds(row.latency_ms),
+            between(row.latency_ms_low, row.latency_ms_high, 1, 3), milliseconds(row.latency_ms_predicted),
+            f"{row.params:,}", f"{row.macs / 1e6:.2f}", *(milliseconds(one.best) for one in _more(row)),
+            "; ".join(notes)]
 
 
 def _latency(data: ReportData) -> str:
@@ -212,23 +175,37 @@ def _latency(data: ReportData) -> str:
                      f"half-width {widths[len(widths) // 2]:.1%}); mean error {sum(errors) / len(errors):.1%}.</p>")
     model = data.environment.get("latency_model") or {}
     if model:
-        lines.append("<p>Latency model, on networks held out of its fit:</p>" + _definitions(model))
+        lines.append("<p>Latency model, on networks held out of its fit:</p>" + definitions(model))
     return "".join(lines) or "<p>Nothing was measured.</p>"
 
 
 def _search(data: ReportData) -> str:
     counts = Counter(str(trial.get("outcome") or trial.get("state") or "?") for trial in data.trials)
     known = ", ".join(f"{number} {name}" for name, number in counts.most_common())
-    return (f"<p>{len(data.trials)} trials{': ' + _e(known) if known else ''}.</p>"
-            + _definitions(data.environment.get("search") or {}))
+    return (f"<p>{len(data.trials)} trials{': ' + escape(known) if known else ''}.</p>"
+            + definitions(data.environment.get("search") or {}))
+
+
+def _certificate(data: ReportData) -> str:
+    found = data.environment.get("certificate") or {}
+    said = found.get("lines") or ["No certificate. How well the accuracy estimator ranks networks was not checked in "
+                                   "this run, so treat its values as estimates."]
+    head = "".join(f"<p>{escape(line)}</p>" for line in said)
+    if not found.get("table"):
+        return head
+    lines = table([*found["columns"], ""], [[*row, ""] for row in found["table"]], [""] * len(found["table"]))
+    where = ", ".join(escape(found[key]) for key in ("file", "created", "host"))
+    return (f'{head}{lines}<p class="note">{where}. Regret: '
+            "top-1 lost at equal cost by training the three networks that an estimator likes best. Seconds are of one "
+            "core.</p>")
 
 
 def _failures(data: ReportData) -> str:
-    items = [f"<li><b>{_e(row.id)}</b> ({'baseline' if row.is_baseline else 'finalist'}): {_e(row.reason)}</li>"
+    items = [f"<li><b>{escape(row.id)}</b> ({'baseline' if row.is_baseline else 'finalist'}): {escape(row.reason)}</li>"
              for row in data.rows if row.reason]
     reasons = Counter(str(trial["reason"]) for trial in data.trials if trial.get("reason")
                       and trial.get("outcome") in ("failed", "error", "lost", "interrupted", None))
-    items += [f"<li>{number} trial{'s' if number > 1 else ''}: {_e(reason)}</li>"
+    items += [f"<li>{number} trial{'s' if number > 1 else ''}: {escape(reason)}</li>"
               for reason, number in reasons.most_common(20)]
     return f"<ul>{''.join(items)}</ul>" if items else "<p>None.</p>"
 
@@ -238,22 +215,8 @@ def _environment(data: ReportData) -> str:
     for key in ("host", "target", "runtime", "executed", "versions", "dataset", "measuring", "recipe"):
         value = data.environment.get(key)
         if isinstance(value, Mapping):
-            parts.append(f"<details{' open' if key == 'host' else ''}><summary>{_e(key)}</summary>"
-                         f"{_definitions(value)}</details>")
+            parts.append(f"<details{' open' if key == 'host' else ''}><summary>{escape(key)}</summary>"
+                         f"{definitions(value)}</details>")
         elif value is not None:
-            parts.append(f"<p>{_e(key)}: {_e(value)}</p>")
+            parts.append(f"<p>{escape(key)}: {escape(value)}</p>")
     return "".join(parts)
-
-
-def _definitions(values: Mapping[str, Any]) -> str:
-    items = "".join(f"<dt>{_e(key)}</dt><dd>{_e(_plain(value))}</dd>" for key, value in values.items()
-                    if value not in (None, "", [], {}))
-    return f"<dl>{items}</dl>" if items else ""
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_plain(item)}" for key, item in value.items() if item is not None)
-    if isinstance(value, list | tuple):
-        return ", ".join(_plain(item) for item in value)
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

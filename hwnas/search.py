@@ -83,6 +83,7 @@ def _is_verified(prepared: Prepared, finalists: list[Finalist]) -> bool:
 
 def _facts(prepared: Prepared, trials: list[dict[str, Any]]) -> Facts:
     """What the report is told of the search."""
+    from hwnas.certificate_text import certificate_facts
     from hwnas.scoring import Timing
     from hwnas.verification import Facts
 
@@ -90,10 +91,13 @@ def _facts(prepared: Prepared, trials: list[dict[str, Any]]) -> Facts:
     timing = Timing(table.reference, table.quiet_ms if plan.deployment.here else None, plan.seconds, plan.seed)
     latency = {**table.error[plan.space.name], "line": error_line(table, plan.space), "table": str(table.key),
                "created": table.created, "overhead_ms": table.overhead_ms}
-    search = {"sampler": str(plan.config.sampler), "objective": str(prepared.options.objective),
+    accuracy = str(plan.config.accuracy)
+    options = plan.section(accuracy) if accuracy in plan.config else {}
+    certificate = certificate_facts(prepared.dataset, plan.space, accuracy, options, prepared.estimator.fingerprint)
+    search = {"accuracy": accuracy, "sampler": str(plan.config.sampler), "objective": str(prepared.options.objective),
               "n_trials": sum(row["outcome"] == "evaluated" for row in trials), "asks": len(trials)}
     return Facts(plan.deployment.host_name, plan.deployment.here, plan.space.name, timing, plan.cap_ms, plan.workers,
-                 latency, search)
+                 latency, search, certificate)
 
 
 def _architectures(study: optuna.Study, space: SearchSpace) -> dict[str, Architecture]:

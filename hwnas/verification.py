@@ -47,6 +47,7 @@ class Facts:
     workers: int = 1
     latency_model: Mapping[str, Any] = field(default_factory=dict)
     search: Mapping[str, Any] = field(default_factory=dict)
+    certificate: Mapping[str, Any] = field(default_factory=dict)
 
 
 def finish(run: RunFolder, finalists: Sequence[Finalist], baselines: Sequence[Baseline], making: Making, facts: Facts,
@@ -166,7 +167,8 @@ def environment_of(making: Making, facts: Facts) -> dict[str, Any]:
                     "channels": data.channels, "mean": list(data.mean), "std": list(data.std), "skipped": data.skipped,
                     "images": {"train": len(data.train), "validation": len(data.validation), "test": len(data.test)},
                     "class_names": list(data.class_names)},
-        "latency_model": dict(facts.latency_model), "search": dict(facts.search), "recipe": asdict(making.recipe),
+        "latency_model": dict(facts.latency_model), "search": dict(facts.search),
+        "certificate": dict(facts.certificate), "recipe": asdict(making.recipe),
         "executed": {},
         "measuring": {"seconds": facts.timing.seconds, "seed": facts.timing.seed, "quiet_ms": facts.timing.quiet_ms,
                       "reference": json.loads(json.dumps(facts.timing.reference.to_dict()))},

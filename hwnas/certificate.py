@@ -1,0 +1,110 @@
+"""Certificate: how well each accuracy estimator ranked the networks of a space on a data set, and what it cost."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hwnas.errors import StudyError
+from hwnas.paths import certificate_dirs, home, write_atomic
+
+if TYPE_CHECKING:
+    from hwnas.accuracy.dataset import Dataset
+    from hwnas.space import SearchSpace
+
+FORMAT = "hwnas-certificate/1"
+TRIALS = 200  # networks of a search over which the work before the first estimate is spread
+_NEEDED = ("dataset", "space", "n", "truth", "estimators", "created")
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A certificate's file: `content` as docs/certificates.md describes it."""
+
+    path: Path
+    content: Mapping[str, Any]
+
+    @property
+    def estimators(self) -> Mapping[str, Mapping[str, Any]]:
+        """By label: kendall_tau, low, high, seconds, cpu_seconds, setup_seconds, fingerprint and more."""
+        found: Mapping[str, Mapping[str, Any]] = self.content["estimators"]
+        return found
+
+    @property
+    def trainings(self) -> int:
+        """Trainings in full that it stands on."""
+        return int(self.content["truth"]["trainings"])
+
+    def fits(self, dataset: Dataset, space: SearchSpace) -> bool:
+        """Whether it is of this data set (name, classes, image size) and this very space."""
+        return (self.content["dataset"]["key"], self.content["space"]["fingerprint"]) == (key_of(dataset),
+                                                                                        space.fingerprint)
+
+
+def key_of(dataset: Dataset) -> str:
+    """Names a data set by name, classes, channels and image size, whichever of its images are used for what."""
+    content = json.dumps([dataset.name, list(dataset.class_names), dataset.channels, dataset.image_size])
+    return hashlib.sha256(content.encode()).hexdigest()[:12]
+
+
+def read_certificate(path: Path) -> Certificate:
+    """The certificate in a file; StudyError when it is missing, torn or foreign."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StudyError(f"cannot read {path}: {error}. Remove it, and certify again.") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT or any(key not in content for key in _NEEDED):
+        raise StudyError(f"{path} is no whole certificate of format {FORMAT}. Remove it, and certify again.")
+    return Certificate(path, content)
+
+
+def find_certificate(dataset: Dataset, space: SearchSpace) -> Certificate | None:
+    """The certificate that fits, in the user's folder first, then the shipped one; None where there is none.
+
+    Of several that fit in a folder, that of most trainings, then the newest. StudyError for a file that is none.
+    """
+    for folder in certificate_dirs():
+        found = [one for path in sorted(folder.glob("*.json")) if (one := read_certificate(path)).fits(dataset, space)]
+        if found:
+            return max(found, key=lambda one: (one.trainings, str(one.content["created"])))
+    return None
+
+
+def favoured(certificate: Certificate, seconds_available: float, n_trials: int) -> str | None:
+    """The label that ranks best of those that can judge `n_trials` networks in `seconds_available` of one core, their
+    setup included; of equal ones the cheapest. None where none can, or none ranks above chance."""
+    found = {label: one for label, one in ranked(certificate.content)
+             if one["kendall_tau"] > 0 and setup_cost(one) + n_trials * one["cpu_seconds"] <= seconds_available}
+    return next(iter(found), None)
+
+
+def ranked(content: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Estimators that have a rank correlation, the best first, of equal ones the cheapest."""
+    found = [(label, one) for label, one in content["estimators"].items() if one.get("kendall_tau") is not None]
+    yield from sorted(found, key=lambda item: (-item[1]["kendall_tau"], cost_of(item[1])))
+
+
+def setup_cost(entry: Mapping[str, Any]) -> float:
+    """Seconds of work before an estimator's first estimate: of the processor where that is known."""
+    cpu = entry.get("setup_cpu_seconds")
+    return float(entry["setup_seconds"] if cpu is None else cpu)
+
+
+def cost_of(entry: Mapping[str, Any], n_trials: int = TRIALS) -> float:
+    """Seconds of the processor for one network, its share of the setup included."""
+    return float(entry["cpu_seconds"]) + setup_cost(entry) / n_trials
+
+
+def keep(content: Mapping[str, Any], text: str) -> tuple[Path, bool]:
+    """Put a certificate where searches look for it, unless the one there stands on more trainings: (place, put)."""
+    data = content["dataset"]
+    place = home() / "certificates" / f"{data['name']}-{content['space']['name']}-{data['image_size']}px-" \
+                                      f"{data['key'][:6]}.json"
+    if place.is_file() and read_certificate(place).trainings > content["truth"]["trainings"]:
+        return place, False
+    write_atomic(place, text)
+    return place, True

@@ -1,0 +1,182 @@
+"""What estimators make of a certificate's networks, one after the other as a search would ask, each kept at once."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hwnas.accuracy import BUILT_IN, WITHOUT_IMAGES, EvaluatesAmong, Prepares, load_estimator
+from hwnas.certify_networks import Network
+from hwnas.certify_plan import CertifyPlan, read_document
+from hwnas.errors import CandidateError, ConfigError, StudyError, UnknownName
+from hwnas.estimate import Earlier, Estimate
+from hwnas.latency.locks import file_lock
+from hwnas.paths import write_atomic
+from hwnas.progress import Console
+from hwnas.records import finite
+
+if TYPE_CHECKING:
+    from hwnas.accuracy import AccuracyEstimator
+    from hwnas.accuracy.dataset import Dataset
+    from hwnas.space import SearchSpace
+
+FORMAT = "hwnas-estimates/1"
+_LABEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,59}")
+_STREAM = 0x04DE
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """An estimator that is judged: the name it has in the certificate, `accuracy`'s value, its own options."""
+
+    label: str
+    accuracy: str
+    options: Mapping[str, Any]
+
+    def file(self, out: Path) -> Path:
+        """Where its estimates are kept."""
+        return out / "estimates" / f"{self.label.replace(':', '-')}.json"
+
+
+def read_judged(value: Any) -> list[Judged]:
+    """The option `estimators`: a list of names, `zero_cost:SCORE` among them, or a section label -> options, in which
+    `accuracy` names the estimator where the label does not. ConfigError, UnknownName."""
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        found = {str(one): dict[str, Any]() for one in value}
+        if len(found) < len(value):
+            raise ConfigError(f"estimators names one twice: {', '.join(value)}. Name each once.")
+    elif isinstance(value, dict) and all(isinstance(one, dict) for one in value.values()):
+        found = {str(label): dict(options) for label, options in value.items()}
+    else:
+        raise ConfigError("estimators must be a list of names or a section of labels and options, e.g. "
+                          f"{{long: {{accuracy: proxy, epochs: 6}}}}, got {value!r}.")
+    if not found:
+        raise ConfigError("estimators is empty. Name one at least, e.g. estimators=[proxy].")
+    judged = [_judged(label, options) for label, options in found.items()]
+    if len({one.file(Path()) for one in judged}) < len(judged):
+        raise ConfigError(f"estimators: two of {', '.join(found)} differ in : and - only. Give another label.")
+    return judged
+
+
+def _judged(label: str, options: dict[str, Any]) -> Judged:
+    from importlib.metadata import entry_points
+
+    if not _LABEL.fullmatch(label):
+        raise ConfigError(f"estimators: a label must be a plain name, got {label!r}.")
+    name, _, score = label.partition(":")
+    accuracy = str(options.pop("accuracy", name))
+    known = [*BUILT_IN, *(entry.name for entry in entry_points(group="hwnas.accuracy"))]
+    if accuracy not in known:
+        raise UnknownName("accuracy estimator", accuracy, known)
+    return Judged(label, accuracy, {"score": score, **options} if score else options)
+
+
+def estimate_all(plan: CertifyPlan, judged: Sequence[Judged], seeds: int, dataset: Dataset, space: SearchSpace,
+                 console: Console) -> None:
+    """Let every estimator tell every network's top-1, with `seeds` seeds, in this process alone."""
+    with file_lock(plan.out / ".estimates.lock", lambda: console.say(f"another process judges in {plan.out}; waiting")):
+        for one in judged:
+            _Work(plan, one, dataset, space).run(seeds, console)
+
+
+class _Work:
+    """One estimator at work; its file is written after each network."""
+
+    def __init__(self, plan: CertifyPlan, judged: Judged, dataset: Dataset, space: SearchSpace) -> None:
+        self.plan, self.judged = plan, judged
+        options = dict(judged.options)
+        if judged.accuracy in BUILT_IN and judged.accuracy not in WITHOUT_IMAGES:
+            options = {"threads": 1, **options}
+        self.estimator = load_estimator(judged.accuracy, dataset=dataset, space=space, config=options)
+        self.content = self._content()
+
+    def run(self, seeds: int, console: Console) -> None:
+        """Every network that is not there yet, in an order that has nothing to do with its cost."""
+        order = np.random.default_rng([self.plan.seed, _STREAM]).permutation(len(self.plan.networks))
+        todo = [(self.plan.networks[row], seed) for seed in range(seeds) for row in order]
+        have = {(one["id"], one["seed"]) for one in self.content["results"]}
+        if all((network.id, seed) in have for network, seed in todo):
+            return
+        self._prepare(console)
+        with console.step(f"estimate: {self.judged.label}") as report:
+            for done, (network, seed) in enumerate(todo, start=1):
+                if (network.id, seed) not in have:
+                    self.content["results"].append(self._result(network, seed))
+                    self._write()
+                report(done / len(todo), f"{done} of {len(todo)}")
+
+    def _content(self) -> dict[str, Any]:
+        path, fingerprint = self.judged.file(self.plan.out), self.estimator.fingerprint
+        found = read_document(path, FORMAT)
+        if found is not None and found.get("fingerprint") != fingerprint:
+            raise StudyError(f"{path} is of another recipe (fingerprint {found.get('fingerprint')}, now {fingerprint})."
+                             " Remove it to judge anew, or give the estimator another label.")
+        return found or {
+            "format": FORMAT, "label": self.judged.label, "accuracy": self.judged.accuracy,
+            "options": dict(self.judged.options), "fingerprint": fingerprint, "setup_seconds": 0.0,
+            "setup_cpu_seconds": None, "results": []}
+
+    def _prepare(self, console: Console) -> None:
+        """`setup_cpu_seconds` is known where all of it was done here, for this estimator or another that shares it."""
+        if not isinstance(self.estimator, Prepares):
+            return
+        wall, before = time.perf_counter(), cpu_seconds()
+        self.estimator.prepare(console)
+        self.content["setup_seconds"] = float(self.estimator.setup_seconds)
+        if time.perf_counter() - wall >= self.content["setup_seconds"] > 0:
+            self.content["setup_cpu_seconds"] = cpu_seconds() - before
+        elif self.content["setup_cpu_seconds"] is None:
+            self.content["setup_cpu_seconds"] = self._shared_cpu_seconds()
+        self._write()
+
+    def _shared_cpu_seconds(self) -> float | None:
+        """What another label of the same estimator spent on the very same setup: it took as many seconds, exactly."""
+        for path in sorted(self.judged.file(self.plan.out).parent.glob("*.json")):
+            found = read_document(path, FORMAT) or {}
+            if all(found[key] == self.content[key] for key in ("accuracy", "setup_seconds")) \
+                    and found["setup_cpu_seconds"] is not None:
+                return float(found["setup_cpu_seconds"])
+        return None
+
+    def _result(self, network: Network, seed: int) -> dict[str, Any]:
+        wall, before = time.perf_counter(), cpu_seconds()
+        result: dict[str, Any] = {"id": network.id, "seed": seed}
+        try:
+            found = ask(self.estimator, network, self._earlier(seed), seed)
+            result |= {"value": found.value, "std": found.std, "stopped": found.stopped, "curve": list(found.curve)}
+            if not math.isfinite(found.value):
+                result["reason"] = f"top-1 is {found.value}"
+        except CandidateError as error:
+            result["reason"] = " ".join(str(error).split())
+        return result | {"seconds": time.perf_counter() - wall, "cpu_seconds": cpu_seconds() - before}
+
+    def _earlier(self, seed: int) -> list[Earlier]:
+        """What a search would know by now."""
+        costs = {network.id: network.cost for network in self.plan.networks}
+        return [Earlier((costs[one["id"]],), one["value"], one["std"], tuple(one["curve"]), one["stopped"])
+                for one in self.content["results"] if one["seed"] == seed and "reason" not in one]
+
+    def _write(self) -> None:
+        write_atomic(self.judged.file(self.plan.out), json.dumps(finite(self.content), indent=1) + "\n")
+
+
+def ask(estimator: AccuracyEstimator, network: Network, earlier: Sequence[Earlier], seed: int) -> Estimate:
+    """An estimate as a search asks for it; CandidateError."""
+    if isinstance(estimator, EvaluatesAmong):
+        return estimator.evaluate_among(network.architecture, (network.cost,), earlier, seed)
+    return estimator.evaluate(network.architecture, [one.curve for one in earlier if one.curve], seed)
+
+
+def cpu_seconds() -> float:
+    """Processor time of this process and of its children that have ended: what a busy machine changes little."""
+    found = os.times()
+    return found.user + found.system + found.children_user + found.children_system
