@@ -52,6 +52,10 @@ def main(arguments: list[str] | None = None) -> None:
         from experiments.contest.timing import time_all
 
         time_all(networks, options, console)
+    if "report" in options.steps:
+        from experiments.contest.report import write_all
+
+        print(write_all(networks, options, picks_of(options)))
 
 
 def entrants(options: Options) -> list[Network]:
