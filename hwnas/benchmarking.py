@@ -96,7 +96,7 @@ def _prepared(proto: ModelProto, found: ModelInput, shape: Sequence[int], job: M
     for axis, size in zip(axes[1:], shape, strict=True):
         axis.dim_value = size
     del proto.graph.value_info[:]  # may state the open axes; runtimes infer them
-    _name_nodes(proto)
+    name_nodes(proto)
     copy = folder / "model.onnx"
     try:
         onnx.load_external_data_for_model(proto, str(Path(job["path"]).parent))
@@ -107,7 +107,7 @@ def _prepared(proto: ModelProto, found: ModelInput, shape: Sequence[int], job: M
     return _quantised(copy, job, target) if job["quantize"] else copy
 
 
-def _name_nodes(proto: ModelProto) -> None:
+def name_nodes(proto: ModelProto) -> None:
     """Give every node a name of its own: the quantiser tells them apart by it."""
     seen = {""}
     for index, node in enumerate(proto.graph.node):

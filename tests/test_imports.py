@@ -18,8 +18,8 @@ WORDS = {"__init__", "errors", "paths", "estimate", "blocks", "architecture", "t
 LOGIC = {"pareto", "objective", "latency", *(f"latency.{name}" for name in (
     "agreement", "anchors", "block_errors", "costs", "document", "features", "fit", "held_out", "measurement", "model",
     "operators", "planning", "prior", "residual", "table", "validation", "validation_file", "validation_report"))}
-COMMANDS = {"search", "profile", "validate", "benchmark", "roofline", "verify", "train", "certify", "report",
-            "worker"}
+COMMANDS = {"search", "profile", "validate", "benchmark", "roofline", "verify", "train", "compress", "certify",
+            "report", "worker"}
 HEAVY = {"torch", "torchvision", "timm", "openvino", "onnx", "onnxruntime", "optuna", "sklearn", "scipy", "matplotlib",
          "pandas"}
 

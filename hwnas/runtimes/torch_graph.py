@@ -78,14 +78,14 @@ class OnnxModule(nn.Module):
             raise CandidateError(f"{os.fspath(path)}: the torch runtime has no asymmetric padding.")
         self.input, self.output = proto.graph.input[0].name, proto.graph.output[0].name
         self.precisions: dict[str, int] = {}
-        self._buffer_names: dict[str, str] = {}
+        self.weight_names: dict[str, str] = {}  # of the graph -> of the module's buffers
         self._limits: dict[str, Tensor] = {}
         for name, array in _constants(proto):
             if array.ndim == 0:
                 self._limits[name] = torch.from_numpy(array.copy())  # bounds of Clip, read on the host
             else:
-                self._buffer_names[name] = f"weight_{len(self._buffer_names)}"
-                self.register_buffer(self._buffer_names[name], torch.from_numpy(array.copy()))
+                self.weight_names[name] = f"weight_{len(self.weight_names)}"
+                self.register_buffer(self.weight_names[name], torch.from_numpy(array.copy()))
 
     def forward(self, images: Tensor) -> Tensor:
         """[n,c,h,w] -> [n, classes]."""
@@ -96,16 +96,21 @@ class OnnxModule(nn.Module):
     def steps(self, images: Tensor) -> Iterator[tuple[NodeProto, Tensor]]:
         """Every node with its result, in order; counts the precisions of weighted nodes in `precisions`."""
         values: dict[str, Tensor] = {self.input: images, **self._limits}
-        values |= {name: self.get_buffer(buffer) for name, buffer in self._buffer_names.items()}
+        values |= {name: getattr(self, weight) for name, weight in self.weight_names.items()}
         counts: dict[str, int] = {}
         for node, attributes in self.nodes:
-            result = _OPERATORS[node.op_type]([values[name] for name in node.input if name], attributes)
+            result = _OPERATORS[node.op_type]([self.read(node, name, values) for name in node.input if name],
+                                              attributes)
             values[node.output[0]] = result
             if node.op_type in _WEIGHTED:
                 name = {torch.float16: "fp16", torch.float32: "fp32", torch.bfloat16: "bf16"}[result.dtype]
                 counts[name] = counts.get(name, 0) + 1
             yield node, result
         self.precisions = counts
+
+    def read(self, node: NodeProto, name: str, values: dict[str, Tensor]) -> Tensor:
+        """What `node` takes for its input `name`; modules built on this one put something else in its place."""
+        return values[name]
 
 
 def _attributes(node: NodeProto) -> Attributes:

@@ -1,0 +1,172 @@
+"""Quantisation-aware fine-tuning: a few epochs with int8's rounding in the forward pass, resumable after each."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, kl_div, log_softmax
+
+from hwnas.accuracy.augment import augment
+from hwnas.accuracy.recipe import Recipe
+from hwnas.accuracy.training import predict, seeded, top1
+from hwnas.compress_fake import FakeQuantised
+from hwnas.compress_job import CompressJob
+from hwnas.compress_post_training import Quantisation
+from hwnas.compress_step import Step, Steps
+from hwnas.errors import QuantizeError, TrainingError
+from hwnas.paths import write_atomic
+from hwnas.progress import Console, Report
+from hwnas.quantize import load_fp32
+from hwnas.runtimes.torch_graph import OnnxModule
+from hwnas.training_batches import own_randomness, reseed
+from hwnas.training_checkpoint import Checkpoint, check_identity
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+NAME = "qat"
+
+
+class FineTuning:
+    """The step that trains the network of `base`, whose ranges it keeps."""
+
+    def __init__(self, steps: Steps, base: Quantisation, console: Console) -> None:
+        self._steps, self._base, self._console, self._job = steps, base, console, steps.job
+        self._fp32 = self._job.steps / f"{NAME}_fp32.onnx"
+
+    def step(self) -> Step:
+        """Fine-tuned, exported as fp32 and quantised by the same pass as every other file."""
+        epochs = self._job.options.epochs
+        found = self._steps.take(NAME, f"{self._base.note}, {epochs} epoch{'' if epochs == 1 else 's'} of fine-tuning "
+                                 "with int8's rounding", self._made)
+        checkpoint_of(self._job).unlink(missing_ok=True)
+        return found
+
+    def tuned(self) -> Quantisation:
+        """How the fine-tuned network becomes int8."""
+        network = load_fp32(self._fp32)
+        return Quantisation(network, network, self._base.ranges, NAME, self._base.tuned_for)
+
+    def _made(self) -> tuple[ModelProto, dict[str, Any]]:
+        model, rows = fine_tune(self._job, self._base, self._console)
+        write_atomic(self._fp32, model.network(load_fp32(self._job.source.path)).SerializeToString())
+        proto = self.tuned().int8()
+        return proto, {"epochs": rows, "agreement": self._agreement(model, proto)}
+
+    def _agreement(self, model: FakeQuantised, proto: ModelProto) -> float:
+        """Share of calibration images that the trained network and its file answer alike."""
+        path = self._job.steps / f"{NAME}.onnx"
+        write_atomic(path, proto.SerializeToString())
+        images = self._job.calibration
+        expected = predict(model, images).argmax(1)
+        return float((self._steps.scorer.logits(path, "int8", images).argmax(1) == expected).mean())
+
+
+def checkpoint_of(job: CompressJob) -> Path:
+    """The last whole epoch, until the step is finished."""
+    return job.steps / f"{NAME}.checkpoint.safetensors"
+
+
+def fine_tune(job: CompressJob, base: Quantisation, console: Console) -> tuple[FakeQuantised, list[dict[str, Any]]]:
+    """The network after the last epoch, in eval mode, and a row an epoch. Goes on after the last whole epoch, with the
+    same weights as without an interruption. TrainingError when the loss is not finite."""
+    if len(job.dataset.train) < job.options.batch_size:
+        raise QuantizeError(f"not fine-tuned: qat.batch_size is {job.options.batch_size}, but there are "
+                            f"{len(job.dataset.train)} images to train on.")
+    with seeded(job.options.seed, job.threads), own_randomness(), console.step("fine-tune for int8") as report:
+        state = _State(job, base)
+        state.train(report)
+        return state.model.eval(), state.rows
+
+
+class _State:
+    """Network, optimiser and log after `epoch` whole epochs."""
+
+    def __init__(self, job: CompressJob, base: Quantisation) -> None:
+        self.job, self.options = job, job.options
+        self.model = FakeQuantised(job.source.path, base.ranges, base.tuned_for)
+        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.teacher = OnnxModule(job.source.path).eval() if self.options.distil else None
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.options.lr, weight_decay=0.0)
+        self.steps = len(job.dataset.train) // self.options.batch_size
+        self.epoch, self.rows = 0, list[dict[str, Any]]()
+        self.path = checkpoint_of(job)
+        self.identity = {**job.identity, "ranges": base.note}
+        found = Checkpoint.load(self.path)
+        if found is not None:
+            check_identity(found.identity, self.identity, self.path)
+            found.restore(self.model, None, self.optimizer)
+            self.epoch, self.rows = found.epoch, found.rows
+
+    def train(self, report: Report) -> None:
+        """Every epoch that is left, a checkpoint after each."""
+        first = self.epoch
+        for epoch in range(first + 1, self.options.epochs + 1):
+            def heard(share: float, epoch: int = epoch) -> None:
+                report((epoch - 1 - first + share) / (self.options.epochs - first), self._note(epoch))
+
+            start = time.monotonic()
+            loss = self._epoch(epoch, heard)
+            validation = self.job.validation
+            found = top1(predict(self.model, validation.images, self.job.dataset), validation.labels)
+            self.rows.append({"epoch": epoch, "train_loss": loss, "top1_validation": found,
+                              "seconds": time.monotonic() - start})
+            self.epoch = epoch
+            Checkpoint(self.identity, epoch, self.rows, self.model.state_dict(), {},
+                       self.optimizer.state_dict()).save(self.path)
+
+    def _note(self, epoch: int) -> str:
+        last = f", validation {self.rows[-1]['top1_validation']:.2%}" if self.rows else ""
+        return f"epoch {epoch} of {self.options.epochs}{last}"
+
+    def _epoch(self, epoch: int, progress: Callable[[float], None]) -> float:
+        """Mean loss of an epoch, from 1."""
+        total, all_steps = 0.0, self.steps * self.options.epochs
+        self.model.train()
+        for index, (images, labels) in enumerate(self._batches(epoch)):
+            done = ((epoch - 1) * self.steps + index) / all_steps
+            rate = self.options.lr * (1 + math.cos(math.pi * done)) / 2
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+            loss = self._loss(images, labels)
+            if not math.isfinite(value := float(loss.detach())):
+                raise TrainingError(f"loss is {value} in epoch {epoch} of {self.options.epochs} of the fine-tuning, "
+                                    f"learning rate {rate:.3g}. Set a smaller qat.lr, and another out=FOLDER.")
+            self.optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimizer.step()
+            total += value
+            progress((index + 1) / self.steps)
+        return total / self.steps
+
+    def _batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Whole batches, decided by (seed, epoch, step) alone."""
+        options, data = self.options, self.job.dataset
+        moves = Recipe(NAME, options.epochs, shift=options.shift, zoom=options.zoom, rotate=options.rotate)
+        order = np.random.default_rng([options.seed, epoch]).permutation(len(data.train))
+        for step in range(self.steps):
+            reseed(options.seed, epoch, step)
+            rows = np.sort(order[step * options.batch_size:(step + 1) * options.batch_size])
+            generator = torch.Generator().manual_seed(int(torch.randint(1 << 62, ())))
+            images = torch.from_numpy(data.normalise(np.asarray(data.train.images[rows])))
+            images = augment(images, moves, data.flip, generator).contiguous(memory_format=torch.channels_last)
+            yield images, torch.from_numpy(data.train.labels[rows])
+
+    def _loss(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Cross-entropy, and the divergence from the fp32 network's answers in its share."""
+        logits = self.model(images)
+        loss = cross_entropy(logits, labels)
+        if self.teacher is None:
+            return loss
+        with torch.no_grad():
+            taught = log_softmax(self.teacher(images), 1)
+        apart = kl_div(log_softmax(logits, 1), taught, reduction="batchmean", log_target=True)
+        return (1 - self.options.distil) * loss + self.options.distil * apart
