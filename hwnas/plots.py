@@ -1,4 +1,4 @@
-"""The pictures: the verified front beside the baselines, and the proxies that led to it. Drawn from rows alone."""
+"""The pictures: the verified front beside the baselines, and the estimates that led to it. Drawn from rows alone."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from hwnas.accuracy import meaning
 from hwnas.comparison import describe
 from hwnas.front import FrontRow
 from hwnas.plot_costs import diameters, explain, named, staircase
@@ -25,7 +26,7 @@ FRONT, OTHER, BASELINE, CAP = "#1f5fbf", "#8fb3e6", "#c2410c", "#b42318"
 
 @dataclass(frozen=True, slots=True)
 class PlotInfo:
-    """What the title says. `date` is a day, `cap_ms` the hard cap (None: none)."""
+    """What the title says. `date` is a day, `cap_ms` the hard cap (None: none), `accuracy` the estimator's name."""
 
     target: str
     host: str
@@ -33,10 +34,11 @@ class PlotInfo:
     date: str
     space: str = ""
     cap_ms: float | None = None
+    accuracy: str = "proxy"
 
 
 def front_figure(rows: Sequence[FrontRow], trials: Sequence[Mapping[str, Any]], info: PlotInfo) -> Figure:
-    """Left: test top-1 against measured latency, with intervals. Right: what the search saw, predicted and by proxy.
+    """Left: test top-1 against measured latency, with intervals. Right: what the search saw, predicted and estimated.
 
     Rows that are not verified are drawn hollow at their predicted latency. What the search minimised beside latency is
     the size of a mark. `trials` are rows of `trials.csv`.
@@ -47,7 +49,7 @@ def front_figure(rows: Sequence[FrontRow], trials: Sequence[Mapping[str, Any]], 
     figure = Figure(figsize=(11.5, 5.6), dpi=160, facecolor="white")
     FigureCanvasAgg(figure)
     with style():
-        main, proxies = figure.subplots(1, 2, width_ratios=(1.75, 1))
+        main, seen = figure.subplots(1, 2, width_ratios=(1.75, 1))
         figure.subplots_adjust(left=0.065, right=0.985, top=0.83, bottom=0.115, wspace=0.2)
         verified = any(row.verified for row in rows)
         where = f"measured on {info.host}" if verified else f"predicted for {info.host}, not verified"
@@ -56,7 +58,7 @@ def front_figure(rows: Sequence[FrontRow], trials: Sequence[Mapping[str, Any]], 
         figure.text(0.065, 0.893, " · ".join(part for part in (where, info.space and f"space {info.space}", info.date)
                                              if part), fontsize=9.5, color=MUTED, ha="left")
         _draw_front(main, rows, info, verified)
-        _draw_trials(proxies, rows, trials, info)
+        _draw_trials(seen, rows, trials, info)
     return figure
 
 
@@ -143,8 +145,8 @@ def _errors(rows: Sequence[FrontRow], of: str) -> list[list[float]]:
 
 
 def _draw_trials(axes: Axes, rows: Sequence[FrontRow], trials: Sequence[Mapping[str, Any]], info: PlotInfo) -> None:
-    title(axes, "What the search saw: proxies")
-    axes.set_ylabel("validation top-1 after short training (%)")
+    title(axes, "What the search saw: estimates")
+    axes.set_ylabel(f"{meaning(info.accuracy)} (%)")
     axes.set_xlabel("predicted latency (ms, log scale)")
     points = [(trial["latency_ms_predicted"], 100 * trial["top1_proxy"]) for trial in trials
               if _is_number(trial.get("latency_ms_predicted")) and _is_number(trial.get("top1_proxy"))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from hwnas.deployable import Making
     from hwnas.latency.model import LatencyModel
     from hwnas.latency.table import LatencyTable
+    from hwnas.samplers.scored import Scored
     from hwnas.search_trial import SearchOptions
 
 
@@ -45,7 +47,7 @@ def prepare(config: Any, console: Console) -> Prepared:
     options = search_options(plan, model)
     if isinstance(estimator, Prepares):
         estimator.prepare(console)
-    study = _open_study(plan, table, model, dataset, estimator, options)
+    study = _open_study(plan, table, model, dataset, estimator, options, console)
     if plan.reuse is not None:
         from hwnas.reuse import reuse_trials
 
@@ -86,7 +88,7 @@ def _making(plan: Plan, dataset: Dataset) -> Making:
 
 
 def _open_study(plan: Plan, table: LatencyTable, model: LatencyModel, dataset: Dataset, estimator: AccuracyEstimator,
-                options: SearchOptions) -> optuna.Study:
+                options: SearchOptions, console: Console) -> optuna.Study:
     from hwnas.samplers import load_sampler
     from hwnas.samplers.informed import Context
     from hwnas.study import database_path, open_study
@@ -98,9 +100,22 @@ def _open_study(plan: Plan, table: LatencyTable, model: LatencyModel, dataset: D
         "latency table": f"{table.key} of {table.created}",
         "accuracy": f"{plan.config.accuracy} ({estimator.fingerprint})", "objective": str(options.objective),
         "budget.latency_ms": cap, "seed": str(plan.seed)}
-    context = Context(plan.space, model.predict, options.objective, options.cap_ms, options.cap_quantile)
-    sampler = load_sampler(str(plan.config.sampler), plan.seed, context, **plan.section("sampler_options"))
+    wanted = plan.section("sampler_options")
+    scores = _scores(plan, dataset, wanted, console)
+    context = Context(plan.space, model.predict, options.objective, options.cap_ms, options.cap_quantile, scores)
+    sampler = load_sampler(str(plan.config.sampler), plan.seed, context, **wanted)
     return open_study(plan.config.storage or database_path(plan.run.path), identity, options.objective, sampler)
+
+
+def _scores(plan: Plan, dataset: Dataset, sampler_options: Mapping[str, Any], console: Console) -> Scored | None:
+    """Zero-cost scores for the sampler's model, where `sampler_options.zero_cost` names some."""
+    from hwnas.samplers import OWN
+
+    if not sampler_options.get("zero_cost") or str(plan.config.sampler) != OWN:
+        return None
+    from hwnas.samplers.scored import scored
+
+    return scored(dataset, plan.space, sampler_options["zero_cost"], plan.threads, console)
 
 
 def search_trials(prepared: Prepared, console: Console) -> None:
@@ -126,6 +141,6 @@ def _heard(report: Report) -> Any:
             best = max(best, event.top1)
         at = f", {event.id} at {event.latency_ms:.3g} ms" if event.id and event.latency_ms else ""
         report(event.counts.evaluated / event.n_trials,
-               f"{event.counts.evaluated} of {event.n_trials} evaluated, best proxy top-1 {best:.1%}{at}")
+               f"{event.counts.evaluated} of {event.n_trials} evaluated, best estimated top-1 {best:.1%}{at}")
 
     return hear

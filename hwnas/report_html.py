@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hwnas.accuracy import meaning
 from hwnas.front import COLUMNS, Cost, FrontRow, sort_rows
 from hwnas.plots import PlotInfo
 from hwnas.report_parts import between, definitions, escape, milliseconds, percent, section, table
@@ -96,8 +97,8 @@ def _comparisons(data: ReportData) -> str:
             "the one that is harder to beat counts.</p>")
 
 
-_COLUMNS = ("network", "top-1 deployed (%)", "95 %", "fp32 (%)", "proxy (%)", "latency (ms)", "90 %", "predicted (ms)",
-            "params", "M MACs", "notes")
+_COLUMNS = ("network", "top-1 deployed (%)", "95 %", "fp32 (%)", "estimate (%)", "latency (ms)", "90 %",
+            "predicted (ms)", "params", "M MACs", "notes")
 
 
 def _front(data: ReportData) -> str:
@@ -106,7 +107,8 @@ def _front(data: ReportData) -> str:
         return "<p>No finalist.</p>"
     note = ('<p class="note">Bold: on the front. Top-1 of the test set in the deployment runtime, latency of one '
             "batch as measured in interleaved rounds (median over rounds of each round's low quantile: what the "
-            "machine does when nobody disturbs it). The proxy is validation top-1 after short training.</p>")
+            "machine does when nobody disturbs it). The search ranked networks by "
+            f"{escape(meaning(data.info.accuracy))}.</p>")
     return table(_columns(rows), [_cells(row) for row in rows], ["front" if row.on_front else "" for row in rows]) \
         + note + _costs(rows[0]) + _architectures(rows)
 

@@ -37,4 +37,5 @@ def plot_info(environment: Mapping[str, Any]) -> PlotInfo:
     cap = environment.get("cap_ms")
     host = text("host", "name") if environment.get("verified_here", True) else str(environment.get("searched_for", ""))
     return PlotInfo(text("target", "name"), host, text("dataset", "name"), str(environment.get("created", ""))[:10],
-                    str(environment.get("space") or ""), None if cap is None else float(cap))
+                    str(environment.get("space") or ""), None if cap is None else float(cap),
+                    text("search", "accuracy") or "proxy")

@@ -42,7 +42,7 @@ def test_every_network_is_named_and_the_title_says_where() -> None:
     assert {f"aaaaaaa{i}" for i in range(4)} | {"resnet10t (stem s1)", "better"} <= found
     assert any("measured on intel-xeon-f6m143s8-2c" in text and "20 November 2026" in text for text in found)
     assert figure.get_suptitle() == "xeon_int8 on digits: verified front"
-    assert "proxies" in figure.axes[1].get_title(loc="left")
+    assert "estimates" in figure.axes[1].get_title(loc="left")
 
 
 def test_latency_ticks_are_plain_milliseconds() -> None:

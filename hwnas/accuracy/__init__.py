@@ -25,6 +25,14 @@ BUILT_IN = {
     "zero_cost": "hwnas.accuracy.zero_cost",
 }
 WITHOUT_IMAGES = ("tabular",)  # of these: what needs no data set, and trains nothing
+# What their values are, in words for reports.
+_MEANINGS = {
+    "proxy": "validation top-1 after short training",
+    "multi_fidelity": "validation top-1 after short training, predicted where stopped",
+    "supernet": "validation top-1 with a supernet's weights",
+    "zero_cost": "top-1 predicted from a zero-cost score",
+    "tabular": "top-1 in a table",
+}
 
 
 class AccuracyEstimator(Protocol):
@@ -81,3 +89,8 @@ def load_estimator(name: str, *, dataset: Dataset | None = None, space: SearchSp
     if name not in others:
         raise UnknownName("accuracy estimator", name, [*BUILT_IN, *others])
     return cast("AccuracyEstimator", others[name].load()(dataset=dataset, space=space, config=options))
+
+
+def meaning(name: str) -> str:
+    """What the values of the estimator called `name` are."""
+    return _MEANINGS.get(name, f"top-1 as {name} estimates it")
