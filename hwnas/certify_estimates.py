@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hwnas.accuracy import BUILT_IN, WITHOUT_IMAGES, EvaluatesAmong, Prepares, load_estimator
+from hwnas.accuracy.zero_cost_names import CHOICES, label
 from hwnas.certify_networks import Network
 from hwnas.certify_plan import CertifyPlan, read_document
 from hwnas.errors import CandidateError, ConfigError, StudyError, UnknownName
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from hwnas.space import SearchSpace
 
 FORMAT = "hwnas-estimates/1"
+DEFAULT = ("proxy", "supernet", "multi_fidelity", *map(label, CHOICES))
 _LABEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,59}")
 _STREAM = 0x04DE
 
@@ -48,36 +50,37 @@ class Judged:
 
 
 def read_judged(value: Any) -> list[Judged]:
-    """The option `estimators`: a list of names, `zero_cost:SCORE` among them, or a section label -> options, in which
-    `accuracy` names the estimator where the label does not. ConfigError, UnknownName."""
+    """The option `estimators`: names, `zero_cost:SCORE` among them (None: DEFAULT), or a section of labels and options,
+    in which `accuracy` names the estimator where the label does not. ConfigError, UnknownName."""
+    value = list(DEFAULT) if value is None else value
     if isinstance(value, list) and all(isinstance(one, str) for one in value):
         found = {str(one): dict[str, Any]() for one in value}
         if len(found) < len(value):
             raise ConfigError(f"estimators names one twice: {', '.join(value)}. Name each once.")
     elif isinstance(value, dict) and all(isinstance(one, dict) for one in value.values()):
-        found = {str(label): dict(options) for label, options in value.items()}
+        found = {str(name): dict(options) for name, options in value.items()}
     else:
         raise ConfigError("estimators must be a list of names or a section of labels and options, e.g. "
                           f"{{long: {{accuracy: proxy, epochs: 6}}}}, got {value!r}.")
     if not found:
         raise ConfigError("estimators is empty. Name one at least, e.g. estimators=[proxy].")
-    judged = [_judged(label, options) for label, options in found.items()]
+    judged = [_judged(name, options) for name, options in found.items()]
     if len({one.file(Path()) for one in judged}) < len(judged):
         raise ConfigError(f"estimators: two of {', '.join(found)} differ in : and - only. Give another label.")
     return judged
 
 
-def _judged(label: str, options: dict[str, Any]) -> Judged:
+def _judged(name: str, options: dict[str, Any]) -> Judged:
     from importlib.metadata import entry_points
 
-    if not _LABEL.fullmatch(label):
-        raise ConfigError(f"estimators: a label must be a plain name, got {label!r}.")
-    name, _, score = label.partition(":")
-    accuracy = str(options.pop("accuracy", name))
+    if not _LABEL.fullmatch(name):
+        raise ConfigError(f"estimators: a label must be a plain name, got {name!r}.")
+    own, _, score = name.partition(":")
+    accuracy = str(options.pop("accuracy", own))
     known = [*BUILT_IN, *(entry.name for entry in entry_points(group="hwnas.accuracy"))]
     if accuracy not in known:
         raise UnknownName("accuracy estimator", accuracy, known)
-    return Judged(label, accuracy, {"score": score, **options} if score else options)
+    return Judged(name, accuracy, {"score": score, **options} if score else options)
 
 
 def estimate_all(plan: CertifyPlan, judged: Sequence[Judged], seeds: int, dataset: Dataset, space: SearchSpace,

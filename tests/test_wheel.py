@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("conf", "search_spaces", "latency_tables")
+FOLDERS = ("conf", "search_spaces", "latency_tables", "certificates")
 
 pytest.importorskip("hatchling", reason="building the wheel needs the dev extra")
 
