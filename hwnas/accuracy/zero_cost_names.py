@@ -19,12 +19,20 @@ def label(score: str) -> str:
     return f"zero_cost:{score}"
 
 
+def judged(certificate: Mapping[str, Any]) -> list[str]:
+    """Scores of SCORES and ENSEMBLE that a certificate holds a tau of, beside those of both controls."""
+    if any(_tau(certificate, control) is None for control in CONTROLS):
+        return []
+    return [score for score in CHOICES if score not in CONTROLS and _tau(certificate, score) is not None]
+
+
 def worthwhile(certificate: Mapping[str, Any]) -> list[str]:
     """Scores of SCORES and ENSEMBLE that rank above chance and better than both controls, the best first.
 
     `certificate` has `{"estimators": {"zero_cost:naswot": {"kendall_tau": x, "low": …, "high": …}, …}}`; other keys and
     estimators are left alone. A score counts when its tau is above both controls' and its interval's lower end above
-    0; one that was not certified does not. DataError without both controls, or where a number is none.
+    0; one without a tau (null: it told all networks the same) does not. DataError without both controls' taus, or where
+    a number is none.
     """
     found = {score: _tau(certificate, score) for score in CHOICES}
     controls = [found[control] for control in CONTROLS]
@@ -39,11 +47,11 @@ def worthwhile(certificate: Mapping[str, Any]) -> list[str]:
 
 
 def _tau(certificate: Mapping[str, Any], score: str) -> tuple[float, float] | None:
-    """Kendall's tau and the lower end of its interval; None where the certificate does not hold the score."""
-    one = certificate.get("estimators", {}).get(label(score))
-    if one is None:
+    """Kendall's tau and the lower end of its interval; None where the certificate does not hold them."""
+    one = certificate.get("estimators", {}).get(label(score), {})
+    values: list[Any] = [one.get("kendall_tau"), one.get("low")]
+    if values[0] is None:
         return None
-    values: list[Any] = [one.get(key) if isinstance(one, Mapping) else None for key in ("kendall_tau", "low")]
     if not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
         raise DataError(f"certificate, {label(score)}: kendall_tau and low must be numbers, got {values}. Certify "
                         "again.")

@@ -12,6 +12,7 @@ from typing import Any
 from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler, GPSampler, NSGAIIISampler, NSGAIISampler, RandomSampler, TPESampler
 
+from hwnas.accuracy.zero_cost_names import SCORES
 from hwnas.errors import ConfigError, UnknownName
 from hwnas.samplers.asking import Asking
 from hwnas.samplers.informed import Context, informed
@@ -22,7 +23,7 @@ GROUP = "hwnas.samplers"
 # would leave the first fifty random. TPE samples its parameters jointly: one look at the study an ask, not one each.
 _GENETIC: dict[str, Any] = {"population_size": 10, "mutation_prob": None, "crossover_prob": 0.9, "swapping_prob": 0.5}
 OWN = "hwnas"
-_OWN_OPTIONS: dict[str, Any] = {"n_startup_trials": 8, "worst_quantile": 0.25}
+_OWN_OPTIONS: dict[str, Any] = {"n_startup_trials": 8, "worst_quantile": 0.25, "zero_cost": ()}
 _BUILT_IN: dict[str, tuple[Callable[..., BaseSampler], dict[str, Any]]] = {
     "nsga2": (NSGAIISampler, _GENETIC),
     "nsga3": (NSGAIIISampler, {**_GENETIC, "dividing_parameter": 12}),
@@ -76,6 +77,9 @@ def _check_options(name: str, options: Mapping[str, Any], defaults: Mapping[str,
         if key not in defaults:
             raise UnknownName(f"option of sampler {name}", key, defaults)
         default = defaults[key]
+        if isinstance(default, tuple):
+            _check_scores(key, value)
+            continue
         if isinstance(default, bool) or isinstance(value, bool):
             fits = isinstance(default, bool) and isinstance(value, bool)
         elif isinstance(default, int):
@@ -86,3 +90,11 @@ def _check_options(name: str, options: Mapping[str, Any], defaults: Mapping[str,
             rule = ("true or false" if isinstance(default, bool) else "a whole number of at least 1"
                     if isinstance(default, int) else "a number from 0 to 1")
             raise ConfigError(f"sampler_options.{key} must be {rule}, got {value!r}.")
+
+
+def _check_scores(key: str, value: Any) -> None:
+    if not isinstance(value, list | tuple) or len({*map(str, value)}) < len(value):
+        raise ConfigError(f"sampler_options.{key} must be a list of different zero-cost scores, got {value!r}.")
+    for name in value:
+        if name not in SCORES:
+            raise UnknownName(f"sampler_options.{key}", name, SCORES)

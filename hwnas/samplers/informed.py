@@ -36,14 +36,18 @@ class Context:
     objective: Objective
     cap_ms: float | None = None
     cap_quantile: float = CAP_QUANTILE
+    scores: Callable[[Settings], Array] | None = None  # [n, k], zero-cost scores of networks
 
 
 def informed(context: Context | None, seed: int, n_startup_trials: int, worst_quantile: float = WORST,
-             mix: Mix | None = None) -> KnownObjectiveSampler:
-    """The sampler for `context`; without one (options are only checked) it knows nothing."""
+             mix: Mix | None = None, zero_cost: Sequence[str] = ()) -> KnownObjectiveSampler:
+    """The sampler for `context`; without one (options are only checked) it knows nothing. `zero_cost` names the scores
+    that the context must then tell."""
     if context is None:
         return KnownObjectiveSampler(n_startup_trials=n_startup_trials, worst_quantile=worst_quantile, seed=seed)
-    space, objective, cap_ms = context.space, context.objective, context.cap_ms
+    space, objective, cap_ms, scores = context.space, context.objective, context.cap_ms, context.scores
+    if zero_cost and scores is None:
+        raise ValueError("zero_cost scores are wanted, and the context has none")
 
     def latency_ms(settings: Settings) -> Array:
         return np.asarray(context.predict(_codes(settings)).mean, float)
@@ -64,17 +68,21 @@ def informed(context: Context | None, seed: int, n_startup_trials: int, worst_qu
 
     counted = [one for one in objective.minimised if not one.of_latency]
     timed = len(counted) < len(objective.minimised)  # then latency is among the costs already
-    physical = _Physical(space, None if timed else latency_ms,
-                         [partial(one.of, None, terms=objective.terms) for one in counted])
+    physical = Physical(space, None if timed else latency_ms,
+                        [partial(one.of, None, terms=objective.terms) for one in counted])
+
+    def features(settings: Settings) -> Array:
+        return physical(settings) if scores is None else np.hstack([physical(settings), scores(settings)])
+
     return KnownObjectiveSampler(
         {parameter.name: CategoricalDistribution(parameter.choices) for parameter in space.parameters},
         roles=(LEARNT, *[KNOWN] * len(objective.minimised)), known=costs if objective.minimised else None,
-        features=physical, over=None if cap_ms is None else over_ms,
+        features=features, over=None if cap_ms is None else over_ms,
         factor=rewarded if objective.kind == "reward" else None, canonical=canonical, learnt=_top1,
         n_startup_trials=n_startup_trials, worst_quantile=worst_quantile, mix=mix, seed=seed)
 
 
-class _Physical:
+class Physical:
     """MACs, parameters, depth, latency (where no objective tells it) and each segment's share of the MACs [n, f]."""
 
     def __init__(self, space: SearchSpace, latency_ms: Any, more: Sequence[Figure] = ()) -> None:
@@ -85,20 +93,25 @@ class _Physical:
         self._rows = np.zeros((space.n_segments, len(self._figures)))
 
     def __call__(self, settings: Settings) -> Array:
-        macs, params, depth = self._parts(settings)[:3]
+        found = self.of(_codes(settings))
+        if self._latency_ms is None:
+            return found
+        return np.insert(found, 3, np.log(self._latency_ms(settings)), axis=1)
+
+    def of(self, codes: NDArray[np.int64]) -> Array:
+        """What is known without a latency model."""
+        macs, params, depth = self._parts(codes)[:3]
         total = np.maximum(macs.sum(axis=1), 1.0)
-        parts = [np.log(total), np.log(np.maximum(params.sum(axis=1), 1.0)), depth.sum(axis=1)]
-        if self._latency_ms is not None:
-            parts.append(np.log(self._latency_ms(settings)))
-        return np.column_stack([*parts, macs / total[:, None]])
+        return np.column_stack([np.log(total), np.log(np.maximum(params.sum(axis=1), 1.0)), depth.sum(axis=1),
+                                macs / total[:, None]])
 
     def sums(self, settings: Settings) -> Array:
         """What `more` says of networks, summed over their segments [len(more), n]."""
-        return np.asarray(self._parts(settings)[3:].sum(axis=2))
+        return np.asarray(self._parts(_codes(settings))[3:].sum(axis=2))
 
-    def _parts(self, settings: Settings) -> Array:
+    def _parts(self, codes: NDArray[np.int64]) -> Array:
         """Each figure of each segment [figures, n, segments]."""
-        segments = self._space.segments(_codes(settings))
+        segments = self._space.segments(codes)
         for segment in np.unique(segments[~self._known[segments]]):
             blocks = self._space.segment_blocks(int(segment))
             self._rows[segment] = [figure(blocks) for figure in self._figures]
