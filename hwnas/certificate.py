@@ -23,7 +23,12 @@ _NEEDED = ("dataset", "space", "n", "truth", "estimators", "created")
 
 @dataclass(frozen=True)
 class Certificate:
-    """A certificate's file: `content` as docs/certificates.md describes it."""
+    """A certificate's file.
+
+    `content` says of what it is (`dataset`, `space`, `n`, `cost_source`), what full training came to (`truth`: spread,
+    noise, cost, options; `ceiling`: how one seed ranks another's), holds a line for each estimator and every network's
+    values. Times are seconds, top-1 and regret fractions, intervals of share `level`.
+    """
 
     path: Path
     content: Mapping[str, Any]

@@ -8,7 +8,7 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,8 +87,25 @@ def estimate_all(plan: CertifyPlan, judged: Sequence[Judged], seeds: int, datase
                  console: Console) -> None:
     """Let every estimator tell every network's top-1, with `seeds` seeds, in this process alone."""
     with file_lock(plan.out / ".estimates.lock", lambda: console.say(f"another process judges in {plan.out}; waiting")):
+        warm = False
         for one in judged:
-            _Work(plan, one, dataset, space).run(seeds, console)
+            work = _Work(plan, one, dataset, space)
+            if left := work.left(seeds):
+                if not warm:
+                    _warm_up(plan.networks[0], dataset)
+                    warm = True
+                work.run(left, console)
+
+
+def _warm_up(network: Network, dataset: Dataset) -> None:
+    """Import and start what every training does first, so that no estimator's first network is charged for it."""
+    from hwnas.accuracy.recipe import PROXY
+    from hwnas.accuracy.training import predict, train
+    from hwnas.network import build
+
+    few = dataset.train.take(np.arange(min(16, len(dataset.train))))
+    recipe = replace(PROXY, epochs=1, min_steps=0, max_steps=1, threads=1)
+    predict(train(build(network.architecture), few, recipe=recipe, dataset=dataset, seed=0), few.images, dataset)
 
 
 class _Work:
@@ -102,20 +119,21 @@ class _Work:
         self.estimator = load_estimator(judged.accuracy, dataset=dataset, space=space, config=options)
         self.content = self._content()
 
-    def run(self, seeds: int, console: Console) -> None:
-        """Every network that is not there yet, in an order that has nothing to do with its cost."""
+    def left(self, seeds: int) -> list[tuple[Network, int]]:
+        """Networks and seeds that are not there yet, in an order that has nothing to do with their costs."""
         order = np.random.default_rng([self.plan.seed, _STREAM]).permutation(len(self.plan.networks))
-        todo = [(self.plan.networks[row], seed) for seed in range(seeds) for row in order]
         have = {(one["id"], one["seed"]) for one in self.content["results"]}
-        if all((network.id, seed) in have for network, seed in todo):
-            return
+        every = [(self.plan.networks[row], seed) for seed in range(seeds) for row in order]
+        return [one for one in every if (one[0].id, one[1]) not in have]
+
+    def run(self, left: Sequence[tuple[Network, int]], console: Console) -> None:
+        """Ask for these."""
         self._prepare(console)
         with console.step(f"estimate: {self.judged.label}") as report:
-            for done, (network, seed) in enumerate(todo, start=1):
-                if (network.id, seed) not in have:
-                    self.content["results"].append(self._result(network, seed))
-                    self._write()
-                report(done / len(todo), f"{done} of {len(todo)}")
+            for done, (network, seed) in enumerate(left, start=1):
+                self.content["results"].append(self._result(network, seed))
+                self._write()
+                report(done / len(left), f"{done} of {len(left)}")
 
     def _content(self) -> dict[str, Any]:
         path, fingerprint = self.judged.file(self.plan.out), self.estimator.fingerprint

@@ -35,7 +35,7 @@ class Training:
     """What one training in full came to: test top-1 of the exported file on `n_test` images, or the reason why not.
 
     `cpu_seconds`: processor time of all its epochs; where it was interrupted, that of the epochs after the last
-    interruption, scaled to all. None where it is not known.
+    interruption, scaled to all. None where it is not known or a GPU did the work.
     """
 
     seed: int
@@ -51,6 +51,8 @@ def train_all(plan: CertifyPlan, workers: int, console: Console) -> None:
     """Train all that is not trained yet, in `workers` processes of which this is one; a failure is kept as one."""
     command = [sys.executable, "-m", "hwnas.certify_worker", str(plan.out.absolute())]
     left = sum(not is_done(plan.folder(network, seed)) for network, seed in trainings(plan))
+    if not left:
+        return
     with console.step("train in full") as report, crew(command, min(workers, left) - 1, console):
         work(plan, _heard(plan, report), wait=False)
         work(plan, _heard(plan, report), wait=True)  # what others were at: done by now, or left by a killed one
@@ -117,7 +119,7 @@ def _train(job: TrainingJob, heard: Callable[[], None]) -> None:
     try:
         trained = train(job, console)
         epochs = len(trained.rows) - before
-        if epochs:
+        if epochs and job.device == "cpu":
             _write(job.folder.path / "cost.json", COST, {
                 "cpu_seconds": (time.process_time() - begun) * len(trained.rows) / epochs, "epochs_timed": epochs})
         write_results(job, trained, console)
