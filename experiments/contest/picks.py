@@ -4,11 +4,12 @@ The rule sees what the search saw alone, estimated top-1 and predicted latency, 
 the contest; what it picked is kept in picks.json and not picked again.
 
     accurate   the highest estimated top-1 (of equals the fastest);
-    fast       the lowest predicted latency among those at most FAST_WITHIN below it;
+    fast       the lowest predicted latency among those at most FAST_WITHIN below it, and in any case among the
+               three most accurate of the front;
     balanced   the knee: of the front between those two the network farthest above the straight line from one to the
                other, estimated top-1 over log latency.
 
-Where the front is so short that two of them are one network, there are fewer than three.
+A front of one or two networks gives no more than these.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ def picked(rows: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     if not front:
         raise StudyError("the search has no evaluated network to pick from. Let it finish first.")
     accurate = max(front, key=lambda row: row["top1_proxy"])
-    fast = next(row for row in front if row["top1_proxy"] >= accurate["top1_proxy"] - FAST_WITHIN)
+    third = sorted((row["top1_proxy"] for row in front), reverse=True)[:len(ROLES)][-1]
+    least = min(accurate["top1_proxy"] - FAST_WITHIN, third)
+    fast = next(row for row in front if row["top1_proxy"] >= least)
     found = {"accurate": accurate}
     if fast is not accurate:
         found["fast"] = fast

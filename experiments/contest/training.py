@@ -115,12 +115,16 @@ def _fill(networks: Sequence[Network], options: Options, top1: dict[str, float |
 def _start(training: Training, options: Options) -> _Child:
     path = options.out / "logs" / f"{training.name}.log"
     path.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "hwnas.train", "-q",
-               *overrides(training, options, folder_of(options.out, training))]
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     log = open(path, "ab")  # noqa: SIM115  closed when the child has ended
-    return _Child(training, subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                             env={**os.environ, "PYTHONPATH": paths}, preexec_fn=_modest), log)
+    process = subprocess.Popen(_command(training, options), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                               env={**os.environ, "PYTHONPATH": paths}, preexec_fn=_modest)
+    return _Child(training, process, log)
+
+
+def _command(training: Training, options: Options) -> list[str]:
+    return [sys.executable, "-m", "hwnas.train", "-q",
+            *overrides(training, options, folder_of(options.out, training))]
 
 
 def _modest() -> None:
