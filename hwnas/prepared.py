@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -100,22 +99,27 @@ def _open_study(plan: Plan, table: LatencyTable, model: LatencyModel, dataset: D
         "latency table": f"{table.key} of {table.created}",
         "accuracy": f"{plan.config.accuracy} ({estimator.fingerprint})", "objective": str(options.objective),
         "budget.latency_ms": cap, "seed": str(plan.seed)}
-    wanted = plan.section("sampler_options")
-    scores = _scores(plan, dataset, wanted, console)
+    wanted, scores = _sampler_options(plan, dataset, console)
     context = Context(plan.space, model.predict, options.objective, options.cap_ms, options.cap_quantile, scores)
     sampler = load_sampler(str(plan.config.sampler), plan.seed, context, **wanted)
     return open_study(plan.config.storage or database_path(plan.run.path), identity, options.objective, sampler)
 
 
-def _scores(plan: Plan, dataset: Dataset, sampler_options: Mapping[str, Any], console: Console) -> Scored | None:
-    """Zero-cost scores for the sampler's model, where `sampler_options.zero_cost` names some."""
+def _sampler_options(plan: Plan, dataset: Dataset, console: Console) -> tuple[dict[str, Any], Scored | None]:
+    """The sampler's options, and the zero-cost scores that it is to see: those of `sampler_options.zero_cost` that the
+    certificate of this data set and space, where there is one, does not switch off."""
+    from hwnas.certificate import find_certificate
     from hwnas.samplers import OWN
 
-    if not sampler_options.get("zero_cost") or str(plan.config.sampler) != OWN:
-        return None
-    from hwnas.samplers.scored import scored
+    options = plan.section("sampler_options")
+    if not options.get("zero_cost") or str(plan.config.sampler) != OWN:
+        return options, None
+    from hwnas.samplers.scored import certified, scored
 
-    return scored(dataset, plan.space, sampler_options["zero_cost"], plan.threads, console)
+    certificate = find_certificate(dataset, plan.space)
+    names = certified(options["zero_cost"], certificate.content if certificate else None, console)
+    scores = scored(dataset, plan.space, names, plan.threads, console) if names else None
+    return {**options, "zero_cost": names}, scores
 
 
 def search_trials(prepared: Prepared, console: Console) -> None:

@@ -4,6 +4,7 @@ import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,11 @@ torch = pytest.importorskip("torch")
 
 from test_accuracy_training import stripes  # noqa: E402
 
+from hwnas import prepared  # noqa: E402
 from hwnas.accuracy.data import Dataset  # noqa: E402
 from hwnas.accuracy.zero_cost_batch import Scorer  # noqa: E402
 from hwnas.accuracy.zero_cost_pool import Pool  # noqa: E402
+from hwnas.certificate import Certificate  # noqa: E402
 from hwnas.errors import ConfigError, DataError, TrainingError, UnknownName  # noqa: E402
 from hwnas.latency.model import Predictions  # noqa: E402
 from hwnas.objective import Objective  # noqa: E402
@@ -151,6 +154,26 @@ def test_the_samplers_model_sees_them_and_asks_otherwise(space: SearchSpace, dat
     assert without[:4] == told[:4]
     assert without != told
     assert asked(read) == told
+
+
+def test_a_search_computes_what_its_certificate_leaves_on(space: SearchSpace, dataset: Dataset,
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    taus = {"zero_cost:params": 0.3, "zero_cost:macs": 0.2, "zero_cost:naswot": 0.5, "zero_cost:zico": 0.1}
+    content = {"estimators": {name: {"kendall_tau": tau, "low": tau / 2, "high": 1} for name, tau in taus.items()}}
+    monkeypatch.setattr("hwnas.certificate.find_certificate", lambda *_: Certificate(Path("certificate.json"), content))
+    monkeypatch.setattr("hwnas.samplers.scored.scored", lambda *given: asked.append(given[2]) or "scores")
+
+    def options(sampler: str, names: list[str]) -> Any:
+        plan: Any = SimpleNamespace(config=SimpleNamespace(sampler=sampler), space=space, threads=1,
+                                    section=lambda key: {"zero_cost": names, "n_startup_trials": 4})
+        return prepared._sampler_options(plan, dataset, Console(stream=io.StringIO()))
+
+    assert options("hwnas", ["zico", "naswot"]) == ({"zero_cost": ["naswot"], "n_startup_trials": 4}, "scores")
+    assert options("hwnas", ["zico"]) == ({"zero_cost": [], "n_startup_trials": 4}, None)
+    assert options("hwnas", [])[1] is None
+    assert options("mine", ["naswot"]) == ({"zero_cost": ["naswot"], "n_startup_trials": 4}, None)
+    assert asked == [["naswot"]]
 
 
 @pytest.mark.parametrize(("value", "error", "said"), [
