@@ -81,9 +81,9 @@ def find_certificate(dataset: Dataset, space: SearchSpace) -> Certificate | None
 
 def favoured(certificate: Certificate, seconds_available: float, n_trials: int) -> str | None:
     """The label that ranks best of those that can judge `n_trials` networks in `seconds_available` of one core, their
-    setup included; of equal ones the cheapest. None where none can, or none ranks above chance."""
+    setup included; of equal ones the cheapest. None where none can of those whose interval is above 0 (chance)."""
     found = {label: one for label, one in ranked(certificate.content)
-             if one["kendall_tau"] > 0 and setup_cost(one) + n_trials * one["cpu_seconds"] <= seconds_available}
+             if (one["low"] or 0) > 0 and setup_cost(one) + n_trials * one["cpu_seconds"] <= seconds_available}
     return next(iter(found), None)
 
 

@@ -81,7 +81,7 @@ def _favoured(content: Mapping[str, Any]) -> str:
     label = favoured(Certificate(Path(), content), SHARE * full * TRIALS, TRIALS)
     within = f"At {SHARE:.0%} of a full training's cost for each of {TRIALS} networks, setup included,"
     if label is None:
-        return f"{within} no estimator ranks above chance."
+        return f"{within} no estimator is shown to rank above chance."
     best = content["estimators"][label]
     others = [(name, one) for name, one in ranked(content) if name != label]
     overlap = [name for name, one in others if one["high"] is not None and best["low"] is not None
