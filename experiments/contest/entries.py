@@ -12,7 +12,7 @@ from experiments.contest.networks import Network, Training
 from experiments.contest.options import Options
 from experiments.contest.picks import Picks
 from experiments.contest.scoring import PRECISIONS, read_score
-from experiments.contest.timing import Latencies, read_latencies
+from experiments.contest.timing import Latencies, read_latencies, usable
 from experiments.contest.training import cpu_seconds, summary_of
 from hwnas.front import wilson
 
@@ -125,12 +125,12 @@ def _entry(network: Network, precision: str, options: Options, picks: Picks | No
     measured = timed.measured.get((network.label, precision)) if timed else None
     wide = batched.measured.get((network.label, precision)) if batched else None
     return Entry(network, precision, {seed: one.correct for seed, one in scores.items()}, _latency(measured),
-                 wide.latency_ms if wide and wide.valid else None,
+                 wide.latency_ms if wide and usable(wide) else None,
                  _facts(network, options, picks, [dict(one.facts) for one in scores.values()], sorted(scores)))
 
 
 def _latency(measured: Measurement | None) -> Latency | None:
-    if measured is None or not measured.valid:
+    if measured is None or not usable(measured):
         return None
     return Latency(measured.latency_ms, measured.latency_ms_low, measured.latency_ms_high)
 
@@ -142,9 +142,10 @@ def _facts(network: Network, options: Options, picks: Picks | None, scores: Sequ
         return {}
     first, cpu = trained[0][1], [cpu_seconds(options.out, one) for one, _ in trained]
     search = picks.search if picks and network.is_ours else {}
+    setup_s = options.setup_seconds if options.setup_seconds is not None else search.get("setup_seconds")
     return {
         "image_size": first["identity"]["image_size"], "params": first["params"], "macs": first["macs"],
         "int8_share": scores[0]["int8_share"], "compressed": any(one["compressed"] for one in scores),
         "training_wall_s": round(sum(one["seconds_training"] for _, one in trained) / len(trained), 1),
         "process_cpu_s": None if None in cpu else round(sum(filter(None, cpu)) / len(cpu), 1),
-        "search_s": round(search["trials_seconds"] + (search["setup_seconds"] or 0.0), 1) if search else None}
+        "search_s": round(search["trials_seconds"] + (setup_s or 0.0), 1) if search else None}

@@ -51,15 +51,18 @@ def decide(entries: Sequence[Entry], precision: str = PRECISION) -> list[Stateme
 
 
 def verdicts(statements: Sequence[Statement]) -> list[str]:
-    """A line a goal. The first is met when one network of ours meets either half; drops must all be met."""
-    def any_met(*goals: str) -> str:
-        return "met" if any(one.met for one in statements if one.goal in goals) else "not met"
+    """A line a goal. The first is met when one network of ours meets either half; drops must all be met. Undecided is
+    what no statement decides: nothing of ours, or nothing to compare it with, was timed."""
+    def verdict(*goals: str) -> str:
+        found = {one.met for one in statements if one.goal in goals}
+        return "met" if True in found else "not met" if False in found else "undecided"
 
     drops = [one.met for one in statements if one.goal == DROPS]
-    return [f"A network of ours {FASTER}, or {BETTER}: {any_met(FASTER, BETTER)}.",
-            f"Beside it: a network of ours {REACH}: {any_met(REACH)}.",
-            f"A network of ours with {RESNETS}: {any_met(RESNETS)}.",
-            f"Every network of ours with an {DROPS}, each seed: {'met' if drops and all(drops) else 'not met'}."]
+    kept = "not met" if False in drops else "met" if drops and None not in drops else "undecided"
+    return [f"A network of ours {FASTER}, or {BETTER}: {verdict(FASTER, BETTER)}.",
+            f"Beside it: a network of ours {REACH}: {verdict(REACH)}.",
+            f"A network of ours with {RESNETS}: {verdict(RESNETS)}.",
+            f"Every network of ours with an {DROPS}, each seed: {kept}."]
 
 
 def of_speed(one: Entry, rivals: Sequence[Entry]) -> list[Statement]:
@@ -118,7 +121,8 @@ def of_resnet(ours: Sequence[Entry], rivals: Sequence[Entry]) -> list[Statement]
             text = f"{_figures(one)} against {_figures(rival)}: {_times(speed)} the throughput, top-1 {_points(gap)}."
             found.append(Statement(RESNETS, met, text) if index == 0 else
                          Statement(f"{RESNETS}, its other stem", met, text))
-    return found or [Statement(RESNETS, None, f"ResNet-50 {PRECISION} was not trained, scored and timed.")]
+    who = f"ResNet-50 {PRECISION}" if ours else "no network of ours"
+    return found or [Statement(RESNETS, None, f"{who} was {'not ' if ours else ''}trained, scored and timed.")]
 
 
 def of_drop(one: Entry, entries: Sequence[Entry]) -> Statement:

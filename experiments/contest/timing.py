@@ -59,8 +59,9 @@ def time_all(networks: Sequence[Network], options: Options, console: Console) ->
         name: {"file": contents[name], **one.to_dict()} for name, one in found.items()}}),
         separators=(",", ":")) + "\n")
     for name, one in found.items():
-        if not one.valid:
-            console.say(f"{name}: INVALID: {one.reason}. The same command times all again.")
+        if not usable(one):
+            console.say(f"{name}: INVALID: {one.reason or 'too few turns'}. The same command times all again; let the "
+                        "machine rest meanwhile, or give more seconds=N.")
 
 
 def read_latencies(out: Path, batch: int = 1) -> Latencies | None:
@@ -78,6 +79,11 @@ def read_latencies(out: Path, batch: int = 1) -> Latencies | None:
     return Latencies(found, {key: held[key] for key in ("host", "runtime", "measured_at", "batch", "target")})
 
 
+def usable(measured: Measurement) -> bool:
+    """Whether it is a number with an error."""
+    return measured.valid and bool(np.isfinite(measured.std_ms))
+
+
 def _path(out: Path, batch: int) -> Path:
     return out / f"latency-b{batch}.json"
 
@@ -85,7 +91,7 @@ def _path(out: Path, batch: int) -> Path:
 def _held(options: Options) -> Mapping[str, str]:
     """Contents of the files that were timed, where all came out valid."""
     held = read_latencies(options.out, options.batch)
-    if held is None or not all(one.valid for one in held.measured.values()):
+    if held is None or not all(usable(one) for one in held.measured.values()):
         return {}
     data = json.loads(_path(options.out, options.batch).read_text(encoding="utf-8"))
     return {name: one["file"] for name, one in data["networks"].items()}
