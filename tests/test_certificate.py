@@ -173,6 +173,18 @@ def test_a_certificate_says_how_each_ranks_and_what_it_costs(content: dict[str, 
     assert [one["top1"] for one in content["networks"]] == pytest.approx([0.8 + 0.01 * row for row in range(8)])
 
 
+def test_the_format_is_what_readers_of_it_rely_on(content: dict[str, Any]) -> None:
+    assert content["format"] == "hwnas-certificate/1"
+    assert set(content) == {
+        "format", "created", "host", "versions", "dataset", "space", "n", "seed", "cost", "cost_source", "k", "level",
+        "truth", "ceiling", "estimators", "networks", "best"}
+    assert set(content["estimators"]["bad"]) == {
+        "accuracy", "options", "fingerprint", "setup_seconds", "setup_cpu_seconds", "n", "failed", "stopped", "seconds",
+        "cpu_seconds", "cpu_seconds_amortised", "share_of_full", "kendall_tau", "low", "high", "spearman",
+        "spearman_low", "spearman_high", "top_k_regret", "hypervolume_loss", "hypervolume_loss_of_truth", "behind_best"}
+    assert json.loads(json.dumps(content, allow_nan=False)) == content
+
+
 def test_what_failed_is_left_out_and_said(plan: CertifyPlan, data: Dataset, space: SearchSpace) -> None:
     pretend_trained(plan, data, lambda row, seed: None if row == 0 or (row, seed) == (1, 1) else top1(row, seed))
     judged = [write_estimates(plan, "some", [0.9, 0.2, None, 0.4, 0.5, 0.6, 0.7, 0.8])]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
 import shutil
@@ -27,7 +28,7 @@ from hwnas.certify_networks import macs_of, spread
 from hwnas.certify_plan import CertifyPlan, read_plan
 from hwnas.certify_truth import read_training
 from hwnas.command import run_command
-from hwnas.errors import ConfigError, StudyError, TrainingError, UnknownName
+from hwnas.errors import ConfigError, StudyError, TrainingError, UnknownName, UserError
 from hwnas.progress import Console
 from hwnas.space import SearchSpace
 from hwnas.training_checkpoint import Checkpoint
@@ -332,6 +333,56 @@ def test_killed_between_two_networks_asks_for_the_rest_only(plan: CertifyPlan, m
     assert [(one["id"], one["value"]) for one in results] == [(one["id"], one["value"]) for one in untouched]
     with pytest.raises(StudyError, match=r"told.json is of another recipe \(fingerprint told, now new\)"):
         ask_all(plan, Told(values, "new"), monkeypatch)
+
+
+def test_a_full_disk_is_one_line_and_loses_no_estimate(plan: CertifyPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {network.id: 0.1 * row for row, network in enumerate(plan.networks)}
+    sync, calls = os.fsync, []
+
+    def full(handle: int) -> None:
+        calls.append(handle)
+        if len(calls) > 6:  # a file and its folder each time: the fourth network's
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(UserError, match="No space left on device"):
+            ask_all(plan, Told(values), monkeypatch)
+    assert len(document(plan.out / "estimates" / "told.json")["results"]) == 3
+    assert len(ask_all(plan, Told(values), monkeypatch)) == 8
+
+
+def test_with_a_target_networks_are_spread_over_predicted_latency(space_file: Path, tmp_path: Path,
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    def falling(codes: Any) -> Any:
+        return SimpleNamespace(mean=1 / np.asarray(macs_of(tiny_space(tmp_path))(codes)))
+
+    asked = []
+
+    def model(*_: object) -> Any:
+        asked.append(1)
+        return SimpleNamespace(created="2026-11-20"), SimpleNamespace(predict=falling)
+
+    monkeypatch.setattr("hwnas.deployment.latency_model", model)
+    command = arguments(space_file, tmp_path / "out", "+target=epyc_int8", "only=estimators")
+    for _ in range(2):
+        assert run_command(main, "certify", "usage", command, target=False) == 2  # nothing is trained
+    plan = read_plan(tmp_path / "out")
+    assert plan is not None
+    assert plan.cost == "latency_ms"
+    assert plan.cost_source.startswith("latency predicted for epyc_int8 on ")
+    macs = [network.architecture.macs for network in plan.networks]
+    assert macs == sorted(macs, reverse=True)  # cheapest first, and the most MACs are the cheapest here
+    assert asked == [1]
+
+
+def test_a_host_without_a_table_is_no_reason_to_spread_over_macs(space_file: Path, tmp_path: Path,
+                                                                 capsys: pytest.CaptureFixture[str]) -> None:
+    command = arguments(space_file, tmp_path / "out", "+target=epyc_int8", "host=nowhere")
+    assert run_command(main, "certify", "usage", command, target=False) == 2
+    assert "nowhere" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "plan.json").exists()
 
 
 def test_names_of_scores_and_labels_are_read() -> None:
