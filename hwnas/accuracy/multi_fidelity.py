@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hwnas.accuracy.dataset import Dataset
 
 # Its rate falls over the whole length; the average over the last steps is what a rung shows of a network in between.
-MULTI_FIDELITY = Recipe("multi_fidelity", epochs=9, batch_size=32, schedule="cosine", warmup=0.05, ema_decay=0.98,
+MULTI_FIDELITY = Recipe("multi_fidelity", epochs=4, batch_size=32, schedule="cosine", warmup=0.1, ema_decay=0.98,
                         shift=0.06)
 LENGTHS = ("epochs", "min_steps", "max_steps")  # of a Recipe: here the rungs say how long
 
@@ -38,7 +38,7 @@ class FidelityOptions:
     the architecture's own.
     """
 
-    rungs: tuple[int, ...] = (1, 3, 9)
+    rungs: tuple[int, ...] = (1, 2, 4)
     eta: int = 3
     quantile: float = 0.9
     min_history: int = 8
@@ -64,7 +64,7 @@ def _rungs(value: Any) -> tuple[int, ...]:
     whole = all(isinstance(one, int) and not isinstance(one, bool) and 1 <= one <= 10_000 for one in rungs)
     if not rungs or not whole or list(rungs) != sorted(set(rungs)):
         raise ConfigError("multi_fidelity.rungs must be ascending whole numbers of epochs from 1 to 10000, e.g. "
-                          f"[1,3,9], got {value!r}.")
+                          f"[1,2,4], got {value!r}.")
     return rungs
 
 
@@ -103,7 +103,7 @@ class MultiFidelity:
         for key in LENGTHS:
             if key in config:
                 raise ConfigError(f"multi_fidelity.{key} is decided by the rungs. Give epochs as "
-                                  "multi_fidelity.rungs=[1,3,9].")
+                                  "multi_fidelity.rungs=[1,2,4].")
         mine = {f.name for f in fields(FidelityOptions)}
         recipe = Recipe.from_config({k: v for k, v in config.items() if k not in mine}, MULTI_FIDELITY,
                                     "multi_fidelity")
