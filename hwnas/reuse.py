@@ -22,14 +22,15 @@ from hwnas.workers import storage_of
 
 SAME = ("space", "data set", "accuracy")  # what accuracies depend on
 _KEPT = ("architecture_id", "architecture", "codes", "top1_proxy", "top1_std", "curve", "stopped",
-         "curve_epochs", "extrapolated")
+         "curve_epochs")
 
 
 def reuse_trials(study: optuna.Study, folder: Path, space: Space, predict: Predict, options: SearchOptions) -> int:
     """Add the evaluated networks of the run in `folder` to `study` with this search's costs; how many were new.
 
-    They count as known, not as evaluated here; those over the cap are left out. Given again, adds nothing. StudyError
-    when the runs differ in space, data set or accuracy.
+    They count as known, not as evaluated here; those over the cap are left out, and those that were stopped because
+    they could not enter the other front: this one they may. Given again, adds nothing. StudyError when the runs differ
+    in space, data set or accuracy.
     """
     earlier = load_study(database_path(folder))
     theirs, ours = identity_of(earlier), identity_of(study)
@@ -41,7 +42,8 @@ def reuse_trials(study: optuna.Study, folder: Path, space: Space, predict: Predi
     with study_lock(url), storage_errors(url):
         held = known(study.get_trials(deepcopy=False))
         found = [trial for trial in earlier.get_trials(deepcopy=False) if outcome(trial) == EVALUATED
-                 and trial.state == TrialState.COMPLETE and trial.user_attrs["architecture_id"] not in held]
+                 and trial.state == TrialState.COMPLETE and not trial.user_attrs.get("extrapolated")
+                 and trial.user_attrs["architecture_id"] not in held]
         added = 0
         for trial in found:
             one = _carried_over(trial, folder, space, predict, options)

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from study_fixtures import Scores, opened, searched  # noqa: E402
+from study_fixtures import OBJECTIVE, Scores, TinySpace, opened, predict, searched  # noqa: E402
 from test_accuracy_training import stripes  # noqa: E402
 from test_search_run import acknowledged, rows_of, wait_for_trials  # noqa: E402
 from test_shipped_tables import HOSTS  # noqa: E402
@@ -31,8 +31,10 @@ from hwnas.command import run_command  # noqa: E402
 from hwnas.errors import ConfigError, TrainingError, UnknownName  # noqa: E402
 from hwnas.estimate import Earlier, Estimate  # noqa: E402
 from hwnas.objective import Objective  # noqa: E402
+from hwnas.reuse import reuse_trials  # noqa: E402
 from hwnas.samplers.informed import STOPPED_STD, _top1  # noqa: E402
 from hwnas.search import main as search  # noqa: E402
+from hwnas.search_trial import SearchOptions  # noqa: E402
 from hwnas.testing import check_estimator  # noqa: E402
 from hwnas.trial_record import trial_rows  # noqa: E402
 
@@ -327,6 +329,20 @@ def test_the_sampler_takes_a_predictions_own_error_but_not_an_early_epochs(tmp_p
         assert _top1(trial) == (trial.user_attrs["top1_proxy"], 0.03)
         trial.user_attrs.pop("extrapolated")
         assert _top1(trial) == (trial.user_attrs["top1_proxy"], STOPPED_STD)
+
+
+def test_what_another_targets_front_stopped_may_enter_this_one(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    earlier = opened(tmp_path / "a")
+    searched(earlier, 8, estimator=Halved())
+    whole = [trial for trial in earlier.trials if trial.user_attrs.get("stopped") is False]  # duplicates say nothing
+    assert 0 < len(whole) < 8
+    study, scores = opened(tmp_path / "b"), Halved()
+    assert reuse_trials(study, tmp_path / "a", TinySpace(), predict, SearchOptions(9, OBJECTIVE)) == len(whole)
+    assert [trial.user_attrs["curve_epochs"] for trial in study.trials] == [[3, 9]] * len(whole)
+    searched(study, 1, estimator=scores)
+    assert [one.value for one in scores.among[0][1]] == [trial.user_attrs["top1_proxy"] for trial in whole]
 
 
 # The command
