@@ -41,7 +41,7 @@ def write_all(networks: Sequence[Network], options: Options, picks: Picks | None
     timed = read_latencies(options.out)
     save_json(options.out / "summary.json", {
         "data": options.data, "recipe": options.recipe, "seeds": options.seeds, "target": options.target,
-        "timed": dict(timed.facts) if timed else None, "verdicts": verdicts(statements),
+        "batch": options.batch, "timed": dict(timed.facts) if timed else None, "verdicts": verdicts(statements),
         "statements": [{"goal": one.goal, "met": one.met, "text": one.text} for one in statements],
         "missing": lines, "search": dict(picks.search) if picks else None,
         "picks": [vars(one) for one in picks.picks] if picks else [], "rows": rows})
