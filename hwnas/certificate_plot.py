@@ -30,7 +30,7 @@ def certificate_figure(content: Mapping[str, Any]) -> Figure:
     figure = Figure(figsize=(13.5, height), dpi=160, facecolor="white")
     FigureCanvasAgg(figure)
     with style():
-        figure.suptitle(f"How well estimates rank: {content['space']['name']} on {content['dataset']['name']}, "
+        figure.suptitle(f"How well estimates rank: {content['space']['name']} on {_data(content)}, "
                         f"{content['dataset']['image_size']} px", x=0.02, y=1 - 0.3 / height, ha="left", fontsize=14,
                         fontweight="bold", color=INK)
         figure.text(0.02, 1 - 0.72 / height, _subtitle(content), fontsize=9.5, color=MUTED, ha="left")
@@ -43,6 +43,12 @@ def certificate_figure(content: Mapping[str, Any]) -> Figure:
             axes = figure.add_subplot(grid[index // _ACROSS, index % _ACROSS])
             _draw_scatter(axes, content, label, first=index % _ACROSS == 0)
     return figure
+
+
+def _data(content: Mapping[str, Any]) -> str:
+    """The data set's name; `imagefolder` says little, its folder's name more."""
+    data = content["dataset"]
+    return str(data["folder"] if data["name"] == "imagefolder" and data.get("folder") else data["name"])
 
 
 def _subtitle(content: Mapping[str, Any]) -> str:

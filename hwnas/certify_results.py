@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import combinations
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -115,20 +116,27 @@ def certificate_of(truth: Truth, judged: Sequence[Judged], dataset: Dataset, spa
     entries = {label: _entry(documents[label], estimates[label], truth, full) for label in documents}
     content = {
         "format": FORMAT, "created": now(), "host": Host.detect().name, "versions": versions(),
-        "dataset": {"name": dataset.name, "key": key_of(dataset), "fingerprint": dataset.fingerprint,
-                    "image_size": dataset.image_size, "channels": dataset.channels,
-                    "class_names": list(dataset.class_names)},
+        "dataset": _described(plan, dataset),
         "space": {"name": space.name, "fingerprint": space.fingerprint}, "n": len(plan.networks), "seed": plan.seed,
         "cost": plan.cost, "cost_source": plan.cost_source, "k": K, "level": LEVEL, "truth": summary,
         "ceiling": truth.ceiling(), "estimators": entries,
-        "networks": [
-            {"id": network.id, "architecture": str(network.architecture), "cost": network.cost, "top1": truth.mean[row],
-             "trainings": [one and asdict(one) for one in truth.trainings[row]],
-             "estimates": {label: values[row] for label, values in estimates.items()}}
-            for row, network in enumerate(plan.networks)]}
+        "networks": [_network(truth, row, estimates) for row in range(len(plan.networks))]}
     _add_behind_best(content, estimates, truth.mean)
     whole: dict[str, Any] = finite(content)
     return whole
+
+
+def _described(plan: CertifyPlan, dataset: Dataset) -> dict[str, Any]:
+    return {"name": dataset.name, "folder": Path(str(plan.dataset.get("root") or "")).name, "key": key_of(dataset),
+            "fingerprint": dataset.fingerprint, "image_size": dataset.image_size, "channels": dataset.channels,
+            "class_names": list(dataset.class_names)}
+
+
+def _network(truth: Truth, row: int, estimates: Mapping[str, Array]) -> dict[str, Any]:
+    network = truth.plan.networks[row]
+    return {"id": network.id, "architecture": str(network.architecture), "cost": network.cost, "top1": truth.mean[row],
+            "trainings": [one and asdict(one) for one in truth.trainings[row]],
+            "estimates": {label: values[row] for label, values in estimates.items()}}
 
 
 def _values(plan: CertifyPlan, document: dict[str, Any]) -> Array:
