@@ -25,6 +25,8 @@ class FakeQuantised(OnnxModule):
     Activations by `ranges`, which stay; weights per output channel by their own extremes at every step. Gradients pass
     straight through what is not clipped (Jacob et al., Quantization and Training of Neural Networks for Efficient
     Integer-Arithmetic-Only Inference, CVPR 2018). Batch norms are folded in the file, so that their statistics stay.
+    It computes what the file says; OpenVINO 2026.4 is a little more exact, for it does not round a linear convolution's
+    output that it adds to a sum at once.
     """
 
     def __init__(self, path: str | os.PathLike[str], ranges: Mapping[str, Range], tuned_for: TunedFor) -> None:

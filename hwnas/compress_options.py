@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from hwnas.command import number
@@ -51,6 +51,10 @@ class CompressOptions:
             rotate=float(number(config, "qat.rotate", 0, 180)))
 
     def deciding(self) -> dict[str, Any]:
-        """What decides the content of a finished step, by key: neither the limit nor what only costs time."""
-        aside = ("max_drop", "every_step", "threads", "seconds")
-        return {key: value for key, value in asdict(self).items() if key not in aside}
+        """What decides every step, by key: neither the limit nor what only costs time."""
+        return {key: getattr(self, key) for key in ("seed", "calibration_images", "validation_images")}
+
+    def tuning(self) -> dict[str, Any]:
+        """What decides the fine-tuning besides, by key."""
+        keys = ("epochs", "batch_size", "lr", "distil", "shift", "zoom", "rotate")
+        return {f"qat.{key}": getattr(self, key) for key in keys}

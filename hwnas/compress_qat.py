@@ -44,8 +44,8 @@ class FineTuning:
     def step(self) -> Step:
         """Fine-tuned, exported as fp32 and quantised by the same pass as every other file."""
         epochs = self._job.options.epochs
-        found = self._steps.take(NAME, f"{self._base.note}, {epochs} epoch{'' if epochs == 1 else 's'} of fine-tuning "
-                                 "with int8's rounding", self._made)
+        what = f"{self._base.note}, {epochs} epoch{'' if epochs == 1 else 's'} of fine-tuning with int8's rounding"
+        found = self._steps.take(NAME, what, self._made, {"base": self._base.note, **self._job.options.tuning()})
         checkpoint_of(self._job).unlink(missing_ok=True)
         return found
 
@@ -98,7 +98,7 @@ class _State:
         self.steps = len(job.dataset.train) // self.options.batch_size
         self.epoch, self.rows = 0, list[dict[str, Any]]()
         self.path = checkpoint_of(job)
-        self.identity = {**job.identity, "ranges": base.note}
+        self.identity = {**job.identity, **job.options.tuning(), "ranges": base.note}
         found = Checkpoint.load(self.path)
         if found is not None:
             check_identity(found.identity, self.identity, self.path)

@@ -20,6 +20,7 @@ from hwnas.paths import write_atomic
 from hwnas.progress import Console
 from hwnas.qdq import Graph, quantised_nodes
 from hwnas.records import finite
+from hwnas.training_options import content_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -52,6 +53,9 @@ class KeptNodes:
     def __init__(self, steps: Steps, base: Quantisation, prefix: str, console: Console) -> None:
         self._steps, self._base, self._prefix, self._console = steps, base, prefix, console
         self._job, self._scorer = steps.job, steps.scorer
+        options, file = self._job.options, self._job.steps / f"{base.note}.onnx"
+        self._settings = {"base": content_of(file), "images": options.sensitivity_images,
+                          "nodes": options.sensitivity_nodes}
         self._images = self._job.calibration[spread(len(self._job.calibration), self._job.options.sensitivity_images)]
 
     def steps(self) -> Iterator[Step]:
@@ -75,12 +79,15 @@ class KeptNodes:
             return self._base.int8(kept), {"kept": list(kept), "why": why}
 
         what = f"{self._base.note}, {len(kept)} node{'' if len(kept) == 1 else 's'} in fp32"
-        return self._steps.take(f"{self._prefix}_kept{len(kept)}", what, make)
+        return self._steps.take(f"{self._prefix}_kept{len(kept)}", what, make,
+                                {"base": self._settings["base"], "kept": list(kept)})
 
     def _sensitivities(self, scratch: Path) -> list[Sensitivity]:
         """The most sensitive nodes, the one that recovers most in a millisecond first; kept from run to run."""
         path = self._job.steps / f"{self._prefix}_sensitivity.json"
         stored = _read(path)
+        if stored.get("settings") != self._settings:
+            stored = {"format": FORMAT, "settings": self._settings}
         if "chosen" not in stored:
             errors = self._errors(path, stored, scratch)
             stored["chosen"] = [asdict(one) for one in self._timed(errors)]

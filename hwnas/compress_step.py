@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 FORMAT = "hwnas-compress-step/1"
 REFERENCE = "fp32"
-BASE = ""  # no node left in fp32
 
 
 @dataclass(frozen=True)
@@ -79,10 +79,14 @@ class Steps:
         right, executed = self.scorer.right(self.job.source.path, REFERENCE)
         return Step(REFERENCE, "fp32 reference", self.job.source.path, right, executed)
 
-    def take(self, name: str, what: str, make: Callable[[], tuple[ModelProto, dict[str, Any]]]) -> Step:
-        """The step `name`: a QDQ network made, written and scored; one that cannot be made or run tells why."""
+    def take(self, name: str, what: str, make: Callable[[], tuple[ModelProto, dict[str, Any]]],
+             settings: Mapping[str, Any] = MappingProxyType({})) -> Step:
+        """The step `name`: a QDQ network made, written and scored; one that cannot be made or run tells why.
+
+        One that was finished with the same `settings` (what decides it besides the job) is read.
+        """
         path = self.job.steps / f"{name}.onnx"
-        found = self._stored(name, what, path)
+        found = self._stored(name, what, path, finite(settings))
         if found is not None:
             return found
         start = time.monotonic()
@@ -93,15 +97,16 @@ class Steps:
             found = Step(name, what, path, right, {**about, **executed, "seconds": time.monotonic() - start})
         except CandidateError as error:
             found = Step(name, what, path, np.zeros(0, bool), {"seconds": time.monotonic() - start}, str(error))
-        self._store(found)
+        self._store(found, settings)
         return found
 
-    def _store(self, step: Step) -> None:
-        data = finite({"format": FORMAT, "name": step.name, "what": step.what, "error": step.error, "about": step.about,
+    def _store(self, step: Step, settings: Mapping[str, Any]) -> None:
+        data = finite({"format": FORMAT, "name": step.name, "what": step.what, "error": step.error,
+                       "settings": settings, "about": step.about,
                        "validation_images": len(step.right), "right": np.packbits(step.right).tobytes().hex()})
         write_atomic(step.path.with_suffix(".json"), json.dumps(data, indent=1) + "\n")
 
-    def _stored(self, name: str, what: str, path: Path) -> Step | None:
+    def _stored(self, name: str, what: str, path: Path, settings: Mapping[str, Any]) -> Step | None:
         where = path.with_suffix(".json")
         if not where.is_file():
             return None
@@ -109,6 +114,8 @@ class Steps:
             data = json.loads(where.read_text(encoding="utf-8"))
             if data["format"] != FORMAT or (not data["error"] and not path.is_file()):
                 raise ValueError(f"not of format {FORMAT}, or without its file")
+            if data["settings"] != settings:
+                return None
             bits = np.frombuffer(bytes.fromhex(data["right"]), np.uint8)
             right = np.unpackbits(bits, count=data["validation_images"]).astype(bool)
             return Step(name, what, path, right, data["about"], data["error"])

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from hwnas.compress_job import CompressJob
 from hwnas.compress_step import REFERENCE, Step, Steps
 from hwnas.errors import StudyError, TableError
 from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.paths import write_atomic
 from hwnas.progress import Console
 from hwnas.records import finite
+from hwnas.training_options import content_of
 
 FORMAT = "hwnas-compress-timing/1"
 
@@ -62,18 +63,19 @@ def timed(steps: Steps, found: Sequence[Step], console: Console) -> dict[str, Me
     job, path = steps.job, steps.job.steps / "timing.json"
     files = {REFERENCE: (job.source.path, "fp32")} | {
         step.name: (step.path, "int8") for step in found if not step.error}
-    stored = _stored_timing(job)
+    contents = {name: content_of(file) for name, (file, _) in files.items()}
+    stored = _stored_timing(path, contents)
     if not set(files) <= set(stored):
         stored = steps.scorer.time(files, console)
         first = next(iter(stored.values()))
         write_atomic(path, json.dumps(finite({
-            "format": FORMAT, "protocol": first.protocol.to_dict(),
+            "format": FORMAT, "protocol": first.protocol.to_dict(), "contents": contents,
             "files": {name: one.to_dict() for name, one in stored.items()}}), separators=(",", ":")) + "\n")
     return {name: stored[name] for name in files}
 
 
-def _stored_timing(job: CompressJob) -> dict[str, Measurement]:
-    path = job.steps / "timing.json"
+def _stored_timing(path: Path, contents: Mapping[str, str]) -> dict[str, Measurement]:
+    """The measurements of an earlier run, of those files that are the same."""
     if not path.is_file():
         return {}
     try:
@@ -81,7 +83,8 @@ def _stored_timing(job: CompressJob) -> dict[str, Measurement]:
         if data["format"] != FORMAT:
             raise ValueError(f"not of format {FORMAT}")
         protocol = Protocol(**data["protocol"])
-        return {name: Measurement.from_dict(one, protocol, str(path)) for name, one in data["files"].items()}
+        return {name: Measurement.from_dict(one, protocol, str(path)) for name, one in data["files"].items()
+                if data["contents"][name] == contents.get(name)}
     except (OSError, ValueError, KeyError, TypeError, TableError) as error:
         raise StudyError(f"cannot read {path}: {error}. Remove it to time again.") from None
 
