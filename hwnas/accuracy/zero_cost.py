@@ -152,7 +152,8 @@ class ZeroCost:
                         "trained too shortly to differ. Set zero_cost.proxy.epochs, or use another estimator.")
         elif score not in CONTROLS and tau <= controls[best]:
             console.say(f"note: zero_cost.score={score} ranks the anchors no better (tau {tau:.2f}) than {best} "
-                        f"(tau {controls[best]:.2f}), which costs nothing: zero_cost.score={best}.")
+                        f"(tau {controls[best]:.2f}), which costs nothing: zero_cost.score={best}. They were trained "
+                        "shortly; python -m hwnas.certify judges by full training.")
 
 
 def _table(good: Sequence[Anchor], names: Sequence[str]) -> NDArray[np.float64]:
