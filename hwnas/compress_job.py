@@ -72,7 +72,9 @@ def make_job(config: Any, console: Console) -> CompressJob:
     """Read and check every option, the model and the data; a UserError names what is wrong."""
     from hwnas.accuracy.data import inspect_dataset
     from hwnas.command import number
+    from hwnas.latency.host import Host
     from hwnas.plan import section
+    from hwnas.runtimes import load_runtime
 
     options = CompressOptions.from_config(config)
     split_seed = number(config, "split_seed", 0, whole=True)
@@ -91,8 +93,8 @@ def make_job(config: Any, console: Console) -> CompressJob:
     dataset = _dataset(data, info, source, split_seed, console)
     validation, calibration = _parts(dataset, options, split_seed)
     identity = {"model": source.content, "dataset": dataset.name, "dataset.fingerprint": dataset.fingerprint,
-                "target": str(replace(target, name="", vendor="", price_per_hour=None)), "split_seed": split_seed,
-                **options.deciding()}
+                "target": str(replace(target, name="", vendor="", price_per_hour=None)), "host": Host.detect().name,
+                "runtime": load_runtime(target.runtime).version(), "split_seed": split_seed, **options.deciding()}
     return CompressJob(source, dataset, validation, calibration, target, options, ModelFolder(folder), identity)
 
 

@@ -36,6 +36,8 @@ def _all(steps: Steps, found: Sequence[Step], console: Console) -> Iterator[Step
 
     plain = PostTraining(steps, console)
     yield from plain.steps()
+    if all(step.error for step in found):
+        return
     base = plain.best()
     yield from KeptNodes(steps, base, base.note, console).steps()
     if not steps.job.source.tunable:

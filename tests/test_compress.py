@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from compress_fixtures import clock, command, hostile, overrides_of, trained  # noqa: F401
+from compress_fixtures import clock, command, hostile, job_of, overrides_of, trained  # noqa: F401
 from deployment_fixtures import measured
 
 from hwnas import compress_score, compress_steps
@@ -346,3 +346,32 @@ def test_other_options_need_another_folder(trained: Path, hostile: Callable[[flo
 def test_another_split_is_said(trained: Path, tmp_path: Path, capsys) -> None:  # noqa: F811
     assert command(trained, tmp_path, "max_drop=50", "split_seed=1") == 0
     assert "some of those it is judged on may have trained it" in capsys.readouterr().err
+
+
+def test_where_nothing_can_be_made_it_says_so(trained: Path, tmp_path: Path, capsys,  # noqa: F811
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_ = OnnxRuntime.compile
+
+    def compiled(self, path, target):
+        if target.precision == "int8" and Path(path).parent.name == "steps":
+            raise CandidateError("this runtime likes none")
+        return compile_(self, path, target)
+
+    monkeypatch.setattr(OnnxRuntime, "compile", compiled)
+    assert command(trained, tmp_path, "all=true") == 1
+    assert "no int8 file of" in (said := one_line(capsys))
+    assert "this runtime likes none" in said
+    assert {row["reason"] for name, row in table_of(tmp_path).items() if name != "fp32"} == {"this runtime likes none"}
+
+
+def test_a_step_is_taken_again_when_its_settings_change(trained: Path, tmp_path: Path) -> None:  # noqa: F811
+    job = job_of(trained, tmp_path)
+    steps, made = Steps(job, compress_score.Scorer(job)), list[int]()
+
+    def make() -> tuple[onnx.ModelProto, dict[str, Any]]:
+        made.append(1)
+        raise CandidateError("no matter")
+
+    for settings in ({"lr": 0.1}, {"lr": 0.1}, {"lr": 0.2}):
+        steps.take("one", "", make, settings)
+    assert len(made) == 2
