@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from hwnas.accuracy.dataset import Dataset
 
-# Its rate falls over the whole length; the average over the last steps is what a rung shows of a network in between.
+# The rate falls over the whole length (cosine): at the top that came out above a constant rate with a decay in the end,
+# and above restarts at each rung. What a rung shows in between is the average of the weights over the last steps.
 MULTI_FIDELITY = Recipe("multi_fidelity", epochs=4, batch_size=32, schedule="cosine", warmup=0.1, ema_decay=0.98,
                         shift=0.06)
 LENGTHS = ("epochs", "min_steps", "max_steps")  # of a Recipe: here the rungs say how long
