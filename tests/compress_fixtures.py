@@ -25,7 +25,6 @@ from hwnas.training_weights import load_weights
 QUIET = Console(quiet=True)
 NETWORK = Architecture((("ds_r1_k3_s1_c8",), ("ir_r1_k3_s2_e3_c16_se0.25",), ("ir_r1_k3_s1_e3_c16",)), 8, 1, 32, "relu",
                        8, 1, 10)
-NODES = ("/conv_stem/Conv", "/blocks/blocks.1/blocks.1.0/conv_dw/Conv", "/classifier/Gemm")
 TINY = ["threads=1", "calibration_images=128", "sensitivity.images=64", "sensitivity.nodes=2", "qat.epochs=2"]
 
 
