@@ -23,9 +23,9 @@ from hwnas.progress import Console
 from hwnas.space import SearchSpace
 from hwnas.supernet import training
 from hwnas.supernet.bank import bank_of, covering, extreme
+from hwnas.supernet.curriculum import Curriculum
 from hwnas.supernet.inherit import inherit, load_inherited, recalibrate
 from hwnas.supernet.options import SupernetOptions
-from hwnas.supernet.sandwich import sandwich
 from hwnas.testing import check_estimator
 from hwnas.training_checkpoint import Checkpoint
 
@@ -119,15 +119,29 @@ def test_gradients_reach_just_the_slices_that_were_used(space: SearchSpace, data
     assert not any(key.startswith("0/0/ds/conv_pw") for key in untouched)
 
 
-def test_a_sandwich_has_the_largest_and_smallest_of_one_choice_of_operations(space: SearchSpace) -> None:
-    for seed in range(10):
-        step = sandwich(space, 2, np.random.default_rng(seed))
-        big, small, *others = step.networks
-        assert len(others) == 2
-        assert step.distil
-        assert big.params > small.params
-        kinds = [[stage[0].kind for stage in network.block_defs()] for network in (big, small)]
-        assert kinds[0] == kinds[1]
+def test_a_sandwich_has_the_largest_and_the_smallest_of_its_operations(space: SearchSpace) -> None:
+    curriculum = Curriculum(space, 2, 1.0, 0.1, 0.4)
+    step = curriculum.step(0.9, np.random.default_rng(0))
+    big, small, *others = step.networks
+    assert len(others) == 2
+    assert step.distil
+    assert big.macs == max(network.macs for network in covering(space))
+    assert big.params > small.params
+    kinds = [[stage[0].kind for stage in network.block_defs()] for network in (big, small)]
+    assert kinds[0] == kinds[1]
+
+
+def test_stages_open_one_after_the_other(space: SearchSpace) -> None:
+    curriculum = Curriculum(space, 8, 0.0, 0.2, 0.4)
+    own = space.decode(curriculum.largest).block_defs()
+
+    def differing(done: float) -> int:
+        """In how many stages a network of these has another operation than the largest, at most."""
+        networks = [one for seed in range(20) for one in curriculum.step(done, np.random.default_rng(seed)).networks]
+        return max(sum((a[0].kind, a[0].expansion) != (b[0].kind, b[0].expansion)
+                       for a, b in zip(one.block_defs(), own, strict=True)) for one in networks)
+
+    assert [differing(done) for done in (0.0, 0.25, 0.45, 1.0)] == [0, 1, 2, 2]
 
 
 def test_batch_norm_is_measured_over_the_images_given(space: SearchSpace, dataset: Dataset) -> None:

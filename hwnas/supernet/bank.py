@@ -107,6 +107,11 @@ def _fits(one: tuple[Tensor, Architecture], other: tuple[Tensor, Architecture], 
 
 def covering(space: SearchSpace) -> Iterator[Architecture]:
     """The largest networks that have, between them, every branch of every stage."""
+    yield from map(space.decode, covering_settings(space))
+
+
+def covering_settings(space: SearchSpace) -> Iterator[dict[str, Value]]:
+    """The same as settings of the space's parameters."""
     stages = space.definition.stages
     branches = [[(op.text, kernel) for op in stage.ops for kernel in (stage.kernels if op.takes_kernel else (0,))]
                 for stage in stages]
@@ -116,7 +121,7 @@ def covering(space: SearchSpace) -> Iterator[Architecture]:
             setting[f"stage{stage}.op"], kernel = options[index % len(options)]
             if kernel:
                 setting[f"stage{stage}.kernel"] = kernel
-        yield space.decode(extreme(space, {}, max, setting))
+        yield extreme(space, {}, max, setting)
 
 
 def extreme(space: SearchSpace, setting: Mapping[str, Value], pick: Any, fixed: Mapping[str, Value] | None = None

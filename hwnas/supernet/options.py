@@ -13,7 +13,8 @@ from hwnas.training_options import TrainingOptions
 _RANGES: dict[str, tuple[float, float]] = {
     "epochs": (1, 100_000), "min_steps": (0, 10**8), "train_images": (0, 10**9), "validation_images": (0, 10**9),
     "recalibration_images": (16, 10**6), "image_size": (0, 1024), "batch_size": (2, 8192), "lr": (1e-6, 10),
-    "weight_decay": (0, 1), "warmup": (0, 0.9), "warmup_largest": (0, 0.9), "sandwich": (0, 1), "n_random": (1, 16),
+    "weight_decay": (0, 1), "warmup": (0, 0.9), "warmup_largest": (0, 0.5), "opening": (0, 0.5),
+    "sandwich": (0, 1), "n_random": (1, 16),
     "ema_decay": (0, 0.99999), "label_smoothing": (0, 0.9), "clip_norm": (0, 1000), "shift": (0, 0.5),
     "seed": (0, 2**31), "threads": (0, 4096),
 }
@@ -23,8 +24,9 @@ _SCORING = ("validation_images", "recalibration_images", "threads", "path")
 @dataclass(frozen=True, slots=True)
 class SupernetOptions:
     """Each step trains `n_random` random sub-networks; a share `sandwich` of the steps the largest and smallest too,
-    all but the largest on the largest's answers (1: the sandwich rule as published; the largest costs as much as the
-    others together). For the first `warmup_largest` of all epochs the largest is trained alone.
+    all but the largest on the largest's answers (1: the sandwich rule as published). For the first `warmup_largest` of
+    all steps the largest's operations are trained alone; for the next `opening` random networks take operations of
+    their own in more and more stages (hwnas.supernet.curriculum).
 
     `epochs` are raised until `min_steps` are done. `train_images`, `validation_images`: stratified subsets (0: all).
     `image_size` 0 is the space's; a smaller one is cheaper and ranks the same networks. `path`: a trained supernet's
@@ -42,6 +44,7 @@ class SupernetOptions:
     weight_decay: float = 0.05
     warmup: float = 0.05
     warmup_largest: float = 0.1
+    opening: float = 0.4
     sandwich: float = 0.25
     n_random: int = 2
     ema_decay: float = 0.995

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from hwnas.accuracy.training import seeded
 from hwnas.errors import TrainingError
 from hwnas.supernet.bank import bank_of, megabytes
-from hwnas.supernet.sandwich import Step, largest, sandwich, uniform
+from hwnas.supernet.curriculum import Curriculum, Step
 from hwnas.training_batches import Batches, own_randomness, reseed
 from hwnas.training_checkpoint import Checkpoint, check_identity
 from hwnas.training_run import make_average, make_optimizer, make_schedule
@@ -73,7 +73,11 @@ class _State:
         self.bank = bank_of(job.space)
         self.average = make_average(self.bank, self.recipe)
         self.optimizer = make_optimizer(self.bank, self.recipe)
-        self.schedule = make_schedule(self.optimizer, self.recipe, self.recipe.epochs * len(self.batches))
+        self.steps = self.recipe.epochs * len(self.batches)
+        self.schedule = make_schedule(self.optimizer, self.recipe, self.steps)
+        options = job.options
+        self.curriculum = Curriculum(job.space, options.n_random, options.sandwich, options.warmup_largest,
+                                     options.opening)
         found = Checkpoint.load(job.path)
         if found is not None:
             check_identity(found.identity, job.identity, job.path)
@@ -83,15 +87,15 @@ class _State:
     def forecast(self) -> str:
         """Memory and time of what is left, from a few steps that are taken and thrown away."""
         images, labels = next(iter(self.batches.epoch(self.epoch + 1)))
-        options, space = self.job.options, self.job.space
-        kinds = (sandwich(space, options.n_random, self._rng(0, 0)), uniform(space, options.n_random, self._rng(0, 0)))
+        rng, share = self._rng(0, 0), self.job.options.sandwich
+        kinds = self.curriculum.sandwiched(1.0, rng), self.curriculum.mixed(self.curriculum.opened(1.0), rng)
         both, alone = (self._timed(images, labels, step) for step in kinds)
-        seconds = options.sandwich * both + (1 - options.sandwich) * alone
+        seconds = share * both + (1 - share) * alone
         self.optimizer.zero_grad(set_to_none=True)
         left = (self.recipe.epochs - self.epoch) * len(self.batches) * seconds / 60
         size, at = megabytes(self.bank), f" from epoch {self.epoch + 1} on" if self.epoch else ""
-        return (f"supernet of {space.name}: {size:.0f} MB of shared weights, {_STATES * size:.0f} MB in training "
-                f"besides the images' maps; {self.recipe.epochs} epochs of {len(self.batches)} steps of "
+        return (f"supernet of {self.job.space.name}: {size:.0f} MB of shared weights, {_STATES * size:.0f} MB in "
+                f"training besides the images' maps; {self.recipe.epochs} epochs of {len(self.batches)} steps of "
                 f"{self.recipe.batch_size} images, about {max(left, 1):.0f} min{at} (estimated from a few steps)")
 
     def _timed(self, images: Tensor, labels: Tensor, step: Step) -> float:
@@ -124,7 +128,7 @@ class _State:
             step, rng = (epoch - 1) * steps + index, self._rng(epoch, index)
             self.schedule.step_update(step)
             self.optimizer.zero_grad(set_to_none=True)
-            loss = self._gradients(images, labels, self._step(rng, epoch))
+            loss = self._gradients(images, labels, self.curriculum.step(step / self.steps, rng))
             if not math.isfinite(loss):
                 raise TrainingError(
                     f"supernet: loss is {loss} in epoch {epoch} of {self.recipe.epochs}, learning rate "
@@ -137,13 +141,6 @@ class _State:
             total += loss
             progress((index + 1) / steps)
         return total / steps
-
-    def _step(self, rng: np.random.Generator, epoch: int) -> Step:
-        options, space = self.job.options, self.job.space
-        if epoch <= options.warmup_largest * self.recipe.epochs:
-            return largest(space, rng)
-        kind = sandwich if rng.random() < options.sandwich else uniform
-        return kind(space, options.n_random, rng)
 
     def _gradients(self, images: Tensor, labels: Tensor, step: Step) -> float:
         """Add the gradients of every network of the step; the first one's loss."""
