@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hwnas.accuracy import Prepares
+from hwnas.certified import NAME, Chosen, choose
 from hwnas.deployment import latency_model
 from hwnas.plan import Plan, make_plan, search_options
 from hwnas.progress import Console, Report
@@ -28,6 +29,7 @@ class Prepared:
 
     plan: Plan
     dataset: Dataset
+    chosen: Chosen
     estimator: AccuracyEstimator
     making: Making
     table: LatencyTable
@@ -40,19 +42,22 @@ def prepare(config: Any, console: Console) -> Prepared:
     """Check the options, load the data, measure this host where it must be, open the study."""
     plan = make_plan(config, console)
     dataset = _load_data(plan, console)
-    estimator = _estimator(plan, dataset)
+    chosen = _chosen(plan, dataset)
+    if chosen.why:
+        console.note(chosen.why)
+    estimator = _estimator(plan, chosen, dataset)
     making = _making(plan, dataset)
     table, model = latency_model(plan.deployment, plan.space, plan.calibration, console)
     options = search_options(plan, model)
     if isinstance(estimator, Prepares):
         estimator.prepare(console)
-    study = _open_study(plan, table, model, dataset, estimator, options, console)
+    study = _open_study(plan, table, model, dataset, f"{chosen.accuracy} ({estimator.fingerprint})", options, console)
     if plan.reuse is not None:
         from hwnas.reuse import reuse_trials
 
         n = reuse_trials(study, plan.reuse, plan.space, model.predict, options)
         console.note(f"reused: the accuracies of {n} networks of {plan.reuse}")
-    return Prepared(plan, dataset, estimator, making, table, model, options, study)
+    return Prepared(plan, dataset, chosen, estimator, making, table, model, options, study)
 
 
 def _load_data(plan: Plan, console: Console) -> Dataset:
@@ -67,11 +72,17 @@ def _load_data(plan: Plan, console: Console) -> Dataset:
     return data
 
 
-def _estimator(plan: Plan, dataset: Dataset) -> AccuracyEstimator:
-    from hwnas.accuracy import BUILT_IN, WITHOUT_IMAGES, load_estimator
-
+def _chosen(plan: Plan, dataset: Dataset) -> Chosen:
+    """The estimator that was asked for, or the one that the certificate favours."""
     name = str(plan.config.accuracy)
     section = plan.section(name) if name in plan.config else {}
+    return choose(section, dataset, plan.space, plan.n_trials) if name == NAME else Chosen(name, section)
+
+
+def _estimator(plan: Plan, chosen: Chosen, dataset: Dataset) -> AccuracyEstimator:
+    from hwnas.accuracy import BUILT_IN, WITHOUT_IMAGES, load_estimator
+
+    name, section = chosen.accuracy, dict(chosen.options)
     if name in BUILT_IN and name not in WITHOUT_IMAGES:
         section = {"threads": plan.threads, **section}
     return load_estimator(name, dataset=dataset, space=plan.space, config=section)
@@ -86,7 +97,7 @@ def _making(plan: Plan, dataset: Dataset) -> Making:
     return Making(dataset, recipe, plan.seed, plan.deployment.target)
 
 
-def _open_study(plan: Plan, table: LatencyTable, model: LatencyModel, dataset: Dataset, estimator: AccuracyEstimator,
+def _open_study(plan: Plan, table: LatencyTable, model: LatencyModel, dataset: Dataset, accuracy: str,
                 options: SearchOptions, console: Console) -> optuna.Study:
     from hwnas.samplers import load_sampler
     from hwnas.samplers.informed import Context
@@ -97,7 +108,7 @@ def _open_study(plan: Plan, table: LatencyTable, model: LatencyModel, dataset: D
         "space": f"{plan.space.name} ({plan.space.fingerprint})", "data set": f"{dataset.name} ({dataset.fingerprint})",
         "target": f"{deployment.target.name} ({table.key})", "host": deployment.host_name,
         "latency table": f"{table.key} of {table.created}",
-        "accuracy": f"{plan.config.accuracy} ({estimator.fingerprint})", "objective": str(options.objective),
+        "accuracy": accuracy, "objective": str(options.objective),
         "budget.latency_ms": cap, "seed": str(plan.seed)}
     wanted, scores = _sampler_options(plan, dataset, console)
     context = Context(plan.space, model.predict, options.objective, options.cap_ms, options.cap_quantile, scores)

@@ -91,10 +91,11 @@ def _facts(prepared: Prepared, trials: list[dict[str, Any]]) -> Facts:
     timing = Timing(table.reference, table.quiet_ms if plan.deployment.here else None, plan.seconds, plan.seed)
     latency = {**table.error[plan.space.name], "line": error_line(table, plan.space), "table": str(table.key),
                "created": table.created, "overhead_ms": table.overhead_ms}
-    accuracy = str(plan.config.accuracy)
-    options = plan.section(accuracy) if accuracy in plan.config else {}
-    certificate = certificate_facts(prepared.dataset, plan.space, accuracy, options, prepared.estimator.fingerprint)
-    search = {"accuracy": accuracy, "sampler": str(plan.config.sampler), "objective": str(prepared.options.objective),
+    chosen = prepared.chosen
+    certificate = certificate_facts(prepared.dataset, plan.space, chosen.accuracy, chosen.options,
+                                    prepared.estimator.fingerprint)
+    search = {"accuracy": chosen.accuracy, "sampler": str(plan.config.sampler),
+              "objective": str(prepared.options.objective),
               "n_trials": sum(row["outcome"] == "evaluated" for row in trials), "asks": len(trials)}
     return Facts(plan.deployment.host_name, plan.deployment.here, plan.space.name, timing, plan.cap_ms, plan.workers,
                  latency, search, certificate)
