@@ -88,9 +88,8 @@ def make_job(config: Any, console: Console) -> CompressJob:
     data = section(config, "dataset")
     info = inspect_dataset(data)
     folder = RunFolder.create(out).path
-    source = source_of(model, target, info, data.get("image_size"), folder / "steps" / "source.onnx", memory_mb,
-                       timeout_s)
-    dataset = _dataset(data, info, source, split_seed, console)
+    source = source_of(model, target, info, data.get("image_size"), folder / "steps", memory_mb, timeout_s)
+    dataset = _dataset(data, info, source, options.train_images, split_seed, console)
     validation, calibration = _parts(dataset, options, split_seed)
     identity = {"model": source.content, "dataset": dataset.name, "dataset.fingerprint": dataset.fingerprint,
                 "target": str(replace(target, name="", vendor="", price_per_hour=None)), "host": Host.detect().name,
@@ -110,9 +109,11 @@ def _target(config: Any, console: Console) -> Target:
     return target
 
 
-def _dataset(data: dict[str, Any], info: DatasetInfo, source: Source, split_seed: int, console: Console) -> Dataset:
+def _dataset(data: dict[str, Any], info: DatasetInfo, source: Source, train_images: int | None, split_seed: int,
+             console: Console) -> Dataset:
     """The images as the network takes them; says so when they are not those that it was trained with."""
     from hwnas.accuracy.data import load_dataset
+    from hwnas.accuracy.splits import subset
 
     size = source.shape[1]
     with console.step("read images") as report:
@@ -122,6 +123,9 @@ def _dataset(data: dict[str, Any], info: DatasetInfo, source: Source, split_seed
         console.say(f"note: {source.label} was trained with the images {trained_on}, these are {dataset.fingerprint}: "
                     "other files, size or split, so that some of those it is judged on may have trained it. Give the "
                     "search's seed, or the training's split_seed, as split_seed.")
+    if train_images:  # the part that hwnas.train takes of as many
+        rows = subset(dataset.train.labels, train_images, split_seed)
+        dataset = replace(dataset, train=dataset.train.take(rows))
     return source.fed(dataset)
 
 
@@ -146,11 +150,17 @@ def _parts(dataset: Dataset, options: CompressOptions, split_seed: int) -> tuple
 
 
 def check_folder(job: CompressJob) -> None:
-    """StudyError, naming what differs, when the folder holds the steps of another compression."""
+    """StudyError when the folder holds the steps of another compression (naming what differs), or files that a search
+    or a training wrote there: an int8 file and a summary would take the place of theirs."""
     from hwnas.training_checkpoint import check_identity
 
-    path = job.steps / "identity.json"
+    path, folder = job.steps / "identity.json", job.folder
     if not path.is_file():
+        theirs = [file.name for file in (folder.architecture, folder.baseline, folder.weights, folder.onnx, folder.int8,
+                                         job.summary, job.table) if file.exists()]
+        if theirs:
+            raise StudyError(f"{folder.path} is no compression's folder: its {theirs[0]} comes from elsewhere and "
+                             "could be lost. Choose another out=FOLDER.")
         write_atomic(path, json.dumps(dict(job.identity), indent=1) + "\n")
         return
     try:

@@ -18,6 +18,7 @@ class CompressOptions:
     max_drop: float
     every_step: bool
     seed: int
+    train_images: int | None
     calibration_images: int
     validation_images: int | None
     threads: int
@@ -38,6 +39,7 @@ class CompressOptions:
         return cls(
             max_drop=float(number(config, "max_drop", 0, 100)), every_step=flag(config, "all"),
             seed=number(config, "seed", 0, whole=True),
+            train_images=number(config, "train_images", 2, whole=True, optional=True),
             calibration_images=number(config, "calibration_images", LEAST_CALIBRATION, 100_000, whole=True),
             validation_images=number(config, "validation_images", 2, whole=True, optional=True),
             threads=number(config, "threads", 0, 4096, whole=True),
@@ -52,7 +54,8 @@ class CompressOptions:
 
     def deciding(self) -> dict[str, Any]:
         """What decides every step, by key: neither the limit nor what only costs time."""
-        return {key: getattr(self, key) for key in ("seed", "calibration_images", "validation_images")}
+        return {key: getattr(self, key) for key in ("seed", "train_images", "calibration_images",
+                                                     "validation_images")}
 
     def tuning(self) -> dict[str, Any]:
         """What decides the fine-tuning besides, by key."""

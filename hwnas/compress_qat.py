@@ -138,7 +138,7 @@ class _State:
             loss = self._loss(images, labels)
             if not math.isfinite(value := float(loss.detach())):
                 raise TrainingError(f"loss is {value} in epoch {epoch} of {self.options.epochs} of the fine-tuning, "
-                                    f"learning rate {rate:.3g}. Set a smaller qat.lr, and another out=FOLDER.")
+                                    f"learning rate {rate:.3g}. Set a smaller qat.lr.")
             self.optimizer.zero_grad(set_to_none=True)
             loss.backward()
             nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)

@@ -33,13 +33,14 @@ def write_results(steps: Steps, found: Sequence[Step], latency: Mapping[str, Mea
     write_atomic(job.table, table_csv(table))
     chosen = best(found, steps.reference, latency, limit)
     told = chosen or nearest(found, steps.reference)
-    if told is None:
-        raise QuantizeError(f"no int8 file of {job.source.label} could be made: {found[0].error}")
     deployed = job.folder.deployed("int8")
+    job.summary.unlink(missing_ok=True)  # an earlier one tells of an earlier limit
     if chosen is None:
         deployed.unlink(missing_ok=True)
     else:
         write_atomic(deployed, chosen.path.read_bytes())
+    if told is None:
+        raise QuantizeError(f"no int8 file of {job.source.label} could be made: {found[0].error}")
     summary = finite({
         "format": FORMAT, "model": job.source.label, "keeps_limit": chosen is not None, "max_drop_points": limit,
         "file": None if chosen is None else deployed.name, "step": told.name, "what": told.what,

@@ -43,7 +43,7 @@ class Scorer:
 
     def right(self, path: Path, precision: str, split: Split | None = None) -> tuple[NDArray[np.bool_], dict[str, Any]]:
         """Which images of `split` (validation) are answered right, and what was executed."""
-        split = split or self.job.validation
+        split = self.job.validation if split is None else split
         compiled = self.compiled(path, precision)
         found = predict(compiled, replace(self.job.dataset, test=split))  # `predict` asks about the test set
         execution = asdict(replace(compiled.execution, precisions=dict(compiled.execution.precisions)))

@@ -50,16 +50,16 @@ def name_of(model: str) -> str:
     return path.name.removesuffix(".onnx") or "model"
 
 
-def source_of(model: str, target: Target, info: DatasetInfo, image_size: int | None, copy: Path, memory_mb: int,
+def source_of(model: str, target: Target, info: DatasetInfo, image_size: int | None, copies: Path, memory_mb: int,
               timeout_s: float) -> Source:
-    """The network behind `model`; a bare file's checked copy, with axes fixed and nodes named, goes to `copy`.
+    """The network behind `model`; a bare file's checked copy, axes fixed and nodes named, goes to the folder `copies`.
 
     UserError when it is torn, incomplete, or made for other channels or classes than the data set has.
     """
     if Path(model).is_dir():
         found = _folder(ModelFolder(Path(model)), memory_mb)
     else:
-        found = _bare(model, target, info, image_size, copy, memory_mb, timeout_s)
+        found = _bare(model, target, info, image_size, copies, memory_mb, timeout_s)
     for what, its, wanted in (("channels", info.channels, found.shape[0]), ("classes", info.classes, found.classes)):
         if its != wanted:
             raise DataError(f"{found.label} was made for {wanted} {what}, the data set {info.name} has {its}. Give the "
@@ -89,11 +89,14 @@ def _folder(folder: ModelFolder, memory_mb: int) -> Source:
                   metadata_of(proto))
 
 
-def _bare(model: str, target: Target, info: DatasetInfo, image_size: int | None, copy: Path, memory_mb: int,
+def _bare(model: str, target: Target, info: DatasetInfo, image_size: int | None, copies: Path, memory_mb: int,
           timeout_s: float) -> Source:
+    """Its copy is named by its content: another file's, refused later, must not take the place of one in use."""
     from hwnas.runtimes.child import run_child
 
     check_path(model, memory_mb)
+    content, size = content_of(Path(model)), f"-{image_size}" if image_size else ""
+    copy = copies / f"source-{content}{size}.onnx"
     copy.parent.mkdir(parents=True, exist_ok=True)
     job = {"path": os.path.abspath(model), "label": model, "channels": info.channels, "image_size": image_size,
            "copy": os.path.abspath(copy)}
@@ -102,7 +105,7 @@ def _bare(model: str, target: Target, info: DatasetInfo, image_size: int | None,
     except CandidateError as error:
         raise ModelError(str(error)) from None
     channels, height, width = found["shape"]
-    return Source(copy, model, content_of(Path(model)), (channels, height, width), int(found["classes"]), False,
+    return Source(copy, model, content, (channels, height, width), int(found["classes"]), False,
                   found["metadata"])
 
 

@@ -89,6 +89,7 @@ class Steps:
         found = self._stored(name, what, path, finite(settings))
         if found is not None:
             return found
+        path.with_suffix(".json").unlink(missing_ok=True)  # or, killed here, old answers would stand beside a new file
         start = time.monotonic()
         try:
             proto, about = make()

@@ -375,3 +375,57 @@ def test_a_step_is_taken_again_when_its_settings_change(trained: Path, tmp_path:
     for settings in ({"lr": 0.1}, {"lr": 0.1}, {"lr": 0.2}):
         steps.take("one", "", make, settings)
     assert len(made) == 2
+
+
+def test_a_folder_with_the_files_of_others_is_left_alone(trained: Path, tmp_path: Path, capsys) -> None:  # noqa: F811
+    folder = tmp_path / "net"
+    shutil.copytree(trained, folder)
+    (folder / "model_int8.onnx").write_bytes(b"deployed")
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    assert command(folder, folder, "max_drop=3") == 2
+    assert "could be lost. Choose another out=FOLDER" in one_line(capsys)
+    assert before.items() <= {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}.items()
+
+
+def test_a_file_refused_for_a_folder_does_not_replace_the_one_in_use(trained: Path, tmp_path: Path) -> None:  # noqa: F811
+    first = job_of(bare(trained, tmp_path / "net.onnx"), tmp_path / "out").source
+    held = first.path.read_bytes()
+    other = job_of(bare(trained, tmp_path / "other.onnx", without_names), tmp_path / "out").source
+    assert other.path != first.path
+    assert first.path.read_bytes() == held
+
+
+def test_only_images_that_the_training_had_may_be_learnt_from(trained: Path, tmp_path: Path) -> None:  # noqa: F811
+    from hwnas.accuracy.splits import subset
+
+    whole, part = job_of(trained, tmp_path / "a"), job_of(trained, tmp_path / "b", "train_images=200")
+    rows = subset(whole.dataset.train.labels, 200, 0)
+    np.testing.assert_array_equal(part.dataset.train.images, whole.dataset.train.images[rows])
+    seen = {image.tobytes() for image in part.dataset.normalise(part.dataset.train.images)}
+    assert {image.tobytes() for image in part.calibration} <= seen
+    assert part.identity != whole.identity
+
+
+def test_answers_of_an_earlier_file_do_not_outlive_it(trained: Path, tmp_path: Path) -> None:  # noqa: F811
+    job = job_of(trained, tmp_path)
+    steps, proto = Steps(job, compress_score.Scorer(job)), onnx.load(str(trained / "model.onnx"))
+    steps.take("one", "", lambda: (proto, {}), {"lr": 0.1})
+    stored = job.steps / "one.json"
+    assert stored.is_file()
+
+    def killed() -> tuple[onnx.ModelProto, dict[str, Any]]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        steps.take("one", "", killed, {"lr": 0.2})
+    assert not stored.exists()
+
+
+def test_a_file_of_an_earlier_limit_goes_where_every_step_fails(trained: Path, tmp_path: Path,  # noqa: F811
+                                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    assert command(trained, tmp_path, "max_drop=3") == 0
+    monkeypatch.setattr(Steps, "take", lambda self, name, what, *_: Step(
+        name, what, self.job.steps / f"{name}.onnx", np.zeros(0, bool), {}, "failed"))
+    assert command(trained, tmp_path, "max_drop=3") == 1
+    assert not (tmp_path / "model_int8.onnx").exists()
+    assert not (tmp_path / "summary.json").exists()
