@@ -141,6 +141,9 @@ class _Work:
         if found is not None and found.get("fingerprint") != fingerprint:
             raise StudyError(f"{path} is of another recipe (fingerprint {found.get('fingerprint')}, now {fingerprint})."
                              " Remove it to judge anew, or give the estimator another label.")
+        networks = {network.id for network in self.plan.networks}
+        if found is not None and any(one["id"] not in networks for one in found["results"]):
+            raise StudyError(f"{path} is of other networks than {self.plan.out} has now. Remove it to judge anew.")
         return found or {
             "format": FORMAT, "label": self.judged.label, "accuracy": self.judged.accuracy,
             "options": dict(self.judged.options), "fingerprint": fingerprint, "setup_seconds": 0.0,
@@ -152,8 +155,9 @@ class _Work:
             return
         wall, before = time.perf_counter(), cpu_seconds()
         self.estimator.prepare(console)
+        wall = time.perf_counter() - wall
         self.content["setup_seconds"] = float(self.estimator.setup_seconds)
-        if time.perf_counter() - wall >= self.content["setup_seconds"] > 0:
+        if getattr(self.estimator, "setup_here", True) and wall >= self.content["setup_seconds"] > 0:
             self.content["setup_cpu_seconds"] = cpu_seconds() - before
         elif self.content["setup_cpu_seconds"] is None:
             self.content["setup_cpu_seconds"] = self._shared_cpu_seconds()

@@ -330,6 +330,7 @@ def test_it_keeps_the_contract_and_trains_its_anchors_once(dataset: Dataset, spa
     monkeypatch.setattr(zero_cost_module.Proxy, "evaluate", None)  # no training from here on
     again, _ = told(dataset, space)
     assert again.setup_seconds == first.setup_seconds
+    assert (first.setup_here, again.setup_here) == (True, False)
     assert again.evaluate(space.reference, (), 3).value == estimate.value
     for score in ("params", "ensemble", "synflow"):
         other, _ = told(dataset, space, score=score)

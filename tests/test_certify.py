@@ -309,6 +309,24 @@ def test_one_that_asks_for_the_searchs_state_is_told_costs_and_prepared_once(pla
     assert estimator.prepared == 1  # all was asked: no need to prepare again
 
 
+def test_waiting_for_another_process_is_not_counted_as_the_setup(plan: CertifyPlan, monkeypatch: pytest.MonkeyPatch
+                                                                 ) -> None:
+    estimator = ToldAmong({network.id: 0.5 for network in plan.networks})
+    estimator.setup_here = False  # type: ignore[attr-defined]
+    monkeypatch.setattr(estimator, "prepare", lambda console: setattr(estimator, "setup_seconds", 1e-9))
+    ask_all(plan, estimator, monkeypatch)
+    assert document(plan.out / "estimates" / "told.json")["setup_cpu_seconds"] is None
+
+
+def test_estimates_of_other_networks_are_refused(plan: CertifyPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    estimator = Told({network.id: 0.5 for network in plan.networks})
+    ask_all(plan, estimator, monkeypatch)
+    path = plan.out / "estimates" / "told.json"
+    path.write_text(path.read_text().replace(plan.networks[3].id, "another"))
+    with pytest.raises(StudyError, match=r"told.json is of other networks"):
+        ask_all(plan, estimator, monkeypatch)
+
+
 def test_what_an_estimator_cannot_tell_is_kept_with_its_reason(plan: CertifyPlan, monkeypatch: pytest.MonkeyPatch
                                                                ) -> None:
     values: dict[str, float | Exception] = {network.id: 0.5 for network in plan.networks}

@@ -173,9 +173,11 @@ def test_another_process_finds_it_trained(space: SearchSpace, dataset: Dataset, 
                                           ) -> None:
     first, largest = supernet(dataset, space), space.decode(extreme(space, {}, max))
     first.prepare(QUIET)
+    assert first.setup_here
     monkeypatch.setattr(training._State, "train", lambda *_: pytest.fail("trained twice"))
     second = supernet(dataset, space, path=str(first.folder))
     second.prepare(QUIET)
+    assert not second.setup_here
     assert second.fingerprint == first.fingerprint
     assert replace(second.evaluate(largest), seconds=0) == replace(first.evaluate(largest), seconds=0)
 

@@ -50,7 +50,10 @@ class AccuracyEstimator(Protocol):
 
 @runtime_checkable
 class Prepares(Protocol):
-    """An estimator with work to do once, before its first `evaluate`: training a supernet, say."""
+    """An estimator with work to do once, before its first `evaluate`: training a supernet, say.
+
+    It may say, as `setup_here`, whether this process did all of that work: waiting for another takes as long.
+    """
 
     @property
     def setup_seconds(self) -> float:

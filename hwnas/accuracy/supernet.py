@@ -41,6 +41,7 @@ class Supernet:
     space: SearchSpace
     options: SupernetOptions = field(default_factory=SupernetOptions)
     setup_seconds: float = 0.0
+    setup_here: bool = False
     _bank: Bank | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -89,8 +90,8 @@ class Supernet:
         path = self.folder / CHECKPOINT
         if self.options.path is not None and not path.is_file():
             raise StudyError(f"supernet.path: no {CHECKPOINT} in {self.folder}. Leave supernet.path out to train one.")
-        self.folder.mkdir(parents=True, exist_ok=True)
         with file_lock(self.folder / ".training.lock", lambda: console.say(f"another process trains {path}; waiting")):
+            self.setup_here = not path.is_file()
             found = train(self._job(path), console)
         self.setup_seconds = sum(row["seconds"] for row in found.rows)
         self._bank = bank_in(found)

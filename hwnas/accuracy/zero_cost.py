@@ -72,6 +72,8 @@ class ZeroCost:
     def __init__(self, dataset: Dataset, space: SearchSpace, options: ZeroCostOptions, proxy: Proxy) -> None:
         self.dataset, self.space, self.options, self.proxy = dataset, space, options, proxy
         self.setup_seconds = 0.0
+        self.setup_here = False
+        self._n_measured = 0
         self._scorer = Scorer(dataset, options.images, options.seeds, options.seed, proxy.recipe.threads)
         self._names = (*SCORES, *CONTROLS) if options.score == ENSEMBLE else (options.score,)
         self._fit: Fit | None = None
@@ -97,6 +99,7 @@ class ZeroCost:
         """
         networks = chosen(self.space, self.options.anchors, self.options.seed)
         found = anchors(self.path, networks, self._measure, console)
+        self.setup_here = self._n_measured == len(found)
         self.setup_seconds = sum(one.seconds + sum(one.score_seconds.values()) for one in found)
         good = [one for one in found if not one.failed and all(name in one.scores for name in self._names)]
         if len(good) < LEAST_ANCHORS:
@@ -120,6 +123,7 @@ class ZeroCost:
 
     def _measure(self, network: Architecture) -> Anchor:
         """Train and score one anchor."""
+        self._n_measured += 1
         try:
             trained = self.proxy.evaluate(network, (), self.options.seed)
         except CandidateError as error:
