@@ -153,6 +153,10 @@ def test_batch_norm_is_measured_over_the_images_given(space: SearchSpace, datase
     norm: Any = network.bn1
     torch.testing.assert_close(norm.running_mean, expected.detach(), rtol=1e-4, atol=1e-5)
     assert norm.momentum is not None
+    before = norm.running_mean.clone()
+    small = dataset.at_size(2)  # maps of one pixel, of which a batch of one image has no variance
+    recalibrate(network, small.train.images[:129], small)
+    assert not torch.equal(norm.running_mean, before)
 
 
 def test_it_keeps_the_contract_and_its_networks_learnt(space: SearchSpace, dataset: Dataset) -> None:
@@ -291,6 +295,23 @@ def test_a_loss_that_is_not_finite_stops_and_names_epoch_and_learning_rate(
     monkeypatch.setattr(training, "cross_entropy", lambda logits, *_, **__: logits.sum() * float("nan"))
     with pytest.raises(TrainingError, match="loss is nan in epoch 1 of 3, learning rate"):
         supernet(dataset, space).prepare(QUIET)
+
+
+def test_a_loss_that_is_not_finite_is_seen_in_any_network_of_a_step(
+        space: SearchSpace, dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, right = 0, training.cross_entropy
+
+    def last_is_not(*arguments: Any, **options: Any) -> torch.Tensor:
+        nonlocal asked
+        asked += 1
+        return right(*arguments, **options) * (1.0 if asked % 2 else float("nan"))
+
+    monkeypatch.setattr(training._State, "forecast", lambda _: "")
+    monkeypatch.setattr(training, "cross_entropy", last_is_not)
+    estimator = supernet(dataset, space, sandwich=0, n_random=2)
+    with pytest.raises(TrainingError, match="loss is nan in epoch 1 of 3"):
+        estimator.prepare(QUIET)
+    assert asked == 2
 
 
 def test_what_cannot_share_weights_is_named(space: SearchSpace, dataset: Dataset, tmp_path: Path) -> None:

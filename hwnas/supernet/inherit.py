@@ -44,14 +44,17 @@ def copy_weights(bank: Bank, architecture: Architecture, network: nn.Module) -> 
 
 @torch.no_grad()
 def recalibrate(network: nn.Module, images: Images, dataset: Dataset) -> None:
-    """Set every batch norm's statistics to the mean over `images` uint8 [n, c, h, w]; weights stay."""
+    """Set every batch norm's statistics to the mean over `images` uint8 [n, c, h, w]; weights stay.
+
+    A last batch of one image is left out: maps of one pixel have no variance there.
+    """
     norms = [module for module in network.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     momenta = [module.momentum for module in norms]
     for module in norms:
         module.reset_running_stats()
         module.momentum = None  # the plain mean over batches
     network.train()
-    for start in range(0, len(images), _BATCH):
+    for start in range(0, max(1, len(images) - 1), _BATCH):
         part = dataset.normalise(np.asarray(images[start:start + _BATCH]))
         network(torch.from_numpy(part).contiguous(memory_format=torch.channels_last))
     for module, momentum in zip(norms, momenta, strict=True):

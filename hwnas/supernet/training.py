@@ -143,7 +143,7 @@ class _State:
         return total / steps
 
     def _gradients(self, images: Tensor, labels: Tensor, step: Step) -> float:
-        """Add the gradients of every network of the step; the first one's loss."""
+        """Add the gradients of every network of the step; the first one's loss, or the first that is not finite."""
         taught: Tensor | None = None
         losses = []
         for architecture in step.networks:
@@ -154,7 +154,7 @@ class _State:
             losses.append(float(one.detach()))
             if step.distil and taught is None:
                 taught = logits.detach().softmax(1)
-        return losses[0]
+        return next((loss for loss in losses if not math.isfinite(loss)), losses[0])
 
     def _rng(self, epoch: int, step: int) -> np.random.Generator:
         return np.random.default_rng([self.job.options.seed, _NETWORKS, epoch, step])
