@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hwnas.command import run_command
 from hwnas.progress import Console
+
+if TYPE_CHECKING:
+    from hwnas.training_ranks import Ranks
 
 USAGE = """Train one network in full: an architecture that a search found, or a timm network by name.
 
     python -m hwnas.train architecture=runs/x/models/ID/architecture.yaml dataset=fashion_mnist dataset.root=/data
     python -m hwnas.train model=timm:resnet18 stem_stride=1 dataset.image_size=32 epochs=30 mixup=0.2 out=runs/mine
+    torchrun --nproc-per-node=2 -m hwnas.train model=timm:resnet50 dataset=… epochs=100 out=runs/mine
     python -m hwnas.train architecture=FILE teacher.model=runs/big/model.onnx teacher.alpha=0.7
 
 The same command again resumes after the last whole epoch. --show-config prints every option."""
@@ -22,18 +28,33 @@ _PATHS = ("architecture", "model", "weights", "out", "dataset.root", "teacher.mo
 
 def main(config: Any, console: Console) -> None:
     """Check, train (or go on), export, score; the result in one line."""
-    from hwnas.latency.locks import file_lock
     from hwnas.training_job import make_job
+    from hwnas.training_ranks import Ranks
     from hwnas.training_results import read_summary, sentence, write_results
     from hwnas.training_run import train
 
+    ranks = Ranks.of_environment()
+    console = console if ranks.first else Console(quiet=True)
     job = make_job(config, console)
-    folder = job.folder.path
+    with ranks.joined(job.device), _locked(job.folder.path, ranks, console):
+        summary = read_summary(job) if ranks.first else None
+        if not ranks.agreed(summary is not None, job.device):
+            trained = train(job, console)
+            summary = write_results(job, trained, console) if ranks.first else None
+    if summary is not None:
+        console.say(sentence(summary, job.folder.path))
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, ranks: Ranks, console: Console) -> Iterator[None]:
+    """One training at a time in a folder; the first process holds the lock for all."""
+    from hwnas.latency.locks import file_lock
+
+    if not ranks.first:
+        yield
+        return
     with file_lock(folder / ".training.lock", lambda: console.say(f"another process trains in {folder}; waiting")):
-        summary = read_summary(job)
-        if summary is None:
-            summary = write_results(job, train(job, console), console)
-    console.say(sentence(summary, folder))
+        yield
 
 
 def readable_overrides(argv: Sequence[str]) -> list[str]:

@@ -20,6 +20,7 @@ from hwnas.accuracy.dataset import Dataset, Images, Split
 from hwnas.accuracy.recipe import Recipe
 from hwnas.torchvision_ops import declare_missing
 from hwnas.training_options import TrainingOptions
+from hwnas.training_ranks import ALONE, Ranks
 
 _STRONGEST = 9.999  # at 10 timm posterises to 0 bits, which Pillow refuses
 
@@ -44,11 +45,12 @@ def reseed(*key: int) -> None:
 
 
 class Batches:
-    """The training set `split` of `dataset` in batches on `device`."""
+    """The training set `split` of `dataset` in batches on `device`; of each the share of this process."""
 
     def __init__(self, split: Split, dataset: Dataset, options: TrainingOptions, seed: int,
-                 device: str = "cpu") -> None:
+                 device: str = "cpu", ranks: Ranks = ALONE) -> None:
         declare_missing()
+        self.ranks = ranks
         self.split, self.dataset, self.options, self.seed, self.device = split, dataset, options, seed, device
         self._moves = Recipe("train", options.epochs, shift=options.shift, zoom=options.zoom, rotate=options.rotate)
         self._change = _rand_augment(options, dataset) if options.rand_augment else None
@@ -68,8 +70,9 @@ class Batches:
         order = np.random.default_rng([self.seed, epoch]).permutation(len(self.split))
         layout = torch.channels_last if self.options.channels_last else torch.contiguous_format
         for step in range(len(self)):
-            reseed(self.seed, epoch, step)
-            rows = order[step * batch:(step + 1) * batch]  # not sorted: mixing pairs the first with the last
+            reseed(self.seed, epoch, step, *([self.ranks.rank] if self.ranks.world > 1 else []))
+            rows = order[step * batch:(step + 1) * batch][self.ranks.rank::self.ranks.world]
+            # Not sorted: mixing pairs the first with the last
             images, targets = self._images(rows), torch.from_numpy(self.split.labels[rows])
             if self._mix is not None:
                 images, targets = self._mix(images, targets)

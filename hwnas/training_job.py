@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +12,12 @@ from hwnas.baselines import Baseline
 from hwnas.benchmark_model import TIMM
 from hwnas.command import number
 from hwnas.errors import ConfigError, DataError, TargetError, UnknownName
+from hwnas.latency.host import usable_cores
 from hwnas.plan import section
 from hwnas.progress import Console
 from hwnas.run_folder import ModelFolder, RunFolder
 from hwnas.training_options import TeacherOptions, TrainingOptions, content_of, file_option
+from hwnas.training_ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
     from torch import nn
@@ -43,6 +44,7 @@ class TrainingJob:
     device: str
     folder: ModelFolder
     identity: Mapping[str, Any]
+    ranks: Ranks = ALONE
 
     @property
     def checkpoint(self) -> Path:
@@ -91,7 +93,7 @@ def make_job(config: Any, console: Console) -> TrainingJob:
     from hwnas.accuracy.data import inspect_dataset, load_dataset
     from hwnas.accuracy.splits import subset
 
-    _refuse_several_processes()
+    ranks = Ranks.of_environment()
     options = TrainingOptions.from_config(config)
     seed, split_seed = number(config, "seed", 0, whole=True), number(config, "split_seed", 0, whole=True)
     threads = number(config, "threads", 0, 4096, whole=True)
@@ -110,14 +112,17 @@ def make_job(config: Any, console: Console) -> TrainingJob:
     parts |= {key: parts[key].take(subset(parts[key].labels, n, split_seed)) for key, n in most.items() if n}
     train, validation = parts["train"], parts["validation"]
     options.steps_for(len(train))
+    _check_shares(options, ranks)
     identity = {
         "network": str(network), "dataset": dataset.name, "dataset.fingerprint": dataset.fingerprint,
         "dataset.flip": dataset.flip, "image_size": size, "train_images": len(train),
         "validation_images": len(validation), "seed": seed,
         "weights": weights and content_of(weights), **options.to_dict(),
-        **{f"teacher.{key}": value for key, value in (teacher.to_dict() if teacher else {"model": None}).items()}}
+        **{f"teacher.{key}": value for key, value in (teacher.to_dict() if teacher else {"model": None}).items()},
+        **({"processes": ranks.world} if ranks.world > 1 else {})}
+    threads = threads or max(1, len(usable_cores()) // ranks.world)
     return TrainingJob(network, dataset, train, validation, options, teacher, weights, seed, threads, device,
-                       ModelFolder(folder), identity)
+                       ModelFolder(folder), identity, ranks)
 
 
 def _network(config: Any) -> Architecture | Baseline:
@@ -169,6 +174,15 @@ def _device(asked: object) -> str:
     return "cuda" if asked != "cpu" and torch.cuda.is_available() else "cpu"
 
 
+def _check_shares(options: TrainingOptions, ranks: Ranks) -> None:
+    """Every process takes as many images of a batch; those that are mixed come in pairs."""
+    part = 2 * ranks.world if options.mixes else ranks.world
+    if options.batch_size % part:
+        raise ConfigError(f"batch_size={options.batch_size} cannot be shared by {ranks.world} processes"
+                          f"{' in pairs to be mixed' if options.mixes else ''}. Set "
+                          f"batch_size={max(part, options.batch_size // part * part)}.")
+
+
 def _check_precision(precision: str, device: str) -> None:
     import torch
 
@@ -180,13 +194,6 @@ def _check_precision(precision: str, device: str) -> None:
     if not has:
         raise TargetError(f"precision=bf16: this {'GPU' if device == 'cuda' else 'CPU'} has no bf16. Use "
                           "precision=fp32.")
-
-
-def _refuse_several_processes() -> None:
-    """Under torchrun every process would train the whole network and write the same files."""
-    if os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
-        raise ConfigError(f"started by torchrun with WORLD_SIZE={os.environ['WORLD_SIZE']}: hwnas.train trains in one "
-                          "process. Start it with python -m hwnas.train.")
 
 
 def _default_out(network: Architecture | Baseline, dataset: str) -> Path:

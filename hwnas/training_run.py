@@ -43,7 +43,7 @@ class Trained:
 
 def train(job: TrainingJob, console: Console) -> Trained:
     """Train from the last whole epoch to the end; the same weights as without an interruption (on one machine, with
-    the same threads).
+    the same threads). Of several processes the first alone validates, and has rows.
 
     StudyError for a checkpoint of another training, TrainingError when the loss is not finite or memory runs out.
     """
@@ -83,7 +83,7 @@ class _State:
 
     def __init__(self, job: TrainingJob) -> None:
         self.job, self.epoch, self.rows = job, 0, list[dict[str, Any]]()
-        self.batches = Batches(job.train, job.dataset, job.options, job.seed, job.device)
+        self.batches = Batches(job.train, job.dataset, job.options, job.seed, job.device, job.ranks)
         reseed(job.seed, _INITIAL)
         self.model = job.build().to(job.device)
         if job.options.channels_last:
@@ -91,6 +91,7 @@ class _State:
         self.average = make_average(self.model, job.options)
         self.optimizer = make_optimizer(self.model, job.options)
         self.schedule = make_schedule(self.optimizer, job.options, job.options.epochs * len(self.batches))
+        self.parallel = job.ranks.wrapped(self.model)
 
     def resume(self, console: Console) -> None:
         """Take up the checkpoint, where there is one."""
@@ -111,11 +112,16 @@ class _State:
 
             start = time.monotonic()
             loss, rate = self._epoch(epoch, teacher, heard)
-            self.rows.append({"epoch": epoch, "lr": rate, "train_loss": loss, "top1_validation": self._top1(self.model),
-                              "top1_validation_ema": None if self.average is None else self._top1(self.average.module),
-                              "seconds": time.monotonic() - start})
             self.epoch = epoch
-            self._save()
+            if self.job.ranks.first:
+                self._note_epoch(loss, rate, start)
+                self._save()
+
+    def _note_epoch(self, loss: float, rate: float, start: float) -> None:
+        average = None if self.average is None else self._top1(self.average.module)
+        self.rows.append({"epoch": self.epoch, "lr": rate, "train_loss": loss,
+                          "top1_validation": self._top1(self.model), "top1_validation_ema": average,
+                          "seconds": time.monotonic() - start})
 
     def _epoch(self, epoch: int, teacher: Teacher | None, progress: Callable[[float], None]) -> tuple[float, float]:
         """Mean loss of an epoch (from 1) and the learning rate of its last step."""
@@ -137,7 +143,8 @@ class _State:
         with _out_of_memory(options, images), torch.autocast(self.job.device, torch.bfloat16,
                                                              enabled=options.precision == "bf16"):
             loss = self._loss(images, targets, teacher)
-        if not math.isfinite(value := float(loss.detach())):
+        value = self.job.ranks.mean(float(loss.detach()), self.job.device)
+        if not math.isfinite(value):
             raise TrainingError(f"loss is {value} in {where}. The last whole epoch stays in {self.job.folder.path}; "
                                 "set a smaller lr or clip_norm, or a longer warmup, and another out=FOLDER.")
         self.optimizer.zero_grad(set_to_none=True)
@@ -149,7 +156,7 @@ class _State:
         return value
 
     def _loss(self, images: Tensor, targets: Tensor, teacher: Teacher | None) -> Tensor:
-        logits = self.model(images).float()
+        logits = self.parallel(images).float()
         mixed = targets.ndim == 2  # then timm has smoothed them
         loss = cross_entropy(logits, targets, label_smoothing=0.0 if mixed else self.job.options.label_smoothing)
         if teacher is None or self.job.teacher is None:
@@ -178,6 +185,8 @@ class _State:
 
     def result(self) -> Trained:
         """The better of the two on validation images, the average where both are as good."""
+        if not self.job.ranks.first:
+            return Trained(self.model.cpu().eval(), [], False)
         last = self.rows[-1]
         averaged = self.average is not None and last["top1_validation_ema"] >= last["top1_validation"]
         model = self.average.module if averaged else self.model

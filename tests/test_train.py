@@ -11,6 +11,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +37,7 @@ from hwnas.training_batches import Batches, own_randomness
 from hwnas.training_checkpoint import Checkpoint, check_identity
 from hwnas.training_job import TrainingJob, make_job
 from hwnas.training_options import CHOICES
+from hwnas.training_ranks import Ranks
 from hwnas.training_results import read_summary
 from hwnas.training_run import train
 from hwnas.training_teacher import OnnxTeacher, adapted, distilled, teacher_of
@@ -349,9 +351,6 @@ def test_what_this_machine_lacks_is_said(overrides: list[str], monkeypatch: pyte
     monkeypatch.setattr(training_job, "_BF16", set())
     with pytest.raises(TargetError, match="this CPU has no bf16"):
         job_of(overrides, "precision=bf16")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="torchrun with WORLD_SIZE=2"):
-        job_of(overrides)
 
 
 def test_bf16_trains_otherwise_than_fp32(overrides: list[str]) -> None:
@@ -561,3 +560,57 @@ def test_paths_are_taken_as_they_are_typed() -> None:
         "out='runs/a b=(c)'", "epochs=3", "weights=null"]
     config: Any = compose("train", readable_overrides(["out=runs/it's, [x]"]), target=False)
     assert config.out == "runs/it's, [x]"
+
+
+def test_what_torchrun_does_not_set_is_refused(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="RANK='', WORLD_SIZE='2'"):
+        job_of(overrides)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(ConfigError, match="batch_size=34 cannot be shared by 2 processes in pairs"):
+        job_of(overrides, "batch_size=34")
+    assert job_of(overrides).ranks == Ranks(1, 2, 1)
+
+
+def test_processes_share_every_batch(overrides: list[str]) -> None:
+    job = job_of(overrides)
+    plain = replace(job.options, rand_augment=0, mixup=0.0, cutmix=0.0, erase=0.0, zoom=0.0, shift=0.0)
+    still = replace(job.dataset, flip=False)
+
+    def labels(ranks: Ranks) -> list[torch.Tensor]:
+        return [found for _, found in Batches(job.train, still, plain, 0, ranks=ranks).epoch(1)]
+
+    whole, parts = labels(Ranks()), [labels(Ranks(rank, 2, rank)) for rank in range(2)]
+    for step, found in enumerate(whole):
+        assert torch.equal(found[0::2], parts[0][step])
+        assert torch.equal(found[1::2], parts[1][step])
+
+
+def test_two_processes_train_one_network_and_a_kill_changes_no_bit(overrides: list[str], tmp_path: Path) -> None:
+    def torchrun(out: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "hwnas.train",
+             *readable_overrides([*overrides, "epochs=12", f"out={tmp_path / out}"])], stderr=subprocess.PIPE,
+            text=True)
+
+    whole = torchrun("whole")
+    said = whole.communicate(timeout=300)[1]
+    assert whole.returncode == 0, said[-2000:]
+    assert said.count("test top-1") == 1
+    assert names(tmp_path / "whole") == FILES
+    assert json.loads((tmp_path / "whole" / "summary.json").read_text())["identity"]["processes"] == 2
+
+    killed = torchrun("killed")
+    while not (tmp_path / "killed" / "checkpoint.safetensors").exists():
+        assert killed.poll() is None
+        time.sleep(0.005)
+    children = Path(f"/proc/{killed.pid}/task/{killed.pid}/children").read_text().split()
+    for pid in (killed.pid, *map(int, children)):
+        os.kill(pid, signal.SIGKILL)
+    killed.communicate()
+    assert (tmp_path / "killed" / "checkpoint.safetensors").exists()
+    again = torchrun("killed")
+    said = again.communicate(timeout=300)[1]
+    assert "going on after epoch" in said
+    assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
