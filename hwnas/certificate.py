@@ -105,11 +105,15 @@ def cost_of(entry: Mapping[str, Any], n_trials: int = TRIALS) -> float:
 
 
 def keep(content: Mapping[str, Any], text: str) -> tuple[Path, bool]:
-    """Put a certificate where searches look for it, unless the one there stands on more trainings: (place, put)."""
+    """Put a certificate where searches look for it, unless one of the same space there stands on more trainings:
+    (place, put)."""
     data = content["dataset"]
     place = home() / "certificates" / f"{data['name']}-{content['space']['name']}-{data['image_size']}px-" \
                                       f"{data['key'][:6]}.json"
-    if place.is_file() and read_certificate(place).trainings > content["truth"]["trainings"]:
-        return place, False
+    if place.is_file():
+        held = read_certificate(place)
+        same = held.content["space"]["fingerprint"] == content["space"]["fingerprint"]
+        if same and held.trainings > content["truth"]["trainings"]:
+            return place, False
     write_atomic(place, text)
     return place, True

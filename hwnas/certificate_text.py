@@ -70,7 +70,8 @@ def _ceiling(content: Mapping[str, Any]) -> str:
     one = content["ceiling"]
     if one is None or one["kendall_tau"] is None:
         return "How well one full training ranks another is not known: that takes seeds=2."
-    meaning = ("no estimator can be asked for much more." if one["kendall_tau"] >= LEAST_CEILING else
+    meaning = (f"estimators are held against the mean of {content['truth']['seeds']} seeds, which is steadier, so that "
+               "a good one may come out somewhat above." if one["kendall_tau"] >= LEAST_CEILING else
                "these trainings rank by chance more than by merit. Train longer, on more images or with more seeds.")
     return (f"One full training ranks the networks as another seed's does with tau {one['kendall_tau']:.2f} "
             f"({_range(one['low'], one['high'])}): {meaning}")
@@ -137,20 +138,40 @@ def _command(dataset: Dataset, space: SearchSpace) -> str:
 def _used(found: Certificate, accuracy: str, options: Mapping[str, Any], fingerprint: str, dataset: Dataset) -> str:
     """What the certificate says of the estimator that the search used: by fingerprint, or by its options where only
     the images differ."""
-    mine = {label: one for label, one in found.estimators.items() if one["accuracy"] == accuracy}
+    options = _decisive(accuracy, options)
+    mine = {label: one for label, one in found.estimators.items()
+            if one["accuracy"] == accuracy and _decisive(accuracy, one["options"]).get("score") == options.get("score")}
     same = next((label for label, one in mine.items() if one["fingerprint"] == fingerprint), None)
     other_images = found.content["dataset"]["fingerprint"] != dataset.fingerprint
     if same is None and other_images:
-        same = next((label for label, one in mine.items() if dict(one["options"]) == dict(options)), None)
+        same = next((label for label, one in mine.items() if _decisive(accuracy, one["options"]) == options),
+                    None)
     label = same or next(iter(mine), None)
     if label is None:
         return f"This search used accuracy={accuracy}, which the certificate does not judge."
     one = mine[label]
     kind = ("another recipe of it" if same is None else
-            "other images of this data set" if other_images else "this recipe")
+            _other_images(found, dataset) if other_images else "this recipe")
     tau = "no rank correlation" if one["kendall_tau"] is None else \
         f"Kendall tau {one['kendall_tau']:.2f} ({_range(one['low'], one['high'])})"
     return (f"This search used accuracy={accuracy}. Certified with {kind} ({label}): {tau} against full training, "
             f"{one['cpu_seconds_amortised']:.3g} s a network with its share of the setup over {TRIALS}, "
             f"{one['share_of_full']:.2%} of a full training.")
+
+
+def _other_images(found: Certificate, dataset: Dataset) -> str:
+    """Image folders are told apart by classes and size only, and another product's may have the same."""
+    if dataset.name != "imagefolder":
+        return "other images of this data set"
+    return f"other images of the same classes, those in {found.content['dataset'].get('folder') or 'another folder'}"
+
+
+def _decisive(accuracy: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """An estimator's own options that decide its values, the score that counts where none is given among them."""
+    found = {key: value for key, value in options.items() if key not in ("threads", "path")}
+    if accuracy == "zero_cost":
+        from hwnas.accuracy.zero_cost import ZeroCostOptions
+
+        found.setdefault("score", ZeroCostOptions().score)
+    return found
 

@@ -235,6 +235,7 @@ def test_the_favoured_is_the_best_that_keeps_the_time(content: dict[str, Any]) -
 
 def test_the_words_name_who_is_favoured_and_whose_interval_overlaps(content: dict[str, Any]) -> None:
     said = " ".join(sentences(content))
+    assert "no estimator can" not in said  # two trainings' mean, the truth, may be ranked better than by one
     assert "8 networks, spread over MACs, trained in full 16 times (3 epochs, 40 s of a core each)" in said
     assert "bad is favoured" in said  # 10 % of 40 s are 4 s a network, and good takes 5
     assert "Without that limit good ranks best." in said
@@ -268,6 +269,16 @@ def test_kept_found_by_data_and_space_and_not_replaced_by_less(content: dict[str
     less["truth"]["trainings"] = 3
     assert keep(less, json.dumps(less)) == (place, False)
     assert read_certificate(place).trainings == 16
+
+
+def test_one_of_an_earlier_space_of_the_same_name_gives_way(content: dict[str, Any], own_home: Path) -> None:
+    keep(content, json.dumps(content))
+    changed = copy.deepcopy(content)
+    changed["space"]["fingerprint"] = "changed"
+    changed["truth"]["trainings"] = 3
+    place, put = keep(changed, json.dumps(changed))
+    assert put
+    assert read_certificate(place).content["space"]["fingerprint"] == "changed"
 
 
 def test_another_space_has_no_certificate(content: dict[str, Any], data: Dataset, own_home: Path, tmp_path: Path
@@ -324,6 +335,26 @@ def test_the_report_says_what_the_certificate_is_worth_here(
     assert place.name in page
     assert page.count("<tr") == 1 + len(rows(content))
     assert "does not judge" in page_of(certificate_facts(data, space, "tabular", {}, "f"))
+
+
+@pytest.mark.parametrize(("name", "options", "said"), [
+    ("digits", {}, "with other images of this data set (zero_cost:naswot)"),  # its default
+    ("digits", {"score": "synflow", "threads": 2}, "with other images of this data set (zero_cost:synflow)"),
+    ("digits", {"seeds": 3}, "with another recipe of it (zero_cost:naswot)"),
+    ("digits", {"score": "macs"}, "which the certificate does not judge"),
+    ("imagefolder", {}, "with other images of the same classes, those in parts (zero_cost:naswot)")])
+def test_the_report_holds_a_score_against_the_same_score(
+        name: str, options: dict[str, Any], said: str, content: dict[str, Any], data: Dataset, space: SearchSpace,
+        own_home: Path) -> None:
+    entry = content["estimators"].pop("good")
+    content["estimators"] = {f"zero_cost:{score}": {
+        **entry, "accuracy": "zero_cost", "options": {"score": score}, "fingerprint": score}
+        for score in ("synflow", "naswot")}
+    data = replace(data, name=name)
+    content["dataset"] |= {"key": key_of(data), "folder": "parts"}
+    keep(content, json.dumps(content))
+    facts = certificate_facts(replace(data, fingerprint="others"), space, "zero_cost", options, "f")
+    assert said in facts["lines"][0]
 
 
 def test_the_picture_is_drawn_the_same_again_also_without_correlations(content: dict[str, Any]) -> None:
