@@ -25,7 +25,7 @@ from experiments.contest.data import Images, dataset_config  # noqa: E402
 from experiments.contest.entries import Entry, Latency, bootstrap, compared  # noqa: E402
 from experiments.contest.networks import Network, Training, baselines, overrides, ready  # noqa: E402
 from experiments.contest.options import BASELINES, parse  # noqa: E402
-from experiments.contest.picks import Pick, Picks, picked, picks_of  # noqa: E402
+from experiments.contest.picks import Pick, Picks, check_data, picked, picks_of  # noqa: E402
 from experiments.contest.report import write_all  # noqa: E402
 from experiments.contest.run import main  # noqa: E402
 from experiments.contest.scoring import file_of, read_score, score_all  # noqa: E402
@@ -124,6 +124,21 @@ def test_a_search_that_split_the_data_otherwise_is_refused(tmp_path):
     (run / "config.yaml").write_text("seed: 3\nspace: mnasnet_small\n")
     with pytest.raises(ConfigError, match="searched with seed=3"):
         picks_of(parse(["data=digits", f"out={tmp_path}", f"ours={run}"]))
+
+
+def test_a_search_on_other_images_is_refused(tmp_path):
+    from hwnas.accuracy.data import load_dataset
+    from hwnas.space import SearchSpace
+
+    options = parse(["data=digits", f"out={tmp_path}"])
+    space = SearchSpace.load("mnasnet_small", channels=1, classes=10)
+    data = load_dataset(dataset_config(options), max(space.image_sizes), 0)
+    check_data(options, {}, space, f"digits ({data.fingerprint})")
+    with pytest.raises(ConfigError, match="it may have seen test images"):
+        check_data(options, {}, space, "digits (0123456789ab)")
+    with pytest.raises(ConfigError, match="it may have seen test images"):
+        check_data(parse(["data=digits", f"out={tmp_path}", "dataset.validation_fraction=0.3"]), {}, space,
+                   f"digits ({data.fingerprint})")
 
 
 # ---- who trains when
@@ -252,7 +267,7 @@ def entry(label, top1, ms, precision="int8", *, stem=0, ours=False, seeds=1):
     right = np.arange(N) < round(top1 * N)
     name = label + "-stem1" * stem
     network = Network(name, label, stem, Path("a.yaml") if ours else None)
-    facts = {"image_size": 32, "params": 1000, "macs": 2000, "int8_share": 1.0, "compressed": False,
+    facts = {"image_size": 32, "params": 1000, "macs": 2000, "int8_share": 1.0, "compressed": "",
              "training_wall_s": 10.0, "process_cpu_s": 12.0, "search_s": 100.0 if ours else None}
     return Entry(network, precision, dict.fromkeys(range(seeds), right), Latency(ms, 0.99 * ms, 1.01 * ms),
                  facts=facts)
@@ -407,6 +422,24 @@ def test_a_compressed_file_takes_the_place_of_the_plain_one(contest, tmp_path):
     assert file_of(tmp_path, Training(nets[0], 0), "int8").compressed
 
 
+@pytest.mark.parametrize(("step", "images", "fair"), [("qat_kept1", 200, True), ("qat", None, False),
+                                                      ("qat", 201, False), ("mse_bias", None, True)])
+def test_fine_tuning_with_more_images_than_the_others_had_is_refused(contest, tmp_path, step, images, fair):
+    from experiments.contest.scoring import DeployedFile, _step_of
+
+    options, nets = contest
+    (tmp_path / "summary.json").write_text(json.dumps({"step": step, "identity": {"train_images": images}}))
+    file = DeployedFile(Training(nets[0], 0), "int8", tmp_path / "model_int8.onnx", compressed=True)
+    if fair:
+        assert _step_of(file, options) == step
+    else:
+        with pytest.raises(DataError, match="Compress it again with train_images=200"):
+            _step_of(file, options)
+    (tmp_path / "summary.json").unlink()
+    with pytest.raises(StudyError, match=r"summary\.json: .*Give its python"):
+        _step_of(file, options)
+
+
 def test_other_images_than_those_trained_on_are_refused(contest):
     options, _ = contest
     with pytest.raises(DataError, match="was trained on data 0123"):
@@ -443,6 +476,17 @@ def test_timing_and_report_run_through_and_say_what_is_missing(contest, monkeypa
     assert "Baseline resnet50 takes no part." in text
     assert summary["verdicts"][0] in text
     assert (options.out / "contest.png").read_bytes().startswith(b"\x89PNG")
+    path = options.out / "latency-b1.json"
+    whole, held = path.read_text(), json.loads(path.read_text())
+    held["networks"]["resnet18 fp32"]["file"] = "another"
+    path.write_text(json.dumps(held))
+    assert "resnet18 has no valid latency in fp32" in write_all(nets, options, picks)
+    path.write_text(json.dumps({**held, "target": "xeon_int8"}))
+    with pytest.raises(ConfigError, match="was timed for target xeon_int8"):
+        write_all(nets, options, picks)
+    path.write_text(json.dumps({**json.loads(whole), "host": "elsewhere"}))
+    timing.time_all(nets, options, QUIET)
+    assert len(measured) == 2
 
 
 def test_a_torn_latency_file_is_one_line(tmp_path):

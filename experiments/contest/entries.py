@@ -12,7 +12,7 @@ from experiments.contest.networks import Network, Training
 from experiments.contest.options import Options
 from experiments.contest.picks import Picks
 from experiments.contest.scoring import PRECISIONS, read_score
-from experiments.contest.timing import Latencies, read_latencies, usable
+from experiments.contest.timing import Latencies, read_latencies
 from experiments.contest.training import cpu_seconds, summary_of
 from hwnas.front import wilson
 
@@ -110,7 +110,7 @@ def faster(one: Entry, other: Entry) -> Difference:
 
 
 def read_entries(networks: Sequence[Network], options: Options, picks: Picks | None) -> list[Entry]:
-    """Every network and precision of which something was scored."""
+    """Every network and precision of which something was scored; a latency counts for the file that was scored only."""
     timed, batched = read_latencies(options.out), None
     if options.batch > 1:
         batched = read_latencies(options.out, options.batch)
@@ -122,15 +122,16 @@ def _entry(network: Network, precision: str, options: Options, picks: Picks | No
            batched: Latencies | None) -> Entry:
     scores = {seed: score for seed in range(options.seeds)
               if (score := read_score(options.out, Training(network, seed), precision))}
-    measured = timed.measured.get((network.label, precision)) if timed else None
-    wide = batched.measured.get((network.label, precision)) if batched else None
+    file = str(scores[0].facts["file"]) if 0 in scores else ""
+    measured = timed.of(network.label, precision, file) if timed else None
+    wide = batched.of(network.label, precision, file) if batched else None
     return Entry(network, precision, {seed: one.correct for seed, one in scores.items()}, _latency(measured),
-                 wide.latency_ms if wide and usable(wide) else None,
+                 wide.latency_ms if wide else None,
                  _facts(network, options, picks, [dict(one.facts) for one in scores.values()], sorted(scores)))
 
 
 def _latency(measured: Measurement | None) -> Latency | None:
-    if measured is None or not usable(measured):
+    if measured is None:
         return None
     return Latency(measured.latency_ms, measured.latency_ms_low, measured.latency_ms_high)
 
@@ -145,7 +146,8 @@ def _facts(network: Network, options: Options, picks: Picks | None, scores: Sequ
     setup_s = options.setup_seconds if options.setup_seconds is not None else search.get("setup_seconds")
     return {
         "image_size": first["identity"]["image_size"], "params": first["params"], "macs": first["macs"],
-        "int8_share": scores[0]["int8_share"], "compressed": any(one["compressed"] for one in scores),
+        "int8_share": scores[0]["int8_share"],
+        "compressed": ", ".join(sorted({one["compressed"] for one in scores} - {""})),
         "training_wall_s": round(sum(one["seconds_training"] for _, one in trained) / len(trained), 1),
         "process_cpu_s": None if None in cpu else round(sum(filter(None, cpu)) / len(cpu), 1),
         "search_s": round(search["trials_seconds"] + (setup_s or 0.0), 1) if search else None}

@@ -19,14 +19,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from experiments.contest.data import data_info
+from experiments.contest.data import data_info, dataset_config
 from experiments.contest.networks import Network
 from experiments.contest.options import RECIPE, Options
 from hwnas.architecture import Architecture
 from hwnas.errors import ConfigError, StudyError
 from hwnas.paths import write_atomic
+
+if TYPE_CHECKING:
+    from hwnas.space import SearchSpace
 
 ROLES = ("fast", "balanced", "accurate")
 FAST_WITHIN = 0.03  # of top-1
@@ -119,11 +122,12 @@ def _pick(options: Options, run: Path) -> Picks:
         raise ConfigError(f"ours={run} was searched with seed={config.get('seed')}, the contest splits the data with "
                           f"seed {RECIPE['split_seed']}: it may have seen test images. Search with "
                           f"seed={RECIPE['split_seed']}.")
-    study = load_study(database_path(run))
+    study, space = load_study(database_path(run)), _space(options, config)
+    check_data(options, config, space, identity_of(study).get("data set"))
     trials = study.get_trials(deepcopy=False)
     rows = trial_rows(study)
-    by_role = picked([row for row in front_rows(rows) if row["feasible"] is not False and not row["stopped"]])
-    networks = _architectures(options, config, {row["id"] for row in by_role.values()}, trials, run)
+    by_role = picked(front_rows([row for row in rows if row["feasible"] is not False and not row["stopped"]]))
+    networks = _architectures(space, {row["id"] for row in by_role.values()}, trials, run)
     folder, picks = options.out / "picks", []
     for role, row in by_role.items():
         picks.append(Pick(role, row["id"], float(row["top1_proxy"]), float(row["latency_ms_predicted"])))
@@ -137,18 +141,34 @@ def _pick(options: Options, run: Path) -> Picks:
         "target": identity_of(study).get("target"), "fast_within": FAST_WITHIN}, folder)
 
 
-def _architectures(options: Options, config: Mapping[str, Any], wanted: set[str], trials: Sequence[Any], run: Path,
-                   ) -> dict[str, Architecture]:
-    """The networks called `wanted`, by id; StudyError when the space is no longer the one that was searched."""
+def _space(options: Options, config: Mapping[str, Any]) -> SearchSpace:
+    """The one that was searched, as it reads today."""
     from hwnas.space import SearchSpace
 
     info = data_info(options)
-    space = SearchSpace.load(str(config["space"]), channels=config.get("channels") or info.channels,
-                             classes=config.get("classes") or info.classes, image_size=config.get("image_size"))
+    return SearchSpace.load(str(config["space"]), channels=config.get("channels") or info.channels,
+                            classes=config.get("classes") or info.classes, image_size=config.get("image_size"))
+
+
+def check_data(options: Options, config: Mapping[str, Any], space: SearchSpace, searched: str | None) -> None:
+    """ConfigError unless the search (its `config.yaml` and its study's data set) had the contest's images and split."""
+    from hwnas.accuracy.data import load_dataset
+
+    size = (config.get("dataset") or {}).get("image_size") or max(space.image_sizes)
+    data = load_dataset(dataset_config(options, f"dataset.image_size={size}"), size, RECIPE["split_seed"])
+    here = f"{data.name} ({data.fingerprint})"
+    if searched != here:
+        raise ConfigError(f"ours={options.ours} was searched on {searched}, the contest's images are {here}: other "
+                          "files, or another split, so that it may have seen test images. Search on the same data set "
+                          "with the same dataset options.")
+
+
+def _architectures(space: SearchSpace, wanted: set[str], trials: Sequence[Any], run: Path) -> dict[str, Architecture]:
+    """The networks called `wanted`, by id; StudyError when the space is no longer the one that was searched."""
     found = {one.user_attrs["architecture_id"]: space.decode(one.params) for one in trials
              if one.user_attrs.get("architecture_id") in wanted}
     for name in wanted:
         if found[name].id != name:
-            raise StudyError(f"{run}: network {name} reads as {found[name].id} in today's space {config['space']}. Use "
-                             "the version of hwnas that searched it.")
+            raise StudyError(f"{run}: network {name} reads as {found[name].id} in today's space {space.name}. Use the "
+                             "version of hwnas that searched it.")
     return found

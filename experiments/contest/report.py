@@ -14,7 +14,7 @@ from experiments.contest.picture import picture
 from experiments.contest.scoring import PRECISIONS, target_of
 from experiments.contest.statements import Statement, decide, verdicts
 from experiments.contest.timing import read_latencies
-from hwnas.errors import StudyError
+from hwnas.errors import ConfigError, StudyError
 from hwnas.paths import write_atomic
 
 COLUMNS = {"network": "network", "stem": "stem", "precision": "precision", "top1": "test top-1 (95 %)",
@@ -24,12 +24,17 @@ COLUMNS = {"network": "network", "stem": "stem", "precision": "precision", "top1
 NOTE = ("Top-1 and drops: mean of the seeds, 95 % intervals by test images (not by training again). Latency and "
         "images/s: seed 0's file, one image at a time, 90 % interval. Training: CPU seconds of one training, reading, "
         "export and a first scoring included. Search: seconds of all trials, workers together, and of what preceded "
-        "them.")
+        "them. Goals: 95 % paired bootstrap over test images, seeds averaged, not corrected for the number of "
+        "comparisons; rivals are chosen by the same test images. In brackets after int8: the step of hwnas.compress "
+        "that made the file (qat: fine-tuned for some epochs more).")
 
 
 def write_all(networks: Sequence[Network], options: Options, picks: Picks | None) -> str:
     """Write the four files; returns what is printed."""
-    entries = read_entries(networks, options, picks)
+    entries, timed = read_entries(networks, options, picks), read_latencies(options.out)
+    if timed and timed.facts["target"] != options.target:
+        raise ConfigError(f"{options.out} was timed for target {timed.facts['target']}. Give target="
+                          f"{timed.facts['target']}, or time it for {options.target}: steps=time,report.")
     if not entries:
         raise StudyError(f"{options.out} holds no scored network. Give steps=train,score first.")
     entries.sort(key=lambda one: (one.latency is None, one.latency.ms if one.latency else 0.0))
@@ -38,7 +43,6 @@ def write_all(networks: Sequence[Network], options: Options, picks: Picks | None
     save_csv(options.out / "table.csv", rows)
     text = markdown(entries, rows, statements, lines)
     write_atomic(options.out / "table.md", text)
-    timed = read_latencies(options.out)
     save_json(options.out / "summary.json", {
         "data": options.data, "recipe": options.recipe, "seeds": options.seeds, "target": options.target,
         "batch": options.batch, "timed": dict(timed.facts) if timed else None, "verdicts": verdicts(statements),
@@ -119,7 +123,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
     name = f"**{row['network']}**" if row["ours"] else str(row["network"])
     seeds = ", ".join(f"{100 * float(one):.2f}" for one in row["top1_by_seed"].split())
-    precision = row["precision"] + (" (compressed)" if row["precision"] == "int8" and row["compressed"] else "")
+    precision = row["precision"] + (f" ({row['compressed']})" if row["compressed"] else "")
     return [name, row["stem"], precision, interval("top1", 100, 2), seeds,
             "" if row["precision"] == "fp32" else interval("drop", 100, 2), interval("latency_ms", 1, 4),
             "–" if row["images_per_s"] is None else f"{row['images_per_s']:.0f}", f"{row['params'] / 1e6:.2f} M",

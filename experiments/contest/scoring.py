@@ -14,7 +14,7 @@ from experiments.contest.data import Images
 from experiments.contest.networks import Network, Training
 from experiments.contest.options import RECIPE, Options
 from experiments.contest.training import folder_of, summary_of
-from hwnas.errors import CandidateError, TargetError
+from hwnas.errors import CandidateError, DataError, StudyError, TargetError
 from hwnas.front import wilson
 from hwnas.paths import write_atomic
 from hwnas.progress import Console
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 PRECISIONS = ("fp32", "bf16", "int8")
 N_CALIBRATION = 512
-BATCH = 32  # answers do not depend on it, scoring is quicker
+BATCH = 32  # of scoring, which is quicker so; what is timed is another batch
 
 
 @dataclass(frozen=True)
@@ -147,6 +147,7 @@ def _score(options: Options, training: Training, precision: str, data: Dataset) 
     from hwnas.training_options import content_of
 
     file, target = file_of(options.out, training, precision), target_of(options, precision, BATCH)
+    step = _step_of(file, options)
     if precision == "int8" and not file.compressed:
         _quantise(options, training, file.path, target, data)
     runtime = load_runtime(target.runtime)
@@ -160,8 +161,25 @@ def _score(options: Options, training: Training, precision: str, data: Dataset) 
     executed = compiled.execution
     write_atomic(folder / "score.json", json.dumps({
         "top1": right / len(labels), "top1_low": low, "top1_high": high, "n": len(labels),
-        "file": content_of(file.path), "compressed": file.compressed, "runtime": runtime.version(),
+        "file": content_of(file.path), "compressed": step, "runtime": runtime.version(),
         "precisions": dict(executed.precisions), "int8_share": executed.int8_share}, indent=1) + "\n")
+
+
+def _step_of(file: DeployedFile, options: Options) -> str:
+    """The step of hwnas.compress that made the file, empty for another's; DataError when it fine-tuned with more
+    images than the networks of the contest are trained with."""
+    if not file.compressed:
+        return ""
+    path = file.path.with_name("summary.json")
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+        step, n = str(held["step"]), held["identity"].get("train_images")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StudyError(f"cannot read {path}: {error}. Give its python -m hwnas.compress again.") from None
+    if step.startswith("qat") and (n is None or n > options.train_images):
+        raise DataError(f"{path}: fine-tuned with {n or 'all'} training images, the networks here are trained on "
+                        f"{options.train_images}. Compress it again with train_images={options.train_images}.")
+    return step
 
 
 def _quantise(options: Options, training: Training, path: Path, target: Target, data: Dataset) -> None:

@@ -33,14 +33,22 @@ FORMAT = "hwnas-contest-latency/1"
 
 @dataclass(frozen=True)
 class Latencies:
-    """What was timed, by (network's label, precision); `facts`: host, runtime, day, batch."""
+    """What was timed, by (network's label, precision), and contents of the files; `facts`: host, runtime, day, batch,
+    target."""
 
     measured: Mapping[tuple[str, str], Measurement]
+    files: Mapping[tuple[str, str], str]
     facts: Mapping[str, Any]
+
+    def of(self, label: str, precision: str, file: str) -> Measurement | None:
+        """None where it was not timed, or INVALID, or when another file than `file` (by content) was."""
+        key = label, precision
+        found = self.measured.get(key)
+        return found if found is not None and self.files[key] == file and usable(found) else None
 
 
 def time_all(networks: Sequence[Network], options: Options, console: Console) -> None:
-    """Time every scored file of seed 0; nothing where these very files were timed, all with a valid result."""
+    """Time every scored file of seed 0; nothing where these very files were timed here, all with a valid result."""
     from hwnas.training_options import content_of
 
     files = {f"{network.label} {precision}": file_of(options.out, Training(network, 0), precision).path
@@ -72,11 +80,14 @@ def read_latencies(out: Path, batch: int = 1) -> Latencies | None:
     try:
         held = json.loads(path.read_text(encoding="utf-8"))
         protocol = Protocol(**held["protocol"])
-        found = {tuple(name.rsplit(" ", 1)): Measurement.from_dict(one, protocol, f"{path}: {name}")
+        names = {name: (name.rpartition(" ")[0], name.rpartition(" ")[2]) for name in held["networks"]}
+        found = {names[name]: Measurement.from_dict(one, protocol, f"{path}: {name}")
                  for name, one in held["networks"].items()}
+        files = {names[name]: str(one["file"]) for name, one in held["networks"].items()}
+        facts = {key: held[key] for key in ("host", "runtime", "measured_at", "batch", "target")}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StudyError(f"cannot read {path}: {error}. Remove it, then give steps=time.") from None
-    return Latencies(found, {key: held[key] for key in ("host", "runtime", "measured_at", "batch", "target")})
+    return Latencies(found, files, facts)
 
 
 def usable(measured: Measurement) -> bool:
@@ -89,12 +100,14 @@ def _path(out: Path, batch: int) -> Path:
 
 
 def _held(options: Options) -> Mapping[str, str]:
-    """Contents of the files that were timed, where all came out valid."""
+    """Contents of the files that were timed for this target, host and runtime, where all came out valid."""
     held = read_latencies(options.out, options.batch)
+    here = {**_circumstances(options), "target": options.target}
     if held is None or not all(usable(one) for one in held.measured.values()):
         return {}
-    data = json.loads(_path(options.out, options.batch).read_text(encoding="utf-8"))
-    return {name: one["file"] for name, one in data["networks"].items()}
+    if any(held.facts[key] != here[key] for key in ("target", "host", "runtime")):
+        return {}
+    return {" ".join(key): file for key, file in held.files.items()}
 
 
 def _circumstances(options: Options) -> dict[str, Any]:
