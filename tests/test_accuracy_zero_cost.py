@@ -228,6 +228,9 @@ def test_anchors_are_spread_over_the_macs_and_decided_by_the_seed(space: SearchS
     thirds = np.searchsorted(np.quantile(every, [1 / 3, 2 / 3]), macs)
     assert {*thirds} == {0, 1, 2}
     assert len({one.id for one in networks}) == 6
+    n_all = len({space.decode(space.to_params(row)).id for row in codes})
+    for n in range(4, n_all + 1, 5):  # where there are few, parts share networks
+        assert len({one.id for one in chosen(space, n, 1)}) == n
     assert chosen(space, 6, 0) == networks != chosen(space, 6, 1)
     with pytest.raises(ConfigError, match=r"1000 anchors are wanted, and space brief gave \d+ .*zero_cost.anchors="):
         chosen(space, 1000, 0)
@@ -272,7 +275,8 @@ def test_killed_it_goes_on_after_the_last_anchor(space: SearchSpace, tmp_path: P
 @pytest.mark.parametrize("damage", [
     lambda text: text[: len(text) // 2], lambda text: "[]", lambda text: text.replace("hwnas-anchors/1", "other/2"),
     lambda text: text.replace('"top1": 0.5', '"top1": 7'), lambda text: text.replace('"id": "', '"id": "0'),
-    lambda text: text.replace('"failed"', '"fallen"'), lambda text: text.replace("0.5", "NaN")])
+    lambda text: text.replace('"failed"', '"fallen"'), lambda text: text.replace('"scores": {}', '"scores": []'),
+    lambda text: text.replace("0.5", "NaN")])
 def test_a_torn_or_foreign_file_is_named(space: SearchSpace, tmp_path: Path, damage: Any) -> None:
     path, networks = tmp_path / "anchors.json", chosen(space, 5, 0)
 

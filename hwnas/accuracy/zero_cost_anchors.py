@@ -42,8 +42,8 @@ class Anchor:
 
 
 def chosen(space: SearchSpace, n: int, seed: int) -> list[Architecture]:
-    """`n` random networks, one from each n-th of the space's range of MACs, in random order; ConfigError where the
-    space has fewer."""
+    """`n` different random networks, one from each n-th of the space's range of MACs, in random order; ConfigError
+    where the space has fewer."""
     rng = np.random.default_rng(seed)
     codes = np.unique(space.sample(rng, max(_DRAWN, 8 * n)), axis=0)
     found = {one.id: one for one in (space.decode(space.to_params(row)) for row in codes)}
@@ -52,6 +52,8 @@ def chosen(space: SearchSpace, n: int, seed: int) -> list[Architecture]:
                           f"zero_cost.anchors={len(found)} or less.")
     ranked = sorted(found.values(), key=lambda one: (one.macs, one.id))
     places = ((np.arange(n) + rng.random(n)) / n * len(ranked)).astype(int)
+    for i in range(1, n):  # neighbours share the network that both of their parts have a share of
+        places[i] = max(places[i], places[i - 1] + 1)
     return [ranked[place] for place in rng.permutation(places)]
 
 
@@ -88,7 +90,7 @@ def _read(path: Path, networks: Sequence[Architecture]) -> list[Anchor]:
         found = [_anchor(one) for one in content["networks"]]
         if [one.id for one in found] != [network.id for network in networks[: len(found)]]:
             raise ValueError("its networks are others")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path}: not the anchors that were kept there ({type(error).__name__}: {error}). Delete it, "
                         "and they are trained again.") from None
     return found
