@@ -52,6 +52,8 @@ def prepare(config: Any, console: Console) -> Prepared:
     if isinstance(estimator, Prepares):
         estimator.prepare(console)
     study = _open_study(plan, table, model, dataset, f"{chosen.accuracy} ({estimator.fingerprint})", options, console)
+    setup_s = estimator.setup_seconds if isinstance(estimator, Prepares) else 0.0
+    study.set_user_attr("setup_seconds", setup_s)  # part of what the search cost
     if plan.reuse is not None:
         from hwnas.reuse import reuse_trials
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -476,6 +477,12 @@ def test_timing_and_report_run_through_and_say_what_is_missing(contest, monkeypa
     assert "Baseline resnet50 takes no part." in text
     assert summary["verdicts"][0] in text
     assert (options.out / "contest.png").read_bytes().startswith(b"\x89PNG")
+    assert "not counted" not in text
+    unknown = replace(picks, search={"trials_seconds": 50.0, "setup_seconds": None, "reused": 3})
+    text = write_all(nets, options, unknown)
+    assert "give setup_seconds=N" in text
+    assert "took 3 accuracies from another search" in text
+    assert not [row for row in json.loads((options.out / "summary.json").read_text())["rows"] if row["search_s"]]
     path = options.out / "latency-b1.json"
     whole, held = path.read_text(), json.loads(path.read_text())
     held["networks"]["resnet18 fp32"]["file"] = "another"

@@ -150,4 +150,4 @@ def _facts(network: Network, options: Options, picks: Picks | None, scores: Sequ
         "compressed": ", ".join(sorted({one["compressed"] for one in scores} - {""})),
         "training_wall_s": round(sum(one["seconds_training"] for _, one in trained) / len(trained), 1),
         "process_cpu_s": None if None in cpu else round(sum(filter(None, cpu)) / len(cpu), 1),
-        "search_s": round(search["trials_seconds"] + (setup_s or 0.0), 1) if search else None}
+        "search_s": round(search["trials_seconds"] + setup_s, 1) if search and setup_s is not None else None}

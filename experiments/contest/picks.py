@@ -53,7 +53,8 @@ class Pick:
 
 @dataclass(frozen=True)
 class Picks:
-    """`search`: what the search cost and was: seconds of trials (workers together) and of preparation, trials."""
+    """`search`: what the search cost and was: seconds of trials (workers together) and of preparation (None: not
+    known), trials, and how many accuracies another search had paid for."""
 
     picks: tuple[Pick, ...]
     search: Mapping[str, Any]
@@ -115,7 +116,7 @@ def _read(path: Path) -> Picks:
 def _pick(options: Options, run: Path) -> Picks:
     from hwnas.run_folder import RunFolder
     from hwnas.study import database_path, identity_of, load_study
-    from hwnas.trial_record import count, front_rows, trial_rows
+    from hwnas.trial_record import REUSED, count, front_rows, trial_rows
 
     config = RunFolder.open(run).read_config()
     if config.get("seed") != RECIPE["split_seed"]:
@@ -136,7 +137,8 @@ def _pick(options: Options, run: Path) -> Picks:
     setup_s = options.setup_seconds if options.setup_seconds is not None else study.user_attrs.get("setup_seconds")
     return Picks(tuple(picks), {
         "trials": count(trials).evaluated, "asks": len(trials), "trials_seconds": round(trials_s, 1),
-        "setup_seconds": setup_s, "accuracy": str(config.get("accuracy")), "sampler": str(config.get("sampler")),
+        "reused": sum(REUSED in one.user_attrs for one in trials), "setup_seconds": setup_s,
+        "accuracy": str(config.get("accuracy")), "sampler": str(config.get("sampler")),
         "space": str(config.get("space")), "data set": identity_of(study).get("data set"),
         "target": identity_of(study).get("target"), "fast_within": FAST_WITHIN}, folder)
 

@@ -40,6 +40,7 @@ def write_all(networks: Sequence[Network], options: Options, picks: Picks | None
     entries.sort(key=lambda one: (one.latency is None, one.latency.ms if one.latency else 0.0))
     statements = decide(entries, target_of(options, "int8", 1).precision)
     rows, lines = [row_of(one, entries) for one in entries], gaps(networks, entries, options)
+    lines += _uncounted(rows, picks)
     save_csv(options.out / "table.csv", rows)
     text = markdown(entries, rows, statements, lines)
     write_atomic(options.out / "table.md", text)
@@ -101,6 +102,16 @@ def gaps(networks: Sequence[Network], entries: Sequence[Entry], options: Options
     if seeds:
         found.append(f"Fewer than {options.seeds} seeds (of two stems only the better one is trained again): "
                      f"{', '.join(sorted(seeds))}.")
+    return found
+
+
+def _uncounted(rows: Sequence[dict[str, Any]], picks: Picks | None) -> list[str]:
+    """What the cost of the search lacks."""
+    found, reused = [], picks.search.get("reused", 0) if picks else 0
+    if picks and any(row["ours"] and row["search_s"] is None for row in rows):
+        found.append("What preceded the search's trials is not known, nor is its cost: give setup_seconds=N.")
+    if reused:
+        found.append(f"The search took {reused} accuracies from another search, whose seconds are not counted.")
     return found
 
 
