@@ -9,6 +9,7 @@ from hwnas.command import run_command
 from hwnas.progress import Console
 
 if TYPE_CHECKING:
+    from hwnas.accuracy.dataset import Dataset
     from hwnas.certify_options import CertifyJob
 
 USAGE = """How well does each accuracy estimator rank here, and what does it cost? Trains n networks of a space in full
@@ -22,10 +23,13 @@ The same command again goes on; in another terminal it helps. --show-config prin
 
 def main(config: Any, console: Console) -> None:
     """Choose networks, train them, ask the estimators, write the certificate."""
+    from hwnas.certify_estimates import check_estimators
     from hwnas.certify_options import prepare
     from hwnas.certify_truth import train_all
 
     job = prepare(config, console)
+    if job.only is None:  # hours before they are asked
+        check_estimators(job.plan, job.judged, _images(job, console), job.space)
     if job.only != "estimators":
         train_all(job.plan, job.workers, console)
     if job.only != "truth":
@@ -34,15 +38,20 @@ def main(config: Any, console: Console) -> None:
 
 def judge(job: CertifyJob, console: Console) -> None:
     """Ask every estimator, and write what came of it."""
-    from hwnas.accuracy.data import load_dataset
     from hwnas.certify_estimates import estimate_all
     from hwnas.certify_write import write_certificate
 
-    with console.step("read images") as report:
-        dataset = load_dataset(job.plan.dataset, max(job.space.image_sizes), job.plan.seed,
-                               lambda done, total: report(done / max(total, 1)))
+    dataset = _images(job, console)
     estimate_all(job.plan, job.judged, job.estimator_seeds, dataset, job.space, console)
     write_certificate(job.plan, job.judged, dataset, job.space, console)
+
+
+def _images(job: CertifyJob, console: Console) -> Dataset:
+    from hwnas.accuracy.data import load_dataset
+
+    with console.step("read images") as report:
+        return load_dataset(job.plan.dataset, max(job.space.image_sizes), job.plan.seed,
+                            lambda done, total: report(done / max(total, 1)))
 
 
 if __name__ == "__main__":

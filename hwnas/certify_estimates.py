@@ -97,6 +97,12 @@ def estimate_all(plan: CertifyPlan, judged: Sequence[Judged], seeds: int, datase
                 work.run(left, console)
 
 
+def check_estimators(plan: CertifyPlan, judged: Sequence[Judged], dataset: Dataset, space: SearchSpace) -> None:
+    """UserError for options that an estimator refuses, data or a space that it cannot judge, or another's estimates."""
+    for one in judged:
+        _Work(plan, one, dataset, space)
+
+
 def _warm_up(network: Network, dataset: Dataset) -> None:
     """Import and start what every training does first, so that no estimator's first network is charged for it."""
     from hwnas.accuracy.recipe import PROXY

@@ -234,6 +234,14 @@ def test_bad_options_are_one_line(change: str, said: str, copied: Path, space_fi
     assert any(one in line for one in said.split("|")), line
 
 
+def test_what_an_estimator_refuses_is_told_before_anything_is_trained(space_file: Path, tmp_path: Path,
+                                                                      capsys: pytest.CaptureFixture[str]) -> None:
+    command = arguments(space_file, tmp_path / "out", "estimators={a:{accuracy:proxy,epoch:1}}")
+    assert run_command(main, "certify", "usage", command, target=False) == 2
+    assert "unknown key of proxy 'epoch'" in capsys.readouterr().err
+    assert not list((tmp_path / "out").rglob("seed*"))
+
+
 @pytest.mark.parametrize("name", ["plan.json", "estimates/proxy.json", "networks/*/seed1/summary.json"])
 @pytest.mark.parametrize("text", ["{\"format\": ", "[1]", "{\"format\": \"another/1\"}"])
 def test_torn_or_foreign_files_are_named_in_one_line(name: str, text: str, copied: Path, space_file: Path,
