@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -197,7 +198,7 @@ class RunFolder:
         try:
             with np.load(self.predictions, allow_pickle=False) as file:
                 return {name: file[name] for name in file.files}
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
             raise StudyError(f"cannot read {self.predictions}: {error}.") from None
 
     def write_measurements(self, data: Mapping[str, Any]) -> None:

@@ -99,9 +99,11 @@ def test_predictions_round_trip_without_pickle(run: RunFolder) -> None:
     np.testing.assert_array_equal(found["labels"], labels)
     np.testing.assert_array_equal(found["3fa91c20"], labels[::-1])
     assert found["resnet10t-stem1"].dtype == np.int32
-    run.predictions.write_bytes(b"torn")
-    with pytest.raises(StudyError, match=r"predictions\.npz"):
-        run.read_predictions()
+    whole = run.predictions.read_bytes()
+    for torn in (b"torn", whole[:-20], b""):
+        run.predictions.write_bytes(torn)
+        with pytest.raises(StudyError, match=r"predictions\.npz"):
+            run.read_predictions()
 
 
 def test_json_has_no_nan(run: RunFolder) -> None:

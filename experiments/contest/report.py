@@ -25,8 +25,8 @@ NOTE = ("Top-1 and drops: mean of the seeds, 95 % intervals by test images (not 
         "images/s: seed 0's file, one image at a time, 90 % interval. Training: CPU seconds of one training, reading, "
         "export and a first scoring included. Search: seconds of all trials, workers together, and of what preceded "
         "them. Goals: 95 % paired bootstrap over test images, seeds averaged, not corrected for the number of "
-        "comparisons; rivals are chosen by the same test images. In brackets after int8: the step of hwnas.compress "
-        "that made the file (qat: fine-tuned for some epochs more).")
+        "comparisons (as accurate: not clearly less); rivals are chosen by the same test images. "
+        "In brackets after int8: the step of hwnas.compress that made the file (qat: fine-tuned for some epochs more).")
 
 
 def write_all(networks: Sequence[Network], options: Options, picks: Picks | None) -> str:

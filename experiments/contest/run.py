@@ -7,7 +7,8 @@
 
 train    every baseline as stock and with a stride-1 stem and, with `ours`, three networks of that search (picks.py says
          by which rule); seed 0 of all, then the other seeds of ours and of each baseline's better stem;
-score    fp32, bf16 and int8 files of each, answers to all test images in the deployment runtime;
+score    fp32, bf16 and int8 files of each, answers to all test images in the deployment runtime; an int8 file that
+         hwnas.compress made of OUT/train/NAME (out=OUT/compressed/NAME train_images=…) counts instead of the plain one;
 time     all files of seed 0 together, in interleaved rounds on one quiet machine (at most `seconds` of them);
 report   table.csv, table.md, summary.json, contest.png.
 
