@@ -196,7 +196,7 @@ class RunFolder:
     def read_predictions(self) -> dict[str, NDArray[np.int32]]:
         """Inverse of `write_predictions`, `labels` among the keys; StudyError when it cannot be read."""
         try:
-            with np.load(self.predictions, allow_pickle=False) as file:
+            with np.load(io.BytesIO(self.predictions.read_bytes()), allow_pickle=False) as file:
                 return {name: file[name] for name in file.files}
         except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
             raise StudyError(f"cannot read {self.predictions}: {error}.") from None
