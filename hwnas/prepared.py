@@ -40,6 +40,8 @@ class Prepared:
 
 def prepare(config: Any, console: Console) -> Prepared:
     """Check the options, load the data, measure this host where it must be, open the study."""
+    from hwnas.study import check_resumable
+
     plan = make_plan(config, console)
     dataset = _load_data(plan, console)
     chosen = _chosen(plan, dataset)
@@ -49,9 +51,11 @@ def prepare(config: Any, console: Console) -> Prepared:
     making = _making(plan, dataset)
     table, model = latency_model(plan.deployment, plan.space, plan.calibration, console)
     options = search_options(plan, model)
+    identity = _identity(plan, table, dataset, f"{chosen.accuracy} ({estimator.fingerprint})", options)
     if isinstance(estimator, Prepares):
+        check_resumable(_url(plan), identity)
         estimator.prepare(console)
-    study = _open_study(plan, table, model, dataset, f"{chosen.accuracy} ({estimator.fingerprint})", options, console)
+    study = _open_study(plan, identity, model, dataset, options, console)
     setup_s = estimator.setup_seconds if isinstance(estimator, Prepares) else 0.0
     study.set_user_attr("setup_seconds", setup_s)  # part of what the search cost
     if plan.reuse is not None:
@@ -99,23 +103,34 @@ def _making(plan: Plan, dataset: Dataset) -> Making:
     return Making(dataset, recipe, plan.seed, plan.deployment.target)
 
 
-def _open_study(plan: Plan, table: LatencyTable, model: LatencyModel, dataset: Dataset, accuracy: str,
-                options: SearchOptions, console: Console) -> optuna.Study:
-    from hwnas.samplers import load_sampler
-    from hwnas.samplers.informed import Context
-    from hwnas.study import database_path, open_study
+def _url(plan: Plan) -> str:
+    from hwnas.study import database_path
 
+    return str(plan.config.storage or database_path(plan.run.path))
+
+
+def _identity(plan: Plan, table: LatencyTable, dataset: Dataset, accuracy: str, options: SearchOptions
+              ) -> dict[str, str]:
+    """What the study's trials depend on."""
     deployment, cap = plan.deployment, "none" if plan.cap_ms is None else f"{plan.cap_ms:g} ms"
-    identity = {
+    return {
         "space": f"{plan.space.name} ({plan.space.fingerprint})", "data set": f"{dataset.name} ({dataset.fingerprint})",
         "target": f"{deployment.target.name} ({table.key})", "host": deployment.host_name,
         "latency table": f"{table.key} of {table.created}",
         "accuracy": accuracy, "objective": str(options.objective),
         "budget.latency_ms": cap, "seed": str(plan.seed)}
+
+
+def _open_study(plan: Plan, identity: dict[str, str], model: LatencyModel, dataset: Dataset, options: SearchOptions,
+                console: Console) -> optuna.Study:
+    from hwnas.samplers import load_sampler
+    from hwnas.samplers.informed import Context
+    from hwnas.study import open_study
+
     wanted, scores = _sampler_options(plan, dataset, console)
     context = Context(plan.space, model.predict, options.objective, options.cap_ms, options.cap_quantile, scores)
     sampler = load_sampler(str(plan.config.sampler), plan.seed, context, **wanted)
-    return open_study(plan.config.storage or database_path(plan.run.path), identity, options.objective, sampler)
+    return open_study(_url(plan), identity, options.objective, sampler)
 
 
 def _sampler_options(plan: Plan, dataset: Dataset, console: Console) -> tuple[dict[str, Any], Scored | None]:

@@ -96,7 +96,26 @@ def _check_identity(study: optuna.Study, identity: dict[str, str], objective: Ob
     if held.get("format") != FORMAT:
         raise StudyError(f"study {shown(url)}: its format is {held.get('format')!r}, this is {FORMAT!r}. "
                          "Use the hwnas that wrote it, or another run folder.")
-    old = held["identity"]
+    _compare(held["identity"], identity, url)
+
+
+def check_resumable(url: str, identity: Mapping[str, str]) -> None:
+    """StudyError where the study behind `url`, a file, holds another identity: said before long work for it begins.
+
+    Whatever else is wrong with it, or that there is none, is for `open_study`.
+    """
+    path = sqlite_path(url)
+    if path is None or not path.is_file():
+        return
+    with study_lock(url):
+        try:
+            held = identity_of(load_study(url))
+        except StudyError:
+            return
+    _compare(held, dict(identity), url)
+
+
+def _compare(old: dict[str, str], identity: dict[str, str], url: str) -> None:
     changed = [f"{key} was {old.get(key, 'not set')}, now {identity.get(key, 'not set')}"
                for key in [*old, *(key for key in identity if key not in old)] if old.get(key) != identity.get(key)]
     if changed:

@@ -19,7 +19,7 @@ from hwnas.architecture import Architecture
 from hwnas.errors import ConfigError, SpaceError, StudyError, TrainingError
 from hwnas.objective import Objective
 from hwnas.search_loop import SearchEvent
-from hwnas.study import acquire_verifier, front_rows, identity_of, load_study, trial_rows
+from hwnas.study import acquire_verifier, check_resumable, front_rows, identity_of, load_study, trial_rows
 from hwnas.trial_record import COLUMNS, count
 
 
@@ -218,6 +218,17 @@ def test_another_identity_is_refused_by_what_changed(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match="host was zen5-2, now not set"):
         opened(tmp_path, identity=without)
     assert identity_of(opened(tmp_path)) == IDENTITY
+
+
+def test_another_identity_is_refused_before_long_work_and_nothing_else_is(tmp_path: Path) -> None:
+    check_resumable(url(tmp_path), IDENTITY)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "study.db").touch()  # a killed search's
+    check_resumable(url(tmp_path), IDENTITY)
+    opened(tmp_path)
+    check_resumable(url(tmp_path), IDENTITY)
+    with pytest.raises(StudyError, match="cannot resume, seed was not set, now 3"):
+        check_resumable(url(tmp_path), {**IDENTITY, "seed": "3"})
 
 
 def test_studies_of_others_are_refused(tmp_path: Path) -> None:
