@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from experiments.contest import timing, training  # noqa: E402
 from experiments.contest.data import Images, dataset_config  # noqa: E402
-from experiments.contest.entries import Entry, Latency, bootstrap, compared  # noqa: E402
+from experiments.contest.entries import Entry, Latency, bootstrap, compared, read_entries  # noqa: E402
 from experiments.contest.networks import Network, Training, baselines, overrides, ready  # noqa: E402
 from experiments.contest.options import BASELINES, parse  # noqa: E402
 from experiments.contest.picks import Pick, Picks, check_data, picked, picks_of  # noqa: E402
@@ -494,6 +494,18 @@ def test_timing_and_report_run_through_and_say_what_is_missing(contest, monkeypa
     path.write_text(json.dumps({**json.loads(whole), "host": "elsewhere"}))
     timing.time_all(nets, options, QUIET)
     assert len(measured) == 2
+
+
+def test_trainings_of_two_recipes_are_not_compared(tmp_path):
+    options = parse(["data=digits", f"out={tmp_path}", "networks=resnet18", "seeds=1"])
+    nets = baselines(options.networks)
+    for network, size, smoothing in zip(nets, (16, 32), (0.1, 0.0), strict=True):
+        folder = training.folder_of(tmp_path, Training(network, 0))
+        folder.mkdir(parents=True)
+        identity = {"network": network.label, "image_size": size, "label_smoothing": smoothing}
+        (folder / "summary.json").write_text(json.dumps({"identity": identity}))
+    with pytest.raises(StudyError, match=r"resnet18-stem1-s0 was trained with label_smoothing 0\.0, resnet18-s0 with"):
+        read_entries(nets, options, None)
 
 
 def test_a_torn_latency_file_is_one_line(tmp_path):

@@ -14,6 +14,7 @@ from experiments.contest.picks import Picks
 from experiments.contest.scoring import PRECISIONS, read_score
 from experiments.contest.timing import Latencies, read_latencies
 from experiments.contest.training import cpu_seconds, summary_of
+from hwnas.errors import StudyError
 from hwnas.front import wilson
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from hwnas.latency.measurement import Measurement
 
 N_RESAMPLES = 10_000
+_OWN = ("network", "seed", "image_size", "dataset.fingerprint")  # what trainings of one recipe may differ in
 
 
 @dataclass(frozen=True)
@@ -110,12 +112,33 @@ def faster(one: Entry, other: Entry) -> Difference:
 
 
 def read_entries(networks: Sequence[Network], options: Options, picks: Picks | None) -> list[Entry]:
-    """Every network and precision of which something was scored; a latency counts for the file that was scored only."""
+    """Every network and precision of which something was scored; a latency counts for the file that was scored only.
+
+    StudyError when two were trained with different recipes.
+    """
+    _check_recipes(networks, options)
     timed, batched = read_latencies(options.out), None
     if options.batch > 1:
         batched = read_latencies(options.out, options.batch)
     return [entry for network in networks for precision in PRECISIONS
             if (entry := _entry(network, precision, options, picks, timed, batched)).correct]
+
+
+def _check_recipes(networks: Sequence[Network], options: Options) -> None:
+    """The folder's recipe names a part of the options; defaults of the rest may have changed between two trainings."""
+    first: tuple[str, Mapping[str, Any]] | None = None
+    for training in (Training(network, seed) for network in networks for seed in range(options.seeds)):
+        summary = summary_of(options.out, training)
+        if summary is None:
+            continue
+        recipe = {key: value for key, value in summary["identity"].items() if key not in _OWN}
+        first = first or (training.name, recipe)
+        name, wanted = first
+        for key in sorted({*recipe, *wanted}):
+            if recipe.get(key) != wanted.get(key):
+                raise StudyError(f"{training.name} was trained with {key} {recipe.get(key)}, {name} with "
+                                 f"{wanted.get(key)}: one contest has one recipe. Remove one's folder below "
+                                 f"{options.out / 'train'} and give the command again.")
 
 
 def _entry(network: Network, precision: str, options: Options, picks: Picks | None, timed: Latencies | None,
