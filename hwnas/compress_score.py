@@ -56,7 +56,7 @@ class Scorer:
     def time(self, files: Mapping[str, tuple[Path, str]], console: Console, copies: int = 4) -> dict[str, Measurement]:
         """Latency of every (file, precision), all in the same interleaved rounds beside the fixed reference network.
 
-        MeasurementInvalid when the machine was too restless for one of them.
+        MeasurementInvalid when the machine was too restless, or the time too short, for one of them.
         """
         from hwnas.benchmark_model import QuietTimes, reference_file
 
@@ -76,10 +76,12 @@ class Scorer:
             reference = bound(path, target, _image_of(path))
             found = measure(calls, reference, protocol, seed=job.options.seed, quiet_ms=quiet.load(), progress=report,
                             threads=job.target.threads)
-        invalid = [f"{name}: {one.reason}" for name, one in found.items() if not one.valid]
+        invalid = [f"{name}: {one.reason or 'too few turns for an error'}" for name, one in found.items()
+                   if not np.isfinite(one.std_ms)]
         if invalid:
             raise MeasurementInvalid(f"{len(invalid)} of {len(found)} files could not be timed ({invalid[0]}). Stop "
-                                     "what else runs here and give the command again: finished steps stay.")
+                                     "what else runs here and give the command again, perhaps with more seconds=N: "
+                                     "finished steps stay.")
         quiet.store(min(one.quiet_ms for one in found.values()))
         return found
 

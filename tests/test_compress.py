@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,19 @@ def test_a_restless_machine_fails_and_keeps_the_steps(trained: Path, tmp_path: P
     assert (tmp_path / "steps" / "mse.json").is_file()
     assert not (tmp_path / "model_int8.onnx").exists()
     assert command(trained, tmp_path, "max_drop=3") == 0
+
+
+def test_times_without_an_error_choose_nothing(trained: Path, tmp_path: Path, capsys,  # noqa: F811
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many turns as copies tell no spread: every file would count as fast as the fastest."""
+    with monkeypatch.context() as patch:
+        whole = measured(0.2)
+        short = replace(whole, turns=whole.turns[:whole.protocol.copies])
+        assert short.valid
+        patch.setattr(compress_score, "measure", lambda calls, *_, **__: dict.fromkeys(calls, short))
+        assert command(trained, tmp_path, "max_drop=3") == 1
+    assert "too few turns for an error" in one_line(capsys)
+    assert not (tmp_path / "model_int8.onnx").exists()
 
 
 def test_a_step_that_the_runtime_refuses_is_a_gap_in_the_table(trained: Path, tmp_path: Path,  # noqa: F811

@@ -78,6 +78,10 @@ def test_a_folder_holds_one_recipe(tmp_path):
     with pytest.raises(ConfigError, match=r"lr was 0\.005, now 0\.01") as caught:
         claim(parse(["data=digits", f"out={tmp_path}", "lr=0.01"]))
     assert "\n" not in str(caught.value)
+    for torn in ("[1]", "{"):
+        (tmp_path / "contest.json").write_text(torn)
+        with pytest.raises(StudyError, match="Choose another out=DIR"):
+            claim(parse(["data=digits", f"out={tmp_path}"]))
 
 
 # ---- who is picked

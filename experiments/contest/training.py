@@ -57,8 +57,8 @@ def claim(options: Options) -> None:
     path = options.out / "contest.json"
     if path.is_file():
         try:
-            held = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
+            held = dict(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
             raise StudyError(f"cannot read {path}: {error}. Choose another out=DIR.") from None
         changed = [f"{key} was {held.get(key)}, now {value}" for key, value in options.identity.items()
                    if held.get(key) != value]
