@@ -148,12 +148,13 @@ def _values(plan: CertifyPlan, document: dict[str, Any]) -> Array:
 
 
 def _entry(document: dict[str, Any], estimate: Array, truth: Truth, full: float) -> dict[str, Any]:
-    """One estimator's line, over the networks that both it and full training came to an end with."""
+    """One estimator's line, over the networks that both it and full training came to an end with; times are a
+    network's, of all its evaluations that the estimate is the mean of."""
     results, usable = document["results"], np.isfinite(estimate) & np.isfinite(truth.mean)
     entry = {key: document[key] for key in ("accuracy", "options", "fingerprint", "setup_seconds", "setup_cpu_seconds")}
     entry |= {"n": int(usable.sum()), "failed": sum("reason" in one for one in results),
               "stopped": sum(bool(one.get("stopped")) for one in results),
-              **{key: float(np.mean([one[key] for one in results])) for key in ("seconds", "cpu_seconds")}}
+              **{key: sum(one[key] for one in results) / len(estimate) for key in ("seconds", "cpu_seconds")}}
     entry["cpu_seconds_amortised"] = cost_of(entry)
     entry["share_of_full"] = entry["cpu_seconds_amortised"] / full
     if usable.sum() < LEAST:

@@ -83,14 +83,15 @@ class Checkpoint:
                     state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
-def check_identity(stored: Mapping[str, Any], wanted: Mapping[str, Any], where: Path) -> None:
-    """StudyError naming what differs (dotted keys) unless both are the same."""
+def check_identity(stored: Mapping[str, Any], wanted: Mapping[str, Any], where: Path,
+                   step: str = "Give the same options, or another out=FOLDER.") -> None:
+    """StudyError naming what differs (dotted keys) and the next `step` unless both are the same."""
     one, other = json.loads(json.dumps(dict(stored))), json.loads(json.dumps(dict(wanted)))
     changed = [key for key in dict.fromkeys([*one, *other]) if one.get(key) != other.get(key)]
     if changed:
         text = ", ".join(f"{key} was {one.get(key)}, is {other.get(key)}" for key in changed[:_NAMED])
         more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
-        raise StudyError(f"{where} is of another training: {text}{more}. Give the same options, or another out=FOLDER.")
+        raise StudyError(f"{where} is of another training: {text}{more}. {step}")
 
 
 def plain(tensor: Tensor) -> Tensor:

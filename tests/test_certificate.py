@@ -185,6 +185,17 @@ def test_the_format_is_what_readers_of_it_rely_on(content: dict[str, Any]) -> No
     assert json.loads(json.dumps(content, allow_nan=False)) == content
 
 
+def test_the_mean_of_two_evaluations_costs_both(plan: CertifyPlan, data: Dataset, space: SearchSpace) -> None:
+    pretend_trained(plan, data, top1)
+    judged = write_estimates(plan, "twice", GOOD)
+    path = judged.file(plan.out)
+    document = json.loads(path.read_text())
+    document["results"] += [{**one, "seed": 1} for one in document["results"]]
+    path.write_text(json.dumps(document))
+    one = certificate_of(Truth(plan, data), [judged], data, space)["estimators"]["twice"]
+    assert (one["n"], one["cpu_seconds"], one["seconds"]) == (8, 4.0, 8.0)
+
+
 def test_what_failed_is_left_out_and_said(plan: CertifyPlan, data: Dataset, space: SearchSpace) -> None:
     pretend_trained(plan, data, lambda row, seed: None if row == 0 or (row, seed) == (1, 1) else top1(row, seed))
     judged = [write_estimates(plan, "some", [0.9, 0.2, None, 0.4, 0.5, 0.6, 0.7, 0.8])]

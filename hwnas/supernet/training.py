@@ -80,7 +80,8 @@ class _State:
                                      options.opening)
         found = Checkpoint.load(job.path)
         if found is not None:
-            check_identity(found.identity, job.identity, job.path)
+            check_identity(found.identity, job.identity, job.path,
+                           "Give the same options, or leave supernet.path out to train another.")
             found.restore(self.bank, None if self.average is None else self.average.module, self.optimizer)
             self.epoch, self.rows = found.epoch, found.rows
 
