@@ -50,24 +50,33 @@ class Judged:
 
 
 def read_judged(value: Any) -> list[Judged]:
-    """The option `estimators`: names, `zero_cost:SCORE` among them (None: DEFAULT), or a section of labels and options,
-    in which `accuracy` names the estimator where the label does not. ConfigError, UnknownName."""
-    value = list(DEFAULT) if value is None else value
-    if isinstance(value, list) and all(isinstance(one, str) for one in value):
-        found = {str(one): dict[str, Any]() for one in value}
-        if len(found) < len(value):
-            raise ConfigError(f"estimators names one twice: {', '.join(value)}. Name each once.")
-    elif isinstance(value, dict) and all(isinstance(one, dict) for one in value.values()):
-        found = {str(name): dict(options) for name, options in value.items()}
-    else:
+    """The option `estimators`: a list of names, `zero_cost:SCORE` among them, and of sections of labels and options, in
+    which `accuracy` names the estimator where the label does not; or one section (None: DEFAULT). ConfigError,
+    UnknownName."""
+    listed = _listed(list(DEFAULT) if value is None else value)
+    if not all(isinstance(options, dict) for _, options in listed):
         raise ConfigError("estimators must be a list of names or a section of labels and options, e.g. "
                           f"{{long: {{accuracy: proxy, epochs: 6}}}}, got {value!r}.")
+    found = {label: dict(options) for label, options in listed}
+    if len(found) < len(listed):
+        raise ConfigError(f"estimators names one twice: {', '.join(label for label, _ in listed)}. Name each once.")
     if not found:
         raise ConfigError("estimators is empty. Name one at least, e.g. estimators=[proxy].")
     judged = [_judged(name, options) for name, options in found.items()]
     if len({one.file(Path()) for one in judged}) < len(judged):
         raise ConfigError(f"estimators: two of {', '.join(found)} differ in : and - only. Give another label.")
     return judged
+
+
+def _listed(value: Any) -> list[tuple[str, Any]]:
+    """Labels and their options; what is neither a name nor a section has None for options."""
+    found: list[tuple[str, Any]] = []
+    for one in value if isinstance(value, list) else [value]:
+        if isinstance(one, dict):
+            found += [(str(label), options) for label, options in one.items()]
+        else:
+            found.append((str(one), {} if isinstance(one, str) and isinstance(value, list) else None))
+    return found
 
 
 def _judged(name: str, options: dict[str, Any]) -> Judged:

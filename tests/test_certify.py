@@ -222,7 +222,7 @@ def test_an_estimator_may_be_added(copied: Path, space_file: Path) -> None:
     ("training.epoch=3", "unknown key of training 'epoch'. Did you mean epochs"),
     ("training.seed=3", "unknown key of training 'seed'"), ("only=both", "only must be truth, estimators or null"),
     ("estimators=[prox]", "unknown accuracy estimator 'prox'. Did you mean proxy"),
-    ("estimators=[proxy,proxy]", "names one twice"), ("estimators=[]", "estimators is empty"),
+    ("estimators=[proxy,{proxy:{epochs:1}}]", "names one twice"), ("estimators=[]", "estimators is empty"),
     ("estimators=proxy", "must be a list of names or a section"), ("estimator_seeds=0", "estimator_seeds must be"),
     ("estimators={a:{accuracy:proxy,epoch:1}}", "unknown key of proxy 'epoch'"),
     ("estimators={proxy:{epochs:2}}", "is of another recipe"), ("n=1000", "has 36 networks|n was 4, is 1000"),
@@ -430,3 +430,12 @@ def test_a_worker_that_meets_a_torn_plan_says_so(plan: CertifyPlan) -> None:
                           check=False, stdin=subprocess.DEVNULL)
     assert done.returncode == 2
     assert "plan.json is torn" in done.stderr
+
+
+def test_names_and_sections_may_stand_in_one_list() -> None:
+    found = read_judged(["zero_cost:macs", {"long": {"accuracy": "proxy", "epochs": 6}}, "proxy"])
+    assert [(one.label, one.accuracy, dict(one.options)) for one in found] == [
+        ("zero_cost:macs", "zero_cost", {"score": "macs"}), ("long", "proxy", {"epochs": 6}), ("proxy", "proxy", {})]
+    for wrong in ("proxy", [3], {"long": 3}, [None]):
+        with pytest.raises(ConfigError, match="must be a list of names or a section"):
+            read_judged(wrong)
