@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hwnas.certificate import TRIALS, Certificate, favoured, find_certificate, ranked
 from hwnas.errors import StudyError
+from hwnas.paths import search_space_dirs
 
 if TYPE_CHECKING:
     from hwnas.accuracy.dataset import Dataset
@@ -132,7 +133,9 @@ def certificate_facts(dataset: Dataset, space: SearchSpace, accuracy: str, optio
 
 def _command(dataset: Dataset, space: SearchSpace) -> str:
     root = " dataset.root=DIR" if dataset.name != "digits" else ""
-    return f"dataset={dataset.name}{root} dataset.image_size={dataset.image_size} space={space.name} n=16 seeds=2"
+    size = f" dataset.image_size={dataset.image_size}" if len(space.image_sizes) == 1 else ""
+    place = space.name if space.source is None or space.source.parent in search_space_dirs() else space.source
+    return f"dataset={dataset.name}{root}{size} space={place} n=16 seeds=2"
 
 
 def _used(found: Certificate, accuracy: str, options: Mapping[str, Any], fingerprint: str, dataset: Dataset) -> str:
