@@ -40,6 +40,7 @@ class Prepared:
 
 def prepare(config: Any, console: Console) -> Prepared:
     """Check the options, load the data, measure this host where it must be, open the study."""
+    from hwnas.storage_errors import storage_errors
     from hwnas.study import check_resumable
 
     plan = make_plan(config, console)
@@ -57,7 +58,8 @@ def prepare(config: Any, console: Console) -> Prepared:
         estimator.prepare(console)
     study = _open_study(plan, identity, model, dataset, options, console)
     setup_s = estimator.setup_seconds if isinstance(estimator, Prepares) else 0.0
-    study.set_user_attr("setup_seconds", setup_s)  # part of what the search cost
+    with storage_errors(_url(plan)):
+        study.set_user_attr("setup_seconds", setup_s)  # part of what the search cost
     if plan.reuse is not None:
         from hwnas.reuse import reuse_trials
 
