@@ -145,7 +145,10 @@ def _entropy_end(values: NDArray[np.float32], levels: int) -> float:
     """
     from scipy.special import rel_entr
 
-    counts, edges = np.histogram(np.abs(values[values != 0]), bins=_BINS)  # zeros lose nothing, wherever it is cut
+    sizes = np.abs(values[values != 0])  # zeros lose nothing, wherever it is cut
+    if not sizes.size:
+        return float("inf")
+    counts, edges = np.histogram(sizes, bins=_BINS, range=(0.0, float(sizes.max())))  # from 0, as int8's steps
     counts = counts.astype(float)
     ends = range(levels, _BINS + 1, _BIN_STEP)
     losses = []

@@ -115,6 +115,18 @@ def test_every_method_cuts_outliers_but_extremes(tmp_path: Path) -> None:
     assert all(1.5 < highs[method] < 60.0 for method in ("mse", "percentile", "entropy"))
 
 
+def test_entropy_s_steps_begin_at_zero() -> None:
+    """Where nothing lies near 0, what it cuts must not depend on how far away the smallest value is."""
+    from hwnas.quantize import _entropy_end
+
+    values = np.append(np.random.default_rng(0).normal(6.5, 0.2, 20_000), [60.0] * 5).astype(np.float32)
+    end = _entropy_end(values, levels=256)
+    nearer = _entropy_end(np.append(values, np.float32(1e-4)), levels=256)
+    assert end == pytest.approx(nearer, rel=0.01)
+    assert end < 8
+    assert _entropy_end(np.zeros(5, np.float32), levels=256) == float("inf")
+
+
 def test_bias_correction_takes_the_mean_shift_off(trained: Path, tmp_path: Path) -> None:  # noqa: F811
     job = job_of(trained, tmp_path)
     proto = load_fp32(job.source.path)
