@@ -108,6 +108,10 @@ def make_job(config: Any, console: Console) -> TrainingJob:
     folder = RunFolder.create(str(config.out) if config.out else _default_out(network, info.name)).path
     with console.step("read images") as report:
         dataset = load_dataset(data, size, split_seed, lambda done, total: report(done / total))
+    if weights is not None:
+        from hwnas.supernet.inherit import note_other_split
+
+        note_other_split(weights, dataset, console)
     parts = {key: getattr(dataset, key) for key in most}
     parts |= {key: parts[key].take(subset(parts[key].labels, n, split_seed)) for key, n in most.items() if n}
     train, validation = parts["train"], parts["validation"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from hwnas.space import SearchSpace
 from hwnas.supernet import training
 from hwnas.supernet.bank import bank_of, covering, extreme
 from hwnas.supernet.curriculum import Curriculum
-from hwnas.supernet.inherit import inherit, load_inherited, recalibrate
+from hwnas.supernet.inherit import inherit, load_inherited, note_other_split, recalibrate
 from hwnas.supernet.options import SupernetOptions
 from hwnas.testing import check_estimator
 from hwnas.training_checkpoint import Checkpoint
@@ -222,6 +223,12 @@ def test_a_training_may_begin_with_its_weights(space: SearchSpace, dataset: Data
     assert all(torch.equal(tensor, inherited[name]) for name, tensor in network.named_parameters())
     with pytest.raises(DataError, match="the supernet knows 4 classes, the architecture has 3"):
         load_inherited(network, replace(largest, classes=3), path)
+    for data, said in ((dataset, ""), (replace(dataset, image_size=32, fingerprint="x"), ""),
+                       (replace(dataset, fingerprint="x"), "another split of stripes")):
+        stream = io.StringIO()
+        note_other_split(path, data, Console(stream=stream))
+        assert bool(said) == bool(stream.getvalue())
+        assert said in stream.getvalue()
     other = path.with_name("weights.safetensors")
     save_file({"a": torch.zeros(1)}, other)
     assert not load_inherited(network, largest, other)

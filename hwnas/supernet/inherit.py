@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from hwnas.training_checkpoint import KEY, Checkpoint
 if TYPE_CHECKING:
     from hwnas.accuracy.dataset import Dataset, Images
     from hwnas.architecture import Architecture
+    from hwnas.progress import Console
 
 _BATCH = 128
 
@@ -87,11 +88,27 @@ def load_inherited(network: nn.Module, architecture: Architecture, path: Path) -
 
 def is_supernet(path: Path) -> bool:
     """Whether the file's header is a supernet's; False for what is no safetensors file."""
+    return bool(_identity(path))
+
+
+def note_other_split(path: Path, dataset: Dataset, console: Console) -> None:
+    """Say so where the supernet at `path` learnt from another split of `dataset`: it may have seen the test images."""
+    its = _identity(path)
+    same = (its.get("dataset"), its.get("image_size")) == (dataset.name, dataset.image_size)
+    if same and its.get("dataset.fingerprint") != dataset.fingerprint:
+        console.say(f"note: the supernet {path} was trained on other images or another split of {dataset.name} "
+                    f"({its.get('dataset.fingerprint')}, here {dataset.fingerprint}): test images may be among those "
+                    "that it learnt from. Give the seed of its search as split_seed.")
+
+
+def _identity(path: Path) -> dict[str, Any]:
+    """What the supernet at `path` was trained on; empty for another file."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {}).get(KEY, "null"))
     except (OSError, SafetensorError, ValueError):
-        return False
-    return isinstance(about, dict) and "space" in about.get("identity", {})
+        return {}
+    found = about.get("identity") if isinstance(about, dict) else None
+    return found if isinstance(found, dict) and "space" in found else {}
