@@ -111,10 +111,17 @@ def _target(config: Any, console: Console) -> Target:
 
 def _dataset(data: dict[str, Any], info: DatasetInfo, source: Source, train_images: int | None, split_seed: int,
              console: Console) -> Dataset:
-    """The images as the network takes them; says so when they are not those that it was trained with."""
+    """The images as the network takes them; says so when they are not those that it was trained with.
+
+    DataError when they are of another data set: what is never right loses nothing by rounding.
+    """
     from hwnas.accuracy.data import load_dataset
     from hwnas.accuracy.splits import subset
 
+    name = source.metadata.get("dataset")
+    if "hwnas_version" in source.metadata and name not in (None, data["name"]):
+        raise DataError(f"{source.label} was trained on the data set {name}, this is {data['name']}. Give "
+                        f"dataset={name} with the options that it was trained with.")
     size = source.shape[1]
     with console.step("read images") as report:
         dataset = load_dataset(data, size, split_seed, lambda done, total: report(done / total)).at_size(size)

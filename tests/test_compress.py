@@ -362,6 +362,15 @@ def test_another_split_is_said(trained: Path, tmp_path: Path, capsys) -> None:  
     assert "some of those it is judged on may have trained it" in capsys.readouterr().err
 
 
+def test_another_data_set_of_the_same_shape_is_refused(trained: Path, tmp_path: Path, capsys) -> None:  # noqa: F811
+    """Its answers are chance before and after, so that every limit would be kept."""
+    def elsewhere(proto: onnx.ModelProto) -> None:
+        next(entry for entry in proto.metadata_props if entry.key == "dataset").value = "fashion_mnist"
+
+    assert command(bare(trained, tmp_path / "net.onnx", elsewhere), tmp_path / "out") == 2
+    assert "was trained on the data set fashion_mnist, this is digits. Give dataset=fashion_mnist" in one_line(capsys)
+
+
 def test_where_nothing_can_be_made_it_says_so(trained: Path, tmp_path: Path, capsys,  # noqa: F811
                                               monkeypatch: pytest.MonkeyPatch) -> None:
     compile_ = OnnxRuntime.compile
