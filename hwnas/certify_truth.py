@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hwnas.certify_networks import Network
 from hwnas.certify_plan import CertifyPlan, read_document, training_config
 from hwnas.crew import crew
-from hwnas.errors import CandidateError, StudyError
+from hwnas.errors import CandidateError, StudyError, UserError
 from hwnas.latency.locks import file_lock
 from hwnas.paths import write_atomic
 from hwnas.progress import Console, Report
@@ -162,14 +162,19 @@ def _write(path: Path, form: str, content: dict[str, Any]) -> None:
 
 @contextmanager
 def _free_lock(path: Path) -> Iterator[bool]:
-    """Hold the lock if no other process does; yields whether one does."""
+    """Hold the lock if no other process does; yields whether one does. UserError where there is no place for it."""
     from filelock import FileLock, Timeout
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path, mode=0o666)
+    busy = False
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path, mode=0o666)
         lock.acquire(timeout=0)
     except Timeout:
+        busy = True
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}. Make its folder writable.") from None
+    if busy:
         yield True
         return
     try:

@@ -26,7 +26,7 @@ from hwnas.certify import main
 from hwnas.certify_estimates import Judged, estimate_all, read_judged
 from hwnas.certify_networks import macs_of, spread
 from hwnas.certify_plan import CertifyPlan, read_plan
-from hwnas.certify_truth import read_training
+from hwnas.certify_truth import read_training, work
 from hwnas.command import run_command
 from hwnas.errors import ConfigError, StudyError, TrainingError, UnknownName, UserError
 from hwnas.progress import Console
@@ -409,6 +409,13 @@ def test_a_host_without_a_table_is_no_reason_to_spread_over_macs(space_file: Pat
     assert run_command(main, "certify", "usage", command, target=False) == 2
     assert "nowhere" in capsys.readouterr().err
     assert not (tmp_path / "out" / "plan.json").exists()
+
+
+def test_a_place_that_takes_no_lock_is_one_line(plan: CertifyPlan) -> None:
+    folder = plan.folder(plan.networks[0], 0)
+    folder.write_text("a file where a folder should be")
+    with pytest.raises(UserError, match=r"cannot write .*\.training\.lock"):
+        work(plan, lambda: None, wait=False)
 
 
 def test_names_of_scores_and_labels_are_read() -> None:
