@@ -321,6 +321,15 @@ def test_a_loss_that_is_not_finite_is_seen_in_any_network_of_a_step(
     assert asked == 2
 
 
+def test_out_of_memory_is_one_line(space: SearchSpace, dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
+
+    monkeypatch.setattr(training._State, "_gradients", full)
+    with pytest.raises(TrainingError, match="out of memory while training at batch 32, 16 px"):
+        supernet(dataset, space).prepare(QUIET)
+
+
 def test_what_cannot_share_weights_is_named(space: SearchSpace, dataset: Dataset, tmp_path: Path) -> None:
     sizes = SearchSpace.load(write(tmp_path, SPACE.replace("image_size: 16", "image_size: [16, 24]")), channels=1,
                              classes=4)

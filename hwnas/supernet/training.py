@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,15 +53,28 @@ class SupernetJob:
 def train(job: SupernetJob, console: Console) -> Checkpoint:
     """The finished checkpoint: trained from the last whole epoch on.
 
-    StudyError for a checkpoint that is torn or of another training, TrainingError when the loss is not finite.
+    StudyError for a checkpoint that is torn or of another training, TrainingError when the loss is not finite or memory
+    runs out.
     """
-    with seeded(job.options.seed, job.options.threads), own_randomness():
+    with seeded(job.options.seed, job.options.threads), own_randomness(), _out_of_memory(job):
         state = _State(job)
         if state.epoch < job.epochs:
             console.say(state.forecast())
             with console.step("train supernet") as report:
                 state.train(report)
     return state.saved()
+
+
+@contextlib.contextmanager
+def _out_of_memory(job: SupernetJob) -> Iterator[None]:
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, MemoryError) or re.search("(not enough|out of|can't allocate) memory", str(error)):
+            raise TrainingError(f"supernet: out of memory while training at batch {job.options.batch_size}, "
+                                f"{job.dataset.image_size} px. Set a smaller supernet.batch_size or "
+                                "supernet.image_size.") from error
+        raise
 
 
 class _State:
