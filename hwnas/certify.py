@@ -37,13 +37,14 @@ def main(config: Any, console: Console) -> None:
 
 
 def judge(job: CertifyJob, console: Console) -> None:
-    """Ask every estimator, and write what came of it."""
-    from hwnas.certify_estimates import estimate_all
+    """Ask every estimator, and write what came of it and of those that were asked before."""
+    from hwnas.certify_estimates import estimate_all, judged_before
     from hwnas.certify_write import write_certificate
 
     dataset = _images(job, console)
     estimate_all(job.plan, job.judged, job.estimator_seeds, dataset, job.space, console)
-    write_certificate(job.plan, job.judged, dataset, job.space, console)
+    judged = [*job.judged, *judged_before(job.plan, job.judged, dataset, job.space, console)]
+    write_certificate(job.plan, judged, dataset, job.space, console)
 
 
 def _images(job: CertifyJob, console: Console) -> Dataset:

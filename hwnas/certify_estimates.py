@@ -18,7 +18,7 @@ from hwnas.accuracy import BUILT_IN, WITHOUT_IMAGES, EvaluatesAmong, Prepares, l
 from hwnas.accuracy.zero_cost_names import CHOICES, label
 from hwnas.certify_networks import Network
 from hwnas.certify_plan import CertifyPlan, read_document
-from hwnas.errors import CandidateError, ConfigError, StudyError, UnknownName
+from hwnas.errors import CandidateError, ConfigError, StudyError, UnknownName, UserError
 from hwnas.estimate import Earlier, Estimate
 from hwnas.latency.locks import file_lock
 from hwnas.paths import write_atomic
@@ -110,6 +110,23 @@ def check_estimators(plan: CertifyPlan, judged: Sequence[Judged], dataset: Datas
     """UserError for options that an estimator refuses, data or a space that it cannot judge, or another's estimates."""
     for one in judged:
         _Work(plan, one, dataset, space)
+
+
+def judged_before(plan: CertifyPlan, judged: Sequence[Judged], dataset: Dataset, space: SearchSpace, console: Console
+                  ) -> list[Judged]:
+    """Estimators beside `judged` that have told every network's top-1 in this folder; says which no longer count."""
+    found = []
+    for path in sorted((plan.out / "estimates").glob("*.json")):
+        if any(one.file(plan.out) == path for one in judged):
+            continue
+        try:
+            document = read_document(path, FORMAT) or {}
+            one = Judged(str(document.get("label")), str(document.get("accuracy")), document.get("options") or {})
+            if not _Work(plan, one, dataset, space).left(1):
+                found.append(one)
+        except UserError as error:
+            console.say(f"note: an earlier estimator is left out: {error}")
+    return found
 
 
 def _warm_up(network: Network, dataset: Dataset) -> None:

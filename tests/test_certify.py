@@ -213,6 +213,17 @@ def test_an_estimator_may_be_added(copied: Path, space_file: Path) -> None:
     assert content["estimators"]["short"]["n"] == 4
     assert content["estimators"]["proxy"]["cpu_seconds"] == before["proxy"]["cpu_seconds"]
     assert content["truth"]["trainings"] == 4  # of the one seed that was asked for
+    assert list(content["estimators"]) == ["proxy", "short", "long"]  # the last was judged before
+
+
+def test_what_was_judged_before_and_no_longer_counts_is_said(copied: Path, space_file: Path,
+                                                             capsys: pytest.CaptureFixture[str]) -> None:
+    path = copied / "estimates" / "long.json"
+    path.write_text(path.read_text().replace('"fingerprint": "', '"fingerprint": "other'))
+    command = arguments(space_file, copied, f"estimators={{{PROXY}}}", "only=estimators")
+    assert run_command(main, "certify", "usage", command, target=False) == 0
+    assert list(document(copied / "certificate.json")["estimators"]) == ["proxy"]
+    assert "long.json is of another recipe" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("change", "said"), [
