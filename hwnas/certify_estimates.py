@@ -18,7 +18,7 @@ from hwnas.accuracy import BUILT_IN, WITHOUT_IMAGES, EvaluatesAmong, Prepares, l
 from hwnas.accuracy.zero_cost_names import CHOICES, label
 from hwnas.certify_networks import Network
 from hwnas.certify_plan import CertifyPlan, read_document
-from hwnas.errors import CandidateError, ConfigError, StudyError, UnknownName, UserError
+from hwnas.errors import CandidateError, ConfigError, DataError, SpaceError, StudyError, UnknownName, UserError
 from hwnas.estimate import Earlier, Estimate
 from hwnas.latency.locks import file_lock
 from hwnas.paths import write_atomic
@@ -94,7 +94,10 @@ def _judged(name: str, options: dict[str, Any]) -> Judged:
 
 def estimate_all(plan: CertifyPlan, judged: Sequence[Judged], seeds: int, dataset: Dataset, space: SearchSpace,
                  console: Console) -> None:
-    """Let every estimator tell every network's top-1, with `seeds` seeds, in this process alone."""
+    """Let every estimator tell every network's top-1, with `seeds` seeds, in this process alone.
+
+    One that cannot be prepared for this space and data is said and left out, unless it is the only one.
+    """
     with file_lock(plan.out / ".estimates.lock", lambda: console.say(f"another process judges in {plan.out}; waiting")):
         warm = False
         for one in judged:
@@ -103,6 +106,13 @@ def estimate_all(plan: CertifyPlan, judged: Sequence[Judged], seeds: int, datase
                 if not warm:
                     _warm_up(plan.networks[0], dataset)
                     warm = True
+                try:
+                    work.prepare(console)
+                except (CandidateError, DataError, SpaceError) as error:
+                    if len(judged) == 1:
+                        raise
+                    console.say(f"{one.label} is left out: {error}")
+                    continue
                 work.run(left, console)
 
 
@@ -160,7 +170,6 @@ class _Work:
 
     def run(self, left: Sequence[tuple[Network, int]], console: Console) -> None:
         """Ask for these."""
-        self._prepare(console)
         with console.step(f"estimate: {self.judged.label}") as report:
             for done, (network, seed) in enumerate(left, start=1):
                 self.content["results"].append(self._result(network, seed))
@@ -181,8 +190,9 @@ class _Work:
             "options": dict(self.judged.options), "fingerprint": fingerprint, "setup_seconds": 0.0,
             "setup_cpu_seconds": None, "results": []}
 
-    def _prepare(self, console: Console) -> None:
-        """`setup_cpu_seconds` is known where all of it was done here, for this estimator or another that shares it."""
+    def prepare(self, console: Console) -> None:
+        """What comes before the first estimate. `setup_cpu_seconds` is known where all of it was done here, for this
+        estimator or another that shares it."""
         if not isinstance(self.estimator, Prepares):
             return
         wall, before = time.perf_counter(), cpu_seconds()

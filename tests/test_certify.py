@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import io
 import json
 import os
 import shutil
@@ -335,6 +336,23 @@ def test_waiting_for_another_process_is_not_counted_as_the_setup(plan: CertifyPl
     monkeypatch.setattr(estimator, "prepare", lambda console: setattr(estimator, "setup_seconds", 1e-9))
     ask_all(plan, estimator, monkeypatch)
     assert document(plan.out / "estimates" / "told.json")["setup_cpu_seconds"] is None
+
+
+def test_one_that_cannot_be_prepared_is_said_and_left_out(plan: CertifyPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    def diverge(console: Console) -> None:
+        raise TrainingError("supernet: loss is nan in epoch 1")
+
+    estimator = ToldAmong({network.id: 0.5 for network in plan.networks})
+    monkeypatch.setattr(estimator, "prepare", diverge)
+    one, = judged_by(estimator, monkeypatch)
+    proxy, = read_judged({"proxy": {"epochs": 1, "max_steps": 1, "train_images": 32}})
+    with pytest.raises(TrainingError):
+        estimate_all(plan, [one], 1, digits(), tiny_space(plan.out), QUIET)
+    stream = io.StringIO()
+    estimate_all(plan, [one, proxy], 1, digits(), tiny_space(plan.out), Console(stream=stream))
+    assert "told is left out: supernet: loss is nan" in stream.getvalue()
+    assert not one.file(plan.out).exists()
+    assert len(document(proxy.file(plan.out))["results"]) == 8
 
 
 def test_estimates_of_other_networks_are_refused(plan: CertifyPlan, monkeypatch: pytest.MonkeyPatch) -> None:
