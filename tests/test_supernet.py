@@ -41,7 +41,7 @@ stages:
 """
 QUIET = Console(quiet=True)
 SHORT: dict[str, Any] = {"epochs": 3, "min_steps": 0, "batch_size": 32, "sandwich": 0.5, "threads": 1,
-                         "train_images": 96, "recalibration_images": 64}
+                         "training_threads": 1, "train_images": 96, "recalibration_images": 64}
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,9 @@ _RANGES: dict[str, tuple[float, float]] = {
     "weight_decay": (0, 1), "warmup": (0, 0.9), "warmup_largest": (0, 0.5), "opening": (0, 0.5),
     "sandwich": (0, 1), "n_random": (1, 16),
     "ema_decay": (0, 0.99999), "label_smoothing": (0, 0.9), "clip_norm": (0, 1000), "shift": (0, 0.5),
-    "seed": (0, 2**31), "threads": (0, 4096),
+    "seed": (0, 2**31), "threads": (0, 4096), "training_threads": (0, 4096),
 }
-_SCORING = ("validation_images", "recalibration_images", "threads", "path")
+_SCORING = ("validation_images", "recalibration_images", "threads", "training_threads", "path")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,8 @@ class SupernetOptions:
 
     `epochs` are raised until `min_steps` are done. `train_images`, `validation_images`: stratified subsets (0: all).
     `image_size` 0 is the space's; a smaller one is cheaper and ranks the same networks. `path`: a trained supernet's
-    folder to use (null: the user's data folder, by fingerprint). `threads` 0: every core.
+    folder to use (null: the user's data folder, by fingerprint). `threads` score a network,
+    `training_threads` train the supernet (0: every core).
     """
 
     epochs: int = 20
@@ -53,6 +54,7 @@ class SupernetOptions:
     shift: float = 0.06
     seed: int = 0
     threads: int = 0
+    training_threads: int = 0
     path: Path | None = None
 
     @classmethod
