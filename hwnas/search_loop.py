@@ -75,7 +75,7 @@ def run_search(study: optuna.Study, space: Space, predict: Predict, estimator: E
     """
     url = storage_of(study).url
     search = _Search(study, space, predict, estimator, options, progress)
-    with storage_errors(url):
+    with storage_errors(url), search.evaluate.interrupts.held():
         try:
             with study_lock(url):
                 release_lost(study)
@@ -131,6 +131,7 @@ class _Search:
         self.evaluate.trial = None
         if trained:
             storage_of(study).flush()
+        self.evaluate.interrupts.check()
         self.unproductive = 0 if trained else self.unproductive + 1
         self._look(trial)
         if self.ended is None and self.unproductive and self.unproductive % UNPRODUCTIVE == 0:
@@ -148,7 +149,8 @@ class _Search:
                 attrs.get("latency_ms_predicted"), attrs.get("top1_proxy"), attrs.get("reason")))
         while not self._over() and self.counts.evaluated + self.counts.running >= self.options.n_trials:
             self.progress(SearchEvent("waiting", self.counts, self.options.n_trials))
-            time.sleep(POLL_S)
+            with self.evaluate.interrupts.allowed():
+                time.sleep(POLL_S)
             release_lost(self.study)
             self.counts = count(self.study.get_trials(deepcopy=False))
 

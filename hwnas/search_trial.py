@@ -17,6 +17,7 @@ from hwnas.accuracy import EvaluatesAmong
 from hwnas.architecture import Architecture
 from hwnas.errors import CandidateError, TrainingError, UserError
 from hwnas.estimate import Estimate
+from hwnas.interrupts import Interrupts
 from hwnas.objective import CAP_QUANTILE, Objective, Predict, upper_ms
 from hwnas.processes import worker_name
 from hwnas.space_costs import KNOWN, LATENCY
@@ -88,6 +89,7 @@ class Evaluate:
         self.study, self.space, self.predict, self.estimator = study, space, predict, estimator
         self.options, self.on_train = options, on_train
         self.storage = storage_of(study)
+        self.interrupts = Interrupts()
         self.trial: optuna.Trial | None = None
         self.result: tuple[tuple[float, ...], dict[str, Any]] | None = None
         self.raised: BaseException | None = None
@@ -153,8 +155,11 @@ class Evaluate:
         if isinstance(self.estimator, EvaluatesAmong):
             costs = self.options.objective.costs(latency_ms, architecture) or {KNOWN[LATENCY].predicted: latency_ms}
             among = evaluated_networks(trials, list(costs))
-            return self.estimator.evaluate_among(architecture, tuple(costs.values()), among, seed)
-        return self.estimator.evaluate(architecture, curves(trials), seed)
+            with self.interrupts.allowed():
+                return self.estimator.evaluate_among(architecture, tuple(costs.values()), among, seed)
+        history = curves(trials)
+        with self.interrupts.allowed():
+            return self.estimator.evaluate(architecture, history, seed)
 
     def _record_prediction(self, trial: optuna.Trial, architecture: Architecture, codes: NDArray[np.int64]) -> float:
         options, row = self.options, np.asarray(codes, dtype=np.int64).reshape(1, -1)
@@ -217,7 +222,8 @@ def keep_result(evaluate: Evaluate) -> bool:
 def settle(evaluate: Evaluate) -> None:
     """Leave no trial of this process running when the search ends by force: finish it where its result is there,
     otherwise fail it as interrupted and queue it again. One that was still being asked for counts as well."""
-    running = evaluate.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+    # From the database itself: what ended the search may have left Optuna's cache behind it.
+    running = evaluate.storage.get_all_trials(evaluate.study._study_id, deepcopy=False, states=(TrialState.RUNNING,))
     for trial in [trial for trial in running if trial.user_attrs.get("worker") == worker_name()]:
         at_work = evaluate.trial is not None and evaluate.trial._trial_id == trial._trial_id
         if at_work and evaluate.result is not None:
