@@ -2,91 +2,64 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from hwnas.interrupts import Interrupts
-
 WORKER = Path(__file__).with_name("study_worker.py")
 
 
-def press(number: int = signal.SIGINT) -> None:
-    os.kill(os.getpid(), number)
+SCRIPT = """
+import os, signal, sys, threading
+from hwnas.interrupts import Interrupts
+interrupts, before = Interrupts(), signal.getsignal(signal.SIGINT)
+
+def go(acts):
+    with interrupts.held():
+        for act in acts:
+            if act == "press":
+                os.kill(os.getpid(), signal.SIGINT)
+            elif act == "allowed press":
+                with interrupts.allowed():
+                    os.kill(os.getpid(), signal.SIGINT)
+            elif act == "allowed":
+                with interrupts.allowed():
+                    pass
+            elif act == "error":
+                raise ZeroDivisionError
+            elif act == "thread":
+                thread = threading.Thread(target=go, args=([],))
+                thread.start()
+                thread.join()
+            print(act)
+
+try:
+    go(sys.argv[1:])
+except BaseException as error:
+    print(type(error).__name__)
+print(signal.getsignal(signal.SIGINT) is before)
+"""
 
 
-def held(*acts: str) -> list[str]:
-    """Which of `acts` were reached in a held block before it raised KeyboardInterrupt."""
-    interrupts, reached = Interrupts(), list[str]()
-
-    def go() -> None:
-        with interrupts.held():
-            for act in acts:
-                if act == "press":
-                    press()
-                elif act == "allowed press":
-                    with interrupts.allowed():
-                        press()
-                elif act == "allowed":
-                    with interrupts.allowed():
-                        pass
-                reached.append(act)
-
-    with pytest.raises(KeyboardInterrupt):
-        go()
-    return reached
-
-
-def test_it_waits_for_a_place_where_it_is_allowed() -> None:
-    assert held("press", "more", "allowed", "never") == ["press", "more"]
-
-
-def test_it_takes_effect_at_once_where_it_is_allowed() -> None:
-    assert held("more", "allowed press", "never") == ["more"]
-
-
-def test_what_still_waits_at_the_end_is_not_lost_and_handlers_are_as_before() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    assert held("press", "end") == ["press", "end"]
-    assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_who_insists_is_heard() -> None:
-    assert held("press", "press", "never") == ["press"]
-
-
-def test_another_error_is_not_replaced() -> None:
-    interrupts = Interrupts()
-
-    def go() -> None:
-        with interrupts.held():
-            press()
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        go()
-
-
-def test_other_threads_hear_no_signals_and_need_nothing() -> None:
-    done = []
-
-    def work() -> None:
-        with Interrupts().held():
-            done.append(signal.getsignal(signal.SIGINT))
-
-    before = signal.getsignal(signal.SIGINT)
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert done == [before]
+@pytest.mark.parametrize(("acts", "reached"), [
+    (["press", "more", "allowed", "never"], ["press", "more", "KeyboardInterrupt"]),  # it waits for an allowed place
+    (["more", "allowed press", "never"], ["more", "KeyboardInterrupt"]),
+    (["press", "end"], ["press", "end", "KeyboardInterrupt"]),  # what waits at the end is not lost
+    (["press", "press", "never"], ["press", "KeyboardInterrupt"]),  # who insists is heard
+    (["press", "error"], ["press", "ZeroDivisionError"]),  # another error is not replaced
+    (["thread", "press"], ["thread", "press", "KeyboardInterrupt"]),
+    (["allowed", "more"], ["allowed", "more"]),
+])
+def test_a_signal_takes_effect_where_it_is_allowed(acts: list[str], reached: list[str]) -> None:
+    found = subprocess.run([sys.executable, "-c", SCRIPT, *acts], capture_output=True, text=True, timeout=60,
+                           check=True)
+    assert found.stdout.splitlines() == [*reached, "True"], found.stderr
 
 
 @pytest.mark.parametrize("seed", range(6))
