@@ -243,3 +243,22 @@ def test_child_that_is_killed_is_a_failed_candidate(files: dict[str, Path], monk
     monkeypatch.setattr(subprocess, "Popen", crashing)
     with pytest.raises(CandidateError, match="SIGSEGV"):
         probe_model(files["fp32"], Target("t", "onnxruntime", "fp32"))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="sigaltstack as Linux has it")
+def test_openvino_leaves_no_small_stack_for_signal_handlers(files: dict[str, Path]) -> None:
+    script = """
+import ctypes, sys
+from hwnas.runtimes import load_runtime
+from hwnas.target import Target
+
+compiled = load_runtime("openvino").compile(sys.argv[1], Target("t", "openvino", "int8", threads=1, batch=1))
+class Stack(ctypes.Structure):
+    _fields_ = [("sp", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
+found = Stack()
+ctypes.CDLL(None).sigaltstack(None, ctypes.byref(found))
+print(found.flags, found.size)
+"""
+    found = subprocess.run([sys.executable, "-c", script, str(files["int8"])], capture_output=True, text=True,
+                           timeout=120, check=True)
+    assert found.stdout.split()[0] == "2", found.stdout  # SS_DISABLE: handlers run on the thread's own stack

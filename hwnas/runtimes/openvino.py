@@ -18,6 +18,7 @@ import numpy as np
 from hwnas.errors import CandidateError
 from hwnas.paths import write_atomic
 from hwnas.runtimes import Execution, NodeTime, judge, one_line, quantised_in_file, require, threads_of
+from hwnas.signal_stack import use_own_stack
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -106,7 +107,9 @@ class OpenVinoRuntime:
             model = self._core.read_model(os.fspath(path))
             shape = model.input(0).partial_shape
             model.reshape([target.batch, *(shape[axis].get_length() for axis in range(1, len(shape)))])
-            return self._core.compile_model(model, "CPU", _config(target))
+            found = self._core.compile_model(model, "CPU", _config(target))
+            use_own_stack()
+            return found
         except RuntimeError as error:
             raise CandidateError(f"OpenVINO cannot compile {os.fspath(path)}: {one_line(error)}") from error
 
