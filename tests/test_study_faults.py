@@ -62,6 +62,11 @@ class Worker:
         self.process.kill()
         self.process.communicate(timeout=60)
 
+    def close(self) -> None:
+        """Leave neither a process nor an open pipe, also where it ended by itself."""
+        with self.process:
+            self.process.kill()
+
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Worker]]:
@@ -73,8 +78,7 @@ def start() -> Iterator[Callable[..., Worker]]:
 
     yield begin
     for worker in workers:
-        if worker.process.poll() is None:
-            worker.kill()
+        worker.close()
 
 
 def evaluated(folder: Path) -> list[dict[str, Any]]:
