@@ -9,10 +9,11 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from hwnas.accuracy.fidelity_rungs import Forecast, Halving, hopeless
+from hwnas.accuracy.memory import release_memory
 from hwnas.accuracy.proxy import Z90, binomial_std
 from hwnas.accuracy.recipe import Recipe
 from hwnas.accuracy.subsets import Subsets
-from hwnas.accuracy.training import predict, release_memory, seeded, top1, train
+from hwnas.accuracy.training import predict, seeded, top1, train
 from hwnas.architecture import Architecture
 from hwnas.errors import ConfigError
 from hwnas.estimate import Earlier, Estimate

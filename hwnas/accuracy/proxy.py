@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from hwnas.accuracy.dataset import Dataset, Progress, Split
+from hwnas.accuracy.memory import release_memory
 from hwnas.accuracy.recipe import PROXY, Recipe
 from hwnas.accuracy.splits import subset
 from hwnas.accuracy.subsets import Subsets
-from hwnas.accuracy.training import predict, release_memory, seeded, top1, train
+from hwnas.accuracy.training import predict, seeded, top1, train
 from hwnas.architecture import Architecture
 from hwnas.errors import ConfigError
 from hwnas.estimate import Estimate

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hwnas.accuracy.dataset import Dataset, Split, resize
+from hwnas.accuracy.memory import release_memory
 from hwnas.accuracy.proxy import Z90, binomial_std
 from hwnas.accuracy.splits import subset
-from hwnas.accuracy.training import predict, release_memory, seeded, top1
+from hwnas.accuracy.training import predict, seeded, top1
 from hwnas.architecture import Architecture
 from hwnas.errors import ConfigError, StudyError
 from hwnas.estimate import Estimate

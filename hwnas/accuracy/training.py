@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from torch import nn
 
 from hwnas.accuracy.augment import augment
 from hwnas.accuracy.dataset import Dataset, Images, Progress, Split
+from hwnas.accuracy.memory import kept_memory
 from hwnas.accuracy.recipe import Recipe
 from hwnas.errors import TrainingError
 from hwnas.latency.host import usable_cores
@@ -25,21 +25,15 @@ OnEpoch = Callable[[int, nn.Module], "bool | None"]
 
 @contextlib.contextmanager
 def seeded(seed: int, threads: int = 0) -> Iterator[None]:
-    """torch's global generator seeded and its threads set inside, both as they were afterwards."""
+    """torch's global generator seeded and its threads set inside, both as before afterwards; what is freed is kept."""
     before = torch.get_num_threads()
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), kept_memory():
         torch.manual_seed(seed)
         torch.set_num_threads(threads or max(1, len(usable_cores())))
         try:
             yield
         finally:
             torch.set_num_threads(before)
-
-
-def release_memory() -> None:
-    """Give freed memory back to the system (glibc keeps it, and hundreds of trials add up); nothing elsewhere."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def train(model: nn.Module, split: Split, *, recipe: Recipe, dataset: Dataset, seed: int,

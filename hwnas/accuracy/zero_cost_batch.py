@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hwnas.accuracy.dataset import Dataset, digest, resize
+from hwnas.accuracy.memory import release_memory
 from hwnas.accuracy.splits import subset
-from hwnas.accuracy.training import release_memory, seeded
+from hwnas.accuracy.training import seeded
 from hwnas.architecture import Architecture
 from hwnas.errors import ConfigError
 

@@ -1,0 +1,60 @@
+"""Training keeps what it frees; afterwards memory goes back to the system again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+# In a process of its own: the allocator's options are the process's.
+CHILD = """
+import json, resource
+import torch
+from hwnas.accuracy.memory import kept_memory, release_memory
+from hwnas.accuracy.training import seeded
+
+MEGABYTES = 48
+
+def faults():
+    "Page faults of twelve large blocks, each freed before the next; the first ones do not count."
+    for _ in range(2):
+        torch.ones(MEGABYTES << 18)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(12):
+        torch.ones(MEGABYTES << 18)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() >> 20
+
+def returned():
+    "Megabytes that go back to the system when four blocks are freed."
+    blocks = [torch.ones(MEGABYTES << 18) for _ in range(4)]
+    held = resident()
+    del blocks
+    return held - resident()
+
+found = {"faults": faults(), "returned": returned()}
+with seeded(0, 1):
+    found["faults inside"] = faults()
+    with kept_memory():
+        pass
+    found["returned inside"] = returned()
+    before = resident()
+    release_memory()
+    found["released"] = before - resident()
+found["returned after"] = returned()
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator alone is told")
+def test_what_training_frees_is_kept_until_it_ends():
+    run = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=120, check=True)
+    found = json.loads(run.stdout)
+    assert found["faults"] > 100_000  # of 4 KiB: 12 blocks of 48 MB have 147,456
+    assert found["faults inside"] < 1_000
+    assert found["returned inside"] < 10
+    assert min(found["returned"], found["released"], found["returned after"]) > 120
