@@ -94,7 +94,7 @@ def test_a_loss_that_is_not_finite_ends_the_training(dataset: Dataset) -> None:
     model = network()
     with torch.no_grad():
         model.classifier.weight.fill_(float("nan"))
-    with pytest.raises(TrainingError, match=r"loss is nan in epoch 1, step 1 of 32, at learning rate 0\.0008"):
+    with pytest.raises(TrainingError, match=r"loss is nan in epoch 1, step 1 of 32, at learning rate 0\.0002"):
         train(model, dataset.train, recipe=SHORT, dataset=dataset, seed=0)
 
 

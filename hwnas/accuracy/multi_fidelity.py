@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # The rate falls over the whole length (cosine): at the top that came out above a constant rate with a decay in the end,
 # and above restarts at each rung. What a rung shows in between is the average of the weights over the last steps.
-MULTI_FIDELITY = Recipe("multi_fidelity", epochs=4, batch_size=32, schedule="cosine", warmup=0.1, ema_decay=0.98,
+MULTI_FIDELITY = Recipe("multi_fidelity", epochs=4, lr=5e-3, schedule="cosine", warmup=0.1, ema_decay=0.95,
                         shift=0.06)
 LENGTHS = ("epochs", "min_steps", "max_steps")  # of a Recipe: here the rungs say how long
 
@@ -44,7 +44,7 @@ class FidelityOptions:
     eta: int = 3
     quantile: float = 0.9
     min_history: int = 8
-    train_images: int = 2048
+    train_images: int = 1536
     validation_images: int = 2048
     image_size: int = 0
 

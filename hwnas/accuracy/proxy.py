@@ -37,7 +37,7 @@ class ProxyOptions:
     than two standard deviations. Epochs after which that median has not half of its final gain decide nothing.
     """
 
-    train_images: int = 2048
+    train_images: int = 5120
     validation_images: int = 2048
     image_size: int = 0
     seeds: int = 1

@@ -104,6 +104,6 @@ def _checked(where: str, key: str, kind: type, value: Any) -> Any:
     return kind(value)
 
 
-PROXY = Recipe("proxy", epochs=3, min_steps=96, max_steps=128, batch_size=32, shift=0.06)
+PROXY = Recipe("proxy", epochs=1, min_steps=80, max_steps=80, lr=5e-3, schedule="cosine", warmup=0.1, shift=0.06)
 FINALIST = Recipe("finalist", epochs=10, min_steps=160, max_steps=2000, warmup=0.15, ema_decay=0.99)
 PRESETS = {recipe.name: recipe for recipe in (PROXY, FINALIST)}

@@ -115,7 +115,7 @@ def _optimizer(model: nn.Module, recipe: Recipe, steps: int) -> tuple[torch.opti
     optimizer = create_optimizer_v2(model, recipe.optimizer, lr=recipe.lr, weight_decay=recipe.weight_decay)
     if recipe.schedule == "cosine":
         warmup = round(recipe.warmup * steps)
-        return optimizer, CosineLRScheduler(optimizer, max(1, steps - warmup), warmup_t=warmup, t_in_epochs=False,
+        return optimizer, CosineLRScheduler(optimizer, max(2, steps - warmup), warmup_t=warmup, t_in_epochs=False,
                                             warmup_lr_init=recipe.lr / 25, warmup_prefix=True)
     return optimizer, _OneCycle(optimizer, recipe, steps)
 
