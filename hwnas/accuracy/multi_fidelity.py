@@ -44,7 +44,7 @@ class FidelityOptions:
     eta: int = 3
     quantile: float = 0.9
     min_history: int = 8
-    train_images: int = 1536
+    train_images: int = 1280
     validation_images: int = 2048
     image_size: int = 0
 
