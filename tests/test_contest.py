@@ -305,6 +305,8 @@ def test_where_every_baseline_is_less_accurate_the_most_accurate_is_the_rival():
     ours = entry("fast", 0.95, 0.10, ours=True)
     assert met([ours, entry("resnet50", 0.90, 0.2), entry("resnet18", 0.80, 0.05)], FASTER) == [True]
     assert met([ours, entry("resnet50", 0.90, 0.11), entry("resnet18", 0.80, 0.5)], FASTER) == [False]
+    # One that is as accurate as that one for all the images can tell, and faster, is harder to beat.
+    assert met([ours, entry("resnet50", 0.90, 1.0), entry("resnet18", 0.8995, 0.11)], FASTER) == [False]
 
 
 def test_better_counts_against_everything_that_is_not_slower():

@@ -66,7 +66,8 @@ def verdicts(statements: Sequence[Statement]) -> list[str]:
 
 
 def of_speed(one: Entry, rivals: Sequence[Entry]) -> list[Statement]:
-    """Against the fastest baseline that is not clearly less accurate; where every baseline is, the most accurate.
+    """Against the fastest baseline that is not clearly less accurate; where every baseline is, against the fastest of
+    those that are not clearly less accurate than the most accurate one.
 
     Twice: at equal accuracy, so that ours must not be clearly less accurate than that rival either, and beside it
     whatever the rival has in accuracy.
@@ -78,8 +79,9 @@ def of_speed(one: Entry, rivals: Sequence[Entry]) -> list[Statement]:
     if equal:
         rival, kind = min(equal, key=_ms), "the fastest baseline that is not clearly less accurate"
     else:
-        rival = max(rivals, key=lambda other: (other.top1, -_ms(other)))
-        kind = "the most accurate baseline, for every baseline is clearly less accurate"
+        best = max(rivals, key=lambda other: other.top1)
+        rival = min((other for other in rivals if compared(best, other).low <= 0), key=_ms)
+        kind = "the fastest of the most accurate baselines, for every baseline is clearly less accurate"
     gap, speed = gaps[rival.name], faster(one, rival)
     fair, fast = gap.high >= 0, speed.mean >= SPEEDUP
     text = f"{_figures(one)} against {_figures(rival)}, {kind}: {_times(speed)} as fast, top-1 {_points(gap)}"
