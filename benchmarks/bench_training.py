@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 ROUNDS = 5
+LIMIT = 0.97
 # A process for each: the C library adapts to what it has seen.
 CHILD = """
 import contextlib, sys, time
@@ -36,7 +37,8 @@ with kept_memory() if sys.argv[1] == "kept" else contextlib.nullcontext():
 
 def cpu_seconds(how: str) -> float:
     """Of three steps of eight networks; glibc as it comes, whatever the user's environment says."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("MALLOC_")}
+    environment = {key: value for key, value in os.environ.items()
+                   if not key.startswith("MALLOC_") and key != "GLIBC_TUNABLES"}
     run = subprocess.run([sys.executable, "-c", CHILD, how], capture_output=True, text=True, check=True,
                          env=environment)
     return float(run.stdout)
@@ -49,5 +51,5 @@ def ratios() -> list[float]:
 
 def test_a_step_with_freed_memory_kept(benchmark: Any) -> None:
     found = benchmark.pedantic(ratios, rounds=1)
-    benchmark.extra_info.update(ratio=statistics.median(found), low=found[0], high=found[-1], limit=1.0)
-    assert statistics.median(found) <= 1.0
+    benchmark.extra_info.update(ratio=statistics.median(found), low=found[0], high=found[-1], limit=LIMIT)
+    assert statistics.median(found) <= LIMIT

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 from hwnas.accuracy.augment import augment  # noqa: E402
 from hwnas.accuracy.data import Dataset, Split  # noqa: E402
+from hwnas.accuracy.proxy import ProxyOptions  # noqa: E402
 from hwnas.accuracy.recipe import FINALIST, PRESETS, PROXY, Recipe  # noqa: E402
 from hwnas.accuracy.training import predict, seeded, top1, train  # noqa: E402
 from hwnas.architecture import Architecture  # noqa: E402
@@ -179,6 +180,9 @@ def test_fingerprints_follow_what_is_asked() -> None:
     assert PROXY.fingerprint == replace(PROXY, name="other", threads=2).fingerprint
     assert PROXY.fingerprint != replace(PROXY, lr=0.5).fingerprint
     assert PRESETS == {"proxy": PROXY, "finalist": FINALIST}
+    full = ProxyOptions().train_images
+    assert (PROXY.steps_for(full), PROXY.epochs_for(full), full) == (80, 1, 80 * PROXY.batch_size)
+    assert PROXY.steps_for(1000) == 80  # small sets are passed over more often
 
 
 def test_lengths_fit_small_and_large_sets() -> None:

@@ -100,8 +100,8 @@ def gaps(networks: Sequence[Network], entries: Sequence[Entry], options: Options
     seeds = [f"{Training(one.network, 0).name[:-3]}" for one in entries
              if one.precision == "fp32" and len(one.correct) < options.seeds]
     if seeds:
-        found.append(f"Fewer than {options.seeds} seeds (of two stems only the better one is trained again): "
-                     f"{', '.join(sorted(seeds))}.")
+        found.append(f"Fewer than {options.seeds} seeds: {', '.join(sorted(seeds))}. Of two stems only the better one "
+                     "is to be trained again; where neither was, that is still to be done.")
     return found
 
 

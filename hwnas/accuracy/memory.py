@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import sys
+import os
+import platform
 import threading
 from collections.abc import Iterator
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4  # of mallopt(3)
 _NEVER = -1
-# Outside: what glibc comes to by itself once large blocks have been freed. Its own adaptation ends with any mallopt.
+# Outside: what glibc comes to by itself once large blocks have been freed. Its own adaptation ends with any mallopt, so
+# that a process stays at these.
 _OUTSIDE = {_M_MMAP_MAX: 65_536, _M_MMAP_THRESHOLD: 32 << 20, _M_TRIM_THRESHOLD: 64 << 20}
 _INSIDE = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: _NEVER}
 
@@ -24,9 +26,10 @@ def kept_memory() -> Iterator[None]:
 
     Blocks of 32 MB and more (activations) otherwise go back to the system each time, and their pages are faulted in
     and cleared again: an eighth of the CPU time of a training step of small networks (benchmarks/bench_training.py).
+    With the outermost one it is given back. Nothing is done where the user's environment says how to allocate.
     """
-    _enter(1)
     try:
+        _enter(1)
         yield
     finally:
         _enter(-1)
@@ -42,14 +45,20 @@ def _enter(step: int) -> None:
     global _depth
     with _lock:
         _depth += step
-        if _depth == (1 if step > 0 else 0):
+        if _depth == (1 if step > 0 else 0) and _ours():
             _set(_INSIDE if step > 0 else _OUTSIDE)
+            if step < 0:
+                release_memory()
+
+
+def _ours() -> bool:
+    """Whether this is glibc, and nobody has set it up already."""
+    given = any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ)
+    return not given and platform.libc_ver()[0] == "glibc"
 
 
 def _set(options: dict[int, int]) -> None:
-    if not sys.platform.startswith("linux"):
-        return
-    with contextlib.suppress(OSError, AttributeError):  # another C library
+    with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL("libc.so.6").mallopt
         for option, value in options.items():
             mallopt(option, value)

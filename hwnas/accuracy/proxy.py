@@ -34,7 +34,8 @@ class ProxyOptions:
     `train_images` and `validation_images` are the sizes of fixed stratified subsets (0: all); `image_size` 0 is the
     architecture's own; `seeds` trainings are averaged. A run stops early when, after an epoch that `min_history`
     earlier runs reached, what it gained over chance is below `stop_ratio` (0: never) of their median's gain, by more
-    than two standard deviations. Epochs after which that median has not half of its final gain decide nothing.
+    than two standard deviations. Epochs after which that median has not half of its final gain decide nothing, and
+    neither does the last: as preset, a set of `train_images` or more is passed once and nothing is stopped.
     """
 
     train_images: int = 5120
