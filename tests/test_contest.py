@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -262,6 +263,17 @@ def _alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
+
+
+def test_costs_that_two_commands_tell_at_once_are_all_kept(tmp_path):
+    one = Training(baselines(("resnet18",))[0], 0)
+    threads = [threading.Thread(target=lambda: [training._add_cost(tmp_path, one, 1.0) for _ in range(25)])
+               for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert cpu_seconds(tmp_path, one) == 100.0
 
 
 # ---- what the goals' verdicts are

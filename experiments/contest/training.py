@@ -19,6 +19,7 @@ from typing import IO, Any
 from experiments.contest.networks import Network, Training, overrides, ready, validation_top1
 from experiments.contest.options import Options
 from hwnas.errors import ConfigError, StudyError
+from hwnas.latency.locks import file_lock
 from hwnas.paths import write_atomic
 from hwnas.progress import Console
 
@@ -146,11 +147,13 @@ def _ended(child: _Child, out: Path) -> int | None:
 
 
 def _add_cost(out: Path, training: Training, cpu_s: float) -> None:
+    """Under a lock: the same command may run twice in one folder, and one waits while the other trains."""
     path = _cost_file(out, training)
     held: Mapping[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError):
-        held = json.loads(path.read_text())
-    write_atomic(path, json.dumps({"cpu_s": [*held.get("cpu_s", ()), round(cpu_s, 2)]}) + "\n")
+    with file_lock(path.with_suffix(".lock")):
+        with contextlib.suppress(OSError, ValueError):
+            held = json.loads(path.read_text())
+        write_atomic(path, json.dumps({"cpu_s": [*held.get("cpu_s", ()), round(cpu_s, 2)]}) + "\n")
 
 
 def _cost_file(out: Path, training: Training) -> Path:
