@@ -25,7 +25,7 @@ def kept_memory() -> Iterator[None]:
     """Inside, this process keeps what it frees, for its next allocation.
 
     Blocks of 32 MB and more (activations) otherwise go back to the system each time, and their pages are faulted in
-    and cleared again: an eighth of the CPU time of a training step of small networks (benchmarks/bench_training.py).
+    and cleared again: a fifth of the CPU time of a training step of small networks (benchmarks/bench_training.py).
     With the outermost one it is given back. Nothing is done where the user's environment says how to allocate.
     """
     try:
@@ -44,7 +44,7 @@ def release_memory() -> None:
 def _enter(step: int) -> None:
     global _depth
     with _lock:
-        _depth += step
+        _depth = max(0, _depth + step)  # Ctrl-C may have come before it was counted
         if _depth == (1 if step > 0 else 0) and _ours():
             _set(_INSIDE if step > 0 else _OUTSIDE)
             if step < 0:
