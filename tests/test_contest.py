@@ -43,7 +43,7 @@ N = 2000
 
 def test_options_are_those_of_the_data_set_and_one_recipe_serves_all(tmp_path):
     options = parse(["data=eurosat", f"root={tmp_path}", f"out={tmp_path}", "networks=resnet50,resnet18",
-                     "steps=[report,train]", "dataset.flip=false", "epochs=3", "precision=bf16"])
+                     "steps=[report,train]", "dataset.flip=false", "epochs=3"])
     assert options.image_size == 64
     assert options.dataset == ("dataset=imagefolder", f"dataset.root={tmp_path}", "dataset.flip=false")
     assert options.networks == ("resnet18", "resnet50")
@@ -51,8 +51,7 @@ def test_options_are_those_of_the_data_set_and_one_recipe_serves_all(tmp_path):
     theirs = [overrides(Training(one, 1), options, tmp_path) for one in baselines(options.networks)]
     mine = overrides(Training(Network("fast-1", "fast", architecture=tmp_path / "a.yaml"), 1), options, tmp_path)
     same = set.intersection(*map(set, theirs), set(mine))
-    assert {"lr=0.005", "precision=bf16", "epochs=3", "train_images=10000", "seed=1", "split_seed=0",
-            "dataset.flip=false"} <= same
+    assert {"lr=0.005", "epochs=3", "train_images=10000", "seed=1", "split_seed=0", "dataset.flip=false"} <= same
     assert "dataset.image_size=64" in theirs[0]
     assert not any(one.startswith("dataset.image_size") for one in mine)
 
@@ -64,7 +63,6 @@ def test_options_are_those_of_the_data_set_and_one_recipe_serves_all(tmp_path):
     (["data=eurosat", "out=x", "steps=trian"], UnknownName, "unknown step 'trian'"),
     (["data=eurosat", "out=x", "networks=resnet34"], UnknownName, "unknown network"),
     (["data=eurosat", "out=x", "target=epyc"], UnknownName, "unknown target"),
-    (["data=eurosat", "out=x", "precision=int8"], UnknownName, "unknown training precision 'int8'"),
     (["data=eurosat", "out=x", "epochs=0"], ConfigError, "epochs"),
     (["data=eurosat", "out=x", "dataset.image_size=8"], ConfigError, "write image_size=8"),
     (["data=eurosat", "out=x", "resume"], ConfigError, "is no name=value"),

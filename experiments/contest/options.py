@@ -10,7 +10,6 @@ from typing import Any
 from hwnas.command import names_in, number
 from hwnas.errors import ConfigError, UnknownName
 
-PRECISIONS = ("fp32", "bf16")  # of training, whatever the deployed files have
 STEPS = ("train", "score", "time", "report")
 SETS: Mapping[str, tuple[str, int]] = {"fashion_mnist": ("fashion_mnist", 32), "eurosat": ("imagefolder", 64)}
 # The same for all: batch, optimizer and schedule are not tuned to any network. What is not named is conf/train.yaml's.
@@ -43,7 +42,6 @@ class Options:
     train_images: int = 10_000
     validation_images: int = 2_000
     lr: float = 0.005
-    precision: str = "fp32"
     jobs: int = 2
     batch: int = 1
     seconds: float = 200.0
@@ -54,8 +52,8 @@ class Options:
     @property
     def recipe(self) -> dict[str, Any]:
         """Options of hwnas.train that all trainings share."""
-        return {**RECIPE, "lr": self.lr, "precision": self.precision, "epochs": self.epochs,
-                "train_images": self.train_images, "validation_images": self.validation_images}
+        return {**RECIPE, "lr": self.lr, "epochs": self.epochs, "train_images": self.train_images,
+                "validation_images": self.validation_images}
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -117,15 +115,9 @@ def _checked(given: Any, more: Mapping[str, str]) -> Options:
         str(given.target), None if ours is None else Path(str(ours)), _names(given, "networks", tuple(BASELINES)),
         number(given, "seeds", 1, 100, whole=True), number(given, "epochs", 1, 100_000, whole=True),
         number(given, "train_images", 2, whole=True), number(given, "validation_images", 2, whole=True),
-        float(number(given, "lr", 1e-8, 100)), _precision(given), number(given, "jobs", 1, 64, whole=True),
+        float(number(given, "lr", 1e-8, 100)), number(given, "jobs", 1, 64, whole=True),
         number(given, "batch", 1, 4096, whole=True), float(number(given, "seconds", 0.1, 86_400)),
         number(given, "setup_seconds", 0, optional=True), _names(given, "steps", STEPS), more)
-
-
-def _precision(given: Any) -> str:
-    if given.precision not in PRECISIONS:
-        raise UnknownName("training precision", given.precision, PRECISIONS)
-    return str(given.precision)
 
 
 def _names(given: Any, key: str, known: Sequence[str]) -> tuple[str, ...]:

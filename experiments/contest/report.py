@@ -121,8 +121,8 @@ def headings(entries: Sequence[Entry], options: Options) -> tuple[str, str]:
     host = f"measured on {timed.facts['host']}, one image at a time" if timed else "not timed"
     n, seeds = len(entries[0].share), options.seeds
     return (f"Test top-1 of the deployed file and its latency: {options.data}, {options.target}",
-            f"{host} · {n} test images · all trained {options.epochs} epochs on {options.train_images} images in "
-            f"{options.precision}, {seeds} seed{'s' if seeds > 1 else ''}")
+            f"{host} · {n} test images · all trained {options.epochs} epochs on {options.train_images} images, "
+            f"{seeds} seed{'s' if seeds > 1 else ''}")
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
