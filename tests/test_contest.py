@@ -56,6 +56,18 @@ def test_options_are_those_of_the_data_set_and_one_recipe_serves_all(tmp_path):
     assert not any(one.startswith("dataset.image_size") for one in mine)
 
 
+def test_bf16_is_for_the_baselines_named_alone_and_part_of_what_a_folder_holds(tmp_path):
+    options = parse(["data=digits", f"out={tmp_path}", "networks=[resnet18,mobilenetv2_050]", "bf16=resnet18"])
+    told = {one.label: overrides(Training(one, 0), options, tmp_path) for one in baselines(options.networks)}
+    assert {label for label, one in told.items() if "precision=bf16" in one} == {"resnet18", "resnet18-stem1"}
+    assert all("precision=fp32" in one for label, one in told.items() if label.startswith("mobilenet"))
+    claim(options)
+    with pytest.raises(ConfigError, match="bf16 was resnet18, now "):
+        claim(parse(["data=digits", f"out={tmp_path}"]))
+    with pytest.raises(UnknownName, match="unknown network 'fast'"):
+        parse(["data=digits", f"out={tmp_path}", "bf16=fast"])
+
+
 @pytest.mark.parametrize(("arguments", "error", "says"), [
     (["data=eurosat", "out=x", "stems=1"], UnknownName, "unknown option 'stems'"),
     (["data=eurosta", "out=x"], UnknownName, "Did you mean eurosat"),

@@ -26,6 +26,7 @@ BASELINES: Mapping[str, float] = {
 class Options:
     """`dataset` are overrides of that group, its name first; `image_size` is the baselines' (None: as the images are).
 
+    `bf16`: baselines that train in bf16 autocast, where that is cheaper (dense convolutions); all others in fp32.
     `ours`: run folder of the search, None to train the baselines alone. `seconds` caps the timing.
     """
 
@@ -42,6 +43,7 @@ class Options:
     train_images: int = 10_000
     validation_images: int = 2_000
     lr: float = 0.005
+    bf16: tuple[str, ...] = ()
     jobs: int = 2
     batch: int = 1
     seconds: float = 200.0
@@ -58,7 +60,8 @@ class Options:
     @property
     def identity(self) -> dict[str, Any]:
         """What everything in the folder `out` depends on; a folder holds one contest."""
-        return {"data": self.data, "image_size": self.image_size, **dict(self.more), **self.recipe}
+        return {"data": self.data, "image_size": self.image_size, **dict(self.more), **self.recipe,
+                "bf16": ",".join(self.bf16)}
 
     @property
     def size_override(self) -> tuple[str, ...]:
@@ -115,18 +118,19 @@ def _checked(given: Any, more: Mapping[str, str]) -> Options:
         str(given.target), None if ours is None else Path(str(ours)), _names(given, "networks", tuple(BASELINES)),
         number(given, "seeds", 1, 100, whole=True), number(given, "epochs", 1, 100_000, whole=True),
         number(given, "train_images", 2, whole=True), number(given, "validation_images", 2, whole=True),
-        float(number(given, "lr", 1e-8, 100)), number(given, "jobs", 1, 64, whole=True),
+        float(number(given, "lr", 1e-8, 100)), _names(given, "bf16", tuple(BASELINES), least=0),
+        number(given, "jobs", 1, 64, whole=True),
         number(given, "batch", 1, 4096, whole=True), float(number(given, "seconds", 0.1, 86_400)),
         number(given, "setup_seconds", 0, optional=True), _names(given, "steps", STEPS), more)
 
 
-def _names(given: Any, key: str, known: Sequence[str]) -> tuple[str, ...]:
+def _names(given: Any, key: str, known: Sequence[str], least: int = 1) -> tuple[str, ...]:
     """One name, `a,b` or `[a,b]`; in the order of `known`."""
-    value = given[key]
+    value = given.get(key)
     found = [part.strip() for part in value.split(",")] if isinstance(value, str) else list(value or ())
     for one in found:
         if one not in known:
-            raise UnknownName(key.removesuffix("s"), one, known)
-    if not found:
+            raise UnknownName("network" if key == "bf16" else key.removesuffix("s"), one, known)
+    if len(found) < least:
         raise ConfigError(f"{key} must name at least one of {', '.join(known)}.")
     return tuple(one for one in known if one in found)

@@ -40,13 +40,14 @@ def write_all(networks: Sequence[Network], options: Options, picks: Picks | None
     entries.sort(key=lambda one: (one.latency is None, one.latency.ms if one.latency else 0.0))
     statements = decide(entries, target_of(options, "int8", 1).precision)
     rows, lines = [row_of(one, entries) for one in entries], gaps(networks, entries, options)
-    lines += _uncounted(rows, picks)
+    lines += [*_uncounted(rows, picks), *_trained(options)]
     save_csv(options.out / "table.csv", rows)
     text = markdown(entries, rows, statements, lines)
     write_atomic(options.out / "table.md", text)
     save_json(options.out / "summary.json", {
-        "data": options.data, "recipe": options.recipe, "seeds": options.seeds, "target": options.target,
-        "batch": options.batch, "timed": dict(timed.facts) if timed else None, "verdicts": verdicts(statements),
+        "data": options.data, "recipe": options.recipe, "trained_in_bf16": list(options.bf16), "seeds": options.seeds,
+        "target": options.target, "batch": options.batch,
+        "timed": dict(timed.facts) if timed else None, "verdicts": verdicts(statements),
         "statements": [{"goal": one.goal, "met": one.met, "text": one.text} for one in statements],
         "missing": lines, "search": dict(picks.search) if picks else None,
         "picks": [vars(one) for one in picks.picks] if picks else [], "rows": rows})
@@ -113,6 +114,12 @@ def _uncounted(rows: Sequence[dict[str, Any]], picks: Picks | None) -> list[str]
     if reused:
         found.append(f"The search took {reused} accuracies from another search, whose seconds are not counted.")
     return found
+
+
+def _trained(options: Options) -> list[str]:
+    """What differs between the trainings."""
+    names = ", ".join(options.bf16)
+    return [f"Trained in bf16 autocast, to save time: {names}. All others in fp32."] if names else []
 
 
 def headings(entries: Sequence[Entry], options: Options) -> tuple[str, str]:

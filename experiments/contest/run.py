@@ -2,7 +2,7 @@
 
     python experiments/contest/run.py data=fashion_mnist|eurosat|NAME [root=DIR] out=DIR [ours=RUN_FOLDER] \\
         [target=epyc_int8] [seeds=2] [epochs=6] [train_images=10000] [validation_images=2000] [lr=0.005] \\
-        [networks=resnet50,…] [image_size=N] [jobs=2] [batch=1] [seconds=200] [setup_seconds=N] \\
+        [networks=resnet50,…] [bf16=resnet50,…] [image_size=N] [jobs=2] [batch=1] [seconds=200] [setup_seconds=N] \\
         [steps=train,score,time,report] [dataset.KEY=VALUE …]
 
 train    every baseline as stock and with a stride-1 stem and, with `ours`, three networks of that search (picks.py says
