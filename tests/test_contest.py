@@ -27,7 +27,7 @@ from experiments.contest.data import Images, dataset_config  # noqa: E402
 from experiments.contest.entries import Entry, Latency, bootstrap, compared, read_entries  # noqa: E402
 from experiments.contest.networks import Network, Training, baselines, overrides, ready  # noqa: E402
 from experiments.contest.options import BASELINES, parse  # noqa: E402
-from experiments.contest.picks import Pick, Picks, check_data, picked, picks_of  # noqa: E402
+from experiments.contest.picks import Pick, Picks, check_data, picked, picks_of, searched_space  # noqa: E402
 from experiments.contest.report import write_all  # noqa: E402
 from experiments.contest.run import main  # noqa: E402
 from experiments.contest.scoring import file_of, read_score, score_all  # noqa: E402
@@ -164,6 +164,13 @@ def test_a_search_on_other_images_is_refused(tmp_path):
 
 def names(found):
     return [one.name for one in found]
+
+
+def test_picks_are_read_at_the_image_size_that_was_searched(tmp_path):
+    options = parse(["data=digits", f"out={tmp_path}"])
+    config = {"space": "mnasnet_small", "dataset": {"image_size": 64}}
+    assert set(searched_space(options, config).image_sizes) == {64}
+    assert set(searched_space(options, {"space": "mnasnet_small"}).image_sizes) == {32}
 
 
 def test_seed_0_of_all_comes_first_cheapest_first_and_ours_before():

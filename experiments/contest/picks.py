@@ -123,7 +123,7 @@ def _pick(options: Options, run: Path) -> Picks:
         raise ConfigError(f"ours={run} was searched with seed={config.get('seed')}, the contest splits the data with "
                           f"seed {RECIPE['split_seed']}: it may have seen test images. Search with "
                           f"seed={RECIPE['split_seed']}.")
-    study, space = load_study(database_path(run)), _space(options, config)
+    study, space = load_study(database_path(run)), searched_space(options, config)
     check_data(options, config, space, identity_of(study).get("data set"))
     trials = study.get_trials(deepcopy=False)
     rows = trial_rows(study)
@@ -143,20 +143,25 @@ def _pick(options: Options, run: Path) -> Picks:
         "target": identity_of(study).get("target"), "fast_within": FAST_WITHIN}, folder)
 
 
-def _space(options: Options, config: Mapping[str, Any]) -> SearchSpace:
+def searched_space(options: Options, config: Mapping[str, Any]) -> SearchSpace:
     """The one that was searched, as it reads today."""
     from hwnas.space import SearchSpace
 
     info = data_info(options)
     return SearchSpace.load(str(config["space"]), channels=config.get("channels") or info.channels,
-                            classes=config.get("classes") or info.classes, image_size=config.get("image_size"))
+                            classes=config.get("classes") or info.classes, image_size=_image_size(config))
+
+
+def _image_size(config: Mapping[str, Any]) -> int | None:
+    """What the search was asked for; None: the space's own."""
+    return (config.get("dataset") or {}).get("image_size")
 
 
 def check_data(options: Options, config: Mapping[str, Any], space: SearchSpace, searched: str | None) -> None:
     """ConfigError unless the search (its `config.yaml` and its study's data set) had the contest's images and split."""
     from hwnas.accuracy.data import load_dataset
 
-    size = (config.get("dataset") or {}).get("image_size") or max(space.image_sizes)
+    size = _image_size(config) or max(space.image_sizes)
     data = load_dataset(dataset_config(options, f"dataset.image_size={size}"), size, RECIPE["split_seed"])
     here = f"{data.name} ({data.fingerprint})"
     if searched != here:
