@@ -35,12 +35,13 @@ from hwnas.reuse import reuse_trials  # noqa: E402
 from hwnas.samplers.informed import STOPPED_STD, _top1  # noqa: E402
 from hwnas.search import main as search  # noqa: E402
 from hwnas.search_trial import SearchOptions  # noqa: E402
+from hwnas.space import SearchSpace  # noqa: E402
 from hwnas.testing import check_estimator  # noqa: E402
 from hwnas.trial_record import trial_rows  # noqa: E402
 
 ARCHITECTURE = Architecture((("ds_r1_k3_s2_c8",), ("ir_r1_k3_s2_e3_c16",)), 8, 1, 0, "relu", 16, 1, 4)
 SHORT = replace(MULTI_FIDELITY, batch_size=16, threads=1)
-RUNGS = FidelityOptions(rungs=(1, 2, 4))
+RUNGS = FidelityOptions(rungs=(1, 2, 4), untrained=0)
 RULE = Halving(3)
 
 
@@ -48,6 +49,11 @@ RULE = Halving(3)
 def dataset() -> Dataset:
     return Dataset("stripes", stripes(256, 0), stripes(80, 1), stripes(80, 2), ("a", "b", "c", "d"), 1, 16,
                    (0.3,), (0.2,), "stripes")
+
+
+@pytest.fixture(scope="module")
+def space() -> SearchSpace:
+    return SearchSpace.load("mnasnet_small", channels=1, classes=4, image_size=16)
 
 
 def logistic(x: Any) -> Any:
@@ -178,6 +184,8 @@ def test_stopped_only_when_it_can_neither_enter_the_front_nor_leads_its_rung() -
     assert hopeless(fair, (4.0,), history, RULE) is None
     assert hopeless(poor, (4.0,), history[:7], RULE) is None
     assert hopeless((0.4, 0.4, 0.4), (4.0,), history, RULE) is None  # there is no rung above
+    assert hopeless(poor, (4.0,), history, RULE, lambda found: Forecast(0.99, 0.01)) is None  # told by more than curves
+    assert hopeless(poor, (4.0,), history, RULE, lambda found: Forecast(found.mean - 0.1, found.std)) == found
 
 
 # Trainings
@@ -241,14 +249,18 @@ def test_fewer_images_than_a_batch_are_trained(dataset: Dataset, train_images: i
     assert found.std == pytest.approx(binomial_std(found.value, 8))
 
 
-def test_config_sets_recipe_rungs_and_rule(dataset: Dataset) -> None:
-    found = load_estimator("multi_fidelity", dataset=dataset, config={"rungs": [2, 5], "lr": 0.01, "eta": 4})
+def test_config_sets_recipe_rungs_and_rule(dataset: Dataset, space: SearchSpace) -> None:
+    found = load_estimator("multi_fidelity", dataset=dataset, space=space,
+                           config={"rungs": [2, 5], "lr": 0.01, "eta": 4})
     assert isinstance(found, MultiFidelity)
     assert (found.options.rungs, found.recipe.epochs, found.recipe.lr, found.options.eta) == ((2, 5), 5, 0.01, 4)
     assert (found.recipe.min_steps, found.recipe.max_steps) == (0, 0)
-    others = [load_estimator("multi_fidelity", dataset=dataset, config=config)
-              for config in ({}, {"rungs": [2, 4]}, {"quantile": 0.8}, {"lr": 0.5})]
-    assert len({found.fingerprint, *(other.fingerprint for other in others)}) == 5
+    others = [load_estimator("multi_fidelity", dataset=dataset, space=space, config=config)
+              for config in ({}, {"rungs": [1, 4]}, {"quantile": 0.8}, {"lr": 0.5}, {"untrained": 1}, {"anchors": 5})]
+    assert len({found.fingerprint, *(other.fingerprint for other in others)}) == 7
+    with pytest.raises(ConfigError, match=r"needs a search space.*multi_fidelity\.untrained=0"):
+        load_estimator("multi_fidelity", dataset=dataset)
+    load_estimator("multi_fidelity", dataset=dataset, config={"untrained": 0})
 
 
 @pytest.mark.parametrize(("wrong", "said"), [
@@ -260,6 +272,8 @@ def test_config_sets_recipe_rungs_and_rule(dataset: Dataset) -> None:
     ({"quantile": 1}, r"multi_fidelity\.quantile must be a number from 0\.5 to 0\.9999, got 1"),
     ({"min_history": True}, r"multi_fidelity\.min_history must be a whole number"),
     ({"train_images": -1}, r"multi_fidelity\.train_images must be a whole number from 0"),
+    ({"untrained": -0.5}, r"multi_fidelity\.untrained must be a number from 0 to 100, got -0\.5"),
+    ({"anchors": 3}, r"multi_fidelity\.anchors must be a whole number from 4 to 1000, got 3"),
     ({"epochs": 3}, r"multi_fidelity\.epochs is decided by the rungs\. Give epochs as multi_fidelity\.rungs"),
     ({"max_steps": 3}, r"multi_fidelity\.max_steps is decided by the rungs"),
     ({"lr": 100}, r"multi_fidelity\.lr must be a number")])

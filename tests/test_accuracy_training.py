@@ -91,6 +91,29 @@ def test_on_epoch_sees_the_average_and_may_end_it(dataset: Dataset) -> None:
     assert steps[-1] == (32, 80)
 
 
+def test_epochs_of_a_part_see_every_image_before_any_comes_again(dataset: Dataset) -> None:
+    class Watching(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.seen = torch.nn.Linear(1, 4), list[float]()
+
+        def forward(self, images: Any) -> Any:
+            values = images.mean((1, 2, 3))
+            self.seen += [round(float(value), 4) for value in values]
+            return self.linear(values[:, None])
+
+    each = Split(np.repeat(np.arange(96, dtype=np.uint8), 64).reshape(96, 8, 8, 1), np.arange(96) % 4)
+    recipe = replace(PROXY, epochs=6, min_steps=0, max_steps=0, batch_size=4, shift=0.0)
+    model, ends = Watching(), list[tuple[int, int]]()
+    train(model, each, recipe=recipe, dataset=replace(dataset, flip=False), seed=0, epoch_images=32,
+          on_epoch=lambda epoch, network: ends.append((epoch, len(model.seen))))
+    assert ends == [(epoch, 32 * epoch) for epoch in range(1, 7)]
+    first, second = set(model.seen[:96]), set(model.seen[96:])
+    assert len(first) == 96
+    assert first == second
+    assert model.seen[:96] != model.seen[96:]
+
+
 def test_a_loss_that_is_not_finite_ends_the_training(dataset: Dataset) -> None:
     model = network()
     with torch.no_grad():

@@ -7,7 +7,7 @@ Everything is learnt from the search's own networks. Accuracies are compared as 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -39,19 +39,20 @@ class Halving:
     min_history: int = 8
 
 
-def hopeless(curve: Sequence[float], costs: Sequence[float], earlier: Sequence[Earlier], rule: Halving
-             ) -> Forecast | None:
+def hopeless(curve: Sequence[float], costs: Sequence[float], earlier: Sequence[Earlier], rule: Halving,
+             told: Callable[[Forecast], Forecast] = lambda found: found) -> Forecast | None:
     """What a network would have reached if it need not train on after the rungs in `curve`; None if it must.
 
     It must while another training can put it on the front: its forecast's `rule.quantile` is not below every network
     that costs no more and was trained to the top. It must as well when it is among the best 1/eta of the networks of
     nearest cost at this rung: the rule of asynchronous successive halving (Li et al., MLSys 2020) in the form that
-    stops or goes on at once and never waits (Klein et al., arXiv 2003.10865), here for a front.
+    stops or goes on at once and never waits (Klein et al., arXiv 2003.10865), here for a front. `told` makes of a
+    forecast what is held against the others' values, which may be more than their curves' ends.
     """
     if not 0 < len(curve) < rule.n_rungs or among_best(curve, costs, earlier, rule.eta):
         return None
     found = forecast(curve, earlier, rule)
-    return found if found is not None and dominated(found, costs, earlier, rule) else None
+    return found if found is not None and dominated(told(found), costs, earlier, rule) else None
 
 
 def forecast(curve: Sequence[float], earlier: Sequence[Earlier], rule: Halving) -> Forecast | None:

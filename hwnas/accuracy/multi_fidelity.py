@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from hwnas.accuracy.dataset import digest
 from hwnas.accuracy.fidelity_rungs import Forecast, Halving, hopeless
 from hwnas.accuracy.memory import release_memory
 from hwnas.accuracy.proxy import Z90, binomial_std
 from hwnas.accuracy.recipe import Recipe
 from hwnas.accuracy.subsets import Subsets
 from hwnas.accuracy.training import predict, seeded, top1, train
+from hwnas.accuracy.untrained import LEAST_ANCHORS, UntrainedRung
 from hwnas.architecture import Architecture
 from hwnas.errors import ConfigError
 from hwnas.estimate import Earlier, Estimate
@@ -22,11 +24,12 @@ if TYPE_CHECKING:
     from torch import nn
 
     from hwnas.accuracy.dataset import Dataset
+    from hwnas.progress import Console
+    from hwnas.space import SearchSpace
 
 # The rate falls over the whole length (cosine): at the top that came out above a constant rate with a decay in the end,
-# and above restarts at each rung. What a rung shows in between is the average of the weights over the last steps.
-MULTI_FIDELITY = Recipe("multi_fidelity", epochs=4, lr=5e-3, schedule="cosine", warmup=0.1, ema_decay=0.95,
-                        shift=0.06)
+# and above restarts at each rung.
+MULTI_FIDELITY = Recipe("multi_fidelity", epochs=4, lr=5e-3, schedule="cosine", warmup=0.1, shift=0.06)
 LENGTHS = ("epochs", "min_steps", "max_steps")  # of a Recipe: here the rungs say how long
 
 
@@ -36,17 +39,21 @@ class FidelityOptions:
 
     After each number of epochs in `rungs` (ascending) a network is validated and, before the last, may be stopped: see
     `hwnas.accuracy.fidelity_rungs.hopeless` for `eta`, `quantile` and `min_history` (networks that reached a rung
-    before it is predicted). `train_images`, `validation_images`: fixed stratified subsets (0: all); `image_size` 0 is
-    the architecture's own.
+    before it is predicted). An epoch has `train_images` images (0: all), others than the epochs before it as long as
+    there are others; `validation_images` (0: all) are a fixed stratified subset; `image_size` 0 is the architecture's
+    own. `untrained`: weight of the untrained network's score beside the training's 1 (0: training alone), put in the
+    training's units by `anchors` networks that are trained once (`hwnas.accuracy.untrained`).
     """
 
-    rungs: tuple[int, ...] = (1, 2, 4)
+    rungs: tuple[int, ...] = (2, 4)
     eta: int = 3
     quantile: float = 0.9
     min_history: int = 8
-    train_images: int = 1280
+    train_images: int = 1152
     validation_images: int = 2048
     image_size: int = 0
+    untrained: float = 0.5
+    anchors: int = 8
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> FidelityOptions:
@@ -71,11 +78,12 @@ def _rungs(value: Any) -> tuple[int, ...]:
 
 
 def _number(key: str, value: Any) -> Any:
-    low, high = {"eta": (2, 100), "quantile": (0.5, 0.9999), "min_history": (4, 10**6), "image_size": (0, 1024)}.get(
-        key, (0, 10**9))
-    kind: Any = int | float if key == "quantile" else int
+    low, high = {"eta": (2, 100), "quantile": (0.5, 0.9999), "min_history": (4, 10**6), "image_size": (0, 1024),
+                 "untrained": (0, 100), "anchors": (LEAST_ANCHORS, 1000)}.get(key, (0, 10**9))
+    whole = key not in ("quantile", "untrained")
+    kind: Any = int if whole else int | float
     if not isinstance(value, kind) or isinstance(value, bool) or not low <= value <= high:
-        rule = f"{'a number' if key == 'quantile' else 'a whole number'} from {low} to {high}"
+        rule = f"{'a whole number' if whole else 'a number'} from {low} to {high}"
         raise ConfigError(f"multi_fidelity.{key} must be {rule}, got {value!r}.")
     return value
 
@@ -85,7 +93,8 @@ class MultiFidelity:
     """An AccuracyEstimator that EvaluatesAmong: trains a network up the rungs as far as it could enter the front.
 
     One that is stopped gets the top-1 that the top rung would have shown, predicted from the earlier networks, and
-    that prediction's standard deviation. What is trained stays in memory: a worker that dies trains its network again.
+    that prediction's standard deviation. With `untrained` both are drawn towards what the untrained network's score
+    stands for. What is trained stays in memory: a worker that dies trains its network again.
     Same architecture, earlier networks and seed: same value on one machine. `build` makes the network (default
     `hwnas.network.build`).
     """
@@ -94,13 +103,16 @@ class MultiFidelity:
     recipe: Recipe = MULTI_FIDELITY
     options: FidelityOptions = FidelityOptions()
     build: Callable[[Architecture], nn.Module] | None = None
+    untrained: UntrainedRung | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.recipe = replace(self.recipe, epochs=self.options.rungs[-1], min_steps=0, max_steps=0)
-        self._subsets = Subsets(self.dataset, self.options.train_images, self.options.validation_images)
+        self._subsets = Subsets(self.dataset, self.options.train_images * self.options.rungs[-1],
+                                self.options.validation_images)
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], dataset: Dataset) -> MultiFidelity:
+    def from_config(cls, config: Mapping[str, Any], dataset: Dataset, space: SearchSpace | None = None
+                    ) -> MultiFidelity:
         """`config` holds fields of FidelityOptions and of Recipe but its length; UnknownName, ConfigError."""
         for key in LENGTHS:
             if key in config:
@@ -109,22 +121,68 @@ class MultiFidelity:
         mine = {f.name for f in fields(FidelityOptions)}
         recipe = Recipe.from_config({k: v for k, v in config.items() if k not in mine}, MULTI_FIDELITY,
                                     "multi_fidelity")
-        return cls(dataset, recipe, FidelityOptions.from_config({k: v for k, v in config.items() if k in mine}))
+        found = cls(dataset, recipe, FidelityOptions.from_config({k: v for k, v in config.items() if k in mine}))
+        options = found.options
+        if options.untrained:
+            if space is None:
+                raise ConfigError("accuracy=multi_fidelity needs a search space, whose networks its anchors are. Give "
+                                  "one, or set multi_fidelity.untrained=0.")
+            found.untrained = UntrainedRung(dataset, space, found._measured, found._trained_fingerprint,
+                                            options.anchors, options.untrained, found.recipe.threads)
+        return found
 
     @property
     def fingerprint(self) -> str:
         """Names all that decides its values, besides the architecture and the networks before it."""
-        content = f"{self.dataset.fingerprint}|{self.recipe.fingerprint}|{self.options}"
-        return hashlib.sha256(content.encode()).hexdigest()[:12]
+        return digest(self._trained_fingerprint, *([self.untrained.fingerprint] if self.untrained else []))
+
+    @property
+    def _trained_fingerprint(self) -> str:
+        return digest(self.dataset.fingerprint, self.recipe.fingerprint, replace(self.options, untrained=0, anchors=0))
+
+    @property
+    def setup_seconds(self) -> float:
+        """What training the anchors has cost."""
+        return self.untrained.setup_seconds if self.untrained else 0.0
+
+    @property
+    def setup_here(self) -> bool:
+        """Whether this process trained them all."""
+        return self.untrained is None or self.untrained.setup_here
+
+    def prepare(self, console: Console) -> None:
+        """Train the anchors, or find them trained; DataError where too few can be."""
+        if self.untrained:
+            self.untrained.prepare(console)
 
     def evaluate(self, architecture: Architecture, history: Sequence[Sequence[float]] = (), seed: int = 0) -> Estimate:
-        """Validation top-1 at the top rung: without the others' costs nothing is stopped. TrainingError."""
+        """As `evaluate_among` without other networks, where nothing is stopped. TrainingError."""
         return self.evaluate_among(architecture, (), (), seed)
 
     def evaluate_among(self, architecture: Architecture, costs: Sequence[float], earlier: Sequence[Earlier],
                        seed: int) -> Estimate:
-        """Validation top-1, measured at the top rung or predicted, with its 90 % interval and the rungs' curve;
-        TrainingError when the loss is not finite. `std` joins the prediction's error and the validation set's."""
+        """Validation top-1, measured at the top rung or predicted, drawn towards the untrained network's score, with
+        its 90 % interval and the rungs' curve; TrainingError when the loss is not finite or there is no score. `std`
+        joins the prediction's error and the validation set's."""
+        start = time.perf_counter()
+        drawn = self._drawn(architecture, seed)
+        trained = self._trained(architecture, costs, earlier, seed, drawn)
+        value, std = drawn(trained.value, trained.std)
+        return replace(trained, value=value, std=std, low=max(0.0, value - Z90 * std), high=min(1.0, value + Z90 * std),
+                       seconds=time.perf_counter() - start)
+
+    def _drawn(self, architecture: Architecture, seed: int) -> Callable[[float, float], tuple[float, float]]:
+        """What becomes of a top-1 and its standard deviation."""
+        if self.untrained is None:
+            return lambda top1, std: (top1, std)
+        return partial(self.untrained.drawn, score=self.untrained.score(architecture, seed))
+
+    def _measured(self, architecture: Architecture, seed: int) -> Estimate:
+        """The whole training alone."""
+        return self._trained(architecture, (), (), seed, lambda top1, std: (top1, std))
+
+    def _trained(self, architecture: Architecture, costs: Sequence[float], earlier: Sequence[Earlier], seed: int,
+                 drawn: Callable[[float, float], tuple[float, float]]) -> Estimate:
         self._subsets.check(architecture)
         start = time.perf_counter()
         curve: list[float] = []
@@ -135,12 +193,14 @@ class MultiFidelity:
             nonlocal predicted
             if epoch in self.options.rungs:
                 curve.append(top1(predict(network, validation.images, self.dataset), validation.labels))
-                predicted = hopeless(curve, costs, earlier, self.options.halving)
+                predicted = hopeless(curve, costs, earlier, self.options.halving,
+                                     lambda found: Forecast(*drawn(found.mean, found.std)))
             return predicted is not None
 
         with seeded(seed, self.recipe.threads):
             model = self._network(architecture)
-            train(model, images, recipe=self.recipe, dataset=self.dataset, seed=seed, on_epoch=after)
+            train(model, images, recipe=self.recipe, dataset=self.dataset, seed=seed, on_epoch=after,
+                  epoch_images=self.options.train_images)
         del model
         release_memory()
         return self._estimate(curve, predicted, len(validation), time.perf_counter() - start)
@@ -161,6 +221,6 @@ class MultiFidelity:
                         tuple(curve), stopped, self.options.rungs[:len(curve)], extrapolated=stopped)
 
 
-def load(config: Mapping[str, Any], dataset: Dataset, space: object = None) -> MultiFidelity:
+def load(config: Mapping[str, Any], dataset: Dataset, space: SearchSpace | None = None) -> MultiFidelity:
     """The door of `hwnas.accuracy.load_estimator`."""
-    return MultiFidelity.from_config(config, dataset)
+    return MultiFidelity.from_config(config, dataset, space)

@@ -37,8 +37,10 @@ def seeded(seed: int, threads: int = 0) -> Iterator[None]:
 
 
 def train(model: nn.Module, split: Split, *, recipe: Recipe, dataset: Dataset, seed: int,
-          on_epoch: OnEpoch | None = None, progress: Progress | None = None) -> nn.Module:
+          on_epoch: OnEpoch | None = None, progress: Progress | None = None, epoch_images: int = 0) -> nn.Module:
     """Train `model` in place on `split` (of `dataset`, whose normalisation and `flip` count); its average if asked.
+
+    An epoch is `epoch_images` of the split (0: all), each epoch going on where the last one ended.
 
     `on_epoch(epoch, network)` is called after each epoch (from 1) with the network as it would be returned then;
     returning True ends the training. `progress(step, steps)` counts steps. The result is in eval mode. TrainingError
@@ -46,7 +48,8 @@ def train(model: nn.Module, split: Split, *, recipe: Recipe, dataset: Dataset, s
     """
     with seeded(seed, recipe.threads):
         try:
-            return _train(model, split, recipe, dataset, seed, on_epoch, progress).eval()
+            batches = _Batches(split, recipe, dataset, seed, epoch_images)
+            return _train(model, batches, recipe, on_epoch, progress).eval()
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, MemoryError) or re.search("(not enough|out of|can't allocate) memory", str(error)):
                 raise TrainingError(f"out of memory while training at batch {recipe.batch_size}, "
@@ -54,9 +57,9 @@ def train(model: nn.Module, split: Split, *, recipe: Recipe, dataset: Dataset, s
             raise
 
 
-def _train(model: nn.Module, split: Split, recipe: Recipe, dataset: Dataset, seed: int, on_epoch: OnEpoch | None,
-           progress: Progress | None) -> nn.Module:
-    steps = recipe.steps_for(len(split))
+def _train(model: nn.Module, batches: _Batches, recipe: Recipe, on_epoch: OnEpoch | None, progress: Progress | None
+           ) -> nn.Module:
+    steps = batches.steps
     if recipe.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer, scheduler = _optimizer(model, recipe, steps)
@@ -64,7 +67,7 @@ def _train(model: nn.Module, split: Split, recipe: Recipe, dataset: Dataset, see
     current = model if average is None else average.module
     criterion = nn.CrossEntropyLoss(label_smoothing=recipe.label_smoothing)
     model.train()
-    for step, (epoch, last, images, labels) in enumerate(_batches(split, recipe, dataset, seed), 1):
+    for step, (epoch, last, images, labels) in enumerate(batches, 1):
         loss = criterion(model(images), labels)
         if not math.isfinite(value := float(loss.detach())):
             rate = float(optimizer.param_groups[0]["lr"])
@@ -87,21 +90,29 @@ def _train(model: nn.Module, split: Split, recipe: Recipe, dataset: Dataset, see
     return current
 
 
-def _batches(split: Split, recipe: Recipe, dataset: Dataset, seed: int
-             ) -> Iterator[tuple[int, bool, torch.Tensor, torch.Tensor]]:
-    """(epoch from 1, whether it ends here, images, labels): a new order each epoch, what makes no batch left out."""
-    generator = torch.Generator().manual_seed(seed)
-    batch, steps = recipe.batch_for(len(split)), recipe.steps_for(len(split))
-    layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
-    per_epoch = max(1, len(split) // batch)
-    for step in range(steps):
-        epoch, position = divmod(step, per_epoch)
-        if position == 0:
-            order = torch.randperm(len(split), generator=generator).numpy()
-        rows = np.sort(order[position * batch:(position + 1) * batch])
-        images = augment(torch.from_numpy(dataset.normalise(split.images[rows])), recipe, dataset.flip, generator)
-        last = position + 1 == per_epoch or step + 1 == steps
-        yield epoch + 1, last, images.contiguous(memory_format=layout), torch.from_numpy(split.labels[rows])
+class _Batches:
+    """Iterates over (epoch from 1, whether it ends here, images, labels) of a training: a new order each pass over the
+    split, what makes no batch left out."""
+
+    def __init__(self, split: Split, recipe: Recipe, dataset: Dataset, seed: int, epoch_images: int = 0) -> None:
+        self._split, self._recipe, self._dataset, self._seed = split, recipe, dataset, seed
+        n_images = min(epoch_images or len(split), len(split))
+        self.batch, self.steps = recipe.batch_for(n_images), recipe.steps_for(n_images)
+        self._per_epoch, self._per_pass = (max(1, n // self.batch) for n in (n_images, len(split)))
+
+    def __iter__(self) -> Iterator[tuple[int, bool, torch.Tensor, torch.Tensor]]:
+        generator = torch.Generator().manual_seed(self._seed)
+        layout = torch.channels_last if self._recipe.channels_last else torch.contiguous_format
+        for step in range(self.steps):
+            position = step % self._per_pass
+            if position == 0:
+                order = torch.randperm(len(self._split), generator=generator).numpy()
+            rows = np.sort(order[position * self.batch:(position + 1) * self.batch])
+            images = augment(torch.from_numpy(self._dataset.normalise(self._split.images[rows])), self._recipe,
+                             self._dataset.flip, generator)
+            last = (step + 1) % self._per_epoch == 0 or step + 1 == self.steps
+            yield (step // self._per_epoch + 1, last, images.contiguous(memory_format=layout),
+                   torch.from_numpy(self._split.labels[rows]))
 
 
 def _optimizer(model: nn.Module, recipe: Recipe, steps: int) -> tuple[torch.optim.Optimizer, Any]:

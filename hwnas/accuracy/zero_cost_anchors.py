@@ -1,4 +1,4 @@
-"""Anchors: a few networks of a space, trained shortly and scored, that say what a zero-cost score means there.
+"""Anchors: a few networks of a space, trained shortly and scored, that say what a score of untrained networks means.
 
 They are kept in `anchors-<fingerprint>.json`, one network after the other, and shared by every process and search that
 asks for the same: format "hwnas-anchors/1", `networks`: id, top1 and std (fractions), seconds of the training, scores
@@ -41,15 +41,15 @@ class Anchor:
     failed: str = ""
 
 
-def chosen(space: SearchSpace, n: int, seed: int) -> list[Architecture]:
-    """`n` different random networks, one from each n-th of the space's range of MACs, in random order; ConfigError
-    where the space has fewer."""
+def chosen(space: SearchSpace, n: int, seed: int, option: str = "zero_cost.anchors") -> list[Architecture]:
+    """`n` different random networks, one from each n-th of the space's range of MACs, in random order; ConfigError,
+    which names `option`, where the space has fewer."""
     rng = np.random.default_rng(seed)
     codes = np.unique(space.sample(rng, max(_DRAWN, 8 * n)), axis=0)
     found = {one.id: one for one in (space.decode(space.to_params(row)) for row in codes)}
     if len(found) < n:
         raise ConfigError(f"{n} anchors are wanted, and space {space.name} gave {len(found)} different networks. Set "
-                          f"zero_cost.anchors={len(found)} or less.")
+                          f"{option}={len(found)} or less.")
     ranked = sorted(found.values(), key=lambda one: (one.macs, one.id))
     places = ((np.arange(n) + rng.random(n)) / n * len(ranked)).astype(int)
     for i in range(1, n):  # neighbours share the network that both of their parts have a share of
@@ -61,7 +61,7 @@ def anchors(path: Path, networks: Sequence[Architecture], measure: Callable[[Arc
             ) -> list[Anchor]:
     """What `measure` says of each network, from `path` where it is there. One process works, others wait for it."""
     def waiting() -> None:
-        console.note(f"zero_cost: another process trains the {len(networks)} anchors; waiting for it")
+        console.note(f"another process trains the {len(networks)} anchors; waiting for it")
 
     with file_lock(path.with_suffix(".lock"), waiting):
         found = _read(path, networks)

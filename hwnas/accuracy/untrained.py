@@ -1,0 +1,129 @@
+"""The rung below all training: what an untrained network's NASWOT score says of the top-1 that its training shows.
+
+A short training is told apart from a longer one by noise of its own, and so is a score of untrained weights; the two
+err in different ways, so their mean ranks better than either (White et al., NeurIPS 2021, combine them as well). To
+take a mean, the score is put in the units of the training: a score one deviation above the space's middle stands for a
+logit of top-1 one deviation above its middle, both known from a few networks that are trained once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hwnas.accuracy.dataset import Dataset, digest
+from hwnas.accuracy.zero_cost_anchors import Anchor, anchors, chosen
+from hwnas.accuracy.zero_cost_batch import Scorer
+from hwnas.architecture import Architecture
+from hwnas.errors import CandidateError, DataError
+from hwnas.estimate import Estimate
+from hwnas.paths import home
+
+if TYPE_CHECKING:
+    from hwnas.progress import Console
+    from hwnas.space import SearchSpace
+
+SCORE = "naswot"
+LEAST_ANCHORS = 4
+_IMAGES = 32
+_EDGE = 1e-3  # nearest to 0 and to 1 that a top-1 counts
+_NORMAL = math.sqrt(math.pi / 2)  # a normal deviate's standard deviation over its mean absolute one
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Middle and width of logit(top-1) and of the score, over the networks of a space."""
+
+    top1_middle: float
+    top1_width: float
+    score_middle: float
+    score_width: float
+
+    @classmethod
+    def of(cls, top1: Sequence[float], scores: Sequence[float]) -> Scale:
+        """From networks trained and scored; all equal scores say nothing, so they stand for the middle."""
+        return cls(*_spread([logit(one) for one in top1]), *_spread(scores))
+
+    def drawn(self, top1: float, std: float, score: float, weight: float) -> tuple[float, float]:
+        """Top-1 and its standard deviation, drawn towards what the score stands for: their mean in logits, in which
+        the score counts `weight` and the training 1. The score is taken as exact: `std` shrinks as its share does."""
+        away = (score - self.score_middle) / self.score_width if self.score_width else 0.0
+        told = self.top1_middle + self.top1_width * away
+        mean = (logit(top1) + weight * told) / (1 + weight)
+        value, inside = 1 / (1 + math.exp(-mean)), min(max(top1, _EDGE), 1 - _EDGE)
+        return value, std / (inside * (1 - inside)) / (1 + weight) * value * (1 - value)
+
+
+class UntrainedRung:
+    """Draws top-1 after a training (`measure`, named by `fingerprint`) towards the untrained network's score.
+
+    `prepare` trains `n_anchors` networks of `space` once, or finds them trained. Same architecture and seed: same score
+    on one machine.
+    """
+
+    def __init__(self, dataset: Dataset, space: SearchSpace, measure: Callable[[Architecture, int], Estimate],
+                 fingerprint: str, n_anchors: int, weight: float, threads: int) -> None:
+        self.space, self.measure, self.n_anchors, self.weight = space, measure, n_anchors, weight
+        self._scorer = Scorer(dataset, min(_IMAGES, len(dataset.train)), threads=threads)
+        self._anchors = digest(space.fingerprint, n_anchors, self._scorer.fingerprint, fingerprint)
+        self.fingerprint = digest(self._anchors, weight)
+        self.setup_seconds = 0.0
+        self.setup_here = False
+        self._n_measured = 0
+        self._scale: Scale | None = None
+
+    @property
+    def path(self) -> Path:
+        """Where the anchors are kept."""
+        return home() / "multi_fidelity" / f"anchors-{self._anchors}.json"
+
+    def prepare(self, console: Console) -> None:
+        """DataError when fewer than LEAST_ANCHORS anchors could be trained and scored."""
+        found = anchors(self.path, chosen(self.space, self.n_anchors, 0, "multi_fidelity.anchors"), self._anchor,
+                        console)
+        self.setup_here = self._n_measured == len(found)
+        self.setup_seconds = sum(one.seconds + sum(one.score_seconds.values()) for one in found)
+        good = [one for one in found if not one.failed]
+        if len(good) < LEAST_ANCHORS:
+            why = next(one.failed for one in found if one.failed)
+            raise DataError(f"multi_fidelity: {len(good)} of {len(found)} anchors could be trained and scored ({why}); "
+                            f"{LEAST_ANCHORS} are needed. Set multi_fidelity.untrained=0 or a recipe that they bear; "
+                            f"what is kept lies in {self.path}.")
+        self._scale = Scale.of([one.top1 for one in good], [one.scores[SCORE] for one in good])
+
+    def score(self, architecture: Architecture, seed: int) -> float:
+        """NASWOT with the initial weights of `seed`; TrainingError where there is none."""
+        return self._scorer.scores(architecture, (SCORE,), seed)[0][SCORE]
+
+    def drawn(self, top1: float, std: float, score: float) -> tuple[float, float]:
+        """See Scale.drawn; ValueError before `prepare`."""
+        if self._scale is None:
+            raise ValueError("multi_fidelity: call prepare(console) before evaluate().")
+        return self._scale.drawn(top1, std, score, self.weight)
+
+    def _anchor(self, network: Architecture) -> Anchor:
+        self._n_measured += 1
+        try:
+            trained = self.measure(network, 0)
+            scores, seconds = self._scorer.scores(network, (SCORE,), 0)
+        except CandidateError as error:
+            return Anchor(network.id, failed=str(error))
+        return Anchor(network.id, trained.value, trained.std, trained.seconds, scores, seconds)
+
+
+def logit(top1: float) -> float:
+    """log odds of a share, which is kept off 0 and 1."""
+    inside = min(max(top1, _EDGE), 1 - _EDGE)
+    return math.log(inside / (1 - inside))
+
+
+def _spread(values: Sequence[float]) -> tuple[float, float]:
+    """Median and standard deviation, the latter by mean absolute deviations, which one failed training moves less."""
+    middle = float(np.median(values))
+    width = _NORMAL * float(np.mean(np.abs(np.asarray(values, float) - middle)))
+    return middle, width if width > 1e-9 * (1 + abs(middle)) else 0.0
