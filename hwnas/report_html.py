@@ -80,7 +80,8 @@ def _lead(data: ReportData) -> str:
              f"searched for {data.info.host}, where nothing was verified yet: run "
              "`python -m hwnas.verify run=DIR` on that machine")
     front = [row for row in data.rows if row.on_front]
-    words = [f"{len(front)} networks on the {'verified' if verified else 'predicted'} front", where, data.info.date]
+    networks = "1 network" if len(front) == 1 else f"{len(front)} networks"
+    words = [f"{networks} on the {'verified' if verified else 'predicted'} front", where, data.info.date]
     return f'<p class="lead">{escape(" · ".join(word for word in words if word))}</p>'
 
 
