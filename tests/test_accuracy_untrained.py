@@ -18,7 +18,8 @@ from test_accuracy_training import stripes  # noqa: E402
 from hwnas.accuracy import Prepares  # noqa: E402
 from hwnas.accuracy.data import Dataset  # noqa: E402
 from hwnas.accuracy.multi_fidelity import MultiFidelity  # noqa: E402
-from hwnas.accuracy.untrained import Scale, logit  # noqa: E402
+from hwnas.accuracy.proxy import binomial_std  # noqa: E402
+from hwnas.accuracy.untrained import Scale  # noqa: E402
 from hwnas.architecture import Architecture  # noqa: E402
 from hwnas.errors import ConfigError, DataError, TrainingError  # noqa: E402
 from hwnas.estimate import Earlier  # noqa: E402
@@ -27,7 +28,11 @@ from hwnas.space import SearchSpace  # noqa: E402
 from hwnas.testing import check_estimator  # noqa: E402
 
 SCALE = Scale.of([0.5, 0.6, 0.7, 0.8], [1.0, 2.0, 3.0, 4.0])
-TOP1, SCORE = st.floats(0.01, 0.99), st.floats(-10, 10)
+TOP1, SCORE = st.floats(0, 1), st.floats(-1e9, 1e9)
+
+
+def logit(top1: float) -> float:
+    return math.log(top1 / (1 - top1))
 
 
 # What a score stands for
@@ -47,11 +52,26 @@ def test_a_score_in_the_middle_stands_for_the_middle_and_one_width_for_one_width
 @given(TOP1, SCORE, TOP1, SCORE, st.floats(0, 5))
 def test_more_top1_and_a_higher_score_are_never_told_worse(top1: float, score: float, other: float, second: float,
                                                            weight: float) -> None:
-    low, high = (SCALE.drawn(one, 0.01, two, weight)
+    low, high = (SCALE.drawn(one, binomial_std(one, 200), two, weight)
                  for one, two in zip(sorted((top1, other)), sorted((score, second)), strict=True))
-    assert 0 < low[0] <= high[0] + 1e-12 < 1 + 1e-12
-    assert 0 < low[1] < math.inf
-    assert SCALE.drawn(top1, 0.01, score, 0.0) == (pytest.approx(top1), pytest.approx(0.01))
+    assert 0 < low[0] <= high[0] + 1e-9
+    assert high[0] < 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(TOP1, st.none() | SCORE, st.floats(0, 5), st.integers(1, 10**6))
+def test_an_error_stays_one_and_shrinks_as_the_trainings_share_does(top1: float, score: float | None, weight: float,
+                                                                   n: int) -> None:
+    value, std = SCALE.drawn(top1, binomial_std(top1, n), score, weight)
+    assert 0 < value < 1
+    assert 0 < std < 0.5
+    inside = SCALE.drawn(0.6, 0.01, 2.5, weight)
+    assert inside[1] == pytest.approx(0.01 / (1 + weight), rel=0.1)
+    assert SCALE.drawn(0.6, 0.01, score, 0.0) == (pytest.approx(0.6), pytest.approx(0.01))
+
+
+def test_no_score_stands_for_the_middle() -> None:
+    assert SCALE.drawn(0.9, 0.01, None, 0.5) == SCALE.drawn(0.9, 0.01, SCALE.score_middle, 0.5)
 
 
 def test_scores_that_are_all_equal_decide_nothing_and_a_failed_anchor_little() -> None:
@@ -137,39 +157,66 @@ def test_its_value_lies_between_what_training_and_score_say(dataset: Dataset, sp
     assert estimator.untrained is not None
     score = estimator.untrained.score(network, 0)
     assert (found.value, found.std) == estimator.untrained.drawn(trained.value, trained.std, score)
-    assert found.value != trained.value
+    whole = made(dataset, space, untrained=100)
+    whole.prepare(Console(quiet=True))
+    stands_for = whole.evaluate(network, (), 0).value  # hardly any training in it
+    assert min(trained.value, stands_for) < found.value < max(trained.value, stands_for)
     assert found.low < found.value < found.high
+    estimator.untrained.score = lambda architecture, seed: None  # type: ignore[method-assign]
+    middle = estimator.untrained.drawn(trained.value, trained.std, None)
+    assert (estimator.evaluate(network, (), 0).value, found.curve) == (middle[0], trained.curve)
 
 
 def test_a_forecast_is_drawn_as_well_before_it_is_held_against_the_front(dataset: Dataset, space: SearchSpace) -> None:
-    """One whose training is behind is stopped, but not where its score makes up for that."""
-    estimator, network = made(dataset, space), candidate(space)
+    """Of two that train alike, one is stopped for its score and the other is not."""
+    estimator, network = made(dataset, space, untrained=10), candidate(space)
     estimator.prepare(Console(quiet=True))
     assert estimator.untrained is not None
-    earlier = [Earlier((1.0,), 0.90 + 0.001 * one, 0.001, (0.97 + 0.001 * one, 0.97 + 0.001 * one))
-               for one in range(20)]
-    assert estimator.evaluate_among(network, (2.0,), earlier, 0).stopped
-    estimator.untrained.score = lambda architecture, seed: 1e6  # type: ignore[method-assign]
-    assert not estimator.evaluate_among(network, (2.0,), earlier, 0).stopped
+    middle = estimator.untrained.drawn(0.25, 0.05, None)[0]
+    earlier = [Earlier((1.0,), middle, 0.001, (0.95 + 0.001 * one, 0.95 + 0.001 * one)) for one in range(20)]
+    for score, stopped in ((-1e6, True), (1e6, False)):
+        estimator.untrained.score = lambda architecture, seed, score=score: score  # type: ignore[method-assign,misc]
+        assert estimator.evaluate_among(network, (2.0,), earlier, 0).stopped is stopped
 
 
-def test_too_few_anchors_and_networks_without_a_score_are_one_line(dataset: Dataset, space: SearchSpace) -> None:
+def test_too_few_anchors_are_one_line_with_the_reason(dataset: Dataset, space: SearchSpace) -> None:
     def broken(architecture: Architecture) -> Any:
         raise TrainingError("out of memory.")
 
-    estimator = replace(made(dataset, space), build=broken)
-    estimator.untrained = made(dataset, space).untrained
-    assert estimator.untrained is not None
-    estimator.untrained.measure = estimator._measured
-    with pytest.raises(DataError, match=r"0 of 5 anchors could be trained .*out of memory.*untrained=0") as caught:
-        estimator.prepare(Console(quiet=True))
+    with pytest.raises(DataError, match=r"0 of 5 anchors could be .*out of memory.*untrained=0") as caught:
+        replace(made(dataset, space), build=broken).prepare(Console(quiet=True))
     assert "\n" not in str(caught.value)
 
 
-def test_more_anchors_than_networks_names_the_option(dataset: Dataset, tmp_path: Path) -> None:
-    file = tmp_path / "few.yaml"
-    file.write_text("image_size: 16\nstem: {width: 8, stride: 1}\nhead: 0\nactivation: relu\n"
-                    "stages:\n  - {channels: 8, repeats: [1, 2], stride: 1, op: [ds], kernel: 3, se: 0, skip: true}\n")
-    few = SearchSpace.load(str(file), channels=1, classes=4)
-    with pytest.raises(ConfigError, match=r"Set multi_fidelity\.anchors=2 or less"):
-        made(dataset, few).prepare(Console(quiet=True))
+def test_images_that_look_alike_give_no_score_and_say_so(space: SearchSpace) -> None:
+    part = stripes(80, 0)
+    part.images[:] = part.images[0]
+    alike = Dataset("alike", part, part, part, ("a", "b", "c", "d"), 1, 16, (0.3,), (0.2,), "alike")
+    with pytest.raises(DataError, match=r"0 of 5 anchors could be scored .*naswot is nan.*untrained=0"):
+        made(alike, space).prepare(Console(quiet=True))
+
+
+def test_a_space_of_fewer_networks_than_anchors_trains_them_all_or_says_what_to_set(dataset: Dataset, tmp_path: Path
+                                                                                  ) -> None:
+    def of(repeats: int) -> SearchSpace:
+        file = tmp_path / f"few{repeats}.yaml"
+        file.write_text("image_size: 16\nstem: {width: 8, stride: 1}\nhead: 0\nactivation: relu\nstages:\n  - "
+                        f"{{channels: 8, repeats: {[*range(1, repeats + 1)]}, stride: 1, op: [ds], kernel: 3, se: 0, "
+                        "skip: true}\n")
+        return SearchSpace.load(str(file), channels=1, classes=4)
+
+    few = made(dataset, of(4))
+    few.prepare(Console(quiet=True))
+    assert few.untrained is not None
+    assert few.untrained.n_anchors == 4
+    with pytest.raises(ConfigError, match=r"has 2 networks.* Set multi_fidelity\.untrained=0"):
+        made(dataset, of(2)).prepare(Console(quiet=True))
+
+
+def test_what_only_stops_trainings_needs_no_other_anchors(dataset: Dataset, space: SearchSpace) -> None:
+    one, other, longer = (made(dataset, space, **more).untrained
+                          for more in ({}, {"quantile": 0.8, "rungs": [2]}, {"rungs": [1, 3]}))
+    assert one is not None
+    assert other is not None
+    assert longer is not None
+    assert one.path == other.path != longer.path

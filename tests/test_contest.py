@@ -64,6 +64,12 @@ def test_bf16_is_for_the_baselines_named_alone_and_part_of_what_a_folder_holds(t
     claim(options)
     with pytest.raises(ConfigError, match="bf16 was resnet18, now "):
         claim(parse(["data=digits", f"out={tmp_path}"]))
+    held = json.loads((tmp_path / "contest.json").read_text())
+    del held["bf16"]  # a folder of before there was the choice
+    (tmp_path / "contest.json").write_text(json.dumps(held))
+    claim(parse(["data=digits", f"out={tmp_path}"]))
+    with pytest.raises(ConfigError, match="now resnet18"):
+        claim(options)
     with pytest.raises(UnknownName, match="unknown network 'fast'"):
         parse(["data=digits", f"out={tmp_path}", "bf16=fast"])
 

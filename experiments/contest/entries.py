@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.contest.networks import Network, Training
+from experiments.contest.networks import Network, Training, training_precision
 from experiments.contest.options import Options
 from experiments.contest.picks import Picks
 from experiments.contest.scoring import PRECISIONS, read_score
@@ -132,6 +132,9 @@ def _check_recipes(networks: Sequence[Network], options: Options) -> None:
         if summary is None:
             continue
         recipe = {key: value for key, value in summary["identity"].items() if key not in _OWN}
+        if recipe.pop("precision", "fp32") != (asked := training_precision(training.network, options)):
+            raise StudyError(f"{training.name} was not trained in {asked}. Give bf16=… as it was, or remove its folder "
+                             f"below {options.out / 'train'} and give the command again.")
         first = first or (training.name, recipe)
         name, wanted = first
         for key in sorted({*recipe, *wanted}):

@@ -83,9 +83,14 @@ def overrides(training: Training, options: Options, folder: Path) -> list[str]:
     """The arguments of hwnas.train: data, recipe, network, seed, folder."""
     size = () if training.network.is_ours else options.size_override
     recipe = (f"{key}={value}" for key, value in options.recipe.items())
-    precision = "bf16" if training.network.family in options.bf16 else "fp32"
-    return [*options.dataset, *size, *recipe, f"precision={precision}", *training.network.overrides,
+    precision = f"precision={training_precision(training.network, options)}"
+    return [*options.dataset, *size, *recipe, precision, *training.network.overrides,
             f"seed={training.seed}", "threads=1", f"out={folder.absolute()}"]
+
+
+def training_precision(network: Network, options: Options) -> str:
+    """What a network is trained in, whatever its deployed files have."""
+    return "bf16" if network.family in options.bf16 else "fp32"
 
 
 def validation_top1(summary: Mapping[str, Any]) -> float:

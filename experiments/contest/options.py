@@ -1,4 +1,5 @@
-"""What the contest is asked for, checked, and the one recipe that every network of it is trained with."""
+"""What the contest is asked for, checked, and the one recipe that every network of it is trained with (but for the
+precision of baselines that `bf16` names)."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def _uncounted(rows: Sequence[dict[str, Any]], picks: Picks | None) -> list[str]
 
 def _trained(options: Options) -> list[str]:
     """What differs between the trainings."""
-    names = ", ".join(options.bf16)
+    names = ", ".join(name for name in options.bf16 if name in options.networks)
     return [f"Trained in bf16 autocast, to save time: {names}. All others in fp32."] if names else []
 
 

@@ -61,6 +61,7 @@ def claim(options: Options) -> None:
             held = dict(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
             raise StudyError(f"cannot read {path}: {error}. Choose another out=DIR.") from None
+        held.setdefault("bf16", "")  # folders of before there was a choice
         changed = [f"{key} was {held.get(key)}, now {value}" for key, value in options.identity.items()
                    if held.get(key) != value]
         if changed:

@@ -28,7 +28,7 @@ WITHOUT_IMAGES = ("tabular",)  # of these: what needs no data set, and trains no
 # What their values are, in words for reports.
 _MEANINGS = {
     "proxy": "validation top-1 after short training",
-    "multi_fidelity": "validation top-1 after short training or as predicted, drawn towards an untrained score",
+    "multi_fidelity": "top-1 by short training and NASWOT, predicted where stopped",
     "supernet": "validation top-1 with a supernet's weights",
     "zero_cost": "top-1 predicted from a zero-cost score",
     "tabular": "top-1 in a table",

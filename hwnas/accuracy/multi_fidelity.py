@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 # The rate falls over the whole length (cosine): at the top that came out above a constant rate with a decay in the end,
 # and above restarts at each rung.
 MULTI_FIDELITY = Recipe("multi_fidelity", epochs=4, lr=5e-3, schedule="cosine", warmup=0.1, shift=0.06)
+POOL_EPOCHS = 8  # that may each have images of their own: these lie in memory
 LENGTHS = ("epochs", "min_steps", "max_steps")  # of a Recipe: here the rungs say how long
 
 
@@ -40,9 +41,10 @@ class FidelityOptions:
     After each number of epochs in `rungs` (ascending) a network is validated and, before the last, may be stopped: see
     `hwnas.accuracy.fidelity_rungs.hopeless` for `eta`, `quantile` and `min_history` (networks that reached a rung
     before it is predicted). An epoch has `train_images` images (0: all), others than the epochs before it as long as
-    there are others; `validation_images` (0: all) are a fixed stratified subset; `image_size` 0 is the architecture's
-    own. `untrained`: weight of the untrained network's score beside the training's 1 (0: training alone), put in the
-    training's units by `anchors` networks that are trained once (`hwnas.accuracy.untrained`).
+    there are others, of POOL_EPOCHS times as many; `validation_images` (0: all) are a fixed stratified subset;
+    `image_size` 0 is the architecture's own. `untrained`: weight of the untrained network's score beside the training's
+    1 (0: training alone), put in the training's units by `anchors` networks that are trained once
+    (`hwnas.accuracy.untrained`).
     """
 
     rungs: tuple[int, ...] = (2, 4)
@@ -103,12 +105,22 @@ class MultiFidelity:
     recipe: Recipe = MULTI_FIDELITY
     options: FidelityOptions = FidelityOptions()
     build: Callable[[Architecture], nn.Module] | None = None
+    space: SearchSpace | None = None
     untrained: UntrainedRung | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.recipe = replace(self.recipe, epochs=self.options.rungs[-1], min_steps=0, max_steps=0)
-        self._subsets = Subsets(self.dataset, self.options.train_images * self.options.rungs[-1],
-                                self.options.validation_images)
+        options = self.options
+        self._subsets = Subsets(self.dataset, options.train_images * min(options.rungs[-1], POOL_EPOCHS),
+                                options.validation_images)
+        if options.untrained:
+            if self.space is None:
+                raise ConfigError("accuracy=multi_fidelity needs a search space, whose networks its anchors are. Give "
+                                  "one, or set multi_fidelity.untrained=0.")
+            whole = digest(self.dataset.fingerprint, self.recipe.fingerprint, options.rungs[-1], options.train_images,
+                           options.validation_images, options.image_size)
+            self.untrained = UntrainedRung(self.dataset, self.space, self._measured, whole, options.anchors,
+                                           options.untrained, self.recipe.threads)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], dataset: Dataset, space: SearchSpace | None = None
@@ -121,24 +133,15 @@ class MultiFidelity:
         mine = {f.name for f in fields(FidelityOptions)}
         recipe = Recipe.from_config({k: v for k, v in config.items() if k not in mine}, MULTI_FIDELITY,
                                     "multi_fidelity")
-        found = cls(dataset, recipe, FidelityOptions.from_config({k: v for k, v in config.items() if k in mine}))
-        options = found.options
-        if options.untrained:
-            if space is None:
-                raise ConfigError("accuracy=multi_fidelity needs a search space, whose networks its anchors are. Give "
-                                  "one, or set multi_fidelity.untrained=0.")
-            found.untrained = UntrainedRung(dataset, space, found._measured, found._trained_fingerprint,
-                                            options.anchors, options.untrained, found.recipe.threads)
-        return found
+        options = FidelityOptions.from_config({k: v for k, v in config.items() if k in mine})
+        return cls(dataset, recipe, options, space=space)
 
     @property
     def fingerprint(self) -> str:
         """Names all that decides its values, besides the architecture and the networks before it."""
-        return digest(self._trained_fingerprint, *([self.untrained.fingerprint] if self.untrained else []))
-
-    @property
-    def _trained_fingerprint(self) -> str:
-        return digest(self.dataset.fingerprint, self.recipe.fingerprint, replace(self.options, untrained=0, anchors=0))
+        trained = replace(self.options, untrained=0, anchors=0)
+        return digest(self.dataset.fingerprint, self.recipe.fingerprint, trained,
+                      *([self.untrained.fingerprint] if self.untrained else []))
 
     @property
     def setup_seconds(self) -> float:
@@ -162,8 +165,8 @@ class MultiFidelity:
     def evaluate_among(self, architecture: Architecture, costs: Sequence[float], earlier: Sequence[Earlier],
                        seed: int) -> Estimate:
         """Validation top-1, measured at the top rung or predicted, drawn towards the untrained network's score, with
-        its 90 % interval and the rungs' curve; TrainingError when the loss is not finite or there is no score. `std`
-        joins the prediction's error and the validation set's."""
+        its 90 % interval and the rungs' curve; TrainingError when the loss is not finite. `std` joins the prediction's
+        error and the validation set's."""
         start = time.perf_counter()
         drawn = self._drawn(architecture, seed)
         trained = self._trained(architecture, costs, earlier, seed, drawn)

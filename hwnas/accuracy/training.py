@@ -46,15 +46,21 @@ def train(model: nn.Module, split: Split, *, recipe: Recipe, dataset: Dataset, s
     returning True ends the training. `progress(step, steps)` counts steps. The result is in eval mode. TrainingError
     when the loss is not finite or memory runs out.
     """
-    with seeded(seed, recipe.threads):
-        try:
-            batches = _Batches(split, recipe, dataset, seed, epoch_images)
-            return _train(model, batches, recipe, on_epoch, progress).eval()
-        except (MemoryError, RuntimeError) as error:
-            if isinstance(error, MemoryError) or re.search("(not enough|out of|can't allocate) memory", str(error)):
-                raise TrainingError(f"out of memory while training at batch {recipe.batch_size}, "
-                                    f"{dataset.image_size} px. Set a smaller batch_size.") from error
-            raise
+    doing = f"training at batch {recipe.batch_size}, {dataset.image_size} px"
+    with seeded(seed, recipe.threads), no_memory(doing, "Set a smaller batch_size."):
+        batches = _Batches(split, recipe, dataset, seed, epoch_images)
+        return _train(model, batches, recipe, on_epoch, progress).eval()
+
+
+@contextlib.contextmanager
+def no_memory(doing: str, advice: str) -> Iterator[None]:
+    """TrainingError, a failed candidate, when memory runs out inside."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, MemoryError) or re.search("(not enough|out of|can't allocate) memory", str(error)):
+            raise TrainingError(f"out of memory while {doing}. {advice}") from error
+        raise
 
 
 def _train(model: nn.Module, batches: _Batches, recipe: Recipe, on_epoch: OnEpoch | None, progress: Progress | None

@@ -12,7 +12,7 @@ import numpy as np
 from hwnas.accuracy.dataset import Dataset, digest, resize
 from hwnas.accuracy.memory import release_memory
 from hwnas.accuracy.splits import subset
-from hwnas.accuracy.training import seeded
+from hwnas.accuracy.training import no_memory, seeded
 from hwnas.architecture import Architecture
 from hwnas.errors import ConfigError
 
@@ -34,7 +34,7 @@ class Scorer:
         self._dataset, self._seeds, self._threads = dataset, seeds, threads
         rows = subset(dataset.train.labels, images, seed)
         # Data sets may lie in the order of their classes, and ZiCo compares parts of the batch.
-        self._part = dataset.train.take(np.random.default_rng(seed).permutation(rows))
+        self._part = dataset.train.take(np.random.default_rng(seed).permutation(rows)[:images])
         self._sized: dict[int, tuple[Tensor, Tensor]] = {}
         self.fingerprint = digest(dataset.fingerprint, images, seeds, seed)
 
@@ -61,7 +61,8 @@ class Scorer:
         images, labels = self._at(architecture.image_size)
         found = []
         for index in range(self._seeds):
-            with seeded(seed + _NEXT_SEED * index, self._threads):
+            with (seeded(seed + _NEXT_SEED * index, self._threads),
+                  no_memory(f"scoring {len(images)} images ({name})", "Set fewer images, or a smaller image_size.")):
                 found.append(SCORE_FUNCTIONS[name](build(architecture), images, labels))
         release_memory()
         return float(np.mean(found))
