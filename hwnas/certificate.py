@@ -27,7 +27,8 @@ class Certificate:
 
     `content` says of what it is (`dataset`, `space`, `n`, `cost_source`), what full training came to (`truth`: spread,
     noise, cost, options; `ceiling`: how one seed ranks another's), holds a line for each estimator and every network's
-    values. Times are seconds, top-1 and regret fractions, intervals of share `level`.
+    values. An estimator's `cost_source`, where there is one, says how its times were had, if not beside the trainings.
+    Times are seconds, top-1 and regret fractions, intervals of share `level`.
     """
 
     path: Path

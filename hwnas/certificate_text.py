@@ -22,7 +22,8 @@ COLUMNS = ("estimator", "Kendall tau", "95 %", "Spearman", "regret (points)", "h
 
 def sentences(content: Mapping[str, Any]) -> list[str]:
     """What the certificate comes to, in plain sentences."""
-    return [one for one in (_truth(content), _ceiling(content), _favoured(content), _failures(content)) if one]
+    found = (_truth(content), _ceiling(content), _favoured(content), _costs(content), _failures(content))
+    return [one for one in found if one]
 
 
 def rows(content: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -102,6 +103,12 @@ def _apart(content: Mapping[str, Any], label: str) -> str:
     behind = [name for name, one in content["estimators"].items()
               if one.get("behind_best") and (one["behind_best"][1] or 0) > 0]
     return f" Drawn in pairs it is ahead of {', '.join(behind)}." if behind else ""
+
+
+def _costs(content: Mapping[str, Any]) -> str:
+    """Whose seconds were not taken beside the trainings', and how they were."""
+    found = [f"{label}: {one['cost_source']}" for label, one in content["estimators"].items() if one.get("cost_source")]
+    return f"Costs taken otherwise: {'; '.join(found)}." if found else ""
 
 
 def _failures(content: Mapping[str, Any]) -> str:

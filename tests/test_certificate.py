@@ -252,6 +252,9 @@ def test_the_words_name_who_is_favoured_and_whose_interval_overlaps(content: dic
     assert "Without that limit good ranks best." in said
     content["truth"]["cpu_seconds"] = 60.0
     assert "good is favoured: tau 0.93" in " ".join(sentences(content))
+    assert not any("Costs taken otherwise" in line for line in sentences(content))
+    content["estimators"]["good"]["cost_source"] = "scaled by another's"
+    assert "Costs taken otherwise: good: scaled by another's." in sentences(content)
     content["ceiling"]["kendall_tau"] = 0.1
     assert "by chance more than by merit" in " ".join(sentences(content))
     lines = text_table(content)
