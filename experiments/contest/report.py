@@ -126,10 +126,11 @@ def headings(entries: Sequence[Entry], options: Options) -> tuple[str, str]:
     """Title and subtitle of the picture."""
     timed = read_latencies(options.out)
     host = f"measured on {timed.facts['host']}, one image at a time" if timed else "not timed"
-    n, seeds = len(entries[0].share), options.seeds
+    n, counts = len(entries[0].share), sorted({len(one.correct) for one in entries})
+    seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
     return (f"Test top-1 of the deployed file and its latency: {options.data}, {options.target}",
             f"{host} · {n} test images · all trained {options.epochs} epochs on {options.train_images} images, "
-            f"{seeds} seed{'s' if seeds > 1 else ''}")
+            f"{seeds} seed{'s' if counts[-1] > 1 else ''}")
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
