@@ -2,19 +2,20 @@
 
     python experiments/sampler_ablation/run.py table=FILE parameters=[a,b,c] accuracy=COLUMN latency=COLUMN out=DIR \\
         [arch_digits=COLUMN] [duplicates_by=COLUMN] [features=[d,e]] [noisy=[COLUMN,COLUMN]] [noise_times=1] \\
-        [evals=100] [seeds=10] [variants=[no_features,no_warp]] [jobs=1]
+        [drawn_noise=1] [evals=100] [seeds=10] [variants=[no_features,no_warp]] [jobs=1]
 
 As experiments/sampler_contest; equal seeds start with equal networks, so differences are paired. `noisy`: columns of
 single trainings, one of which (by seed and network) is told in place of `accuracy`, its distance from that taken
-`noise_times`; hypervolume counts the true accuracy. Finished runs are kept in DIR/runs.jsonl. Writes ablation.csv,
-summary.csv, summary.json.
+`noise_times`. `drawn_noise`: made-up normal noise of this standard deviation in its place, of a third of the networks
+(other ones with each seed) ROUGHER times it. Hypervolume counts the true accuracy. Finished runs are kept in
+DIR/runs.jsonl. Writes ablation.csv, summary.csv, summary.json.
 """
 
 from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -37,6 +38,7 @@ from hwnas.errors import ConfigError, UnknownName
 from hwnas.latency.host import Host
 
 MARKS = (25, 50, 100, 200, 400)
+ROUGHER = 4  # times the drawn noise of the others: a third of the networks, as trainings that were ended early
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Ablation(Options):
     variants: tuple[str, ...] = tuple(VARIANTS)
     noisy: tuple[str, ...] = ()
     noise_times: int = 1
+    drawn_noise: int = 0
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -60,13 +63,16 @@ def main(arguments: list[str] | None = None) -> None:
         if name not in VARIANTS:
             raise UnknownName("variant", name, VARIANTS)
     table = Table.load(options)
-    trainings = _trainings(options, table)
+    if options.noisy and options.drawn_noise:
+        raise ConfigError("give either noisy=[COLUMN,…] or drawn_noise=POINTS.")
+    told_of = partial(told, table, _trainings(options, table), options.drawn_noise)
     evals = min(options.evals, len(table.accuracy))
     store = Store(options.out / "runs.jsonl", {**header(options, table, evals), "noisy": list(options.noisy),
-                                               "noise_times": options.noise_times}, _version)
+                                               "noise_times": options.noise_times,
+                                               "drawn_noise": options.drawn_noise}, _version)
     print("\n".join([f"{options.table.name}: {len(table.accuracy)} different networks", *table.notes]))
     jobs = [(name, seed, evals) for name in names(options.variants) for seed in range(options.seeds)]
-    play([job for job in jobs if job[:2] not in store.runs], partial(replay, table, trainings), store, options.jobs)
+    play([job for job in jobs if job[:2] not in store.runs], partial(replay, table, told_of), store, options.jobs)
     found = scored(table, [store.runs[job[:2]] for job in jobs])
     rows = [_row(one, found[0]) for one in found]
     save_csv(options.out / "ablation.csv", rows_at(found, MARKS))
@@ -75,15 +81,28 @@ def main(arguments: list[str] | None = None) -> None:
     print(describe(found))
 
 
-def replay(table: Table, trainings: np.ndarray, name: str, seed: int, evals: int) -> Run:
-    """One variant on the table; `trainings` [networks, k] are what it may be told (k = 0: the true accuracies)."""
-    run, told, std = Run(name, seed, _version(name)), table, 0.0
-    if trainings.shape[1]:
-        chosen = np.random.default_rng((seed, 2)).integers(0, trainings.shape[1], len(trainings))
-        told = replace(table, accuracy=trainings[np.arange(len(trainings)), chosen])
-        std = float(np.sqrt(np.mean((trainings - table.accuracy[:, None]) ** 2)))
-    ask_optuna(told, make(table, name, seed, std), run, evals)
+def replay(table: Table, told_of: Callable[[int], tuple[np.ndarray, np.ndarray]], name: str, seed: int, evals: int
+           ) -> Run:
+    """One variant on the table; `told_of` says what a seed is told, see `told`."""
+    run = Run(name, seed, _version(name))
+    accuracy, stds = told_of(seed)
+    ask_optuna(replace(table, accuracy=accuracy), make(table, name, seed, stds), run, evals)
     return run
+
+
+def told(table: Table, trainings: np.ndarray, drawn_noise: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Accuracies of all networks as they are told with a seed, and the standard deviations of their noise [networks].
+
+    `trainings` [networks, k]: one of each network's is told; k = 0: the true accuracies and, where it is not 0, drawn
+    noise.
+    """
+    n = len(table.accuracy)
+    rng = np.random.default_rng((seed, 2))
+    if trainings.shape[1]:
+        std = float(np.sqrt(np.mean((trainings - table.accuracy[:, None]) ** 2)))
+        return trainings[np.arange(n), rng.integers(0, trainings.shape[1], n)], np.full(n, std)
+    stds = drawn_noise * np.where(rng.random(n) < 1 / 3, ROUGHER, 1.0)
+    return table.accuracy + stds * rng.normal(size=n), stds
 
 
 def _version(name: str) -> str:

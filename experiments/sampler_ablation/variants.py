@@ -126,6 +126,8 @@ def _own_without(self: Process, wanted: Inputs) -> np.ndarray:
     return np.full(len(wanted), weights.alike + weights.like_features * bool(wanted.features.shape[1]))
 
 
+_NO_LINEAR: tuple[Patch, ...] = ((surrogate, "_linear", _no_linear), (Process, "_own", _own_without))
+_NO_DOUBT: tuple[Patch, ...] = ((model, "tuned", _certain),)
 VARIANTS: Mapping[str, Variant] = {
     "whole": Variant("nothing"),
     "latency_guessed": Variant("known latency: guessed from the networks evaluated", latency_known=False),
@@ -133,23 +135,29 @@ VARIANTS: Mapping[str, Variant] = {
     "no_features": Variant("features: latency, counts of values, the table's own",
                            ((Domain, "_described", _no_features),)),
     "no_counts": Variant("counts of values among the features", ((Coding, "counts", _no_counts),)),
-    "no_linear": Variant("the kernel's linear part",
-                         ((surrogate, "_linear", _no_linear), (Process, "_own", _own_without))),
+    "no_linear": Variant("the kernel's linear part", _NO_LINEAR),
     "no_warp": Variant("warp of the accuracies", ((Warp, "of", staticmethod(_straight)),)),
-    "no_doubt": Variant("calibration of the model's errors", ((model, "tuned", _certain),)),
-    "noise_untold": Variant("the noise of each accuracy (with noisy=…)", noise_told=False),
+    "no_doubt": Variant("calibration of the model's errors", _NO_DOUBT),
+    "noise_untold": Variant("the noise of each accuracy (with noisy=… or drawn_noise=…)", noise_told=False),
     "random_only": Variant("mutants, crossings, evolution: as many random candidates", mix=Mix(1750, 0, 0, 0)),
     "no_evolution": Variant("evolution: as many first candidates", mix=Mix(583, 817, 350, 0)),
     "no_crossings": Variant("crossings of evaluated networks", mix=Mix(400, 350, 0)),
     "no_random": Variant("random candidates", mix=Mix(0, 500, 250)),
+    "without_five": Variant("linear part, calibration, told noise, crossings and random candidates",
+                            (*_NO_LINEAR, *_NO_DOUBT), mix=Mix(0, 750, 0), noise_told=False),
 }
 
 
-def make(table: Table, name: str, seed: int, std: float) -> Ablated:
-    """A sampler told accuracies whose noise has this standard deviation (0: none)."""
+def make(table: Table, name: str, seed: int, stds: np.ndarray) -> Ablated:
+    """A sampler told accuracies whose noise has these standard deviations [networks] (0: none)."""
     variant = VARIANTS[name]
-    told = std if variant.noise_told else 0.0
-    return Ablated(table, variant, seed, lambda trial: (float(trial.values[0]), told))
+
+    def learnt(trial: FrozenTrial) -> tuple[float, float]:
+        row = table.row_of(trial.params)
+        std = float(stds[table.entry[row]]) if variant.noise_told and row is not None else 0.0
+        return float(trial.values[0]), std
+
+    return Ablated(table, variant, seed, learnt)
 
 
 def names(chosen: Sequence[str]) -> list[str]:
