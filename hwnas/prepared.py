@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hwnas.deployable import Making
     from hwnas.latency.model import LatencyModel
     from hwnas.latency.table import LatencyTable
-    from hwnas.samplers.scored import Scored
+    from hwnas.samplers.informed import Scored
     from hwnas.search_trial import SearchOptions
 
 
@@ -144,7 +144,7 @@ def _sampler_options(plan: Plan, dataset: Dataset, console: Console) -> tuple[di
     options = plan.section("sampler_options")
     if not options.get("zero_cost") or str(plan.config.sampler) != OWN:
         return options, None
-    from hwnas.samplers.scored import certified, scored
+    from hwnas.samplers.informed import certified, scored
 
     certificate = find_certificate(dataset, plan.space)
     names = certified(options["zero_cost"], certificate.content if certificate else None, console)

@@ -35,7 +35,7 @@ from hwnas.report_html import ReportData, report_html
 from hwnas.reporting import write_report
 from hwnas.reuse import reuse_trials
 from hwnas.run_folder import RunFolder
-from hwnas.samplers import gain, load_sampler
+from hwnas.samplers import load_sampler, model
 from hwnas.samplers.asking import View
 from hwnas.samplers.coding import Coding, Settings
 from hwnas.samplers.informed import Context
@@ -92,7 +92,7 @@ def test_a_price_needs_the_price_of_an_hour(price: Any) -> None:
 
 
 def test_as_many_can_be_known_as_the_sampler_takes() -> None:
-    assert MOST_KNOWN == gain.MOST_KNOWN
+    assert MOST_KNOWN == model.MOST_KNOWN
 
 
 def test_the_order_of_names_makes_no_other_study() -> None:

@@ -10,7 +10,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from hwnas.pareto import hypervolume_2d
 from hwnas.samplers.coding import Coding, Column, Settings
-from hwnas.samplers.gain import Front, exceedance, expected_gain
+from hwnas.samplers.model import Front, exceedance, expected_gain
 from hwnas.samplers.surrogate import Inputs, Process, Warp, tuned
 
 RNG = np.random.default_rng(3)

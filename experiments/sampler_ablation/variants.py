@@ -18,8 +18,7 @@ from hwnas.samplers import model, surrogate
 from hwnas.samplers.coding import Coding, Settings
 from hwnas.samplers.domain import Domain
 from hwnas.samplers.history import Learnt
-from hwnas.samplers.known import KnownObjectiveSampler
-from hwnas.samplers.proposals import Mix
+from hwnas.samplers.known import KnownObjectiveSampler, Mix
 from hwnas.samplers.surrogate import Inputs, Process, Warp, Weights, tuned
 
 Patch = tuple[Any, str, Any]  # object, attribute, what it becomes

@@ -1,9 +1,9 @@
 """Zero-cost scores of a pool of networks, scored once: what a sampler learns a space's scores from.
 
 A sampler looks at thousands of settings an ask, and a score takes a tenth of a second or more: so POOL random networks
-are scored, and the scores of others are read from those (`hwnas.samplers.scored`). Kept in `scores-<fingerprint>.json`
-and shared by all who ask for the same: format "hwnas-scores/1", `scores`: by architecture id and name (null: the
-network has none), `seconds`: what they took.
+are scored, and the scores of others are read from those (`hwnas.samplers.informed.Scored`). Kept in
+`scores-<fingerprint>.json` and shared by all who ask for the same: format "hwnas-scores/1", `scores`: by architecture
+id and name (null: the network has none), `seconds`: what they took.
 """
 
 from __future__ import annotations

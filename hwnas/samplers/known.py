@@ -28,6 +28,7 @@ coordinates being exact.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -41,18 +42,36 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial
 
 from hwnas.errors import SamplerError
-from hwnas.samplers.coding import Codes
+from hwnas.samplers.coding import Codes, Coding
 from hwnas.samplers.domain import Domain, Function, Known
-from hwnas.samplers.gain import MOST_KNOWN
 from hwnas.samplers.history import PROPOSAL, History, Learnt, Reader, proposals
-from hwnas.samplers.model import LEAST, WORST, Model, Tuner
-from hwnas.samplers.proposals import Mix, propose
+from hwnas.samplers.model import LEAST, MOST_KNOWN, WORST, Model, Tuner
 
 Array = NDArray[np.float64]
 LEARNT, KNOWN = "learnt", "known"
 GOOD = 60  # evaluated settings that candidates are bred from
 _YIELDS, _APART = 4, 8  # times to look for another setting; workers that do so at once and differ
 _WALKS = 8  # samples drawn before a space counts as used up
+
+
+@dataclass(frozen=True)
+class Mix:
+    """How many candidates of each kind, and how the best of them evolve."""
+
+    random: int = 250
+    mutants: int = 350
+    crossings: int = 150
+    generations: int = 4
+    children: int = 250
+    parents: int = 50
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """Candidates with their scores, best first."""
+
+    codes: Codes
+    scores: Array
 
 
 class KnownObjectiveSampler(BaseSampler):
@@ -179,6 +198,49 @@ def _bit_reversed(n: int) -> list[int]:
 
     inverses = [inverse(index) for index in range(n)]
     return [int(rank) for rank in np.argsort(np.argsort(inverses))]
+
+
+def propose(rng: np.random.Generator, coding: Coding, good: Codes, score: Callable[[Codes], tuple[Codes, Array]],
+            mix: Mix) -> Proposed:
+    """Candidates by descending score. `good` [n, p]: settings to start from, best first.
+
+    `score` takes codes and returns those that may be asked for (canonical, unseen) with their scores.
+    """
+    pool = [coding.sample(rng, mix.random)]
+    if len(good):
+        pool.append(coding.mutate(good[_chosen(rng, len(good), mix.mutants)], rng))
+        pool.append(crossed(rng, good, mix.crossings))
+    found = _joined(score, np.concatenate(pool), Proposed(np.zeros((0, len(coding.columns))), np.zeros(0)))
+    for _ in range(mix.generations):
+        if not len(found.codes):
+            break
+        parents = found.codes[: mix.parents]
+        half = mix.children // 2
+        children = [coding.mutate(parents[rng.integers(0, len(parents), mix.children - half)], rng),
+                    coding.mutate(crossed(rng, parents, half), rng)]
+        found = _joined(score, np.concatenate(children), found)
+    return found
+
+
+def crossed(rng: np.random.Generator, parents: Codes, n: int) -> Codes:
+    """Uniform crossings [n, p] of random pairs."""
+    left, right = (parents[rng.integers(0, len(parents), n)] for _ in range(2))
+    return np.where(rng.random(left.shape) < 0.5, left, right)
+
+
+def _chosen(rng: np.random.Generator, n: int, size: int) -> NDArray[np.int64]:
+    """Indices, the first ones more often."""
+    return np.minimum((rng.random(size) ** 1.5 * n).astype(np.int64), n - 1)
+
+
+def _joined(score: Callable[[Codes], tuple[Codes, Array]], codes: Codes, before: Proposed) -> Proposed:
+    """All of `before` and of `codes` that are new, best first; equal scores in the order of their codes."""
+    new, scores = score(np.unique(codes, axis=0))
+    every, values = np.concatenate([before.codes, new]), np.concatenate([before.scores, scores])
+    every, first = np.unique(every, axis=0, return_index=True)
+    values = values[first]
+    order = np.argsort(-values, kind="stable")
+    return Proposed(every[order], values[order])
 
 
 def _published(study: optuna.Study, trial: FrozenTrial, ranked: Codes) -> Codes:
