@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution
-from optuna.samplers import BaseSampler
-from optuna.samplers._ga import BaseGASampler
+from optuna.samplers import BaseGASampler, BaseSampler
 from optuna.samplers._lazy_random_state import LazyRandomState
 from optuna.trial import FrozenTrial, TrialState
 
@@ -37,7 +36,7 @@ class Asking(BaseSampler):
         self.inner = inner
         self._seed = seed
         self._states = _random_states(inner, set())
-        self._stand_ins: dict[int, FrozenTrial] = {}
+        self._stand_ins: dict[str, dict[int, FrozenTrial]] = {}  # by the study's name and the trial's number
 
     def __str__(self) -> str:
         return str(self.inner)
@@ -56,7 +55,7 @@ class Asking(BaseSampler):
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
         view = self._view(study)
         place = trial.number - sum(
-            1 for other in view._study._get_trials(deepcopy=False, use_cache=True)
+            1 for other in view.raw()
             if other.number < trial.number and other.state == TrialState.FAIL and outcome(other) != FAILED)
         for index, state in enumerate(self._states):
             words = np.random.SeedSequence([self._seed, place, index]).generate_state(4)
@@ -73,27 +72,39 @@ class Asking(BaseSampler):
         self.inner.reseed_rng()
 
     def _view(self, study: optuna.Study) -> View:
-        return View(study, self._stand_ins)
+        return View(study, self._stand_ins.setdefault(study.study_name, {}))
 
 
 class View(optuna.Study):
-    """A study as a sampler should see it; everything but the trials is the study's own."""
+    """A study as a sampler should see it; everything but the trials is the study's own. `stand_ins`: by the number of
+    a trial, what was seen in its place before.
+
+    Optuna's samplers read the trials by `_get_trials`, which has no public name: it answers from what was read when
+    the ask began. `get_trials` reads anew.
+    """
 
     def __init__(self, study: optuna.Study, stand_ins: dict[int, FrozenTrial]) -> None:
         self.__dict__.update(study.__dict__)
         self._study = study
         self._stand_ins = stand_ins
 
+    def raw(self) -> list[FrozenTrial]:
+        """The study's own trials. Optuna refreshes this cache at each ask: one reading of the database an ask, whatever
+        the sampler wants."""
+        return self._study._get_trials(deepcopy=False, use_cache=True)
+
     def _get_trials(self, deepcopy: bool = True, states: Container[TrialState] | None = None, use_cache: bool = False
                     ) -> list[FrozenTrial]:
-        # Optuna refreshes this cache at each ask: one reading of the database an ask, whatever the sampler wants.
-        raw = self._study._get_trials(deepcopy=False, use_cache=True)
+        return self._as_seen(self.raw(), deepcopy, states)
+
+    def get_trials(self, deepcopy: bool = True, states: Container[TrialState] | None = None) -> list[FrozenTrial]:
+        return self._as_seen(self._study.get_trials(deepcopy=False), deepcopy, states)
+
+    def _as_seen(self, raw: Sequence[FrozenTrial], deepcopy: bool, states: Container[TrialState] | None
+                 ) -> list[FrozenTrial]:
         seen = [self._seen(trial, raw) if trial.state == TrialState.PRUNED else trial for trial in raw]
         wanted = [trial for trial in seen if trial is not None and (states is None or trial.state in states)]
         return copy.deepcopy(wanted) if deepcopy else wanted
-
-    def get_trials(self, deepcopy: bool = True, states: Container[TrialState] | None = None) -> list[FrozenTrial]:
-        return self._get_trials(deepcopy, states)
 
     def _seen(self, trial: FrozenTrial, raw: Sequence[FrozenTrial]) -> FrozenTrial | None:
         kind = outcome(trial)
@@ -101,12 +112,12 @@ class View(optuna.Study):
             return None
         if kind != INFEASIBLE:
             return trial
-        if trial._trial_id not in self._stand_ins:
+        if trial.number not in self._stand_ins:
             stand_in = copy.copy(trial)
             stand_in.state = TrialState.COMPLETE
             stand_in.values = self._values(trial, raw)
-            self._stand_ins[trial._trial_id] = stand_in
-        return self._stand_ins[trial._trial_id]
+            self._stand_ins[trial.number] = stand_in
+        return self._stand_ins[trial.number]
 
     def _values(self, trial: FrozenTrial, raw: Sequence[FrozenTrial]) -> list[float]:
         earlier = [other.values for other in raw if other.state == TrialState.COMPLETE and other.number < trial.number]

@@ -62,7 +62,7 @@ class Reader:
                 if at_work is not None:
                     pending.append(at_work)
             elif trial.state.is_finished():
-                key = (study, trial._trial_id)
+                key = (study, trial.number)
                 if key not in self._rows:
                     self._rows[key] = self._finished(trial)
                 row = self._rows[key]

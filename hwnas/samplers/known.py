@@ -128,7 +128,7 @@ class KnownObjectiveSampler(BaseSampler):
         if not search_space or {*search_space} <= {*trial.system_attrs.get("fixed_params", {})}:
             return {}
         domain, reader = self._domain(study, search_space)
-        history = reader.read(study._get_trials(deepcopy=False, use_cache=True), trial.number, study.study_name)
+        history = reader.read(study.get_trials(deepcopy=False), trial.number, study.study_name)
         rng = np.random.default_rng(self._rng.rng.randint(0, 2**32, 4, dtype=np.uint32))
         ranked = self._ranked(domain, history, study.study_name, rng)
         return domain.coding.decode(_published(study, trial, ranked))
@@ -250,8 +250,9 @@ def _published(study: optuna.Study, trial: FrozenTrial, ranked: Codes) -> Codes:
     row = ranked[0]
     for attempt in range(_YIELDS):
         row = ranked[min(attempt and (attempt - 1) * _APART + 1 + trial.number % _APART, len(ranked) - 1)]
+        # samplers are given no public way to write to a trial that runs
         study._storage.set_trial_system_attr(trial._trial_id, PROPOSAL, row.tolist())
-        if row.tolist() not in proposals(study._storage.get_all_trials(study._study_id, deepcopy=False), trial.number):
+        if row.tolist() not in proposals(study.get_trials(deepcopy=False), trial.number):
             break
     return np.asarray(row)
 
