@@ -396,7 +396,7 @@ def test_an_ablation_is_paired_resumed_and_tells_noise(tmp_path, capsys):
     rows = [{**row, "once": float(row["accuracy"]) + 1, "twice": float(row["accuracy"]) - 1} for row in grid()]
     noisy = write(tmp_path / "noisy.csv", rows)
     arguments = [*command(noisy, tmp_path / "out", "noisy=[once,twice]", "noise_times=2", "evals=30", "seeds=2"),
-                 "variants=[noise_untold,random_only,latency_guessed]"]
+                 "variants=[noise_untold,no_evolution,latency_guessed]"]
     main(arguments)
     printed = capsys.readouterr().out
     assert "(the whole sampler)" in printed
@@ -404,11 +404,11 @@ def test_an_ablation_is_paired_resumed_and_tells_noise(tmp_path, capsys):
     main(arguments)
     assert (tmp_path / "out" / "runs.jsonl").read_text() == first
     found = json.loads((tmp_path / "out" / "summary.json").read_text())["variants"]
-    assert [one["variant"] for one in found] == ["whole", "latency_guessed", "noise_untold", "random_only"]
+    assert [one["variant"] for one in found] == ["whole", "latency_guessed", "noise_untold", "no_evolution"]
     assert found[0]["difference_25"] == 0
     runs = [json.loads(line) for line in first.splitlines()[1:]]
-    starts = {(run["sampler"], run["seed"]): run["networks"][:10] for run in runs}
-    assert starts["random_only", 1] == starts["whole", 1] == starts["noise_untold", 1]
+    starts = {(run["sampler"], run["seed"]): run["networks"][:8] for run in runs}  # those asked for before a model is
+    assert starts["no_evolution", 1] == starts["whole", 1] == starts["noise_untold", 1]
     assert starts["whole", 0] != starts["whole", 1]
     with pytest.raises(UnknownName, match="variant"):
         main([*arguments, "variants=[no_sense]"])
@@ -423,17 +423,39 @@ def test_what_an_ablation_tells_is_one_of_the_trainings(tmp_path):
     table = ablation.Table.load(options)
     trainings = ablation._trainings(options, table)
     assert np.abs(trainings - table.accuracy[:, None]) == pytest.approx(3.0)
+    accuracy, stds = ablation.told(table, trainings, 0, 1)
+    assert (accuracy[:, None] == trainings).any(axis=1).all()
+    assert stds == pytest.approx(3.0)
+
+
+def test_drawn_noise_is_that_of_the_seed_and_rougher_for_some(tmp_path):
+    from experiments.sampler_ablation import run as ablation
+
+    table = load(write(tmp_path / "grid.csv", grid()))
+    untrained = np.zeros((len(table.accuracy), 0))
+    accuracy, stds = ablation.told(table, untrained, 2, 1)
+    again, other = ablation.told(table, untrained, 2, 1)[0], ablation.told(table, untrained, 2, 2)[0]
+    assert {*stds.tolist()} == {2.0, 2.0 * ablation.ROUGHER}
+    assert 0.1 < (stds > 2.0).mean() < 0.6
+    assert (accuracy == again).all()
+    assert (accuracy != other).all()
+    assert 0.5 < float(np.std((accuracy - table.accuracy) / stds)) < 1.5
+    true, none = ablation.told(table, untrained, 0, 1)
+    assert (true == table.accuracy).all()
+    assert not none.any()
+    with pytest.raises(ConfigError, match="either noisy"):
+        ablation.main(command(write(tmp_path / "t.csv", grid()), tmp_path / "out", "noisy=[accuracy]", "drawn_noise=1"))
 
 
 def test_the_ablation_in_a_large_space_is_paired_and_repeats(tmp_path, capsys):
     from experiments.sampler_ablation.large import main
 
-    arguments = [f"out={tmp_path}", "space=mnasnet_small", "evals=25", "seeds=2", "variants=[whole,random_only]",
+    arguments = [f"out={tmp_path}", "space=mnasnet_small", "evals=25", "seeds=2", "variants=[whole,no_evolution]",
                  f"table={ROOT / 'latency_tables/amd-epyc-f26m2s1-2c/openvino-int8-t1-b1-32px-c1-k10.json.gz'}"]
     main(arguments)
     first = (tmp_path / "large.csv").read_text()
     assert "lost" in capsys.readouterr().out
-    assert [row["variant"] for row in csv.DictReader(first.splitlines())] == ["whole"] * 2 + ["random_only"] * 2
+    assert [row["variant"] for row in csv.DictReader(first.splitlines())] == ["whole"] * 2 + ["no_evolution"] * 2
     main(arguments)
     assert (tmp_path / "large.csv").read_text() == first
     with pytest.raises(UnknownName, match="no_features"):

@@ -138,10 +138,10 @@ def test_the_samplers_model_sees_them_and_asks_otherwise(space: SearchSpace, dat
 
     def asked(scores: Any) -> list[dict[str, Any]]:
         context = Context(space, predict, Objective(target_ms=1.0), scores=scores)
-        sampler = informed(context, 0, 4, mix=Mix(40, 40, 20, 1, 20, 10), zero_cost=["naswot"] if scores else [])
+        sampler = informed(context, 0, 4, mix=Mix(60, 40, 1, 20, 10), zero_cost=["naswot"] if scores else [])
         study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
         found = []
-        for _ in range(7):
+        for _ in range(12):
             trial = study.ask()
             found.append({one.name: trial.suggest_categorical(one.name, one.choices) for one in space.parameters})
             network = space.decode(found[-1])

@@ -1,7 +1,7 @@
 """What the sampler's mix of candidates brings in a space that no table can hold.
 
     python experiments/sampler_ablation/large.py out=DIR [space=mnasnet] [evals=100] [seeds=8] [table=FILE.json.gz] \\
-        [variants=[whole,no_evolution,no_crossings,no_random,random_only]] [jobs=1]
+        [variants=[whole,no_evolution,no_crossings]] [jobs=1]
 
 Latencies are those that the shipped table of `space` predicts (`table`: another); accuracies are made up: a term a
 choice, 25 terms a pair of choices, and the logarithm of MACs, drawn anew for each seed: no networks' accuracies. They
@@ -39,7 +39,7 @@ from hwnas.pareto import hypervolume_2d
 from hwnas.paths import shipped
 from hwnas.space import SearchSpace
 
-CANDIDATES = ("whole", "no_evolution", "no_crossings", "no_random", "random_only")
+CANDIDATES = ("whole", "no_evolution", "no_crossings")
 SHIPPED = shipped("latency_tables") / "amd-epyc-f26m2s1-2c/openvino-int8-t1-b1-128px-c3-k10.json.gz"
 MARKS = (25, 50, 100, 200, 400)
 RANDOM, PAIRS = 2000, 25

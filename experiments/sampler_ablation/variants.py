@@ -14,7 +14,7 @@ from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial
 
 from experiments.sampler_contest.table import Table
-from hwnas.samplers import model, surrogate
+from hwnas.samplers import model
 from hwnas.samplers.coding import Coding, Settings
 from hwnas.samplers.domain import Domain
 from hwnas.samplers.history import Learnt
@@ -116,17 +116,6 @@ def _certain(*given: Any) -> Weights:
     return replace(tuned(*given), calibration=1.0)
 
 
-def _no_linear(left: Inputs, right: Inputs) -> np.ndarray:
-    return np.zeros((len(left), len(right)))
-
-
-def _own_without(self: Process, wanted: Inputs) -> np.ndarray:
-    weights = self.weights
-    return np.full(len(wanted), weights.alike + weights.like_features * bool(wanted.features.shape[1]))
-
-
-_NO_LINEAR: tuple[Patch, ...] = ((surrogate, "_linear", _no_linear), (Process, "_own", _own_without))
-_NO_DOUBT: tuple[Patch, ...] = ((model, "tuned", _certain),)
 VARIANTS: Mapping[str, Variant] = {
     "whole": Variant("nothing"),
     "latency_guessed": Variant("known latency: guessed from the networks evaluated", latency_known=False),
@@ -134,16 +123,11 @@ VARIANTS: Mapping[str, Variant] = {
     "no_features": Variant("features: latency, counts of values, the table's own",
                            ((Domain, "_described", _no_features),)),
     "no_counts": Variant("counts of values among the features", ((Coding, "counts", _no_counts),)),
-    "no_linear": Variant("the kernel's linear part", _NO_LINEAR),
     "no_warp": Variant("warp of the accuracies", ((Warp, "of", staticmethod(_straight)),)),
-    "no_doubt": Variant("calibration of the model's errors", _NO_DOUBT),
+    "no_doubt": Variant("calibration of the model's errors", ((model, "tuned", _certain),)),
     "noise_untold": Variant("the noise of each accuracy (with noisy=… or drawn_noise=…)", noise_told=False),
-    "random_only": Variant("mutants, crossings, evolution: as many random candidates", mix=Mix(1750, 0, 0, 0)),
-    "no_evolution": Variant("evolution: as many first candidates", mix=Mix(583, 817, 350, 0)),
-    "no_crossings": Variant("crossings of evaluated networks", mix=Mix(400, 350, 0)),
-    "no_random": Variant("random candidates", mix=Mix(0, 500, 250)),
-    "without_five": Variant("linear part, calibration, told noise, crossings and random candidates",
-                            (*_NO_LINEAR, *_NO_DOUBT), mix=Mix(0, 750, 0), noise_told=False),
+    "no_evolution": Variant("evolution: as many first candidates", mix=Mix(1167, 583, 0)),
+    "no_crossings": Variant("crossings of evaluated networks", mix=Mix(750, 0)),
 }
 
 

@@ -56,11 +56,10 @@ _WALKS = 8  # samples drawn before a space counts as used up
 
 @dataclass(frozen=True)
 class Mix:
-    """How many candidates of each kind, and how the best of them evolve."""
+    """How many candidates of each kind, bred from what was evaluated, and how the best of them evolve."""
 
-    random: int = 250
-    mutants: int = 350
-    crossings: int = 150
+    mutants: int = 500
+    crossings: int = 250
     generations: int = 4
     children: int = 250
     parents: int = 50
@@ -202,14 +201,12 @@ def _bit_reversed(n: int) -> list[int]:
 
 def propose(rng: np.random.Generator, coding: Coding, good: Codes, score: Callable[[Codes], tuple[Codes, Array]],
             mix: Mix) -> Proposed:
-    """Candidates by descending score. `good` [n, p]: settings to start from, best first.
+    """Candidates by descending score: mutants and crossings of good settings, then evolution on the score. `good`
+    [n, p], n at least 1: settings to start from, best first.
 
     `score` takes codes and returns those that may be asked for (canonical, unseen) with their scores.
     """
-    pool = [coding.sample(rng, mix.random)]
-    if len(good):
-        pool.append(coding.mutate(good[_chosen(rng, len(good), mix.mutants)], rng))
-        pool.append(crossed(rng, good, mix.crossings))
+    pool = [coding.mutate(good[_chosen(rng, len(good), mix.mutants)], rng), crossed(rng, good, mix.crossings)]
     found = _joined(score, np.concatenate(pool), Proposed(np.zeros((0, len(coding.columns))), np.zeros(0)))
     for _ in range(mix.generations):
         if not len(found.codes):

@@ -1,7 +1,7 @@
 """Surrogate: a Gaussian process on settings and their features, with known noise, and the warp that it sees values in.
 
-The kernel is a sum: settings alike in every parameter (one weight each), features alike, and a linear part (each choice
-worth something by itself). Weights maximise the posterior; gradients as in Rasmussen & Williams, 5.4.
+The kernel is a sum: settings alike in every parameter (one weight each), and features alike. Weights maximise the
+posterior; gradients as in Rasmussen & Williams, 5.4.
 """
 
 from __future__ import annotations
@@ -104,14 +104,13 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Weights:
-    """The kernel's numbers: variances of its three parts and of the noise, a weight a parameter and a feature.
+    """The kernel's numbers: variances of its two parts and of the noise, a weight a parameter and a feature.
 
     `calibration` scales standard deviations, so that values left out lie as far off as the model says.
     """
 
     alike: float
     like_features: float
-    linear: float
     noise: float
     parameters: Array
     features: Array
@@ -121,36 +120,31 @@ class Weights:
     def of_logs(cls, logs: Array, n_parameters: int) -> Weights:
         """From their logarithms, in the order of the fields."""
         values = np.exp(logs)
-        alike, like_features, linear, noise = (float(value) for value in values[:4])
-        return cls(alike, like_features, linear, noise, values[4 : 4 + n_parameters], values[4 + n_parameters :])
+        alike, like_features, noise = (float(value) for value in values[:3])
+        return cls(alike, like_features, noise, values[3 : 3 + n_parameters], values[3 + n_parameters :])
 
 
 def prior(n_parameters: int, n_features: int) -> tuple[Array, Array]:
     """Means and standard deviations of the weights' logarithms."""
-    means = [np.log(0.5), np.log(0.5), np.log(0.3), np.log(0.02), *[np.log(2.0 / n_parameters)] * n_parameters,
+    means = [np.log(0.5), np.log(0.5), np.log(0.02), *[np.log(2.0 / n_parameters)] * n_parameters,
              *[np.log(1.0 / max(n_features, 1))] * n_features]
-    widths = [1.0, 1.0, 1.0, 1.5, *[1.2] * n_parameters, *[1.2] * n_features]
+    widths = [1.0, 1.0, 1.5, *[1.2] * n_parameters, *[1.2] * n_features]
     return np.array(means), np.array(widths)
 
 
-def _parts(left: Inputs, right: Inputs, weights: Weights) -> tuple[Array, Array, Array]:
+def _parts(left: Inputs, right: Inputs, weights: Weights) -> tuple[Array, Array]:
     """The kernel's parts [n, m], their variances left out."""
     scale = np.sqrt(weights.parameters[left.owner])
     alike = np.exp(-_squares(left.embedded * scale, right.embedded * scale))
     root = np.sqrt(0.5 * weights.features)
     like = (np.exp(-_squares(left.features * root, right.features * root)) if left.features.shape[1]
             else np.zeros_like(alike))
-    return alike, like, _linear(left, right)
+    return alike, like
 
 
 def _squares(left: Array, right: Array) -> Array:
     squares = (left**2).sum(1)[:, None] + (right**2).sum(1) - 2 * left @ right.T
     return np.asarray(np.maximum(squares, 0.0))
-
-
-def _linear(left: Inputs, right: Inputs) -> Array:
-    n = max(int(left.owner.max()) + 1, 1)
-    return np.asarray(2.0 / n * left.embedded @ right.embedded.T)
 
 
 def tuned(inputs: Inputs, values: Array, noise: Array) -> Weights:
@@ -175,15 +169,15 @@ def _loss(logs: Array, inputs: Inputs, values: Array, noise: Array, means: Array
 
     n_parameters = int(inputs.owner.max()) + 1
     weights = Weights.of_logs(logs, n_parameters)
-    alike, like, linear = _parts(inputs, inputs, weights)
-    matrix = weights.alike * alike + weights.like_features * like + weights.linear * linear
+    alike, like = _parts(inputs, inputs, weights)
+    matrix = weights.alike * alike + weights.like_features * like
     matrix[np.diag_indices_from(matrix)] += weights.noise + noise + _NUGGET
     factor = cho_factor(matrix, lower=True)
     inverse = cho_solve(factor, np.eye(len(values)))
     solved = inverse @ values
     slope = 0.5 * (inverse - np.outer(solved, solved))
     gradient = [weights.alike * np.vdot(slope, alike), weights.like_features * np.vdot(slope, like),
-                weights.linear * np.vdot(slope, linear), weights.noise * np.trace(slope)]
+                weights.noise * np.trace(slope)]
     by_column = _pull(weights.alike * slope * alike, inputs.embedded)
     owned = np.bincount(inputs.owner, by_column, n_parameters)
     gradient += list(-weights.parameters * owned)
@@ -211,9 +205,8 @@ class Process:
         self._solved = cho_solve((self._factor, True), values)
 
     def _kernel(self, left: Inputs, right: Inputs) -> Array:
-        alike, like, linear = _parts(left, right, self.weights)
-        weights = self.weights
-        return np.asarray(weights.alike * alike + weights.like_features * like + weights.linear * linear)
+        alike, like = _parts(left, right, self.weights)
+        return np.asarray(self.weights.alike * alike + self.weights.like_features * like)
 
     def predict(self, wanted: Inputs) -> tuple[Array, Array]:
         """Posterior mean [m] and standard deviation [m] of the noiseless value."""
@@ -221,17 +214,10 @@ class Process:
 
         cross = self._kernel(self.inputs, wanted)
         weights = self.weights
-        own = self._own(wanted)
+        own = weights.alike + weights.like_features * bool(wanted.features.shape[1])  # the kernel of each with itself
         shrunk = solve_triangular(self._factor, cross, lower=True, check_finite=False)
         variance = np.maximum(own - (shrunk**2).sum(0), 1e-10)
         return cross.T @ self._solved, np.sqrt(variance) * weights.calibration
-
-    def _own(self, wanted: Inputs) -> Array:
-        weights = self.weights
-        n = max(int(wanted.owner.max()) + 1, 1)
-        linear = 2.0 / n * (wanted.embedded**2).sum(1)
-        return np.asarray(weights.alike + weights.like_features * bool(wanted.features.shape[1])
-                          + weights.linear * linear)
 
     def left_out_spread(self) -> float:
         """Root mean square of left-out errors in units of their standard deviation (Rasmussen & Williams, 5.4.2)."""
