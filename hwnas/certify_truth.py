@@ -53,7 +53,7 @@ def train_all(plan: CertifyPlan, workers: int, console: Console) -> None:
     left = sum(not is_done(plan.folder(network, seed)) for network, seed in trainings(plan))
     if not left:
         return
-    with console.step("train in full") as report, crew(command, min(workers, left) - 1, console):
+    with console.step("train in full") as report, crew(command, min(workers, left) - 1, console.say):
         work(plan, _heard(plan, report), wait=False)
         work(plan, _heard(plan, report), wait=True)  # what others were at: done by now, or left by a killed one
 

@@ -6,29 +6,18 @@ import contextlib
 import ctypes
 import signal
 import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
-
-from hwnas.progress import Console
-
-if TYPE_CHECKING:
-    from hwnas.run_folder import RunFolder
+from collections.abc import Callable, Iterator, Sequence
 
 _PR_SET_PDEATHSIG = 1
 
 
 @contextlib.contextmanager
-def extra_workers(n: int, run: RunFolder, console: Console) -> Iterator[None]:
-    """`n` workers beside this process while the block runs; they end with the search, or with this process."""
-    with crew([sys.executable, "-m", "hwnas.worker", "-q", f"run={run.path.absolute()}"], n, console):
-        yield
+def crew(command: Sequence[str], n: int, say: Callable[[str], None]) -> Iterator[None]:
+    """`n` processes of `command` while the block runs, waited for at its end.
 
-
-@contextlib.contextmanager
-def crew(command: Sequence[str], n: int, console: Console) -> Iterator[None]:
-    """`n` processes of `command` while the block runs, waited for at its end; one that fails has its last line said."""
+    `say` is told the last line of one that fails.
+    """
     with contextlib.ExitStack() as stack:
         logs = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(n)]
         workers = [subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
@@ -38,7 +27,7 @@ def crew(command: Sequence[str], n: int, console: Console) -> Iterator[None]:
             for worker, log in zip(workers, logs, strict=True):
                 if worker.wait() != 0:
                     log.seek(0)
-                    console.say(f"a worker ended early: {(log.read().strip().splitlines() or ['no message'])[-1]}")
+                    say(f"a worker ended early: {(log.read().strip().splitlines() or ['no message'])[-1]}")
         finally:
             for worker in workers:
                 if worker.poll() is None:

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from hwnas.errors import StudyError
+from hwnas.paths import write_atomic
+from hwnas.run_folder import RunFolder
 from hwnas.space_costs import KNOWN, LATENCY
 
 FORMAT = "hwnas-front/1"
@@ -189,6 +191,20 @@ def read_front(path: str | Path) -> list[FrontRow]:
     if missing:
         raise StudyError(f"{path}: no column {missing[0]!r}; was it written by another version of hwnas?")
     return [_parse(row, f"{path}, line {number}") for number, row in enumerate(reader, 2)]
+
+
+def save_front(run: RunFolder, rows: Sequence[FrontRow]) -> None:
+    """Write `front.csv` and `front.json` of a run."""
+    write_atomic(run.front_json, front_json(rows))
+    write_atomic(run.front_csv, front_csv(rows))
+
+
+def load_front(run: RunFolder) -> list[FrontRow]:
+    """Rows of a run's `front.csv`; StudyError when the search has not come that far."""
+    if not run.front_csv.is_file():
+        raise StudyError(f"{run.path} has no front.csv yet. Finish the search first: python -m hwnas.search "
+                         f"+target=NAME out={run.path}")
+    return read_front(run.front_csv)
 
 
 def _cell(value: object) -> str:

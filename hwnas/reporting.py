@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hwnas.front import load_front
 from hwnas.paths import write_atomic
 from hwnas.plots import PlotInfo, figure_bytes, front_figure
 from hwnas.report_html import ReportData, report_html
@@ -15,7 +16,7 @@ def write_report(run: RunFolder) -> None:
     """`front.png`, `front.svg` and `report.html`, from front.csv, trials.csv, comparisons.json and environment.json."""
     from hwnas.storage_errors import hidden
 
-    rows, trials = run.read_front(), run.read_trials()
+    rows, trials = load_front(run), run.read_trials()
     environment: Mapping[str, Any] = run.read_json(run.environment, default={})
     info = plot_info(environment)
     figure = front_figure(rows, trials, info)

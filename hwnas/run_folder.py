@@ -6,7 +6,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.errors import StudyError
-from hwnas.front import FrontRow, front_csv, front_json, read_front
 from hwnas.paths import write_atomic
 from hwnas.records import finite, read_table, table_csv
 
@@ -172,18 +171,6 @@ class RunFolder:
         if not self.trials_csv.is_file():
             return []
         return read_table(self.trials_csv.read_text(encoding="utf-8"))
-
-    def write_front(self, rows: Sequence[FrontRow]) -> None:
-        """`front.csv` and `front.json`."""
-        write_atomic(self.front_json, front_json(rows))
-        write_atomic(self.front_csv, front_csv(rows))
-
-    def read_front(self) -> list[FrontRow]:
-        """Rows of `front.csv`; StudyError when the search has not come that far."""
-        if not self.front_csv.is_file():
-            raise StudyError(f"{self.path} has no front.csv yet. Finish the search first: python -m hwnas.search "
-                             f"+target=NAME out={self.path}")
-        return read_front(self.front_csv)
 
     def write_predictions(self, labels: NDArray[Any], predicted: Mapping[str, NDArray[Any]]) -> None:
         """`predictions.npz`: `labels` and one array of classes a network id, int32, in the order of the test set."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hwnas.command import run_command
 from hwnas.deployment import error_line
+from hwnas.front import load_front
 from hwnas.prepared import Prepared, prepare, search_trials
 from hwnas.progress import Console
 from hwnas.space_costs import KNOWN
@@ -33,7 +34,7 @@ The same command again resumes; in another terminal it joins as a worker. --show
 
 def main(config: Any, console: Console) -> None:
     """The whole road: plan, latency model, trials, verified front."""
-    from hwnas.crew import extra_workers
+    from hwnas.worker import extra_workers
 
     prepared = prepare(config, console)
     plan = prepared.plan
@@ -75,7 +76,7 @@ def _is_verified(prepared: Prepared, finalists: list[Finalist]) -> bool:
     expected = {one.id for one in finalists} | {one.id for one in prepared.plan.baselines}
     if not run.front_csv.is_file() or not run.report.is_file():
         return False
-    rows = run.read_front()
+    rows = load_front(run)
     recipe = (run.read_json(run.environment, default={}) or {}).get("recipe")
     return {row.id for row in rows} == expected and all(row.verified for row in rows) \
         and recipe == asdict(prepared.making.recipe)
@@ -109,7 +110,7 @@ def _architectures(study: optuna.Study, space: SearchSpace) -> dict[str, Archite
 
 def _conclude(run: RunFolder, console: Console) -> None:
     """The result in a few lines."""
-    rows = run.read_front()
+    rows = load_front(run)
     for row in sorted(rows, key=lambda row: row.best_latency_ms or 0.0):
         mark = "*" if row.on_front else " "
         top1 = "-" if row.best_top1 is None else f"{row.best_top1:.2%}"

@@ -15,7 +15,7 @@ from hwnas.card import Input, card_text
 from hwnas.comparison import compare
 from hwnas.deployable import Made, Making
 from hwnas.finalists import Finalist
-from hwnas.front import FrontRow, mark_front
+from hwnas.front import FrontRow, mark_front, save_front
 from hwnas.known_objectives import told_exactly
 from hwnas.latency.host import Host
 from hwnas.latency.measurement import Protocol
@@ -140,7 +140,7 @@ def write_results(run: RunFolder, scores: Scores, making: Making, environment: M
         if folder.onnx.is_file():
             write_atomic(folder.card, _card(row, making, environment))
     scores.rows = told_exactly(run, scores.rows, environment)
-    run.write_front(scores.rows)
+    save_front(run, scores.rows)
     write_report(run)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hwnas.errors import ConfigError, DataError, StudyError
+from hwnas.front import load_front
 from hwnas.latency.host import Host
 from hwnas.run_folder import RunFolder
 
@@ -27,7 +28,7 @@ def run(config: Mapping[str, Any], console: Console) -> None:
     if not config.get("run"):
         raise ConfigError("which run folder? Add run=DIR.")
     folder = RunFolder.open(str(config["run"]))
-    rows = folder.read_front()
+    rows = load_front(folder)
     environment = folder.read_json(folder.environment)
     if not isinstance(environment, dict) or "dataset" not in environment:
         raise StudyError(f"{folder.environment} is missing or of another version. Search again, with the same options.")

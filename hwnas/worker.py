@@ -6,12 +6,25 @@ verification to the search itself, which starts such workers on its own (workers
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from hwnas.command import refuse_code, run_command
+from hwnas.crew import crew
 from hwnas.errors import ConfigError
 from hwnas.progress import Console
+
+if TYPE_CHECKING:
+    from hwnas.run_folder import RunFolder
+
+
+@contextlib.contextmanager
+def extra_workers(n: int, run: RunFolder, console: Console) -> Iterator[None]:
+    """`n` workers beside this process while the block runs; they end with the search, or with this process."""
+    with crew([sys.executable, "-m", "hwnas.worker", "-q", f"run={run.path.absolute()}"], n, console.say):
+        yield
 
 
 def main(config: Any, console: Console) -> None:

@@ -22,7 +22,7 @@ from hwnas import scoring, verify
 from hwnas.command import run_command
 from hwnas.errors import ConfigError, StudyError, UnknownName
 from hwnas.finalists import choose_finalists
-from hwnas.front import COLUMNS, Cost, front_csv, front_json, mark_front, read_front
+from hwnas.front import COLUMNS, Cost, front_csv, front_json, load_front, mark_front, read_front
 from hwnas.known_objectives import read_objective
 from hwnas.latency.host import Host
 from hwnas.latency.prepare import prepare_network
@@ -291,7 +291,7 @@ def test_a_verified_front_holds_what_was_exported_and_measured(tmp_path: Path, m
     here = Host.detect().name
     finish(run, [tiny_finalist(), tiny_finalist(16)], [], tiny_making(),
            Facts(here, True, "tiny", Timing(tiny_architecture(), seconds=1.0)), Console(quiet=True))
-    for row in run.read_front():
+    for row in load_front(run):
         size, price = row.costs
         assert row.verified
         assert row.objectives == ("size_mb", "price")
@@ -299,16 +299,16 @@ def test_a_verified_front_holds_what_was_exported_and_measured(tmp_path: Path, m
         assert size.predicted == pytest.approx(size.exact, rel=0.25)  # of so small a file its notes are much
         assert price.exact == pytest.approx(row.latency_ms * 0.1, rel=1e-4)
         assert price.predicted == pytest.approx(0.01)
-    small, wide = sorted(run.read_front(), key=lambda row: row.params)
+    small, wide = sorted(load_front(run), key=lambda row: row.params)
     assert small.on_front  # as fast as the other here, and smaller
     assert wide.on_front == (wide.top1_test > small.top1_test)
-    before = {row.id: row.costs for row in run.read_front()}
+    before = {row.id: row.costs for row in load_front(run)}
     monkeypatch.setattr("hwnas.accuracy.data.load_dataset", lambda *args: tiny_dataset())
     verify.run({"run": run.path}, Console(quiet=True))
-    assert {row.id: row.costs for row in run.read_front()} == before
+    assert {row.id: row.costs for row in load_front(run)} == before
     shutil.rmtree(run.path / "models")
     write_report(run)
-    assert {row.id: row.costs for row in run.read_front()} == before
+    assert {row.id: row.costs for row in load_front(run)} == before
 
 
 # What is shown
@@ -371,7 +371,7 @@ def test_a_search_with_three_objectives(tmp_path: Path, elsewhere: str, sampler:
     assert command(tmp_path / "a", elsewhere, f"sampler={sampler}", known) == 0, capsys.readouterr().err
     with (tmp_path / "a" / "trials.csv").open(newline="") as file:
         trials = list(csv.DictReader(file))
-    rows = RunFolder.open(tmp_path / "a").read_front()
+    rows = load_front(RunFolder.open(tmp_path / "a"))
     assert len(trials) == 3
     assert len(rows) == 2
     for row in rows:

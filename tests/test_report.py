@@ -12,6 +12,7 @@ from test_plots import some_rows, trials
 
 from hwnas import report
 from hwnas.errors import ConfigError, StudyError
+from hwnas.front import save_front
 from hwnas.plots import PlotInfo
 from hwnas.progress import Console
 from hwnas.report_html import ReportData, report_html
@@ -48,7 +49,7 @@ class Balance(HTMLParser):
 def run(tmp_path) -> RunFolder:
     run = RunFolder.create(tmp_path / "run")
     run.write_config({"seed": 0})
-    run.write_front(some_rows())
+    save_front(run, some_rows())
     run.write_trials(trials())
     run.write_json(run.comparisons, [{"verdict": "beats", "sentence": "The search beats resnet10t."}])
     run.write_json(run.environment, ENVIRONMENT)
@@ -76,7 +77,7 @@ def test_report_is_whole_and_needs_no_network(run: RunFolder) -> None:
 def test_report_says(run: RunFolder, text: str) -> None:
     if text.startswith("3 of 4"):
         rows = [make_row(str(i), latency_ms=0.1 if i else 9.0) for i in range(4)]
-        run.write_front(rows)
+        save_front(run, rows)
     write_report(run)
     assert text in run.report.read_text()
 

@@ -14,6 +14,7 @@ from study_fixtures import opened, searched
 from test_front import make_row
 
 from hwnas.errors import ConfigError, DataError, StudyError, UnknownName, UserError
+from hwnas.front import load_front, save_front
 from hwnas.run_folder import RunFolder
 from hwnas.study import trial_rows
 from hwnas.trial_record import COLUMNS
@@ -45,7 +46,7 @@ def folder(path: Path, trials: list[dict], front: list | None = None) -> RunFold
     run.write_config({"seed": 0, "verification": {"seconds": 5}})
     run.write_trials(trials)
     if front is not None:
-        run.write_front(front)
+        save_front(run, front)
         run.write_json(run.environment, {"cap_ms": None})
     return run
 
@@ -239,7 +240,7 @@ class Children:
             return 2
         if "hwnas.verify" in command:
             run = RunFolder(Path(given["run"]))
-            run.write_front([replace(row, latency_ms=2 * (row.latency_ms or 0)) for row in run.read_front()])
+            save_front(run, [replace(row, latency_ms=2 * (row.latency_ms or 0)) for row in load_front(run)])
             return 0
         ours = given["sampler"] == "hwnas"
         front = [verified("a" if ours else "b", 0.9 if ours else 0.8, 1.0), verified("both", 0.95, 2.0),
@@ -296,7 +297,7 @@ def test_finalists_of_all_searches_are_timed_together_and_baselines_trained_once
 
     main([*SMALL, f"out={tmp_path}"])
     joint = RunFolder(tmp_path / "together" / "seed0")
-    assert {row.id for row in joint.read_front()} == {"a", "b", "both", "resnet10t"}
+    assert {row.id for row in load_front(joint)} == {"a", "b", "both", "resnet10t"}
     assert joint.model("both").onnx.read_text() == "hwnas"  # of the two the first search's
     assert joint.model("b").onnx.read_text() == "nsga2"
     run = read_run(tmp_path / "nsga2" / "seed0", "nsga2", 0, joint.path)

@@ -11,6 +11,7 @@ from deployment_fixtures import measured, tiny_architecture, tiny_dataset, tiny_
 from hwnas import deployable, scoring, verify
 from hwnas.baselines import Baseline
 from hwnas.errors import DataError, ExportError, StudyError
+from hwnas.front import load_front
 from hwnas.latency.host import Host
 from hwnas.progress import Console
 from hwnas.run_folder import RunFolder
@@ -69,7 +70,7 @@ def test_run_is_verified_and_every_file_is_there(run: RunFolder, clock) -> None:
     assert rows[tiny_finalist().id].top1_test >= 0.9  # the task is easy, so this is learnt and survives int8
     assert rows[tiny_finalist().id].top1_test_low < rows[tiny_finalist().id].top1_test
     assert rows[BASELINE.id].is_baseline
-    assert run.read_front()[0].id == tiny_finalist().id
+    assert load_front(run)[0].id == tiny_finalist().id
     for row in rows.values():
         folder = run.model(row.id)
         assert all(path.is_file() for path in (folder.weights, folder.onnx, folder.int8, folder.card))
@@ -133,7 +134,7 @@ def test_search_for_another_host_is_completed_over_there(run: RunFolder, clock, 
     with pytest.raises(StudyError, match=f"search was for far-host; this is {HERE}"):
         verify.run({"run": run.path}, CONSOLE)
     verify.run({"run": run.path, "host": HERE, "verification": {"seconds": None}}, CONSOLE)
-    (found,) = run.read_front()
+    (found,) = load_front(run)
     assert (found.verified, found.host, found.top1_proxy) == (True, HERE, 0.8)
     assert f"scored and timed on {HERE}" in run.report.read_text()
 
@@ -155,7 +156,7 @@ def test_verify_again_drops_the_old_reason(run: RunFolder, clock, monkeypatch) -
         finish(run, [tiny_finalist()], [], tiny_making(), facts(), CONSOLE)
     monkeypatch.setattr("hwnas.accuracy.data.load_dataset", lambda *args: tiny_dataset())
     verify.run({"run": run.path}, CONSOLE)
-    (row,) = run.read_front()
+    (row,) = load_front(run)
     assert (row.verified, row.reason) == (True, "")
 
 

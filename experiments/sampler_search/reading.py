@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.errors import DataError
-from hwnas.front import FrontRow
+from hwnas.front import FrontRow, load_front
 from hwnas.run_folder import RunFolder
 from hwnas.trial_record import DUPLICATE, EVALUATED, FAILED, INFEASIBLE, INTERRUPTED, LOST
 
@@ -114,8 +114,8 @@ def _study(path: Path) -> tuple[dict[int, Span], dict[str, str]]:
 
 
 def _front(run: RunFolder, together: RunFolder) -> tuple[FrontRow, ...]:
-    mine = {row.id for row in run.read_front()}
-    return tuple(row for row in together.read_front() if row.id in mine)
+    mine = {row.id for row in load_front(run)}
+    return tuple(row for row in load_front(together) if row.id in mine)
 
 
 def _span(row: Mapping[str, Any]) -> Span | None:

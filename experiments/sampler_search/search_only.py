@@ -20,9 +20,9 @@ def main(config: Any, console: Console) -> None:
     """As hwnas.search does it, up to the last trial."""
     from omegaconf import OmegaConf
 
-    from hwnas.crew import extra_workers
     from hwnas.prepared import prepare, search_trials
     from hwnas.study import trial_rows, wait_for_others
+    from hwnas.worker import extra_workers
 
     prepared = prepare(config, console)
     plan, study = prepared.plan, prepared.study
