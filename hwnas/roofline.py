@@ -8,19 +8,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hwnas.command import names_in, number, run_command
+from hwnas.cli.command import names_in, run_command
+from hwnas.cli.options import number
+from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, MissingLatency, UnknownName
-from hwnas.progress import Console
-from hwnas.target import Target
+from hwnas.target.target import Target
 
 if TYPE_CHECKING:
-    from hwnas.blocks import BlockSpec
-    from hwnas.deployment import Deployment
+    from hwnas.latency.deployment import Deployment
     from hwnas.latency.roofline import BlockTime
     from hwnas.latency.roofline_report import Roofline
     from hwnas.latency.roofs import Roofs
     from hwnas.latency.table import LatencyTable
-    from hwnas.space import SearchSpace
+    from hwnas.space.blocks import BlockSpec
+    from hwnas.space.search_space import SearchSpace
 
 USAGE = """Arithmetic intensity of a space's blocks against the GFLOP/s that they reach, under measured roofs.
 
@@ -29,7 +30,7 @@ USAGE = """Arithmetic intensity of a space's blocks against the GFLOP/s that the
 
 def main(config: Any, console: Console) -> None:
     """Measure the roofs, place the blocks of the latency tables under them; print, draw and store."""
-    from hwnas.deployment import Deployment, space_of
+    from hwnas.latency.deployment import Deployment, space_of
     from hwnas.latency.roofline import SOURCES
 
     out = out_path(str(config.out))
@@ -84,7 +85,7 @@ def named_target(name: str) -> Target:
     """A target of conf/target by its name; UnknownName lists them."""
     from omegaconf import OmegaConf
 
-    from hwnas.paths import config_dir
+    from hwnas.system.paths import config_dir
 
     if name not in names_in("target"):
         raise UnknownName("target", name, names_in("target"))
@@ -93,9 +94,9 @@ def named_target(name: str) -> Target:
 
 def table_of(deployment: Deployment, space: SearchSpace) -> LatencyTable | None:
     """The table of a deployment, checked, or None where no network of the space was timed."""
-    from hwnas.deployment import key_of
+    from hwnas.latency.deployment import key_of
     from hwnas.latency.table import find_table
-    from hwnas.runtimes import load_runtime
+    from hwnas.runtimes.runtime import load_runtime
 
     key = key_of(deployment, space)
     table = find_table(deployment.host_name, key)
@@ -120,7 +121,7 @@ def profile_command(config: Any, target: Target, space: SearchSpace) -> str:
 def measured_roofs(targets: list[tuple[Target, LatencyTable]], seconds: float, console: Console) -> Roofs:
     """The roofs of the targets, measured now, beside the reference networks of their tables."""
     from hwnas.latency.roofs import Roofs, cache_bytes, measured_bandwidths, measured_peak
-    from hwnas.runtimes import load_runtime, threads_of
+    from hwnas.runtimes.runtime import load_runtime, threads_of
 
     with console.step("measure bandwidth"):
         cache, memory = measured_bandwidths(threads_of(targets[0][0]), waiting=lambda: console.note(
@@ -169,10 +170,10 @@ def finish(found: Roofline, out: Path, console: Console) -> None:
     """Print the summary, write the picture and the file beside it."""
     import json
 
+    from hwnas.latency.roofline_picture import roofline_figure
     from hwnas.latency.roofline_report import describe
-    from hwnas.paths import write_atomic
-    from hwnas.plots import figure_bytes
-    from hwnas.roofline_plot import roofline_figure
+    from hwnas.pictures.style import figure_bytes
+    from hwnas.system.paths import write_atomic
 
     beside = out.with_suffix(".json")
     write_atomic(beside, json.dumps(found.to_dict(), indent=1))

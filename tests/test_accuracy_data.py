@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hwnas.accuracy import splits
-from hwnas.accuracy.arrays import read_cifar_batch, read_idx
-from hwnas.accuracy.data import Dataset, inspect_dataset, load_dataset, resize
-from hwnas.accuracy.options import DatasetOptions
+from hwnas.data import splits
+from hwnas.data.arrays import read_cifar_batch, read_idx
+from hwnas.data.dataset import Dataset, resize
+from hwnas.data.loading import inspect_dataset, load_dataset
+from hwnas.data.options import DatasetOptions
 from hwnas.errors import ConfigError, DataError, UnknownName
-from hwnas.paths import config_dir
+from hwnas.system.paths import config_dir
 
 FASHION = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hwnas.accuracy import image_files
-from hwnas.accuracy.data import Dataset, inspect_dataset, load_dataset
-from hwnas.accuracy.image_files import decode
+from hwnas.data import folder as image_files
+from hwnas.data.dataset import Dataset
+from hwnas.data.folder import decode
+from hwnas.data.loading import inspect_dataset, load_dataset
 from hwnas.errors import DataError
-from hwnas.paths import home
+from hwnas.system.paths import home
 
 
 def fill(folder: Path, classes: dict[str, int], mode: str = "RGB", size: tuple[int, int] = (20, 16)) -> Path:

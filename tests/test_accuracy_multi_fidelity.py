@@ -21,23 +21,22 @@ from test_accuracy_training import stripes  # noqa: E402
 from test_search_run import acknowledged, rows_of, wait_for_trials  # noqa: E402
 from test_shipped_tables import HOSTS  # noqa: E402
 
-from hwnas.accuracy import EvaluatesAmong, load_estimator  # noqa: E402
-from hwnas.accuracy.data import Dataset  # noqa: E402
-from hwnas.accuracy.fidelity_rungs import Forecast, Halving, among_best, dominated, forecast, hopeless  # noqa: E402
+from hwnas.accuracy.estimator import Earlier, Estimate, EvaluatesAmong, load_estimator  # noqa: E402  # noqa: E402
 from hwnas.accuracy.multi_fidelity import MULTI_FIDELITY, FidelityOptions, MultiFidelity  # noqa: E402
-from hwnas.accuracy.proxy import binomial_std  # noqa: E402
-from hwnas.architecture import Architecture  # noqa: E402
-from hwnas.command import run_command  # noqa: E402
+from hwnas.accuracy.rungs import Forecast, Halving, among_best, dominated, forecast, hopeless  # noqa: E402
+from hwnas.cli.command import run_command  # noqa: E402
+from hwnas.data.dataset import Dataset  # noqa: E402
 from hwnas.errors import ConfigError, TrainingError, UnknownName  # noqa: E402
-from hwnas.estimate import Earlier, Estimate  # noqa: E402
-from hwnas.objective import Objective  # noqa: E402
-from hwnas.reuse import reuse_trials  # noqa: E402
 from hwnas.samplers.informed import STOPPED_STD, _top1  # noqa: E402
-from hwnas.search import main as search  # noqa: E402
-from hwnas.search_trial import SearchOptions  # noqa: E402
-from hwnas.space import SearchSpace  # noqa: E402
+from hwnas.search.__main__ import main as search  # noqa: E402
+from hwnas.search.reuse import reuse_trials  # noqa: E402
+from hwnas.search.trial import SearchOptions  # noqa: E402
+from hwnas.space.architecture import Architecture  # noqa: E402
+from hwnas.space.search_space import SearchSpace  # noqa: E402
+from hwnas.stats.intervals import binomial_std  # noqa: E402
+from hwnas.study.objective import Objective  # noqa: E402
+from hwnas.study.record import trial_rows  # noqa: E402
 from hwnas.testing import check_estimator  # noqa: E402
-from hwnas.trial_record import trial_rows  # noqa: E402
 
 ARCHITECTURE = Architecture((("ds_r1_k3_s2_c8",), ("ir_r1_k3_s2_e3_c16",)), 8, 1, 0, "relu", 16, 1, 4)
 SHORT = replace(MULTI_FIDELITY, batch_size=16, threads=1)

@@ -12,13 +12,14 @@ torch = pytest.importorskip("torch")
 
 from test_accuracy_training import stripes  # noqa: E402
 
-from hwnas.accuracy import load_estimator  # noqa: E402
-from hwnas.accuracy.data import Dataset  # noqa: E402
-from hwnas.accuracy.proxy import Proxy, ProxyOptions, binomial_std  # noqa: E402
-from hwnas.accuracy.recipe import PROXY  # noqa: E402
-from hwnas.architecture import Architecture  # noqa: E402
+from hwnas.accuracy.estimator import load_estimator  # noqa: E402
+from hwnas.accuracy.proxy import Proxy, ProxyOptions  # noqa: E402
+from hwnas.data.dataset import Dataset  # noqa: E402
 from hwnas.errors import ConfigError, TrainingError, UnknownName  # noqa: E402
+from hwnas.space.architecture import Architecture  # noqa: E402
+from hwnas.stats.intervals import binomial_std  # noqa: E402
 from hwnas.testing import check_estimator  # noqa: E402
+from hwnas.training.recipe import PROXY  # noqa: E402
 
 ARCHITECTURE = Architecture((("ds_r1_k3_s2_c8",), ("ir_r1_k3_s2_e3_c16",)), 8, 1, 0, "relu", 16, 1, 4)
 SHORT = replace(PROXY, epochs=3, min_steps=0, max_steps=0, batch_size=16, threads=1)

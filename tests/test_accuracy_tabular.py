@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hwnas.accuracy import load_estimator
+from hwnas.accuracy.estimator import load_estimator
 from hwnas.accuracy.tabular import Tabular
-from hwnas.architecture import Architecture
 from hwnas.errors import ConfigError, DataError, UnknownName
-from hwnas.space import SearchSpace
+from hwnas.space.architecture import Architecture
+from hwnas.space.search_space import SearchSpace
 from hwnas.testing import check_estimator
 
 TABLE = "net,top1,spread\n00000001,91.5,0.2\n00000020,92,0.1\n00000002,92.5,0.1\n"

@@ -8,14 +8,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hwnas.accuracy.augment import augment  # noqa: E402
-from hwnas.accuracy.data import Dataset, Split  # noqa: E402
 from hwnas.accuracy.proxy import ProxyOptions  # noqa: E402
-from hwnas.accuracy.recipe import FINALIST, PRESETS, PROXY, Recipe  # noqa: E402
-from hwnas.accuracy.training import predict, seeded, top1, train  # noqa: E402
-from hwnas.architecture import Architecture  # noqa: E402
+from hwnas.data.dataset import Dataset, Split  # noqa: E402
 from hwnas.errors import ConfigError, TrainingError, UnknownName  # noqa: E402
-from hwnas.network import build  # noqa: E402
+from hwnas.networks.build import build  # noqa: E402
+from hwnas.space.architecture import Architecture  # noqa: E402
+from hwnas.training.augment import augment  # noqa: E402
+from hwnas.training.loop import predict, seeded, top1, train  # noqa: E402
+from hwnas.training.recipe import FINALIST, PRESETS, PROXY, Recipe  # noqa: E402
 
 SHORT = replace(PROXY, epochs=2, min_steps=0, max_steps=0, batch_size=16, threads=1)
 

@@ -15,16 +15,15 @@ from hypothesis import strategies as st  # noqa: E402
 from scipy.stats import kendalltau  # noqa: E402
 from test_accuracy_training import stripes  # noqa: E402
 
-from hwnas.accuracy import Prepares  # noqa: E402
-from hwnas.accuracy.data import Dataset  # noqa: E402
+from hwnas.accuracy.estimator import Earlier, Prepares  # noqa: E402
 from hwnas.accuracy.multi_fidelity import MultiFidelity  # noqa: E402
-from hwnas.accuracy.proxy import binomial_std  # noqa: E402
 from hwnas.accuracy.untrained import Scale  # noqa: E402
-from hwnas.architecture import Architecture  # noqa: E402
+from hwnas.cli.progress import Console  # noqa: E402
+from hwnas.data.dataset import Dataset  # noqa: E402
 from hwnas.errors import ConfigError, DataError, TrainingError  # noqa: E402
-from hwnas.estimate import Earlier  # noqa: E402
-from hwnas.progress import Console  # noqa: E402
-from hwnas.space import SearchSpace  # noqa: E402
+from hwnas.space.architecture import Architecture  # noqa: E402
+from hwnas.space.search_space import SearchSpace  # noqa: E402
+from hwnas.stats.intervals import binomial_std  # noqa: E402
 from hwnas.testing import check_estimator  # noqa: E402
 
 SCALE = Scale.of([0.5, 0.6, 0.7, 0.8], [1.0, 2.0, 3.0, 4.0])

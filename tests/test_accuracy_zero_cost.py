@@ -20,22 +20,27 @@ torch = pytest.importorskip("torch")
 
 from test_accuracy_training import stripes  # noqa: E402
 
-from hwnas.accuracy import Prepares, load_estimator  # noqa: E402
 from hwnas.accuracy import zero_cost as zero_cost_module  # noqa: E402
-from hwnas.accuracy.data import Dataset  # noqa: E402
-from hwnas.accuracy.training import seeded  # noqa: E402
-from hwnas.accuracy.zero_cost_anchors import anchors, chosen  # noqa: E402
-from hwnas.accuracy.zero_cost_batch import Scorer  # noqa: E402
-from hwnas.accuracy.zero_cost_fit import fit, kendall_tau  # noqa: E402
-from hwnas.accuracy.zero_cost_names import CONTROLS, SCORES, worthwhile  # noqa: E402
-from hwnas.accuracy.zero_cost_scores import SCORE_FUNCTIONS, grad_norm, naswot, synflow, zico  # noqa: E402
-from hwnas.architecture import Architecture  # noqa: E402
-from hwnas.blocks import ACTIVATIONS  # noqa: E402
+from hwnas.accuracy.anchors import anchors, chosen  # noqa: E402
+from hwnas.accuracy.estimator import Prepares, load_estimator  # noqa: E402
+from hwnas.accuracy.scores import (  # noqa: E402
+    SCORE_FUNCTIONS,
+    Scorer,
+    grad_norm,
+    naswot,
+    synflow,
+    zico,
+)
+from hwnas.accuracy.zero_cost import CONTROLS, SCORES, fit, kendall_tau, worthwhile  # noqa: E402  # noqa: E402
+from hwnas.cli.progress import Console  # noqa: E402
+from hwnas.data.dataset import Dataset  # noqa: E402
 from hwnas.errors import ConfigError, DataError, TrainingError, UnknownName, UserError  # noqa: E402
-from hwnas.network import build  # noqa: E402
-from hwnas.progress import Console  # noqa: E402
-from hwnas.space import SearchSpace  # noqa: E402
+from hwnas.networks.build import build  # noqa: E402
+from hwnas.space.architecture import Architecture  # noqa: E402
+from hwnas.space.blocks import ACTIVATIONS  # noqa: E402
+from hwnas.space.search_space import SearchSpace  # noqa: E402
 from hwnas.testing import check_estimator  # noqa: E402
+from hwnas.training.loop import seeded  # noqa: E402
 
 SPACE = """\
 image_size: 16
@@ -426,5 +431,5 @@ def test_scores_are_worth_their_time_where_they_beat_both_controls() -> None:
 
 
 def test_names_and_certificates_need_no_torch() -> None:
-    code = "import sys, hwnas.accuracy.zero_cost_names, hwnas.accuracy.zero_cost_fit; sys.exit('torch' in sys.modules)"
+    code = "import sys, hwnas.accuracy.zero_cost, hwnas.accuracy.zero_cost; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

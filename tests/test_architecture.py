@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hwnas.architecture import Architecture, BlockDef
 from hwnas.errors import SpaceError
+from hwnas.space.architecture import Architecture, BlockDef
 
 SMALL = Architecture((("ds_r1_k3_s1_c16",), ("ir_r2_k5_s2_e3_c40_se0.25",)), 16, 1, 64, "relu", 32, 3, 10)
 GOLDEN = """\

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hwnas.baselines import Baseline, check_names, count_macs, count_params, variants
 from hwnas.errors import ConfigError, StudyError
+from hwnas.networks.baselines import Baseline, check_names, count_macs, count_params, variants
 
 
 def test_known_names_pass_without_repeats() -> None:

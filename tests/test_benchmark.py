@@ -17,20 +17,21 @@ import pytest
 from onnx import TensorProto as T
 from onnx import helper, numpy_helper
 
-from hwnas import benchmark as command
-from hwnas import benchmark_model, benchmarking
-from hwnas.benchmark_load import _busy_seconds, _lost_seconds, measure_load
-from hwnas.benchmark_model import QuietTimes, UnknownNetwork
-from hwnas.benchmark_plot import batch_figure
-from hwnas.benchmark_report import Benchmark, lines
-from hwnas.command import run_command
-from hwnas.errors import CandidateError, TableError
-from hwnas.foreign_model import ModelError
-from hwnas.latency.host import Host, usable_cores
+from hwnas.benchmark import __main__ as command
+from hwnas.benchmark import model as benchmark_model
+from hwnas.benchmark import task as benchmarking
+from hwnas.benchmark.picture import batch_figure
+from hwnas.benchmark.report import Benchmark, lines
+from hwnas.cli.command import run_command
+from hwnas.errors import CandidateError, ModelError, TableError, UnknownNetwork
+from hwnas.latency.load import _busy_seconds, _lost_seconds, measure_load
 from hwnas.latency.measurement import Measurement, Protocol, Turn
-from hwnas.plots import figure_bytes
-from hwnas.runtimes import child, load_runtime
-from hwnas.target import Target
+from hwnas.latency.reference import QuietTimes
+from hwnas.pictures.style import figure_bytes
+from hwnas.runtimes import child
+from hwnas.runtimes.runtime import load_runtime
+from hwnas.target.host import Host, usable_cores
+from hwnas.target.target import Target
 
 ORT = Target("ort_fp32", "onnxruntime", "fp32")
 OPENVINO = Target("xeon_int8", "openvino", "int8")
@@ -227,7 +228,7 @@ def test_unsupported_operators_are_named_with_the_runtime(tmp_path: Path) -> Non
 
 def test_an_fp32_file_is_quantised_where_that_is_asked_for(tmp_path: Path) -> None:
     reference = network(tmp_path, ("batch", 3, 16, 16))
-    from hwnas.quantize import quantize_static
+    from hwnas.networks.quantize import quantize_static
 
     (tmp_path / "named").mkdir()
     plain = onnx.load(str(reference))
@@ -316,7 +317,7 @@ def test_silence_is_a_time_out_but_waiting_is_not() -> None:
 def test_a_child_out_of_memory_says_so(tmp_path: Path, tiny_reference: Path) -> None:
     todo = job(network(tmp_path), tiny_reference)
     with pytest.raises((ModelError, CandidateError), match="memory"):
-        child.run_child("hwnas.benchmarking", {**todo, "memory_mb": None}, ORT, timeout_s=60, memory_mb=1)
+        child.run_child("hwnas.benchmark.task", {**todo, "memory_mb": None}, ORT, timeout_s=60, memory_mb=1)
 
 
 def test_what_others_run_on_the_cores_counts_as_lost() -> None:

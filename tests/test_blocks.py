@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hwnas.blocks import BlockSpec, round_to_divisor
+from hwnas.space.blocks import BlockSpec, round_to_divisor
 
 
 @pytest.mark.parametrize(("channels", "expected"), [

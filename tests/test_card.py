@@ -11,11 +11,11 @@ import pytest
 from deployment_fixtures import tiny_finalist, tiny_making
 from test_front import make_row
 
-from hwnas.baselines import Baseline
-from hwnas.card import Input, baseline_of, card_text
-from hwnas.deployable import make
-from hwnas.run_folder import ModelFolder
-from hwnas.target import Target
+from hwnas.front.card import Input, baseline_of, card_text
+from hwnas.front.make import make
+from hwnas.networks.baselines import Baseline
+from hwnas.system.run_folder import ModelFolder
+from hwnas.target.target import Target
 
 GIVEN = Input("sides", 1, 16, (0.4,), (0.3,), ("left", "right"))
 TARGET = Target("xeon_int8", "openvino", "int8")

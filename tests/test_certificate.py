@@ -16,25 +16,19 @@ from hypothesis import strategies as st
 from scipy import stats
 from test_report import Balance
 
-from hwnas.accuracy.data import Dataset
-from hwnas.certificate import Certificate, favoured, find_certificate, keep, key_of, read_certificate
-from hwnas.certificate_plot import certificate_figure
-from hwnas.certificate_statistics import (
-    hypervolume_loss,
-    kendall_tau,
-    paired,
-    spearman,
-    top_k_regret,
-    with_interval,
-)
-from hwnas.certificate_text import certificate_facts, rows, sentences, text_table
-from hwnas.certify_estimates import FORMAT, Judged
-from hwnas.certify_plan import CertifyPlan
-from hwnas.certify_results import Truth, certificate_of
+from hwnas.accuracy.certificate import Certificate, favoured, find_certificate, keep, key_of, read_certificate
+from hwnas.accuracy.certificate_text import certificate_facts, rows, sentences, text_table
+from hwnas.certify.estimates import FORMAT, Judged
+from hwnas.certify.picture import certificate_figure
+from hwnas.certify.plan import CertifyPlan
+from hwnas.certify.results import Truth, certificate_of
+from hwnas.data.dataset import Dataset
 from hwnas.errors import DataError, StudyError
-from hwnas.plots import PlotInfo, figure_bytes
-from hwnas.report_html import ReportData, report_html
-from hwnas.space import SearchSpace
+from hwnas.front.picture import PlotInfo
+from hwnas.front.report_page import ReportData, report_html
+from hwnas.pictures.style import figure_bytes
+from hwnas.space.search_space import SearchSpace
+from hwnas.stats.ranking import hypervolume_loss, kendall_tau, paired, spearman, top_k_regret, with_interval
 
 PAIRS = st.integers(4, 12).flatmap(lambda n: st.tuples(
     *(st.lists(st.integers(0, 6), min_size=n, max_size=n) for _ in range(2))))

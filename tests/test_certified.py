@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hwnas.accuracy.dataset import Dataset, Split
-from hwnas.certificate import FORMAT, key_of
-from hwnas.certified import choose
+from hwnas.accuracy.certificate import FORMAT, choose, key_of
+from hwnas.data.dataset import Dataset, Split
 from hwnas.errors import ConfigError, UnknownName
-from hwnas.space import SearchSpace
+from hwnas.space.search_space import SearchSpace
 
 
 @pytest.fixture

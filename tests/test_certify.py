@@ -21,18 +21,18 @@ import numpy as np
 import pytest
 from certify_fixtures import Told, ToldAmong, digits, plan_of, tiny_space, write_space
 
-from hwnas import accuracy, training_run
-from hwnas.certificate import find_certificate
-from hwnas.certify import main
-from hwnas.certify_estimates import Judged, estimate_all, read_judged
-from hwnas.certify_networks import macs_of, spread
-from hwnas.certify_plan import CertifyPlan, read_plan
-from hwnas.certify_truth import read_training, work
-from hwnas.command import run_command
+from hwnas.accuracy import estimator as accuracy
+from hwnas.accuracy.certificate import find_certificate
+from hwnas.certify.__main__ import main
+from hwnas.certify.estimates import Judged, estimate_all, read_judged
+from hwnas.certify.plan import CertifyPlan, macs_of, read_plan, spread
+from hwnas.certify.truth import read_training, work
+from hwnas.cli.command import run_command
+from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, StudyError, TrainingError, UnknownName, UserError
-from hwnas.progress import Console
-from hwnas.space import SearchSpace
-from hwnas.training_checkpoint import Checkpoint
+from hwnas.space.search_space import SearchSpace
+from hwnas.training import run as training_run
+from hwnas.training.checkpoint import Checkpoint
 
 QUIET = Console(quiet=True)
 TINY = ["n=4", "seeds=2", "workers=1", "training.epochs=2", "training.train_images=96", "training.validation_images=60",
@@ -419,7 +419,7 @@ def test_with_a_target_networks_are_spread_over_predicted_latency(space_file: Pa
         asked.append(1)
         return SimpleNamespace(created="2026-11-20"), SimpleNamespace(predict=falling)
 
-    monkeypatch.setattr("hwnas.deployment.latency_model", model)
+    monkeypatch.setattr("hwnas.latency.deployment.latency_model", model)
     command = arguments(space_file, tmp_path / "out", "+target=epyc_int8", "only=estimators")
     for _ in range(2):
         assert run_command(main, "certify", "usage", command, target=False) == 2  # nothing is trained
@@ -462,7 +462,7 @@ def test_names_of_scores_and_labels_are_read() -> None:
 
 def test_a_worker_that_meets_a_torn_plan_says_so(plan: CertifyPlan) -> None:
     (plan.out / "plan.json").write_text("{")
-    done = subprocess.run([sys.executable, "-m", "hwnas.certify_worker", str(plan.out)], capture_output=True, text=True,
+    done = subprocess.run([sys.executable, "-m", "hwnas.certify.worker", str(plan.out)], capture_output=True, text=True,
                           check=False, stdin=subprocess.DEVNULL)
     assert done.returncode == 2
     assert "plan.json is torn" in done.stderr

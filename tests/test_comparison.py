@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from test_front import make_row
 
-from hwnas.comparison import compare, describe, paired_bootstrap
+from hwnas.front.comparison import compare, describe, paired_bootstrap
 
 N = 1000
 

@@ -20,11 +20,12 @@ import pytest
 from compress_fixtures import clock, command, hostile, job_of, overrides_of, trained  # noqa: F401
 from deployment_fixtures import measured
 
-from hwnas import compress_score, compress_steps
-from hwnas.compress_step import Step, Steps
+from hwnas.compress import score as compress_score
+from hwnas.compress import steps as compress_steps
+from hwnas.compress.step import Step, Steps
 from hwnas.errors import CandidateError, TargetError
-from hwnas.export import export_onnx
 from hwnas.latency.measurement import Measurement
+from hwnas.networks.export import export_onnx
 from hwnas.runtimes.onnxruntime import OnnxRuntime
 
 pytestmark = pytest.mark.usefixtures("clock")
@@ -419,7 +420,7 @@ def test_a_file_refused_for_a_folder_does_not_replace_the_one_in_use(trained: Pa
 
 
 def test_only_images_that_the_training_had_may_be_learnt_from(trained: Path, tmp_path: Path) -> None:  # noqa: F811
-    from hwnas.accuracy.splits import subset
+    from hwnas.data.splits import subset
 
     whole, part = job_of(trained, tmp_path / "a"), job_of(trained, tmp_path / "b", "train_images=200")
     rows = subset(whole.dataset.train.labels, 200, 0)

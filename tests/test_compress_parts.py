@@ -12,23 +12,22 @@ import onnx
 import pytest
 from compress_fixtures import QUIET, clock, hostile, job_of, trained  # noqa: F401
 
-from hwnas import compress_qat
-from hwnas.accuracy.training import predict
-from hwnas.compress_bias import corrected
-from hwnas.compress_fake import FakeQuantised
-from hwnas.compress_post_training import PostTraining
-from hwnas.compress_qat import fine_tune
-from hwnas.compress_score import Scorer
-from hwnas.compress_sensitivity import KeptNodes
-from hwnas.compress_step import Steps
+from hwnas.compress import qat as compress_qat
+from hwnas.compress.post_training import PostTraining
+from hwnas.compress.qat import FakeQuantised, fine_tune
+from hwnas.compress.score import Scorer
+from hwnas.compress.sensitivity import KeptNodes
+from hwnas.compress.step import Steps
 from hwnas.errors import StudyError, TrainingError
-from hwnas.export import export_onnx, randomise
-from hwnas.qdq import Graph, quantised_nodes
-from hwnas.quantize import activation_ranges, load_fp32, quantise_graph
-from hwnas.runtimes import load_runtime
-from hwnas.target import Target
-from hwnas.torchvision_ops import declare_missing
-from hwnas.training_checkpoint import Checkpoint
+from hwnas.networks.bias import corrected
+from hwnas.networks.export import export_onnx, randomise
+from hwnas.networks.qdq import Graph, quantised_nodes
+from hwnas.networks.quantize import activation_ranges, load_fp32, quantise_graph
+from hwnas.runtimes.runtime import load_runtime
+from hwnas.system.torchvision_ops import declare_missing
+from hwnas.target.target import Target
+from hwnas.training.checkpoint import Checkpoint
+from hwnas.training.loop import predict
 
 declare_missing()
 
@@ -117,7 +116,7 @@ def test_every_method_cuts_outliers_but_extremes(tmp_path: Path) -> None:
 
 def test_entropy_s_steps_begin_at_zero() -> None:
     """Where nothing lies near 0, what it cuts must not depend on how far away the smallest value is."""
-    from hwnas.quantize import _entropy_end
+    from hwnas.networks.quantize import _entropy_end
 
     values = np.append(np.random.default_rng(0).normal(6.5, 0.2, 20_000), [60.0] * 5).astype(np.float32)
     end = _entropy_end(values, levels=256)

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hwnas.architecture import Architecture
+from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, DataError, StudyError, UnknownName
-from hwnas.progress import Console
+from hwnas.space.architecture import Architecture
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -151,8 +151,8 @@ def test_a_search_that_split_the_data_otherwise_is_refused(tmp_path):
 
 
 def test_a_search_on_other_images_is_refused(tmp_path):
-    from hwnas.accuracy.data import load_dataset
-    from hwnas.space import SearchSpace
+    from hwnas.data.loading import load_dataset
+    from hwnas.space.search_space import SearchSpace
 
     options = parse(["data=digits", f"out={tmp_path}"])
     space = SearchSpace.load("mnasnet_small", channels=1, classes=10)
@@ -418,9 +418,9 @@ def contest(tmp_path_factory):
     """Two untrained networks in the place of trained ones: of ours, and one that passes for a baseline."""
     import torch
 
-    from hwnas.accuracy.data import load_dataset
-    from hwnas.export import export_onnx, randomise
-    from hwnas.network import build
+    from hwnas.data.loading import load_dataset
+    from hwnas.networks.build import build
+    from hwnas.networks.export import export_onnx, randomise
 
     out = tmp_path_factory.mktemp("contest")
     options = parse(["data=digits", f"out={out}", "networks=resnet18", "seeds=1", "train_images=200"])
@@ -504,8 +504,8 @@ def test_timing_and_report_run_through_and_say_what_is_missing(contest, monkeypa
         return {name: Measurement(tuple(Turn((0.1 + 0.01 * at + 1e-4 * turn,), 0.1) for turn in range(24)), 0.1,
                                   protocol) for at, name in enumerate(calls)}
 
-    monkeypatch.setattr("hwnas.latency.measure.measure", measure)
-    monkeypatch.setattr("hwnas.latency.prepare.prepare_network",
+    monkeypatch.setattr("hwnas.latency.harness.measure", measure)
+    monkeypatch.setattr("hwnas.latency.timing.prepare_network",
                         lambda *_: file_of(options.out, Training(nets[0], 0), "int8").path)
     timing.time_all(nets, options, QUIET)
     timing.time_all(nets, options, QUIET)

@@ -9,13 +9,15 @@ import onnx
 import pytest
 from deployment_fixtures import tiny_finalist, tiny_making, tiny_recipe
 
-from hwnas import deployable
-from hwnas.architecture import Architecture
-from hwnas.baselines import Baseline
-from hwnas.deployable import calibration_images, fingerprint, make, parity_images, stored_fingerprint
 from hwnas.errors import ExportError, TrainingError
-from hwnas.run_folder import ModelFolder
-from hwnas.target import Target
+from hwnas.front import make as deployable
+from hwnas.front.make import fingerprint, make, stored_fingerprint
+from hwnas.networks.baselines import Baseline
+from hwnas.networks.export import parity_images
+from hwnas.networks.quantize import calibration_images
+from hwnas.space.architecture import Architecture
+from hwnas.system.run_folder import ModelFolder
+from hwnas.target.target import Target
 
 
 @pytest.fixture

@@ -13,15 +13,15 @@ import pytest
 
 from hwnas.errors import ConfigError, HwnasError, TableError
 from hwnas.latency.fit import Fit, Timed
-from hwnas.latency.host import Host
 from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.prior import FittedPrior, Gain, best, chosen_prior, learnt_model, model_of, prior_candidates
 from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork
-from hwnas.latency.validation_file import TimedOne, network_to_dict, save
-from hwnas.runtimes import load_runtime
+from hwnas.latency.validation import TimedOne, network_to_dict, save
 from hwnas.runtimes.null import NullRuntime
-from hwnas.space import SearchSpace
-from hwnas.target import Target
+from hwnas.runtimes.runtime import load_runtime
+from hwnas.space.search_space import SearchSpace
+from hwnas.target.host import Host
+from hwnas.target.target import Target
 
 ROOT = Path(__file__).resolve().parents[1]
 PROTOCOL = Protocol(warmup_calls=1, round_ms=0.01, min_calls=1, max_calls=2, copies=1, min_rounds=1, max_rounds=3,

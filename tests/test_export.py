@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from hwnas.errors import ExportError
-from hwnas.export import block_of_node, check_parity, export_onnx, randomise
-from hwnas.torchvision_ops import declare_missing
+from hwnas.networks.export import block_of_node, check_parity, export_onnx, randomise
+from hwnas.system.torchvision_ops import declare_missing
 
 declare_missing()
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hwnas.architecture import Architecture
 from hwnas.errors import StudyError
-from hwnas.finalists import choose_finalists, finalists_of, reward_winner, usable_trials
+from hwnas.front.finalists import choose_finalists, finalists_of, reward_winner, usable_trials
+from hwnas.space.architecture import Architecture
 
 
 def trial(id: str, top1: float | None, ms: float | None, **changes: Any) -> dict[str, Any]:

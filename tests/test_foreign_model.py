@@ -11,10 +11,10 @@ import pytest
 from onnx import TensorProto as T
 from onnx import helper
 
-from hwnas.errors import CandidateError
-from hwnas.foreign_model import ModelError, check_batches, check_path, input_of, load_checked, sized
+from hwnas.errors import CandidateError, ModelError
 from hwnas.runtimes.child import probe_model
-from hwnas.target import Target
+from hwnas.runtimes.foreign import check_batches, check_path, input_of, load_checked, sized
+from hwnas.target.target import Target
 
 TARGET = Target("t", "onnxruntime", "fp32")
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hwnas.errors import StudyError
-from hwnas.front import COLUMNS, FrontRow, front_csv, front_json, mark_front, read_front, sort_rows, wilson
+from hwnas.front.rows import COLUMNS, FrontRow, front_csv, front_json, mark_front, read_front, sort_rows
+from hwnas.stats.intervals import wilson
 
 
 def make_row(id: str = "3fa91c20", **changes: Any) -> FrontRow:

@@ -18,35 +18,37 @@ from optuna.trial import TrialState
 from study_fixtures import IDENTITY, OBJECTIVE, Predictions, Scores, searched, url
 from test_front import make_row
 
-from hwnas import scoring, verify
-from hwnas.command import run_command
+from hwnas import verify
+from hwnas.cli.command import run_command
+from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, StudyError, UnknownName
-from hwnas.finalists import choose_finalists
-from hwnas.front import COLUMNS, Cost, front_csv, front_json, load_front, mark_front, read_front
-from hwnas.known_objectives import read_objective
-from hwnas.latency.host import Host
-from hwnas.latency.prepare import prepare_network
-from hwnas.objective import Objective
-from hwnas.paths import shipped
-from hwnas.plot_costs import named
-from hwnas.plots import PlotInfo, figure_bytes, front_figure
-from hwnas.progress import Console
-from hwnas.report_html import ReportData, report_html
-from hwnas.reporting import write_report
-from hwnas.reuse import reuse_trials
-from hwnas.run_folder import RunFolder
-from hwnas.samplers import gain, load_sampler
+from hwnas.front import score as scoring
+from hwnas.front.finalists import choose_finalists
+from hwnas.front.picture import PlotInfo, front_figure, named
+from hwnas.front.report import write_report
+from hwnas.front.report_page import ReportData, report_html
+from hwnas.front.rows import COLUMNS, Cost, front_csv, front_json, load_front, mark_front, read_front
+from hwnas.front.score import Timing
+from hwnas.front.verification import Facts, finish
+from hwnas.latency.timing import prepare_network
+from hwnas.pictures.style import figure_bytes
+from hwnas.samplers import gain
 from hwnas.samplers.asking import View
 from hwnas.samplers.coding import Coding, Settings
 from hwnas.samplers.informed import Context
-from hwnas.scoring import Timing
-from hwnas.search import main
-from hwnas.search_trial import SearchOptions
-from hwnas.space import SearchSpace
-from hwnas.space_costs import KNOWN, MOST_KNOWN, Terms, check_known, file_bytes
-from hwnas.study import front_rows, open_study, trial_rows
-from hwnas.target import Target
-from hwnas.verification import Facts, finish
+from hwnas.samplers.loading import load_sampler
+from hwnas.search.__main__ import main
+from hwnas.search.reuse import reuse_trials
+from hwnas.search.trial import SearchOptions
+from hwnas.space.search_space import SearchSpace
+from hwnas.study.costs import KNOWN, MOST_KNOWN, Terms, check_known, file_bytes
+from hwnas.study.objective import Objective, read_objective
+from hwnas.study.record import front_rows, trial_rows
+from hwnas.study.study import open_study
+from hwnas.system.paths import shipped
+from hwnas.system.run_folder import RunFolder
+from hwnas.target.host import Host
+from hwnas.target.target import Target
 
 SPACE = SearchSpace.load("mnasnet_small", channels=1, classes=10)
 INT8 = Terms("int8", price_per_hour=0.36)
@@ -303,7 +305,7 @@ def test_a_verified_front_holds_what_was_exported_and_measured(tmp_path: Path, m
     assert small.on_front  # as fast as the other here, and smaller
     assert wide.on_front == (wide.top1_test > small.top1_test)
     before = {row.id: row.costs for row in load_front(run)}
-    monkeypatch.setattr("hwnas.accuracy.data.load_dataset", lambda *args: tiny_dataset())
+    monkeypatch.setattr("hwnas.data.loading.load_dataset", lambda *args: tiny_dataset())
     verify.run({"run": run.path}, Console(quiet=True))
     assert {row.id: row.costs for row in load_front(run)} == before
     shutil.rmtree(run.path / "models")

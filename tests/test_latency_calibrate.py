@@ -12,12 +12,11 @@ import time
 import numpy as np
 import pytest
 
-from hwnas.command import run_command
-from hwnas.latency.calibrate import block_names, partial_path
-from hwnas.latency.planning import Plan
+from hwnas.cli.command import run_command
+from hwnas.latency.calibrate import Plan, block_names, partial_path
 from hwnas.latency.table import LatencyTable
 from hwnas.profile import main
-from hwnas.space import SearchSpace
+from hwnas.space.search_space import SearchSpace
 
 QUICK = ["-q", "calibration.networks=12", "calibration.profiles=3", "calibration.minutes=0.6"]
 
@@ -129,8 +128,8 @@ def test_a_torn_unfinished_calibration_is_one_clear_line(home, capsys):
 
 
 def test_a_second_calibration_of_the_same_table_says_that_it_waits(home, capsys):
-    from hwnas.deployment import calibration_lock
-    from hwnas.progress import Console
+    from hwnas.cli.progress import Console
+    from hwnas.latency.deployment import calibration_lock
 
     table = LatencyTable.load(next(home.rglob("onnxruntime-fp32-*.json")))
     waited = threading.Event()

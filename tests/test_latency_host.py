@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from hwnas.latency import host as host_module
-from hwnas.latency.host import Host, usable_cores
+from hwnas.target import host as host_module
+from hwnas.target.host import Host, usable_cores
 
 EPYC = Host("AMD EPYC 9654 96-Core Processor", "amd", 25, 17, 1, ("avx2",), 4, 15.5, "6.1", "performance")
 

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hwnas.errors import TableError
-from hwnas.latency.host import usable_cores
-from hwnas.latency.measure import measure
+from hwnas.latency.harness import measure
 from hwnas.latency.measurement import Measurement, Protocol, Turn
+from hwnas.target.host import usable_cores
 
 QUICK = Protocol(warmup_calls=3, round_ms=2.0, min_calls=5, min_rounds=4, max_rounds=6, drift=10.0, steal=10.0,
                  half_width=0.2, max_seconds=20.0)

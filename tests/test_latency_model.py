@@ -13,12 +13,13 @@ from hwnas.errors import MissingLatency
 from hwnas.latency.costs import Costs, Features
 from hwnas.latency.features import NAMES, block_features
 from hwnas.latency.fit import Fit
-from hwnas.latency.held_out import conformal_quantile, interval_scores
+from hwnas.latency.held_out import interval_scores
 from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.model import LatencyModel, timed_networks
 from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork
-from hwnas.space import SearchSpace
-from hwnas.target import Target
+from hwnas.space.search_space import SearchSpace
+from hwnas.stats.intervals import conformal_quantile
+from hwnas.target.target import Target
 
 
 @pytest.fixture(scope="module")

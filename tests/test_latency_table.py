@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from hwnas.architecture import Architecture
 from hwnas.errors import TableError
 from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.table import FORMAT, LatencyTable, TableKey, TimedNetwork, find_table, table_path
-from hwnas.paths import home
-from hwnas.target import Target
+from hwnas.space.architecture import Architecture
+from hwnas.system.paths import home
+from hwnas.target.target import Target
 
 TARGET = Target("xeon_int8", "openvino", "int8")
 KEY = TableKey.of(TARGET, (32,), 1, 10)

@@ -15,15 +15,18 @@ from hwnas.latency.agreement import (
     Compared,
     ceilings,
     intervals,
+    kind_of,
+    kinds_of,
     quartiles,
     rank_correlation,
+    shared_kinds,
     summary,
     verdicts,
     wilson,
+    worst,
 )
-from hwnas.latency.block_errors import kind_of, kinds_of, shared_kinds, worst
-from hwnas.latency.validation import FRONT, RANDOM, Capacity, front_networks, held_out_networks, predicted_front
-from hwnas.space import SearchSpace
+from hwnas.latency.held_out_networks import FRONT, RANDOM, Capacity, front_networks, held_out_networks, predicted_front
+from hwnas.space.search_space import SearchSpace
 
 
 class Additive:

@@ -11,17 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import hwnas.latency.stream
-import hwnas.plots
+import hwnas.front.picture
+import hwnas.latency.timing
 from hwnas.errors import ConfigError, DataError, MissingLatency, UnknownName
-from hwnas.latency.host import Host
 from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.model import LatencyModel
 from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork, table_path
-from hwnas.pareto import non_dominated
-from hwnas.paths import home
-from hwnas.space import SearchSpace
-from hwnas.target import Target
+from hwnas.space.search_space import SearchSpace
+from hwnas.stats.pareto import non_dominated
+from hwnas.system.paths import home
+from hwnas.target.host import Host
+from hwnas.target.target import Target
 
 ROOT = Path(__file__).resolve().parents[1]
 QUIET_MS = 0.1
@@ -90,7 +90,7 @@ def file(rows, tmp_path) -> Path:
 def table(space, tmp_path, monkeypatch) -> LatencyTable:
     """A table of this host for the null runtime, which holds some of the benchmark's networks."""
     monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(hwnas.plots, "figure_bytes", lambda figure, kind: b"picture")
+    monkeypatch.setattr(hwnas.front.picture, "figure_bytes", lambda figure, kind: b"picture")
     codes = np.concatenate([space.sample(np.random.default_rng(0), 40), [[0, 0, b, 0, 0, 1, 0, 0] for b in range(3)]])
     found = {one.id: TimedNetwork(space.name, one, timed(one, true_ms(one)))
              for one in (space.decode(space.to_params(row)) for row in codes)}
@@ -126,7 +126,7 @@ def run(monkeypatch, file: Path, out: Path, *more: str, timer: Timer | None = No
     from experiments.macro_latency.run import main
 
     timer = timer or Timer()
-    monkeypatch.setattr(hwnas.latency.stream, "time_networks", timer)
+    monkeypatch.setattr(hwnas.latency.timing, "time_networks", timer)
     main(["+target=null_fp32", f"benchmark={file}", f"out={out}", "random=10", "anchors=8", *more])
     return timer
 

@@ -8,9 +8,9 @@ import numpy as np
 from deployment_fixtures import tiny_finalist, tiny_making
 from safetensors.numpy import load_file
 
-from hwnas.baselines import Baseline
-from hwnas.making_pool import make_all
-from hwnas.run_folder import RunFolder
+from hwnas.front.make import make_all
+from hwnas.networks.baselines import Baseline
+from hwnas.system.run_folder import RunFolder
 
 
 def made(run, making, workers, networks):

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hwnas.architecture import Architecture
 from hwnas.errors import ConfigError
-from hwnas.network import build, count_macs, count_parameters, register
-from hwnas.space import SearchSpace
+from hwnas.networks.build import build, count_macs, count_parameters, register
+from hwnas.space.architecture import Architecture
+from hwnas.space.search_space import SearchSpace
 
 torch = pytest.importorskip("torch")
-import timm  # noqa: E402  (hwnas.network has declared what it needs)
+import timm  # noqa: E402  (hwnas.networks.build has declared what it needs)
 
 
 def _at_224(*stages: str, activation: str = "relu") -> Architecture:

@@ -7,7 +7,7 @@ import pytest
 from study_fixtures import TinySpace, predict
 
 from hwnas.errors import BudgetError, ConfigError, UnknownName
-from hwnas.objective import Objective, check_cap, check_quantile, fastest, positive_ms, reward, upper_ms
+from hwnas.study.objective import Objective, check_cap, check_quantile, fastest, positive_ms, reward, upper_ms
 
 
 def test_soft_reward_trades_on_both_sides() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hwnas import paths
 from hwnas.errors import UserError
+from hwnas.system import paths
 
 
 def test_home_is_what_the_variable_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_front import make_row
 
-from hwnas.front import mark_front
-from hwnas.plot_labels import Box, place_labels
-from hwnas.plots import PlotInfo, figure_bytes, front_figure
+from hwnas.front.picture import PlotInfo, front_figure
+from hwnas.front.rows import mark_front
+from hwnas.pictures.labels import Box, place_labels
+from hwnas.pictures.style import figure_bytes
 
 INFO = PlotInfo("xeon_int8", "intel-xeon-f6m143s8-2c", "digits", "20 November 2026", "mnasnet_small")
 

@@ -25,15 +25,14 @@ from test_sampler_search import check_race, named, race, search, share
 from test_sampler_search import opened as informed
 from test_study_faults import Worker
 
-import hwnas.storage
+import hwnas.study.storage
 from hwnas.errors import ConfigError, StudyError
-from hwnas.processes import worker_name
-from hwnas.samplers import load_sampler
 from hwnas.samplers.history import PROPOSAL, proposals
-from hwnas.storage_errors import hidden
-from hwnas.storage_server import server_lock
-from hwnas.study import load_study, open_study, study_lock, trial_rows
-from hwnas.workers import storage_of
+from hwnas.samplers.loading import load_sampler
+from hwnas.study.record import trial_rows
+from hwnas.study.server import hidden, server_lock
+from hwnas.study.study import load_study, open_study, storage_of, study_lock
+from hwnas.system.processes import worker_name
 
 SECRET = "s3cret-w0rd"
 
@@ -280,7 +279,7 @@ def test_a_lock_on_the_server_is_held_by_one_at_a_time_and_ends_with_its_process
 
     assert at_once(4, hold) == [None] * 4
     assert inside[::2] == inside[1::2]
-    script = f"from hwnas.storage_server import server_lock\nimport os\n" \
+    script = f"from hwnas.study.server import server_lock\nimport os\n" \
              f"with server_lock({place!r}, 'study'):\n    os._exit(7)"
     assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 7
     hold(9)
@@ -310,7 +309,7 @@ def test_a_worker_killed_while_it_asks_leaves_no_fantasy(place: str, keep: Keep,
     if queued:
         study.enqueue_trial(TinySpace().every()[5])
     with monkeypatch.context() as patch:
-        patch.setattr(hwnas.storage, "worker_name", lambda: worker_name().rsplit("/", 1)[0] + "/1")
+        patch.setattr(hwnas.study.storage, "worker_name", lambda: worker_name().rsplit("/", 1)[0] + "/1")
         study._storage.set_trial_system_attr(ask(study), PROPOSAL, [0.0, 1.0])
     assert proposals(study.trials, -1) == [[0.0, 1.0]]
     assert searched(study, 1).n_complete == 1
@@ -321,7 +320,7 @@ def test_a_worker_killed_while_it_asks_leaves_no_fantasy(place: str, keep: Keep,
 def test_a_worker_elsewhere_that_never_began_to_train_is_given_up_by_the_servers_clock(
         place: str, keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
     study = keep(opened(place, heartbeat_s=1, grace_s=1))
-    monkeypatch.setattr(hwnas.storage, "worker_name", lambda: "elsewhere/1/1")
+    monkeypatch.setattr(hwnas.study.storage, "worker_name", lambda: "elsewhere/1/1")
     ask(study)
     with psycopg().connect(place.replace("+psycopg", "")) as connection:
         # A host whose clock, or time zone, is hours behind.
@@ -329,10 +328,10 @@ def test_a_worker_elsewhere_that_never_began_to_train_is_given_up_by_the_servers
         # The server stands in Nepal; its sessions keep to one time zone that has no summer time.
         found = connection.execute("SELECT heartbeat, now() AT TIME ZONE 'UTC' FROM trial_heartbeats").fetchall()
     assert [abs((beat - now).total_seconds()) < 1000 for beat, now in found] == [True]
-    assert hwnas.workers.release_lost(study) == 0
+    assert hwnas.study.study.release_lost(study) == 0
     assert study.trials[0].state == TrialState.RUNNING
     time.sleep(1.5)
-    hwnas.workers.release_lost(study)
+    hwnas.study.study.release_lost(study)
     assert study.trials[0].state == TrialState.FAIL
 
 

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import optuna
 import pytest
 
-from hwnas import prepared
-from hwnas.command import compose
+from hwnas.cli.command import compose
+from hwnas.cli.progress import Console
 from hwnas.errors import StudyError
-from hwnas.paths import shipped
-from hwnas.progress import Console
+from hwnas.search import prepare as prepared
+from hwnas.system.paths import shipped
 
 
 class Costly:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from hwnas.errors import QuantizeError
-from hwnas.export import export_onnx, randomise
-from hwnas.quantize import quantize_static
-from hwnas.torchvision_ops import declare_missing
+from hwnas.networks.export import export_onnx, randomise
+from hwnas.networks.quantize import quantize_static
+from hwnas.system.torchvision_ops import declare_missing
 
 declare_missing()
 

@@ -11,13 +11,13 @@ from test_front import make_row
 from test_plots import some_rows, trials
 
 from hwnas import report
+from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, StudyError
-from hwnas.front import save_front
-from hwnas.plots import PlotInfo
-from hwnas.progress import Console
-from hwnas.report_html import ReportData, report_html
-from hwnas.reporting import plot_info, write_report
-from hwnas.run_folder import RunFolder
+from hwnas.front.picture import PlotInfo
+from hwnas.front.report import plot_info, write_report
+from hwnas.front.report_page import ReportData, report_html
+from hwnas.front.rows import save_front
+from hwnas.system.run_folder import RunFolder
 
 ENVIRONMENT = {
     "created": "2026-11-20T12:00:00+00:00", "host": {"name": "intel-xeon-f6m143s8-2c", "cores": 2},

@@ -10,12 +10,9 @@ import numpy as np
 import pytest
 
 from hwnas import roofline as command
-from hwnas.architecture import Architecture
-from hwnas.blocks import BlockSpec
-from hwnas.command import run_command
+from hwnas.cli.command import run_command
 from hwnas.errors import MeasurementInvalid, UnknownName
 from hwnas.latency import roofs as measuring
-from hwnas.latency.host import Host
 from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.roofline import (
     COMPUTE,
@@ -31,15 +28,18 @@ from hwnas.latency.roofline import (
     profiled_times,
     ratios_of,
 )
+from hwnas.latency.roofline_picture import roofline_figure
 from hwnas.latency.roofline_report import Roofline, describe
 from hwnas.latency.roofs import Bandwidth, Dense, Peak, Roofs, cache_bytes, measured_bandwidths, measured_peak
 from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork, table_path
-from hwnas.paths import home
-from hwnas.roofline_plot import roofline_figure
-from hwnas.runtimes import load_runtime
 from hwnas.runtimes.null import NullRuntime
-from hwnas.space import SearchSpace
-from hwnas.target import Target
+from hwnas.runtimes.runtime import load_runtime
+from hwnas.space.architecture import Architecture
+from hwnas.space.blocks import BlockSpec
+from hwnas.space.search_space import SearchSpace
+from hwnas.system.paths import home
+from hwnas.target.host import Host
+from hwnas.target.target import Target
 
 # peaks 100 and 400 GFLOP/s, 20 GB/s up to 1 MiB and 5 GB/s beyond: ridges at 5 and 20, 20 and 80 FLOP a byte
 ROOFS = Roofs((Peak("fp32", 100.0, "made up", "null 1", {}), Peak("int8", 400.0, "made up", "null 1", {})),

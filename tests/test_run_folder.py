@@ -11,9 +11,9 @@ import pytest
 from test_front import make_row
 
 from hwnas.errors import StudyError, UserError
-from hwnas.front import load_front, save_front
-from hwnas.records import finite, read_table, table_csv
-from hwnas.run_folder import RunFolder
+from hwnas.front.rows import load_front, save_front
+from hwnas.system.run_folder import RunFolder
+from hwnas.system.tables import finite, read_table, table_csv
 
 
 @pytest.fixture

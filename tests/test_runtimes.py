@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hwnas import runtimes
 from hwnas.errors import CandidateError, TargetError, UnknownName
-from hwnas.export import block_of_node, export_onnx, randomise
-from hwnas.quantize import quantize_static
-from hwnas.runtimes import judge, load_runtime, quantised_in_file, threads_of
+from hwnas.networks.export import block_of_node, export_onnx, randomise
+from hwnas.networks.quantize import quantize_static
+from hwnas.runtimes import runtime as runtimes
 from hwnas.runtimes.child import probe_model
 from hwnas.runtimes.null import NullRuntime
 from hwnas.runtimes.openvino import import_openvino
-from hwnas.target import Target
+from hwnas.runtimes.runtime import judge, load_runtime, quantised_in_file, threads_of
+from hwnas.system.torchvision_ops import declare_missing
+from hwnas.target.target import Target
 from hwnas.testing import check_runtime, contract_images
-from hwnas.torchvision_ops import declare_missing
 
 declare_missing()
 
@@ -186,7 +186,7 @@ def test_names_are_looked_up_and_entry_points_found(monkeypatch: pytest.MonkeyPa
 
 
 def test_no_threads_named_means_all_usable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hwnas.latency.host.usable_cores", lambda: [3, 5, 7])
+    monkeypatch.setattr("hwnas.target.host.usable_cores", lambda: [3, 5, 7])
     assert threads_of(Target("t", "openvino", "int8", threads=0)) == 3
     assert threads_of(Target("t", "openvino", "int8", threads=2)) == 2
 

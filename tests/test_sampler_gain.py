@@ -8,10 +8,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from hwnas.pareto import hypervolume_2d
 from hwnas.samplers.coding import Coding, Column, Settings
 from hwnas.samplers.gain import Front, exceedance, expected_gain
 from hwnas.samplers.surrogate import Inputs, Process, Warp, tuned
+from hwnas.stats.pareto import hypervolume_2d
 
 RNG = np.random.default_rng(3)
 

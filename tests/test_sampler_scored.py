@@ -14,20 +14,20 @@ torch = pytest.importorskip("torch")
 
 from test_accuracy_training import stripes  # noqa: E402
 
-from hwnas import prepared  # noqa: E402
-from hwnas.accuracy.data import Dataset  # noqa: E402
-from hwnas.accuracy.zero_cost_batch import Scorer  # noqa: E402
-from hwnas.accuracy.zero_cost_pool import Pool  # noqa: E402
-from hwnas.certificate import Certificate  # noqa: E402
+from hwnas.accuracy.anchors import Pool  # noqa: E402
+from hwnas.accuracy.certificate import Certificate  # noqa: E402
+from hwnas.accuracy.scores import Scorer  # noqa: E402
+from hwnas.cli.progress import Console  # noqa: E402
+from hwnas.data.dataset import Dataset  # noqa: E402
 from hwnas.errors import ConfigError, DataError, TrainingError, UnknownName  # noqa: E402
 from hwnas.latency.model import Predictions  # noqa: E402
-from hwnas.objective import Objective  # noqa: E402
-from hwnas.progress import Console  # noqa: E402
-from hwnas.samplers import load_sampler  # noqa: E402
 from hwnas.samplers.informed import Context, informed  # noqa: E402
+from hwnas.samplers.loading import load_sampler  # noqa: E402
 from hwnas.samplers.proposals import Mix  # noqa: E402
 from hwnas.samplers.scored import Scored, certified, scored  # noqa: E402
-from hwnas.space import SearchSpace  # noqa: E402
+from hwnas.search import prepare as prepared  # noqa: E402
+from hwnas.space.search_space import SearchSpace  # noqa: E402
+from hwnas.study.objective import Objective  # noqa: E402
 
 
 class Rows:
@@ -161,7 +161,8 @@ def test_a_search_computes_what_its_certificate_leaves_on(space: SearchSpace, da
     asked: list[Any] = []
     taus = {"zero_cost:params": 0.3, "zero_cost:macs": 0.2, "zero_cost:naswot": 0.5, "zero_cost:zico": 0.1}
     content = {"estimators": {name: {"kendall_tau": tau, "low": tau / 2, "high": 1} for name, tau in taus.items()}}
-    monkeypatch.setattr("hwnas.certificate.find_certificate", lambda *_: Certificate(Path("certificate.json"), content))
+    certificate = Certificate(Path("certificate.json"), content)
+    monkeypatch.setattr("hwnas.accuracy.certificate.find_certificate", lambda *_: certificate)
     monkeypatch.setattr("hwnas.samplers.scored.scored", lambda *given: asked.append(given[2]) or "scores")
 
     def options(sampler: str, names: list[str]) -> Any:

@@ -13,19 +13,18 @@ import pytest
 from optuna.trial import TrialState
 from study_fixtures import IDENTITY, OBJECTIVE, Predictions, Scores, searched, url
 
+from hwnas.accuracy.estimator import Estimate
 from hwnas.errors import StudyError
-from hwnas.estimate import Estimate
-from hwnas.objective import Objective
-from hwnas.pareto import hypervolume_2d
-from hwnas.processes import worker_name
-from hwnas.reuse import reuse_trials
-from hwnas.samplers import load_sampler
 from hwnas.samplers.informed import Context
-from hwnas.search_trial import SearchOptions
-from hwnas.space import SearchSpace
-from hwnas.study import load_study, open_study
-from hwnas.trial_record import DUPLICATE, EVALUATED, LOST, REUSED, known, outcome
-from hwnas.workers import release_lost, storage_of
+from hwnas.samplers.loading import load_sampler
+from hwnas.search.reuse import reuse_trials
+from hwnas.search.trial import SearchOptions
+from hwnas.space.search_space import SearchSpace
+from hwnas.stats.pareto import hypervolume_2d
+from hwnas.study.objective import Objective
+from hwnas.study.record import DUPLICATE, EVALUATED, LOST, REUSED, known, outcome
+from hwnas.study.study import load_study, open_study, release_lost, storage_of
+from hwnas.system.processes import worker_name
 
 WORKER = Path(__file__).with_name("study_worker.py")
 SPACE = SearchSpace.load("mnasnet_small", channels=1, classes=10)

@@ -14,10 +14,9 @@ from study_fixtures import opened, searched
 from test_front import make_row
 
 from hwnas.errors import ConfigError, DataError, StudyError, UnknownName, UserError
-from hwnas.front import load_front, save_front
-from hwnas.run_folder import RunFolder
-from hwnas.study import trial_rows
-from hwnas.trial_record import COLUMNS
+from hwnas.front.rows import load_front, save_front
+from hwnas.study.record import COLUMNS, trial_rows
+from hwnas.system.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[1]
 NOON = datetime(2026, 1, 1, 12)

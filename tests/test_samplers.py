@@ -15,16 +15,16 @@ from optuna.samplers import RandomSampler
 from optuna.trial import TrialState
 from study_fixtures import Predictions, Scores, TinySpace, opened, searched
 
-import hwnas.samplers
-import hwnas.search_loop
-from hwnas.architecture import Architecture
+import hwnas.samplers.loading
+import hwnas.search.loop
+from hwnas.accuracy.estimator import Estimate
 from hwnas.errors import ConfigError, UnknownName
-from hwnas.estimate import Estimate
-from hwnas.objective import Objective
-from hwnas.pareto import hypervolume_2d
-from hwnas.samplers import load_sampler, sampler_names
 from hwnas.samplers.asking import View
-from hwnas.space import SearchSpace
+from hwnas.samplers.loading import load_sampler, sampler_names
+from hwnas.space.architecture import Architecture
+from hwnas.space.search_space import SearchSpace
+from hwnas.stats.pareto import hypervolume_2d
+from hwnas.study.objective import Objective
 
 NAMES = ["nsga2", "nsga3", "tpe", "gp", "random"]
 CHEAP = ["nsga2", "nsga3", "tpe", "random"]
@@ -72,7 +72,7 @@ def test_same_trials_after_an_interruption(tmp_path: Path) -> None:
 def test_genetic_samplers_learn_from_what_is_over_the_cap(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
                                                           ) -> None:
     """Without the view, generations would hold COMPLETE trials only, and a tight cap would leave the search random."""
-    monkeypatch.setattr(hwnas.search_loop, "UNPRODUCTIVE", 10**9)
+    monkeypatch.setattr(hwnas.search.loop, "UNPRODUCTIVE", 10**9)
     study = opened(tmp_path, name)
     searched(study, 30, TinySpace(4), cap_ms=2.0)
     trials = study.trials

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from hwnas.command import run_command
-from hwnas.search import main
+from hwnas.cli.command import run_command
+from hwnas.search.__main__ import main
 
 SMALL = ["+target=xeon_int8", "n_trials=3", "calibration.networks=14", "calibration.profiles=2",
          "calibration.minutes=0.6", "proxy.epochs=1", "proxy.min_steps=4", "proxy.train_images=256", "finalists.k=2",
@@ -203,7 +203,7 @@ def test_a_search_for_another_machine_stays_unverified_until_it_is_verified(run,
 
 
 def test_a_search_on_a_table_imports_no_runtime_until_the_verification(run, tmp_path):
-    code = ("import sys; from hwnas import search; from hwnas.command import run_command\n"
+    code = ("import sys; from hwnas import search; from hwnas.cli.command import run_command\n"
             "def verify(*_):\n"
             "    held = {'openvino', 'onnxruntime'} & set(sys.modules)\n"
             "    print('imported', sorted(held)); sys.exit(1 if held else 0)\n"

@@ -10,8 +10,8 @@ import pytest
 from hwnas.latency.model import LatencyModel, timed_networks
 from hwnas.latency.prior import model_of, prior_candidates
 from hwnas.latency.table import LatencyTable, table_path
-from hwnas.paths import shipped
-from hwnas.space import SearchSpace
+from hwnas.space.search_space import SearchSpace
+from hwnas.system.paths import shipped
 
 TABLES = sorted(shipped("latency_tables").rglob("*.json.gz"))
 NAMES = [f"{path.parent.name}/{path.name.removesuffix('.json.gz')}" for path in TABLES]

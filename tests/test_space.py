@@ -14,9 +14,9 @@ import yaml
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from hwnas.architecture import Architecture
 from hwnas.errors import SpaceError, UnknownName
-from hwnas.space import SearchSpace, find_space
+from hwnas.space.architecture import Architecture
+from hwnas.space.search_space import SearchSpace, find_space
 
 SHIPPED = ("mnasnet_small", "mnasnet", "fused", "nas_bench_macro")
 TINY = """\

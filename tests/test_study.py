@@ -15,12 +15,12 @@ import pytest
 from optuna.trial import TrialState
 from study_fixtures import IDENTITY, OBJECTIVE, Scores, TinySpace, opened, predict, searched, url
 
-from hwnas.architecture import Architecture
 from hwnas.errors import ConfigError, SpaceError, StudyError, TrainingError
-from hwnas.objective import Objective
-from hwnas.search_loop import SearchEvent
-from hwnas.study import acquire_verifier, check_resumable, front_rows, identity_of, load_study, trial_rows
-from hwnas.trial_record import COLUMNS, count
+from hwnas.search.loop import SearchEvent
+from hwnas.space.architecture import Architecture
+from hwnas.study.objective import Objective
+from hwnas.study.record import COLUMNS, count, front_rows, trial_rows
+from hwnas.study.study import acquire_verifier, check_resumable, identity_of, load_study
 
 
 def by_outcome(study: optuna.Study, outcome: str) -> list[dict[str, Any]]:
@@ -256,8 +256,8 @@ def test_databases_of_others_are_left_alone(tmp_path: Path) -> None:
     ("sqlite:////no/such/folder/study.db", StudyError, "Check that its folder exists"),
     ("carrierpigeon://host/x", ConfigError, "no driver for carrierpigeon")])
 def test_bad_urls(storage: str, error: type[Exception], match: str) -> None:
-    from hwnas.samplers import load_sampler
-    from hwnas.study import open_study
+    from hwnas.samplers.loading import load_sampler
+    from hwnas.study.study import open_study
 
     with pytest.raises(error, match=match):
         open_study(storage, IDENTITY, OBJECTIVE, load_sampler("random", 0))
@@ -269,7 +269,7 @@ def test_reading_needs_a_study(tmp_path: Path) -> None:
 
 
 def test_passwords_are_not_shown() -> None:
-    from hwnas.storage_errors import shown
+    from hwnas.study.server import shown
 
     assert shown("postgresql://me:secret@host/db") == "postgresql://me:***@host/db"
 
@@ -296,7 +296,7 @@ def test_one_worker_verifies(tmp_path: Path) -> None:
 
 
 def test_importing_the_study_does_not_import_torch() -> None:
-    script = "import hwnas.study, hwnas.search_loop, hwnas.samplers, sys; print('torch' in sys.modules)"
+    script = "import hwnas.study, hwnas.search.loop, hwnas.samplers, sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60,
                           env={**os.environ})
     assert done.stdout.strip() == "False"

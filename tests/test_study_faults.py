@@ -19,15 +19,14 @@ import pytest
 from optuna.trial import FrozenTrial, TrialState
 from study_fixtures import IDENTITY, OBJECTIVE, Scores, TinySpace, opened, predict, searched, url
 
-import hwnas.storage
-from hwnas.architecture import Architecture
+import hwnas.study.storage
 from hwnas.errors import StudyError, UserError
-from hwnas.processes import is_dead, worker_name
-from hwnas.search_loop import run_search
-from hwnas.search_trial import SearchOptions
-from hwnas.study import load_study, trial_rows, wait_for_others
-from hwnas.trial_record import count
-from hwnas.workers import MAX_RETRIES, release_lost, storage_of
+from hwnas.search.loop import run_search
+from hwnas.search.trial import SearchOptions
+from hwnas.space.architecture import Architecture
+from hwnas.study.record import count, trial_rows
+from hwnas.study.study import MAX_RETRIES, load_study, release_lost, storage_of, wait_for_others
+from hwnas.system.processes import is_dead, worker_name
 
 WORKER = Path(__file__).with_name("study_worker.py")
 
@@ -270,7 +269,7 @@ def test_a_disk_that_refuses_is_one_line(tmp_path: Path, monkeypatch: pytest.Mon
                                          ) -> None:
     searched(opened(tmp_path), 2)
     before = evaluated(tmp_path)
-    monkeypatch.setattr(hwnas.storage, "PRAGMAS", (*hwnas.storage.PRAGMAS, pragma))
+    monkeypatch.setattr(hwnas.study.storage, "PRAGMAS", (*hwnas.study.storage.PRAGMAS, pragma))
     monkeypatch.setattr("optuna.storages._rdb.storage.time.sleep", lambda seconds: None)
     with pytest.raises(StudyError, match=match) as caught:
         searched(opened(tmp_path), 300, TinySpace(3))
@@ -329,7 +328,7 @@ def test_a_worker_killed_while_it_asks_is_noticed_at_once(tmp_path: Path, monkey
     gone = worker_name().rsplit("/", 1)[0] + "/1"
     with monkeypatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        patch.setattr(hwnas.storage, "worker_name", lambda: gone)
+        patch.setattr(hwnas.study.storage, "worker_name", lambda: gone)
         study.ask()
     assert study.trials[0].state == TrialState.RUNNING
     assert release_lost(study) == 1

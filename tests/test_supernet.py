@@ -15,20 +15,19 @@ import torch
 from safetensors.torch import save_file
 from test_accuracy_training import stripes
 
-from hwnas.accuracy import Prepares, load_estimator
-from hwnas.accuracy.data import Dataset
+from hwnas.accuracy.estimator import Prepares, load_estimator
 from hwnas.accuracy.supernet import CHECKPOINT, Supernet
+from hwnas.cli.progress import Console
+from hwnas.data.dataset import Dataset
 from hwnas.errors import ConfigError, DataError, SpaceError, StudyError, TrainingError, UserError
-from hwnas.network import build
-from hwnas.progress import Console
-from hwnas.space import SearchSpace
-from hwnas.supernet import training
-from hwnas.supernet.bank import bank_of, covering, extreme
-from hwnas.supernet.curriculum import Curriculum
-from hwnas.supernet.inherit import inherit, load_inherited, note_other_split, recalibrate
-from hwnas.supernet.options import SupernetOptions
+from hwnas.networks.build import build
+from hwnas.networks.shared_weights import bank_of, covering, extreme
+from hwnas.space.search_space import SearchSpace
 from hwnas.testing import check_estimator
-from hwnas.training_checkpoint import Checkpoint
+from hwnas.training import supernet as training
+from hwnas.training.checkpoint import Checkpoint
+from hwnas.training.inherit import inherit, load_inherited, note_other_split, recalibrate
+from hwnas.training.supernet import Curriculum, SupernetOptions
 
 SPACE = """
 image_size: 16

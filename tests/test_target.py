@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from hwnas.errors import ConfigError, UnknownName
-from hwnas.paths import config_dir
-from hwnas.runtimes import runtime_names
-from hwnas.target import Target
+from hwnas.runtimes.runtime import runtime_names
+from hwnas.system.paths import config_dir
+from hwnas.target.target import Target
 
 FILES = sorted((config_dir() / "target").glob("*.yaml"))
 GOOD = {"name": "mine", "runtime": "openvino", "precision": "int8"}

@@ -23,25 +23,25 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hwnas import training_job, training_run
-from hwnas.architecture import Architecture
-from hwnas.baselines import Baseline
-from hwnas.command import compose, run_command
-from hwnas.errors import ConfigError, DataError, StudyError, TargetError, TrainingError, UserError
-from hwnas.export import export_onnx
-from hwnas.foreign_model import ModelError
-from hwnas.network import build
-from hwnas.progress import Console
+from hwnas.cli.command import compose, run_command
+from hwnas.cli.progress import Console
+from hwnas.errors import ConfigError, DataError, ModelError, StudyError, TargetError, TrainingError, UserError
+from hwnas.networks.baselines import Baseline
+from hwnas.networks.build import build
+from hwnas.networks.export import export_onnx
+from hwnas.networks.weights import load_weights
+from hwnas.space.architecture import Architecture
 from hwnas.train import main, readable_overrides
-from hwnas.training_batches import Batches, own_randomness
-from hwnas.training_checkpoint import Checkpoint, check_identity
-from hwnas.training_job import TrainingJob, make_job
-from hwnas.training_options import CHOICES
-from hwnas.training_ranks import Ranks
-from hwnas.training_results import read_summary
-from hwnas.training_run import train
-from hwnas.training_teacher import OnnxTeacher, adapted, distilled, teacher_of
-from hwnas.training_weights import load_weights
+from hwnas.training import job as training_job
+from hwnas.training import run as training_run
+from hwnas.training.batches import Batches, own_randomness
+from hwnas.training.checkpoint import Checkpoint, check_identity
+from hwnas.training.job import TrainingJob, make_job
+from hwnas.training.options import CHOICES
+from hwnas.training.ranks import Ranks
+from hwnas.training.results import read_summary
+from hwnas.training.run import train
+from hwnas.training.teacher import OnnxTeacher, adapted, distilled, teacher_of
 
 NETWORK = Architecture((("ds_r1_k3_s2_c8",), ("ir_r1_k3_s1_e2_c8_se0.25",)), 8, 1, 16, "relu", 8, 1, 10)
 TINY = ["epochs=3", "batch_size=32", "train_images=96", "threads=1", "ema_decay=0.9", "rand_augment=5", "mixup=0.2",
@@ -510,7 +510,7 @@ def test_an_onnx_teacher_that_dies_is_one_line(overrides: list[str], tmp_path: P
     job = job_of(overrides, f"teacher.model={tmp_path / 'teacher.onnx'}")
     assert job.teacher is not None
     with teacher_of(job.teacher, job.dataset, 32, 1, "cpu") as teacher:
-        child, = children("hwnas.training_teacher_child")
+        child, = children("hwnas.training.teacher_child")
         os.kill(child, signal.SIGKILL)
         with pytest.raises(ModelError, match=r"teacher.onnx: onnxruntime was ended by SIGKILL .* Give another teacher"):
             teacher(torch.zeros(32, 1, 8, 8))

@@ -9,22 +9,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import hwnas.latency.stream
-import hwnas.latency.validation
-import hwnas.plots
-from hwnas.command import run_command
+import hwnas.front.picture
+import hwnas.latency.held_out_networks
+import hwnas.latency.timing
+from hwnas.cli.command import run_command
 from hwnas.latency.agreement import Compared, quartiles, summary
-from hwnas.latency.host import Host
 from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.model import LatencyModel
 from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork, table_path
-from hwnas.latency.validation_file import load
-from hwnas.paths import home
-from hwnas.plots import figure_bytes
-from hwnas.space import SearchSpace
-from hwnas.target import Target
+from hwnas.latency.validation import load
+from hwnas.latency.validation_picture import interval_scales, validation_figure
+from hwnas.pictures.style import figure_bytes
+from hwnas.space.search_space import SearchSpace
+from hwnas.system.paths import home
+from hwnas.target.host import Host
+from hwnas.target.target import Target
 from hwnas.validate import USAGE, main
-from hwnas.validation_plots import interval_scales, validation_figure
 
 QUIET_MS = 0.1
 HOST = Host.detect().name
@@ -52,9 +52,9 @@ def user(tmp_path, monkeypatch) -> Path:
     """A user folder of its own, and the current folder."""
     monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(hwnas.latency.validation, "POPULATION", 200)
-    monkeypatch.setattr(hwnas.latency.validation, "GENERATIONS", 1)
-    monkeypatch.setattr(hwnas.plots, "figure_bytes", lambda figure, kind:
+    monkeypatch.setattr(hwnas.latency.held_out_networks, "POPULATION", 200)
+    monkeypatch.setattr(hwnas.latency.held_out_networks, "GENERATIONS", 1)
+    monkeypatch.setattr(hwnas.front.picture, "figure_bytes", lambda figure, kind:
                         f"{kind} of {len(figure.axes)} panels".encode())
     return tmp_path
 
@@ -107,7 +107,7 @@ def timer(monkeypatch) -> Timer:
 
 
 def use(timer: Timer, monkeypatch) -> Timer:
-    monkeypatch.setattr(hwnas.latency.stream, "time_networks", timer)
+    monkeypatch.setattr(hwnas.latency.timing, "time_networks", timer)
     return timer
 
 

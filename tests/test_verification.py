@@ -8,15 +8,17 @@ from typing import Any
 import pytest
 from deployment_fixtures import measured, tiny_architecture, tiny_dataset, tiny_finalist, tiny_making
 
-from hwnas import deployable, scoring, verify
-from hwnas.baselines import Baseline
+from hwnas import verify
+from hwnas.cli.progress import Console
 from hwnas.errors import DataError, ExportError, StudyError
-from hwnas.front import load_front
-from hwnas.latency.host import Host
-from hwnas.progress import Console
-from hwnas.run_folder import RunFolder
-from hwnas.scoring import Timing
-from hwnas.verification import Facts, finish
+from hwnas.front import make as deployable
+from hwnas.front import score as scoring
+from hwnas.front.rows import load_front
+from hwnas.front.score import Timing
+from hwnas.front.verification import Facts, finish
+from hwnas.networks.baselines import Baseline
+from hwnas.system.run_folder import RunFolder
+from hwnas.target.host import Host
 
 HERE = Host.detect().name
 CONSOLE = Console(quiet=True)
@@ -130,7 +132,7 @@ def test_search_for_another_host_is_completed_over_there(run: RunFolder, clock, 
     assert row.top1_test_fp32 >= 0.9
     assert {path.name for path in run.path.iterdir()} == {*FILES, "trials.csv"}
     assert "far-host" in run.model(row.id).card.read_text()
-    monkeypatch.setattr("hwnas.accuracy.data.load_dataset", lambda *args: tiny_dataset())
+    monkeypatch.setattr("hwnas.data.loading.load_dataset", lambda *args: tiny_dataset())
     with pytest.raises(StudyError, match=f"search was for far-host; this is {HERE}"):
         verify.run({"run": run.path}, CONSOLE)
     verify.run({"run": run.path, "host": HERE, "verification": {"seconds": None}}, CONSOLE)
@@ -143,7 +145,7 @@ def test_verify_refuses_other_data(run: RunFolder, clock, monkeypatch) -> None:
     finish(run, [tiny_finalist()], [], tiny_making(), facts(), CONSOLE)
     import dataclasses
 
-    monkeypatch.setattr("hwnas.accuracy.data.load_dataset",
+    monkeypatch.setattr("hwnas.data.loading.load_dataset",
                         lambda *args: dataclasses.replace(tiny_dataset(), fingerprint="other"))
     with pytest.raises(DataError, match=r"fingerprint other.*sides-1"):
         verify.run({"run": run.path}, CONSOLE)
@@ -154,7 +156,7 @@ def test_verify_again_drops_the_old_reason(run: RunFolder, clock, monkeypatch) -
         patch.setattr(scoring, "measure", lambda calls, *args, **options: {
             name: measured(0.1, quiet_ms=0.1, reference_ms=0.2) for name in calls})
         finish(run, [tiny_finalist()], [], tiny_making(), facts(), CONSOLE)
-    monkeypatch.setattr("hwnas.accuracy.data.load_dataset", lambda *args: tiny_dataset())
+    monkeypatch.setattr("hwnas.data.loading.load_dataset", lambda *args: tiny_dataset())
     verify.run({"run": run.path}, CONSOLE)
     (row,) = load_front(run)
     assert (row.verified, row.reason) == (True, "")

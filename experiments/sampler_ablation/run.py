@@ -34,7 +34,7 @@ from experiments.sampler_contest.scores import Scores, mean_and_error, rows_at, 
 from experiments.sampler_contest.store import Store
 from experiments.sampler_contest.table import Table
 from hwnas.errors import ConfigError, UnknownName
-from hwnas.latency.host import Host
+from hwnas.target.host import Host
 
 MARKS = (25, 50, 100, 200, 400)
 

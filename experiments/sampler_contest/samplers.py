@@ -10,7 +10,7 @@ from pathlib import Path
 import optuna
 from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
 
-import hwnas.samplers
+import hwnas.samplers.loading
 from experiments.sampler_contest import peers
 from experiments.sampler_contest.options import AWARE, OURS
 from experiments.sampler_contest.table import Table

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from experiments.sampler_search.searching import DONE, Search, start
 from hwnas.errors import UserError
-from hwnas.front import load_front, save_front
-from hwnas.paths import write_atomic
-from hwnas.run_folder import ModelFolder, RunFolder
+from hwnas.front.rows import load_front, save_front
+from hwnas.system.paths import write_atomic
+from hwnas.system.run_folder import ModelFolder, RunFolder
 
 
 def folder_of(out: Path, seed: int) -> Path:

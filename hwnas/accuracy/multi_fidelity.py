@@ -8,24 +8,23 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hwnas.accuracy.dataset import digest
-from hwnas.accuracy.fidelity_rungs import Forecast, Halving, hopeless
-from hwnas.accuracy.memory import release_memory
-from hwnas.accuracy.proxy import Z90, binomial_std
-from hwnas.accuracy.recipe import Recipe
-from hwnas.accuracy.subsets import Subsets
-from hwnas.accuracy.training import predict, seeded, top1, train
+from hwnas.accuracy.estimator import Earlier, Estimate
+from hwnas.accuracy.rungs import Forecast, Halving, hopeless
 from hwnas.accuracy.untrained import LEAST_ANCHORS, UntrainedRung
-from hwnas.architecture import Architecture
+from hwnas.data.dataset import Subsets, digest
 from hwnas.errors import ConfigError
-from hwnas.estimate import Earlier, Estimate
+from hwnas.space.architecture import Architecture
+from hwnas.stats.intervals import Z90, binomial_std
+from hwnas.system.memory import release_memory
+from hwnas.training.loop import predict, seeded, top1, train
+from hwnas.training.recipe import Recipe
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from hwnas.accuracy.dataset import Dataset
-    from hwnas.progress import Console
-    from hwnas.space import SearchSpace
+    from hwnas.cli.progress import Console
+    from hwnas.data.dataset import Dataset
+    from hwnas.space.search_space import SearchSpace
 
 # The rate falls over the whole length (cosine): at the top that came out above a constant rate with a decay in the end,
 # and above restarts at each rung.
@@ -39,7 +38,7 @@ class FidelityOptions:
     """What is trained and looked at, besides the Recipe, and when a training ends.
 
     After each number of epochs in `rungs` (ascending) a network is validated and, before the last, may be stopped: see
-    `hwnas.accuracy.fidelity_rungs.hopeless` for `eta`, `quantile` and `min_history` (networks that reached a rung
+    `hwnas.accuracy.rungs.hopeless` for `eta`, `quantile` and `min_history` (networks that reached a rung
     before it is predicted). An epoch has `train_images` images (0: all), others than the epochs before it as long as
     there are others, of POOL_EPOCHS times as many; `validation_images` (0: all) are a fixed stratified subset;
     `image_size` 0 is the architecture's own. `untrained`: weight of the untrained network's score beside the training's
@@ -98,7 +97,7 @@ class MultiFidelity:
     that prediction's standard deviation. With `untrained` both are drawn towards what the untrained network's score
     stands for. What is trained stays in memory: a worker that dies trains its network again.
     Same architecture, earlier networks and seed: same value on one machine. `build` makes the network (default
-    `hwnas.network.build`).
+    `hwnas.networks.build.build`).
     """
 
     dataset: Dataset
@@ -211,7 +210,7 @@ class MultiFidelity:
     def _network(self, architecture: Architecture) -> nn.Module:
         if self.build is not None:
             return self.build(architecture)
-        from hwnas.network import build
+        from hwnas.networks.build import build
 
         return build(architecture)
 

@@ -13,18 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from hwnas.accuracy.dataset import Dataset, Progress, Split
-from hwnas.accuracy.memory import release_memory
-from hwnas.accuracy.recipe import PROXY, Recipe
-from hwnas.accuracy.splits import subset
-from hwnas.accuracy.subsets import Subsets
-from hwnas.accuracy.training import predict, seeded, top1, train
-from hwnas.architecture import Architecture
+from hwnas.accuracy.estimator import Estimate
+from hwnas.data.dataset import Dataset, Progress, Split, Subsets
+from hwnas.data.splits import subset
 from hwnas.errors import ConfigError
-from hwnas.estimate import Estimate
+from hwnas.space.architecture import Architecture
+from hwnas.stats.intervals import Z90, binomial_std
+from hwnas.system.memory import release_memory
+from hwnas.training.loop import predict, seeded, top1, train
+from hwnas.training.recipe import PROXY, Recipe
 
 CHECK_IMAGES = 512
-Z90 = 1.6449
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ class Proxy:
     """An AccuracyEstimator: trains an architecture for a few epochs and returns its validation top-1.
 
     Validation images and training subset are the same for every architecture. `build` makes the network (default
-    `hwnas.network.build`). Same architecture, history and seed: same value on one machine.
+    `hwnas.networks.build.build`). Same architecture, history and seed: same value on one machine.
     """
 
     dataset: Dataset
@@ -148,7 +147,7 @@ class Proxy:
     def _network(self, architecture: Architecture) -> nn.Module:
         if self.build is not None:
             return self.build(architecture)
-        from hwnas.network import build
+        from hwnas.networks.build import build
 
         return build(architecture)
 
@@ -162,12 +161,6 @@ class Proxy:
         std = (binomial_std(value, n_images) ** 2 + spread) ** 0.5
         return Estimate(value, max(0.0, value - Z90 * std), min(1.0, value + Z90 * std), std, "proxy", seconds,
                         tuple(float(x) for x in curve), stopped)
-
-
-def binomial_std(share: float, n: int) -> float:
-    """Standard deviation of a share of `n` images, never 0 (Agresti and Coull, 1998)."""
-    centre = (share * n + 2) / (n + 4)
-    return float((centre * (1 - centre) / (n + 4)) ** 0.5)
 
 
 def load(config: Mapping[str, Any], dataset: Dataset, space: object = None) -> Proxy:

@@ -12,9 +12,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
 
-from hwnas.architecture import Architecture
+from hwnas.accuracy.estimator import Estimate
 from hwnas.errors import ConfigError, DataError, SpaceError, UnknownName
-from hwnas.estimate import Estimate
+from hwnas.space.architecture import Architecture
 
 Z90 = 1.6449
 KEYS = ("codes", "id", "text")

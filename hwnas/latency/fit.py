@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hwnas.blocks import BlockSpec
 from hwnas.latency.costs import Costs, Features, Prior
-from hwnas.latency.operators import operators, placed
+from hwnas.latency.features import operators, placed
 from hwnas.latency.residual import (
     COSTS,
     LEVELS,
@@ -24,6 +23,7 @@ from hwnas.latency.residual import (
     totals,
     tuned,
 )
+from hwnas.space.blocks import BlockSpec
 
 _LEAST_MS = 1e-6  # no share of a network's cost is nothing
 

@@ -8,17 +8,11 @@ import numpy as np
 
 from hwnas.latency.costs import Prior
 from hwnas.latency.fit import Fit, Timed
+from hwnas.stats.intervals import conformal_quantile
 
 FOLDS = 10
 Z95 = 1.645
 LEAST_OF_ORIGIN = 40  # networks chosen one way (random, front), from which their errors have quantiles of their own
-
-
-def conformal_quantile(scores: np.ndarray, q: float) -> float:
-    """Finite-sample quantile of held-out scores: for q of 1/2 or more rounded up, below it rounded down."""
-    ordered, n = np.sort(scores), len(scores)
-    rank = np.ceil((n + 1) * q) if q >= 0.5 else np.floor((n + 1) * q)
-    return float(ordered[int(np.clip(rank - 1, 0, n - 1))])
 
 
 def interval_scores(scores: np.ndarray, origins: np.ndarray) -> tuple[float, float]:

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hwnas.blocks import KINDS, BlockSpec
 from hwnas.latency.roofs import Roofs
 from hwnas.latency.table import TimedNetwork
+from hwnas.space.blocks import KINDS, BlockSpec
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
 OVERHEAD_SHARE = 0.1  # of what the roof allows: a block below that is held up by something else than the two roofs

@@ -7,11 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from hwnas.latency.agreement import Compared, Verdict, intervals, quartiles, summary, verdicts
-from hwnas.latency.anchors import Pace
-from hwnas.latency.block_errors import shared_kinds, worst
+from hwnas.latency.agreement import Compared, Verdict, intervals, quartiles, shared_kinds, summary, verdicts, worst
 from hwnas.latency.model import Predictions
-from hwnas.latency.validation_file import TimedOne, finite
+from hwnas.latency.validation import Pace, TimedOne, finite
 
 N_WORST, N_KINDS = 10, 6
 ABSOLUTE = ("within_5", "within_10", "mean_error", "coverage")  # also given for times as they were in this run

@@ -87,7 +87,7 @@ def _cells(front: Front) -> _Cells:
 
 
 def _undominated(values: Array, known: Array) -> NDArray[np.bool_]:
-    from hwnas.pareto import non_dominated
+    from hwnas.stats.pareto import non_dominated
 
     points = np.column_stack([-values, known])
     return non_dominated(points, [True] * points.shape[1])

@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial
 
-from hwnas.objective import CAP_QUANTILE, Objective, Predict, reward, upper_ms
 from hwnas.samplers.coding import Codes, Settings
 from hwnas.samplers.known import KNOWN, LEARNT, KnownObjectiveSampler
 from hwnas.samplers.model import WORST
 from hwnas.samplers.proposals import Mix
+from hwnas.study.objective import CAP_QUANTILE, Objective, Predict, reward, upper_ms
 
 if TYPE_CHECKING:
-    from hwnas.blocks import BlockSpec
-    from hwnas.space import SearchSpace
+    from hwnas.space.blocks import BlockSpec
+    from hwnas.space.search_space import SearchSpace
 
 Array = NDArray[np.float64]
 STOPPED_STD = 0.1  # of the top-1 of a training that was ended early as hopeless: it is that of an early epoch

@@ -7,12 +7,12 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from hwnas.pareto import layers
 from hwnas.samplers.coding import Codes
 from hwnas.samplers.domain import Domain
 from hwnas.samplers.gain import Front, expected_gain
 from hwnas.samplers.history import History
 from hwnas.samplers.surrogate import Inputs, Process, Warp, Weights, tuned
+from hwnas.stats.pareto import layers
 
 Array = NDArray[np.float64]
 LEAST = 4  # values below which there is nothing to model

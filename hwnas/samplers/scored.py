@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hwnas.accuracy.zero_cost_names import judged, label, worthwhile
+from hwnas.accuracy.zero_cost import judged, label, worthwhile
 from hwnas.errors import DataError
 from hwnas.samplers.coding import Settings
 from hwnas.samplers.informed import Physical
 
 if TYPE_CHECKING:
-    from hwnas.accuracy.dataset import Dataset
-    from hwnas.progress import Console
-    from hwnas.space import SearchSpace
+    from hwnas.cli.progress import Console
+    from hwnas.data.dataset import Dataset
+    from hwnas.space.search_space import SearchSpace
 
 Array = NDArray[np.float64]
 LEAST = 16  # networks of the pool that must have a score
@@ -75,7 +75,7 @@ class Scored:
 def scored(dataset: Dataset, space: SearchSpace, names: Sequence[str], threads: int, console: Console) -> Scored:
     """Score the space's pool with `names`, or find it scored; says in one line what that took and how well others are
     read from it."""
-    from hwnas.accuracy.zero_cost_pool import Pool
+    from hwnas.accuracy.anchors import Pool
 
     pool = Pool(dataset, space, names, threads=threads)
     found = Scored(space, pool.codes, pool.scores(console))

@@ -1,0 +1,124 @@
+"""Step: one way to an int8 file, tried and scored; every finished one is kept, so that a killed run goes on."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hwnas.compress.job import CompressJob
+from hwnas.errors import CandidateError, StudyError
+from hwnas.front.comparison import paired_bootstrap
+from hwnas.system.paths import write_atomic
+from hwnas.system.tables import finite
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from onnx import ModelProto
+
+    from hwnas.compress.score import Scorer
+
+FORMAT = "hwnas-compress-step/1"
+REFERENCE = "fp32"
+
+
+@dataclass(frozen=True)
+class Step:
+    """A file and its answers. `right`: which validation images it has right (none where it failed: `error`).
+
+    `about` holds what the step itself has to tell: nodes left in fp32, shares executed in int8, seconds.
+    """
+
+    name: str
+    what: str
+    path: Path
+    right: NDArray[np.bool_]
+    about: dict[str, Any]
+    error: str = ""
+
+    @property
+    def top1(self) -> float:
+        """Validation top-1, 0 to 1; NaN where it failed."""
+        return math.nan if self.error else float(self.right.mean())
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Nodes left in fp32."""
+        return tuple(self.about.get("kept", ()))
+
+    def drop(self, reference: Step) -> tuple[float, float, float]:
+        """Points of top-1 lost against `reference`, with the paired 95 % interval."""
+        if self.error:
+            return math.nan, math.nan, math.nan
+        difference, low, high = paired_bootstrap(reference.right, self.right)
+        return 100 * difference, 100 * low, 100 * high
+
+    def keeps(self, reference: Step, max_drop: float) -> bool:
+        """Whether no more than `max_drop` points are lost."""
+        return not self.error and self.drop(reference)[0] <= max_drop + 1e-9
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps of a job: taken now, or read from its folder where they are finished."""
+
+    job: CompressJob
+    scorer: Scorer
+
+    @cached_property
+    def reference(self) -> Step:
+        """The fp32 network in the target's runtime, with its threads and batch."""
+        right, executed = self.scorer.right(self.job.source.path, REFERENCE)
+        return Step(REFERENCE, "fp32 reference", self.job.source.path, right, executed)
+
+    def take(self, name: str, what: str, make: Callable[[], tuple[ModelProto, dict[str, Any]]],
+             settings: Mapping[str, Any] = MappingProxyType({})) -> Step:
+        """The step `name`: a QDQ network made, written and scored; one that cannot be made or run tells why.
+
+        One that was finished with the same `settings` (what decides it besides the job) is read.
+        """
+        path = self.job.steps / f"{name}.onnx"
+        found = self._stored(name, what, path, finite(settings))
+        if found is not None:
+            return found
+        path.with_suffix(".json").unlink(missing_ok=True)  # or, killed here, old answers would stand beside a new file
+        start = time.monotonic()
+        try:
+            proto, about = make()
+            write_atomic(path, proto.SerializeToString())
+            right, executed = self.scorer.right(path, "int8")
+            found = Step(name, what, path, right, {**about, **executed, "seconds": time.monotonic() - start})
+        except CandidateError as error:
+            found = Step(name, what, path, np.zeros(0, bool), {"seconds": time.monotonic() - start}, str(error))
+        self._store(found, settings)
+        return found
+
+    def _store(self, step: Step, settings: Mapping[str, Any]) -> None:
+        data = finite({"format": FORMAT, "name": step.name, "what": step.what, "error": step.error,
+                       "settings": settings, "about": step.about,
+                       "validation_images": len(step.right), "right": np.packbits(step.right).tobytes().hex()})
+        write_atomic(step.path.with_suffix(".json"), json.dumps(data, indent=1) + "\n")
+
+    def _stored(self, name: str, what: str, path: Path, settings: Mapping[str, Any]) -> Step | None:
+        where = path.with_suffix(".json")
+        if not where.is_file():
+            return None
+        try:
+            data = json.loads(where.read_text(encoding="utf-8"))
+            if data["format"] != FORMAT or (not data["error"] and not path.is_file()):
+                raise ValueError(f"not of format {FORMAT}, or without its file")
+            if data["settings"] != settings:
+                return None
+            bits = np.frombuffer(bytes.fromhex(data["right"]), np.uint8)
+            right = np.unpackbits(bits, count=data["validation_images"]).astype(bool)
+            return Step(name, what, path, right, data["about"], data["error"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise StudyError(f"cannot read {where}: {error}. Remove it to take that step again.") from None
