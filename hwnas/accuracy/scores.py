@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hwnas.data.dataset import Dataset, digest, resize
 from hwnas.data.splits import subset
+from hwnas.data.task import cross_entropy
 from hwnas.errors import ConfigError, TrainingError
 from hwnas.space.architecture import Architecture
 from hwnas.system.memory import release_memory
@@ -112,7 +113,7 @@ def _reached(network: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
 def _gradients(network: nn.Module, images: Tensor, labels: Tensor) -> list[Tensor]:
     """The loss's gradient by each layer's weights, batch norm taking the batch's own statistics."""
     network.train().zero_grad(set_to_none=True)
-    nn.functional.cross_entropy(network(images), labels).backward()
+    cross_entropy(network(images), labels).backward()
     return [gradient for _, gradient in _reached(network)]
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, kl_div, log_softmax
+from torch.nn.functional import kl_div, log_softmax
 
 from hwnas.cli.progress import Console, Report
 from hwnas.compress.job import CompressJob
@@ -225,7 +225,7 @@ class _State:
     def _loss(self, images: Tensor, labels: Tensor) -> Tensor:
         """Cross-entropy, and the divergence from the fp32 network's answers in its share."""
         logits = self.model(images)
-        loss = cross_entropy(logits, labels)
+        loss = self.job.dataset.task.loss(logits, labels, 0.0)
         if self.teacher is None:
             return loss
         with torch.no_grad():

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from hwnas.data.dataset import Listing as Listing
     from hwnas.data.dataset import Read as Read
     from hwnas.data.loading import load_dataset as load_dataset
+    from hwnas.data.task import Task as Task
 
 __getattr__, __dir__ = face(__name__, {
-    "Dataset": "dataset", "Images": "dataset", "Listing": "dataset", "Read": "dataset", "load_dataset": "loading"})
+    "Dataset": "dataset", "Images": "dataset", "Listing": "dataset", "Read": "dataset", "Task": "task",
+    "load_dataset": "loading"})

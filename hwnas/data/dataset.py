@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.data.splits import Selection, count, subset
+from hwnas.data.task import Task
 from hwnas.space.architecture import Architecture
 
 Images = NDArray[np.uint8]
@@ -86,6 +87,11 @@ class Dataset:
     fingerprint: str
     flip: bool = False
     skipped: int = 0
+
+    @property
+    def task(self) -> Task:
+        """What networks learn on it and are judged by: the classes in order, loss and score."""
+        return Task(self.class_names)
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Images of each class in each set."""

@@ -1,4 +1,4 @@
-"""Answers of a file to images, in batches, as classes."""
+"""Answers of a file to images, in batches, as the task reads its outputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def predict(compiled: Compiled, dataset: Dataset, progress: Callable[[float], No
     found, n = [], len(dataset.test)
     for start in range(0, n, _CHUNK):
         images = dataset.normalise(np.asarray(dataset.test.images[start : start + _CHUNK]))
-        found.append(compiled.logits(images).argmax(1))
+        found.append(dataset.task.answers(compiled.logits(images)))
         if progress:
             progress(min(1.0, (start + _CHUNK) / n))
     return np.concatenate(found)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from hwnas.data.dataset import Dataset, Images, Progress, Split
+from hwnas.data.task import top1 as top1
 from hwnas.errors import TrainingError
 from hwnas.system.memory import kept_memory
 from hwnas.target.host import usable_cores
@@ -71,10 +72,9 @@ def _train(model: nn.Module, batches: _Batches, recipe: Recipe, on_epoch: OnEpoc
     optimizer, scheduler = _optimizer(model, recipe, steps)
     average = _average(model, recipe)
     current = model if average is None else average.module
-    criterion = nn.CrossEntropyLoss(label_smoothing=recipe.label_smoothing)
     model.train()
     for step, (epoch, last, images, labels) in enumerate(batches, 1):
-        loss = criterion(model(images), labels)
+        loss = batches.task.loss(model(images), labels, recipe.label_smoothing)
         if not math.isfinite(value := float(loss.detach())):
             rate = float(optimizer.param_groups[0]["lr"])
             raise TrainingError(f"loss is {value} in epoch {epoch}, step {step} of {steps}, at learning rate "
@@ -102,6 +102,7 @@ class _Batches:
 
     def __init__(self, split: Split, recipe: Recipe, dataset: Dataset, seed: int, epoch_images: int = 0) -> None:
         self._split, self._recipe, self._dataset, self._seed = split, recipe, dataset, seed
+        self.task = dataset.task
         n_images = min(epoch_images or len(split), len(split))
         self.batch, self.steps = recipe.batch_for(n_images), recipe.steps_for(n_images)
         self._per_epoch, self._per_pass = (max(1, n // self.batch) for n in (n_images, len(split)))
@@ -177,8 +178,3 @@ def predict(model: nn.Module, images: Images | NDArray[np.float32], dataset: Dat
         found.append(model(batch).float().numpy())
     model.train(was_training)
     return np.concatenate(found)
-
-
-def top1(logits: NDArray[np.float32], labels: NDArray[np.int64]) -> float:
-    """Share of rows whose largest logit is the label's, 0 to 1."""
-    return float((logits.argmax(1) == labels).mean())

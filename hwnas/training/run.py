@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from hwnas.cli.progress import Console, Report
 from hwnas.errors import TrainingError
@@ -158,7 +157,7 @@ class _State:
     def _loss(self, images: Tensor, targets: Tensor, teacher: Teacher | None) -> Tensor:
         logits = self.parallel(images).float()
         mixed = targets.ndim == 2  # then timm has smoothed them
-        loss = cross_entropy(logits, targets, label_smoothing=0.0 if mixed else self.job.options.label_smoothing)
+        loss = self.job.dataset.task.loss(logits, targets, 0.0 if mixed else self.job.options.label_smoothing)
         if teacher is None or self.job.teacher is None:
             return loss
         with torch.no_grad():

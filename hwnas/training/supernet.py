@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from hwnas.errors import ConfigError, TrainingError, UnknownName
 from hwnas.networks.shared_weights import bank_of, covering_settings, extreme, megabytes
@@ -310,7 +309,7 @@ class _State:
         for architecture in step.networks:
             logits = self.bank(images, architecture)
             smoothing = self.recipe.label_smoothing if taught is None else 0.0
-            one = cross_entropy(logits, labels if taught is None else taught, label_smoothing=smoothing)
+            one = self.job.dataset.task.loss(logits, labels if taught is None else taught, smoothing)
             (one / len(step.networks)).backward()
             losses.append(float(one.detach()))
             if step.distil and taught is None:

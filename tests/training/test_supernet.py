@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from hwnas.accuracy.estimator import Prepares, load_estimator
 from hwnas.accuracy.supernet import CHECKPOINT, Supernet
 from hwnas.cli.progress import Console
 from hwnas.data.dataset import Dataset
+from hwnas.data.task import Task, cross_entropy
 from hwnas.errors import ConfigError, DataError, SpaceError, StudyError, TrainingError, UserError
 from hwnas.networks.build import build
 from hwnas.networks.shared_weights import bank_of, covering, extreme
@@ -296,24 +298,29 @@ def test_a_full_disk_leaves_the_last_whole_epoch(space: SearchSpace, dataset: Da
     assert found.epoch == 1
 
 
+def ask_by(loss: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `loss` be that of every data set's task."""
+    monkeypatch.setattr(Dataset, "task", property(lambda data: Task(data.class_names, loss=loss)))
+
+
 def test_a_loss_that_is_not_finite_stops_and_names_epoch_and_learning_rate(
         space: SearchSpace, dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "cross_entropy", lambda logits, *_, **__: logits.sum() * float("nan"))
+    ask_by(lambda logits, *_: logits.sum() * float("nan"), monkeypatch)
     with pytest.raises(TrainingError, match="loss is nan in epoch 1 of 3, learning rate"):
         supernet(dataset, space).prepare(QUIET)
 
 
 def test_a_loss_that_is_not_finite_is_seen_in_any_network_of_a_step(
         space: SearchSpace, dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, right = 0, training.cross_entropy
+    asked = 0
 
-    def last_is_not(*arguments: Any, **options: Any) -> torch.Tensor:
+    def last_is_not(*arguments: Any) -> torch.Tensor:
         nonlocal asked
         asked += 1
-        return right(*arguments, **options) * (1.0 if asked % 2 else float("nan"))
+        return cross_entropy(*arguments) * (1.0 if asked % 2 else float("nan"))
 
     monkeypatch.setattr(training._State, "forecast", lambda _: "")
-    monkeypatch.setattr(training, "cross_entropy", last_is_not)
+    ask_by(last_is_not, monkeypatch)
     estimator = supernet(dataset, space, sandwich=0, n_random=2)
     with pytest.raises(TrainingError, match="loss is nan in epoch 1 of 3"):
         estimator.prepare(QUIET)

@@ -25,6 +25,8 @@ from safetensors.torch import save_file
 
 from hwnas.cli.command import compose, run_command
 from hwnas.cli.progress import Console
+from hwnas.data.dataset import Dataset
+from hwnas.data.task import Task
 from hwnas.errors import ConfigError, DataError, ModelError, StudyError, TargetError, TrainingError, UserError
 from hwnas.networks.baselines import Baseline
 from hwnas.networks.build import build
@@ -308,7 +310,7 @@ def test_out_of_memory_is_one_line(overrides: list[str], monkeypatch: pytest.Mon
     def large(*_: object, **__: object) -> None:
         torch.empty(1 << 50)
 
-    monkeypatch.setattr(training_run, "cross_entropy", large)
+    monkeypatch.setattr(Dataset, "task", property(lambda data: Task(data.class_names, loss=large)))
     with pytest.raises(TrainingError, match="out of memory while training at batch 32, 8 px"):
         train(job_of(overrides), QUIET)
 
