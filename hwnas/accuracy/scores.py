@@ -51,9 +51,13 @@ def synflow(network: nn.Module, images: Tensor, labels: Tensor) -> float:
 def naswot(network: nn.Module, images: Tensor, labels: Tensor) -> float:
     """log |det K|, K[i, j] counting the units that are on for both images i and j or off for both (Mellor et al. 2021,
     their `hook_logdet`). Of smooth activations (swish, hard swish) and ReLU6 a unit is on where its input is above 0.
+
+    No score where K is singular, as it is with an image given twice; what rounding makes of its determinant is luck.
     """
     del labels
     _need(images, "naswot")
+    if len(images.flatten(1).unique(dim=0)) < len(images):  # rounding may tell apart what is the same
+        return _finite("naswot", math.nan)
     kernel = torch.zeros(len(images), len(images), dtype=torch.double)
 
     def watch(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -70,8 +74,7 @@ def naswot(network: nn.Module, images: Tensor, labels: Tensor) -> float:
         module.register_forward_pre_hook(watch)
     with torch.no_grad():
         network(images)
-    sign, value = torch.linalg.slogdet(kernel)
-    return _finite("naswot", float(value) if sign > 0 else math.nan)
+    return _finite("naswot", _log_determinant(kernel))
 
 
 def grad_norm(network: nn.Module, images: Tensor, labels: Tensor) -> float:
@@ -101,6 +104,19 @@ def zico(network: nn.Module, images: Tensor, labels: Tensor) -> float:
 
 
 SCORE_FUNCTIONS: dict[str, Score] = {"synflow": synflow, "naswot": naswot, "grad_norm": grad_norm, "zico": zico}
+
+
+def _log_determinant(kernel: Tensor) -> float:
+    """log |det K| of a positive semi-definite K in double precision, NaN where K is singular.
+
+    K is singular where its least eigenvalue is no larger than the rounding of its largest (as in numpy's
+    `matrix_rank`), whatever sign and size the processor's kernels give the determinant.
+    """
+    eigenvalues = torch.linalg.eigvalsh(kernel)
+    if eigenvalues[0] <= len(kernel) * torch.finfo(kernel.dtype).eps * eigenvalues[-1]:
+        return math.nan
+    sign, value = torch.linalg.slogdet(kernel)
+    return float(value) if sign > 0 else math.nan
 
 
 def _reached(network: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:

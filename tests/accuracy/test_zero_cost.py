@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -26,6 +27,7 @@ from hwnas.accuracy.estimator import Prepares, load_estimator  # noqa: E402
 from hwnas.accuracy.scores import (  # noqa: E402
     SCORE_FUNCTIONS,
     Scorer,
+    _log_determinant,
     grad_norm,
     naswot,
     synflow,
@@ -130,6 +132,56 @@ def test_naswot_is_the_determinant_of_agreeing_units() -> None:
     for activation in (torch.nn.ReLU6, torch.nn.Hardswish, torch.nn.SiLU):
         assert naswot(torch.nn.Sequential(torch.nn.Flatten(), activation()), images, labels) == pytest.approx(expected)
     assert naswot(model, images.flip(0), labels) == pytest.approx(expected)
+
+
+class Noise(torch.nn.Module):
+    """What another processor's kernels may do: each image's maps get a rounding error of their own."""
+
+    def forward(self, maps: torch.Tensor) -> torch.Tensor:
+        return maps + 1e-7 * torch.randn(maps.shape, generator=torch.Generator().manual_seed(0))
+
+
+def twice(images: torch.Tensor) -> torch.Tensor:
+    images = images.clone()
+    images[5] = images[2]
+    return images
+
+
+@pytest.mark.parametrize("seen", [lambda images: images[:1].expand(8, -1, -1, -1), twice, torch.zeros_like])
+@pytest.mark.parametrize("luck", [-1.0, 0.0, 1.0])
+@pytest.mark.parametrize("before", [torch.nn.Identity, Noise])
+def test_an_image_given_twice_has_no_naswot_whatever_rounding_makes_of_it(
+        monkeypatch: pytest.MonkeyPatch, before: type, luck: float,
+        seen: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    images, labels = batch(8, 16)
+    monkeypatch.setattr("torch.linalg.slogdet", lambda kernel: (torch.tensor(luck), torch.tensor(3.0)))
+    model = torch.nn.Sequential(before(), torch.nn.Flatten(), torch.nn.ReLU())
+    with pytest.raises(TrainingError, match="naswot is nan for this network"):
+        naswot(model, seen(images), labels)
+
+
+@pytest.mark.parametrize("n", [8, 32, 100])
+@pytest.mark.parametrize("largest", [7, 333, 4099, 100_003, 16_000_003])
+def test_counts_without_full_rank_have_no_determinant(monkeypatch: pytest.MonkeyPatch, n: int, largest: int) -> None:
+    """Images that look alike, pairs that do, and fewer different codes than images; `largest` units."""
+    monkeypatch.setattr("torch.linalg.slogdet", lambda kernel: (torch.tensor(1.0), torch.tensor(3.0)))
+    draws = np.random.default_rng(n)
+    same = np.full((n, n), float(largest))
+    codes = draws.random((n // 2, 61)) < 0.5
+    pairs = np.repeat(codes, 2, axis=0)
+    few = draws.random((n, 5)) < 0.5
+    for kernel in (same, *((largest // 7) * (on @ on.T + (1 - on) @ (1 - on).T)
+                           for on in (pairs.astype(float), few.astype(float)))):
+        assert np.isnan(_log_determinant(torch.tensor(kernel, dtype=torch.double)))
+
+
+@pytest.mark.parametrize("n_units", [64, 1_000_000, 2**24])
+def test_images_of_which_one_unit_tells_two_apart_have_a_determinant(n_units: int) -> None:
+    """n images that disagree with each other in 2 units of `n_units`, by one of its own for each."""
+    n = 32
+    kernel = torch.full((n, n), n_units - 2.0, dtype=torch.double) + 2 * torch.eye(n, dtype=torch.double)
+    expected = (n - 1) * np.log(2) + np.log(2 + n * (n_units - 2.0))
+    assert _log_determinant(kernel) == pytest.approx(expected, rel=1e-6)
 
 
 def test_gradients_are_those_of_softmax_regression() -> None:
