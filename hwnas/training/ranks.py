@@ -43,11 +43,15 @@ class Ranks:
 
     @contextlib.contextmanager
     def joined(self, device: str) -> Iterator[None]:
-        """All ranks know each other inside: NCCL on CUDA, Gloo elsewhere."""
+        """All ranks know each other inside: NCCL on CUDA, Gloo elsewhere. Behind it no thread of theirs is left."""
         if self.world == 1:
             yield
             return
         import torch
+
+        # DistributedDataParallel imports this, whose functions take the group that there is at import as a default.
+        # Imported inside it would keep the group for good, and Gloo's threads would abort the ending interpreter.
+        import torch.distributed.nn.functional
         from torch import distributed
 
         if device == "cuda":

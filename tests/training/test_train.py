@@ -589,10 +589,55 @@ def test_processes_share_every_batch(overrides: list[str]) -> None:
         assert torch.equal(found[1::2], parts[1][step])
 
 
+PARTED = """
+import os, torch
+from hwnas.training_ranks import Ranks
+
+def threads():
+    names = (open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task"))
+    return sorted(name.strip() for name in names if "gloo" in name)
+
+ranks = Ranks.of_environment()
+with ranks.joined("cpu"):
+    ranks.wrapped(torch.nn.Linear(2, 2))(torch.ones(1, 2)).sum().backward()
+    inside = threads()
+assert inside, "no thread of Gloo to be seen"
+assert not threads(), threads()
+"""
+
+
+def test_no_thread_of_two_processes_outlives_their_group(tmp_path: Path) -> None:
+    """One that outlives it may meet the end of the interpreter, which aborts the process after a good training."""
+    script = tmp_path / "parted.py"
+    script.write_text(PARTED)
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script],
+                          capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+WAITING = """
+import sys, time
+from hwnas.command import run_command
+from hwnas.train import main
+from hwnas.training_checkpoint import Checkpoint
+
+save = Checkpoint.save
+
+def saving(self, path):
+    save(self, path)
+    if self.epoch == 11:
+        time.sleep(600)
+
+Checkpoint.save = saving
+run_command(main, "train", "", sys.argv[1:], target=False)
+"""
+
+
 def test_two_processes_train_one_network_and_a_kill_changes_no_bit(overrides: list[str], tmp_path: Path) -> None:
-    def torchrun(out: str) -> subprocess.Popen[str]:
+    def torchrun(out: str, *program: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "hwnas.train",
+            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+             *(program or ("-m", "hwnas.train")),
              *readable_overrides([*overrides, "epochs=12", f"out={tmp_path / out}"])], stderr=subprocess.PIPE,
             text=True)
 
@@ -603,7 +648,9 @@ def test_two_processes_train_one_network_and_a_kill_changes_no_bit(overrides: li
     assert names(tmp_path / "whole") == FILES
     assert json.loads((tmp_path / "whole" / "summary.json").read_text())["identity"]["processes"] == 2
 
-    killed = torchrun("killed")
+    waiting = tmp_path / "waiting.py"  # kills come at any epoch but the last, however late this process sees one
+    waiting.write_text(WAITING)
+    killed = torchrun("killed", str(waiting))
     while not (tmp_path / "killed" / "checkpoint.safetensors").exists():
         assert killed.poll() is None
         time.sleep(0.005)
