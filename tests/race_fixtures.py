@@ -117,13 +117,13 @@ class Worker:
 
     def end(self) -> tuple[int, str]:
         """Exit status and stderr."""
-        out, error = self.process.communicate(timeout=60)
+        out, error = self.process.communicate(timeout=300)
         self.lines += out.splitlines()
         return self.process.returncode, error
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.communicate(timeout=60)
+        self.process.communicate(timeout=300)
 
     def close(self) -> None:
         """Leave neither a process nor an open pipe, also where it ended by itself."""

@@ -137,11 +137,14 @@ def test_a_second_calibration_of_the_same_table_says_that_it_waits(home, capsys)
         second = threading.Thread(
             target=lambda: profile("+target=ort_fp32", "calibration.seed=5") == 0 and waited.set())
         second.start()
-        time.sleep(3)
+        said, deadline = "", time.monotonic() + 200
+        while f"waiting for another calibration of {table.key}" not in said and time.monotonic() < deadline:
+            time.sleep(0.05)
+            said += capsys.readouterr().err
+        assert f"waiting for another calibration of {table.key}" in said
         assert not waited.is_set()
     second.join()
     assert waited.is_set()
-    assert f"waiting for another calibration of {table.key}" in capsys.readouterr().err
 
 
 def test_block_names_follow_the_blocks():

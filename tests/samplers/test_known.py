@@ -275,7 +275,7 @@ def test_the_example_runs_as_it_stands(tmp_path) -> None:
     example = "\n".join(line[4:] for line in text.split("\n") if line.startswith("    ") or not line.strip())
     script = tmp_path / "example.py"
     script.write_text(example)
-    found = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    found = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
     assert found.returncode == 0, found.stderr
     assert re.search(r"\[\[0\.\d+", found.stdout)
 

@@ -72,9 +72,11 @@ def test_a_worker_stopped_past_the_grace_keeps_its_result(tmp_path: Path, start:
     worker.until("training")
     number, name = worker.lines[-1].split()[1:]
     worker.process.send_signal(signal.SIGSTOP)
-    time.sleep(3.5)
     study = opened(tmp_path, heartbeat_s=1, grace_s=2)
-    release_lost(study)
+    deadline = time.monotonic() + 60
+    while study.trials[int(number)].state == TrialState.RUNNING and time.monotonic() < deadline:
+        release_lost(study)
+        time.sleep(0.2)
     assert study.trials[int(number)].state == TrialState.FAIL
     worker.process.send_signal(signal.SIGCONT)
     code, error = worker.end()
@@ -207,7 +209,7 @@ def test_heartbeats_outlive_a_locked_database(tmp_path: Path) -> None:
             query = "SELECT heartbeat FROM trial_heartbeats"
             beats.append(connection.execute(query).fetchall())
             holder.join()
-            deadline = time.monotonic() + 15
+            deadline = time.monotonic() + 120
             while connection.execute(query).fetchall() == beats[0] and time.monotonic() < deadline:
                 time.sleep(0.1)
             beats.append(connection.execute(query).fetchall())
@@ -277,7 +279,7 @@ def test_a_network_that_kills_its_worker_is_given_up(tmp_path: Path) -> None:
 def test_who_is_dead() -> None:
     machine, pid, started = worker_name().rsplit("/", 2)
     gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True,
-                          check=True, timeout=60).stdout.strip()
+                          check=True, timeout=300).stdout.strip()
     assert not is_dead(worker_name())
     assert is_dead(f"{machine}/{gone}/{started}")
     assert is_dead(f"{machine}/{pid}/{int(started) + 1}")
@@ -301,12 +303,12 @@ def test_a_worker_killed_while_it_asks_is_noticed_at_once(tmp_path: Path, monkey
 
 
 def test_trials_that_never_beat_are_released_after_the_grace(tmp_path: Path) -> None:
-    study = opened(tmp_path, heartbeat_s=1, grace_s=1)
+    study = opened(tmp_path, heartbeat_s=1, grace_s=120)
     trial_id = study._storage.create_new_trial(study._study_id)
     storage_of(study).write_attrs(trial_id, {"worker": "elsewhere/1/1"})
     assert release_lost(study) == 0
     time.sleep(1.2)
-    assert release_lost(study) == 1
+    assert release_lost(opened(tmp_path, heartbeat_s=1, grace_s=1)) == 1
 
 
 def test_the_verifier_waits_for_those_who_still_train(tmp_path: Path, start: Callable[..., Worker]) -> None:

@@ -290,13 +290,13 @@ def test_one_worker_verifies(tmp_path: Path) -> None:
     script = f"from pathlib import Path\nfrom hwnas.study import acquire_verifier\n" \
              f"print(acquire_verifier(Path({str(tmp_path)!r})) is None)"
     with lock:
-        held = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
-    free = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+        held = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300)
+    free = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300)
     assert (held.stdout.strip(), free.stdout.strip()) == ("True", "False")
 
 
 def test_importing_the_study_does_not_import_torch() -> None:
     script = "import hwnas.study, hwnas.search.loop, hwnas.samplers, sys; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60,
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300,
                           env={**os.environ})
     assert done.stdout.strip() == "False"

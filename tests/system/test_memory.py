@@ -58,7 +58,7 @@ def told(settings: dict[str, str]) -> dict[str, int]:
     """What the child saw, with these settings of the allocator and no others."""
     environment = {key: value for key, value in os.environ.items()
                    if not key.startswith("MALLOC_") and key != "GLIBC_TUNABLES"}
-    run = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=120, check=True,
+    run = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=300, check=True,
                          env={**environment, **settings})
     return dict(json.loads(run.stdout))
 

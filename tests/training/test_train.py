@@ -168,7 +168,7 @@ run_command(main, "train", "usage", ["-q", *sys.argv[1:]], target=False)
 
 
 def test_killed_while_a_checkpoint_is_written(overrides: list[str], whole: Path, tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", KILLED, *readable_overrides(overrides)], timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", KILLED, *readable_overrides(overrides)], timeout=300, check=False)
     assert done.returncode == -9
     found = Checkpoint.load(tmp_path / "out" / "checkpoint.safetensors")
     assert found is not None
@@ -492,7 +492,7 @@ def test_an_onnx_teacher_answers_as_its_network_does(overrides: list[str], tmp_p
         for _ in range(2):
             assert torch.allclose(teacher(images), expected, atol=1e-4)
     assert isinstance(teacher, OnnxTeacher)
-    assert teacher._child.result(timeout=30) == 2  # it has ended, after two batches
+    assert teacher._child.result(timeout=300) == 2  # it has ended, after two batches
 
 
 def test_an_onnx_teacher_that_cannot_teach_is_one_line(overrides: list[str], tmp_path: Path) -> None:
