@@ -102,7 +102,7 @@ def test_a_target_is_needed_only_where_one_is_used():
 
 
 def test_help_names_the_targets_without_loading_torch():
-    code = ("import sys; from hwnas.search import main, USAGE; from hwnas.cli.command import run_command\n"
+    code = ("import sys; from hwnas.search.__main__ import main, USAGE; from hwnas.cli.command import run_command\n"
             "try: run_command(main, 'search', USAGE, ['--help'])\n"
             "finally: assert 'torch' not in sys.modules and 'openvino' not in sys.modules")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)

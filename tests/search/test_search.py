@@ -179,7 +179,7 @@ def test_a_search_for_another_machine_stays_unverified_until_it_is_verified(run,
 
 
 def test_a_search_on_a_table_imports_no_runtime_until_the_verification(run, tmp_path):
-    code = ("import sys; from hwnas import search; from hwnas.cli.command import run_command\n"
+    code = ("import sys; from hwnas.search import __main__ as search; from hwnas.cli.command import run_command\n"
             "def verify(*_):\n"
             "    held = {'openvino', 'onnxruntime'} & set(sys.modules)\n"
             "    print('imported', sorted(held)); sys.exit(1 if held else 0)\n"

@@ -287,7 +287,7 @@ def test_counts_take_an_architecture_once(tmp_path: Path) -> None:
 def test_one_worker_verifies(tmp_path: Path) -> None:
     lock = acquire_verifier(tmp_path)
     assert lock is not None
-    script = f"from pathlib import Path\nfrom hwnas.study import acquire_verifier\n" \
+    script = f"from pathlib import Path\nfrom hwnas.study.study import acquire_verifier\n" \
              f"print(acquire_verifier(Path({str(tmp_path)!r})) is None)"
     with lock:
         held = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300)
@@ -296,7 +296,7 @@ def test_one_worker_verifies(tmp_path: Path) -> None:
 
 
 def test_importing_the_study_does_not_import_torch() -> None:
-    script = "import hwnas.study, hwnas.search.loop, hwnas.samplers, sys; print('torch' in sys.modules)"
+    script = "import hwnas.study.study, hwnas.search.loop, hwnas.samplers, sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300,
                           env={**os.environ})
     assert done.stdout.strip() == "False"
