@@ -296,8 +296,8 @@ def test_anchors_are_spread_over_the_macs_and_decided_by_the_seed(space: SearchS
 CHILD = """
 import os, signal, sys
 from pathlib import Path
-from hwnas.accuracy.zero_cost_anchors import Anchor, anchors, chosen
-from hwnas.progress import Console
+from hwnas.accuracy.anchors import Anchor, anchors, chosen
+from hwnas.cli.progress import Console
 from hwnas.space import SearchSpace
 done = []
 def measure(network):

@@ -136,9 +136,9 @@ def test_the_fastest_wins_and_noise_does_not() -> None:
 KILLED = """
 import os, sys
 from compress_fixtures import measured
-from hwnas import compress, compress_score
-from hwnas.command import run_command
-from hwnas.compress_step import Step, Steps
+from hwnas.compress import __main__ as compress, score as compress_score
+from hwnas.cli.command import run_command
+from hwnas.compress.step import Step, Steps
 compress_score.measure = lambda calls, *a, **b: {name: measured(0.2) for name in calls}
 store = Steps._store
 def storing(self, step, settings):

@@ -252,7 +252,7 @@ sys.path.insert(0, {root!r})
 from experiments.contest import training
 from experiments.contest.networks import baselines
 from experiments.contest.options import parse
-from hwnas.progress import Console
+from hwnas.cli.progress import Console
 child = "import os, pathlib, time; pathlib.Path({out!r}, str(os.getpid()) + '.pid').touch(); time.sleep(600)"
 training._command = lambda one, options: [sys.executable, "-S", "-c", child]
 training.train_all(baselines(("resnet18",)), parse(["data=digits", "out=" + {out!r}]), Console(quiet=True))

@@ -14,8 +14,8 @@ import pytest
 CHILD = """
 import json, resource
 import torch
-from hwnas.accuracy.memory import kept_memory, release_memory
-from hwnas.accuracy.training import seeded
+from hwnas.system.memory import kept_memory, release_memory
+from hwnas.training.loop import seeded
 
 MEGABYTES = 48
 

@@ -78,7 +78,7 @@ def test_file_in_the_way_of_a_folder_is_a_user_error(tmp_path: Path) -> None:
 
 KILLED_WHILE_WRITING = """
 import os, sys
-from hwnas.paths import write_atomic
+from hwnas.system.paths import write_atomic
 os.fsync = lambda handle: os.kill(os.getpid(), 9)
 write_atomic(sys.argv[1], "new" * 1000)
 """

@@ -154,9 +154,9 @@ def test_resumed_gives_the_same_bytes(epoch: int, overrides: list[str], whole: P
 
 KILLED = """
 import os, sys
-from hwnas.command import run_command
+from hwnas.cli.command import run_command
 from hwnas.train import main
-from hwnas.training_checkpoint import Checkpoint
+from hwnas.training.checkpoint import Checkpoint
 save = Checkpoint.save
 def saving(self, path):
     if self.epoch == 2:
@@ -591,7 +591,7 @@ def test_processes_share_every_batch(overrides: list[str]) -> None:
 
 PARTED = """
 import os, torch
-from hwnas.training_ranks import Ranks
+from hwnas.training.ranks import Ranks
 
 def threads():
     names = (open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task"))
@@ -617,9 +617,9 @@ def test_no_thread_of_two_processes_outlives_their_group(tmp_path: Path) -> None
 
 WAITING = """
 import sys, time
-from hwnas.command import run_command
+from hwnas.cli.command import run_command
 from hwnas.train import main
-from hwnas.training_checkpoint import Checkpoint
+from hwnas.training.checkpoint import Checkpoint
 
 save = Checkpoint.save
 
