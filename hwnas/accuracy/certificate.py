@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hwnas.cli.options import read_value
 from hwnas.errors import ConfigError, StudyError, UnknownName
 from hwnas.system.paths import certificate_dirs, home, write_atomic
 
@@ -164,6 +165,4 @@ def _seconds(minutes: Any, found: Certificate, n_trials: int) -> float:
             raise ConfigError(f"accuracy=certified: {found.path} judges no proxy, whose time would count. Give "
                               "certified.minutes=NUMBER.")
         return setup_cost(proxy) + n_trials * float(proxy["cpu_seconds"])
-    if not isinstance(minutes, int | float) or isinstance(minutes, bool) or not 0 < minutes < 1e6:
-        raise ConfigError(f"certified.minutes must be null or a number above 0, got {minutes!r}.")
-    return 60.0 * minutes
+    return 60.0 * float(read_value(minutes, float | None, "certified.minutes", above=0, below=10**6))

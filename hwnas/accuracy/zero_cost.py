@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,9 @@ from hwnas.accuracy.anchors import Anchor, anchors, chosen
 from hwnas.accuracy.estimator import Estimate
 from hwnas.accuracy.proxy import Proxy
 from hwnas.accuracy.scores import Scorer
+from hwnas.cli.options import option, read_options
 from hwnas.data.dataset import Dataset, digest
-from hwnas.errors import CandidateError, ConfigError, DataError, UnknownName
+from hwnas.errors import CandidateError, ConfigError, DataError
 from hwnas.space.architecture import Architecture
 from hwnas.stats.intervals import Z90
 from hwnas.system.paths import home
@@ -147,30 +148,12 @@ class ZeroCostOptions:
     `seed`: of batch and anchors. `proxy`: changes to the recipe and options of the anchors' training.
     """
 
-    score: str = "naswot"
-    anchors: int = 12
-    images: int = 32
-    seeds: int = 1
-    seed: int = 0
-    proxy: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> ZeroCostOptions:
-        """Read and check; UnknownName, ConfigError (key, rule, value)."""
-        known = [one.name for one in fields(cls)]
-        ranges = {"anchors": (LEAST_ANCHORS, 1000), "images": (8, 4096), "seeds": (1, 100), "seed": (0, 2**31)}
-        for key, value in config.items():
-            if key not in known:
-                raise UnknownName("key of zero_cost", key, known)
-            if key == "score" and value not in CHOICES:
-                raise UnknownName("zero_cost.score", value, CHOICES)
-            if key == "proxy" and not isinstance(value, Mapping):
-                raise ConfigError(f"zero_cost.proxy must be a section of keys and values, got {value!r}.")
-            if key in ranges:
-                low, high = ranges[key]
-                if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-                    raise ConfigError(f"zero_cost.{key} must be a whole number from {low} to {high}, got {value!r}.")
-        return cls(**config)
+    score: str = option("naswot", choices=CHOICES, help="ensemble: all, each with a weight")
+    anchors: int = option(12, low=LEAST_ANCHORS, high=1000, help="networks trained once, for the score's units")
+    images: int = option(32, low=8, high=4096, help="images of the one batch")
+    seeds: int = option(1, low=1, high=100, help="initial weights that a score is averaged over")
+    seed: int = option(0, low=0, high=2**31, help="of batch and anchors")
+    proxy: Mapping[str, Any] = option({}, help="changes to the recipe and options of the anchors' training")
 
 
 class ZeroCost:
@@ -280,6 +263,6 @@ def load(config: Mapping[str, Any], dataset: Dataset, space: SearchSpace | None 
     """The door of `hwnas.accuracy.load_estimator`. `threads` is the anchors' training threads."""
     if space is None:
         raise ConfigError("accuracy=zero_cost needs a search space: its anchors are networks of it.")
-    options = ZeroCostOptions.from_config({key: value for key, value in config.items() if key != "threads"})
+    options = read_options(ZeroCostOptions, config, "zero_cost", others=("threads",))
     threads = {"threads": config["threads"]} if "threads" in config else {}
     return ZeroCost(dataset, space, options, Proxy.from_config({**threads, **options.proxy}, dataset))

@@ -102,6 +102,11 @@ def read_options(cls: type[Options], section: Any, where: str = "", base: Option
     return cls(**values)
 
 
+def read_value(value: Any, kind: Any, at: str, **rules: Any) -> Any:
+    """One value as a type of options (`float | None`), by the rules of `option`; `at` is its key, for errors."""
+    return _read(value, kind, Rule(**rules), at)
+
+
 def names_of(cls: type[Any]) -> list[str]:
     """The options of a dataclass, in order."""
     return [field.name for field in _fields(cls)]
@@ -162,7 +167,7 @@ def _read(value: Any, hint: Any, rule: Rule, at: str) -> Any:
         return _mapping(value, at)
     read = _tuple(value, kind, rule, at) if get_origin(kind) is tuple else _single(value, kind, rule, at)
     if read is _WRONG or (rule.check is not None and not rule.check(read)):
-        raise ConfigError(f"{at} must be {'null or ' * nullable}{rule.what or _words(kind, rule)}, got {value!r}.")
+        raise ConfigError(f"{at} must be {rule.what or _words(kind, rule, nullable)}, got {value!r}.")
     if rule.is_file and not read.is_file():
         raise ConfigError(f"{at}: there is no file {read}. Give the path of one.")
     return read
@@ -212,15 +217,17 @@ def _single(value: Any, kind: Any, rule: Rule, at: str) -> Any:
     return value if rule.as_given else kind(value)
 
 
-def _words(kind: Any, rule: Rule) -> str:
+def _words(kind: Any, rule: Rule, nullable: bool) -> str:
     """What a value must be, in words."""
+    null = "null or " * nullable
     if get_origin(kind) is tuple:
         parts = get_args(kind)
         many = "" if parts[-1] is Ellipsis else f"{len(parts)} "
-        return f"a list of {many}{_KINDS[parts[0]][1]}{rule.range}"
+        return f"{null}a list of {many}{_KINDS[parts[0]][1]}{rule.range}"
     if kind in (int, float) and len(rule.names()):
-        return " or ".join(str(name) for name in rule.names())
-    return _KINDS[kind][0] + (rule.range if kind in (int, float) else "")
+        *most, last = [*map(str, rule.names()), *["null"] * nullable]
+        return f"{', '.join(most)} or {last}" if most else last
+    return null + _KINDS[kind][0] + (rule.range if kind in (int, float) else "")
 
 
 _KINDS: dict[Any, tuple[str, str]] = {
@@ -238,8 +245,8 @@ def number(config: Any, key: str, low: float, high: float = float("inf"), *, who
     from omegaconf import OmegaConf
 
     kind: Any = int if whole else float
-    rule = Rule(low=low, high=None if high == float("inf") else high, as_given=True)
-    return _read(OmegaConf.select(config, key), kind | None if optional else kind, rule, key)
+    return read_value(OmegaConf.select(config, key), kind | None if optional else kind, key, low=low,
+                      high=None if high == float("inf") else high, as_given=True)
 
 
 def section(config: Mapping[str, Any], key: str) -> dict[str, Any]:
@@ -249,12 +256,12 @@ def section(config: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 def flag(config: Any, key: str) -> bool:
     """Option `key` as true or false; ConfigError."""
-    return bool(_read(config[key], bool, Rule(), key))
+    return bool(read_value(config[key], bool, key))
 
 
 def file_option(config: Any, key: str) -> Path | None:
     """Option `key` (dotted) as the path of a file that is there, None where it is null; ConfigError."""
     from omegaconf import OmegaConf
 
-    path: Path | None = _read(OmegaConf.select(config, key), Path | None, Rule(is_file=True), key)
+    path: Path | None = read_value(OmegaConf.select(config, key), Path | None, key, is_file=True)
     return path

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hwnas.errors import ConfigError, UnknownName
+from hwnas.cli.options import option, read_options
+from hwnas.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,57 +19,22 @@ class DatasetOptions:
     `test_fraction` is. `image_size` overrides the search space's; `channels` 1 or 3 overrides what the files hold.
     """
 
-    name: str
-    root: Path | None = None
-    image_size: int | None = None
-    channels: int | None = None
-    skip_unreadable: bool = False
-    validation_fraction: float = 0.15
-    test_fraction: float = 0.2
-    flip: bool = False
-    download: bool = False
-    options: Mapping[str, Any] = field(default_factory=dict)
+    name: str = option(help="of conf/dataset, or of a package that offers one")
+    root: Path | None = option(None, what="a folder", help="the folder (null: the data folder of hwnas)")
+    image_size: int | None = option(None, low=8, high=1024, help="px (null: the search space's)")
+    channels: int | None = option(None, choices=(1, 3), help="null: as the files are")
+    skip_unreadable: bool = option(False, help="leave unreadable images out and count them")
+    validation_fraction: float = option(0.15, above=0, below=0.8, help="of the training part, or of all images")
+    test_fraction: float = option(0.2, above=0, below=0.8, help="of all images, where no test part is given")
+    flip: bool = option(False, help="whether a mirrored image is still one of its class")
+    download: bool = option(False, help="fetch it where it is missing")
+    options: Mapping[str, Any] = option({}, help="handed on to a data set of another package")
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> DatasetOptions:
         """Read and check `conf/dataset/*.yaml`; ConfigError names key, rule and value."""
-        known = [f.name for f in fields(cls)]
-        for key in config:
-            if key not in known:
-                raise UnknownName("key of dataset", key, known)
-        values = {str(key): value for key, value in config.items()}
-        if not isinstance(values.get("name"), str) or not values["name"]:
-            raise ConfigError(f"dataset.name must be the name of a data set, got {values.get('name')!r}.")
-        for key in ("skip_unreadable", "flip", "download"):
-            if not isinstance(values.get(key, False), bool):
-                raise ConfigError(f"dataset.{key} must be true or false, got {values[key]!r}.")
-        for key in ("validation_fraction", "test_fraction"):
-            _check_fraction(key, values.get(key, 0.2))
-        if values.get("validation_fraction", 0.15) + values.get("test_fraction", 0.2) > 0.8:
+        options = read_options(cls, config, "dataset")
+        if options.validation_fraction + options.test_fraction > 0.8:
             raise ConfigError("dataset.validation_fraction and dataset.test_fraction must leave at least 0.2 of the "
-                              f"images to train on, got {values.get('validation_fraction', 0.15)} and "
-                              f"{values.get('test_fraction', 0.2)}.")
-        _check_size(values.get("image_size"))
-        if values.get("channels") not in (None, 1, 3):
-            raise ConfigError(f"dataset.channels must be 1, 3 or null, got {values['channels']!r}.")
-        values["root"] = _root(values.get("root"))
-        values["options"] = dict(values.get("options") or {})
-        return cls(**values)
-
-
-def _check_fraction(key: str, value: Any) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 0.8:
-        raise ConfigError(f"dataset.{key} must be a number above 0 and below 0.8, got {value!r}.")
-
-
-def _check_size(value: Any) -> None:
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 8 <= value <= 1024):
-        raise ConfigError(f"dataset.image_size must be null or a whole number from 8 to 1024, got {value!r}.")
-
-
-def _root(value: Any) -> Path | None:
-    if value is None:
-        return None
-    if not isinstance(value, str | Path) or not str(value).strip():
-        raise ConfigError(f"dataset.root must be a folder, got {value!r}.")
-    return Path(os.path.abspath(os.path.expanduser(str(value))))
+                              f"images to train on, got {options.validation_fraction} and {options.test_fraction}.")
+        return options

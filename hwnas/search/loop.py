@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from optuna.exceptions import StorageInternalError, TrialPruned, UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
-from hwnas.errors import CandidateError, ConfigError
+from hwnas.cli.options import read_value
+from hwnas.errors import CandidateError
 from hwnas.search.trial import Estimator, Evaluate, SearchOptions, Space, keep_result, settle
 from hwnas.study.objective import Predict, check_quantile, positive_ms, upper_ms
 from hwnas.study.record import Counts, count, known, outcome
@@ -84,10 +85,8 @@ class SearchOutcome:
 
 def check_options(options: SearchOptions) -> int:
     """The limit on asks; ConfigError when a number of the options breaks its rule."""
-    for key, value in (("n_trials", options.n_trials), ("max_asks", options.max_asks)):
-        if (value is not None or key == "n_trials") and (
-                isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ConfigError(f"{key} must be a whole number of at least 1, got {value!r}.")
+    read_value(options.n_trials, int, "n_trials", low=1)
+    read_value(options.max_asks, int | None, "max_asks", low=1)
     if options.cap_ms is not None:
         positive_ms("budget.latency_ms", options.cap_ms)
     check_quantile(options.cap_quantile)

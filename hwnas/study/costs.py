@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hwnas.cli.options import read_value
 from hwnas.errors import ConfigError, UnknownName
 from hwnas.space.blocks import BlockSpec
 
@@ -103,10 +104,10 @@ def check_known(names: Any, terms: Terms) -> tuple[str, ...]:
     if len(timed) > 1:
         raise ConfigError(f"objective.known: {' and '.join(timed)} are proportional to each other, so the front would "
                           "be that of one of them. Take one of the two.")
-    price = terms.price_per_hour
-    if "price" in names and (isinstance(price, bool) or not isinstance(price, int | float) or not 0 < price < math.inf):
-        raise ConfigError("objective.known: price needs what an hour of the machine costs: "
-                          f"objective.price_per_hour=NUMBER, above 0, got {price!r}.")
+    if "price" in names:
+        read_value(terms.price_per_hour, float, "objective.price_per_hour", above=0,
+                   what="what an hour of the machine costs, for objective.known=[price]: "
+                        "objective.price_per_hour=NUMBER, above 0")
     return tuple(name for name in KNOWN if name in names)
 
 

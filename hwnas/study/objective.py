@@ -11,7 +11,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hwnas.errors import BudgetError, ConfigError, UnknownName
+from hwnas.cli.options import read_value
+from hwnas.errors import BudgetError, UnknownName
 from hwnas.space.blocks import BlockSpec
 from hwnas.study.costs import KNOWN, LATENCY, KnownObjective, Terms, check_known
 from hwnas.target.target import Target
@@ -64,9 +65,7 @@ def reward(top1: ArrayLike, latency_ms: ArrayLike, target_ms: float, kind: str =
 
 def positive_ms(key: str, value: Any) -> float:
     """`value` as a latency in ms; ConfigError naming `key` unless it is a finite number above 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ConfigError(f"{key} must be a number of milliseconds above 0, got {value!r}.")
-    return float(value)
+    return float(read_value(value, float, key, above=0, what="a number of milliseconds above 0"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +136,7 @@ def upper_ms(predictions: Predictions, quantile: float = CAP_QUANTILE) -> NDArra
 
 def check_quantile(value: Any) -> float:
     """`value` as the cap's quantile; ConfigError unless 0.5 <= value < 1."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.5 <= value < 1:
-        raise ConfigError(f"budget.quantile must lie from 0.5 to below 1, got {value!r}.")
-    return float(value)
+    return float(read_value(value, float, "budget.quantile", low=0.5, below=1))
 
 
 def fastest(space: Coded, predict: Predict, quantile: float = CAP_QUANTILE, seed: int = 0

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hwnas.errors import ConfigError, UnknownName
+from hwnas.cli.options import option, read_options
 
 PRECISIONS = ("fp32", "bf16", "fp16", "int8")
 
@@ -18,33 +18,16 @@ class Target:
     Tables belong to hosts, not to targets: xeon_int8 and epyc_int8 share the table of the host they run on.
     """
 
-    name: str
-    runtime: str
-    precision: str
-    threads: int = 1
-    batch: int = 1
-    vendor: str = ""
-    device: str = "cpu"
-    price_per_hour: float | None = None
+    name: str = option()
+    runtime: str = option(help="a name of hwnas.runtimes")
+    precision: str = option(choices=PRECISIONS)
+    threads: int = option(1, low=0, high=4096, help="0: every core that the process may use")
+    batch: int = option(1, low=1, high=4096, help="images a call")
+    vendor: str = option("", help="the CPU make it names")
+    device: str = option("cpu")
+    price_per_hour: float | None = option(None, low=0, as_given=True, help="of the machine, in any currency")
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Target:
         """Read and check a `conf/target/*.yaml`; ConfigError names key, rule and value."""
-        known = set(cls.__slots__)
-        for key in config:
-            if key not in known:
-                raise UnknownName("key of a target", key, known)
-        values = dict(config)
-        for key in ("name", "runtime", "precision"):
-            if not isinstance(values.get(key), str) or not values[key]:
-                raise ConfigError(f"target.{key} must be a name, got {values.get(key)!r}.")
-        if values["precision"] not in PRECISIONS:
-            raise UnknownName("precision", values["precision"], PRECISIONS)
-        for key, low in (("threads", 0), ("batch", 1)):
-            value = values.get(key, 1)
-            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= 4096:
-                raise ConfigError(f"target.{key} must be a whole number from {low} to 4096, got {value!r}.")
-        price = values.get("price_per_hour")
-        if price is not None and (not isinstance(price, int | float) or not 0 <= price < float("inf")):
-            raise ConfigError(f"target.price_per_hour must be a price of at least 0, got {price!r}.")
-        return cls(**values)
+        return read_options(cls, config, "target")

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor, nn
 
-from hwnas.errors import ConfigError, TrainingError, UnknownName
+from hwnas.cli.options import option, read_options
+from hwnas.errors import TrainingError
 from hwnas.networks.shared_weights import bank_of, covering_settings, extreme, megabytes
 from hwnas.training.batches import Batches, own_randomness, reseed
 from hwnas.training.checkpoint import Checkpoint, check_identity
@@ -30,14 +31,6 @@ if TYPE_CHECKING:
     from hwnas.space.search_space import SearchSpace
 
 
-_RANGES: dict[str, tuple[float, float]] = {
-    "epochs": (1, 100_000), "min_steps": (0, 10**8), "train_images": (0, 10**9), "validation_images": (0, 10**9),
-    "recalibration_images": (16, 10**6), "image_size": (0, 1024), "batch_size": (2, 8192), "lr": (1e-6, 10),
-    "weight_decay": (0, 1), "warmup": (0, 0.9), "warmup_largest": (0, 0.5), "opening": (0, 0.5),
-    "sandwich": (0, 1), "n_random": (1, 16),
-    "ema_decay": (0, 0.99999), "label_smoothing": (0, 0.9), "clip_norm": (0, 1000), "shift": (0, 0.5),
-    "seed": (0, 2**31), "threads": (0, 4096), "training_threads": (0, 4096),
-}
 _SCORING = ("validation_images", "recalibration_images", "threads", "training_threads", "path")
 
 
@@ -54,39 +47,33 @@ class SupernetOptions:
     `training_threads` train the supernet (0: every core).
     """
 
-    epochs: int = 20
-    min_steps: int = 2000
-    train_images: int = 10_000
-    validation_images: int = 2000
-    recalibration_images: int = 512
-    image_size: int = 0
-    batch_size: int = 64
-    lr: float = 5e-3
-    weight_decay: float = 0.05
-    warmup: float = 0.05
-    warmup_largest: float = 0.1
-    opening: float = 0.4
-    sandwich: float = 0.25
-    n_random: int = 2
-    ema_decay: float = 0.995
-    label_smoothing: float = 0.0
-    clip_norm: float = 1.0
-    shift: float = 0.06
-    seed: int = 0
-    threads: int = 0
-    training_threads: int = 0
-    path: Path | None = None
+    epochs: int = option(20, low=1, high=100_000, help="raised until min_steps are done")
+    min_steps: int = option(2000, low=0, high=10**8, help="least steps")
+    train_images: int = option(10_000, low=0, high=10**9, help="training images, a stratified subset (0: all)")
+    validation_images: int = option(2000, low=0, high=10**9, help="validation images (0: all)")
+    recalibration_images: int = option(512, low=16, high=10**6, help="images that a sub-network's norms are set with")
+    image_size: int = option(0, low=0, high=1024, help="px (0: the space's)")
+    batch_size: int = option(64, low=2, high=8192, help="images a step")
+    lr: float = option(5e-3, low=1e-6, high=10, help="highest learning rate")
+    weight_decay: float = option(0.05, low=0, high=1, help="not of norms and biases")
+    warmup: float = option(0.05, low=0, high=0.9, help="share of all steps in which the learning rate rises")
+    warmup_largest: float = option(0.1, low=0, high=0.5, help="share of all steps for the largest network alone")
+    opening: float = option(0.4, low=0, high=0.5, help="share of all steps in which stages open one after another")
+    sandwich: float = option(0.25, low=0, high=1, help="share of the steps with the largest and smallest too")
+    n_random: int = option(2, low=1, high=16, help="random sub-networks a step")
+    ema_decay: float = option(0.995, low=0, high=0.99999, help="moving average of the weights (0: none)")
+    label_smoothing: float = option(0.0, low=0, high=0.9, help="share of each label that is spread over all")
+    clip_norm: float = option(1.0, low=0, high=1000, help="0: gradients are not clipped")
+    shift: float = option(0.06, low=0, high=0.5, help="share of the side")
+    seed: int = option(0, low=0, high=2**31, help="of the training")
+    threads: int = option(0, low=0, high=4096, help="that score a network (0: every core)")
+    training_threads: int = option(0, low=0, high=4096, help="that train the supernet (0: every core)")
+    path: Path | None = option(None, what="the folder of a trained supernet", help="null: the user's data folder")
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> SupernetOptions:
-        """Read and check; ConfigError names key, rule and value."""
-        known = {f.name: f.default for f in fields(cls)}
-        values: dict[str, Any] = {}
-        for key, value in config.items():
-            if key not in known:
-                raise UnknownName("key of supernet", key, known)
-            values[key] = _path(value) if key == "path" else _number(key, value, isinstance(known[key], int))
-        return cls(**values)
+        """Read and check; UnknownName, ConfigError."""
+        return read_options(cls, config, "supernet")
 
     @property
     def training(self) -> str:
@@ -104,23 +91,6 @@ class SupernetOptions:
             label_smoothing=self.label_smoothing, shift=self.shift, zoom=0.0, rotate=0.0, rand_augment=0,
             rand_layers=2, mixup=0.0, cutmix=0.0, mix_prob=1.0, erase=0.0, erase_mode="pixel", precision="fp32",
             channels_last=True)
-
-
-def _number(key: str, value: Any, whole: bool) -> int | float:
-    low, high = _RANGES[key]
-    kind: Any = int if whole else int | float
-    if not isinstance(value, kind) or isinstance(value, bool) or not low <= value <= high:
-        rule = f"{'a whole number' if whole else 'a number'} from {low:g} to {high:g}"
-        raise ConfigError(f"supernet.{key} must be {rule}, got {value!r}.")
-    return int(value) if whole else float(value)
-
-
-def _path(value: Any) -> Path | None:
-    if value is None:
-        return None
-    if not isinstance(value, str | Path) or not str(value).strip():
-        raise ConfigError(f"supernet.path must be the folder of a trained supernet, got {value!r}.")
-    return Path(str(value)).expanduser().absolute()
 
 
 @dataclass(frozen=True)
