@@ -17,7 +17,7 @@ from hwnas import train
 from hwnas.cli.command import compose, run_command
 from hwnas.cli.progress import Console
 from hwnas.compress import __main__ as compress
-from hwnas.compress import score as compress_score
+from hwnas.compress import step as compress_score
 from hwnas.compress.job import CompressJob, make_job
 from hwnas.networks.build import build
 from hwnas.networks.export import export_onnx

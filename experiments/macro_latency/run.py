@@ -27,7 +27,7 @@ from experiments.macro_latency.options import Options, parse
 from experiments.macro_latency.report import Outcome, describe, rows_of, summary_of
 from hwnas.cli.progress import Console
 from hwnas.errors import MissingLatency
-from hwnas.latency import judge as validate
+from hwnas.latency import validation as validate
 from hwnas.latency.deployment import Deployment, key_of, space_of
 from hwnas.latency.table import find_table
 from hwnas.latency.timing import WAVE

@@ -23,11 +23,9 @@ _PATHS = ("model", "out", "dataset.root")
 
 def main(config: Any, console: Console) -> None:
     """Check, take the steps (or go on), time them, write; the result in one line, also where the limit is not kept."""
+    from hwnas.compress.compression import printed, sentence, taken, timed, write_results
     from hwnas.compress.job import check_folder, make_job
-    from hwnas.compress.results import printed, sentence, write_results
-    from hwnas.compress.score import Scorer
-    from hwnas.compress.step import Steps
-    from hwnas.compress.steps import taken, timed
+    from hwnas.compress.step import Scorer, Steps
     from hwnas.system.locks import file_lock
 
     job = make_job(config, console)

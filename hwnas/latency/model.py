@@ -16,8 +16,7 @@ import numpy as np
 from hwnas.errors import MissingLatency
 from hwnas.latency.costs import Prior
 from hwnas.latency.features import operators, placed
-from hwnas.latency.fit import Fit, Timed
-from hwnas.latency.held_out import FOLDS, cross_validate, interval_end, interval_scores
+from hwnas.latency.fit import FOLDS, Fit, Timed, cross_validate, interval_end, interval_scores
 from hwnas.latency.residual import PARTS, RUN, position, totals
 from hwnas.latency.table import LEAST_NETWORKS, LatencyTable, TimedNetwork
 from hwnas.space.architecture import Architecture

@@ -20,8 +20,8 @@ import pytest
 from compress_fixtures import clock, command, hostile, job_of, overrides_of, trained  # noqa: F401
 from deployment_fixtures import measured
 
-from hwnas.compress import score as compress_score
-from hwnas.compress import steps as compress_steps
+from hwnas.compress import compression as compress_steps
+from hwnas.compress import step as compress_score
 from hwnas.compress.step import Step, Steps
 from hwnas.errors import CandidateError, TargetError
 from hwnas.latency.measurement import Measurement
@@ -135,9 +135,10 @@ def test_the_fastest_wins_and_noise_does_not() -> None:
 
 KILLED = """
 import os, sys
-from compress_fixtures import measured
-from hwnas.compress import __main__ as compress, score as compress_score
+from deployment_fixtures import measured
 from hwnas.cli.command import run_command
+from hwnas.compress import __main__ as compress
+from hwnas.compress import step as compress_score
 from hwnas.compress.step import Step, Steps
 compress_score.measure = lambda calls, *a, **b: {name: measured(0.2) for name in calls}
 store = Steps._store

@@ -15,9 +15,8 @@ from compress_fixtures import QUIET, clock, hostile, job_of, trained  # noqa: F4
 from hwnas.compress import qat as compress_qat
 from hwnas.compress.post_training import PostTraining
 from hwnas.compress.qat import FakeQuantised, fine_tune
-from hwnas.compress.score import Scorer
 from hwnas.compress.sensitivity import KeptNodes
-from hwnas.compress.step import Steps
+from hwnas.compress.step import Scorer, Steps
 from hwnas.errors import StudyError, TrainingError
 from hwnas.networks.bias import corrected
 from hwnas.networks.export import export_onnx, randomise

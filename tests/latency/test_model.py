@@ -12,8 +12,7 @@ import pytest
 from hwnas.errors import MissingLatency
 from hwnas.latency.costs import Costs, Features
 from hwnas.latency.features import NAMES, block_features
-from hwnas.latency.fit import Fit
-from hwnas.latency.held_out import interval_scores
+from hwnas.latency.fit import Fit, interval_scores
 from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.model import LatencyModel, timed_networks
 from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork

@@ -12,6 +12,7 @@ import pytest
 from hwnas import roofline as command
 from hwnas.cli.command import run_command
 from hwnas.errors import MeasurementInvalid, UnknownName
+from hwnas.latency import roofline as making
 from hwnas.latency import roofs as measuring
 from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.roofline import (
@@ -28,8 +29,7 @@ from hwnas.latency.roofline import (
     profiled_times,
     ratios_of,
 )
-from hwnas.latency.roofline_picture import roofline_figure
-from hwnas.latency.roofline_report import Roofline, describe
+from hwnas.latency.roofline_report import Roofline, describe, roofline_figure
 from hwnas.latency.roofs import Bandwidth, Dense, Peak, Roofs, cache_bytes, measured_bandwidths, measured_peak
 from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork, table_path
 from hwnas.runtimes.null import NullRuntime
@@ -337,9 +337,9 @@ def test_the_other_target_is_the_same_runtimes_fp32_with_the_same_threads() -> N
     class Config:
         against = None
 
-    found = command.against_of(Config(), Target("x", "openvino", "int8", threads=2, vendor="amd"))
+    found = making.against_of(Config(), Target("x", "openvino", "int8", threads=2, vendor="amd"))
     assert found is not None
     assert (found.name, found.precision, found.threads) == ("epyc_fp32", "fp32", 2)
-    assert command.against_of(Config(), Target("x", "openvino", "fp32")) is None
+    assert making.against_of(Config(), Target("x", "openvino", "fp32")) is None
     with pytest.raises(UnknownName):
-        command.named_target("nothing")
+        making.named_target("nothing")

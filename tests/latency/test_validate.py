@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import hwnas.front.picture
 import hwnas.latency.held_out_networks
 import hwnas.latency.timing
+import hwnas.pictures.style
 from hwnas.cli.command import run_command
 from hwnas.latency.agreement import Compared, quartiles, summary
 from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.model import LatencyModel
 from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork, table_path
 from hwnas.latency.validation import load
-from hwnas.latency.validation_picture import interval_scales, validation_figure
+from hwnas.latency.validation_report import interval_scales, validation_figure
 from hwnas.pictures.style import figure_bytes
 from hwnas.space.search_space import SearchSpace
 from hwnas.system.paths import home
@@ -54,7 +54,7 @@ def user(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(hwnas.latency.held_out_networks, "POPULATION", 200)
     monkeypatch.setattr(hwnas.latency.held_out_networks, "GENERATIONS", 1)
-    monkeypatch.setattr(hwnas.front.picture, "figure_bytes", lambda figure, kind:
+    monkeypatch.setattr(hwnas.pictures.style, "figure_bytes", lambda figure, kind:
                         f"{kind} of {len(figure.axes)} panels".encode())
     return tmp_path
 
