@@ -23,9 +23,10 @@ from experiments.latency_peers.methods import Method, flops_regression, forests,
 from experiments.latency_peers.parts import CALL, Block, Kernel, sampled_kernels
 from experiments.latency_peers.report import describe, evaluated, picture
 from hwnas.errors import ConfigError
+from hwnas.latency.held_out_networks import TimedOne
 from hwnas.latency.model import LatencyModel
 from hwnas.latency.table import LatencyTable
-from hwnas.latency.validation import Stored, TimedOne, load
+from hwnas.latency.validation import Stored, load
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
 from hwnas.target.host import Host

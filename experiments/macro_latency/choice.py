@@ -6,9 +6,8 @@ import numpy as np
 
 from experiments.macro_latency.benchmark import SPACE, Benchmark
 from hwnas.errors import ConfigError
-from hwnas.latency.held_out_networks import ANCHOR, FRONT, RANDOM
+from hwnas.latency.held_out_networks import ANCHOR, FRONT, RANDOM, chosen_anchors
 from hwnas.latency.table import LatencyTable
-from hwnas.latency.validation import chosen_anchors
 from hwnas.space.architecture import Architecture
 from hwnas.stats.pareto import non_dominated
 

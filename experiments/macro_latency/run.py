@@ -29,9 +29,10 @@ from hwnas.cli.progress import Console
 from hwnas.errors import MissingLatency
 from hwnas.latency import validation as validate
 from hwnas.latency.deployment import Deployment, key_of, space_of
+from hwnas.latency.held_out_networks import TimedOne
 from hwnas.latency.table import find_table
 from hwnas.latency.timing import WAVE
-from hwnas.latency.validation import TimedOne, load
+from hwnas.latency.validation import load
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -244,3 +244,7 @@ def _share(place: str, kind: str, has: np.ndarray, chosen: np.ndarray, errors: n
     return KindShare(place, kind, n_worst, n_all, (n_worst / len(chosen)) / (n_all / n), float(errors[has].mean()),
                      float(errors[~has].mean()) if n_all < n else None,
                      float(hypergeom.sf(n_worst - 1, n, n_all, len(chosen))))
+
+
+def finite(value: float) -> float | None:
+    return round(float(value), 6) if math.isfinite(value) else None

@@ -6,12 +6,15 @@ is not known beforehand; capacity (MACs or parameters) stands in for it: larger 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from hwnas.errors import SpaceError
+from hwnas.latency.measurement import Measurement, robust_error
+from hwnas.latency.table import LatencyTable
 from hwnas.space.architecture import Architecture
 from hwnas.stats.pareto import non_dominated
 
@@ -22,6 +25,7 @@ RANDOM, FRONT, ANCHOR = "random", "front", "anchor"
 Predict = Callable[[np.ndarray], np.ndarray]
 POPULATION, GENERATIONS = 1500, 6
 BINS, ELITE = 60, 8  # parents: the ELITE of highest capacity in each of BINS bins of predicted latency
+LEAST = 5  # valid anchors, below which the reference alone has to do
 SPARE = 6  # candidates drawn for each network wanted
 ROUNDS = 40  # of drawing, before a space counts as exhausted
 _STREAM = 0x6C6174  # sets these draws apart from those of a calibration with the same seed
@@ -165,3 +169,41 @@ def _new(space: SearchSpace, rows: Iterable[np.ndarray], *taken: Collection[str]
         one = space.decode(space.to_params(row))
         if not any(one.id in ids for ids in taken):
             yield one
+
+
+@dataclass(frozen=True)
+class TimedOne:
+    """A network that no table holds, how it was chosen (`random` or `front`), and its samples."""
+
+    group: str
+    architecture: Architecture
+    measurement: Measurement
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """A run's latencies over those of the calibration, both held against the reference; `n` anchors tell (0: none)."""
+
+    factor: float
+    standard_error: float
+    n: int
+
+
+def chosen_anchors(table: LatencyTable, space_name: str, n: int) -> list[Architecture]:
+    """`n` networks of the table spread evenly over its latencies."""
+    valid = sorted((one for one in table.networks if one.space == space_name and one.measurement.valid),
+                   key=lambda one: one.measurement.latency_ms)
+    if not n:
+        return []
+    picked = np.unique(np.linspace(0, len(valid) - 1, min(n, len(valid)) + 2)[1:-1].round().astype(int))
+    return [valid[int(index)].architecture for index in picked]
+
+
+def pace(table: LatencyTable, again: Mapping[str, Measurement]) -> Pace:
+    """From the anchors' measurements in a later run, by architecture id."""
+    before = {one.architecture.id: one.measurement for one in table.networks}
+    logs = [np.log(one.at_ms(table.quiet_ms) / before[name].at_ms(table.quiet_ms)) for name, one in again.items()
+            if one.valid and name in before and before[name].valid]
+    if len(logs) < LEAST:
+        return Pace(1.0, float("nan"), 0)
+    return Pace(float(np.exp(np.median(logs))), robust_error(np.array(logs)), len(logs))

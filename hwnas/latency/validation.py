@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,12 +11,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from hwnas.cli.options import number
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, HwnasError, MeasurementInvalid, TableError, UserError
-from hwnas.latency.measurement import Measurement, Protocol, robust_error
+from hwnas.latency.agreement import finite
+from hwnas.latency.held_out_networks import ANCHOR, TimedOne, chosen_anchors, held_out_networks, pace
+from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.table import LatencyTable
 from hwnas.space.architecture import Architecture
 from hwnas.system.documents import read_document
@@ -29,48 +28,8 @@ if TYPE_CHECKING:
     from hwnas.space.search_space import SearchSpace
 
 
-LEAST = 5  # valid ones, below which the reference alone has to do
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """A run's latencies over those of the calibration, both held against the reference; `n` anchors tell (0: none)."""
-
-    factor: float
-    standard_error: float
-    n: int
-
-
-def chosen_anchors(table: LatencyTable, space_name: str, n: int) -> list[Architecture]:
-    """`n` networks of the table spread evenly over its latencies."""
-    valid = sorted((one for one in table.networks if one.space == space_name and one.measurement.valid),
-                   key=lambda one: one.measurement.latency_ms)
-    if not n:
-        return []
-    picked = np.unique(np.linspace(0, len(valid) - 1, min(n, len(valid)) + 2)[1:-1].round().astype(int))
-    return [valid[int(index)].architecture for index in picked]
-
-
-def pace(table: LatencyTable, again: Mapping[str, Measurement]) -> Pace:
-    """From the anchors' measurements in a later run, by architecture id."""
-    before = {one.architecture.id: one.measurement for one in table.networks}
-    logs = [np.log(one.at_ms(table.quiet_ms) / before[name].at_ms(table.quiet_ms)) for name, one in again.items()
-            if one.valid and name in before and before[name].valid]
-    if len(logs) < LEAST:
-        return Pace(1.0, float("nan"), 0)
-    return Pace(float(np.exp(np.median(logs))), robust_error(np.array(logs)), len(logs))
-
 FORMAT, VERSION = "hwnas-validation", 1
 PARTIAL = "hwnas-validation-partial"
-
-
-@dataclass(frozen=True)
-class TimedOne:
-    """A network that no table holds, how it was chosen (`random` or `front`), and its samples."""
-
-    group: str
-    architecture: Architecture
-    measurement: Measurement
 
 
 @dataclass(frozen=True)
@@ -201,10 +160,6 @@ def _timed(data: Mapping[str, Any], protocol: Protocol, where: str) -> TimedOne:
         raise TableError(f"{where}: {error} is missing. Measure anew: python -m hwnas.validate +target=…") from None
 
 
-def finite(value: float) -> float | None:
-    return round(float(value), 6) if math.isfinite(value) else None
-
-
 @dataclass(frozen=True)
 class Job:
     """What is judged: a space on a deployment, by its table and model."""
@@ -260,7 +215,6 @@ def job_of(config: Any, deployment: Deployment, console: Console) -> Job:
 def measure_and_judge(job: Job, sizes: tuple[int, int], seed: int, seconds: float, out: Path,
                       console: Console) -> None:
     """Measure networks that the table does not hold, and some that it does, and report."""
-    from hwnas.latency.held_out_networks import ANCHOR, held_out_networks
     from hwnas.runtimes.runtime import load_runtime
 
     n, n_anchors = sizes

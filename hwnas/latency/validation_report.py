@@ -7,9 +7,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from hwnas.latency.agreement import Compared, Verdict, intervals, quartiles, shared_kinds, summary, verdicts, worst
+from hwnas.latency.agreement import (
+    Compared,
+    Verdict,
+    finite,
+    intervals,
+    quartiles,
+    shared_kinds,
+    summary,
+    verdicts,
+    worst,
+)
+from hwnas.latency.held_out_networks import Pace, TimedOne
 from hwnas.latency.model import Predictions
-from hwnas.latency.validation import Pace, TimedOne, finite
 from hwnas.pictures.style import INK, MUTED, plain_log_ticks, style, title
 
 if TYPE_CHECKING:
