@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hwnas.latency.model import LatencyModel
-from hwnas.space import SearchSpace
+from hwnas.space.search_space import SearchSpace
 from synthetic import synthetic_table
 
 BATCH = 20_000

@@ -11,9 +11,9 @@ import pytest
 from optuna.distributions import CategoricalDistribution
 
 from hwnas.latency.model import LatencyModel
-from hwnas.objective import Objective
 from hwnas.samplers.informed import Context, informed
-from hwnas.space import SearchSpace
+from hwnas.space.search_space import SearchSpace
+from hwnas.study.objective import Objective
 from synthetic import synthetic_table
 
 LIMIT_S = {500: 0.25}

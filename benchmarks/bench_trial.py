@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from hwnas.architecture import Architecture
-from hwnas.estimate import Estimate
+from hwnas.accuracy.estimator import Estimate
 from hwnas.latency.model import LatencyModel
-from hwnas.objective import Objective
-from hwnas.samplers import load_sampler
 from hwnas.samplers.informed import Context
-from hwnas.search_loop import run_search
-from hwnas.search_trial import SearchOptions
-from hwnas.space import SearchSpace
-from hwnas.study import database_path, open_study
+from hwnas.samplers.loading import load_sampler
+from hwnas.search.loop import run_search
+from hwnas.search.trial import SearchOptions
+from hwnas.space.architecture import Architecture
+from hwnas.space.search_space import SearchSpace
+from hwnas.study.objective import Objective
+from hwnas.study.study import database_path, open_study
 from synthetic import synthetic_table
 
 LIMIT_S = 0.05

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from hwnas.architecture import Architecture
 from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork
-from hwnas.space import SearchSpace
-from hwnas.target import Target
+from hwnas.space.architecture import Architecture
+from hwnas.space.search_space import SearchSpace
+from hwnas.target.target import Target
 
 TARGET = Target("null", "null", "int8")
 

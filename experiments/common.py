@@ -14,12 +14,12 @@ import numpy as np
 from hwnas.errors import HwnasError, TableError
 from hwnas.latency.agreement import rank_correlation
 from hwnas.latency.fit import Timed
-from hwnas.latency.host import Host
 from hwnas.latency.model import timed_networks
 from hwnas.latency.table import LEAST_NETWORKS, LatencyTable, TimedNetwork
-from hwnas.paths import write_atomic
-from hwnas.plots import GRID, INK, MUTED
-from hwnas.space import SearchSpace
+from hwnas.pictures.style import GRID, INK, MUTED
+from hwnas.space.search_space import SearchSpace
+from hwnas.system.paths import write_atomic
+from hwnas.target.host import Host
 
 COLOURS = ("#8fb3e6", "#0e9384", "#98a2b3", "#e9a23b", "#c2410c", "#7a5af8", "#1f5fbf", "#d444f1")
 

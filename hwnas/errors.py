@@ -23,6 +23,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    pass
+
 
 
 class HwnasError(Exception):
@@ -97,3 +102,17 @@ class UnknownName(UserError):
         near = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
         hint = f" Did you mean {' or '.join(near)}?" if near else ""
         super().__init__(f"unknown {kind} {str(name)!r}.{hint} Known: {', '.join(names) or 'none'}.")
+
+
+class UnknownNetwork(UnknownName):
+    """timm has no network of this name; near matches only, for it has more than a thousand."""
+
+    def __init__(self, name: str, known: list[str], version: str) -> None:
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        hint = f" Did you mean {' or '.join(near)}?" if near else ""
+        UserError.__init__(self, f"timm {version} has no network {name!r}.{hint} timm.list_models() names all "
+                                 f"{len(known)}.")
+
+
+class ModelError(UserError):
+    """A model file cannot be used as it is."""

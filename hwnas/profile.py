@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from hwnas.command import run_command
-from hwnas.progress import Console
+from hwnas.cli.command import run_command
+from hwnas.cli.progress import Console
 
 USAGE = """Measure this host for a target and a search space (a latency table in $HWNAS_HOME/latency_tables).
 
@@ -15,10 +15,10 @@ USAGE = """Measure this host for a target and a search space (a latency table in
 
 def main(config: Any, console: Console) -> None:
     """Calibrate, print the held-out error and where the table lies."""
-    from hwnas.deployment import Deployment, calibration_lock, calibration_options, error_line, key_of, space_of
     from hwnas.latency.calibrate import calibrate
+    from hwnas.latency.deployment import Deployment, calibration_lock, calibration_options, error_line, key_of, space_of
     from hwnas.latency.table import find_table
-    from hwnas.runtimes import load_runtime
+    from hwnas.runtimes.runtime import load_runtime
 
     deployment = Deployment.from_config(config, console)
     options = calibration_options(config)

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hwnas.errors import ConfigError
-from hwnas.reporting import write_report
-from hwnas.run_folder import RunFolder
+from hwnas.front.report import write_report
+from hwnas.system.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from hwnas.progress import Console
+    from hwnas.cli.progress import Console
 
 
 def run(config: Mapping[str, Any], console: Console) -> None:
@@ -24,7 +24,7 @@ def run(config: Mapping[str, Any], console: Console) -> None:
 
 def main() -> int:
     """Entry point of `python -m hwnas.report`."""
-    from hwnas.command import run_command
+    from hwnas.cli.command import run_command
 
     return run_command(run, "report", __doc__ or "", target=False)
 

@@ -13,10 +13,10 @@ import numpy as np
 from hwnas.errors import HwnasError
 
 if TYPE_CHECKING:
-    from hwnas.accuracy import AccuracyEstimator
-    from hwnas.architecture import Architecture
-    from hwnas.runtimes import Runtime
-    from hwnas.target import Target
+    from hwnas.accuracy.estimator import AccuracyEstimator
+    from hwnas.runtimes.runtime import Runtime
+    from hwnas.space.architecture import Architecture
+    from hwnas.target.target import Target
 
 
 def check_runtime(runtime: Runtime, onnx_path: str | os.PathLike[str], target: Target, *,
@@ -81,7 +81,7 @@ def _check_refused(call: Callable[[], object], what: str) -> None:
 
 
 def _check_bind(compiled: object, onnx_path: str | os.PathLike[str], batch: int) -> None:
-    from hwnas.runtimes import Compiled
+    from hwnas.runtimes.runtime import Compiled
 
     assert isinstance(compiled, Compiled), "compile() returns a Compiled"
     first = compiled.bind(contract_images(onnx_path, batch))
@@ -100,7 +100,7 @@ def check_estimator(estimator: AccuracyEstimator, architecture: Architecture) ->
 
     It is asked three times, so let it be quick.
     """
-    from hwnas.estimate import Source
+    from hwnas.accuracy.estimator import Source
 
     fingerprint = estimator.fingerprint
     assert fingerprint, "fingerprint names what decides the values"

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hwnas.command import run_command
-from hwnas.progress import Console
+from hwnas.cli.command import run_command
+from hwnas.cli.progress import Console
 
 if TYPE_CHECKING:
-    from hwnas.training_ranks import Ranks
+    from hwnas.training.ranks import Ranks
 
 USAGE = """Train one network in full: an architecture that a search found, or a timm network by name.
 
@@ -28,10 +28,10 @@ _PATHS = ("architecture", "model", "weights", "out", "dataset.root", "teacher.mo
 
 def main(config: Any, console: Console) -> None:
     """Check, train (or go on), export, score; the result in one line."""
-    from hwnas.training_job import make_job
-    from hwnas.training_ranks import Ranks
-    from hwnas.training_results import read_summary, sentence, write_results
-    from hwnas.training_run import train
+    from hwnas.training.job import make_job
+    from hwnas.training.ranks import Ranks
+    from hwnas.training.results import read_summary, sentence, write_results
+    from hwnas.training.run import train
 
     ranks = Ranks.of_environment()
     console = console if ranks.first else Console(quiet=True)
@@ -48,7 +48,7 @@ def main(config: Any, console: Console) -> None:
 @contextlib.contextmanager
 def _locked(folder: Path, ranks: Ranks, console: Console) -> Iterator[None]:
     """One training at a time in a folder; the first process holds the lock for all."""
-    from hwnas.latency.locks import file_lock
+    from hwnas.system.locks import file_lock
 
     if not ranks.first:
         yield

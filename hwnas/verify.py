@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hwnas.errors import ConfigError, DataError, StudyError
-from hwnas.latency.host import Host
-from hwnas.run_folder import RunFolder
+from hwnas.front.rows import load_front
+from hwnas.system.run_folder import RunFolder
+from hwnas.target.host import Host
 
 if TYPE_CHECKING:
-    from hwnas.deployable import Making
-    from hwnas.progress import Console
-    from hwnas.scoring import Timing
+    from hwnas.cli.progress import Console
+    from hwnas.front.make import Making
+    from hwnas.front.score import Timing
 
 
 def run(config: Mapping[str, Any], console: Console) -> None:
@@ -27,13 +28,13 @@ def run(config: Mapping[str, Any], console: Console) -> None:
     if not config.get("run"):
         raise ConfigError("which run folder? Add run=DIR.")
     folder = RunFolder.open(str(config["run"]))
-    rows = folder.read_front()
+    rows = load_front(folder)
     environment = folder.read_json(folder.environment)
     if not isinstance(environment, dict) or "dataset" not in environment:
         raise StudyError(f"{folder.environment} is missing or of another version. Search again, with the same options.")
     check_host(environment, config.get("host"))
     making = making_of(folder, environment, config.get("dataset") or {})
-    from hwnas.verification import verify_and_write
+    from hwnas.front.verification import verify_and_write
 
     seconds = (config.get("verification") or {}).get("seconds")
     found = verify_and_write(folder, rows, making, timing_of(environment, seconds), environment, console)
@@ -51,10 +52,10 @@ def check_host(environment: Mapping[str, Any], accepted: object) -> None:
 
 def making_of(folder: RunFolder, environment: Mapping[str, Any], overrides: Mapping[str, Any]) -> Making:
     """Data set, recipe and target of the run; DataError when the data here are not those of the search."""
-    from hwnas.accuracy.data import load_dataset
-    from hwnas.accuracy.recipe import FINALIST, Recipe
-    from hwnas.deployable import Making
-    from hwnas.target import Target
+    from hwnas.data.loading import load_dataset
+    from hwnas.front.make import Making
+    from hwnas.target.target import Target
+    from hwnas.training.recipe import FINALIST, Recipe
 
     config = folder.read_config()
     if not isinstance(config.get("dataset"), dict) or not isinstance(config.get("seed"), int):
@@ -72,8 +73,8 @@ def making_of(folder: RunFolder, environment: Mapping[str, Any], overrides: Mapp
 
 def timing_of(environment: Mapping[str, Any], seconds: float | None) -> Timing:
     """How the run times; the quiet time counts on the machine that it was measured on only."""
-    from hwnas.architecture import Architecture
-    from hwnas.scoring import Timing
+    from hwnas.front.score import Timing
+    from hwnas.space.architecture import Architecture
 
     found = environment["measuring"]
     quiet = found["quiet_ms"] if environment.get("searched_for") == Host.detect().name else None
@@ -83,7 +84,7 @@ def timing_of(environment: Mapping[str, Any], seconds: float | None) -> Timing:
 
 def main() -> int:
     """Entry point of `python -m hwnas.verify`."""
-    from hwnas.command import run_command
+    from hwnas.cli.command import run_command
 
     return run_command(run, "verify", __doc__ or "", target=False)
 

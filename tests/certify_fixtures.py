@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from hwnas.accuracy.data import Dataset, load_dataset
-from hwnas.architecture import Architecture
-from hwnas.certify_networks import macs_of, spread
-from hwnas.certify_plan import CertifyPlan
-from hwnas.certify_truth import COST, FAILED
-from hwnas.estimate import Estimate
-from hwnas.space import SearchSpace
-from hwnas.training_results import FORMAT
+from hwnas.accuracy.estimator import Estimate
+from hwnas.certify.plan import CertifyPlan, macs_of, spread
+from hwnas.certify.truth import COST, FAILED
+from hwnas.data.dataset import Dataset
+from hwnas.data.loading import load_dataset
+from hwnas.space.architecture import Architecture
+from hwnas.space.search_space import SearchSpace
+from hwnas.training.results import FORMAT
 
 SPACE = """
 image_size: 8

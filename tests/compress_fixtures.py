@@ -13,14 +13,16 @@ import torch
 from deployment_fixtures import measured
 from safetensors.torch import save_file
 
-from hwnas import compress, compress_score, train
-from hwnas.architecture import Architecture
-from hwnas.command import compose, run_command
-from hwnas.compress_job import CompressJob, make_job
-from hwnas.export import export_onnx
-from hwnas.network import build
-from hwnas.progress import Console
-from hwnas.training_weights import load_weights
+from hwnas import train
+from hwnas.cli.command import compose, run_command
+from hwnas.cli.progress import Console
+from hwnas.compress import __main__ as compress
+from hwnas.compress import step as compress_score
+from hwnas.compress.job import CompressJob, make_job
+from hwnas.networks.build import build
+from hwnas.networks.export import export_onnx
+from hwnas.networks.weights import load_weights
+from hwnas.space.architecture import Architecture
 
 QUIET = Console(quiet=True)
 NETWORK = Architecture((("ds_r1_k3_s1_c8",), ("ir_r1_k3_s2_e3_c16_se0.25",), ("ir_r1_k3_s1_e3_c16",)), 8, 1, 32, "relu",

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from hwnas.accuracy.data import Dataset, Split
-from hwnas.accuracy.recipe import FINALIST, Recipe
-from hwnas.architecture import Architecture
-from hwnas.deployable import Making
-from hwnas.finalists import Finalist
+from hwnas.data.dataset import Dataset, Split
+from hwnas.front.finalists import Finalist
+from hwnas.front.make import Making
 from hwnas.latency.measurement import Measurement, Protocol, Turn
-from hwnas.target import Target
+from hwnas.space.architecture import Architecture
+from hwnas.target.target import Target
+from hwnas.training.recipe import FINALIST, Recipe
 
 
 def tiny_split(n: int, seed: int) -> Split:

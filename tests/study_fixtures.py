@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import optuna
 
-from hwnas.architecture import Architecture
-from hwnas.estimate import Estimate
-from hwnas.objective import Objective
-from hwnas.samplers import load_sampler
-from hwnas.search_loop import SearchEvent, SearchOutcome, run_search
-from hwnas.search_trial import SearchOptions
-from hwnas.study import open_study
+from hwnas.accuracy.estimator import Estimate
+from hwnas.samplers.loading import load_sampler
+from hwnas.search.loop import SearchEvent, SearchOutcome, run_search
+from hwnas.search.trial import SearchOptions
+from hwnas.space.architecture import Architecture
+from hwnas.study.objective import Objective
+from hwnas.study.study import open_study
 
 IDENTITY = {"space": "tiny 1a2b", "dataset": "digits 0f", "target": "xeon_int8", "host": "zen5-2"}
 OBJECTIVE = Objective(target_ms=1.5)

@@ -15,9 +15,9 @@ from pathlib import Path
 from study_fixtures import IDENTITY, OBJECTIVE, Scores, TinySpace, searched, url
 
 from hwnas.errors import UserError
-from hwnas.samplers import load_sampler
-from hwnas.search_loop import SearchEvent, SearchOutcome
-from hwnas.study import open_study
+from hwnas.samplers.loading import load_sampler
+from hwnas.search.loop import SearchEvent, SearchOutcome
+from hwnas.study.study import open_study
 
 
 def say(event: SearchEvent) -> None:

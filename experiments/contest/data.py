@@ -10,14 +10,14 @@ from hwnas.errors import DataError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hwnas.accuracy.dataset import Dataset, DatasetInfo
+    from hwnas.data.dataset import Dataset, DatasetInfo
 
 
 def dataset_config(options: Options, *more: str) -> dict[str, Any]:
     """The `dataset` section that every training has, with `more` overrides."""
     from omegaconf import OmegaConf
 
-    from hwnas.command import compose
+    from hwnas.cli.command import compose
     from hwnas.train import readable_overrides
 
     config = compose("train", readable_overrides([*options.dataset, *more]), target=False)
@@ -26,7 +26,7 @@ def dataset_config(options: Options, *more: str) -> dict[str, Any]:
 
 def data_info(options: Options) -> DatasetInfo:
     """Channels and classes."""
-    from hwnas.accuracy.data import inspect_dataset
+    from hwnas.data.loading import inspect_dataset
 
     return inspect_dataset(dataset_config(options))
 
@@ -40,7 +40,7 @@ class Images:
 
     def of(self, name: str, summary: Mapping[str, Any]) -> Dataset:
         """What the training `name` was made on; DataError when other images lie there now."""
-        from hwnas.accuracy.data import load_dataset
+        from hwnas.data.loading import load_dataset
 
         size, wanted = int(summary["identity"]["image_size"]), summary["identity"]["dataset.fingerprint"]
         if size not in self._sets:

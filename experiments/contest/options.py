@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hwnas.command import names_in, number
+from hwnas.cli.command import names_in
+from hwnas.cli.options import number
 from hwnas.errors import ConfigError, UnknownName
 
 STEPS = ("train", "score", "time", "report")

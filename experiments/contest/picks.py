@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any
 from experiments.contest.data import data_info, dataset_config
 from experiments.contest.networks import Network
 from experiments.contest.options import RECIPE, Options
-from hwnas.architecture import Architecture
 from hwnas.errors import ConfigError, StudyError
-from hwnas.paths import write_atomic
+from hwnas.space.architecture import Architecture
+from hwnas.system.paths import write_atomic
 
 if TYPE_CHECKING:
-    from hwnas.space import SearchSpace
+    from hwnas.space.search_space import SearchSpace
 
 ROLES = ("fast", "balanced", "accurate")
 FAST_WITHIN = 0.03  # of top-1
@@ -114,9 +114,9 @@ def _read(path: Path) -> Picks:
 
 
 def _pick(options: Options, run: Path) -> Picks:
-    from hwnas.run_folder import RunFolder
-    from hwnas.study import database_path, identity_of, load_study
-    from hwnas.trial_record import REUSED, count, front_rows, trial_rows
+    from hwnas.study.record import REUSED, count, front_rows, trial_rows
+    from hwnas.study.study import database_path, identity_of, load_study
+    from hwnas.system.run_folder import RunFolder
 
     config = RunFolder.open(run).read_config()
     if config.get("seed") != RECIPE["split_seed"]:
@@ -145,7 +145,7 @@ def _pick(options: Options, run: Path) -> Picks:
 
 def searched_space(options: Options, config: Mapping[str, Any]) -> SearchSpace:
     """The one that was searched, as it reads today."""
-    from hwnas.space import SearchSpace
+    from hwnas.space.search_space import SearchSpace
 
     info = data_info(options)
     return SearchSpace.load(str(config["space"]), channels=config.get("channels") or info.channels,
@@ -159,7 +159,7 @@ def _image_size(config: Mapping[str, Any]) -> int | None:
 
 def check_data(options: Options, config: Mapping[str, Any], space: SearchSpace, searched: str | None) -> None:
     """ConfigError unless the search (its `config.yaml` and its study's data set) had the contest's images and split."""
-    from hwnas.accuracy.data import load_dataset
+    from hwnas.data.loading import load_dataset
 
     size = _image_size(config) or max(space.image_sizes)
     data = load_dataset(dataset_config(options, f"dataset.image_size={size}"), size, RECIPE["split_seed"])

@@ -8,9 +8,10 @@ from typing import Any
 
 from experiments.common import new_figure, style
 from experiments.contest.entries import Entry
-from hwnas.pareto import non_dominated
-from hwnas.plot_labels import Line, draw_better, place_labels
-from hwnas.plots import BASELINE, FRONT, INK, MUTED, figure_bytes, plain_log_ticks, title
+from hwnas.front.picture import BASELINE, FRONT
+from hwnas.pictures.labels import Line, draw_better, place_labels
+from hwnas.pictures.style import INK, MUTED, figure_bytes, plain_log_ticks, title
+from hwnas.stats.pareto import non_dominated
 
 STOCK = "#e9a23b"
 MARKERS = {"int8": ("o", 6.5), "bf16": ("s", 4.5), "fp32": ("^", 5.0)}

@@ -15,7 +15,7 @@ from experiments.contest.scoring import PRECISIONS, target_of
 from experiments.contest.statements import Statement, decide, verdicts
 from experiments.contest.timing import read_latencies
 from hwnas.errors import ConfigError, StudyError
-from hwnas.paths import write_atomic
+from hwnas.system.paths import write_atomic
 
 COLUMNS = {"network": "network", "stem": "stem", "precision": "precision", "top1": "test top-1 (95 %)",
            "seeds": "each seed", "drop": "drop from fp32, points (95 %)", "latency_ms": "latency, ms (90 %)",

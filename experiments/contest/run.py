@@ -28,7 +28,7 @@ from experiments.contest.networks import Network, baselines
 from experiments.contest.options import Options, parse
 from experiments.contest.picks import picks_of
 from experiments.contest.training import claim, train_all
-from hwnas.progress import Console
+from hwnas.cli.progress import Console
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -14,18 +14,18 @@ from experiments.contest.data import Images
 from experiments.contest.networks import Network, Training
 from experiments.contest.options import RECIPE, Options
 from experiments.contest.training import folder_of, summary_of
+from hwnas.cli.progress import Console
 from hwnas.errors import CandidateError, DataError, StudyError, TargetError
-from hwnas.front import wilson
-from hwnas.paths import write_atomic
-from hwnas.progress import Console
-from hwnas.run_folder import ModelFolder, RunFolder
-from hwnas.runtimes import load_runtime
-from hwnas.target import Target
+from hwnas.runtimes.runtime import load_runtime
+from hwnas.stats.intervals import wilson
+from hwnas.system.paths import write_atomic
+from hwnas.system.run_folder import ModelFolder, RunFolder
+from hwnas.target.target import Target
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from hwnas.accuracy.dataset import Dataset
+    from hwnas.data.dataset import Dataset
 
 PRECISIONS = ("fp32", "bf16", "int8")
 N_CALIBRATION = 512
@@ -54,7 +54,7 @@ def target_of(options: Options, precision: str, batch: int) -> Target:
     """The contest's target with another precision."""
     from omegaconf import OmegaConf
 
-    from hwnas.command import compose
+    from hwnas.cli.command import compose
 
     config = compose("search", [f"+target={options.target}"]).target
     target = Target.from_config(OmegaConf.to_container(config))  # type: ignore[arg-type]
@@ -128,7 +128,7 @@ def _folder(out: Path, training: Training, precision: str) -> Path:
 
 def _is_scored(options: Options, training: Training, precision: str) -> bool:
     """Whether this very file was scored by this version of the runtime."""
-    from hwnas.training_options import content_of
+    from hwnas.system.documents import content_of
 
     file = file_of(options.out, training, precision)
     try:
@@ -143,8 +143,8 @@ def _is_scored(options: Options, training: Training, precision: str) -> bool:
 
 def _score(options: Options, training: Training, precision: str, data: Dataset) -> None:
     """Answers first, then score.json, which says that they are whole."""
-    from hwnas.scoring import predict
-    from hwnas.training_options import content_of
+    from hwnas.runtimes.answers import predict
+    from hwnas.system.documents import content_of
 
     file, target = file_of(options.out, training, precision), target_of(options, precision, BATCH)
     step = _step_of(file, options)
@@ -184,9 +184,8 @@ def _step_of(file: DeployedFile, options: Options) -> str:
 
 def _quantise(options: Options, training: Training, path: Path, target: Target, data: Dataset) -> None:
     """Ranges come from images that the network was trained on."""
-    from hwnas.accuracy.splits import subset
-    from hwnas.deployable import calibration_images
-    from hwnas.quantize import quantize_static, tuning_of
+    from hwnas.data.splits import subset
+    from hwnas.networks.quantize import calibration_images, quantize_static, tuning_of
 
     rows = subset(data.train.labels, options.train_images, RECIPE["split_seed"])
     seen = replace(data, train=data.train.take(rows))

@@ -17,13 +17,13 @@ from experiments.contest.networks import Network, Training
 from experiments.contest.options import Options
 from experiments.contest.scoring import PRECISIONS, file_of, read_score, target_of
 from experiments.contest.training import summary_of
+from hwnas.cli.progress import Console
 from hwnas.errors import StudyError
+from hwnas.front.score import LEAST_ROUNDS
 from hwnas.latency.measurement import Measurement, Protocol
-from hwnas.paths import write_atomic
-from hwnas.progress import Console
-from hwnas.records import finite
-from hwnas.scoring import LEAST_ROUNDS
-from hwnas.target import Target
+from hwnas.system.paths import write_atomic
+from hwnas.system.tables import finite
+from hwnas.target.target import Target
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,7 +49,7 @@ class Latencies:
 
 def time_all(networks: Sequence[Network], options: Options, console: Console) -> None:
     """Time every scored file of seed 0; nothing where these very files were timed here, all with a valid result."""
-    from hwnas.training_options import content_of
+    from hwnas.system.documents import content_of
 
     files = {f"{network.label} {precision}": file_of(options.out, Training(network, 0), precision).path
              for network in networks for precision in PRECISIONS
@@ -111,8 +111,8 @@ def _held(options: Options) -> Mapping[str, str]:
 
 
 def _circumstances(options: Options) -> dict[str, Any]:
-    from hwnas.latency.host import Host
-    from hwnas.runtimes import load_runtime
+    from hwnas.runtimes.runtime import load_runtime
+    from hwnas.target.host import Host
 
     return {"host": Host.detect().name, "runtime": load_runtime(target_of(options, "fp32", 1).runtime).version(),
             "measured_at": datetime.now(UTC).isoformat(timespec="seconds")}
@@ -120,9 +120,9 @@ def _circumstances(options: Options) -> dict[str, Any]:
 
 def _measure(files: Mapping[str, Path], networks: Sequence[Network], options: Options, console: Console,
              ) -> dict[str, Measurement]:
-    from hwnas.latency.measure import measure
-    from hwnas.latency.prepare import prepare_network
-    from hwnas.space import SearchSpace
+    from hwnas.latency.harness import measure
+    from hwnas.latency.timing import prepare_network
+    from hwnas.space.search_space import SearchSpace
 
     protocol = Protocol(min_rounds=LEAST_ROUNDS, max_rounds=2 * LEAST_ROUNDS, max_seconds=options.seconds)
     if options.batch > 1:  # a batch takes long, and its throughput is known well enough from fewer calls
@@ -148,7 +148,7 @@ def _measure(files: Mapping[str, Path], networks: Sequence[Network], options: Op
 
 def _copies(path: Path, target: Target, images: NDArray[np.float32], n: int, folder: Path) -> list[Callable[[], None]]:
     """One network compiled once and loaded `n` times, so that every call has another place in memory."""
-    from hwnas.runtimes import load_runtime
+    from hwnas.runtimes.runtime import load_runtime
 
     runtime: Any = load_runtime(target.runtime)
     if not hasattr(runtime, "save_compiled"):

@@ -18,10 +18,10 @@ from typing import IO, Any
 
 from experiments.contest.networks import Network, Training, overrides, ready, validation_top1
 from experiments.contest.options import Options
+from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, StudyError
-from hwnas.latency.locks import file_lock
-from hwnas.paths import write_atomic
-from hwnas.progress import Console
+from hwnas.system.locks import file_lock
+from hwnas.system.paths import write_atomic
 
 ROOT = Path(__file__).resolve().parents[2]
 NICE = 15

@@ -17,14 +17,13 @@ import numpy as np
 
 from experiments.latency_peers.parts import Part, build_part
 from hwnas.errors import CandidateError, ConfigError
-from hwnas.latency.host import Host, usable_cores
-from hwnas.latency.measure import measure
+from hwnas.latency.harness import measure
 from hwnas.latency.measurement import Measurement, Protocol
-from hwnas.latency.prepare import prepare_network
-from hwnas.latency.stream import bound_input
 from hwnas.latency.table import LatencyTable
-from hwnas.runtimes import Runtime, load_runtime
-from hwnas.target import Target
+from hwnas.latency.timing import bound_input, prepare_network
+from hwnas.runtimes.runtime import Runtime, load_runtime
+from hwnas.target.host import Host, usable_cores
+from hwnas.target.target import Target
 
 WAVE = 40
 
@@ -130,7 +129,7 @@ def prepare_part(part: Part, target: Target, path: Path) -> Path:
     """Export, with made-up ranges for int8; returns the file to time."""
     import torch
 
-    from hwnas.export import export_onnx, randomise
+    from hwnas.networks.export import export_onnx, randomise
 
     torch.set_num_threads(1)
     module = build_part(part)
@@ -143,11 +142,11 @@ def prepare_part(part: Part, target: Target, path: Path) -> Path:
 
 
 def _quantised(path: Path, target: Target, inside: bool) -> Path:
-    """As hwnas.quantize does with whole networks, and a pair on what the part hands on."""
+    """As hwnas.networks.quantize does with whole networks, and a pair on what the part hands on."""
     import onnx
 
-    from hwnas.qdq import Graph, insert_pairs, quantised_tensors, range_source
-    from hwnas.quantize import tuning_of
+    from hwnas.networks.qdq import Graph, insert_pairs, quantised_tensors, range_source
+    from hwnas.networks.quantize import tuning_of
 
     graph = Graph(onnx.load(path))
     names = quantised_tensors(graph, tuning_of(target))

@@ -9,10 +9,10 @@ import numpy as np
 
 from experiments.latency_peers.isolated import Isolated
 from experiments.latency_peers.parts import CALL, KERNELS, Block, Kernel, network_kernels
-from hwnas.architecture import Architecture
 from hwnas.errors import MeasurementInvalid
 from hwnas.latency.model import LatencyModel
 from hwnas.latency.table import LatencyTable, TimedNetwork
+from hwnas.space.architecture import Architecture
 
 FOLDS, TREES = 10, 200
 _LEAST_MS = 1e-4  # of a part, however much of its time the call takes

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hwnas.blocks import BlockSpec
-from hwnas.macro_network import _BUILDERS  # the one place that turns a BlockSpec into timm's layers
+from hwnas.networks.macro import _BUILDERS  # the one place that turns a BlockSpec into timm's layers
+from hwnas.space.blocks import BlockSpec
 
 # isort: split
 from timm.layers import SqueezeExcite, create_classifier, create_conv2d, get_act_layer, get_norm_act_layer

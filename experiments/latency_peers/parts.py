@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hwnas.architecture import Architecture
-from hwnas.blocks import BlockSpec
+from hwnas.space.architecture import Architecture
+from hwnas.space.blocks import BlockSpec
 
 if TYPE_CHECKING:
     from torch import nn

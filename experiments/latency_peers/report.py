@@ -13,8 +13,8 @@ from experiments.common import COLOURS, figures, new_figure, percent, style, tex
 from experiments.latency_peers.methods import Method
 from hwnas.errors import MeasurementInvalid
 from hwnas.latency.agreement import Compared, ceilings
-from hwnas.latency.validation_file import TimedOne
-from hwnas.plots import INK, MUTED, figure_bytes, plain_log_ticks
+from hwnas.latency.held_out_networks import TimedOne
+from hwnas.pictures.style import INK, MUTED, figure_bytes, plain_log_ticks
 
 MEASURES = (("mean_error", "mean error"), ("within_5", "within 5 %"), ("within_10", "within 10 %"),
             ("spearman", "Spearman"), ("kendall", "Kendall"))

@@ -22,13 +22,14 @@ from experiments.latency_peers.isolated import Isolated, isolated, time_parts
 from experiments.latency_peers.methods import Method, flops_regression, forests, isolated_sums, ours
 from experiments.latency_peers.parts import CALL, Block, Kernel, sampled_kernels
 from experiments.latency_peers.report import describe, evaluated, picture
-from hwnas.architecture import Architecture
 from hwnas.errors import ConfigError
-from hwnas.latency.host import Host
+from hwnas.latency.held_out_networks import TimedOne
 from hwnas.latency.model import LatencyModel
 from hwnas.latency.table import LatencyTable
-from hwnas.latency.validation_file import Stored, TimedOne, load
-from hwnas.space import SearchSpace
+from hwnas.latency.validation import Stored, load
+from hwnas.space.architecture import Architecture
+from hwnas.space.search_space import SearchSpace
+from hwnas.target.host import Host
 
 SAMPLED_NETWORKS = 200  # that kernels to be timed are drawn from
 

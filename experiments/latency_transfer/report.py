@@ -10,7 +10,7 @@ import numpy as np
 
 from experiments.common import new_figure, percent, style, text_table
 from experiments.latency_transfer.study import ANY, CONTROL
-from hwnas.plots import INK, MUTED, figure_bytes
+from hwnas.pictures.style import INK, MUTED, figure_bytes
 
 WAYS = ("scratch", "ungated", "gated")
 NOISE = 2.0  # standard errors that a loss must exceed to count

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from hwnas.architecture import Architecture
 from hwnas.errors import DataError, UnknownName
-from hwnas.space import SearchSpace
+from hwnas.space.architecture import Architecture
+from hwnas.space.search_space import SearchSpace
 
 SPACE, CHANNELS, CLASSES = "nas_bench_macro", 3, 10  # trained on CIFAR-10
 ARCH, ACCURACY, SPREAD = "arch", "accuracy_cifar10", "accuracy_std"

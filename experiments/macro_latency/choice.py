@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from experiments.macro_latency.benchmark import SPACE, Benchmark
-from hwnas.architecture import Architecture
 from hwnas.errors import ConfigError
-from hwnas.latency.anchors import chosen_anchors
+from hwnas.latency.held_out_networks import ANCHOR, FRONT, RANDOM, chosen_anchors
 from hwnas.latency.table import LatencyTable
-from hwnas.latency.validation import ANCHOR, FRONT, RANDOM
-from hwnas.pareto import non_dominated
+from hwnas.space.architecture import Architecture
+from hwnas.stats.pareto import non_dominated
 
 NEAR = "near"
 Chosen = list[tuple[str, Architecture]]

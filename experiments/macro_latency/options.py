@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.macro_latency.benchmark import CHANNELS, CLASSES, SPACE
-from hwnas.command import compose, number
+from hwnas.cli.command import compose
+from hwnas.cli.options import number
 from hwnas.errors import ConfigError, UnknownName
 
 NAMES = ("+target", "benchmark", "out", "random", "near", "anchors", "seed", "seconds", "measure")

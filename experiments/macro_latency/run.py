@@ -25,13 +25,14 @@ from experiments.macro_latency.benchmark import CHANNELS, CLASSES, SPACE, Benchm
 from experiments.macro_latency.choice import Chosen, calibrated_on, chosen_networks
 from experiments.macro_latency.options import Options, parse
 from experiments.macro_latency.report import Outcome, describe, rows_of, summary_of
-from hwnas import validate
-from hwnas.deployment import Deployment, key_of, space_of
+from hwnas.cli.progress import Console
 from hwnas.errors import MissingLatency
-from hwnas.latency.stream import WAVE
+from hwnas.latency import validation as validate
+from hwnas.latency.deployment import Deployment, key_of, space_of
+from hwnas.latency.held_out_networks import TimedOne
 from hwnas.latency.table import find_table
-from hwnas.latency.validation_file import TimedOne, load
-from hwnas.progress import Console
+from hwnas.latency.timing import WAVE
+from hwnas.latency.validation import load
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -71,7 +72,7 @@ def job_of(options: Options, console: Console) -> validate.Job:
 def measure(job: validate.Job, chosen: Chosen, options: Options, console: Console
             ) -> tuple[list[TimedOne], dict[str, Any]]:
     """Measurements of the chosen ones, and the report of hwnas.validate on those that the table does not hold."""
-    from hwnas.runtimes import load_runtime
+    from hwnas.runtimes.runtime import load_runtime
 
     out = options.out / "measured.json"
     version = load_runtime(job.deployment.target.runtime).version()

@@ -18,21 +18,20 @@ import numpy as np
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from hwnas.accuracy.estimator import Estimate
 from hwnas.accuracy.tabular import Tabular
-from hwnas.architecture import Architecture
-from hwnas.estimate import Estimate
 from hwnas.latency.model import LatencyModel
 from hwnas.latency.table import LatencyTable
-from hwnas.objective import Objective
-from hwnas.pareto import hypervolume_2d
-from hwnas.samplers import load_sampler
 from hwnas.samplers.informed import Context
-from hwnas.search_loop import SearchEvent, run_search
-from hwnas.search_trial import SearchOptions
-from hwnas.space import SearchSpace
-from hwnas.study import load_study, open_study
-from hwnas.trial_record import DUPLICATE, EVALUATED, count, outcome
-from hwnas.workers import storage_of
+from hwnas.samplers.loading import load_sampler
+from hwnas.search.loop import SearchEvent, run_search
+from hwnas.search.trial import SearchOptions
+from hwnas.space.architecture import Architecture
+from hwnas.space.search_space import SearchSpace
+from hwnas.stats.pareto import hypervolume_2d
+from hwnas.study.objective import Objective
+from hwnas.study.record import DUPLICATE, EVALUATED, count, outcome
+from hwnas.study.study import load_study, open_study, storage_of
 
 SPACE = "nas_bench_macro"
 REFERENCE = (0.25, 0.90)  # quantiles of accuracy and latency that hypervolume is counted from

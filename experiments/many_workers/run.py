@@ -29,9 +29,9 @@ import numpy as np
 from experiments.common import command, save_csv, save_json, text_table
 from experiments.many_workers.race import Race, Result, crew, load_problem, run
 from hwnas.errors import ConfigError, DataError, UnknownName, UserError
-from hwnas.latency.host import Host
-from hwnas.paths import shipped
-from hwnas.storage_errors import parse_url
+from hwnas.study.server import parse_url
+from hwnas.system.paths import shipped
+from hwnas.target.host import Host
 
 SHIPPED = "amd-epyc-f26m2s1-2c/openvino-int8-t1-b1-32px-c3-k10.json.gz"
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")

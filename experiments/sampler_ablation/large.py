@@ -31,13 +31,13 @@ from experiments.sampler_ablation.variants import VARIANTS
 from experiments.sampler_contest.options import read_dotlist
 from experiments.sampler_contest.scores import mean_and_error
 from hwnas.errors import ConfigError, UnknownName
-from hwnas.latency.host import Host
 from hwnas.latency.model import LatencyModel
 from hwnas.latency.table import LatencyTable
-from hwnas.objective import Objective
-from hwnas.pareto import hypervolume_2d
-from hwnas.paths import shipped
-from hwnas.space import SearchSpace
+from hwnas.space.search_space import SearchSpace
+from hwnas.stats.pareto import hypervolume_2d
+from hwnas.study.objective import Objective
+from hwnas.system.paths import shipped
+from hwnas.target.host import Host
 
 CANDIDATES = ("whole", "no_evolution", "no_crossings")
 SHIPPED = shipped("latency_tables") / "amd-epyc-f26m2s1-2c/openvino-int8-t1-b1-128px-c3-k10.json.gz"

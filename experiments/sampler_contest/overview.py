@@ -22,8 +22,8 @@ from experiments.common import command, new_figure, style
 from experiments.sampler_contest.options import AWARE, NAMES, OURS
 from experiments.sampler_contest.picture import COLOURS
 from hwnas.errors import ConfigError, DataError
-from hwnas.paths import write_atomic
-from hwnas.plots import INK, MUTED, figure_bytes
+from hwnas.pictures.style import INK, MUTED, figure_bytes
+from hwnas.system.paths import write_atomic
 
 COLUMNS = 3
 MARKS = (25, 50, 100, 200, 250, 400)

@@ -10,7 +10,7 @@ import numpy as np
 from experiments.common import new_figure, style
 from experiments.sampler_contest.options import AWARE, OURS
 from experiments.sampler_contest.scores import EVERY, Scores, mean_and_error
-from hwnas.plots import INK, MUTED, figure_bytes
+from hwnas.pictures.style import INK, MUTED, figure_bytes
 
 COLOURS = {"hwnas": "#1f5fbf", "linas": "#7a5af8", "stratified": "#d444f1", "tpe": "#c2410c",
            "tpe_multivariate": "#e9a23b", "nsga2": "#0e9384", "nsga2_small": "#5fb8ab", "gp": "#667085",

@@ -10,7 +10,7 @@ from typing import Any
 
 from experiments.sampler_contest.replay import Run
 from hwnas.errors import ConfigError, DataError, UserError
-from hwnas.paths import write_atomic
+from hwnas.system.paths import write_atomic
 
 Key = tuple[str, int]  # sampler, seed
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from experiments.sampler_search.reading import SearchRun
-from hwnas.front import FrontRow
-from hwnas.pareto import hypervolume_2d, non_dominated
+from hwnas.front.rows import FrontRow
+from hwnas.stats.pareto import hypervolume_2d, non_dominated
 
 DRAWS = 1000
 

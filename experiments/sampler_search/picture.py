@@ -12,10 +12,11 @@ from experiments.common import COLOURS, new_figure, style
 from experiments.sampler_search.fronts import fronts, own_front
 from experiments.sampler_search.reading import SearchRun
 from experiments.sampler_search.scores import Scored
-from hwnas.comparison import describe
-from hwnas.front import FrontRow
-from hwnas.plot_labels import Line, place_labels
-from hwnas.plots import BASELINE, INK, MUTED, figure_bytes, plain_log_ticks, title
+from hwnas.front.comparison import describe
+from hwnas.front.picture import BASELINE
+from hwnas.front.rows import FrontRow
+from hwnas.pictures.labels import Line, place_labels
+from hwnas.pictures.style import INK, MUTED, figure_bytes, plain_log_ticks, title
 
 NAMED = {"hwnas": "#1f5fbf", "nsga2": "#0e9384", "nsga3": "#7a5af8", "tpe": "#e9a23b", "gp": "#d444f1",
          "random": "#98a2b3"}

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.errors import DataError
-from hwnas.front import FrontRow
-from hwnas.run_folder import RunFolder
-from hwnas.trial_record import DUPLICATE, EVALUATED, FAILED, INFEASIBLE, INTERRUPTED, LOST
+from hwnas.front.rows import FrontRow, load_front
+from hwnas.study.record import DUPLICATE, EVALUATED, FAILED, INFEASIBLE, INTERRUPTED, LOST
+from hwnas.system.run_folder import RunFolder
 
 Array = NDArray[np.float64]
 Span = tuple[float, float]  # start and end in seconds
@@ -105,7 +105,7 @@ def _study(path: Path) -> tuple[dict[int, Span], dict[str, str]]:
     """Exact moments by trial number (trials.csv has whole seconds) and the identity; empty without a study.db."""
     if not RunFolder(path).study.is_file():
         return {}, {}
-    from hwnas.study import database_path, identity_of, load_study
+    from hwnas.study.study import database_path, identity_of, load_study
 
     study = load_study(database_path(path))
     spans = {trial.number: (trial.datetime_start.timestamp(), trial.datetime_complete.timestamp())
@@ -114,8 +114,8 @@ def _study(path: Path) -> tuple[dict[int, Span], dict[str, str]]:
 
 
 def _front(run: RunFolder, together: RunFolder) -> tuple[FrontRow, ...]:
-    mine = {row.id for row in run.read_front()}
-    return tuple(row for row in together.read_front() if row.id in mine)
+    mine = {row.id for row in load_front(run)}
+    return tuple(row for row in load_front(together) if row.id in mine)
 
 
 def _span(row: Mapping[str, Any]) -> Span | None:

@@ -11,7 +11,7 @@ from experiments.common import percent, text_table
 from experiments.sampler_search.fronts import fronts
 from experiments.sampler_search.reading import SearchRun
 from experiments.sampler_search.scores import MAIN, WIDE, Race, Reference, Scored, mean_and_error
-from hwnas.trial_record import DUPLICATE, FAILED
+from hwnas.study.record import DUPLICATE, FAILED
 
 
 def describe(found: Sequence[Scored], at: Reference, sentences: Sequence[str]) -> str:

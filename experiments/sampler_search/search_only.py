@@ -12,17 +12,18 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from hwnas.command import run_command
-from hwnas.progress import Console
+from hwnas.cli.command import run_command
+from hwnas.cli.progress import Console
 
 
 def main(config: Any, console: Console) -> None:
     """As hwnas.search does it, up to the last trial."""
     from omegaconf import OmegaConf
 
-    from hwnas.crew import extra_workers
-    from hwnas.prepared import prepare, search_trials
-    from hwnas.study import trial_rows, wait_for_others
+    from hwnas.search.prepare import prepare, search_trials
+    from hwnas.search.worker import extra_workers
+    from hwnas.study.record import trial_rows
+    from hwnas.study.study import wait_for_others
 
     prepared = prepare(config, console)
     plan, study = prepared.plan, prepared.study

@@ -16,8 +16,8 @@ from typing import Any
 
 from experiments.sampler_search.options import Options
 from hwnas.errors import UserError
-from hwnas.paths import write_atomic
-from hwnas.run_folder import RunFolder
+from hwnas.system.paths import write_atomic
+from hwnas.system.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 SEARCH_ONLY = Path(__file__).with_name("search_only.py")
@@ -66,8 +66,8 @@ def plan(options: Options) -> list[Search]:
 def _search(options: Options, sampler: str, seed: int, verify: bool) -> Search:
     from omegaconf import OmegaConf
 
-    from hwnas.command import compose
-    from hwnas.samplers import load_sampler
+    from hwnas.cli.command import compose
+    from hwnas.samplers.loading import load_sampler
 
     path = options.out / sampler / f"seed{seed}"
     overrides = (*options.overrides, f"sampler={sampler}", f"seed={seed}", f"out={path}",

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from experiments.sampler_search.searching import DONE, Search, start
 from hwnas.errors import UserError
-from hwnas.paths import write_atomic
-from hwnas.run_folder import ModelFolder, RunFolder
+from hwnas.front.rows import load_front, save_front
+from hwnas.system.paths import write_atomic
+from hwnas.system.run_folder import ModelFolder, RunFolder
 
 
 def folder_of(out: Path, seed: int) -> Path:
@@ -27,7 +28,7 @@ def verify_together(out: Path, searches: Sequence[Search]) -> None:
     seed = searches[0].seed
     run = RunFolder.create(folder_of(out, seed))
     wanted = {"searches": [one.config for one in searches],
-              "networks": [row.id for one in searches for row in RunFolder(one.path).read_front()]}
+              "networks": [row.id for one in searches for row in load_front(RunFolder(one.path))]}
     if _held(run) == wanted:
         return
     gather(run, [RunFolder(one.path) for one in searches])
@@ -42,11 +43,11 @@ def verify_together(out: Path, searches: Sequence[Search]) -> None:
 
 def gather(run: RunFolder, sources: Sequence[RunFolder]) -> None:
     """Copy into `run` what a verification needs: every network of `sources` once, of several the first."""
-    rows = {row.id: (row, source) for source in reversed(sources) for row in source.read_front()}
+    rows = {row.id: (row, source) for source in reversed(sources) for row in load_front(source)}
     for name, (_, source) in rows.items():
         _copy(source.model(name), run.model(name))
     run.write_trials([trial for source in sources for trial in source.read_trials()])
-    run.write_front([row for row, _ in rows.values()])
+    save_front(run, [row for row, _ in rows.values()])
     run.write_config(sources[0].read_config())
     run.write_json(run.environment, sources[0].read_json(sources[0].environment))
 

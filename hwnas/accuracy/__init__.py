@@ -1,99 +1,18 @@
-"""What a network can do: data sets, training recipes, accuracy estimators. Importing this imports no torch."""
+"""Accuracy estimators: how good a network would be, with the error of that figure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from importlib import import_module
-from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING
 
-from hwnas.architecture import Architecture
-from hwnas.errors import ConfigError, UnknownName
-from hwnas.estimate import Earlier, Estimate
+from hwnas.face import face
 
 if TYPE_CHECKING:
-    from hwnas.accuracy.dataset import Dataset
-    from hwnas.progress import Console
-    from hwnas.space import SearchSpace
+    from hwnas.accuracy.estimator import AccuracyEstimator as AccuracyEstimator
+    from hwnas.accuracy.estimator import Earlier as Earlier
+    from hwnas.accuracy.estimator import Estimate as Estimate
+    from hwnas.accuracy.estimator import Prepares as Prepares
+    from hwnas.accuracy.estimator import load_estimator as load_estimator
 
-# Their modules have `load(config, dataset, space) -> AccuracyEstimator`.
-BUILT_IN = {
-    "multi_fidelity": "hwnas.accuracy.multi_fidelity",
-    "proxy": "hwnas.accuracy.proxy",
-    "supernet": "hwnas.accuracy.supernet",
-    "tabular": "hwnas.accuracy.tabular",
-    "zero_cost": "hwnas.accuracy.zero_cost",
-}
-WITHOUT_IMAGES = ("tabular",)  # of these: what needs no data set, and trains nothing
-# What their values are, in words for reports.
-_MEANINGS = {
-    "proxy": "validation top-1 after short training",
-    "multi_fidelity": "top-1 by short training and NASWOT, predicted where stopped",
-    "supernet": "validation top-1 with a supernet's weights",
-    "zero_cost": "top-1 predicted from a zero-cost score",
-    "tabular": "top-1 in a table",
-}
-
-
-class AccuracyEstimator(Protocol):
-    """Tells what top-1 (a fraction) an architecture reaches."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Names all that decides the values, besides the architecture: a study is resumed with the same only."""
-        ...
-
-    def evaluate(self, architecture: Architecture, history: Sequence[Sequence[float]], seed: int) -> Estimate:
-        """Top-1 with its error. `history`: per-epoch curves of earlier trials. CandidateError when it cannot tell."""
-        ...
-
-
-@runtime_checkable
-class Prepares(Protocol):
-    """An estimator with work to do once, before its first `evaluate`: training a supernet, say.
-
-    It may say, as `setup_here`, whether this process did all of that work: waiting for another takes as long.
-    """
-
-    @property
-    def setup_seconds(self) -> float:
-        """What that work has cost, wherever it was done; 0 before `prepare`."""
-        ...
-
-    def prepare(self, console: Console) -> None:
-        """Do it, or find it done; killed and called again, it goes on. Many processes may call it at once."""
-        ...
-
-
-@runtime_checkable
-class EvaluatesAmong(Protocol):
-    """An estimator that spends less on networks that cannot enter the front, for which it is told of the search."""
-
-    def evaluate_among(self, architecture: Architecture, costs: Sequence[float], earlier: Sequence[Earlier],
-                       seed: int) -> Estimate:
-        """As `evaluate`, which a search then does not call. `costs`: the known costs that are minimised (predicted
-        latency in ms, where the search does not minimise others), `earlier`: the networks evaluated so far."""
-        ...
-
-
-def load_estimator(name: str, *, dataset: Dataset | None = None, space: SearchSpace | None = None,
-                   config: Mapping[str, Any] | None = None) -> AccuracyEstimator:
-    """The estimator called `name`: one of BUILT_IN, or an entry point of the group `hwnas.accuracy`.
-
-    An entry point is a callable `(dataset=, space=, config=) -> AccuracyEstimator`. `config` is the estimator's own
-    section. UnknownName, ConfigError. Where the estimator Prepares, call `prepare` before `evaluate`.
-    """
-    options = {str(key): value for key, value in (config or {}).items()}
-    if name in BUILT_IN:
-        if dataset is None and name not in WITHOUT_IMAGES:
-            raise ConfigError(f"accuracy={name} needs a data set. Give dataset=NAME.")
-        return cast("AccuracyEstimator", import_module(BUILT_IN[name]).load(options, dataset, space))
-    others = {entry.name: entry for entry in entry_points(group="hwnas.accuracy")}
-    if name not in others:
-        raise UnknownName("accuracy estimator", name, [*BUILT_IN, *others])
-    return cast("AccuracyEstimator", others[name].load()(dataset=dataset, space=space, config=options))
-
-
-def meaning(name: str) -> str:
-    """What the values of the estimator called `name` are."""
-    return _MEANINGS.get(name, f"top-1 as {name} estimates it")
+__getattr__, __dir__ = face(__name__, {
+    "AccuracyEstimator": "estimator", "Earlier": "estimator", "Estimate": "estimator", "Prepares": "estimator",
+    "load_estimator": "estimator"})

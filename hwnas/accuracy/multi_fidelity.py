@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hwnas.accuracy.dataset import digest
-from hwnas.accuracy.fidelity_rungs import Forecast, Halving, hopeless
-from hwnas.accuracy.memory import release_memory
-from hwnas.accuracy.proxy import Z90, binomial_std
-from hwnas.accuracy.recipe import Recipe
-from hwnas.accuracy.subsets import Subsets
-from hwnas.accuracy.training import predict, seeded, top1, train
+from hwnas.accuracy.estimator import Earlier, Estimate
+from hwnas.accuracy.rungs import Forecast, Halving, hopeless
 from hwnas.accuracy.untrained import LEAST_ANCHORS, UntrainedRung
-from hwnas.architecture import Architecture
+from hwnas.cli.options import names_of, option, read_options
+from hwnas.data.dataset import Subsets, digest
 from hwnas.errors import ConfigError
-from hwnas.estimate import Earlier, Estimate
+from hwnas.space.architecture import Architecture
+from hwnas.stats.intervals import Z90, binomial_std
+from hwnas.system.memory import release_memory
+from hwnas.training.loop import predict, seeded, top1, train
+from hwnas.training.recipe import Recipe
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from hwnas.accuracy.dataset import Dataset
-    from hwnas.progress import Console
-    from hwnas.space import SearchSpace
+    from hwnas.cli.progress import Console
+    from hwnas.data.dataset import Dataset
+    from hwnas.space.search_space import SearchSpace
 
 # The rate falls over the whole length (cosine): at the top that came out above a constant rate with a decay in the end,
 # and above restarts at each rung.
@@ -39,7 +39,7 @@ class FidelityOptions:
     """What is trained and looked at, besides the Recipe, and when a training ends.
 
     After each number of epochs in `rungs` (ascending) a network is validated and, before the last, may be stopped: see
-    `hwnas.accuracy.fidelity_rungs.hopeless` for `eta`, `quantile` and `min_history` (networks that reached a rung
+    `hwnas.accuracy.rungs.hopeless` for `eta`, `quantile` and `min_history` (networks that reached a rung
     before it is predicted). An epoch has `train_images` images (0: all), others than the epochs before it as long as
     there are others, of POOL_EPOCHS times as many; `validation_images` (0: all) are a fixed stratified subset;
     `image_size` 0 is the architecture's own. `untrained`: weight of the untrained network's score beside the training's
@@ -47,47 +47,23 @@ class FidelityOptions:
     (`hwnas.accuracy.untrained`).
     """
 
-    rungs: tuple[int, ...] = (2, 4)
-    eta: int = 3
-    quantile: float = 0.9
-    min_history: int = 8
-    train_images: int = 1152
-    validation_images: int = 2048
-    image_size: int = 0
-    untrained: float = 0.5
-    anchors: int = 8
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> FidelityOptions:
-        """Read and check; ConfigError names key, rule and value."""
-        values: dict[str, Any] = {
-            key: _rungs(value) if key == "rungs" else _number(key, value) for key, value in config.items()}
-        return cls(**values)
+    rungs: tuple[int, ...] = option(
+        (2, 4), low=1, high=10_000, check=lambda rungs: rungs and list(rungs) == sorted(set(rungs)),
+        what="ascending whole numbers of epochs from 1 to 10000, e.g. [1,2,4]", help="epochs after which it may stop")
+    eta: int = option(3, low=2, high=100, help="one of so many goes on after a rung")
+    quantile: float = option(0.9, low=0.5, high=0.9999, as_given=True, help="certainty that is needed to stop one")
+    min_history: int = option(8, low=4, high=10**6, help="networks that reached a rung before it is predicted")
+    train_images: int = option(1152, low=0, high=10**9, help="training images of an epoch (0: all)")
+    validation_images: int = option(2048, low=0, high=10**9, help="validation images, a stratified subset (0: all)")
+    image_size: int = option(0, low=0, high=1024, help="px (0: the architecture's own)")
+    untrained: float = option(0.5, low=0, high=100, as_given=True,
+                              help="weight of the untrained network's score beside the training's 1 (0: none)")
+    anchors: int = option(8, low=LEAST_ANCHORS, high=1000, help="networks trained once, for the score's units")
 
     @property
     def halving(self) -> Halving:
         """The rule by which trainings are stopped."""
         return Halving(len(self.rungs), self.eta, self.quantile, self.min_history)
-
-
-def _rungs(value: Any) -> tuple[int, ...]:
-    rungs = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
-    whole = all(isinstance(one, int) and not isinstance(one, bool) and 1 <= one <= 10_000 for one in rungs)
-    if not rungs or not whole or list(rungs) != sorted(set(rungs)):
-        raise ConfigError("multi_fidelity.rungs must be ascending whole numbers of epochs from 1 to 10000, e.g. "
-                          f"[1,2,4], got {value!r}.")
-    return rungs
-
-
-def _number(key: str, value: Any) -> Any:
-    low, high = {"eta": (2, 100), "quantile": (0.5, 0.9999), "min_history": (4, 10**6), "image_size": (0, 1024),
-                 "untrained": (0, 100), "anchors": (LEAST_ANCHORS, 1000)}.get(key, (0, 10**9))
-    whole = key not in ("quantile", "untrained")
-    kind: Any = int if whole else int | float
-    if not isinstance(value, kind) or isinstance(value, bool) or not low <= value <= high:
-        rule = f"{'a whole number' if whole else 'a number'} from {low} to {high}"
-        raise ConfigError(f"multi_fidelity.{key} must be {rule}, got {value!r}.")
-    return value
 
 
 @dataclass(eq=False)
@@ -98,7 +74,7 @@ class MultiFidelity:
     that prediction's standard deviation. With `untrained` both are drawn towards what the untrained network's score
     stands for. What is trained stays in memory: a worker that dies trains its network again.
     Same architecture, earlier networks and seed: same value on one machine. `build` makes the network (default
-    `hwnas.network.build`).
+    `hwnas.networks.build.build`).
     """
 
     dataset: Dataset
@@ -130,10 +106,10 @@ class MultiFidelity:
             if key in config:
                 raise ConfigError(f"multi_fidelity.{key} is decided by the rungs. Give epochs as "
                                   "multi_fidelity.rungs=[1,2,4].")
-        mine = {f.name for f in fields(FidelityOptions)}
+        mine = names_of(FidelityOptions)
         recipe = Recipe.from_config({k: v for k, v in config.items() if k not in mine}, MULTI_FIDELITY,
                                     "multi_fidelity")
-        options = FidelityOptions.from_config({k: v for k, v in config.items() if k in mine})
+        options = read_options(FidelityOptions, config, "multi_fidelity", others=names_of(Recipe))
         return cls(dataset, recipe, options, space=space)
 
     @property
@@ -211,7 +187,7 @@ class MultiFidelity:
     def _network(self, architecture: Architecture) -> nn.Module:
         if self.build is not None:
             return self.build(architecture)
-        from hwnas.network import build
+        from hwnas.networks.build import build
 
         return build(architecture)
 

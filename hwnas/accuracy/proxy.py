@@ -6,25 +6,24 @@ import hashlib
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from hwnas.accuracy.dataset import Dataset, Progress, Split
-from hwnas.accuracy.memory import release_memory
-from hwnas.accuracy.recipe import PROXY, Recipe
-from hwnas.accuracy.splits import subset
-from hwnas.accuracy.subsets import Subsets
-from hwnas.accuracy.training import predict, seeded, top1, train
-from hwnas.architecture import Architecture
-from hwnas.errors import ConfigError
-from hwnas.estimate import Estimate
+from hwnas.accuracy.estimator import Estimate
+from hwnas.cli.options import names_of, option, read_options
+from hwnas.data.dataset import Dataset, Progress, Split, Subsets
+from hwnas.data.splits import subset
+from hwnas.space.architecture import Architecture
+from hwnas.stats.intervals import Z90, binomial_std
+from hwnas.system.memory import release_memory
+from hwnas.training.loop import predict, seeded, top1, train
+from hwnas.training.recipe import PROXY, Recipe
 
 CHECK_IMAGES = 512
-Z90 = 1.6449
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,26 +37,12 @@ class ProxyOptions:
     neither does the last: as preset, a set of `train_images` or more is passed once and nothing is stopped.
     """
 
-    train_images: int = 5120
-    validation_images: int = 2048
-    image_size: int = 0
-    seeds: int = 1
-    stop_ratio: float = 0.5
-    min_history: int = 8
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> ProxyOptions:
-        """Read and check; ConfigError names key, rule and value."""
-        ranges = {"train_images": (0, 10**9), "validation_images": (0, 10**9), "image_size": (0, 1024),
-                  "seeds": (1, 100), "stop_ratio": (0, 1), "min_history": (1, 10**6)}
-        for key, value in config.items():
-            low, high = ranges[key]
-            whole = key != "stop_ratio"
-            kind: Any = int if whole else int | float
-            if not isinstance(value, kind) or isinstance(value, bool) or not low <= value <= high:
-                rule = f"{'a whole number' if whole else 'a number'} from {low} to {high}"
-                raise ConfigError(f"proxy.{key} must be {rule}, got {value!r}.")
-        return cls(**config)
+    train_images: int = option(5120, low=0, high=10**9, help="training images, a stratified subset (0: all)")
+    validation_images: int = option(2048, low=0, high=10**9, help="validation images (0: all)")
+    image_size: int = option(0, low=0, high=1024, help="px (0: the architecture's own)")
+    seeds: int = option(1, low=1, high=100, help="trainings that are averaged")
+    stop_ratio: float = option(0.5, low=0, high=1, as_given=True, help="stop below this share of the median's gain")
+    min_history: int = option(8, low=1, high=10**6, help="earlier runs before one is stopped")
 
 
 @dataclass(eq=False)
@@ -65,7 +50,7 @@ class Proxy:
     """An AccuracyEstimator: trains an architecture for a few epochs and returns its validation top-1.
 
     Validation images and training subset are the same for every architecture. `build` makes the network (default
-    `hwnas.network.build`). Same architecture, history and seed: same value on one machine.
+    `hwnas.networks.build.build`). Same architecture, history and seed: same value on one machine.
     """
 
     dataset: Dataset
@@ -80,9 +65,9 @@ class Proxy:
     @classmethod
     def from_config(cls, config: Mapping[str, Any], dataset: Dataset) -> Proxy:
         """`config` holds fields of ProxyOptions and of Recipe (preset `proxy`); UnknownName, ConfigError."""
-        mine = {f.name for f in fields(ProxyOptions)}
+        mine = names_of(ProxyOptions)
         recipe = Recipe.from_config({k: v for k, v in config.items() if k not in mine}, PROXY, "proxy")
-        return cls(dataset, recipe, ProxyOptions.from_config({k: v for k, v in config.items() if k in mine}))
+        return cls(dataset, recipe, read_options(ProxyOptions, config, "proxy", others=names_of(Recipe)))
 
     @property
     def fingerprint(self) -> str:
@@ -148,7 +133,7 @@ class Proxy:
     def _network(self, architecture: Architecture) -> nn.Module:
         if self.build is not None:
             return self.build(architecture)
-        from hwnas.network import build
+        from hwnas.networks.build import build
 
         return build(architecture)
 
@@ -162,12 +147,6 @@ class Proxy:
         std = (binomial_std(value, n_images) ** 2 + spread) ** 0.5
         return Estimate(value, max(0.0, value - Z90 * std), min(1.0, value + Z90 * std), std, "proxy", seconds,
                         tuple(float(x) for x in curve), stopped)
-
-
-def binomial_std(share: float, n: int) -> float:
-    """Standard deviation of a share of `n` images, never 0 (Agresti and Coull, 1998)."""
-    centre = (share * n + 2) / (n + 4)
-    return float((centre * (1 - centre) / (n + 4)) ** 0.5)
 
 
 def load(config: Mapping[str, Any], dataset: Dataset, space: object = None) -> Proxy:

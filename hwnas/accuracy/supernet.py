@@ -9,22 +9,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hwnas.accuracy.dataset import Dataset, Split, resize
-from hwnas.accuracy.memory import release_memory
-from hwnas.accuracy.proxy import Z90, binomial_std
-from hwnas.accuracy.splits import subset
-from hwnas.accuracy.training import predict, seeded, top1
-from hwnas.architecture import Architecture
+from hwnas.accuracy.estimator import Estimate
+from hwnas.data.dataset import Dataset, Split, resize
+from hwnas.data.splits import subset
 from hwnas.errors import ConfigError, StudyError
-from hwnas.estimate import Estimate
-from hwnas.paths import home
-from hwnas.space import SearchSpace
-from hwnas.supernet.options import SupernetOptions
+from hwnas.space.architecture import Architecture
+from hwnas.space.search_space import SearchSpace
+from hwnas.stats.intervals import Z90, binomial_std
+from hwnas.system.memory import release_memory
+from hwnas.system.paths import home
+from hwnas.training.loop import predict, seeded, top1
+from hwnas.training.supernet import SupernetOptions
 
 if TYPE_CHECKING:
-    from hwnas.progress import Console
-    from hwnas.supernet.bank import Bank
-    from hwnas.supernet.training import SupernetJob
+    from hwnas.cli.progress import Console
+    from hwnas.networks.shared_weights import Bank
+    from hwnas.training.supernet import SupernetJob
 
 CHECKPOINT = "supernet.safetensors"
 
@@ -84,9 +84,9 @@ class Supernet:
 
     def prepare(self, console: Console) -> None:
         """Train the supernet from its last whole epoch, or find it trained; other processes wait."""
-        from hwnas.latency.locks import file_lock
-        from hwnas.supernet.inherit import bank_in
-        from hwnas.supernet.training import train
+        from hwnas.system.locks import file_lock
+        from hwnas.training.inherit import bank_in
+        from hwnas.training.supernet import train
 
         path = self.folder / CHECKPOINT
         if self.options.path is not None and not path.is_file():
@@ -114,13 +114,13 @@ class Supernet:
 
     def network(self, architecture: Architecture) -> Any:
         """The architecture's network with inherited weights, in eval mode: also what a training may begin with."""
-        from hwnas.supernet.inherit import inherit
+        from hwnas.training.inherit import inherit
 
         assert self._bank is not None
         return inherit(self._bank, architecture, self._recalibration, self._data)
 
     def _job(self, path: Path) -> SupernetJob:
-        from hwnas.supernet.training import SupernetJob
+        from hwnas.training.supernet import SupernetJob
 
         return SupernetJob(self.space, self._data, self._train, self.options, self.identity, path)
 

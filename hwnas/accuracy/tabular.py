@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -12,14 +11,25 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
 
-from hwnas.architecture import Architecture
+from hwnas.accuracy.estimator import Estimate
+from hwnas.cli.options import option, read_options
 from hwnas.errors import ConfigError, DataError, SpaceError, UnknownName
-from hwnas.estimate import Estimate
+from hwnas.space.architecture import Architecture
 
 Z90 = 1.6449
 KEYS = ("codes", "id", "text")
-_DEFAULTS: dict[str, Any] = {"path": None, "key": "codes", "key_column": "arch", "value_column": None,
-                             "std_column": None, "percent": True}
+
+
+@dataclass(frozen=True, slots=True)
+class TabularOptions:
+    """Which columns of which file hold networks and accuracies."""
+
+    path: Path = option(what="given", help="a .csv or .parquet file")
+    value_column: str = option(what="given", help="of accuracies")
+    key: str = option("codes", choices=KEYS, help="what key_column holds")
+    key_column: str = option("arch", what="given", help="that names the network")
+    std_column: str | None = option(None, help="of standard deviations (null: none)")
+    percent: bool = option(True, help="whether accuracies are given in percent")
 
 
 class Decodes(Protocol):
@@ -45,22 +55,11 @@ class Tabular:
     @classmethod
     def from_config(cls, config: Mapping[str, Any], space: Decodes | None) -> Tabular:
         """Read the table. ConfigError for an option, DataError for a file that is missing, torn or not a table."""
-        for name in config:
-            if name not in _DEFAULTS:
-                raise UnknownName("key of tabular", name, _DEFAULTS)
-        values = {**_DEFAULTS, **config}
-        for name in ("path", "key_column", "value_column"):
-            if not isinstance(values[name], str | Path) or not str(values[name]):
-                raise ConfigError(f"tabular.{name} must be given, got {values[name]!r}.")
-        if values["key"] not in KEYS:
-            raise UnknownName("tabular.key", values["key"], KEYS)
-        if not isinstance(values["percent"], bool):
-            raise ConfigError(f"tabular.percent must be true or false, got {values['percent']!r}.")
-        path = Path(os.path.abspath(os.path.expanduser(str(values["path"]))))
-        rows = _read(path, values)
-        if values["key"] == "codes":
-            rows = _by_id(rows, path, space)
-        return cls(path, str if values["key"] == "text" else attrgetter("id"), rows)
+        options = read_options(TabularOptions, config, "tabular")
+        rows = _read(options)
+        if options.key == "codes":
+            rows = _by_id(rows, options.path, space)
+        return cls(options.path, str if options.key == "text" else attrgetter("id"), rows)
 
     @property
     def fingerprint(self) -> str:
@@ -93,13 +92,14 @@ def _by_id(rows: Mapping[str, tuple[float, float]], path: Path, space: Decodes |
     return {name: (fmean(v for v, _ in group), fmean(s for _, s in group)) for name, group in groups.items()}
 
 
-def _read(path: Path, values: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    columns = [str(values[name]) for name in ("key_column", "value_column", "std_column") if values[name]]
+def _read(options: TabularOptions) -> dict[str, tuple[float, float]]:
+    path = options.path
+    columns = [name for name in (options.key_column, options.value_column, options.std_column) if name]
     try:
         records = _parquet(path, columns) if path.suffix == ".parquet" else _csv(path, columns)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: cannot be read ({error}). Give tabular.path=FILE.csv or .parquet.") from error
-    scale = 0.01 if values["percent"] else 1.0
+    scale = 0.01 if options.percent else 1.0
     found: dict[str, tuple[float, float]] = {}
     for number, record in enumerate(records, 2):
         try:
@@ -108,7 +108,7 @@ def _read(path: Path, values: Mapping[str, Any]) -> dict[str, tuple[float, float
             raise DataError(f"{path}, row {number}: not a number in {record[1:]}. Mend the row.") from None
         if not 0 <= value <= 1 or not std >= 0:
             raise DataError(f"{path}, row {number}: an accuracy must lie in 0..1, got {value:g} ± {std:g} with "
-                            f"tabular.percent={values['percent']}. Set tabular.percent or mend the row.")
+                            f"tabular.percent={options.percent}. Set tabular.percent or mend the row.")
         if found.setdefault(str(record[0]), (value, std)) != (value, std):
             raise DataError(f"{path}, row {number}: {record[0]!r} is there twice with different values.")
     if not found:

@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hwnas.accuracy.dataset import Dataset, digest
-from hwnas.accuracy.zero_cost_anchors import Anchor, anchors, chosen
-from hwnas.accuracy.zero_cost_batch import Scorer
-from hwnas.accuracy.zero_cost_fit import kendall_tau
-from hwnas.architecture import Architecture
+from hwnas.accuracy.anchors import Anchor, anchors, chosen
+from hwnas.accuracy.estimator import Estimate
+from hwnas.accuracy.scores import Scorer
+from hwnas.accuracy.zero_cost import kendall_tau
+from hwnas.data.dataset import Dataset, digest
 from hwnas.errors import CandidateError, ConfigError, DataError
-from hwnas.estimate import Estimate
-from hwnas.paths import home
+from hwnas.space.architecture import Architecture
+from hwnas.system.paths import home
 
 if TYPE_CHECKING:
-    from hwnas.progress import Console
-    from hwnas.space import SearchSpace
+    from hwnas.cli.progress import Console
+    from hwnas.space.search_space import SearchSpace
 
 SCORE = "naswot"
 LEAST_ANCHORS = 4

@@ -1,30 +1,142 @@
-"""Accuracy from an untrained network's score: the `zero_cost` estimator."""
+"""Zero-cost scores of untrained networks, told as a top-1 by a fit to a few trained ones."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hwnas.accuracy.dataset import Dataset, digest
-from hwnas.accuracy.proxy import Z90, Proxy
-from hwnas.accuracy.zero_cost_anchors import Anchor, anchors, chosen
-from hwnas.accuracy.zero_cost_batch import Scorer
-from hwnas.accuracy.zero_cost_fit import Fit, fit, kendall_tau
-from hwnas.accuracy.zero_cost_names import CHOICES, CONTROLS, ENSEMBLE, SCORES
-from hwnas.architecture import Architecture
-from hwnas.errors import CandidateError, ConfigError, DataError, UnknownName
-from hwnas.estimate import Estimate
-from hwnas.paths import home
+from hwnas.accuracy.anchors import Anchor, anchors, chosen
+from hwnas.accuracy.estimator import Estimate
+from hwnas.accuracy.proxy import Proxy
+from hwnas.accuracy.scores import Scorer
+from hwnas.cli.options import option, read_options
+from hwnas.data.dataset import Dataset, digest
+from hwnas.errors import CandidateError, ConfigError, DataError
+from hwnas.space.architecture import Architecture
+from hwnas.stats.intervals import Z90
+from hwnas.system.paths import home
 
 if TYPE_CHECKING:
-    from hwnas.progress import Console
-    from hwnas.space import SearchSpace
+    from hwnas.cli.progress import Console
+    from hwnas.space.search_space import SearchSpace
+
+
+SCORES = ("synflow", "naswot", "grad_norm", "zico")
+CONTROLS = ("params", "macs")  # known without any network: what a score must beat
+ENSEMBLE = "ensemble"  # all of them together
+CHOICES = (*SCORES, *CONTROLS, ENSEMBLE)
+
+
+def label(score: str) -> str:
+    """The name under which a certificate holds a score."""
+    return f"zero_cost:{score}"
+
+
+def judged(certificate: Mapping[str, Any]) -> list[str]:
+    """Scores of SCORES and ENSEMBLE that a certificate holds a tau of, beside those of both controls."""
+    if any(_tau(certificate, control) is None for control in CONTROLS):
+        return []
+    return [score for score in CHOICES if score not in CONTROLS and _tau(certificate, score) is not None]
+
+
+def worthwhile(certificate: Mapping[str, Any]) -> list[str]:
+    """Scores of SCORES and ENSEMBLE that rank above chance and better than both controls, the best first.
+
+    `certificate` has `{"estimators": {"zero_cost:naswot": {"kendall_tau": x, "low": …, "high": …}, …}}`; other keys and
+    estimators are left alone. A score counts when its tau is above both controls' and its interval's lower end above
+    0; one without a tau (null: it told all networks the same) does not. DataError without both controls' taus, or where
+    a number is none.
+    """
+    found = {score: _tau(certificate, score) for score in CHOICES}
+    controls = [found[control] for control in CONTROLS]
+    missing = [label(name) for name, control in zip(CONTROLS, controls, strict=True) if control is None]
+    if missing:
+        raise DataError(f"certificate without {' and '.join(missing)}, which scores are held against. Certify "
+                        "them too: python -m hwnas.certify.")
+    bar = max(tau for tau, _ in filter(None, controls))
+    good = {score: one[0] for score, one in found.items()
+            if score not in CONTROLS and one is not None and one[0] > bar and one[1] > 0}
+    return sorted(good, key=lambda score: -good[score])
+
+
+def _tau(certificate: Mapping[str, Any], score: str) -> tuple[float, float] | None:
+    """Kendall's tau and the lower end of its interval; None where the certificate does not hold them."""
+    one = certificate.get("estimators", {}).get(label(score), {})
+    values: list[Any] = [one.get("kendall_tau"), one.get("low")]
+    if values[0] is None:
+        return None
+    if not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
+        raise DataError(f"certificate, {label(score)}: kendall_tau and low must be numbers, got {values}. Certify "
+                        "again.")
+    return float(values[0]), float(values[1])
+
+Array = NDArray[np.float64]
+_RIDGE = 1.0  # squared weights count like one more network, whose score tells nothing
+_LEAST_SLOPE = 1e-3  # logits a standard deviation: a map that orders networks, also where the anchors give no reason to
+_EDGE = 2e-3  # nearest to 0 and to 1 that an anchor's top-1 counts
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """logit(top-1) = intercept + weights · standardised scores, no weight below 0; `std` of top-1 (a fraction) is the
+    root mean square error at anchors left out one by one, whose predictions are `left_out` [n]."""
+
+    middle: Array
+    width: Array
+    weights: Array
+    intercept: float
+    std: float
+    left_out: Array
+
+    def __call__(self, scores: Array) -> Array:
+        """Top-1 [m], as a fraction, of networks with these scores [m, k]."""
+        return _expit(self.intercept + (scores - self.middle) / self.width @ self.weights)
+
+
+def fit(scores: Array, top1: Array) -> Fit:
+    """The map through anchors: `scores` [n, k], `top1` [n] as fractions, n at least 3."""
+    left_out = np.array([float(_map(np.delete(scores, i, 0), np.delete(top1, i))(scores[i : i + 1])[0])
+                         for i in range(len(top1))])
+    whole = _map(scores, top1)
+    std = float(np.sqrt(np.mean((left_out - top1) ** 2)))
+    return Fit(whole.middle, whole.width, whole.weights, whole.intercept, std, left_out)
+
+
+def _map(scores: Array, top1: Array) -> Fit:
+    from scipy.optimize import nnls
+
+    middle, width = scores.mean(0), scores.std(0)
+    width = np.where(width > 1e-9 * (1 + np.abs(middle)), width, 1.0)
+    k = scores.shape[1]
+    logits = _logit(top1)
+    intercept = float(logits.mean())
+    rows = np.concatenate([(scores - middle) / width, np.sqrt(_RIDGE) * np.eye(k)])
+    weights, _ = nnls(rows, np.concatenate([logits - intercept, np.zeros(k)]))
+    return Fit(middle, width, np.maximum(weights, _LEAST_SLOPE), intercept, 0.0, np.zeros(0))
+
+
+def kendall_tau(scores: Array, top1: Array) -> float:
+    """Kendall's tau-b; 0 where all are tied."""
+    from scipy.stats import kendalltau
+
+    tau = float(kendalltau(scores, top1).statistic)
+    return tau if np.isfinite(tau) else 0.0
+
+
+def _logit(top1: Array) -> Array:
+    inside = np.clip(top1, _EDGE, 1 - _EDGE)
+    return np.asarray(np.log(inside / (1 - inside)))
+
+
+def _expit(logits: Array) -> Array:
+    return np.asarray(1 / (1 + np.exp(-np.clip(logits, -500, 500))))
 
 LEAST_ANCHORS = 4
 
@@ -36,30 +148,12 @@ class ZeroCostOptions:
     `seed`: of batch and anchors. `proxy`: changes to the recipe and options of the anchors' training.
     """
 
-    score: str = "naswot"
-    anchors: int = 12
-    images: int = 32
-    seeds: int = 1
-    seed: int = 0
-    proxy: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> ZeroCostOptions:
-        """Read and check; UnknownName, ConfigError (key, rule, value)."""
-        known = [one.name for one in fields(cls)]
-        ranges = {"anchors": (LEAST_ANCHORS, 1000), "images": (8, 4096), "seeds": (1, 100), "seed": (0, 2**31)}
-        for key, value in config.items():
-            if key not in known:
-                raise UnknownName("key of zero_cost", key, known)
-            if key == "score" and value not in CHOICES:
-                raise UnknownName("zero_cost.score", value, CHOICES)
-            if key == "proxy" and not isinstance(value, Mapping):
-                raise ConfigError(f"zero_cost.proxy must be a section of keys and values, got {value!r}.")
-            if key in ranges:
-                low, high = ranges[key]
-                if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-                    raise ConfigError(f"zero_cost.{key} must be a whole number from {low} to {high}, got {value!r}.")
-        return cls(**config)
+    score: str = option("naswot", choices=CHOICES, help="ensemble: all, each with a weight")
+    anchors: int = option(12, low=LEAST_ANCHORS, high=1000, help="networks trained once, for the score's units")
+    images: int = option(32, low=8, high=4096, help="images of the one batch")
+    seeds: int = option(1, low=1, high=100, help="initial weights that a score is averaged over")
+    seed: int = option(0, low=0, high=2**31, help="of batch and anchors")
+    proxy: Mapping[str, Any] = option({}, help="changes to the recipe and options of the anchors' training")
 
 
 class ZeroCost:
@@ -169,6 +263,6 @@ def load(config: Mapping[str, Any], dataset: Dataset, space: SearchSpace | None 
     """The door of `hwnas.accuracy.load_estimator`. `threads` is the anchors' training threads."""
     if space is None:
         raise ConfigError("accuracy=zero_cost needs a search space: its anchors are networks of it.")
-    options = ZeroCostOptions.from_config({key: value for key, value in config.items() if key != "threads"})
+    options = read_options(ZeroCostOptions, config, "zero_cost", others=("threads",))
     threads = {"threads": config["threads"]} if "threads" in config else {}
     return ZeroCost(dataset, space, options, Proxy.from_config({**threads, **options.proxy}, dataset))

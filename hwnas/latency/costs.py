@@ -8,8 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
-from hwnas.blocks import BlockSpec
 from hwnas.latency.features import CACHE_STEPS, NAMES, block_features, with_cache_steps
+from hwnas.space.blocks import BlockSpec
 
 RIDGE = 1.0  # shrinkage of each cost, in units of its feature's root mean square
 RIDGE_WITH_PRIOR = 2.0  # of the physical costs beside a prior: else so many explain few networks without it

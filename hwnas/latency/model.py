@@ -13,18 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hwnas.architecture import Architecture
-from hwnas.blocks import BlockSpec
 from hwnas.errors import MissingLatency
 from hwnas.latency.costs import Prior
-from hwnas.latency.fit import Fit, Timed
-from hwnas.latency.held_out import FOLDS, cross_validate, interval_end, interval_scores
-from hwnas.latency.operators import operators, placed
+from hwnas.latency.features import operators, placed
+from hwnas.latency.fit import FOLDS, Fit, Timed, cross_validate, interval_end, interval_scores
 from hwnas.latency.residual import PARTS, RUN, position, totals
 from hwnas.latency.table import LEAST_NETWORKS, LatencyTable, TimedNetwork
+from hwnas.space.architecture import Architecture
+from hwnas.space.blocks import BlockSpec
 
 if TYPE_CHECKING:
-    from hwnas.space import SearchSpace
+    from hwnas.space.search_space import SearchSpace
 
 # Log standard deviation between two runs of tables that hold one copy of each network and so cannot tell it.
 RUN_TO_RUN = 0.02

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hwnas.blocks import BlockSpec
 from hwnas.errors import HwnasError, TableError
 from hwnas.latency.costs import Prior
 from hwnas.latency.fit import Fit, Timed
 from hwnas.latency.model import LatencyModel, timed_networks, usable
 from hwnas.latency.residual import PARTS, START
 from hwnas.latency.table import LEAST_NETWORKS, LatencyTable, TableKey
-from hwnas.paths import table_dirs
+from hwnas.space.blocks import BlockSpec
+from hwnas.system.paths import table_dirs
 
 if TYPE_CHECKING:
-    from hwnas.space import SearchSpace
+    from hwnas.space.search_space import SearchSpace
 
 FEW_NETWORKS = 200  # a calibration with more gains too little from a prior to look for one
 MOST_CANDIDATES = 4

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hwnas.blocks import KINDS, BlockSpec
-from hwnas.latency.operators import block_coordinates, block_family, operators
+from hwnas.latency.features import block_coordinates, block_family, operators
+from hwnas.space.blocks import KINDS, BlockSpec
 
 PARTS = ("operators_alike", "operator", "blocks_alike", "block", "operators_after", "networks_alike", "costs", "run",
          "noise")

@@ -8,14 +8,29 @@ after the other, plus the weights; a runtime that keeps what lies between them i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from hwnas.blocks import KINDS, BlockSpec
-from hwnas.latency.roofs import Roofs
-from hwnas.latency.table import TimedNetwork
+from hwnas.cli.command import names_in
+from hwnas.cli.options import number
+from hwnas.cli.progress import Console
+from hwnas.errors import ConfigError, MissingLatency, UnknownName
+from hwnas.latency.roofs import Roofs, cache_bytes, measured_bandwidths, measured_peak
+from hwnas.latency.table import LatencyTable, TimedNetwork, find_table
+from hwnas.space.blocks import KINDS, BlockSpec
+from hwnas.target.target import Target
+
+if TYPE_CHECKING:
+    from hwnas.latency.deployment import Deployment
+    from hwnas.space.search_space import SearchSpace
+
+# The file's format history: 1 is the first: host, runtimes, targets, roofs (and how each was measured), groups, ratios,
+# points.
+FORMAT, VERSION = "hwnas-roofline", 1
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
 OVERHEAD_SHARE = 0.1  # of what the roof allows: a block below that is held up by something else than the two roofs
@@ -222,3 +237,180 @@ def _group(name: str, points: Sequence[Point], ratios: Sequence[Ratio]) -> Group
         {verdict: verdicts.count(verdict) for verdict in (MEMORY, COMPUTE, OVERHEAD) if verdict in verdicts},
         float(np.median([ratio.ratio for ratio in ratios])) if ratios else None, len(ratios),
         sum(ratio.slower for ratio in ratios))
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """What the picture shows and the file holds: `names` are the targets, the second empty without another one."""
+
+    space: str
+    names: tuple[str, str]
+    runtimes: tuple[str, str]
+    source: str
+    host: Mapping[str, Any]
+    created: str
+    roofs: Roofs
+    points: Sequence[Point]
+    others: Sequence[Point] = ()
+    ratios: Sequence[Ratio] = ()
+
+    @property
+    def groups(self) -> list[Group]:
+        """The target's points, grouped."""
+        return groups_of(self.points, self.ratios)
+
+    @property
+    def other_groups(self) -> list[Group]:
+        """The other target's."""
+        return groups_of(self.others)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of the file beside the picture."""
+        groups = {name: [{**asdict(one), "verdict": one.verdict} for one in found]
+                  for name, found in zip(self.names, (self.groups, self.other_groups), strict=True) if name}
+        data = {"format": FORMAT, "version": VERSION, "created": self.created, "space": self.space,
+                "targets": list(filter(None, self.names)), "runtimes": list(filter(None, self.runtimes)),
+                "times": SOURCES[self.source], "host": dict(self.host), "roofs": self.roofs.to_dict(),
+                "groups": groups, "ratios": [one.to_dict() for one in self.ratios],
+                "points": [one.to_dict() for one in (*self.points, *self.others)]}
+        return _plain(data)  # type: ignore[no-any-return]
+
+
+def _plain(value: Any) -> Any:
+    """For JSON: floats to six digits, null for those that are no number."""
+    if isinstance(value, Mapping):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if np.isfinite(value) else None
+    return value
+
+
+def out_path(text: str) -> Path:
+    """Where the picture goes; ConfigError when it is neither .png nor .svg."""
+    out = Path(text)
+    if out.suffix not in (".png", ".svg") or out.is_dir():
+        raise ConfigError(f"out must be a .png or .svg file, got {text!r}: the numbers lie beside it as .json.")
+    return out
+
+
+def make_roofline(config: Any, console: Console) -> Roofline:
+    """Measure the roofs and place the blocks of the latency tables under them, as `conf/roofline.yaml` says."""
+    from hwnas.latency.deployment import Deployment, space_of
+
+    if config.times not in SOURCES:
+        raise UnknownName("source of times", config.times, SOURCES)
+    seconds = float(number(config, "seconds", 1, 3600))
+    deployment = Deployment.from_config(config, console)
+    space = space_of(config)
+    against = against_of(config, deployment.target)
+    table = table_of(deployment, space)
+    if table is None:
+        raise MissingLatency(f"no latency table of {deployment.host_name} with networks of {space.name}. Measure it: "
+                             f"{profile_command(config, deployment.target, space)}")
+    other = table_of(replace(deployment, target=against), space) if against else None
+    if against and other is None:
+        console.say(f"{against.name} is left out: no table yet. Measure it: {profile_command(config, against, space)}")
+    measured = [(deployment.target, table), *([(against, other)] if against and other else [])]
+    roofs = measured_roofs(measured, seconds, console)
+    return roofline_of(config.times, space, (deployment.target, table), (against, other), roofs, console)
+
+
+def against_of(config: Any, target: Target) -> Target | None:
+    """The target named by `against`, else the same runtime's fp32 (None for fp32 itself), threads and batch alike."""
+    if config.against is not None:
+        found = named_target(str(config.against))
+    elif target.precision == "fp32":
+        return None
+    else:
+        plain = [one for one in map(named_target, names_in("target")) if one.precision == "fp32"
+                 and (one.runtime, one.device) == (target.runtime, target.device)]
+        plain.sort(key=lambda one: one.vendor != target.vendor)
+        if not plain:
+            return None
+        found = plain[0]
+    found = replace(found, threads=target.threads, batch=target.batch)
+    if (found.runtime, found.precision) == (target.runtime, target.precision):
+        raise ConfigError(f"against={found.name} is {target.name} itself: both run {target.precision} by "
+                          f"{target.runtime}. Choose another.")
+    return found
+
+
+def named_target(name: str) -> Target:
+    """A target of conf/target by its name; UnknownName lists them."""
+    from omegaconf import OmegaConf
+
+    from hwnas.system.paths import config_dir
+
+    if name not in names_in("target"):
+        raise UnknownName("target", name, names_in("target"))
+    return Target.from_config(OmegaConf.to_container(OmegaConf.load(config_dir() / "target" / f"{name}.yaml")))  # type: ignore[arg-type]
+
+
+def table_of(deployment: Deployment, space: SearchSpace) -> LatencyTable | None:
+    """The table of a deployment, checked, or None where no network of the space was timed."""
+    from hwnas.latency.deployment import key_of
+    from hwnas.runtimes.runtime import load_runtime
+
+    key = key_of(deployment, space)
+    table = find_table(deployment.host_name, key)
+    if table is None or space.name not in table.spaces():
+        return None
+    table.check(key, deployment.host_name, load_runtime(deployment.target.runtime).version())
+    return table
+
+
+def profile_command(config: Any, target: Target, space: SearchSpace) -> str:
+    """What measures the table that is missing, for the same input."""
+    parts = [f"python -m hwnas.profile +target={target.name} space={config.space}"]
+    if config.image_size is not None:
+        parts.append(f"image_size={config.image_size}")
+    parts.append(f"channels={space.channels} classes={space.classes}")
+    shipped = named_target(target.name) if target.name in names_in("target") else target
+    parts += [f"target.{name}={getattr(target, name)}" for name in ("runtime", "precision", "threads", "batch")
+              if getattr(target, name) != getattr(shipped, name)]
+    return " ".join(parts)
+
+
+def measured_roofs(targets: list[tuple[Target, LatencyTable]], seconds: float, console: Console) -> Roofs:
+    """The roofs of the targets, measured now, beside the reference networks of their tables."""
+    from hwnas.runtimes.runtime import load_runtime, threads_of
+
+    with console.step("measure bandwidth"):
+        cache, memory = measured_bandwidths(threads_of(targets[0][0]), waiting=lambda: console.note(
+            "waiting for another measurement on this host"))
+    peaks = []
+    for target, table in targets:
+        with console.step(f"measure peak of {target.name}") as report:
+            peaks.append(measured_peak(load_runtime(target.runtime), target, seconds=seconds, progress=report,
+                                       reference=table.reference, quiet_ms=table.quiet_ms or None))
+    return Roofs(tuple(peaks), cache, memory, cache_bytes(2), cache_bytes(3))
+
+
+def roofline_of(source: str, space: SearchSpace, this: tuple[Target, LatencyTable],
+                that: tuple[Target | None, LatencyTable | None], roofs: Roofs, console: Console) -> Roofline:
+    """Blocks of both tables under the roofs; MissingLatency when the table holds no usable block time."""
+    (target, table), (against, other) = this, that
+    times = block_times(source, table, space)
+    points = points_of(times, target.precision, roofs, target.batch)
+    if not points:
+        raise MissingLatency(f"{table.path}: no block of {space.name} has a {source} time. Choose times=inferred, or "
+                             "measure more: python -m hwnas.profile +target=… calibration.profiles=24 fresh=true")
+    if len(points) < len(times):
+        console.say(f"{len(times) - len(points)} of {len(times)} blocks of {target.name} are left out: their times "
+                    "cannot be told from 0")
+    others = points_of(block_times(source, other, space), against.precision, roofs,
+                       target.batch) if against and other else []
+    return Roofline(space.name, (target.name, against.name if against and other else ""),
+                    (table.runtime_version, other.runtime_version if other else ""), source, table.host,
+                    datetime.now(UTC).isoformat(timespec="seconds"), roofs, points, others, ratios_of(points, others))
+
+
+def block_times(source: str, table: LatencyTable, space: SearchSpace) -> dict[BlockSpec, BlockTime]:
+    """Times of the blocks of the table's networks, from the source asked for."""
+    from hwnas.latency.prior import model_of
+
+    if source == "profiled":
+        return profiled_times(table.networks, space.name)
+    return inferred_times(model_of(table, space)[0], blocks_of(table.networks, space.name))

@@ -1,69 +1,23 @@
-"""A roofline as a whole: the content of its file, and its words: roofs, block kinds, where a precision does not pay.
-
-Format history of the file
-    1   first: host, runtimes, targets, roofs (each with how it was measured), groups, ratios, points.
-"""
+"""The words and the picture of a roofline: roofs, block kinds, where a precision does not pay."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hwnas.latency.roofline import OVERHEAD_SHARE, SOURCES, Group, Point, Ratio, groups_of
-from hwnas.latency.roofs import Roofs
+from hwnas.cli.progress import Console
+from hwnas.latency.roofline import OVERHEAD_SHARE, SOURCES, Group, Point, Roofline, group_of
+from hwnas.pictures.style import INK, MUTED, figure_bytes, style, title
+from hwnas.system.paths import write_atomic
 
-FORMAT, VERSION = "hwnas-roofline", 1
-
-
-@dataclass(frozen=True)
-class Roofline:
-    """What the picture shows and the file holds: `names` are the targets, the second empty without another one."""
-
-    space: str
-    names: tuple[str, str]
-    runtimes: tuple[str, str]
-    source: str
-    host: Mapping[str, Any]
-    created: str
-    roofs: Roofs
-    points: Sequence[Point]
-    others: Sequence[Point] = ()
-    ratios: Sequence[Ratio] = ()
-
-    @property
-    def groups(self) -> list[Group]:
-        """The target's points, grouped."""
-        return groups_of(self.points, self.ratios)
-
-    @property
-    def other_groups(self) -> list[Group]:
-        """The other target's."""
-        return groups_of(self.others)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The content of the file beside the picture."""
-        groups = {name: [{**asdict(one), "verdict": one.verdict} for one in found]
-                  for name, found in zip(self.names, (self.groups, self.other_groups), strict=True) if name}
-        data = {"format": FORMAT, "version": VERSION, "created": self.created, "space": self.space,
-                "targets": list(filter(None, self.names)), "runtimes": list(filter(None, self.runtimes)),
-                "times": SOURCES[self.source], "host": dict(self.host), "roofs": self.roofs.to_dict(),
-                "groups": groups, "ratios": [one.to_dict() for one in self.ratios],
-                "points": [one.to_dict() for one in (*self.points, *self.others)]}
-        return _plain(data)  # type: ignore[no-any-return]
-
-
-def _plain(value: Any) -> Any:
-    """For JSON: floats to six digits, null for those that are no number."""
-    if isinstance(value, Mapping):
-        return {key: _plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    if isinstance(value, float):
-        return float(f"{value:.6g}") if np.isfinite(value) else None
-    return value
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 def describe(found: Roofline) -> list[str]:
@@ -130,3 +84,187 @@ def _not_paying(found: Roofline) -> list[str]:
 
 def _names(groups: Sequence[Group]) -> str:
     return ", ".join(f"{one.name} ({one.ratio:.2f})" for one in groups) or "no kind of block"
+
+
+COLORS = {"stem": "#475467", "cn": "#1f5fbf", "ds": "#c2410c", "ir": "#0e9384", "er": "#7a5af8", "id": "#b54708",
+          "head": "#c11574"}
+WORDS = {"stem": "stem", "cn": "convolution (cn)", "ds": "depthwise-separable (ds)", "ir": "inverted residual (ir)",
+         "er": "fused residual (er)", "id": "identity (id)", "head": "head"}
+SLOWER = "#d92d20"
+MARKERS = ("o", "^")
+CROWDED = 400  # points of one precision, from which they are drawn small
+
+
+def roofline_figure(found: Roofline) -> Figure:
+    """Left: GFLOP/s against FLOP a byte. Right, where there is another target: time ratios of the blocks."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13.0, 7.0), dpi=150, facecolor="white")
+    FigureCanvasAgg(figure)
+    with style():
+        columns = figure.subplots(1, 2 if found.ratios else 1, width_ratios=(2.1, 1) if found.ratios else None,
+                                  squeeze=False)[0]
+        figure.subplots_adjust(left=0.06, right=0.985, top=0.845, bottom=0.175, wspace=0.27)
+        figure.suptitle(f"{' against '.join(filter(None, found.names))}: blocks of {found.space} under the roofs",
+                        x=0.06, y=0.972, ha="left", fontsize=14, fontweight="bold", color=INK)
+        figure.text(0.06, 0.912, _subtitle(found), fontsize=9.5, color=MUTED, ha="left")
+        _draw_roofline(columns[0], found)
+        if found.ratios:
+            _draw_ratios(columns[1], found)
+    return figure
+
+
+def _subtitle(found: Roofline) -> str:
+    runtimes = " and ".join(dict.fromkeys(filter(None, found.runtimes)))
+    return f"{found.host['name']} · {runtimes} · block times {SOURCES[found.source]} · {found.created[:10]}"
+
+
+def _draw_roofline(axes: Axes, found: Roofline) -> None:
+    every = [*found.points, *found.others]
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    x = [point.intensity for point in every]
+    y = [point.gflops for point in every]
+    # left end: the space of the labels on the slopes; right end: past the last ridge, so that every roof has its flat
+    last = max(peak.gflops for peak in found.roofs.peaks) / found.roofs.memory.gb_per_s
+    first = min(peak.gflops for peak in found.roofs.peaks) / found.roofs.cache.gb_per_s
+    axes.set_xlim(min(min(x) / 3, first / 7), max(*x, last) * 1.6)
+    axes.set_ylim(min(y) / 1.8, max(peak.gflops for peak in found.roofs.peaks) * 2.2)
+    title(axes, "Blocks as they stand inside networks")
+    axes.set_xlabel("arithmetic intensity (FLOP per byte read and written, log scale)")
+    axes.set_ylabel("achieved GFLOP/s (int8: GOP/s; log scale)")
+    _plain_ticks(axes)
+    _draw_roofs(axes, found)
+    for marker, points in zip(MARKERS, (found.points, found.others), strict=True):
+        _draw_points(axes, points, marker)
+    _ring_slower(axes, found)
+    _legend(axes, found)
+
+
+def _ring_slower(axes: Axes, found: Roofline) -> None:
+    """Thick rings where the target is slower for certain, thin ones where its errors could explain it."""
+    size, thick = (62, 1.6) if len(found.points) < CROWDED else (36, 1.1)
+    for certain, width in ((False, 0.5), (True, thick)):
+        blocks = {ratio.block for ratio in found.ratios if ratio.ratio > 1 and ratio.slower == certain}
+        ringed = [point for point in found.points if point.block in blocks]
+        axes.scatter([point.intensity for point in ringed], [point.gflops for point in ringed], s=size, lw=width,
+                     facecolor="none", edgecolor=SLOWER, zorder=4)
+
+
+def _draw_points(axes: Axes, points: Sequence[Point], marker: str) -> None:
+    filled = marker == MARKERS[0]
+    size, alpha = (26, 0.75) if len(points) < CROWDED else (14, 0.55)
+    for kind, color in COLORS.items():
+        part = [point for point in points if point.block.kind == kind]
+        axes.scatter([point.intensity for point in part], [point.gflops for point in part], s=size, marker=marker,
+                     facecolor=color if filled else "none", edgecolor="white" if filled else color,
+                     lw=0.5 if filled else 0.9, alpha=alpha, zorder=3 if filled else 2.5)
+
+
+def _draw_roofs(axes: Axes, found: Roofline) -> None:
+    low, high = axes.get_xlim()
+    top = max(peak.gflops for peak in found.roofs.peaks)
+    for bandwidth, dash in ((found.roofs.cache, "-"), (found.roofs.memory, (0, (5, 3)))):
+        ridge = top / bandwidth.gb_per_s
+        axes.plot([low, ridge], [low * bandwidth.gb_per_s, top], color=INK, lw=1.3, ls=dash, zorder=2)
+        _along(axes, bandwidth.gb_per_s, f"{bandwidth.level}  {bandwidth.gb_per_s:.3g} GB/s ({bandwidth.how})")
+    for peak in found.roofs.peaks:
+        ridge = peak.gflops / found.roofs.cache.gb_per_s
+        axes.plot([max(ridge, low), high], [peak.gflops] * 2, color=INK, lw=1.3, zorder=2)
+        unit = "GOP/s" if peak.precision == "int8" else "GFLOP/s"
+        # left of its ridge and above the slope, where no point can lie
+        axes.annotate(f"{peak.precision} peak {peak.gflops:,.0f} {unit}", (max(ridge, low), peak.gflops), (-8, 2),
+                      textcoords="offset points", ha="right", va="center", fontsize=8.5, color=INK, zorder=5)
+
+
+def _along(axes: Axes, gb_per_s: float, text: str) -> None:
+    """Write along a slope, from where it enters the picture."""
+    (x_low, _), (y_low, _) = axes.get_xlim(), axes.get_ylim()
+    x = max(x_low, y_low / gb_per_s) * 1.12
+    (left, bottom), (right, top) = axes.transData.transform([(x, x * gb_per_s), (2 * x, 2 * x * gb_per_s)])
+    axes.text(x, x * gb_per_s * 1.06, text, fontsize=8, color=INK, rotation_mode="anchor", ha="left", va="bottom",
+              rotation=math.degrees(math.atan2(top - bottom, right - left)), zorder=5, bbox=_paper())
+
+
+def _paper() -> dict[str, Any]:
+    """Behind the words on a roof, so that points do not cross them out."""
+    return {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.6}
+
+
+def _legend(axes: Axes, found: Roofline) -> None:
+    """Below the picture: points may lie anywhere in it."""
+    from matplotlib.lines import Line2D
+
+    kinds = {point.block.kind for point in (*found.points, *found.others)}
+    items = [Line2D([], [], ls="", marker="s", ms=6.5, color=color, label=WORDS[kind])
+             for kind, color in COLORS.items() if kind in kinds]
+    names = precisions_of(found)
+    for name, marker, points in zip(names, MARKERS, (found.points, found.others), strict=True):
+        if points:
+            items.append(Line2D([], [], ls="", marker=marker, ms=6, color=MUTED, label=f"{name} ({len(points)} blocks)",
+                                mfc=MUTED if marker == MARKERS[0] else "none"))
+    if any(ratio.ratio > 1 for ratio in found.ratios):
+        items.append(Line2D([], [], ls="", marker="o", ms=8, mfc="none", mew=1.6, color=SLOWER,
+                            label=f"{names[0]} slower than {names[1]} (thin: within its error)"))
+    axes.legend(handles=items, loc="upper left", bbox_to_anchor=(-0.02, -0.09), ncols=math.ceil(len(items) / 2),
+                frameon=False, fontsize=8.5, handletextpad=0.3, columnspacing=1.2)
+
+
+def _draw_ratios(axes: Axes, found: Roofline) -> None:
+    this, other = precisions_of(found)
+    groups = [one for one in found.groups if one.ratio is not None]
+    title(axes, f"Time in {this} over time in {other}")
+    axes.set_xscale("log")
+    rng = np.random.default_rng(0)
+    for row, one in enumerate(groups):
+        part = [ratio for ratio in found.ratios if group_of(ratio.block) == one.name]
+        axes.scatter([ratio.ratio for ratio in part], row + rng.uniform(-0.22, 0.22, len(part)), s=13, lw=0.7,
+                     facecolor=COLORS[one.kind], alpha=0.6, zorder=2,
+                     edgecolor=[SLOWER if ratio.slower else "white" for ratio in part])
+        axes.plot([one.ratio or 1.0] * 2, [row - 0.36, row + 0.36], color=INK, lw=2, zorder=1.8)
+    values = [ratio.ratio for ratio in found.ratios]
+    low, high = min(*values, 0.8) / 1.15, max(*values, 1.8) * 1.15
+    axes.set_xlim(low, high)
+    axes.axvspan(1, high, color="#fef3f2", zorder=0)
+    axes.axvline(1, color=SLOWER, lw=1.1, zorder=1)
+    axes.set_ylim(len(groups) - 0.4, -0.85)
+    axes.set_yticks(range(len(groups)), [_row_name(one) for one in groups], fontsize=8.5)
+    axes.text(1, -0.5, f" {this} slower", color=SLOWER, fontsize=8.5, va="center", ha="left")
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("ratio (log scale); bars: medians")
+    _ratio_ticks(axes, low, high)
+
+
+def _row_name(one: Group) -> str:
+    return f"{one.name}\nn={one.n_compared}, median {one.ratio:.2f}"
+
+
+def _plain_ticks(axes: Axes) -> None:
+    """1, 10, 100, never powers of ten; with 2 and 5 where there are few decades."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        steps = (1.0,) if math.log10(high / low) > 3.5 else (1.0, 2.0, 5.0)
+        axis.set_major_locator(LogLocator(subs=steps))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def _ratio_ticks(axes: Axes, low: float, high: float) -> None:
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    steps = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20) if high / low > 8 else (0.3, 0.5, 0.7, 1, 1.5, 2, 3)
+    axes.xaxis.set_major_locator(FixedLocator([step for step in steps if low <= step <= high]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def finish(found: Roofline, out: Path, console: Console) -> None:
+    """Print the summary, write the picture and the file beside it."""
+    beside = out.with_suffix(".json")
+    write_atomic(beside, json.dumps(found.to_dict(), indent=1))
+    write_atomic(out, figure_bytes(roofline_figure(found), out.suffix[1:]))
+    for line in ["", *describe(found), ""]:
+        console.say(line)
+    console.say(f"picture: {out}, numbers: {beside}")

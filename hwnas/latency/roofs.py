@@ -18,18 +18,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hwnas.errors import MeasurementInvalid
-from hwnas.latency.host import usable_cores
-from hwnas.latency.locks import measuring_lock
-from hwnas.latency.measure import measure, undisturbed
+from hwnas.latency.harness import measure, undisturbed
 from hwnas.latency.measurement import Protocol
-from hwnas.runtimes import threads_of
-from hwnas.target import Target
+from hwnas.runtimes.runtime import threads_of
+from hwnas.target.host import measuring_lock, usable_cores
+from hwnas.target.target import Target
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from hwnas.architecture import Architecture
-    from hwnas.runtimes import Runtime
+    from hwnas.runtimes.runtime import Runtime
+    from hwnas.space.architecture import Architecture
 
 KIB, MIB = 1 << 10, 1 << 20
 L2_BYTES = MIB  # taken where the host does not say
@@ -131,7 +130,7 @@ def measured_peak(runtime: Runtime, target: Target, networks: Sequence[Dense] | 
 
 
 def _bound_reference(one: Architecture, runtime: Runtime, target: Target, folder: Path) -> Callable[[], None]:
-    from hwnas.latency.prepare import prepare_network
+    from hwnas.latency.timing import prepare_network
 
     shape = (one.channels, one.image_size, one.image_size)
     return runtime.compile(prepare_network(one, target, folder), target).bind(_images(target, shape))
@@ -142,8 +141,8 @@ def _images(target: Target, shape: tuple[int, int, int]) -> np.ndarray:
 
 
 def _bound(one: Dense, runtime: Runtime, target: Target, folder: Path) -> Callable[[], None]:
-    from hwnas.export import export_onnx, randomise
-    from hwnas.quantize import quantize_static, tuning_of
+    from hwnas.networks.export import export_onnx, randomise
+    from hwnas.networks.quantize import quantize_static, tuning_of
 
     shape = (one.channels, one.size, one.size)
     path = folder / f"k{one.kernel}c{one.channels}s{one.size}.onnx"

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hwnas.architecture import Architecture
 from hwnas.errors import HwnasError, TableError
-from hwnas.latency.document import read_document
 from hwnas.latency.measurement import Measurement, Protocol
-from hwnas.paths import table_dirs, write_atomic
-from hwnas.target import Target
+from hwnas.space.architecture import Architecture
+from hwnas.system.documents import read_document
+from hwnas.system.paths import table_dirs, write_atomic
+from hwnas.target.target import Target
 
 FORMAT = "hwnas-latency-table"
 VERSION = 2

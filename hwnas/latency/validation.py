@@ -1,167 +1,345 @@
-"""Networks to judge a latency predictor on: half drawn from the space, half from where a search would go.
-
-A search keeps what a predictor calls fast, so its finalists lie where the predictor errs towards fast. Their accuracy
-is not known beforehand; capacity (MACs or parameters) stands in for it: larger networks of a family score higher.
-"""
+"""Validation: a latency model judged on networks that its table has never seen, and the file of such a judgement."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from hwnas.architecture import Architecture
-from hwnas.errors import SpaceError
-from hwnas.pareto import non_dominated
+from hwnas.cli.options import number
+from hwnas.cli.progress import Console
+from hwnas.errors import ConfigError, HwnasError, MeasurementInvalid, TableError, UserError
+from hwnas.latency.agreement import finite
+from hwnas.latency.held_out_networks import ANCHOR, TimedOne, chosen_anchors, held_out_networks, pace
+from hwnas.latency.measurement import Measurement, Protocol
+from hwnas.latency.table import LatencyTable
+from hwnas.space.architecture import Architecture
+from hwnas.system.documents import read_document
+from hwnas.system.paths import write_atomic
 
 if TYPE_CHECKING:
-    from hwnas.space import SearchSpace
-
-RANDOM, FRONT, ANCHOR = "random", "front", "anchor"
-Predict = Callable[[np.ndarray], np.ndarray]
-POPULATION, GENERATIONS = 1500, 6
-BINS, ELITE = 60, 8  # parents: the ELITE of highest capacity in each of BINS bins of predicted latency
-SPARE = 6  # candidates drawn for each network wanted
-ROUNDS = 40  # of drawing, before a space counts as exhausted
-_STREAM = 0x6C6174  # sets these draws apart from those of a calibration with the same seed
+    from hwnas.latency.deployment import Deployment
+    from hwnas.latency.model import LatencyModel, Predictions
+    from hwnas.space.search_space import SearchSpace
 
 
-class Predictor(Protocol):
-    """A model that predicts latency in ms: `predict(codes [n, p]).mean` [n]."""
-
-    def predict(self, codes: np.ndarray) -> Any:
-        """Predictions of canonical codes."""
+FORMAT, VERSION = "hwnas-validation", 1
+PARTIAL = "hwnas-validation-partial"
 
 
-def held_out_networks(space: SearchSpace, model: Predictor, n: int, seed: int,
-                      known_ids: Collection[str]) -> list[tuple[str, Architecture]]:
-    """`n` different networks, none of `known_ids`, as (group, network): first n // 2 of the front, then random ones.
+@dataclass(frozen=True)
+class Stored:
+    """What a validation file says was measured, and where."""
 
-    Both groups are spread over the range of predicted latencies. Equal arguments give equal networks. SpaceError
-    when the space does not hold so many.
-    """
-    rng = np.random.default_rng((seed, _STREAM))
-
-    def predict(codes: np.ndarray) -> np.ndarray:
-        return np.asarray(model.predict(codes).mean)
-
-    front = front_networks(space, predict, rng, n // 2, known_ids)
-    drawn = random_networks(space, predict, rng, n - len(front), {*known_ids, *(one.id for one in front)})
-    return [(FRONT, one) for one in front] + [(RANDOM, one) for one in drawn]
+    host: str
+    key: str
+    runtime: str
+    space: str
+    seed: int
+    measured_at: str
+    networks: list[TimedOne]
+    anchors: list[TimedOne]
 
 
-def random_networks(space: SearchSpace, predict: Predict, rng: np.random.Generator, n: int,
-                    known_ids: Collection[str]) -> list[Architecture]:
-    """`n` networks of settings drawn uniformly, one from each quantile of predicted latency."""
-    return _spread(space, predict, rng, n, known_ids, lambda wanted: space.sample(rng, SPARE * wanted))
+def table_identity(table: LatencyTable) -> dict[str, Any]:
+    """Which table predicted: name, date, key and a hash of the file's content."""
+    content = table.path.read_bytes() if table.path and table.path.is_file() else b""
+    return {"file": table.path.name if table.path else None, "created": table.created, "key": str(table.key),
+            "networks": len(table.networks), "sha256": hashlib.sha256(content).hexdigest()[:16]}
 
 
-def front_networks(space: SearchSpace, predict: Predict, rng: np.random.Generator, n: int,
-                   known_ids: Collection[str]) -> list[Architecture]:
-    """`n` networks one mutation away from the fronts of capacity against predicted latency, MACs and parameters.
-
-    `predict` gives ms [n] for canonical codes [n, p]. The networks are spread over the fronts' range of latencies;
-    none is of `known_ids`. SpaceError when there are too few.
-    """
-    if not n:
-        return []
-    lookup = Capacity(space)
-    fronts = [predicted_front(space, predict, lambda codes: lookup(codes)[:, 0], rng),
-              predicted_front(space, predict, lambda codes: lookup(codes)[:, 1], rng)]
-
-    def mutants(wanted: int) -> np.ndarray:
-        parents = [_evenly(front, predict, rng, -(-SPARE * wanted // 2)) for front in fronts]
-        return np.array([space.mutate(row, rng) for row in np.concatenate(parents)])
-
-    return _spread(space, predict, rng, n, known_ids, mutants)
+def network_to_dict(one: TimedOne, predicted: tuple[float, float, float]) -> dict[str, Any]:
+    """A network's entry; `predicted` is mean, low and high in ms. Numbers of an INVALID measurement are null."""
+    found = one.measurement
+    return {"id": one.architecture.id, "group": one.group, "architecture": one.architecture.to_dict(),
+            **{name: round(ms, 6) for name, ms in zip(("predicted_ms", "low_ms", "high_ms"), predicted, strict=True)},
+            "latency_ms": finite(found.latency_ms), "halves_ms": [finite(ms) for ms in found.halves_ms()],
+            "half_width": finite(found.half_width), "valid": found.valid, "reason": found.reason,
+            **found.to_dict()}
 
 
-def predicted_front(space: SearchSpace, predict: Predict, capacity: Callable[[np.ndarray], np.ndarray],
-                    rng: np.random.Generator) -> np.ndarray:
-    """Codes [k, p] of an evolved population that no other beats in capacity and predicted latency, fastest first."""
-    codes = np.unique(space.sample(rng, POPULATION), axis=0)
-    scores = np.column_stack([capacity(codes), predict(codes)])
-    for _ in range(GENERATIONS):
-        parents = _parents(codes, scores)
-        children = np.unique(_children(space, parents, rng, POPULATION), axis=0)
-        scores = np.concatenate([scores, np.column_stack([capacity(children), predict(children)])])
-        codes, kept = np.unique(np.concatenate([codes, children]), axis=0, return_index=True)
-        scores = scores[kept]
-    front = non_dominated(scores, (False, True))
-    order = np.argsort(scores[front, 1], kind="stable")
-    return np.asarray(codes[front][order])
+def save(path: Path, report: Mapping[str, Any]) -> None:
+    """Write the file whole or not at all."""
+    text = json.dumps({"format": FORMAT, "version": VERSION, **report}, separators=(",", ":"), allow_nan=False)
+    write_atomic(path, text)
 
 
-class Capacity:
-    """MACs and trainable parameters of codes: [n, 2], summed over segments that are looked up once."""
-
-    def __init__(self, space: SearchSpace) -> None:
-        self._space = space
-        self._known = np.zeros(space.n_segments, bool)
-        self._values = np.zeros((space.n_segments, 2))
-
-    def __call__(self, codes: np.ndarray) -> np.ndarray:
-        segments = self._space.segments(codes)
-        for segment in np.unique(segments[~self._known[segments]]):
-            blocks = self._space.segment_blocks(int(segment))
-            self._values[segment] = sum(block.macs for block in blocks), sum(block.params for block in blocks)
-            self._known[segment] = True
-        return np.asarray(self._values[segments].sum(axis=1))
-
-
-def _parents(codes: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """The highest capacities in every bin of log latency, so that the whole front goes on and not its densest part."""
-    latency = np.log(scores[:, 1])
-    edges = np.linspace(latency.min(), latency.max(), BINS + 1)[1:-1]
-    bins = np.searchsorted(edges, latency)
-    order = np.lexsort((-scores[:, 0], bins))
-    starts = np.searchsorted(bins[order], np.arange(BINS))
-    rank = np.arange(len(order)) - starts[bins[order]]
-    return np.asarray(codes[order[rank < ELITE]])
+def load(path: Path) -> Stored:
+    """Read what was measured; TableError names file, place and what is wrong with it."""
+    data = read_document(path, FORMAT, VERSION, "a validation", "Name the JSON file that hwnas.validate wrote.")
+    try:
+        protocol = Protocol(**data["protocol"])
+        networks = [_timed(entry, protocol, f"{path}: networks[{index}]")
+                    for index, entry in enumerate(data["networks"])]
+        anchors = [_timed(entry, protocol, f"{path}: anchors[{index}]")
+                   for index, entry in enumerate(data.get("anchor_networks", []))]
+        return Stored(str(data["host"]["name"]), str(data["table"]["key"]), str(data["runtime"]),
+                      str(data["space"]["name"]), int(data["seed"]), str(data["measured_at"]), networks,
+                      anchors)
+    except TableError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, HwnasError) as error:
+        raise TableError(f"{path}: {type(error).__name__}: {error}. Measure anew: python -m hwnas.validate +target=…"
+                         ) from None
 
 
-def _children(space: SearchSpace, parents: np.ndarray, rng: np.random.Generator, n: int) -> np.ndarray:
-    """Canonical codes: half of them crossed uniformly, all with up to two decisions drawn again."""
-    children = parents[rng.integers(0, len(parents), n)].copy()
-    others = parents[rng.integers(0, len(parents), n)]
-    crossed = (rng.random(children.shape) < 0.5) & (rng.random(n) < 0.5)[:, None]
-    children[crossed] = others[crossed]
-    choices = np.array([len(parameter.choices) for parameter in space.parameters])
-    for _ in range(2):
-        column = rng.integers(0, children.shape[1], n)
-        children[np.arange(n), column] = rng.integers(0, choices[column])
-    return space.canonical_codes(children)
+class Partial:
+    """Finished measurements of a validation under way, one a line behind a header that says of which one."""
+
+    def __init__(self, path: Path, header: Mapping[str, Any], protocol: Protocol) -> None:
+        self.path, self.protocol = path, protocol
+        self.header = json.loads(json.dumps({"format": PARTIAL, "version": VERSION, **header}))
+
+    def measured(self) -> dict[str, Measurement]:
+        """Valid measurements by architecture id; none when the file is missing or of another validation."""
+        lines = self._lines()
+        if not lines or lines[0] != self.header:
+            return {}
+        found = {}
+        for index, entry in enumerate(lines[1:]):
+            one = Measurement.from_dict(entry, self.protocol, f"{self.path}: line {index + 2}")
+            if one.valid:
+                found[str(entry["id"])] = one
+        return found
+
+    @property
+    def foreign(self) -> bool:
+        """Whether the file holds measurements of another table, space, seed or number of networks."""
+        lines = self._lines()
+        return bool(lines) and lines[0] != self.header
+
+    def start(self) -> None:
+        """Begin the file, unless it is this validation's: then its torn end, if any, is cut off."""
+        lines = self._lines()
+        kept = lines if lines and lines[0] == self.header else [self.header]
+        write_atomic(self.path, "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in kept))
+
+    def add(self, one: Architecture, measurement: Measurement) -> None:
+        """Append a measurement so that it outlives a kill; UserError when the disk is full."""
+        try:
+            with open(self.path, "a") as file:
+                file.write(json.dumps({"id": one.id, **measurement.to_dict()}, separators=(",", ":")) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise UserError(f"cannot write {self.path}: {error.strerror}. Free space or choose another place: "
+                            "out=FILE.") from None
+
+    def remove(self) -> None:
+        """The validation is finished."""
+        self.path.unlink(missing_ok=True)
+
+    def _lines(self) -> list[dict[str, Any]]:
+        """What can be read: a line cut off by a kill ends it."""
+        found: list[dict[str, Any]] = []
+        try:
+            text = self.path.read_text()
+        except FileNotFoundError:
+            return found
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{self.path}: cannot be read: {error}. Move it away or choose another place: out=FILE."
+                            ) from None
+        for line in text.split("\n")[:-1]:
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                break
+        return found
 
 
-def _evenly(front: np.ndarray, predict: Predict, rng: np.random.Generator, n: int) -> np.ndarray:
-    """`n` rows of a front, at points drawn evenly over its log latencies: its dense parts count no more."""
-    latency = np.log(predict(front))
-    points = rng.uniform(latency[0], latency[-1], n)
-    return np.asarray(front[np.abs(latency[None, :] - points[:, None]).argmin(axis=1)])
+def _timed(data: Mapping[str, Any], protocol: Protocol, where: str) -> TimedOne:
+    try:
+        return TimedOne(str(data["group"]), Architecture.from_dict(data["architecture"], where),
+                        Measurement.from_dict(data, protocol, where))
+    except KeyError as error:
+        raise TableError(f"{where}: {error} is missing. Measure anew: python -m hwnas.validate +target=…") from None
 
 
-def _spread(space: SearchSpace, predict: Predict, rng: np.random.Generator, n: int, known_ids: Collection[str],
-            draw: Callable[[int], np.ndarray]) -> list[Architecture]:
-    """One new network from each of `n` quantiles of the predicted latency of what `draw(n)` gives; more draws as
-    long as some quantile had none."""
-    found: dict[str, Architecture] = {}
-    for _ in range(ROUNDS):
-        missing = n - len(found)
-        if not missing:
-            return list(found.values())
-        codes = np.unique(draw(missing), axis=0)
-        order = np.argsort(predict(codes), kind="stable")
-        for part in np.array_split(order, min(missing, len(order))):
-            one = next(_new(space, codes[rng.permutation(part)], known_ids, found), None)
-            if one is not None:
-                found[one.id] = one
-    raise SpaceError(f"space {space.name}: only {len(found)} of {n} networks were found that are not in the latency "
-                     "table. Ask for fewer: n=NUMBER.")
+@dataclass(frozen=True)
+class Job:
+    """What is judged: a space on a deployment, by its table and model."""
+
+    deployment: Deployment
+    space: SearchSpace
+    table: LatencyTable
+    model: LatencyModel
 
 
-def _new(space: SearchSpace, rows: Iterable[np.ndarray], *taken: Collection[str]) -> Iterator[Architecture]:
-    for row in rows:
-        one = space.decode(space.to_params(row))
-        if not any(one.id in ids for ids in taken):
-            yield one
+def validate(config: Any, console: Console) -> None:
+    """What `conf/validate.yaml` asks for: networks measured and judged, or those of a report judged again."""
+    from hwnas.latency.deployment import Deployment
+
+    measured = str(config.measured) if config.measured else ""
+    out = out_path(config, measured)
+    n, seed = number(config, "n", 4, 5000, whole=True), number(config, "seed", 0, 2**31, whole=True)
+    n_anchors = number(config, "anchors", 0, 500, whole=True)
+    seconds = float(number(config, "seconds", 1, 86_400))
+    deployment = Deployment.from_config(config, console)
+    if not measured and not deployment.here:
+        raise ConfigError(f"host={deployment.host_name} is not this machine, and a validation measures. Give the "
+                          "command over there, or judge its report here: measured=FILE.")
+    if measured:
+        judge_again(config, deployment, Path(measured), out, console)
+    else:
+        job = job_of(config, deployment, console)
+        measure_and_judge(job, (n, n_anchors), seed, seconds, out, console)
+
+
+def out_path(config: Any, measured: str) -> Path:
+    """Where the report goes; ConfigError when it is no .json file."""
+    from hwnas.space.search_space import find_space
+
+    if config.out is None and measured:
+        return Path(measured).with_name(f"{Path(measured).stem}-again.json")
+    name = f"validation-{config.target.name}-{find_space(config.space).stem}.json"
+    out = Path(str(config.out)) if config.out is not None else Path("runs") / name
+    if out.suffix != ".json" or out.is_dir():
+        raise ConfigError(f"out must be a .json file, got {str(out)!r}: the picture lies beside it as .png.")
+    return out
+
+
+def job_of(config: Any, deployment: Deployment, console: Console) -> Job:
+    """Space, table and model; a host without a table is calibrated first, where it is this machine."""
+    from hwnas.latency.deployment import calibration_options, latency_model, space_of
+
+    space = space_of(config)
+    table, model = latency_model(deployment, space, calibration_options(config), console)
+    return Job(deployment, space, table, model)
+
+
+def measure_and_judge(job: Job, sizes: tuple[int, int], seed: int, seconds: float, out: Path,
+                      console: Console) -> None:
+    """Measure networks that the table does not hold, and some that it does, and report."""
+    from hwnas.runtimes.runtime import load_runtime
+
+    n, n_anchors = sizes
+    version = load_runtime(job.deployment.target.runtime).version()
+    known = {one.architecture.id for one in job.table.networks}
+    chosen = held_out_networks(job.space, job.model, n, seed, known)
+    chosen += [(ANCHOR, one) for one in chosen_anchors(job.table, job.space.name, n_anchors)]
+    partial = partial_of(job, n, seed, version, out)
+    networks = measure_chosen(job, chosen, seed, seconds, partial, console)
+    origin = {"runtime": version, "seed": seed, "measured_at": _now(), "n_asked": n,
+              "n_failed": len(chosen) - len(networks)}
+    anchors = [one for one in networks if one.group == ANCHOR]
+    report = write_report(job, [one for one in networks if one.group != ANCHOR], anchors, origin, out)
+    partial.remove()
+    tell(report, out, console)
+
+
+def partial_of(job: Job, n: int, seed: int, version: str, out: Path) -> Any:
+    """The file of measurements under way, which only the same validation goes on with."""
+    header = {"table": table_identity(job.table), "host": job.deployment.host_name, "runtime": version, "n": n,
+              "seed": seed, "space": {"name": job.space.name, "fingerprint": job.space.fingerprint}}
+    return Partial(out.with_suffix(".partial.jsonl"), header, job.table.protocol)
+
+
+def measure_chosen(job: Job, chosen: Sequence[tuple[str, Architecture]], seed: int, seconds: float, partial: Any,
+                   console: Console) -> list[TimedOne]:
+    """Time them in mixed order; those that an interrupted run has timed are taken from its file."""
+    import random
+
+    from hwnas.latency.timing import time_networks
+    from hwnas.runtimes.runtime import load_runtime
+
+    target, table = job.deployment.target, job.table
+    runtime = load_runtime(target.runtime)
+    runtime.check(target)
+    if partial.foreign:
+        console.say(f"note: {partial.path} is of another table, seed or n; it is replaced.")
+    found = partial.measured()
+    if found:
+        console.say(f"{len(found)} of {len(chosen)} networks were measured before the interruption")
+    partial.start()
+    waiting = [one for _, one in chosen if one.id not in found]
+    random.Random(seed).shuffle(waiting)  # so that a drift of the machine does not pass for a difference of groups
+    if waiting:
+        with console.step("time networks") as report:
+            found |= time_networks(waiting, target, runtime, table.reference,
+                                   replace(table.protocol, max_seconds=seconds), seed=seed,
+                                   quiet_ms=table.quiet_ms or None, progress=report,
+                                   timed=lambda one, measurement, _: partial.add(one, measurement))
+    return [TimedOne(group, one, found[one.id]) for group, one in chosen if one.id in found]
+
+
+def judge_again(config: Any, deployment: Deployment, path: Path, out: Path, console: Console) -> None:
+    """Compare a report's measurements with what the present table predicts; nothing is measured."""
+
+    stored = load(path)
+    job = job_of(config, replace(deployment, here=False), console)
+    check_same(stored, job, path)
+    known = {one.architecture.id for one in job.table.networks}
+    networks = [one for one in stored.networks if one.architecture.id not in known]
+    console.say(f"These networks were measured earlier ({path}, {stored.measured_at}), those of the front chosen by "
+                "the table of then; predictions are of the present table.")
+    if len(networks) < len(stored.networks):
+        console.say(f"{len(stored.networks) - len(networks)} of its {len(stored.networks)} networks are in the table "
+                    "by now, so they are left out.")
+    origin = {"runtime": stored.runtime, "seed": stored.seed, "measured_at": stored.measured_at,
+              "n_asked": len(stored.networks), "n_failed": 0}
+    tell(write_report(job, networks, stored.anchors, origin, out), out, console)
+
+
+def check_same(stored: Stored, job: Job, path: Path) -> None:
+    """TableError when report and table are of different hosts, keys, runtimes or spaces; names both."""
+    for what, has, wanted in (("host", stored.host, job.table.host_name), ("key", stored.key, str(job.table.key)),
+                              ("runtime", stored.runtime, job.table.runtime_version),
+                              ("space", stored.space, job.space.name)):
+        if has != wanted:
+            raise TableError(f"{path}: measured for {what} {has}, the table is of {wanted}. Measure for this one: "
+                             f"python -m hwnas.validate +target={job.deployment.target.name} space={job.space.name}")
+
+
+def write_report(job: Job, networks: Sequence[TimedOne], anchors: Sequence[TimedOne], origin: dict[str, Any],
+                 out: Path) -> dict[str, Any]:
+    """Predict, compare, write report and picture; MeasurementInvalid when no network has a valid time."""
+    from hwnas.latency.validation_report import compared, evaluate, validation_figure
+    from hwnas.pictures.style import figure_bytes
+    from hwnas.system.paths import write_atomic
+
+    if not any(one.measurement.valid for one in networks):
+        reason = networks[0].measurement.reason if networks else "no network is left to be judged"
+        raise MeasurementInvalid(f"none of {len(networks)} networks has a valid time: {reason}. Stop what else runs "
+                                 "here and give the command again.")
+    tied = pace(job.table, {one.architecture.id: one.measurement for one in anchors})
+    predictions = job.model.predict_architectures([one.architecture for one in networks])
+    report = {**evaluate(networks, predictions, job.table.quiet_ms, tied), **origin, "created": _now(),
+              **_what(job, networks, predictions)}
+    report["anchor_networks"] = [{"architecture": one.architecture.to_dict(), "group": one.group,
+                                  **one.measurement.to_dict()} for one in anchors]
+    save(out, report)
+    groups = [one.group for one in networks if one.measurement.valid]
+    figure = validation_figure(compared(networks, predictions, job.table.quiet_ms / tied.factor), groups, report)
+    write_atomic(out.with_suffix(".png"), figure_bytes(figure, "png"))
+    return report
+
+
+def tell(report: dict[str, Any], out: Path, console: Console) -> None:
+    """Print the report, and where it lies."""
+    from hwnas.latency.validation_report import describe
+
+    where = f"{report['target']}, space {report['space']['name']}, on {report['host']['name']}"
+    for line in ["", f"{where}: predicted against measured", "", *describe(report), ""]:
+        console.say(line)
+    if report["n_failed"]:
+        console.say(f"{report['n_failed']} networks could not be exported or compiled; they are in none of the figures")
+    console.say(f"report: {out}, picture: {out.with_suffix('.png')}")
+
+
+def _what(job: Job, networks: Sequence[TimedOne], predictions: Predictions) -> dict[str, Any]:
+
+    ends = zip(predictions.mean.tolist(), predictions.low.tolist(), predictions.high.tolist(), strict=True)
+    protocol = networks[0].measurement.protocol
+    return {"target": job.deployment.target.name, "host": job.table.host, "table": table_identity(job.table),
+            "space": {"name": job.space.name, "fingerprint": job.space.fingerprint},
+            "protocol": protocol.to_dict(),
+            "networks": [network_to_dict(one, end) for one, end in zip(networks, ends, strict=True)]}
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -20,12 +20,11 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from hwnas import errors
-from hwnas.errors import CandidateError, HwnasError
-from hwnas.foreign_model import ModelError
-from hwnas.target import Target
+from hwnas.errors import CandidateError, HwnasError, ModelError
+from hwnas.target.target import Target
 
 if TYPE_CHECKING:
-    from hwnas.runtimes import Runtime
+    from hwnas.runtimes.runtime import Runtime
 
 Progress = Callable[[float, str], None]
 Task = Callable[[Mapping[str, Any], Target, "Runtime", Progress], Any]
@@ -145,7 +144,7 @@ def serve(task: Task) -> int:
     """The child's side: run `task` on the job in the command line; its result or error is the last message."""
     import onnx  # noqa: F401  before the limit, as the runtime's libraries
 
-    from hwnas.runtimes import load_runtime
+    from hwnas.runtimes.runtime import load_runtime
 
     job = json.loads(sys.argv[1])
     messages = os.fdopen(os.dup(1), "w")
@@ -173,7 +172,7 @@ def serve(task: Task) -> int:
 def _probe(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Progress) -> None:
     import numpy as np
 
-    from hwnas.foreign_model import check_path, input_of, load_checked, sized
+    from hwnas.runtimes.foreign import check_path, input_of, load_checked, sized
 
     check_path(job["path"], job["memory_mb"])
     shape = sized(input_of(load_checked(job["path"]), job["path"]), job["path"], None, None)

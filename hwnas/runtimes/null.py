@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hwnas.errors import CandidateError
-from hwnas.runtimes import Execution, NodeTime, one_line, require
-from hwnas.target import PRECISIONS
+from hwnas.runtimes.runtime import Execution, NodeTime, one_line, require
+from hwnas.target.target import PRECISIONS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from hwnas.target import Target
+    from hwnas.target.target import Target
 
 METADATA_KEY = "null_ms"
 

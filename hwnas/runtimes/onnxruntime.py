@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hwnas.errors import CandidateError
-from hwnas.runtimes import Execution, NodeTime, judge, one_line, quantised_in_file, require, threads_of
+from hwnas.runtimes.runtime import Execution, NodeTime, judge, one_line, quantised_in_file, require, threads_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from hwnas.target import Target
+    from hwnas.target.target import Target
 
 _INT8 = ("QLinearConv", "QLinearMatMul", "QGemm", "ConvInteger", "MatMulInteger", "MatMulIntegerToFloat")
 _FLOAT = ("Conv", "FusedConv", "Gemm", "FusedGemm", "MatMul", "FusedMatMul")

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hwnas.errors import CandidateError
-from hwnas.paths import write_atomic
-from hwnas.runtimes import Execution, NodeTime, judge, one_line, quantised_in_file, require, threads_of
-from hwnas.signal_stack import use_own_stack
+from hwnas.runtimes.runtime import Execution, NodeTime, judge, one_line, quantised_in_file, require, threads_of
+from hwnas.system.paths import write_atomic
+from hwnas.system.signals import use_own_stack
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from hwnas.target import Target
+    from hwnas.target.target import Target
 
 # int8 networks keep their floating-point parts in f32: the hint left alone would make those bf16 on CPUs that have it.
 _HINTS = {"fp32": "f32", "int8": "f32", "bf16": "bf16"}

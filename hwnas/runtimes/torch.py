@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hwnas.errors import TargetError
-from hwnas.runtimes import Execution, NodeTime, judge, quantised_in_file, require
+from hwnas.runtimes.runtime import Execution, NodeTime, judge, quantised_in_file, require
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from hwnas.target import Target
+    from hwnas.target.target import Target
 
 _WARM_UP = 3
 

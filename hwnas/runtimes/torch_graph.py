@@ -1,4 +1,4 @@
-"""Exported ONNX graphs as torch modules: the operators that `hwnas.export` writes, and no others."""
+"""Exported ONNX graphs as torch modules: the operators that `hwnas.networks.export` writes, and no others."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class OnnxModule(nn.Module):
         unknown = sorted({node.op_type for node, _ in self.nodes} - set(_OPERATORS))
         if unknown:
             raise CandidateError(f"{os.fspath(path)}: the torch runtime has no operator {', '.join(unknown)}; it runs "
-                                 "fp32 files written by hwnas.export.")
+                                 "fp32 files written by hwnas.networks.export.")
         if any(a["pads"][:2] != a["pads"][2:] for _, a in self.nodes if "pads" in a):
             raise CandidateError(f"{os.fspath(path)}: the torch runtime has no asymmetric padding.")
         self.input, self.output = proto.graph.input[0].name, proto.graph.output[0].name

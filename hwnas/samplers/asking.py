@@ -19,8 +19,8 @@ from optuna.samplers import BaseGASampler, BaseSampler
 from optuna.samplers._lazy_random_state import LazyRandomState
 from optuna.trial import FrozenTrial, TrialState
 
-from hwnas.space_costs import KNOWN
-from hwnas.trial_record import DUPLICATE, FAILED, INFEASIBLE, minimised, outcome
+from hwnas.study.costs import KNOWN
+from hwnas.study.record import DUPLICATE, FAILED, INFEASIBLE, minimised, outcome
 
 
 class Asking(BaseSampler):

@@ -13,18 +13,18 @@ from numpy.typing import NDArray
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial
 
-from hwnas.accuracy.zero_cost_names import judged, label, worthwhile
+from hwnas.accuracy.zero_cost import judged, label, worthwhile
 from hwnas.errors import DataError
-from hwnas.objective import CAP_QUANTILE, Objective, Predict, reward, upper_ms
 from hwnas.samplers.coding import Codes, Settings
 from hwnas.samplers.known import KNOWN, LEARNT, KnownObjectiveSampler, Mix
 from hwnas.samplers.model import WORST
+from hwnas.study.objective import CAP_QUANTILE, Objective, Predict, reward, upper_ms
 
 if TYPE_CHECKING:
-    from hwnas.accuracy.dataset import Dataset
-    from hwnas.blocks import BlockSpec
-    from hwnas.progress import Console
-    from hwnas.space import SearchSpace
+    from hwnas.cli.progress import Console
+    from hwnas.data.dataset import Dataset
+    from hwnas.space.blocks import BlockSpec
+    from hwnas.space.search_space import SearchSpace
 
 Array = NDArray[np.float64]
 STOPPED_STD = 0.1  # of the top-1 of a training that was ended early as hopeless: it is that of an early epoch
@@ -178,7 +178,7 @@ class Scored:
 def scored(dataset: Dataset, space: SearchSpace, names: Sequence[str], threads: int, console: Console) -> Scored:
     """Score the space's pool with `names`, or find it scored; says in one line what that took and how well others are
     read from it."""
-    from hwnas.accuracy.zero_cost_pool import Pool
+    from hwnas.accuracy.anchors import Pool
 
     pool = Pool(dataset, space, names, threads=threads)
     found = Scored(space, pool.codes, pool.scores(console))

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hwnas.pareto import layers, non_dominated
 from hwnas.samplers.coding import Codes
 from hwnas.samplers.domain import Domain
 from hwnas.samplers.history import History
 from hwnas.samplers.surrogate import Inputs, Process, Warp, Weights, tuned
+from hwnas.stats.pareto import layers, non_dominated
 
 Array = NDArray[np.float64]
 LEAST = 4  # values below which there is nothing to model

@@ -1,0 +1,1 @@
+"""Times one file: python -m hwnas.benchmark"""

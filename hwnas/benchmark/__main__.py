@@ -1,0 +1,167 @@
+"""Command: time one network on this host by the protocol of the latency tables."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hwnas.cli.command import run_command
+from hwnas.cli.options import number
+from hwnas.cli.progress import Console
+from hwnas.errors import ConfigError, MeasurementInvalid
+
+if TYPE_CHECKING:
+    from hwnas.benchmark.report import Benchmark
+    from hwnas.target.target import Target
+
+USAGE = """Time one network on this host: an ONNX file, or a timm network by name.
+
+    python -m hwnas.benchmark +target=xeon_int8 model=path/to/model.onnx
+    python -m hwnas.benchmark +target=xeon_int8 model=timm:mobilenetv3_small_050 image_size=64 batch=1,2,4,8,16
+    python -m hwnas.benchmark +target=ort_fp32 model=model.onnx streams=2 out=b.json"""
+
+
+def main(config: Any, console: Console) -> None:
+    """Time, print, store; MeasurementInvalid, after all was printed and stored, when the machine was too restless."""
+    from hwnas.benchmark.report import lines
+
+    if not config.get("model"):
+        raise ConfigError("which network? Add model=PATH of an .onnx file, or model=timm:NAME.")
+    plot = _picture_path(config)
+    found = benchmark(config, console)
+    for line in lines(found):
+        print(line.rstrip())
+    if config.out:
+        found.save(Path(config.out))
+        console.say(f"raw samples: {config.out}")
+    if plot is not None:
+        _draw(found, plot)
+        console.say(f"picture: {plot}")
+    if found.invalid:
+        slow = _slower_than_ever(found)
+        raise MeasurementInvalid(f"{'; '.join(found.invalid)}. Stop what else runs here and give the command again."
+                                 f"{slow}")
+
+
+def benchmark(config: Any, console: Console) -> Benchmark:
+    """Check options, make the files, time them in a child process."""
+    from hwnas.benchmark.model import ModelOptions, model_file
+    from hwnas.benchmark.report import Benchmark
+    from hwnas.latency.deployment import Deployment
+    from hwnas.latency.reference import QuietTimes, reference_file
+    from hwnas.networks.baselines import TIMM
+    from hwnas.runtimes.child import WAITING, run_child
+    from hwnas.runtimes.runtime import load_runtime
+    from hwnas.target.host import Host
+
+    target = Deployment.from_config(config, console).target
+    job = _job(config, target)
+    options = ModelOptions(job["channels"], job["image_size"], number(config, "classes", 2, 1_000_000, whole=True,
+                                                                      optional=True), job["quantize"])
+    runtime, host = load_runtime(target.runtime), Host.detect()
+    runtime.check(target)
+    quiet = QuietTimes(host, runtime.version(), target)
+    job["quiet_ms"] = quiet.load()
+    with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
+        file = model_file(str(config.model), target, options, Path(folder), job["memory_mb"], job["seed"])
+        built = file.label.startswith(TIMM)
+        if built:
+            job |= {"channels": None, "image_size": None, "quantize": False}
+        job |= {"path": str(file.path), "label": file.label, "reference": str(reference_file(target, Path(folder)))}
+        with console.step("time") as report:
+            def heard(share: float, note: str) -> None:
+                if note.startswith(WAITING):
+                    console.note(note)
+                report(share, note)
+
+            raw = run_child("hwnas.benchmark.task", job, target, timeout_s=float(number(config, "timeout", 1)),
+                            memory_mb=job["memory_mb"], progress=heard)
+    made_up = target.precision == "int8" and (built or job["quantize"])
+    found = Benchmark.of(raw, model=file.label, target=target, host=host, runtime=runtime.version(), seed=job["seed"],
+                         made_up=made_up, stored_quiet_ms=job["quiet_ms"])
+    if not found.invalid:
+        quiet.store(min(one.measurement.quiet_ms for one in found.latency))
+    return found
+
+
+def _job(config: Any, target: Target) -> dict[str, Any]:
+    if not isinstance(config.quantize, bool):
+        raise ConfigError(f"quantize must be true or false, got {config.quantize!r}.")
+    return {"batches": _batches(config.batch, target), "quantize": config.quantize,
+            "streams": number(config, "streams", 1, 1024, whole=True, optional=True) or 0,
+            "seconds": float(number(config, "seconds", 1, 86_400)), "seed": number(config, "seed", 0, whole=True),
+            "channels": number(config, "channels", 1, 4096, whole=True, optional=True),
+            "image_size": number(config, "image_size", 1, 65_536, whole=True, optional=True),
+            "memory_mb": number(config, "memory_mb", 1, whole=True)}
+
+
+def _batches(batch: Any, target: Target) -> list[int]:
+    """Batches in rising order; ConfigError unless they are different whole numbers from 1 to 4096."""
+    from omegaconf import ListConfig
+
+    found = [target.batch] if batch is None else list(batch) if isinstance(batch, ListConfig) else [batch]
+    right = all(isinstance(one, int) and not isinstance(one, bool) and 1 <= one <= 4096 for one in found)
+    if not found or not right or len(set(found)) < len(found):
+        raise ConfigError("batch must be one or several different whole numbers from 1 to 4096, e.g. batch=1,2,4; "
+                          f"got {batch}.")
+    return sorted(found)
+
+
+def _picture_path(config: Any) -> Path | None:
+    """Where the batch curve goes; None where there is no curve."""
+    from omegaconf import ListConfig
+
+    curve = isinstance(config.batch, ListConfig) and len(config.batch) > 1
+    if config.plot:
+        path = Path(str(config.plot))
+        if path.suffix not in (".png", ".svg"):
+            raise ConfigError(f"plot must end in .png or .svg, got {path}.")
+        if not curve:
+            raise ConfigError("plot draws the batch curve: give several batches, e.g. batch=1,2,4,8,16.")
+        return path
+    if not curve:
+        return None
+    if config.out:
+        return Path(str(config.out)).with_suffix(".png")
+    name = re.sub(r"[^\w.-]+", "-", Path(str(config.model)).name.removesuffix(".onnx"))
+    return Path("runs") / f"benchmark-{config.target.name}-{name}.png"
+
+
+def _draw(found: Benchmark, path: Path) -> None:
+    from hwnas.benchmark.picture import batch_figure
+    from hwnas.pictures.style import figure_bytes
+    from hwnas.system.paths import write_atomic
+
+    write_atomic(path, figure_bytes(batch_figure(found, date.today().isoformat()), path.suffix[1:]))
+
+
+def _slower_than_ever(found: Benchmark) -> str:
+    """What to do where the whole run was slow, which may also be how this host is from now on."""
+    from hwnas.system.paths import home
+
+    if found.stored_quiet_ms is None or found.latency[0].measurement.quiet_ms != found.stored_quiet_ms:
+        return ""
+    return (f" (The reference never came near the {found.stored_quiet_ms:.4g} ms of earlier runs; if this host is "
+            f"slower for good, remove {home() / 'reference_times.json'}.)")
+
+
+def readable_overrides(argv: Sequence[str]) -> list[str]:
+    """Let `batch=1,2,4` be a list, which Hydra would read as a sweep, and paths be taken as they are typed."""
+    found = []
+    for text in argv:
+        key, equals, value = text.partition("=")
+        if key == "batch" and re.fullmatch(r"\d+(,\d+)+", value):
+            value = f"[{value}]"
+        elif key in ("model", "out", "plot") and value and value[0] not in "'\"" and value != "null":
+            value = "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+        found.append(key + equals + value)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, "benchmark", USAGE, readable_overrides(sys.argv[1:])))

@@ -1,0 +1,239 @@
+"""What a benchmark found: as a readable block, as a table, and as a JSON file with every raw sample.
+
+Format history of the JSON file
+    1   first: model, target, host, runtime, input, reference, protocol, latency and load with raw samples.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from hwnas.latency.load import Throughput
+from hwnas.latency.measurement import P90_SAMPLES, P99_SAMPLES, Measurement, Protocol
+from hwnas.system.paths import write_atomic
+from hwnas.target.host import Host
+from hwnas.target.target import Target
+
+FORMAT, VERSION = "hwnas-benchmark", 1
+_NEEDED = {0.5: 1, 0.9: P90_SAMPLES, 0.99: P99_SAMPLES}
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """One batch: its samples and what was executed."""
+
+    batch: int
+    measurement: Measurement
+    execution: Mapping[str, Any]
+
+    @property
+    def images_per_s(self) -> float:
+        """One call after another."""
+        return self.batch / self.measurement.latency_ms * 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One batch under load."""
+
+    batch: int
+    streams: int
+    threads_each: int
+    found: Throughput
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """One run of the command. `made_up`: quantised here, with made-up ranges. `stored_quiet_ms`: of earlier runs."""
+
+    model: str
+    target: Target
+    host: Host
+    runtime: str
+    seed: int
+    made_up: bool
+    stored_quiet_ms: float | None
+    image: tuple[int, ...]
+    overhead_ms: float
+    latency: tuple[Latency, ...]
+    load: tuple[Load, ...]
+    raw: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, raw: Mapping[str, Any], **known: Any) -> Benchmark:
+        """From the plain values that the task gives."""
+        protocol = Protocol(**raw["protocol"])
+        latency = tuple(Latency(one["batch"], Measurement.from_dict(one["measurement"], protocol, "measurement"),
+                                one["execution"]) for one in raw["latency"])
+        load = tuple(Load(one["batch"], one["streams"], one["threads_each"], Throughput.from_dict(one, protocol))
+                     for one in raw["load"])
+        return cls(image=tuple(raw["input"]["image"]), overhead_ms=raw["overhead_us"] / 1e3, latency=latency,
+                   load=load, raw=raw, **known)
+
+    @property
+    def invalid(self) -> list[str]:
+        """Why any of its numbers is INVALID."""
+        latency = [f"batch {one.batch}: {one.measurement.reason}" for one in self.latency if not one.measurement.valid]
+        return latency + [f"batch {one.batch}, {one.streams} in flight: {_load_reason(one.found)}"
+                          for one in self.load if not one.found.windows.valid]
+
+    def save(self, path: Path) -> None:
+        """Write the JSON file: statistics for reading, raw samples to compute them again."""
+        data = {
+            "format": FORMAT, "version": VERSION, "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "model": self.model, "made_up_ranges": self.made_up, "target": asdict(self.target),
+            "host": self.host.to_dict(), "runtime": self.runtime, "seed": self.seed, "input": self.raw["input"],
+            "call_overhead_us": self.raw["overhead_us"], "protocol": self.raw["protocol"],
+            "latency": [{**_statistics(one.measurement, one.batch), **raw}
+                        for one, raw in zip(self.latency, self.raw["latency"], strict=True)],
+            "load": [{"images_per_s": _number(one.found.images_per_s), "half_width": _number(one.found.half_width),
+                      **_percentiles(one.found.windows), "reason": one.found.windows.reason, **raw}
+                     for one, raw in zip(self.load, self.raw["load"], strict=True)]}
+        write_atomic(path, json.dumps(data, allow_nan=False))
+
+
+def _statistics(one: Measurement, batch: int) -> dict[str, Any]:
+    return {"valid": one.valid, "reason": one.reason, "latency_ms": _number(one.latency_ms),
+            "latency_ms_low": _number(one.latency_ms_low), "latency_ms_high": _number(one.latency_ms_high),
+            "half_width": _number(one.half_width), **_percentiles(one),
+            "images_per_s": _number(batch / one.latency_ms * 1e3)}
+
+
+def _percentiles(one: Measurement) -> dict[str, float | None]:
+    return {f"p{round(100 * q)}_ms": one.percentile_ms(q) if one.valid else None for q in _NEEDED}
+
+
+def _number(value: float) -> float | None:
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def lines(found: Benchmark) -> Iterator[str]:
+    """The readable block, line by line."""
+    for name, text in _facts(found):
+        yield f"{name:<14} {text}"
+    if len(found.latency) == 1:
+        yield from (f"{name:<14} {text}" for name, text in _single(found.latency[0]))
+    else:
+        yield ""
+        yield from _table(found)
+    yield from (f"{name:<14} {text}" for one in found.load for name, text in _load(one, found))
+
+
+def _facts(found: Benchmark) -> Iterator[tuple[str, str]]:
+    target = found.target
+    yield "model", found.model
+    yield "input", ("×".join(map(str, found.image)) + " float32"
+                    + (", quantised with made-up ranges (right for timing only)" if found.made_up else ""))
+    yield "target", f"{target.name}: {target.precision} on {found.runtime}, {_count(target.threads, 'thread')}"
+    yield "host", f"{found.host.name} ({found.host.cpu}, {_count(found.host.cores, 'core')} usable)"
+    yield "executed", _executed(found.latency[0].execution)
+    yield "call overhead", f"{found.overhead_ms * 1e3:.2f} µs (null runtime; contained in every time below)"
+
+
+def _count(number: int, what: str) -> str:
+    return f"every core as a {what}" if number == 0 else f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _executed(execution: Mapping[str, Any]) -> str:
+    counts = ", ".join(f"{count} {name}" for name, count in sorted(execution["precisions"].items()))
+    share = execution["int8_share"]
+    int8 = "" if share is None else f", int8 share {share:.1%}"
+    return (f"{execution['precision']}{int8}, fallback {execution['fallback_share']:.1%} "
+            f"(convolutions and matrix products: {counts or 'none'})")
+
+
+def _single(one: Latency) -> Iterator[tuple[str, str]]:
+    found = one.measurement
+    yield "", ""
+    yield "batch", str(one.batch)
+    if found.valid:
+        yield "latency", (f"{found.latency_ms:.4g} ms, 90 % interval {found.latency_ms_low:.4g} to "
+                          f"{found.latency_ms_high:.4g} (median over turns of each turn's "
+                          f"{100 * found.protocol.quantile:.0f}th percentile)")
+        yield from _spread(found)
+        yield "throughput", f"{one.images_per_s:.4g} images/s, one call after another"
+    yield "noise", _noise(found)
+
+
+def _spread(found: Measurement) -> Iterator[tuple[str, str]]:
+    for q, needed in _NEEDED.items():
+        value = found.percentile_ms(q)
+        text = f"- (needs {needed} samples)" if value is None else f"{value:.4g} ms"
+        yield f"p{round(100 * q)}", text
+
+
+def _noise(found: Measurement) -> str:
+    if not found.valid:
+        return f"INVALID: {found.reason}"
+    goal = found.protocol.half_width
+    reached = "reached" if found.half_width <= goal else "NOT reached within the time"
+    return (f"valid: {len(found.values_ms)} of {len(found.turns)} turns quiet; half-width {found.half_width:.1%} "
+            f"(goal {goal:.0%}: {reached}); {_wandered(found)}")
+
+
+def _wandered(found: Measurement) -> str:
+    beside = [turn.reference_ms for turn in found.turns]
+    above = max(beside) / found.quiet_ms - 1
+    return (f"reference beside it {min(beside):.4g} to {max(beside):.4g} ms "
+            f"(quiet {found.quiet_ms:.4g}, worst {above:+.1%})")
+
+
+def _table(found: Benchmark) -> Iterator[str]:
+    head = ("batch", "latency ms", "90 % interval", "p50", "p90", "p99", "images/s", "int8", "noise")
+    rows = [head, *(_row(one) for one in found.latency)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head) - 1)]
+    for row in rows:
+        yield "  ".join([*(text.rjust(width) for text, width in zip(row, widths, strict=False)), row[-1]])
+    lacking = [q for q in _NEEDED if any(one.measurement.valid and one.measurement.percentile_ms(q) is None
+                                         for one in found.latency)]
+    if lacking:
+        yield "-: " + ", ".join(f"p{round(100 * q)} needs {_NEEDED[q]} samples" for q in lacking)
+    valid = [one.measurement for one in found.latency if one.measurement.valid]
+    if valid:
+        yield _wandered(max(valid, key=lambda one: max(turn.reference_ms for turn in one.turns)))
+
+
+def _row(one: Latency) -> tuple[str, ...]:
+    found, share = one.measurement, one.execution["int8_share"]
+    int8 = "-" if share is None else f"{share:.0%}"
+    if not found.valid:
+        return (str(one.batch), *["-"] * 6, int8, f"INVALID: {found.reason}")
+    spread = ["-" if value is None else f"{value:.4g}" for value in map(found.percentile_ms, _NEEDED)]
+    goal = found.protocol.half_width
+    reached = "" if found.half_width <= goal else f", goal {goal:.0%} not reached"
+    return (str(one.batch), f"{found.latency_ms:.4g}", f"{found.latency_ms_low:.4g} to {found.latency_ms_high:.4g}",
+            *spread, f"{one.images_per_s:.4g}", int8, f"valid, ±{found.half_width:.1%}{reached}")
+
+
+def _load(one: Load, benchmark: Benchmark) -> Iterator[tuple[str, str]]:
+    found, windows = one.found, one.found.windows
+    yield "", ""
+    yield "in flight", (f"{_count(one.streams, 'request')}, batch {one.batch}: {_count(one.streams, 'instance')} of "
+                        f"the network with {_count(one.threads_each, 'thread')} each on "
+                        f"{_count(benchmark.host.cores, 'usable core')}")
+    if windows.valid:
+        width = found.half_width * found.images_per_s
+        yield "throughput", (f"{found.images_per_s:.4g} images/s, 90 % interval {found.images_per_s - width:.4g} to "
+                             f"{found.images_per_s + width:.4g} (median over windows)")
+        yield from ((f"{name} in flight", text) for name, text in _spread(windows))
+    yield "noise", _load_noise(found)
+
+
+def _load_reason(found: Throughput) -> str:
+    return found.windows.reason.replace("turns", "windows").replace("steal", "cores taken by others")
+
+
+def _load_noise(found: Throughput) -> str:
+    windows = found.windows
+    if not windows.valid:
+        return f"INVALID: {_load_reason(found)}"
+    goal = windows.protocol.half_width
+    reached = "reached" if found.half_width <= goal else "NOT reached within the time"
+    return (f"valid: {len(found.values)} of {len(windows.turns)} windows quiet; half-width {found.half_width:.1%} "
+            f"(goal {goal:.0%}: {reached}); {_wandered(windows)}")

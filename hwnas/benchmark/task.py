@@ -1,0 +1,214 @@
+"""The benchmark's task, which runs in a child process: check a model file, compile it, time it by the protocol.
+
+All of it is done in the child, not only a trial of the file: a model that gets through one inference may still crash
+the runtime in the thousandth, and a process that holds nothing but the runtime is also the better place to measure in.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hwnas.errors import CandidateError, ModelError
+from hwnas.latency.harness import Call, Progress, call_overhead_ms, measure, time_calls
+from hwnas.latency.measurement import P99_SAMPLES, Protocol
+from hwnas.networks.quantize import name_nodes
+from hwnas.runtimes.foreign import ModelInput, check_batches, check_path, input_of, load_checked, sized
+from hwnas.runtimes.runtime import Compiled, Runtime, one_line, quantised_in_file
+from hwnas.target.host import usable_cores
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from hwnas.target.target import Target
+
+
+_OPERATORS = (r"No conversion rule found for operations: ([^\n]+)", r"No Op registered for (\S+)",
+              r"(\S+)\(-?\d+\) is not a registered function/op", r"Could not find an implementation for (\w+)\(\d+\)",
+              r"does not support the following ONNX operations: ([^\n]+)")
+_OUT_OF_MEMORY = re.compile(r"bad_alloc|bad allocation|out of memory|failed to allocate|cannot allocate", re.IGNORECASE)
+_NOISE = re.compile(r"Exception from \S+:\d+: |Check '[^']*' failed at \S+:\d*:? ")
+_MAX_ROUNDS = 60
+
+
+def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Progress) -> dict[str, Any]:
+    """Time the network of `job` (see `hwnas.benchmark`) at each batch, and under load where it asks for streams.
+
+    The result holds plain values: input, executed precisions, raw samples. ModelError says what the file lacks.
+    """
+    label, batches = job["label"], job["batches"]
+    check_path(job["path"], job["memory_mb"])
+    proto = load_checked(job["path"])
+    found = input_of(proto, label)
+    check_batches(found, label, batches)
+    shape = sized(found, label, job["channels"], job["image_size"])
+    with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
+        progress(0.0, "compiling")
+        file = _prepared(proto, found, shape, job, target, Path(folder))
+        del proto
+        network = _Network(runtime, file, label, shape, job["memory_mb"])
+        compiled = {batch: network.compile(replace(target, batch=batch)) for batch in batches}
+        reference = _reference(runtime, job["reference"], target)
+        overhead_ms = call_overhead_ms(_nothing(batches[0]))
+        protocol, timed = _timed(network, compiled, target, reference, job, progress)
+        loads = [_load(network, replace(target, batch=batch), reference, protocol, job, progress)
+                 for batch in batches if job["streams"]]
+    return {"input": {"name": found.name, "image": list(shape)}, "overhead_us": round(overhead_ms * 1e3, 3),
+            "protocol": protocol.to_dict(), "latency": timed, "load": loads}
+
+
+def _nothing(batch: int) -> Call:
+    """A call of the null runtime that takes no time: what is left is the harness's own."""
+    from hwnas.runtimes.null import NullCompiled
+    from hwnas.target.target import Target
+
+    return NullCompiled(0.0, 1, Target("null", "null", "fp32", batch=batch)).bind(np.zeros((batch, 1), np.float32))
+
+
+def _reference(runtime: Runtime, path: str, target: Target) -> Call:
+    import onnx
+
+    shape = [axis.dim_value for axis in onnx.load(path).graph.input[0].type.tensor_type.shape.dim[1:]]
+    return runtime.compile(path, replace(target, batch=1)).bind(_images(1, shape))
+
+
+def _images(batch: int, shape: Sequence[int]) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal((batch, *shape), dtype=np.float32)
+
+
+def _prepared(proto: ModelProto, found: ModelInput, shape: Sequence[int], job: Mapping[str, Any], target: Target,
+              folder: Path) -> Path:
+    """The file itself, or a copy with open axes fixed, the batch axis called as runtimes expect, or quantised."""
+    import onnx
+
+    axes = next(value for value in proto.graph.input if value.name == found.name).type.tensor_type.shape.dim
+    open_batch = found.shape[0] is None and axes[0].dim_param != "batch"
+    if not open_batch and None not in found.shape[1:] and not job["quantize"]:
+        return Path(job["path"])
+    if found.shape[0] is None:
+        axes[0].dim_param = "batch"
+    for axis, size in zip(axes[1:], shape, strict=True):
+        axis.dim_value = size
+    del proto.graph.value_info[:]  # may state the open axes; runtimes infer them
+    name_nodes(proto)
+    copy = folder / "model.onnx"
+    try:
+        onnx.load_external_data_for_model(proto, str(Path(job["path"]).parent))
+        copy.write_bytes(proto.SerializeToString())
+    except (ValueError, OSError, onnx.checker.ValidationError) as error:
+        raise ModelError(f"{job['label']} cannot be copied with fixed axes: {one_line(error)}. "
+                         "Export it with fixed axes.") from None
+    return _quantised(copy, job, target) if job["quantize"] else copy
+
+
+def _quantised(fp32: Path, job: Mapping[str, Any], target: Target) -> Path:
+    from hwnas.networks.quantize import quantize_static, tuning_of
+
+    int8 = fp32.with_name("model_int8.onnx")
+    try:
+        quantize_static(fp32, int8, None, tuned_for=tuning_of(target))
+    except CandidateError as error:
+        raise ModelError(str(error).replace(os.fspath(fp32), job["label"])) from None
+    return int8
+
+
+class _Network:
+    """The model file, to be compiled for several batches; what runtimes say about it is put in the user's terms."""
+
+    def __init__(self, runtime: Runtime, file: Path, label: str, shape: Sequence[int], memory_mb: int) -> None:
+        self.runtime, self.file, self.label, self.shape, self.memory_mb = runtime, file, label, shape, memory_mb
+
+    def compile(self, target: Target) -> Compiled:
+        """Compiled for `target`; ModelError names the operators that the runtime lacks, or what else is wrong."""
+        try:
+            return self.runtime.compile(self.file, target)
+        except CandidateError as error:
+            raise ModelError(self._explained(error, target)) from None
+
+    def bind(self, compiled: Compiled, target: Target) -> Call:
+        """A bound call that has run once."""
+        try:
+            call = compiled.bind(_images(target.batch, self.shape))
+            call()
+        except MemoryError:
+            raise
+        except Exception as error:  # runtimes' exceptions share no base class
+            self._check_memory(str(error))
+            raise ModelError(f"{self.label}: {self.runtime.name} cannot run a batch of {target.batch}: "
+                             f"{_NOISE.sub('', one_line(error))}") from None
+        return call
+
+    def _explained(self, error: CandidateError, target: Target) -> str:
+        whole = str(error.__cause__ or error)
+        self._check_memory(whole)
+        lacking = sorted({name.strip(" .") for pattern in _OPERATORS for found in re.findall(pattern, whole)
+                          for name in found.split(",")})
+        if lacking:
+            return (f"{self.label}: {self.runtime.name} has no operator {', '.join(lacking)[:300]}. Export it with "
+                    "standard operators, or choose a target of another runtime.")
+        said = _NOISE.sub("", str(error)).replace(os.fspath(self.file), self.label)
+        if target.precision == "int8" and not quantised_in_file(self.file):
+            fact = said.removesuffix(" Quantise it first (hwnas.networks.quantize).")
+            return (f"{fact} Add quantize=true to have it quantised with made-up ranges: right for timing, useless for "
+                    "answers.")
+        return said
+
+    def _check_memory(self, text: str) -> None:
+        if _OUT_OF_MEMORY.search(text):
+            raise ModelError(f"{self.label}: out of memory; the limit is {self.memory_mb} MiB. "
+                             "Add memory_mb=N to allow more.")
+
+
+def _timed(network: _Network, compiled: Mapping[int, Compiled], target: Target, reference: Call,
+           job: Mapping[str, Any], progress: Progress) -> tuple[Protocol, list[dict[str, Any]]]:
+    """Latency at every batch, all in the same rounds."""
+    calls = {str(batch): network.bind(one, replace(target, batch=batch)) for batch, one in compiled.items()}
+    protocol = _protocol(list(calls.values()), job["seconds"])
+    found = measure(calls, reference, protocol, seed=job["seed"], quiet_ms=job["quiet_ms"], threads=target.threads,
+                    progress=progress)
+    return protocol, [{"batch": batch, "execution": _plain(one), "measurement": found[str(batch)].to_dict()}
+                      for batch, one in compiled.items()]
+
+
+def _plain(compiled: Compiled) -> dict[str, Any]:
+    return {**asdict(compiled.execution), "precisions": dict(compiled.execution.precisions)}
+
+
+def _protocol(calls: Sequence[Callable[[], None]], seconds: float) -> Protocol:
+    """As always, with rounds enough for a p99 where half of the time allows it."""
+    protocol = Protocol(max_seconds=seconds)
+    typical = [float(np.median(time_calls(call, 3))) for call in calls]
+    turns = [int(np.clip(protocol.round_ms / ms, protocol.min_calls, protocol.max_calls)) for ms in typical]
+    wanted = -(-5 * P99_SAMPLES // (4 * min(turns)))  # some turns will not be quiet
+    affordable = int(seconds * 500 / sum(ms * calls for ms, calls in zip(typical, turns, strict=True)))
+    return replace(protocol, min_rounds=max(protocol.min_rounds, min(wanted, affordable, _MAX_ROUNDS)))
+
+
+def _load(network: _Network, target: Target, reference: Call, protocol: Protocol, job: Mapping[str, Any],
+          progress: Progress) -> dict[str, Any]:
+    """Throughput with one instance of the network a stream: it needs no more of a runtime than `compile` and `bind`.
+
+    Each instance has threads of its own, as a runtime's own streams have; weights are held once an instance.
+    """
+    from hwnas.latency.load import measure_load
+
+    streams, cores = job["streams"], len(usable_cores())
+    one = replace(target, threads=target.threads or max(1, cores // streams))
+    calls = [network.bind(network.compile(one), one) for _ in range(streams)]
+    found = measure_load(calls, target.batch, min(cores, streams * one.threads), reference,
+                         replace(protocol, min_rounds=3), quiet_ms=job["quiet_ms"], progress=progress)
+    return {"batch": target.batch, "streams": streams, "threads_each": one.threads, **found.to_dict()}
+
+
+if __name__ == "__main__":
+    from hwnas.runtimes.child import serve
+
+    sys.exit(serve(run))

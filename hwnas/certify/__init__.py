@@ -1,0 +1,1 @@
+"""Certificates of accuracy estimators: python -m hwnas.certify"""

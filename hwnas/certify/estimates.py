@@ -1,0 +1,255 @@
+"""What estimators make of a certificate's networks, one after the other as a search would ask, each kept at once."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hwnas.accuracy.estimator import (
+    BUILT_IN,
+    WITHOUT_IMAGES,
+    Earlier,
+    Estimate,
+    EvaluatesAmong,
+    Prepares,
+    load_estimator,
+)
+from hwnas.accuracy.zero_cost import CHOICES, label
+from hwnas.certify.plan import CertifyPlan, Network, read_document
+from hwnas.cli.progress import Console
+from hwnas.errors import CandidateError, ConfigError, DataError, SpaceError, StudyError, UnknownName, UserError
+from hwnas.system.locks import file_lock
+from hwnas.system.paths import write_atomic
+from hwnas.system.tables import finite
+
+if TYPE_CHECKING:
+    from hwnas.accuracy.estimator import AccuracyEstimator
+    from hwnas.data.dataset import Dataset
+    from hwnas.space.search_space import SearchSpace
+
+FORMAT = "hwnas-estimates/1"
+DEFAULT = ("proxy", "supernet", "multi_fidelity", *map(label, CHOICES))
+_LABEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,59}")
+_STREAM = 0x04DE
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """An estimator that is judged: the name it has in the certificate, `accuracy`'s value, its own options."""
+
+    label: str
+    accuracy: str
+    options: Mapping[str, Any]
+
+    def file(self, out: Path) -> Path:
+        """Where its estimates are kept."""
+        return out / "estimates" / f"{self.label.replace(':', '-')}.json"
+
+
+def read_judged(value: Any) -> list[Judged]:
+    """The option `estimators`: a list of names, `zero_cost:SCORE` among them, and of sections of labels and options, in
+    which `accuracy` names the estimator where the label does not; or one section (None: DEFAULT). ConfigError,
+    UnknownName."""
+    listed = _listed(list(DEFAULT) if value is None else value)
+    if not all(isinstance(options, dict) for _, options in listed):
+        raise ConfigError("estimators must be a list of names or a section of labels and options, e.g. "
+                          f"{{long: {{accuracy: proxy, epochs: 6}}}}, got {value!r}.")
+    found = {label: dict(options) for label, options in listed}
+    if len(found) < len(listed):
+        raise ConfigError(f"estimators names one twice: {', '.join(label for label, _ in listed)}. Name each once.")
+    if not found:
+        raise ConfigError("estimators is empty. Name one at least, e.g. estimators=[proxy].")
+    judged = [_judged(name, options) for name, options in found.items()]
+    if len({one.file(Path()) for one in judged}) < len(judged):
+        raise ConfigError(f"estimators: two of {', '.join(found)} differ in : and - only. Give another label.")
+    return judged
+
+
+def _listed(value: Any) -> list[tuple[str, Any]]:
+    """Labels and their options; what is neither a name nor a section has None for options."""
+    found: list[tuple[str, Any]] = []
+    for one in value if isinstance(value, list) else [value]:
+        if isinstance(one, dict):
+            found += [(str(label), options) for label, options in one.items()]
+        else:
+            found.append((str(one), {} if isinstance(one, str) and isinstance(value, list) else None))
+    return found
+
+
+def _judged(name: str, options: dict[str, Any]) -> Judged:
+    from importlib.metadata import entry_points
+
+    if not _LABEL.fullmatch(name):
+        raise ConfigError(f"estimators: a label must be a plain name, got {name!r}.")
+    own, _, score = name.partition(":")
+    accuracy = str(options.pop("accuracy", own))
+    known = [*BUILT_IN, *(entry.name for entry in entry_points(group="hwnas.accuracy"))]
+    if accuracy not in known:
+        raise UnknownName("accuracy estimator", accuracy, known)
+    return Judged(name, accuracy, {"score": score, **options} if score else options)
+
+
+def estimate_all(plan: CertifyPlan, judged: Sequence[Judged], seeds: int, dataset: Dataset, space: SearchSpace,
+                 console: Console) -> None:
+    """Let every estimator tell every network's top-1, with `seeds` seeds, in this process alone.
+
+    One that cannot be prepared for this space and data is said and left out, unless it is the only one.
+    """
+    with file_lock(plan.out / ".estimates.lock", lambda: console.say(f"another process judges in {plan.out}; waiting")):
+        warm = False
+        for one in judged:
+            work = _Work(plan, one, dataset, space)
+            if left := work.left(seeds):
+                if not warm:
+                    _warm_up(plan.networks[0], dataset)
+                    warm = True
+                try:
+                    work.prepare(console)
+                except (CandidateError, DataError, SpaceError) as error:
+                    if len(judged) == 1:
+                        raise
+                    console.say(f"{one.label} is left out: {error}")
+                    continue
+                work.run(left, console)
+
+
+def check_estimators(plan: CertifyPlan, judged: Sequence[Judged], dataset: Dataset, space: SearchSpace) -> None:
+    """UserError for options that an estimator refuses, data or a space that it cannot judge, or another's estimates."""
+    for one in judged:
+        _Work(plan, one, dataset, space)
+
+
+def judged_before(plan: CertifyPlan, judged: Sequence[Judged], dataset: Dataset, space: SearchSpace, console: Console
+                  ) -> list[Judged]:
+    """Estimators beside `judged` that have told every network's top-1 in this folder; says which no longer count."""
+    found = []
+    for path in sorted((plan.out / "estimates").glob("*.json")):
+        if any(one.file(plan.out) == path for one in judged):
+            continue
+        try:
+            document = read_document(path, FORMAT) or {}
+            one = Judged(str(document.get("label")), str(document.get("accuracy")), document.get("options") or {})
+            if not _Work(plan, one, dataset, space).left(1):
+                found.append(one)
+        except UserError as error:
+            console.say(f"note: an earlier estimator is left out: {error}")
+    return found
+
+
+def _warm_up(network: Network, dataset: Dataset) -> None:
+    """Import and start what every training does first, so that no estimator's first network is charged for it."""
+    from hwnas.networks.build import build
+    from hwnas.training.loop import predict, train
+    from hwnas.training.recipe import PROXY
+
+    few = dataset.train.take(np.arange(min(16, len(dataset.train))))
+    recipe = replace(PROXY, epochs=1, min_steps=0, max_steps=1, threads=1)
+    predict(train(build(network.architecture), few, recipe=recipe, dataset=dataset, seed=0), few.images, dataset)
+
+
+class _Work:
+    """One estimator at work; its file is written after each network."""
+
+    def __init__(self, plan: CertifyPlan, judged: Judged, dataset: Dataset, space: SearchSpace) -> None:
+        self.plan, self.judged = plan, judged
+        options = dict(judged.options)
+        if judged.accuracy in BUILT_IN and judged.accuracy not in WITHOUT_IMAGES:
+            options = {"threads": 1, **options}
+        self.estimator = load_estimator(judged.accuracy, dataset=dataset, space=space, config=options)
+        self.content = self._content()
+
+    def left(self, seeds: int) -> list[tuple[Network, int]]:
+        """Networks and seeds that are not there yet, in an order that has nothing to do with their costs."""
+        order = np.random.default_rng([self.plan.seed, _STREAM]).permutation(len(self.plan.networks))
+        have = {(one["id"], one["seed"]) for one in self.content["results"]}
+        every = [(self.plan.networks[row], seed) for seed in range(seeds) for row in order]
+        return [one for one in every if (one[0].id, one[1]) not in have]
+
+    def run(self, left: Sequence[tuple[Network, int]], console: Console) -> None:
+        """Ask for these."""
+        with console.step(f"estimate: {self.judged.label}") as report:
+            for done, (network, seed) in enumerate(left, start=1):
+                self.content["results"].append(self._result(network, seed))
+                self._write()
+                report(done / len(left), f"{done} of {len(left)}")
+
+    def _content(self) -> dict[str, Any]:
+        path, fingerprint = self.judged.file(self.plan.out), self.estimator.fingerprint
+        found = read_document(path, FORMAT)
+        if found is not None and found.get("fingerprint") != fingerprint:
+            raise StudyError(f"{path} is of another recipe (fingerprint {found.get('fingerprint')}, now {fingerprint})."
+                             " Remove it to judge anew, or give the estimator another label.")
+        networks = {network.id for network in self.plan.networks}
+        if found is not None and any(one["id"] not in networks for one in found["results"]):
+            raise StudyError(f"{path} is of other networks than {self.plan.out} has now. Remove it to judge anew.")
+        return found or {
+            "format": FORMAT, "label": self.judged.label, "accuracy": self.judged.accuracy,
+            "options": dict(self.judged.options), "fingerprint": fingerprint, "setup_seconds": 0.0,
+            "setup_cpu_seconds": None, "results": []}
+
+    def prepare(self, console: Console) -> None:
+        """What comes before the first estimate. `setup_cpu_seconds` is known where all of it was done here, for this
+        estimator or another that shares it."""
+        if not isinstance(self.estimator, Prepares):
+            return
+        wall, before = time.perf_counter(), cpu_seconds()
+        self.estimator.prepare(console)
+        wall = time.perf_counter() - wall
+        self.content["setup_seconds"] = float(self.estimator.setup_seconds)
+        if getattr(self.estimator, "setup_here", True) and wall >= self.content["setup_seconds"] > 0:
+            self.content["setup_cpu_seconds"] = cpu_seconds() - before
+        elif self.content["setup_cpu_seconds"] is None:
+            self.content["setup_cpu_seconds"] = self._shared_cpu_seconds()
+        self._write()
+
+    def _shared_cpu_seconds(self) -> float | None:
+        """What another label of the same estimator spent on the very same setup: it took as many seconds, exactly."""
+        for path in sorted(self.judged.file(self.plan.out).parent.glob("*.json")):
+            found = read_document(path, FORMAT) or {}
+            if all(found[key] == self.content[key] for key in ("accuracy", "setup_seconds")) \
+                    and found["setup_cpu_seconds"] is not None:
+                return float(found["setup_cpu_seconds"])
+        return None
+
+    def _result(self, network: Network, seed: int) -> dict[str, Any]:
+        wall, before = time.perf_counter(), cpu_seconds()
+        result: dict[str, Any] = {"id": network.id, "seed": seed}
+        try:
+            found = ask(self.estimator, network, self._earlier(seed), seed)
+            result |= {"value": found.value, "std": found.std, "stopped": found.stopped, "curve": list(found.curve)}
+            if not math.isfinite(found.value):
+                result["reason"] = f"top-1 is {found.value}"
+        except CandidateError as error:
+            result["reason"] = " ".join(str(error).split())
+        return result | {"seconds": time.perf_counter() - wall, "cpu_seconds": cpu_seconds() - before}
+
+    def _earlier(self, seed: int) -> list[Earlier]:
+        """What a search would know by now."""
+        costs = {network.id: network.cost for network in self.plan.networks}
+        return [Earlier((costs[one["id"]],), one["value"], one["std"], tuple(one["curve"]), one["stopped"])
+                for one in self.content["results"] if one["seed"] == seed and "reason" not in one]
+
+    def _write(self) -> None:
+        write_atomic(self.judged.file(self.plan.out), json.dumps(finite(self.content), indent=1) + "\n")
+
+
+def ask(estimator: AccuracyEstimator, network: Network, earlier: Sequence[Earlier], seed: int) -> Estimate:
+    """An estimate as a search asks for it; CandidateError."""
+    if isinstance(estimator, EvaluatesAmong):
+        return estimator.evaluate_among(network.architecture, (network.cost,), earlier, seed)
+    return estimator.evaluate(network.architecture, [one.curve for one in earlier if one.curve], seed)
+
+
+def cpu_seconds() -> float:
+    """Processor time of this process and of its children that have ended: what a busy machine changes little."""
+    found = os.times()
+    return found.user + found.system + found.children_user + found.children_system

@@ -1,0 +1,180 @@
+"""Which networks a certificate trains, spread over the space, and the file that holds the plan."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwnas.errors import ConfigError, StudyError, UnknownName, UserError
+from hwnas.space.architecture import Architecture
+from hwnas.space.coding import Codes
+from hwnas.space.search_space import SearchSpace
+from hwnas.system.paths import write_atomic
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+
+SAMPLE = 4096
+_STREAM = 0xCE57  # no other draw of the same seed
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """One network, and what it costs: predicted latency in ms, or MACs."""
+
+    architecture: Architecture
+    cost: float
+
+    @property
+    def id(self) -> str:
+        """The architecture's."""
+        return self.architecture.id
+
+
+def spread(space: SearchSpace, n: int, seed: int, costs: Callable[[Codes], NDArray[np.float64]]) -> list[Network]:
+    """`n` different networks, cheapest first: SAMPLE settings sorted by cost, cut into `n` equal parts (so the first is
+    the cheapest region, the last the dearest), one drawn from each. ConfigError when the space has fewer."""
+    if space.n_architectures < n:
+        raise ConfigError(f"n={n}: space {space.name} has {space.n_architectures} networks. Give a smaller n or a "
+                          "larger space.")
+    rng = np.random.default_rng([seed, _STREAM])
+    codes = _different(space, n, rng)
+    cost = np.asarray(costs(codes), np.float64)
+    order = np.lexsort((*codes.T[::-1], cost))
+    chosen = [int(rng.choice(part)) for part in np.array_split(order, n)]
+    return [Network(space.decode(space.to_params(codes[row])), float(cost[row])) for row in chosen]
+
+
+def macs_of(space: SearchSpace) -> Callable[[Codes], NDArray[np.float64]]:
+    """Multiply-accumulates [n] of codes [n, p], from their segments."""
+    def macs(codes: Codes) -> NDArray[np.float64]:
+        segments = space.segments(codes)
+        known = {int(one): sum(block.macs for block in space.segment_blocks(int(one))) for one in np.unique(segments)}
+        return np.array([sum(known[int(one)] for one in row) for row in segments], np.float64)
+
+    return macs
+
+
+def _different(space: SearchSpace, n: int, rng: np.random.Generator) -> Codes:
+    """Codes of at least `n` different networks: equal exactly where the networks are, so ids differ."""
+    codes = np.unique(space.sample(rng, SAMPLE), axis=0)
+    for _ in range(64):
+        if len(codes) >= n:
+            return codes
+        codes = np.unique(np.concatenate([codes, space.sample(rng, SAMPLE)]), axis=0)
+    raise ConfigError(f"n={n}: {len(codes)} different networks were found in space {space.name} by drawing settings. "
+                      "Give a smaller n.")
+
+FORMAT = "hwnas-certify/1"
+_NOT_OURS = ("architecture", "model", "stem_stride", "weights", "out", "seed", "split_seed", "dataset")
+
+
+@dataclass(frozen=True)
+class CertifyPlan:
+    """`cost` is `latency_ms` or `macs`, `cost_source` says whose; `dataset` and `training` are options of
+    conf/train.yaml; `identity` is what must stay the same in a folder: more seeds and estimators may come."""
+
+    out: Path
+    networks: tuple[Network, ...]
+    cost: str
+    cost_source: str
+    dataset: Mapping[str, Any]
+    training: Mapping[str, Any]
+    seed: int
+    seeds: int
+    identity: Mapping[str, Any]
+
+    def folder(self, network: Network, seed: int) -> Path:
+        """Where a network is trained with a seed."""
+        return self.out / "networks" / network.id / f"seed{seed}"
+
+    @property
+    def epochs(self) -> int:
+        """Epochs of a full training."""
+        return int(self.training["epochs"])
+
+    def write(self) -> None:
+        """`plan.json`, and each network's architecture.yaml beside its trainings."""
+        for network in self.networks:
+            write_atomic(self.architecture_file(network), network.architecture.to_yaml())
+        networks = [{"id": one.id, "cost": one.cost, "architecture": one.architecture.to_dict()}
+                    for one in self.networks]
+        content = {"format": FORMAT, "cost": self.cost, "cost_source": self.cost_source, "seed": self.seed,
+                   "seeds": self.seeds, "identity": self.identity, "dataset": self.dataset, "training": self.training,
+                   "networks": networks}
+        write_atomic(plan_file(self.out), json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+    def architecture_file(self, network: Network) -> Path:
+        """Where `hwnas.train` reads it."""
+        return self.out / "networks" / network.id / "architecture.yaml"
+
+
+def plan_file(out: Path) -> Path:
+    """`plan.json`."""
+    return out / "plan.json"
+
+
+def read_plan(out: Path, identity: Mapping[str, Any] | None = None) -> CertifyPlan | None:
+    """The plan in a folder, None where there is none; StudyError for one that is torn or not of `identity`."""
+    path = plan_file(out)
+    content = read_document(path, FORMAT)
+    if content is None:
+        return None
+    if identity is not None:
+        from hwnas.training.checkpoint import check_identity
+
+        check_identity(content["identity"], identity, path)
+    try:
+        networks = tuple(Network(Architecture.from_dict(one["architecture"], str(path)), float(one["cost"]))
+                         for one in content["networks"])
+        return CertifyPlan(out, networks, content["cost"], content["cost_source"], content["dataset"],
+                           content["training"], content["seed"], content["seeds"], content["identity"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise _torn(path, error) from None
+
+
+def read_document(path: Path, form: str) -> dict[str, Any] | None:
+    """A JSON file of this format, None where there is none; StudyError for a torn or foreign one."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise _torn(path, error) from None
+    if not isinstance(found, dict) or found.get("format") != form:
+        raise StudyError(f"{path} is not of format {form}. Choose another out=FOLDER.")
+    return found
+
+
+def _torn(path: Path, error: Exception) -> StudyError:
+    return StudyError(f"{path} is torn ({type(error).__name__}: {' '.join(str(error).split())[:100]}). Remove it, and "
+                      "what it held is made again.")
+
+
+def training_config(dataset: Mapping[str, Any], training: Mapping[str, Any]) -> DictConfig:
+    """conf/train.yaml with these values in their places, checked; ConfigError, UnknownName."""
+    from omegaconf import OmegaConf
+
+    from hwnas.cli.command import compose
+    from hwnas.training.options import TrainingOptions
+
+    config = compose("train", [], target=False)
+    known = [str(key) for key in config if key not in _NOT_OURS]
+    for key in training:
+        if key not in known:
+            raise UnknownName("key of training", key, known)
+    OmegaConf.set_struct(config, False)
+    for key, value in {**training, "dataset": dict(dataset)}.items():
+        OmegaConf.update(config, key, value, merge=key == "teacher")
+    try:
+        TrainingOptions.from_config(config)
+    except UserError as error:
+        raise ConfigError(f"training: {error}") from None
+    return config

@@ -1,0 +1,226 @@
+"""A certificate put together from trainings and estimates, and written with its table and picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hwnas.accuracy.certificate import FORMAT, cost_of, keep, key_of, ranked
+from hwnas.accuracy.certificate_text import sentences, text_table
+from hwnas.certify.estimates import FORMAT as ESTIMATES
+from hwnas.certify.estimates import Judged
+from hwnas.certify.picture import certificate_figure
+from hwnas.certify.plan import CertifyPlan, read_document
+from hwnas.certify.truth import Training, read_training
+from hwnas.cli.progress import Console
+from hwnas.errors import DataError
+from hwnas.pictures.style import figure_bytes
+from hwnas.stats.ranking import (
+    LEAST,
+    LEVEL,
+    Array,
+    K,
+    OfRows,
+    hypervolume_loss,
+    kendall_tau,
+    paired,
+    spearman,
+    top_k_regret,
+    with_interval,
+)
+from hwnas.system.paths import write_atomic
+from hwnas.system.tables import finite, table_csv
+
+if TYPE_CHECKING:
+    from hwnas.data.dataset import Dataset
+    from hwnas.space.search_space import SearchSpace
+
+
+
+class Truth:
+    """Test top-1 of a plan's networks: `each` [n, seeds] as trained, `mean` [n] over seeds; NaN where there is none.
+
+    DataError when too few are trained, or on other images than `dataset` has.
+    """
+
+    def __init__(self, plan: CertifyPlan, dataset: Dataset) -> None:
+        self.plan = plan
+        self.trainings = [[read_training(plan, network, seed) for seed in range(plan.seeds)]
+                          for network in plan.networks]
+        self.done = [one for row in self.trainings for one in row if one is not None]
+        self.cost = np.array([network.cost for network in plan.networks])
+        self.each = np.array([[np.nan if one is None or one.top1 is None else one.top1 for one in row]
+                              for row in self.trainings])
+        counts = np.isfinite(self.each).sum(axis=1)
+        self.mean: Array = np.divide(np.nansum(self.each, axis=1), counts, out=np.full(len(counts), np.nan),
+                                     where=counts > 0)
+        self._check(dataset)
+
+    def _check(self, dataset: Dataset) -> None:
+        same_size = all(one.architecture.image_size == dataset.image_size for one in self.plan.networks)
+        other = {one.dataset for one in self.done if one.dataset} - {dataset.fingerprint}
+        if other and same_size:
+            raise DataError(f"{self.plan.out} was trained on other images ({', '.join(sorted(other))}) than there are "
+                            f"now ({dataset.fingerprint}). Give another out=FOLDER.")
+        if np.isfinite(self.mean).sum() < LEAST:
+            raise DataError(f"{int(np.isfinite(self.mean).sum())} networks of {len(self.plan.networks)} are trained in "
+                            f"{self.plan.out}; {LEAST} are needed at least. Train more: the same command without "
+                            "only=estimators.")
+
+    @property
+    def whole(self) -> bool:
+        """Whether every training was done, failed ones among them."""
+        return len(self.done) == len(self.plan.networks) * self.plan.seeds
+
+    @property
+    def good(self) -> list[Training]:
+        """Those that did not fail."""
+        return [one for one in self.done if one.top1 is not None]
+
+    def summary(self) -> dict[str, Any]:
+        """What the trainings say: spread of the networks against the noise of one training, and what one costs."""
+        good, both = self.good, np.isfinite(self.each).sum(axis=1) > 1
+        spread = np.nanvar(self.each[both], axis=1, ddof=1).mean() ** 0.5 if both.any() else np.nan
+        cpu = [one.cpu_seconds for one in good if one.cpu_seconds is not None]
+        shares = np.array([(one.top1 or 0.0) for one in good])
+        return {
+            "trainings": len(good), "failed": len(self.done) - len(good), "seeds": self.plan.seeds,
+            "networks": int(np.isfinite(self.mean).sum()), "epochs": self.plan.epochs, "n_test": good[0].n_test,
+            "top1_low": float(np.nanmin(self.mean)), "top1_high": float(np.nanmax(self.mean)),
+            "std_networks": float(np.nanstd(self.mean, ddof=1)), "std_seeds": float(spread),
+            "std_binomial": float(np.sqrt(np.mean(shares * (1 - shares)) / good[0].n_test)),
+            "seconds": float(np.mean([one.seconds for one in good])),
+            "cpu_seconds": float(np.mean(cpu)) if cpu else None, "options": dict(self.plan.training)}
+
+    def ceiling(self) -> dict[str, Any] | None:
+        """How one training ranks what another seed's training ranked: mean over pairs of seeds."""
+        rows = self.each[np.isfinite(self.each).all(axis=1)]
+        pairs = list(combinations(range(self.plan.seeds), 2))
+        if len(rows) < LEAST or not pairs:
+            return None
+        found = [with_interval(_mean([paired(of, rows[:, a], rows[:, b]) for a, b in pairs]), len(rows))
+                 for of in (kendall_tau, spearman)]
+        return {"n": len(rows), **_correlations(*found)}
+
+
+def certificate_of(truth: Truth, judged: Sequence[Judged], dataset: Dataset, space: SearchSpace) -> dict[str, Any]:
+    """The content of certificate.json."""
+    from hwnas.front.verification import now, versions
+    from hwnas.target.host import Host
+
+    plan = truth.plan
+    documents = {one.label: document for one in judged
+                 if (document := read_document(one.file(plan.out), ESTIMATES))}
+    estimates = {label: _values(plan, found) for label, found in documents.items()}
+    summary = truth.summary()
+    full = summary["cpu_seconds"] or summary["seconds"]
+    entries = {label: _entry(documents[label], estimates[label], truth, full) for label in documents}
+    content = {
+        "format": FORMAT, "created": now(), "host": Host.detect().name, "versions": versions(),
+        "dataset": _described(plan, dataset),
+        "space": {"name": space.name, "fingerprint": space.fingerprint}, "n": len(plan.networks), "seed": plan.seed,
+        "cost": plan.cost, "cost_source": plan.cost_source, "k": K, "level": LEVEL, "truth": summary,
+        "ceiling": truth.ceiling(), "estimators": entries,
+        "networks": [_network(truth, row, estimates) for row in range(len(plan.networks))]}
+    _add_behind_best(content, estimates, truth.mean)
+    whole: dict[str, Any] = finite(content)
+    return whole
+
+
+def _described(plan: CertifyPlan, dataset: Dataset) -> dict[str, Any]:
+    return {"name": dataset.name, "folder": Path(str(plan.dataset.get("root") or "")).name, "key": key_of(dataset),
+            "fingerprint": dataset.fingerprint, "image_size": dataset.image_size, "channels": dataset.channels,
+            "class_names": list(dataset.class_names)}
+
+
+def _network(truth: Truth, row: int, estimates: Mapping[str, Array]) -> dict[str, Any]:
+    network = truth.plan.networks[row]
+    return {"id": network.id, "architecture": str(network.architecture), "cost": network.cost, "top1": truth.mean[row],
+            "trainings": [one and asdict(one) for one in truth.trainings[row]],
+            "estimates": {label: values[row] for label, values in estimates.items()}}
+
+
+def _values(plan: CertifyPlan, document: dict[str, Any]) -> Array:
+    """Estimates [n], the mean over seeds; NaN where one failed or there is none."""
+    found: dict[str, list[float]] = {network.id: [] for network in plan.networks}
+    for one in document["results"]:
+        found[one["id"]].append(np.nan if "reason" in one else one["value"])
+    return np.array([np.mean(values) if values else np.nan for values in found.values()])
+
+
+def _entry(document: dict[str, Any], estimate: Array, truth: Truth, full: float) -> dict[str, Any]:
+    """One estimator's line, over the networks that both it and full training came to an end with; times are a
+    network's, of all its evaluations that the estimate is the mean of."""
+    results, usable = document["results"], np.isfinite(estimate) & np.isfinite(truth.mean)
+    entry = {key: document[key] for key in ("accuracy", "options", "fingerprint", "setup_seconds", "setup_cpu_seconds")}
+    entry |= {"n": int(usable.sum()), "failed": sum("reason" in one for one in results),
+              "stopped": sum(bool(one.get("stopped")) for one in results),
+              **{key: sum(one[key] for one in results) / len(estimate) for key in ("seconds", "cpu_seconds")}}
+    entry["cpu_seconds_amortised"] = cost_of(entry)
+    entry["share_of_full"] = entry["cpu_seconds_amortised"] / full
+    if usable.sum() < LEAST:
+        return entry | _correlations((np.nan,) * 3, (np.nan,) * 3)
+    x, y, cost = estimate[usable], truth.mean[usable], truth.cost[usable]
+    return entry | _correlations(*(with_interval(paired(of, x, y), len(x)) for of in (kendall_tau, spearman))) | {
+        "top_k_regret": top_k_regret(x, y, cost), "hypervolume_loss": hypervolume_loss(x, y, cost),
+        "hypervolume_loss_of_truth": hypervolume_loss(y, y, cost)}
+
+
+def _mean(of: Sequence[OfRows]) -> OfRows:
+    return lambda rows: np.mean([one(rows) for one in of], axis=0)
+
+
+def _correlations(kendall: tuple[float, ...], rank: tuple[float, ...]) -> dict[str, float]:
+    return dict(zip(("kendall_tau", "low", "high", "spearman", "spearman_low", "spearman_high"), (*kendall, *rank),
+                    strict=True))
+
+
+def _add_behind_best(content: dict[str, Any], estimates: dict[str, Array], truth: Array) -> None:
+    """`behind_best`: by how much the best estimator's tau is higher, paired over the networks that both have."""
+    content["best"] = next((label for label, _ in ranked(finite(content))), None)
+    best = estimates.get(str(content["best"]))
+    for label, values in estimates.items():
+        if best is None or label == content["best"]:
+            continue
+        usable = np.isfinite(values) & np.isfinite(best) & np.isfinite(truth)
+        if usable.sum() < LEAST:
+            continue
+        of = _difference(*(paired(kendall_tau, one[usable], truth[usable]) for one in (best, values)))
+        content["estimators"][label]["behind_best"] = with_interval(of, int(usable.sum()))
+
+
+def _difference(one: OfRows, other: OfRows) -> OfRows:
+    return lambda rows: one(rows) - other(rows)
+
+
+def write_certificate(plan: CertifyPlan, judged: Sequence[Judged], dataset: Dataset, space: SearchSpace,
+                      console: Console) -> None:
+    """Everything that a certificate leaves; it is told, and kept for searches where all its trainings are done."""
+    truth = Truth(plan, dataset)
+    content = certificate_of(truth, judged, dataset, space)
+    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+    write_atomic(plan.out / "certificate.csv", table_csv(_table(content)))
+    write_atomic(plan.out / "certificate.png", figure_bytes(certificate_figure(content), "png"))
+    write_atomic(plan.out / "certificate.json", text)
+    for line in (*text_table(content), *sentences(content)):
+        console.say(line)
+    console.say(f"certificate: {plan.out / 'certificate.json'}")
+    if not truth.whole:
+        console.say(f"{len(truth.done)} of {len(plan.networks) * plan.seeds} trainings are done; searches are told "
+                    "once all are.")
+        return
+    place, put = keep(content, text)
+    console.say(f"searches of {space.name} on {dataset.name} will find it: {place}" if put else
+                f"searches go on with {place}, which stands on more trainings. Remove it to have them use this one.")
+
+
+def _table(content: dict[str, Any]) -> list[dict[str, Any]]:
+    left_out = ("options", "behind_best")
+    return [{"estimator": label, **{key: value for key, value in one.items() if key not in left_out}}
+            for label, one in content["estimators"].items()]

@@ -1,0 +1,222 @@
+"""The ground truth of a certificate: every network trained in full with every seed by the machinery of hwnas.train.
+
+Each training has its own folder, lock and checkpoints, so any number of processes may work on a plan at once, and a
+killed one loses an epoch at most. All networks are trained with the first seed before any is with the second.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hwnas.certify.plan import CertifyPlan, Network, read_document, training_config
+from hwnas.cli.progress import Console, Report
+from hwnas.errors import CandidateError, StudyError, UserError
+from hwnas.system.locks import file_lock
+from hwnas.system.paths import write_atomic
+from hwnas.system.processes import crew
+
+if TYPE_CHECKING:
+    from hwnas.training.job import TrainingJob
+
+FAILED = "hwnas-certify-failure/1"
+COST = "hwnas-certify-cost/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What one training in full came to: test top-1 of the exported file on `n_test` images, or the reason why not.
+
+    `cpu_seconds`: processor time of all its epochs; where it was interrupted, that of the epochs after the last
+    interruption, scaled to all. None where it is not known or a GPU did the work.
+    """
+
+    seed: int
+    top1: float | None
+    n_test: int
+    seconds: float
+    cpu_seconds: float | None
+    dataset: str
+    reason: str = ""
+
+
+def train_all(plan: CertifyPlan, workers: int, console: Console) -> None:
+    """Train all that is not trained yet, in `workers` processes of which this is one; a failure is kept as one."""
+    command = [sys.executable, "-m", "hwnas.certify.worker", str(plan.out.absolute())]
+    left = sum(not is_done(plan.folder(network, seed)) for network, seed in trainings(plan))
+    if not left:
+        return
+    with console.step("train in full") as report, crew(command, min(workers, left) - 1, console.say):
+        work(plan, _heard(plan, report), wait=False)
+        work(plan, _heard(plan, report), wait=True)  # what others were at: done by now, or left by a killed one
+
+
+def trainings(plan: CertifyPlan) -> Iterator[tuple[Network, int]]:
+    """Every training, in the order of work."""
+    return ((network, seed) for seed in range(plan.seeds) for network in plan.networks)
+
+
+def work(plan: CertifyPlan, heard: Callable[[], None], wait: bool) -> None:
+    """Do each training that no other process is at; `wait` for those to see whether they were ended."""
+    jobs = Jobs(plan)
+    for network, seed in trainings(plan):
+        folder = plan.folder(network, seed)
+        lock = file_lock if wait else _free_lock
+        with lock(folder / ".training.lock") as busy:
+            if not busy and not is_failed(folder):
+                _train(jobs.job(network, seed), heard)
+
+
+class Jobs:
+    """Makes the jobs of a plan; images are read once for each image size."""
+
+    def __init__(self, plan: CertifyPlan) -> None:
+        self.plan = plan
+        self._config: Any = None
+        self._first: dict[int, TrainingJob] = {}
+
+    def job(self, network: Network, seed: int) -> TrainingJob:
+        """The training of a network with a seed."""
+        from hwnas.system.run_folder import ModelFolder
+
+        size = network.architecture.image_size
+        if size not in self._first:
+            self._first[size] = self._make(network, seed)
+        first = self._first[size]
+        identity = {**first.identity, "network": str(network.architecture), "seed": seed}
+        return replace(first, network=network.architecture, seed=seed, identity=identity,
+                       folder=ModelFolder(self.plan.folder(network, seed)))
+
+    def _make(self, network: Network, seed: int) -> TrainingJob:
+        from hwnas.training.job import make_job
+
+        config = training_config(self.plan.dataset, self.plan.training)
+        config.architecture = str(self.plan.architecture_file(network))
+        config.out = str(self.plan.folder(network, seed))
+        config.seed, config.split_seed = seed, self.plan.seed
+        return make_job(config, Console(quiet=True))
+
+
+def _train(job: TrainingJob, heard: Callable[[], None]) -> None:
+    """Train, export and score, unless that is done."""
+    from hwnas.training.checkpoint import Checkpoint
+    from hwnas.training.results import read_summary, write_results
+    from hwnas.training.run import train
+
+    if read_summary(job) is not None:
+        return
+    console = _Inside(heard)
+    found = Checkpoint.load(job.checkpoint)
+    before, begun = (found.epoch if found else 0), time.process_time()
+    del found
+    try:
+        trained = train(job, console)
+        epochs = len(trained.rows) - before
+        if epochs and job.device == "cpu":
+            _write(job.folder.path / "cost.json", COST, {
+                "cpu_seconds": (time.process_time() - begun) * len(trained.rows) / epochs, "epochs_timed": epochs})
+        write_results(job, trained, console)
+    except CandidateError as error:
+        _write(job.folder.path / "failed.json", FAILED, {"reason": " ".join(str(error).split())})
+    heard()
+
+
+def is_done(folder: Path) -> bool:
+    """Whether nothing is left to do there."""
+    return (folder / "summary.json").is_file() or is_failed(folder)
+
+
+def is_failed(folder: Path) -> bool:
+    """Whether the training there failed; it is not tried again while failed.json is there."""
+    return (folder / "failed.json").is_file()
+
+
+def read_training(plan: CertifyPlan, network: Network, seed: int) -> Training | None:
+    """What became of a training, None where it is not finished; StudyError for a torn or foreign file."""
+    from hwnas.training.results import FORMAT
+
+    folder = plan.folder(network, seed)
+    failed = read_document(folder / "failed.json", FAILED)
+    if failed is not None:
+        return Training(seed, None, 0, 0.0, None, "", str(failed["reason"]))
+    found = read_document(folder / "summary.json", FORMAT)
+    if found is None:
+        return None
+    cost = read_document(folder / "cost.json", COST) or {}
+    if (found.get("id"), found.get("identity", {}).get("seed")) != (network.id, seed):
+        raise StudyError(f"{folder / 'summary.json'} is of another training. Choose another out=FOLDER.")
+    return Training(seed, float(found["top1_test"]), int(found["n_test"]), float(found["seconds_training"]),
+                    cost.get("cpu_seconds"), str(found["identity"]["dataset.fingerprint"]))
+
+
+def _write(path: Path, form: str, content: dict[str, Any]) -> None:
+    write_atomic(path, json.dumps({"format": form, **content}, indent=1) + "\n")
+
+
+@contextmanager
+def _free_lock(path: Path) -> Iterator[bool]:
+    """Hold the lock if no other process does; yields whether one does. UserError where there is no place for it."""
+    from filelock import FileLock, Timeout
+
+    busy = False
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path, mode=0o666)
+        lock.acquire(timeout=0)
+    except Timeout:
+        busy = True
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}. Make its folder writable.") from None
+    if busy:
+        yield True
+        return
+    try:
+        yield False
+    finally:
+        lock.release()
+
+
+def _heard(plan: CertifyPlan, report: Report, every_s: float = 5.0) -> Callable[[], None]:
+    """Reports how many epochs of all are done, by whatever process: as their logs say."""
+    last = 0.0
+
+    def hear() -> None:
+        nonlocal last
+        if time.monotonic() - last < every_s:
+            return
+        last = time.monotonic()
+        done = sum(is_done(plan.folder(*one)) for one in trainings(plan))
+        epochs = sum(_epochs(plan, *one) for one in trainings(plan))
+        n = len(plan.networks) * plan.seeds
+        report(epochs / (n * plan.epochs), f"{done} of {n} trainings done")
+
+    return hear
+
+
+def _epochs(plan: CertifyPlan, network: Network, seed: int) -> int:
+    folder = plan.folder(network, seed)
+    if is_done(folder):
+        return plan.epochs
+    try:
+        return max(0, (folder / "log.csv").read_text(encoding="utf-8").count("\n") - 1)
+    except OSError:
+        return 0
+
+
+class _Inside(Console):
+    """A quiet console whose steps tell that work goes on."""
+
+    def __init__(self, heard: Callable[[], None]) -> None:
+        super().__init__(quiet=True)
+        self._heard = heard
+
+    @contextmanager
+    def step(self, title: str) -> Iterator[Report]:
+        """Whatever is reported calls `heard`."""
+        yield lambda share, note="": self._heard()

@@ -1,0 +1,267 @@
+"""Options as dataclasses: fields say type, range, choices and help; one reader checks them, in one sentence.
+
+    @dataclass(frozen=True, slots=True)
+    class ProxyOptions:
+        epochs: int = option(3, low=1, high=1000, help="passes through the training images")
+        score: str = option("naswot", choices=("naswot", "synflow"))
+
+    read_options(ProxyOptions, {"epochs": 0}, "proxy")
+    # ConfigError: proxy.epochs must be a whole number from 1 to 1000, got 0.
+
+Types: bool, int, float, str, Path, Any, tuples of these, mappings, other dataclasses of options, and `| None`. A whole
+number is a float too, a bool is never a number, numbers are finite, a text is empty only where "" is the default.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from hwnas.errors import ConfigError, UnknownName
+
+Options = TypeVar("Options")
+MANDATORY = "???"  # how OmegaConf writes an option that has no default
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rule:
+    """What a value must be besides its type; see `option`."""
+
+    low: float | None = None
+    high: float | None = None
+    above: float | None = None
+    below: float | None = None
+    choices: Sequence[Any] | Callable[[], Sequence[Any]] = ()
+    check: Callable[[Any], bool] | None = None
+    what: str = ""
+    is_file: bool = False
+    as_given: bool = False
+    empty: bool = False
+    help: str = ""
+
+    def names(self) -> Sequence[Any]:
+        """The choices, [] where every value of the type will do."""
+        return self.choices() if callable(self.choices) else self.choices
+
+    def holds(self, value: float) -> bool:
+        """Whether a number is finite and in the range."""
+        return (abs(value) <= sys.float_info.max and (self.low is None or value >= self.low)
+                and (self.high is None or value <= self.high) and (self.above is None or value > self.above)
+                and (self.below is None or value < self.below))
+
+    @property
+    def range(self) -> str:
+        """The range in words that follow "a number", empty where there is none."""
+        if self.low is not None and self.high is not None:
+            return f" from {_text(self.low)} to {_text(self.high)}"
+        most = "of at most" if self.above is None else "at most"
+        ends = (("of at least", self.low), ("above", self.above), (most, self.high), ("below", self.below))
+        words = [f"{word} {_text(end)}" for word, end in ends if end is not None]
+        return f" {' and '.join(words)}" if words else ""
+
+
+def option(default: Any = dataclasses.MISSING, *, low: float | None = None, high: float | None = None,
+           above: float | None = None, below: float | None = None,
+           choices: Sequence[Any] | Callable[[], Sequence[Any]] = (), check: Callable[[Any], bool] | None = None,
+           what: str = "", is_file: bool = False, as_given: bool = False, help: str = "") -> Any:
+    """A field of options; without `default` it must be given.
+
+    Numbers: `low` and `high` belong to the range, `above` and `below` do not; in a tuple each number must keep it.
+    `choices`: the only values, or a function that lists them. `check`: a further rule; `what` then says all that the
+    value must be ("ascending whole numbers"). `is_file`: a path of a file that is there. `as_given`: a whole number
+    stays one though the field is a float, because fingerprints that are in use hold its repr.
+    """
+    rule = Rule(low, high, above, below, choices, check, what, is_file, as_given, default == "", help)
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=lambda: dict(default), metadata={"rule": rule})
+    return dataclasses.field(default=default, metadata={"rule": rule})
+
+
+def read_options(cls: type[Options], section: Any, where: str = "", base: Options | None = None,
+                 others: Collection[str] = ()) -> Options:
+    """`section` as an instance of the dataclass `cls`; keys that are not given come from `base` (None: the defaults).
+
+    `where` is the section's name, for errors. `others` are keys that somebody else reads from the same section.
+    UnknownName: a key or a choice that does not exist, with the list; ConfigError: key, rule and value.
+    """
+    given = _mapping(section, where)
+    hints, known = get_type_hints(cls), {field.name: field for field in _fields(cls)}
+    for key in given:
+        if key not in known and key not in others:
+            raise UnknownName(f"key of {where}" if where else "option", key, [*known, *others])
+    values = {name: getattr(base, name) for name in known} if base is not None else {}
+    for name, field in known.items():
+        if name in given or (base is None and _default(field) is dataclasses.MISSING):
+            at = f"{where}.{name}" if where else name
+            values[name] = _read(given.get(name), hints[name], _rule(field), at)
+    return cls(**values)
+
+
+def read_value(value: Any, kind: Any, at: str, **rules: Any) -> Any:
+    """One value as a type of options (`float | None`), by the rules of `option`; `at` is its key, for errors."""
+    return _read(value, kind, Rule(**rules), at)
+
+
+def names_of(cls: type[Any]) -> list[str]:
+    """The options of a dataclass, in order."""
+    return [field.name for field in _fields(cls)]
+
+
+def defaults(cls: type[Options], base: Options | None = None) -> dict[str, Any]:
+    """Every option with its default (that of `base`, where given) as plain values of YAML; MANDATORY: it has none."""
+    values = {}
+    for field in _fields(cls):
+        value = _default(field) if base is None else getattr(base, field.name)
+        values[field.name] = MANDATORY if value is dataclasses.MISSING else plain(value)
+    return values
+
+
+def plain(value: Any) -> Any:
+    """Options as values that YAML has: sections for dataclasses, lists for tuples, texts for paths."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in _fields(type(value))}
+    if isinstance(value, Mapping):
+        return {str(key): plain(part) for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(part) for part in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _fields(cls: type[Any]) -> list[dataclasses.Field[Any]]:
+    return [field for field in dataclasses.fields(cls) if field.init]
+
+
+def _rule(field: dataclasses.Field[Any]) -> Rule:
+    rule = field.metadata.get("rule")
+    return rule if isinstance(rule, Rule) else Rule(empty=field.default == "")
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _mapping(value: Any, where: str) -> dict[str, Any]:
+    """A section as plain values; null is an empty one."""
+    if not isinstance(value, dict) and isinstance(value, Mapping):
+        from omegaconf import OmegaConf
+
+        value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else dict(value)
+    if value is not None and not isinstance(value, dict):
+        raise ConfigError(f"{where} must be a section of keys and values, got {value!r}.")
+    return {str(key): part for key, part in (value or {}).items()}
+
+
+def _read(value: Any, hint: Any, rule: Rule, at: str) -> Any:
+    """`value` as `hint`; ConfigError or UnknownName where it breaks the rule."""
+    kind, nullable = _without_none(hint)
+    if value is None and nullable:
+        return None
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        return read_options(kind, value, at)
+    if get_origin(kind) in (dict, Mapping) or kind in (dict, Mapping):
+        return _mapping(value, at)
+    read = _tuple(value, kind, rule, at) if get_origin(kind) is tuple else _single(value, kind, rule, at)
+    if read is _WRONG or (rule.check is not None and not rule.check(read)):
+        raise ConfigError(f"{at} must be {rule.what or _words(kind, rule, nullable)}, got {value!r}.")
+    if rule.is_file and not read.is_file():
+        raise ConfigError(f"{at}: there is no file {read}. Give the path of one.")
+    return read
+
+
+_WRONG: Any = object()  # a value that is not what it must be
+
+
+def _without_none(hint: Any) -> tuple[Any, bool]:
+    if get_origin(hint) not in (Union, UnionType):
+        return hint, False
+    kinds = [kind for kind in get_args(hint) if kind is not NoneType]
+    if len(kinds) != 1:
+        raise TypeError(f"an option has one type, and | None: {hint}")
+    return kinds[0], True
+
+
+def _tuple(value: Any, kind: Any, rule: Rule, at: str) -> Any:
+    parts = get_args(kind)
+    if not isinstance(value, list | tuple) or (parts[-1] is not Ellipsis and len(value) != len(parts)):
+        return _WRONG
+    hints = parts[:1] * len(value) if parts[-1] is Ellipsis else parts
+    read = tuple(_single(part, hint, rule, at) for part, hint in zip(value, hints, strict=True))
+    return _WRONG if any(part is _WRONG for part in read) else read
+
+
+def _single(value: Any, kind: Any, rule: Rule, at: str) -> Any:
+    """`value` as a bool, number, text, path or anything; _WRONG where it is not."""
+    if kind is Any:
+        return value
+    names = rule.names()
+    if kind is str:
+        if len(names) and (not isinstance(value, str) or value not in names):
+            raise UnknownName(at, value, [str(name) for name in names])
+        return value if isinstance(value, str) and (rule.empty or value.strip()) else _WRONG
+    if kind is Path:
+        text = str(value) if isinstance(value, str | Path) else ""
+        return Path(os.path.abspath(os.path.expanduser(text))) if text.strip() else _WRONG
+    if kind is bool:
+        return value if isinstance(value, bool) else _WRONG
+    if kind not in (int, float):
+        raise TypeError(f"{at}: options of type {kind} cannot be read")
+    if isinstance(value, bool) or not isinstance(value, int if kind is int else int | float):
+        return _WRONG
+    if not rule.holds(value) or (len(names) and value not in names):
+        return _WRONG
+    return value if rule.as_given else kind(value)
+
+
+def _words(kind: Any, rule: Rule, nullable: bool) -> str:
+    """What a value must be, in words."""
+    null = "null or " * nullable
+    if get_origin(kind) is tuple:
+        parts = get_args(kind)
+        many = "" if parts[-1] is Ellipsis else f"{len(parts)} "
+        return f"{null}a list of {many}{_KINDS[parts[0]][1]}{rule.range}"
+    if kind in (int, float) and len(rule.names()):
+        *most, last = [*map(str, rule.names()), *["null"] * nullable]
+        return f"{', '.join(most)} or {last}" if most else last
+    return null + _KINDS[kind][0] + (rule.range if kind in (int, float) else "")
+
+
+_KINDS: dict[Any, tuple[str, str]] = {
+    bool: ("true or false", "true or false"), int: ("a whole number", "whole numbers"),
+    float: ("a number", "numbers"), str: ("a text", "texts"), Path: ("a path", "paths")}
+
+
+def _text(value: float | None) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def number(config: Any, key: str, low: float, high: float = float("inf"), *, whole: bool = False,
+           optional: bool = False) -> Any:
+    """Option `key` (dotted) as a number within [low, high]; ConfigError names key, rule and value."""
+    from omegaconf import OmegaConf
+
+    kind: Any = int if whole else float
+    return read_value(OmegaConf.select(config, key), kind | None if optional else kind, key, low=low,
+                      high=None if high == float("inf") else high, as_given=True)
+
+
+def section(config: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Section `key` of a configuration as plain values; ConfigError when it is something else."""
+    return _mapping(config.get(key), key)
+
+
+def flag(config: Any, key: str) -> bool:
+    """Option `key` as true or false; ConfigError."""
+    return bool(read_value(config[key], bool, key))
+
+
+def file_option(config: Any, key: str) -> Path | None:
+    """Option `key` (dotted) as the path of a file that is there, None where it is null; ConfigError."""
+    from omegaconf import OmegaConf
+
+    path: Path | None = read_value(OmegaConf.select(config, key), Path | None, key, is_file=True)
+    return path

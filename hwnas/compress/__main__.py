@@ -1,0 +1,55 @@
+"""Command: make an int8 file of a network that loses no more accuracy than allowed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from hwnas.cli.command import run_command
+from hwnas.cli.progress import Console
+
+USAGE = """int8 under an accuracy limit: quantise, leave sensitive nodes in fp32, fine-tune, as far as it takes.
+
+    python -m hwnas.compress model=runs/x/models/ID +target=xeon_int8 dataset=fashion_mnist dataset.root=/data
+    python -m hwnas.compress model=runs/mine +target=ort_int8 max_drop=0.2 all=true out=runs/mine-int8
+    python -m hwnas.compress model=network.onnx +target=xeon_int8 dataset=imagefolder dataset.root=/images
+
+Validation images decide; the file chosen is then asked about the test images once. The same command again goes on
+after the last finished step. --show-config prints every option."""
+
+_PATHS = ("model", "out", "dataset.root")
+
+
+def main(config: Any, console: Console) -> None:
+    """Check, take the steps (or go on), time them, write; the result in one line, also where the limit is not kept."""
+    from hwnas.compress.compression import printed, sentence, taken, timed, write_results
+    from hwnas.compress.job import check_folder, make_job
+    from hwnas.compress.step import Scorer, Steps
+    from hwnas.system.locks import file_lock
+
+    job = make_job(config, console)
+    folder = job.folder.path
+    with file_lock(folder / ".compress.lock", lambda: console.say(f"another process works in {folder}; waiting")):
+        check_folder(job)
+        steps = Steps(job, Scorer(job))
+        found = taken(steps, console)
+        summary = write_results(steps, found, timed(steps, found, console))
+    for text in printed(summary["steps"]):
+        print(text)
+    console.say(sentence(summary, job))
+
+
+def readable_overrides(argv: Sequence[str]) -> list[str]:
+    """Let paths be taken as they are typed, though Hydra's grammar has uses for some of their characters."""
+    found = []
+    for text in argv:
+        key, equals, value = text.partition("=")
+        if key in _PATHS and value and value[0] not in "'\"" and value != "null":
+            value = "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+        found.append(key + equals + value)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, "compress", USAGE, readable_overrides(sys.argv[1:])))

@@ -1,0 +1,71 @@
+"""The check of a bare ONNX file before it is compressed, which runs in a limited child process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hwnas.compress.job import metadata_of
+from hwnas.errors import CandidateError, ModelError
+from hwnas.networks.quantize import load_fp32, name_nodes
+from hwnas.runtimes.child import Progress, serve
+from hwnas.runtimes.foreign import check_path, input_of, load_checked, sized
+from hwnas.runtimes.runtime import one_line
+from hwnas.system.paths import write_atomic
+
+if TYPE_CHECKING:
+    from hwnas.runtimes.runtime import Runtime
+    from hwnas.target.target import Target
+
+_IMAGES = 2
+
+
+def check(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Progress) -> dict[str, Any]:
+    """Write a copy with fixed image axes, a free batch axis and named nodes to `job["copy"]`, and run it once in fp32.
+
+    ModelError for a file that is torn, hostile, quantised, or no classifier of images.
+    """
+    import onnx
+
+    label, path = job["label"], Path(job["path"])
+    check_path(path, job["memory_mb"])
+    proto = load_checked(path)
+    found = input_of(proto, label)
+    try:
+        shape = sized(found, label, None, job["image_size"])
+    except ModelError as error:
+        raise ModelError(str(error).replace("image_size", "dataset.image_size")) from None
+    if len(shape) != 3:
+        raise ModelError(f"{label} takes inputs of {len(shape)} axes; images [channels, height, width] are expected.")
+    if found.shape[0] is not None:
+        raise ModelError(f"{label}: the batch axis of input {found.name!r} is fixed to {found.shape[0]}. Export it "
+                         "with a dynamic batch axis.")
+    axes = next(value for value in proto.graph.input if value.name == found.name).type.tensor_type.shape.dim
+    axes[0].dim_param = "batch"
+    for axis, size in zip(axes[1:], shape, strict=True):
+        axis.dim_value = size
+    del proto.graph.value_info[:]  # may state the open axes; runtimes infer them
+    name_nodes(proto)
+    try:
+        onnx.load_external_data_for_model(proto, str(path.parent))
+        write_atomic(job["copy"], proto.SerializeToString())
+        load_fp32(job["copy"])
+    except (ValueError, OSError, onnx.checker.ValidationError) as error:
+        raise ModelError(f"{label} cannot be copied: {one_line(error)}. Export it again.") from None
+    except CandidateError as error:
+        raise ModelError(str(error).replace(job["copy"], label)) from None
+    logits = runtime.compile(job["copy"], replace(target, precision="fp32")).logits(
+        np.zeros((_IMAGES, *shape), np.float32))
+    if logits.ndim != 2 or len(logits) != _IMAGES:
+        raise ModelError(f"{label} answers {list(logits.shape)} to a batch of {_IMAGES}; [batch, classes] is expected. "
+                         "Give a classifier.")
+    return {"shape": list(shape), "classes": logits.shape[1], "metadata": metadata_of(proto)}
+
+
+if __name__ == "__main__":
+    sys.exit(serve(check))

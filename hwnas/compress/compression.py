@@ -1,0 +1,223 @@
+"""A compression: its steps in order, cheap ones first, their latencies, the best file, and what is written."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from hwnas.cli.progress import Console
+from hwnas.compress.job import CompressJob
+from hwnas.compress.step import REFERENCE, Step, Steps
+from hwnas.errors import CandidateError, QuantizeError, StudyError, TableError
+from hwnas.latency.measurement import Measurement, Protocol
+from hwnas.runtimes.runtime import load_runtime
+from hwnas.stats.intervals import wilson
+from hwnas.system.documents import content_of
+from hwnas.system.paths import write_atomic
+from hwnas.system.tables import finite, table_csv
+from hwnas.target.host import Host
+
+FORMAT = "hwnas-compression/1"
+TIMING_FORMAT = "hwnas-compress-timing/1"
+_PACKAGES = ("torch", "onnx", "onnxruntime", "openvino")
+
+
+def taken(steps: Steps, console: Console) -> list[Step]:
+    """The int8 steps up to the first that keeps the limit; all of them where the options say so."""
+    options, found = steps.job.options, list[Step]()
+    for step in _all(steps, found, console):
+        found.append(step)
+        console.note(line(step, steps.reference))
+        if step.keeps(steps.reference, options.max_drop) and not options.every_step:
+            break
+    return found
+
+
+def _all(steps: Steps, found: Sequence[Step], console: Console) -> Iterator[Step]:
+    """Post-training; sensitive nodes in fp32; fine-tuned; fine-tuned with sensitive nodes in fp32."""
+    from hwnas.compress.post_training import PostTraining
+    from hwnas.compress.sensitivity import KeptNodes
+
+    plain = PostTraining(steps, console)
+    yield from plain.steps()
+    if all(step.error for step in found):
+        return
+    base = plain.best()
+    yield from KeptNodes(steps, base, base.note, console).steps()
+    if not steps.job.source.tunable:
+        return
+    from hwnas.compress.qat import FineTuning
+
+    tuning = FineTuning(steps, plain.quantisation(plain.best_method), console)
+    step = tuning.step()
+    yield step
+    if not step.error and not any(one.keeps(steps.reference, steps.job.options.max_drop) for one in found):
+        yield from KeptNodes(steps, tuning.tuned(), step.name, console).steps()
+
+
+def line(step: Step, reference: Step) -> str:
+    """A finished step in one line."""
+    if step.error:
+        return f"{step.name}: failed: {step.error}"
+    drop, low, high = step.drop(reference)
+    return (f"{step.name} ({step.what}): validation {step.top1:.2%}, drop {drop:.2f} points (95 %: {low:.2f} to "
+            f"{high:.2f})")
+
+
+def timed(steps: Steps, found: Sequence[Step], console: Console) -> dict[str, Measurement]:
+    """Latency of the fp32 reference and of every step's file, all in the same rounds; kept from run to run."""
+    job, path = steps.job, steps.job.steps / "timing.json"
+    files = {REFERENCE: (job.source.path, "fp32")} | {
+        step.name: (step.path, "int8") for step in found if not step.error}
+    contents = {name: content_of(file) for name, (file, _) in files.items()}
+    stored = _stored_timing(path, contents)
+    if not set(files) <= set(stored):
+        stored = steps.scorer.time(files, console)
+        first = next(iter(stored.values()))
+        write_atomic(path, json.dumps(finite({
+            "format": TIMING_FORMAT, "protocol": first.protocol.to_dict(), "contents": contents,
+            "files": {name: one.to_dict() for name, one in stored.items()}}), separators=(",", ":")) + "\n")
+    return {name: stored[name] for name in files}
+
+
+def _stored_timing(path: Path, contents: Mapping[str, str]) -> dict[str, Measurement]:
+    """The measurements of an earlier run, of those files that are the same."""
+    if not path.is_file():
+        return {}
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data["format"] != TIMING_FORMAT:
+            raise ValueError(f"not of format {TIMING_FORMAT}")
+        protocol = Protocol(**data["protocol"])
+        return {name: Measurement.from_dict(one, protocol, str(path)) for name, one in data["files"].items()
+                if data["contents"][name] == contents.get(name)}
+    except (OSError, ValueError, KeyError, TypeError, TableError) as error:
+        raise StudyError(f"cannot read {path}: {error}. Remove it to time again.") from None
+
+
+def best(found: Sequence[Step], reference: Step, latency: Mapping[str, Measurement], max_drop: float) -> Step | None:
+    """The fastest that keeps the limit; of those whose 90 % intervals of latency meet its own, the most accurate."""
+    keeping = [step for step in found if step.keeps(reference, max_drop)]
+    if not keeping:
+        return None
+    fastest = min((latency[step.name] for step in keeping), key=lambda one: one.latency_ms)
+    as_fast = [step for step in keeping if latency[step.name].latency_ms_low <= fastest.latency_ms_high]
+    return max(as_fast, key=lambda step: step.right.sum())
+
+
+def nearest(found: Sequence[Step], reference: Step) -> Step | None:
+    """The one that loses least; the first of equals. None where every step failed."""
+    whole = [step for step in found if not step.error]
+    return min(whole, key=lambda step: step.drop(reference)[0]) if whole else None
+
+
+def rows(found: Sequence[Step], reference: Step, latency: Mapping[str, Measurement], max_drop: float
+         ) -> list[dict[str, Any]]:
+    """A line of `table.csv` a step, the reference first: top-1 as a fraction, drops in points, latency in ms."""
+    fp32_ms = latency[REFERENCE].latency_ms
+    table = []
+    for step in (reference, *found):
+        drop, low, high = step.drop(reference)
+        timed = latency.get(step.name)
+        ms = {} if timed is None else {
+            "latency_ms": timed.latency_ms, "latency_ms_low": timed.latency_ms_low,
+            "latency_ms_high": timed.latency_ms_high, "speedup": fp32_ms / timed.latency_ms}
+        table.append(finite({
+            "name": step.name, "what": step.what, "top1_validation": step.top1, "drop_points": drop,
+            "drop_points_low": low, "drop_points_high": high,
+            "keeps_limit": step.keeps(reference, max_drop), **dict.fromkeys(
+                ("latency_ms", "latency_ms_low", "latency_ms_high", "speedup")), **ms,
+            "int8_share": step.about.get("int8_share"), "fp32_nodes": len(step.kept),
+            "seconds": step.about.get("seconds"), "file": step.path.name, "reason": step.error}))
+    return table
+
+
+def write_results(steps: Steps, found: Sequence[Step], latency: Mapping[str, Measurement]) -> dict[str, Any]:
+    """Write table, summary and, where the limit is kept, the int8 file; without one, an earlier file goes.
+
+    QuantizeError when every step failed.
+    """
+    job, limit = steps.job, steps.job.options.max_drop
+    table = rows(found, steps.reference, latency, limit)
+    write_atomic(job.table, table_csv(table))
+    chosen = best(found, steps.reference, latency, limit)
+    told = chosen or nearest(found, steps.reference)
+    deployed = job.folder.deployed("int8")
+    job.summary.unlink(missing_ok=True)  # an earlier one tells of an earlier limit
+    if chosen is None:
+        deployed.unlink(missing_ok=True)
+    else:
+        write_atomic(deployed, chosen.path.read_bytes())
+    if told is None:
+        raise QuantizeError(f"no int8 file of {job.source.label} could be made: {found[0].error}")
+    summary = finite({
+        "format": FORMAT, "model": job.source.label, "keeps_limit": chosen is not None, "max_drop_points": limit,
+        "file": None if chosen is None else deployed.name, "step": told.name, "what": told.what,
+        **{key: value for key, value in next(row for row in table if row["name"] == told.name).items()
+           if key not in ("name", "what", "file", "reason", "keeps_limit")},
+        "latency_ms_fp32": latency[REFERENCE].latency_ms, "top1_validation_fp32": steps.reference.top1,
+        "validation_images": len(steps.reference.right), **_on_test_images(steps, told),
+        "kept_in_fp32": told.about.get("why", []), "steps": table, "target": job.target.name, "identity": job.identity,
+        "host": Host.detect().name, "runtime": load_runtime(job.target.runtime).version(),
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}})
+    write_atomic(job.summary, json.dumps(summary, indent=1, allow_nan=False) + "\n")
+    return dict(summary)
+
+
+def _on_test_images(steps: Steps, told: Step) -> dict[str, Any]:
+    """Test top-1 of the file that is told of and of the fp32 network, asked once, with the paired interval of the drop.
+
+    No step was chosen by it.
+    """
+    test, job = steps.job.dataset.test, steps.job
+    fp32, _ = steps.scorer.right(job.source.path, REFERENCE, test)
+    try:
+        int8, _ = steps.scorer.right(told.path, "int8", test)
+    except CandidateError as error:
+        raise QuantizeError(f"{told.path} no longer runs: {error}") from error
+    low, high = wilson(int(int8.sum()), len(int8))
+    drop, drop_low, drop_high = Step(told.name, told.what, told.path, int8, {}).drop(
+        Step(REFERENCE, "", job.source.path, fp32, {}))
+    return {"top1_test": float(int8.mean()), "top1_test_low": low, "top1_test_high": high,
+            "top1_test_fp32": float(fp32.mean()), "test_drop_points": drop, "test_drop_points_low": drop_low,
+            "test_drop_points_high": drop_high, "n_test": len(test)}
+
+
+def sentence(summary: Mapping[str, Any], job: CompressJob) -> str:
+    """The result in one line."""
+    test = (f"test {summary['top1_test']:.2%}, drop {summary['test_drop_points']:.2f} (95 %: "
+            f"{summary['test_drop_points_low']:.2f} to {summary['test_drop_points_high']:.2f}) on {summary['n_test']} "
+            "images")
+    facts = (f"{summary['step']}, drop {summary['drop_points']:.2f} points on {summary['validation_images']} "
+             f"validation images; {test}; {summary['latency_ms']:.4g} ms, {summary['speedup']:.2f} times fp32's speed")
+    if not summary["keeps_limit"]:
+        return (f"no step keeps the limit of {summary['max_drop_points']:g} points, so that no int8 file is written. "
+                f"Nearest: {facts} ({job.steps / summary['step']}.onnx). Raise max_drop, or train a wider network.")
+    kept = summary["kept_in_fp32"]
+    fp32 = f"; in fp32: {', '.join(one['node'] for one in kept)}" if kept else ""
+    return f"{facts}{fp32}: {job.folder.deployed('int8')}"
+
+
+def printed(table: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The table for a terminal, a line a step."""
+    head = ("step", "validation", "drop", "95 %", "latency ms", "speed", "int8", "fp32 nodes", "")
+    lines = [head, *(_printed(row) for row in table)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    return ["  ".join(text.ljust(width) if index in (0, len(head) - 1) else text.rjust(width)
+                      for index, (text, width) in enumerate(zip(line, widths, strict=True))).rstrip()
+            for line in lines]
+
+
+def _printed(row: Mapping[str, Any]) -> tuple[str, ...]:
+    if row["reason"]:
+        return (str(row["name"]), *["-"] * 7, f"failed: {row['reason']}")
+    share, ms = row["int8_share"], row["latency_ms"]
+    times = ("-", "-") if ms is None else (f"{ms:.4g}", f"{row['speedup']:.2f}×")
+    return (str(row["name"]), f"{row['top1_validation']:.2%}", f"{row['drop_points']:+.2f}",
+            f"{row['drop_points_low']:+.2f} to {row['drop_points_high']:+.2f}", *times,
+            "-" if share is None else f"{share:.0%}", str(row["fp32_nodes"]),
+            "" if row["name"] == REFERENCE else "keeps the limit" if row["keeps_limit"] else "")

@@ -1,0 +1,162 @@
+"""Sensitive nodes left in fp32: what each costs in accuracy and in time is measured, the best bargains come first."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hwnas.cli.progress import Console
+from hwnas.compress.post_training import Quantisation, spread
+from hwnas.compress.step import Step, Steps
+from hwnas.errors import CandidateError, StudyError
+from hwnas.networks.qdq import Graph, quantised_nodes
+from hwnas.system.documents import content_of
+from hwnas.system.paths import write_atomic
+from hwnas.system.tables import finite
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from onnx import ModelProto
+
+FORMAT = "hwnas-sensitivity/1"
+_COPIES = 2  # of each network in the timing of single nodes, of which there are many
+_LEAST_COST = 0.005  # of the whole latency: below this a node's cost is noise
+_ALL_INT8 = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitivity:
+    """What leaving one node in fp32 does to the int8 network.
+
+    `recovered`: error power of the logits, relative to the fp32 logits' power, that it takes away; `sqnr_db`: signal to
+    noise that is left; `cost_ms`: milliseconds that it adds; `bargain`: recovered per millisecond.
+    """
+
+    node: str
+    recovered: float
+    sqnr_db: float
+    cost_ms: float
+    bargain: float
+
+
+class KeptNodes:
+    """Steps that leave more and more nodes of a quantised network in fp32. `prefix` begins their names."""
+
+    def __init__(self, steps: Steps, base: Quantisation, prefix: str, console: Console) -> None:
+        self._steps, self._base, self._prefix, self._console = steps, base, prefix, console
+        self._job, self._scorer = steps.job, steps.scorer
+        options, file = self._job.options, self._job.steps / f"{base.note}.onnx"
+        self._settings = {"base": content_of(file), "images": options.sensitivity_images,
+                          "nodes": options.sensitivity_nodes}
+        self._images = self._job.calibration[spread(len(self._job.calibration), self._job.options.sensitivity_images)]
+
+    def steps(self) -> Iterator[Step]:
+        """Each set that has a smaller error than the one before it, larger by one node."""
+        kept: tuple[str, ...] = ()
+        with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
+            scratch = Path(folder) / "int8.onnx"
+            found = self._sensitivities(scratch)
+            least = self._error(scratch, kept)
+            for one in found:
+                error = self._error(scratch, (*kept, one.node))
+                if error >= least:
+                    continue
+                kept, least = (*kept, one.node), error
+                yield self._take(kept, found)
+
+    def _take(self, kept: tuple[str, ...], found: list[Sensitivity]) -> Step:
+        why = [asdict(one) for one in found if one.node in kept]
+
+        def make() -> tuple[ModelProto, dict[str, Any]]:
+            return self._base.int8(kept), {"kept": list(kept), "why": why}
+
+        what = f"{self._base.note}, {len(kept)} node{'' if len(kept) == 1 else 's'} in fp32"
+        return self._steps.take(f"{self._prefix}_kept{len(kept)}", what, make,
+                                {"base": self._settings["base"], "kept": list(kept)})
+
+    def _sensitivities(self, scratch: Path) -> list[Sensitivity]:
+        """The most sensitive nodes, the one that recovers most in a millisecond first; kept from run to run."""
+        path = self._job.steps / f"{self._prefix}_sensitivity.json"
+        stored = _read(path)
+        if stored.get("settings") != self._settings:
+            stored = {"format": FORMAT, "settings": self._settings}
+        if "chosen" not in stored:
+            errors = self._errors(path, stored, scratch)
+            stored["chosen"] = [asdict(one) for one in self._timed(errors)]
+            _write(path, stored)
+        return [Sensitivity(**one) for one in stored["chosen"]]
+
+    def _errors(self, path: Path, stored: dict[str, Any], scratch: Path) -> dict[str, float]:
+        """Error power with each node in fp32, and with none, written down one by one."""
+        errors: dict[str, Any] = stored.setdefault("errors", {})
+        names = [_ALL_INT8, *(node.name for node in quantised_nodes(Graph(self._base.original)))]
+        with self._console.step("sensitivity of each node") as report:
+            for index, name in enumerate(names):
+                if name not in errors:
+                    errors[name] = self._error(scratch, (name,) if name else ())
+                    _write(path, stored)
+                report((index + 1) / len(names), name)
+        return {name: math.inf if error is None else error for name, error in errors.items()}
+
+    def _error(self, scratch: Path, kept: tuple[str, ...]) -> float:
+        """Squared error of the int8 logits over the power of the fp32 ones; infinite where it cannot run."""
+        try:
+            scratch.write_bytes(self._base.int8(kept).SerializeToString())
+            got = self._scorer.logits(scratch, "int8", self._images)
+        except CandidateError:
+            return math.inf
+        return float(np.square(got - self._wanted).sum() / max(float(np.square(self._wanted).sum()), 1e-12))
+
+    @cached_property
+    def _wanted(self) -> NDArray[np.float32]:
+        """Logits of the network before it was quantised."""
+        with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
+            path = Path(folder) / "fp32.onnx"
+            path.write_bytes(self._base.original.SerializeToString())
+            return self._scorer.logits(path, "fp32", self._images)
+
+    def _timed(self, errors: dict[str, float]) -> list[Sensitivity]:
+        """The nodes that take most of the error away, timed, in the order of what they take away in a millisecond."""
+        all_int8 = errors[_ALL_INT8]
+        recovered = {name: all_int8 - error for name, error in errors.items() if name and error < all_int8}
+        names = sorted(recovered, key=lambda name: -recovered[name])[: self._job.options.sensitivity_nodes]
+        if not names:
+            return []
+        with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
+            files = {}
+            for index, name in enumerate([_ALL_INT8, *names]):
+                path = Path(folder) / f"{index}.onnx"
+                path.write_bytes(self._base.int8((name,) if name else ()).SerializeToString())
+                files[name] = (path, "int8")
+            found = self._scorer.time(files, self._console, _COPIES)
+        base_ms = found[_ALL_INT8].latency_ms
+        timed = []
+        for name in names:
+            cost_ms = found[name].latency_ms - base_ms
+            bargain = recovered[name] / max(cost_ms, _LEAST_COST * base_ms)
+            timed.append(Sensitivity(name, recovered[name], -10 * float(np.log10(errors[name])), cost_ms, bargain))
+        return sorted(timed, key=lambda one: -one.bargain)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {"format": FORMAT}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found["format"] == FORMAT:
+            return dict(found)
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise StudyError(f"cannot read {path} as {FORMAT}. Remove it to measure again.")
+
+
+def _write(path: Path, data: dict[str, Any]) -> None:
+    write_atomic(path, json.dumps(finite(data), indent=1) + "\n")

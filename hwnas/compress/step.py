@@ -1,0 +1,200 @@
+"""Step: one way to an int8 file, tried, scored and timed; every finished one is kept, so that a killed run goes on."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hwnas.cli.progress import Console
+from hwnas.compress.job import CompressJob
+from hwnas.errors import CandidateError, MeasurementInvalid, StudyError
+from hwnas.front.comparison import paired_bootstrap
+from hwnas.front.score import LEAST_ROUNDS
+from hwnas.latency.harness import measure
+from hwnas.latency.measurement import Measurement, Protocol
+from hwnas.runtimes.answers import predict
+from hwnas.runtimes.runtime import load_runtime
+from hwnas.system.paths import write_atomic
+from hwnas.system.tables import finite
+from hwnas.target.host import Host
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from onnx import ModelProto
+
+    from hwnas.data.dataset import Split
+    from hwnas.runtimes.runtime import Compiled
+    from hwnas.target.target import Target
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """Files run as the job's target runs them; `precision` fp32 means the same runtime, threads and batch."""
+
+    job: CompressJob
+
+    def target(self, precision: str) -> Target:
+        """The job's target in this precision."""
+        return replace(self.job.target, precision=precision)
+
+    def compiled(self, path: Path, precision: str) -> Compiled:
+        """CandidateError when the runtime does not take it."""
+        return load_runtime(self.job.target.runtime).compile(path, self.target(precision))
+
+    def right(self, path: Path, precision: str, split: Split | None = None) -> tuple[NDArray[np.bool_], dict[str, Any]]:
+        """Which images of `split` (validation) are answered right, and what was executed."""
+        split = self.job.validation if split is None else split
+        compiled = self.compiled(path, precision)
+        found = predict(compiled, replace(self.job.dataset, test=split))  # `predict` asks about the test set
+        execution = asdict(replace(compiled.execution, precisions=dict(compiled.execution.precisions)))
+        return found == split.labels, execution
+
+    def logits(self, path: Path, precision: str, images: NDArray[np.float32]) -> NDArray[np.float32]:
+        """[n, classes] of normalised images."""
+        return self.compiled(path, precision).logits(images)
+
+    def time(self, files: Mapping[str, tuple[Path, str]], console: Console, copies: int = 4) -> dict[str, Measurement]:
+        """Latency of every (file, precision), all in the same interleaved rounds beside the fixed reference network.
+
+        MeasurementInvalid when the machine was too restless, or the time too short, for one of them.
+        """
+        from hwnas.latency.reference import QuietTimes, reference_file
+
+        job, shape = self.job, self.job.source.shape
+        quiet = QuietTimes(Host.detect(), load_runtime(job.target.runtime).version(), job.target)
+        protocol = Protocol(copies=copies, min_rounds=LEAST_ROUNDS, max_seconds=job.options.seconds)
+
+        def bound(path: Path, target: Target, shape: tuple[int, ...]) -> list[Callable[[], None]]:
+            images = np.random.default_rng(0).standard_normal((target.batch, *shape), dtype=np.float32)
+            runtime = load_runtime(target.runtime)
+            return [runtime.compile(path, target).bind(images) for _ in range(copies)]
+
+        with tempfile.TemporaryDirectory(prefix="hwnas-") as folder, console.step("time") as report:
+            calls = {name: bound(path, self.target(precision), shape) for name, (path, precision) in files.items()}
+            target = replace(self.target("int8"), batch=1)
+            path = reference_file(target, Path(folder))
+            reference = bound(path, target, _image_of(path))
+            found = measure(calls, reference, protocol, seed=job.options.seed, quiet_ms=quiet.load(), progress=report,
+                            threads=job.target.threads)
+        invalid = [f"{name}: {one.reason or 'too few turns for an error'}" for name, one in found.items()
+                   if not np.isfinite(one.std_ms)]
+        if invalid:
+            raise MeasurementInvalid(f"{len(invalid)} of {len(found)} files could not be timed ({invalid[0]}). Stop "
+                                     "what else runs here and give the command again, perhaps with more seconds=N: "
+                                     "finished steps stay.")
+        quiet.store(min(one.quiet_ms for one in found.values()))
+        return found
+
+
+def _image_of(path: Path) -> tuple[int, ...]:
+    import onnx
+
+    return tuple(axis.dim_value for axis in onnx.load(str(path)).graph.input[0].type.tensor_type.shape.dim[1:])
+
+
+FORMAT = "hwnas-compress-step/1"
+REFERENCE = "fp32"
+
+
+@dataclass(frozen=True)
+class Step:
+    """A file and its answers. `right`: which validation images it has right (none where it failed: `error`).
+
+    `about` holds what the step itself has to tell: nodes left in fp32, shares executed in int8, seconds.
+    """
+
+    name: str
+    what: str
+    path: Path
+    right: NDArray[np.bool_]
+    about: dict[str, Any]
+    error: str = ""
+
+    @property
+    def top1(self) -> float:
+        """Validation top-1, 0 to 1; NaN where it failed."""
+        return math.nan if self.error else float(self.right.mean())
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Nodes left in fp32."""
+        return tuple(self.about.get("kept", ()))
+
+    def drop(self, reference: Step) -> tuple[float, float, float]:
+        """Points of top-1 lost against `reference`, with the paired 95 % interval."""
+        if self.error:
+            return math.nan, math.nan, math.nan
+        difference, low, high = paired_bootstrap(reference.right, self.right)
+        return 100 * difference, 100 * low, 100 * high
+
+    def keeps(self, reference: Step, max_drop: float) -> bool:
+        """Whether no more than `max_drop` points are lost."""
+        return not self.error and self.drop(reference)[0] <= max_drop + 1e-9
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps of a job: taken now, or read from its folder where they are finished."""
+
+    job: CompressJob
+    scorer: Scorer
+
+    @cached_property
+    def reference(self) -> Step:
+        """The fp32 network in the target's runtime, with its threads and batch."""
+        right, executed = self.scorer.right(self.job.source.path, REFERENCE)
+        return Step(REFERENCE, "fp32 reference", self.job.source.path, right, executed)
+
+    def take(self, name: str, what: str, make: Callable[[], tuple[ModelProto, dict[str, Any]]],
+             settings: Mapping[str, Any] = MappingProxyType({})) -> Step:
+        """The step `name`: a QDQ network made, written and scored; one that cannot be made or run tells why.
+
+        One that was finished with the same `settings` (what decides it besides the job) is read.
+        """
+        path = self.job.steps / f"{name}.onnx"
+        found = self._stored(name, what, path, finite(settings))
+        if found is not None:
+            return found
+        path.with_suffix(".json").unlink(missing_ok=True)  # or, killed here, old answers would stand beside a new file
+        start = time.monotonic()
+        try:
+            proto, about = make()
+            write_atomic(path, proto.SerializeToString())
+            right, executed = self.scorer.right(path, "int8")
+            found = Step(name, what, path, right, {**about, **executed, "seconds": time.monotonic() - start})
+        except CandidateError as error:
+            found = Step(name, what, path, np.zeros(0, bool), {"seconds": time.monotonic() - start}, str(error))
+        self._store(found, settings)
+        return found
+
+    def _store(self, step: Step, settings: Mapping[str, Any]) -> None:
+        data = finite({"format": FORMAT, "name": step.name, "what": step.what, "error": step.error,
+                       "settings": settings, "about": step.about,
+                       "validation_images": len(step.right), "right": np.packbits(step.right).tobytes().hex()})
+        write_atomic(step.path.with_suffix(".json"), json.dumps(data, indent=1) + "\n")
+
+    def _stored(self, name: str, what: str, path: Path, settings: Mapping[str, Any]) -> Step | None:
+        where = path.with_suffix(".json")
+        if not where.is_file():
+            return None
+        try:
+            data = json.loads(where.read_text(encoding="utf-8"))
+            if data["format"] != FORMAT or (not data["error"] and not path.is_file()):
+                raise ValueError(f"not of format {FORMAT}, or without its file")
+            if data["settings"] != settings:
+                return None
+            bits = np.frombuffer(bytes.fromhex(data["right"]), np.uint8)
+            right = np.unpackbits(bits, count=data["validation_images"]).astype(bool)
+            return Step(name, what, path, right, data["about"], data["error"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise StudyError(f"cannot read {where}: {error}. Remove it to take that step again.") from None

@@ -1,0 +1,19 @@
+"""Data sets: three disjoint sets of uint8 images with labels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hwnas.face import face
+
+if TYPE_CHECKING:
+    from hwnas.data.dataset import Dataset as Dataset
+    from hwnas.data.dataset import Images as Images
+    from hwnas.data.dataset import Listing as Listing
+    from hwnas.data.dataset import Read as Read
+    from hwnas.data.loading import load_dataset as load_dataset
+    from hwnas.data.task import Task as Task
+
+__getattr__, __dir__ = face(__name__, {
+    "Dataset": "dataset", "Images": "dataset", "Listing": "dataset", "Read": "dataset", "Task": "task",
+    "load_dataset": "loading"})

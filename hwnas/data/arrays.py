@@ -1,0 +1,196 @@
+"""Data sets that are one array: digits, Fashion-MNIST, CIFAR-10. Nothing is unpickled, no folder written to."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import pickletools
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwnas.data.dataset import DatasetInfo, Images, Listing, Progress, digest_files, resize
+from hwnas.data.options import DatasetOptions
+from hwnas.data.splits import Labels, Selection
+from hwnas.errors import ConfigError, DataError
+from hwnas.system.paths import home
+from hwnas.system.torchvision_ops import declare_missing
+
+FASHION_CLASSES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag",
+                   "Ankle boot")
+CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+def digits(options: DatasetOptions) -> Listing:
+    """scikit-learn's 1,797 handwritten digits, 8x8 grey (UCI, CC BY 4.0), embedded in the package; one part."""
+    from sklearn.datasets import load_digits
+
+    _channels(options, 1)
+    bunch = load_digits()
+    images = np.rint(bunch.images[:, None] * (255 / 16)).astype(np.uint8)
+    identity = hashlib.sha256(images.tobytes()).hexdigest()[:12]
+    return _listing(options, tuple(map(str, range(10))), {"train": bunch.target.astype(np.int64)},
+                    lambda part: images, 8, 1, identity, "scikit-learn's digits")
+
+
+def fashion_mnist(options: DatasetOptions) -> Listing:
+    """Fashion-MNIST (MIT, Zalando) as torchvision lays it out: `root`/FashionMNIST/raw/*-ubyte[.gz]."""
+    _channels(options, 1)
+    files = {part: (f"{stem}-images-idx3-ubyte", f"{stem}-labels-idx1-ubyte")
+             for part, stem in (("train", "train"), ("test", "t10k"))}
+    wanted = [name for pair in files.values() for name in pair]
+    found = _find(options, ("FashionMNIST/raw", "raw", "."), wanted, "FashionMNIST/raw/*-ubyte.gz",
+                  _download_fashion_mnist)
+    labels = {part: read_idx(found[pair[1]], 1).astype(np.int64) for part, pair in files.items()}
+    return _listing(options, FASHION_CLASSES, labels, lambda part: read_idx(found[files[part][0]], 3)[:, None], 28, 1,
+                    _file_identity(found), str(found[wanted[0]].parent))
+
+
+def cifar10(options: DatasetOptions) -> Listing:
+    """CIFAR-10 from `root`/cifar-10-batches-bin (*.bin) or, as torchvision unpacks it, cifar-10-batches-py."""
+    _channels(options, 3)
+    names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+    found = _find(options, ("cifar-10-batches-bin", "cifar-10-batches-py", "."), names, "cifar-10-batches-py",
+                  _download_cifar10)
+    batches = {name: read_cifar_batch(path) for name, path in found.items()}
+    parts = {"train": names[:5], "test": names[5:]}
+    labels = {part: np.concatenate([batches[name][1] for name in group]) for part, group in parts.items()}
+    return _listing(options, CIFAR_CLASSES, labels,
+                    lambda part: np.concatenate([batches[name][0] for name in parts[part]]), 32, 3,
+                    _file_identity(found), str(found[names[0]].parent))
+
+
+def _listing(options: DatasetOptions, classes: tuple[str, ...], labels: Mapping[str, Labels],
+             images: Callable[[str], Images], native_size: int, channels: int, identity: str, where: str) -> Listing:
+    def read(selection: Selection, image_size: int, progress: Progress | None
+             ) -> list[tuple[Images, NDArray[np.bool_]]]:
+        decoded = {part: images(part) for part in {part for part, _ in selection}}
+        for part, array in decoded.items():
+            if len(array) != len(labels[part]):
+                raise DataError(f"{where}: {len(array)} images but {len(labels[part])} labels in the {part} part. "
+                                "Fetch the files again.")
+        total, done, found = sum(len(rows) for _, rows in selection), 0, []
+        for part, rows in selection:
+            found.append((resize(decoded[part][rows], image_size), np.ones(len(rows), bool)))
+            done += len(rows)
+            if progress is not None:
+                progress(done, total)
+        return found
+
+    for part, values in labels.items():
+        if values.size == 0 or values.min() < 0 or values.max() >= len(classes):
+            raise DataError(f"{where}: labels of the {part} part must lie in 0..{len(classes) - 1}. "
+                            "Fetch the files again.")
+    return Listing(DatasetInfo(options.name, channels, len(classes), native_size), classes, dict(labels), identity,
+                   where, read)
+
+
+def _channels(options: DatasetOptions, channels: int) -> None:
+    if options.channels not in (None, channels):
+        raise ConfigError(f"dataset.channels: {options.name} has {channels}, got {options.channels}.")
+
+
+def _find(options: DatasetOptions, folders: Iterable[str], names: list[str], layout: str,
+          download: Callable[[Path], None]) -> dict[str, Path]:
+    """The files, plain or .gz or .bin, in the first of `folders` under the root that holds one of them."""
+    root = options.root or home() / "data" / options.name
+    for attempt in ("as it is", "downloaded"):
+        for folder in folders:
+            found = {name: path for name in names if (path := _present(root / folder / name))}
+            if len(found) == len(names):
+                return found
+            if found:
+                missing = next(name for name in names if name not in found)
+                raise DataError(f"{root / folder}: {missing} is missing. Fetch the data set again.")
+        if not options.download or attempt == "downloaded":
+            break
+        download(root)
+    known = "" if options.root else " (dataset.root is not set)"
+    raise DataError(f"no {options.name} in {root}{known}. Give dataset.root=FOLDER that holds {layout}, or "
+                    "dataset.download=true to fetch it.")
+
+
+def _present(path: Path) -> Path | None:
+    candidates = (path.with_name(path.name + end) for end in (".bin", ".gz", ""))
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
+
+
+def _download_fashion_mnist(root: Path) -> None:
+    declare_missing()
+    from torchvision.datasets import FashionMNIST
+    from torchvision.datasets.utils import download_url
+
+    for name, md5 in FashionMNIST.resources:
+        _fetch(partial(download_url, FashionMNIST.mirrors[0] + name, str(root / "FashionMNIST" / "raw"), name, md5),
+               name)
+
+
+def _download_cifar10(root: Path) -> None:
+    declare_missing()
+    from torchvision.datasets import CIFAR10
+    from torchvision.datasets.utils import download_and_extract_archive
+
+    _fetch(partial(download_and_extract_archive, CIFAR10.url, str(root), md5=CIFAR10.tgz_md5), CIFAR10.filename)
+
+
+def _fetch(download: Callable[[], object], name: str) -> None:
+    try:
+        download()
+    except (OSError, RuntimeError) as error:
+        raise DataError(f"cannot download {name}: {' '.join(str(error).split())}. "
+                        "Fetch it elsewhere and give dataset.root=FOLDER.") from error
+
+
+def _file_identity(found: Mapping[str, Path]) -> str:
+    return digest_files([(path.name, path.stat().st_size) for _, path in sorted(found.items())])
+
+
+def read_idx(path: Path, dimensions: int) -> Images:
+    """An IDX file of unsigned bytes (LeCun's MNIST format), gzipped or not; DataError when it is anything else."""
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: cannot be read ({error}). Fetch the file again.") from error
+    start = 4 + 4 * dimensions
+    if content[:4] != bytes((0, 0, 8, dimensions)) or len(content) < start:
+        raise DataError(f"{path}: not an IDX file of {dimensions} dimensions. Fetch the file again.")
+    shape = np.frombuffer(content, ">i4", dimensions, 4).astype(int)
+    if len(content) - start != shape.prod():
+        raise DataError(f"{path}: {len(content) - start} bytes where {shape.prod()} belong. Fetch the file again.")
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+
+
+def read_cifar_batch(path: Path) -> tuple[Images, Labels]:
+    """Images [n, 3, 32, 32] and labels of a CIFAR-10 batch.
+
+    The binary version is read as it is. The Python version is a pickle: its operations are looked at one by one for
+    the block of pixels and the list of labels, and none of them is carried out, so that it cannot run code.
+    """
+    content = path.read_bytes()
+    try:
+        if path.suffix == ".bin":
+            rows = np.frombuffer(content, np.uint8).reshape(-1, 3073)
+            return rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0].astype(np.int64)
+        return _scan_pickle(content)
+    except (ValueError, IndexError, StopIteration) as error:
+        raise DataError(f"{path}: not a CIFAR-10 batch. Fetch the file again.") from error
+
+
+def _scan_pickle(content: bytes) -> tuple[Images, Labels]:
+    pixels, labels, at_labels = b"", list[int](), False
+    for operation, argument, _ in pickletools.genops(content):
+        if isinstance(argument, str | bytes):
+            raw = argument.encode("latin-1") if isinstance(argument, str) else argument
+            at_labels = raw == b"labels"
+            if len(raw) > len(pixels) and len(raw) % 3072 == 0:
+                pixels = raw
+        elif at_labels and operation.name in ("BININT", "BININT1", "BININT2"):
+            labels.append(int(str(argument)))
+    images = np.frombuffer(pixels, np.uint8).reshape(-1, 3, 32, 32)
+    if not labels or len(images) != len(labels):
+        raise ValueError("pixels and labels do not match")
+    return images, np.asarray(labels, np.int64)

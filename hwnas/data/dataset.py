@@ -1,0 +1,174 @@
+"""Data sets: three disjoint sets of uint8 images with labels, and the options that choose one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwnas.data.splits import Selection, count, subset
+from hwnas.data.task import Task
+from hwnas.space.architecture import Architecture
+
+Images = NDArray[np.uint8]
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Split:
+    """One of the three sets: images uint8 [n, c, h, w] (in memory or mapped from a file), labels int64 [n]."""
+
+    images: Images
+    labels: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, rows: NDArray[np.int64]) -> Split:
+        """These rows, copied into memory."""
+        return Split(np.ascontiguousarray(self.images[rows]), self.labels[rows])
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetInfo:
+    """What is known before a single image is decoded; `native_size` is the usual shorter side in pixels."""
+
+    name: str
+    channels: int
+    classes: int
+    native_size: int
+
+
+class Read(Protocol):
+    """Decode rows of a listing's parts: `[(part, rows)] -> [(images uint8 [k, c, size, size], kept bool [rows])]`.
+
+    `kept` is False where an image could not be read (and the options allow that): such rows are not in `images`.
+    """
+
+    def __call__(self, selection: Selection, image_size: int, progress: Progress | None
+                 ) -> list[tuple[Images, NDArray[np.bool_]]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A data set listed but not decoded. `parts`: labels of `train` and, if held out by its makers, `val`, `test`.
+
+    `identity` names the content (files and sizes, or a hash of it), `where` the place for error messages.
+    """
+
+    info: DatasetInfo
+    class_names: tuple[str, ...]
+    parts: Mapping[str, NDArray[np.int64]]
+    identity: str
+    where: str
+    read: Read
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Dataset:
+    """Train, validation and test set of one size. `mean` and `std` are the training images', per channel, on 0..1.
+
+    `skipped` counts unreadable images left out. The search sees train and validation only; test is the report's.
+    """
+
+    name: str
+    train: Split
+    validation: Split
+    test: Split
+    class_names: tuple[str, ...]
+    channels: int
+    image_size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    fingerprint: str
+    flip: bool = False
+    skipped: int = 0
+
+    @property
+    def task(self) -> Task:
+        """What networks learn on it and are judged by: the classes in order, loss and score."""
+        return Task(self.class_names)
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Images of each class in each set."""
+        sets = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {name: count(part.labels, self.class_names) for name, part in sets.items()}
+
+    def normalise(self, images: Images) -> NDArray[np.float32]:
+        """What a network is fed: float32 [n, c, h, w], (images / 255 - mean) / std."""
+        scale = np.asarray([1 / (255 * std) for std in self.std], np.float32)
+        shift = np.asarray([mean / std for mean, std in zip(self.mean, self.std, strict=True)], np.float32)
+        result = np.asarray(images, np.float32) * scale[:, None, None]
+        result -= shift[:, None, None]
+        return result
+
+    def at_size(self, image_size: int) -> Dataset:
+        """The same images resized (anti-aliased), `mean` and `std` kept, so that figures stay comparable."""
+        if image_size == self.image_size:
+            return self
+        train, validation, test = (
+            Split(resize(part.images, image_size), part.labels) for part in (self.train, self.validation, self.test))
+        return replace(self, train=train, validation=validation, test=test, image_size=image_size,
+                       fingerprint=digest(self.fingerprint, image_size))
+
+
+def resize(images: Images, image_size: int) -> Images:
+    """Images [n, c, h, w] at `image_size`: padded with 0 where that adds an eighth at most on each side (28 to 32),
+    otherwise bilinear with anti-aliasing."""
+    height, width = images.shape[2:]
+    if (height, width) == (image_size, image_size):
+        return images
+    spare = image_size - height
+    if height == width and 0 < spare <= height // 4 and spare % 2 == 0:
+        return np.pad(images, ((0, 0), (0, 0), (spare // 2, spare // 2), (spare // 2, spare // 2)))
+    import torch
+    from torch.nn.functional import interpolate
+
+    result = np.empty((*images.shape[:2], image_size, image_size), np.uint8)
+    for start in range(0, len(images), 1024):
+        batch = torch.from_numpy(np.asarray(images[start:start + 1024], np.float32))
+        batch = interpolate(batch, (image_size, image_size), mode="bilinear", antialias=True)
+        result[start:start + 1024] = batch.round_().clamp_(0, 255).numpy()
+    return result
+
+
+def digest_files(entries: Sequence[tuple[str, int]]) -> str:
+    """Identity of files from their names and sizes in bytes."""
+    return digest(*(f"{name}:{size}" for name, size in entries))
+
+
+def digest(*values: object) -> str:
+    """Twelve hexadecimal digits that name `values`."""
+    return hashlib.sha256("\n".join(map(str, values)).encode()).hexdigest()[:12]
+
+
+class Subsets:
+    """`train_images` and `validation_images` (0: all) of `dataset`, the same for every network."""
+
+    def __init__(self, dataset: Dataset, train_images: int, validation_images: int) -> None:
+        self.dataset = dataset
+        self.train, self.validation = _part(dataset.train, train_images), _part(dataset.validation, validation_images)
+        self._sized: dict[int, tuple[Split, Split]] = {}
+
+    def at(self, image_size: int) -> tuple[Split, Split]:
+        """Training and validation images at `image_size`, resized once."""
+        if image_size not in self._sized:
+            self._sized[image_size] = (Split(resize(self.train.images, image_size), self.train.labels),
+                                       Split(resize(self.validation.images, image_size), self.validation.labels))
+        return self._sized[image_size]
+
+    def check(self, architecture: Architecture) -> None:
+        """ValueError, a mistake of the program, unless channels and classes are those of the data."""
+        classes = len(self.dataset.class_names)
+        if (architecture.channels, architecture.classes) != (self.dataset.channels, classes):
+            raise ValueError(f"architecture of {architecture.channels} channels, {architecture.classes} classes, data "
+                             f"of {self.dataset.channels} channels, {classes} classes")
+
+
+def _part(split: Split, size: int) -> Split:
+    """A fixed stratified subset in memory; the whole split as it is when there is no more."""
+    return split if not size or size >= len(split) else split.take(subset(split.labels, size, 0))

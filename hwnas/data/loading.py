@@ -1,0 +1,84 @@
+"""Loading a data set by name: listed, checked, split into three disjoint sets, decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+import numpy as np
+
+from hwnas.data.dataset import Dataset, DatasetInfo, Images, Listing, Progress, Split, digest, resize
+from hwnas.data.options import DatasetOptions
+from hwnas.data.splits import LEAST, check_counts, split
+from hwnas.errors import DataError, UnknownName
+
+__all__ = ["Dataset", "DatasetInfo", "Images", "Listing", "Progress", "Split", "inspect_dataset", "load_dataset",
+           "resize"]
+
+
+def inspect_dataset(config: Mapping[str, Any]) -> DatasetInfo:
+    """Channels, classes and native size, without decoding the images; DataError as `load_dataset`."""
+    return _listing(DatasetOptions.from_config(config)).info
+
+
+def load_dataset(config: Mapping[str, Any], image_size: int, seed: int, progress: Progress | None = None) -> Dataset:
+    """List, check, split and decode the data set of `config` (the `dataset` group; `config.image_size` wins).
+
+    DataError when it is missing, empty, of one class, has an unreadable image or too few images of a class.
+    `progress(done, total)` counts decoded images.
+    """
+    options = DatasetOptions.from_config(config)
+    listing = _listing(options)
+    if len(listing.class_names) < 2:
+        raise DataError(f"{listing.where}: one class only ({', '.join(listing.class_names)}); nothing to tell apart. "
+                        "Give a data set with at least two classes.")
+    size = options.image_size or image_size
+    chosen = split(listing.parts, listing.class_names, options, seed, listing.where)
+    names = ("train", "validation", "test")
+    found = listing.read([chosen[name] for name in names], size, progress)
+    sets = {}
+    for name, (images, kept) in zip(names, found, strict=True):
+        part, rows = chosen[name]
+        labels = listing.parts[part][rows][kept]
+        check_counts(labels, listing.class_names, LEAST[name],
+                            f"{listing.where}: in the {name} set a class needs")
+        sets[name] = Split(images, labels)
+    mean, std = _statistics(sets["train"].images)
+    return Dataset(
+        **sets, name=options.name, class_names=listing.class_names, channels=listing.info.channels, image_size=size,
+        mean=mean, std=std, flip=options.flip, skipped=sum(int((~kept).sum()) for _, kept in found),
+        fingerprint=digest(listing.identity, size, seed, options.validation_fraction, options.test_fraction,
+                            options.skip_unreadable, listing.info.channels))
+
+
+def _listing(options: DatasetOptions) -> Listing:
+    from hwnas.data.arrays import cifar10, digits, fashion_mnist
+    from hwnas.data.folder import image_folder
+
+    built_in: dict[str, Callable[[DatasetOptions], Listing]] = {
+        "digits": digits, "fashion_mnist": fashion_mnist, "cifar10": cifar10, "imagefolder": image_folder}
+    if options.name in built_in:
+        return built_in[options.name](options)
+    others = {entry.name: entry for entry in entry_points(group="hwnas.datasets")}
+    if options.name not in others:
+        raise UnknownName("data set", options.name, [*built_in, *others])
+    listing = others[options.name].load()(options)
+    assert isinstance(listing, Listing)
+    return listing
+
+
+def _statistics(images: Images, at_most: int = 4096) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel on 0..1, over `at_most` images evenly spread."""
+    rows = np.linspace(0, len(images) - 1, min(len(images), at_most)).round().astype(int)
+    values = np.arange(256) / 255
+    means, stds = [], []
+    for channel in range(images.shape[1]):
+        histogram = np.zeros(256)
+        for start in range(0, len(rows), 256):
+            histogram += np.bincount(images[rows[start:start + 256], channel].ravel(), minlength=256)
+        histogram /= histogram.sum()
+        mean = float(histogram @ values)
+        means.append(round(mean, 6))
+        stds.append(round(max(float(histogram @ (values - mean) ** 2) ** 0.5, 1 / 255), 6))
+    return tuple(means), tuple(stds)

@@ -1,0 +1,13 @@
+"""Fronts: finalists made, scored and timed in the deployment runtime, compared and reported."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hwnas.face import face
+
+if TYPE_CHECKING:
+    from hwnas.front.finalists import choose_finalists as choose_finalists
+    from hwnas.front.rows import FrontRow as FrontRow
+
+__getattr__, __dir__ = face(__name__, {"FrontRow": "rows", "choose_finalists": "finalists"})

@@ -1,0 +1,252 @@
+"""Makes the files of a network to deploy: trained, exported, quantised, checked; several at once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hwnas.errors import CandidateError
+from hwnas.front.finalists import Finalist
+from hwnas.front.score import fp32_top1
+from hwnas.networks.baselines import Baseline, count_macs, count_params
+from hwnas.networks.export import RECIPE_KEY, Parity, check_parity, export_onnx, parity_images
+from hwnas.networks.quantize import calibration_images, quantize_static, tuning_of
+from hwnas.system.paths import write_atomic
+from hwnas.system.run_folder import ModelFolder, RunFolder
+from hwnas.target.target import Target
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from hwnas.data.dataset import Dataset
+    from hwnas.training.recipe import Recipe
+
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Making:
+    """What every finalist and baseline of a run shares: data, recipe, seed, target, images to calibrate int8 with."""
+
+    dataset: Dataset
+    recipe: Recipe
+    seed: int
+    target: Target
+    n_calibration: int = 512
+    threads: int = 0
+
+
+@dataclass(frozen=True)
+class Made:
+    """A deployable network: its torch form, parity, and whether its weights were there already."""
+
+    params: int
+    macs: int
+    parity: Parity
+    reused: bool
+
+
+def make(network: Finalist | Baseline, folder: ModelFolder, making: Making, progress: Progress | None = None) -> Made:
+    """Fill `models/<id>/` with everything but the card.
+
+    Weights that are there for the same network, recipe, seed and data are not trained again. CandidateError when
+    training, export, the parity gate or quantisation fails; then no exported file of this network is left.
+    """
+    from hwnas.training.loop import seeded
+
+    data = making.dataset.at_size(image_size(network, making.dataset))
+    wanted = fingerprint(network, making, data)
+    with seeded(making.seed, making.threads):
+        model = _build(network, data)
+        params, macs = count_params(model), count_macs(model, (data.channels, data.image_size, data.image_size))
+        _describe(network, folder)
+        reused = stored_fingerprint(folder.weights) == wanted
+        if not reused:
+            _discard(folder)
+            model = _train(model, data, making, progress)
+            write_atomic(folder.weights, _weights(model, wanted))
+    if reused:
+        _load(model, folder.weights)
+    parity = _export(model.eval(), network, folder, making, data)
+    return Made(params, macs, parity, reused)
+
+
+def image_size(network: Finalist | Baseline, dataset: Dataset) -> int:
+    """Side of the network's input: a finalist's own, a baseline's is the data set's."""
+    return network.architecture.image_size if isinstance(network, Finalist) else dataset.image_size
+
+
+def fingerprint(network: Finalist | Baseline, making: Making, data: Dataset) -> str:
+    """Names everything that decides the weights: network, recipe, seed, data."""
+    what = json.dumps(network.architecture.to_dict()) if isinstance(network, Finalist) else str(network)
+    content = "|".join((what, making.recipe.fingerprint, str(making.seed), data.fingerprint, str(data.image_size)))
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def stored_fingerprint(weights: Path) -> str | None:
+    """The fingerprint in the header of a `weights.safetensors`; None when the file is not there or not whole."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(weights, framework="np") as file:
+            return (file.metadata() or {}).get(RECIPE_KEY)
+    except (OSError, SafetensorError):
+        return None
+
+
+def _build(network: Finalist | Baseline, data: Dataset) -> nn.Module:
+    classes = len(data.class_names)
+    if isinstance(network, Baseline):
+        return network.build(data.channels, classes, data.image_size)
+    from hwnas.networks.build import build
+
+    return build(network.architecture)
+
+
+def _describe(network: Finalist | Baseline, folder: ModelFolder) -> None:
+    if isinstance(network, Baseline):
+        write_atomic(folder.baseline, network.to_yaml())
+    else:
+        write_atomic(folder.architecture, network.architecture.to_yaml())
+
+
+def _discard(folder: ModelFolder) -> None:
+    """What was made of other weights must not stay beside new ones."""
+    for path in (folder.card, folder.int8, folder.onnx, folder.weights):
+        path.unlink(missing_ok=True)
+
+
+def _train(model: nn.Module, data: Dataset, making: Making, progress: Progress | None) -> nn.Module:
+    from hwnas.training.loop import train
+
+    return train(model, data.train, recipe=making.recipe, dataset=data, seed=making.seed, progress=progress)
+
+
+def _weights(model: nn.Module, wanted: str) -> bytes:
+    import torch
+    from safetensors.torch import save
+
+    tensors = {name: tensor.detach().contiguous(memory_format=torch.contiguous_format).clone()
+               for name, tensor in model.state_dict().items()}
+    return save(tensors, {RECIPE_KEY: wanted})  # one key: their order in the file is random
+
+
+def _load(model: nn.Module, weights: Path) -> None:
+    from safetensors.torch import load_file
+
+    model.load_state_dict(load_file(weights))
+
+
+def _export(model: nn.Module, network: Finalist | Baseline, folder: ModelFolder, making: Making,
+            data: Dataset) -> Parity:
+    shape = (data.channels, data.image_size, data.image_size)
+    try:
+        export_onnx(model, folder.onnx, shape, metadata(network, making, data))
+        parity = check_parity(model, folder.onnx, parity_images(data, making.seed))
+        if making.target.precision == "int8":
+            quantize_static(folder.onnx, folder.int8, calibration_images(data, making.n_calibration, making.seed),
+                            tuned_for=tuning_of(making.target), threads=max(1, making.threads))
+    except CandidateError:
+        folder.onnx.unlink(missing_ok=True)
+        folder.int8.unlink(missing_ok=True)
+        raise
+    return parity
+
+
+def metadata(network: Finalist | Baseline, making: Making, data: Dataset) -> Mapping[str, str]:
+    """`metadata_props` of the ONNX files: who the network is, how it is fed, what its classes are called."""
+    from hwnas import __version__
+
+    architecture = network.architecture if isinstance(network, Finalist) else network
+    return {
+        "hwnas_version": __version__, "hwnas_id": network.id, "architecture": str(architecture),
+        "dataset": data.name, "dataset_fingerprint": data.fingerprint, "recipe": fingerprint(network, making, data),
+        "input": f"float32 [n, {data.channels}, {data.image_size}, {data.image_size}], (pixels / 255 - mean) / std",
+        "mean": json.dumps(list(data.mean)), "std": json.dumps(list(data.std)),
+        "class_names": json.dumps(list(data.class_names), ensure_ascii=False),
+    }
+
+_SETS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one network: made and scored in fp32 on the test set, or the reason why not."""
+
+    made: Made | None
+    top1_fp32: float | None
+    n_test: int
+    reason: str = ""
+
+
+def make_all(networks: Sequence[Finalist | Baseline], run: RunFolder, making: Making, workers: int,
+             report: Callable[[float, str], None]) -> Iterator[tuple[Finalist | Baseline, Outcome]]:
+    """`make` and score each network, in order of completion; the last are begun first (baselines take longest)."""
+    if workers <= 1 or len(networks) <= 1:
+        for index, network in enumerate(networks):
+            def heard(step: int, steps: int, at: int = index, name: str = network.id) -> None:
+                report((at + step / steps) / len(networks), name)
+
+            yield network, _outcome(network, run, making, heard)
+        return
+    with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
+        parked = _park(making, Path(folder))
+        with ProcessPoolExecutor(min(workers, len(networks)), mp_context=get_context("spawn"),
+                                 initializer=_start, initargs=(parked, Path(folder), run)) as pool:
+            jobs = {pool.submit(_job, network): network for network in reversed(networks)}
+            try:
+                for done, job in enumerate(as_completed(jobs), start=1):
+                    report(done / len(jobs), f"{done} of {len(jobs)} networks trained and exported")
+                    yield jobs[job], job.result()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+
+def _outcome(network: Finalist | Baseline, run: RunFolder, making: Making,
+             heard: Callable[[int, int], None] | None = None) -> Outcome:
+    try:
+        made = make(network, run.model(network.id), making, heard)
+        data = making.dataset.at_size(image_size(network, making.dataset))
+        return Outcome(made, fp32_top1(run.model(network.id).onnx, data), len(data.test))
+    except CandidateError as error:
+        return Outcome(None, None, len(making.dataset.test), str(error))
+
+
+def _park(making: Making, folder: Path) -> Making:
+    """The images as files that every process maps; what is returned carries none."""
+    from hwnas.data.dataset import Split
+
+    for name in _SETS:
+        part = getattr(making.dataset, name)
+        np.save(folder / f"{name}-images.npy", part.images)
+        np.save(folder / f"{name}-labels.npy", part.labels)
+    none = Split(np.empty((0, 1, 1, 1), np.uint8), np.empty(0, np.int64))
+    return replace(making, dataset=replace(making.dataset, train=none, validation=none, test=none))
+
+
+_HERE: dict[str, tuple[Making, RunFolder]] = {}
+
+
+def _start(parked: Making, folder: Path, run: RunFolder) -> None:
+    from hwnas.data.dataset import Split
+
+    train, validation, test = (Split(np.load(folder / f"{name}-images.npy", mmap_mode="r"),
+                                     np.load(folder / f"{name}-labels.npy")) for name in _SETS)
+    data = replace(parked.dataset, train=train, validation=validation, test=test)
+    _HERE["work"] = replace(parked, dataset=data), run
+
+
+def _job(network: Finalist | Baseline) -> Outcome:
+    making, run = _HERE["work"]
+    return _outcome(network, run, making)

@@ -1,0 +1,228 @@
+"""The picture of a front: trials, finalists and baselines, cap and intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from hwnas.accuracy.estimator import meaning
+from hwnas.front.comparison import describe
+from hwnas.front.rows import FrontRow
+from hwnas.pictures.labels import Line, draw_better, place_labels
+from hwnas.pictures.style import INK, MUTED, _is_number, _log_axis, _percent_axis, style, title
+from hwnas.study.costs import KNOWN
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+_LEAST, _MOST = 4.5, 12.0  # diameters of marks in points
+
+
+def named(name: str, row: FrontRow) -> str:
+    """`name` with what the search minimised beside latency; a price, which goes with latency, only where it is all."""
+    costs = [one for one in row.costs if not KNOWN[one.name].of_latency] or row.costs
+    return " · ".join([name, *(KNOWN[one.name].shown(one.best) for one in costs if one.best is not None)])
+
+
+def diameters(rows: Iterable[FrontRow]) -> dict[str, float]:
+    """Diameters in points by id of rows' marks, growing with the log of their first cost; none where there is none."""
+    found = {row.id: math.log(row.costs[0].best) for row in rows if row.costs and row.costs[0].best}
+    low, high = min(found.values(), default=0.0), max(found.values(), default=0.0)
+    return {name: _LEAST + (_MOST - _LEAST) * (value - low) / (high - low or 1.0) for name, value in found.items()}
+
+
+def explain(axes: Axes, rows: Sequence[FrontRow], sizes: dict[str, float], color: str) -> None:
+    """Legend entries for the smallest and the largest mark."""
+    known = sorted((row for row in rows if row.id in sizes), key=lambda row: sizes[row.id])
+    for row in known[:1] + known[1:][-1:]:
+        one = KNOWN[row.costs[0].name]
+        axes.plot([], [], "o", ms=sizes[row.id], mfc="none", mec=color,
+                  label=f"{one.label} {one.shown(row.costs[0].best)}")
+
+
+def staircase(rows: Iterable[FrontRow]) -> list[tuple[float, float]]:
+    """Latency and top-1 in % of those rows that are a front in these two alone, fastest first."""
+    found: list[tuple[float, float]] = []
+    for latency_ms, top1 in sorted((row.best_latency_ms or 0.0, -100 * (row.best_top1 or 0.0)) for row in rows):
+        if not found or -top1 > found[-1][1]:
+            found.append((latency_ms, -top1))
+    return found
+
+FRONT, OTHER, BASELINE, CAP = "#1f5fbf", "#8fb3e6", "#c2410c", "#b42318"
+
+
+@dataclass(frozen=True, slots=True)
+class PlotInfo:
+    """What the title says. `date` is a day, `cap_ms` the hard cap (None: none), `accuracy` the estimator's name."""
+
+    target: str
+    host: str
+    dataset: str
+    date: str
+    space: str = ""
+    cap_ms: float | None = None
+    accuracy: str = "proxy"
+
+
+def front_figure(rows: Sequence[FrontRow], trials: Sequence[Mapping[str, Any]], info: PlotInfo) -> Figure:
+    """Left: test top-1 against measured latency, with intervals. Right: what the search saw, predicted and estimated.
+
+    Rows that are not verified are drawn hollow at their predicted latency. What the search minimised beside latency is
+    the size of a mark. `trials` are rows of `trials.csv`.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11.5, 5.6), dpi=160, facecolor="white")
+    FigureCanvasAgg(figure)
+    with style():
+        main, seen = figure.subplots(1, 2, width_ratios=(1.75, 1))
+        figure.subplots_adjust(left=0.065, right=0.985, top=0.83, bottom=0.115, wspace=0.2)
+        verified = any(row.verified for row in rows)
+        where = f"measured on {info.host}" if verified else f"predicted for {info.host}, not verified"
+        figure.suptitle(f"{info.target} on {info.dataset}: {'verified' if verified else 'unverified'} front",
+                        x=0.065, y=0.965, ha="left", fontsize=14, fontweight="bold", color=INK)
+        figure.text(0.065, 0.893, " · ".join(part for part in (where, info.space and f"space {info.space}", info.date)
+                                             if part), fontsize=9.5, color=MUTED, ha="left")
+        _draw_front(main, rows, info, verified)
+        _draw_trials(seen, rows, trials, info)
+    return figure
+
+
+def _draw_front(axes: Axes, rows: Sequence[FrontRow], info: PlotInfo, verified: bool) -> None:
+    shown = [row for row in rows if row.best_latency_ms is not None and row.best_top1 is not None]
+    title(axes, "Test set, in the deployment runtime" if verified else "Test set, fp32; latency predicted")
+    axes.set_ylabel("test top-1 (%)")
+    axes.set_xlabel("latency of one batch (ms, log scale)")
+    if not shown:
+        axes.text(0.5, 0.5, "no network was scored", transform=axes.transAxes, ha="center", color=MUTED)
+        return
+    corners, sizes = staircase(row for row in shown if row.on_front), diameters(shown)
+    axes.plot([x for x, _ in corners], [y for _, y in corners], color=FRONT, lw=1.4, alpha=0.55, zorder=2,
+              drawstyle="steps-post")
+    kinds = ((lambda row: row.on_front, FRONT, "o", 6.5, "on the front"),
+             (lambda row: not row.is_baseline and not row.on_front, OTHER, "o", 5.5, "other finalists"),
+             (lambda row: row.is_baseline, BASELINE, "D", 5.5, "baselines (timm)"))
+    for chosen, color, marker, size, label in kinds:
+        _draw_points(axes, [row for row in shown if chosen(row)], color, marker, size, label, sizes)
+    explain(axes, shown, sizes, MUTED)
+    _limits(axes, shown, info.cap_ms)
+    _cap(axes, info.cap_ms)
+    ends = [end for line in _bars(shown) for end in line]
+    _legend(axes, ends, "bars: 95 % of top-1, 90 % of latency")
+    draw_better(axes, ends, MUTED)
+    labels = [(row.best_latency_ms or 0.0, 100 * (row.best_top1 or 0.0), named(describe(row, short=True), row),
+               BASELINE if row.is_baseline else FRONT if row.on_front else MUTED) for row in shown]
+    place_labels(axes, labels, lines=_bars(shown) + _steps(corners) + _cap_line(axes, info.cap_ms))
+
+
+def _draw_points(axes: Axes, rows: Sequence[FrontRow], color: str, marker: str, size: float, label: str,
+                 sizes: Mapping[str, float]) -> None:
+    for hollow in (False, True):
+        part = [row for row in rows if row.verified != hollow]
+        if not part:
+            continue
+        x, y = [row.best_latency_ms or 0.0 for row in part], [100 * (row.best_top1 or 0.0) for row in part]
+        axes.errorbar(x, y, xerr=_errors(part, "latency"), yerr=_errors(part, "top1"), fmt="none", ecolor=color,
+                      elinewidth=1.2, alpha=0.5, zorder=2.5)
+        for at, row in enumerate(part):  # one by one, for each may have its own size
+            axes.plot(x[at], y[at], marker, ms=sizes.get(row.id, size), color=color, mfc="white" if hollow else color,
+                      mec=color if hollow else "white", mew=1.0, zorder=3)
+        axes.plot([], [], marker, ms=size, color=color, mfc="white" if hollow else color,
+                  mec=color if hollow else "white", mew=1.0, label=f"{label}, not verified" if hollow else label)
+
+
+def _errors(rows: Sequence[FrontRow], of: str) -> list[list[float]]:
+    """Distances to the interval's ends, [below, above]; 0 where there is no interval."""
+    below, above = [], []
+    for row in rows:
+        if of == "latency":
+            value = row.best_latency_ms or 0.0
+            ends = ((row.latency_ms_low, row.latency_ms_high) if row.verified
+                    else (row.latency_ms_predicted_low, row.latency_ms_predicted_high))
+            scale = 1.0
+        else:
+            value, scale = row.best_top1 or 0.0, 100.0
+            ends = (row.top1_test_low, row.top1_test_high) if row.verified else (None, None)
+        low, high = (value if end is None else end for end in ends)
+        below.append(scale * max(0.0, value - low))
+        above.append(scale * max(0.0, high - value))
+    return [below, above]
+
+
+def _draw_trials(axes: Axes, rows: Sequence[FrontRow], trials: Sequence[Mapping[str, Any]], info: PlotInfo) -> None:
+    title(axes, "What the search saw: estimates")
+    axes.set_ylabel(f"{meaning(info.accuracy)} (%)")
+    axes.set_xlabel("predicted latency (ms, log scale)")
+    points = [(trial["latency_ms_predicted"], 100 * trial["top1_proxy"]) for trial in trials
+              if _is_number(trial.get("latency_ms_predicted")) and _is_number(trial.get("top1_proxy"))]
+    chosen = [(row.latency_ms_predicted, 100 * row.top1_proxy) for row in rows if not row.is_baseline
+              and row.latency_ms_predicted is not None and row.top1_proxy is not None]
+    if not points and not chosen:
+        axes.text(0.5, 0.5, "no trials", transform=axes.transAxes, ha="center", color=MUTED)
+        return
+    if points:
+        axes.scatter([x for x, _ in points], [y for _, y in points], s=16, color=MUTED, alpha=0.35, lw=0, zorder=2,
+                     label=f"{len(points)} trials")
+    if chosen:
+        axes.scatter([x for x, _ in chosen], [y for _, y in chosen], s=34, facecolor="none", edgecolor=FRONT, lw=1.4,
+                     zorder=3, label="chosen as finalists")
+    _percent_axis(axes)
+    _log_axis(axes, [x for x, _ in points + chosen] + ([info.cap_ms] if info.cap_ms else []))
+    _cap(axes, info.cap_ms)
+    _legend(axes, points + chosen)
+
+
+def _legend(axes: Axes, points: Sequence[tuple[float, float]], note: str = "") -> None:
+    """At the lower right, which `better` leaves empty; where it does not, the axis is lengthened below."""
+    legend = axes.legend(loc="lower right", frameon=True, framealpha=0.92, edgecolor="none", fontsize=8.5,
+                         handletextpad=0.5, handlelength=1.2, title=note or None, title_fontsize=7.5,
+                         alignment="left")
+    for _ in range(8):
+        box = legend.get_window_extent()
+        if not any(box.x0 < x and y < box.y1 for x, y in (axes.transData.transform(point) for point in points)):
+            return
+        low, high = axes.get_ylim()
+        axes.set_ylim(low - 0.09 * (high - low), high)
+
+
+def _bars(rows: Sequence[FrontRow]) -> list[Line]:
+    """The intervals as lines in data coordinates."""
+    lines = []
+    for row, left, right, down, up in zip(rows, *_errors(rows, "latency"), *_errors(rows, "top1"), strict=True):
+        x, y = row.best_latency_ms or 0.0, 100 * (row.best_top1 or 0.0)
+        lines += [((x - left, y), (x + right, y)), ((x, y - down), (x, y + up))]
+    return lines
+
+
+def _steps(corners: Sequence[tuple[float, float]]) -> list[Line]:
+    return [line for (x0, y0), (x1, y1) in pairwise(corners) for line in (((x0, y0), (x1, y0)), ((x1, y0), (x1, y1)))]
+
+
+def _cap_line(axes: Axes, cap_ms: float | None) -> list[Line]:
+    low, high = axes.get_ylim()
+    return [] if cap_ms is None else [((cap_ms, low), (cap_ms, high))]
+
+
+def _limits(axes: Axes, rows: Sequence[FrontRow], cap_ms: float | None) -> None:
+    ends = [[*(value for value in pair)] for of in ("latency", "top1") for pair in zip(*_errors(rows, of), strict=True)]
+    half = len(rows)
+    x = [row.best_latency_ms or 0.0 for row in rows]
+    _log_axis(axes, [*(v - e[0] for v, e in zip(x, ends[:half], strict=True)),
+                     *(v + e[1] for v, e in zip(x, ends[:half], strict=True)), *([cap_ms] if cap_ms else [])])
+    y = [100 * (row.best_top1 or 0.0) for row in rows]
+    low = min(v - e[0] for v, e in zip(y, ends[half:], strict=True))
+    high = max(v + e[1] for v, e in zip(y, ends[half:], strict=True))
+    room = max(0.12 * (high - low), 0.5)
+    axes.set_ylim(max(low - 1.2 * room, -1.0), min(high + 1.2 * room, 100.0 + 0.7 * room))
+    _percent_axis(axes)
+
+
+def _cap(axes: Axes, cap_ms: float | None) -> None:
+    if cap_ms is not None:
+        axes.axvline(cap_ms, color=CAP, lw=1.2, ls=(0, (4, 3)), zorder=1, label=f"cap {cap_ms:.4g} ms")

@@ -1,0 +1,280 @@
+"""The rows of `front.csv` and `front.json`: one network each, predicted and measured, and which form the front."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from hwnas.errors import StudyError
+from hwnas.space.architecture import Architecture
+from hwnas.study.costs import KNOWN, LATENCY, KnownObjective, Terms
+from hwnas.study.objective import read_objective
+from hwnas.system.paths import write_atomic
+from hwnas.system.run_folder import ModelFolder, RunFolder
+from hwnas.target.target import Target
+
+FORMAT = "hwnas-front/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a known objective is for a row: by prediction or formula, and exactly; None: not known."""
+
+    name: str
+    predicted: float | None
+    exact: float | None
+
+    @property
+    def best(self) -> float | None:
+        """Exact where that is known."""
+        return self.predicted if self.exact is None else self.exact
+
+
+@dataclass(frozen=True, slots=True)
+class FrontRow:
+    """One finalist or baseline; `docs/run-folder.md` documents every column.
+
+    top-1 are fractions from 0 to 1, latencies milliseconds; None (an empty cell) is what is not known, never 0.
+    `verified`: exported, scored and timed in the deployment runtime on `host`. `objectives`: names of what the search
+    minimised; `costs`: those of them that are not latency.
+    """
+
+    id: str
+    name: str
+    architecture: str
+    is_baseline: bool
+    verified: bool
+    top1_proxy: float | None
+    top1_test_fp32: float | None
+    top1_test: float | None
+    top1_test_low: float | None
+    top1_test_high: float | None
+    n_test: int | None
+    latency_ms_predicted: float | None
+    latency_ms_predicted_low: float | None
+    latency_ms_predicted_high: float | None
+    latency_ms: float | None
+    latency_ms_low: float | None
+    latency_ms_high: float | None
+    params: int
+    macs: int
+    reward: float | None
+    reward_winner: bool
+    on_front: bool
+    meets_cap: bool | None
+    dominated_by: str
+    target: str
+    host: str
+    precision: str
+    int8_share: float | None
+    fallback_share: float | None
+    reason: str
+    objectives: tuple[str, ...] = (LATENCY,)
+    costs: tuple[Cost, ...] = ()
+
+    @property
+    def best_latency_ms(self) -> float | None:
+        """Measured where verified, otherwise predicted."""
+        return self.latency_ms if self.verified else self.latency_ms_predicted
+
+    @property
+    def best_top1(self) -> float | None:
+        """Scored in the deployment runtime where verified, otherwise that of the fp32 network."""
+        return self.top1_test if self.verified else self.top1_test_fp32
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        """What makes the front, smaller being better: top-1 negated, then each objective; NaN where not known."""
+        costs = {LATENCY: self.best_latency_ms, **{one.name: one.best for one in self.costs}}
+        values = (None if self.best_top1 is None else -self.best_top1, *(costs.get(name) for name in self.objectives))
+        return tuple(math.nan if value is None else value for value in values)
+
+    @property
+    def inside_prediction(self) -> bool | None:
+        """Whether the measured latency lies inside the predicted interval; None where either is missing."""
+        low, high = self.latency_ms_predicted_low, self.latency_ms_predicted_high
+        if self.latency_ms is None or low is None or high is None:
+            return None
+        return low <= self.latency_ms <= high
+
+
+COLUMNS = tuple(field.name for field in fields(FrontRow) if field.name not in ("objectives", "costs"))
+_TYPES = get_type_hints(FrontRow)
+
+
+def dominates(one: FrontRow, other: FrontRow) -> bool:
+    """Whether `one` is nowhere worse than `other` in top-1 and all that the search minimised, and somewhere better."""
+    pairs = list(zip(one.losses, other.losses, strict=True))
+    return all(mine <= theirs for mine, theirs in pairs) and any(mine < theirs for mine, theirs in pairs)
+
+
+def mark_front(rows: Sequence[FrontRow], cap_ms: float | None = None) -> list[FrontRow]:
+    """The same rows with `on_front`, `meets_cap` and `dominated_by` filled in.
+
+    The front is made of finalists only: not dominated by another finalist, and within the cap as measured.
+    Once one row is verified only verified rows are compared; before that the predictions are.
+    `dominated_by` names the most accurate row of all, baselines included, that `dominates` it.
+    """
+    any_verified = any(row.verified for row in rows)
+    known = [row for row in rows if row.verified == any_verified and row.best_latency_ms is not None
+             and not any(map(math.isnan, row.losses))]
+    members = [row for row in known if not row.is_baseline and _within(row, cap_ms) is not False]
+    marked = []
+    for row in rows:
+        better = [other for other in known if row in known and dominates(other, row)]
+        best = max(better, key=lambda other: other.best_top1 or 0.0, default=None)
+        on_front = row in members and not any(dominates(other, row) for other in members)
+        marked.append(replace(row, on_front=on_front, meets_cap=_within(row, cap_ms),
+                              dominated_by=best.id if best else ""))
+    return marked
+
+
+def _within(row: FrontRow, cap_ms: float | None) -> bool | None:
+    """Whether the measured latency meets the cap; None without a cap or a measurement."""
+    return None if cap_ms is None or row.latency_ms is None else row.latency_ms <= cap_ms
+
+
+def front_csv(rows: Iterable[FrontRow]) -> str:
+    """Text of `front.csv`: a header, then one line a row, best-known latency rising."""
+    found = [_values(row) for row in sort_rows(rows)]
+    out = io.StringIO()
+    writer = csv.DictWriter(out, found[0] if found else COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _cell(value) for name, value in row.items()} for row in found)
+    return out.getvalue()
+
+
+def front_json(rows: Iterable[FrontRow]) -> str:
+    """Text of `front.json`: the same rows with their types kept."""
+    return json.dumps({"format": FORMAT, "rows": [_values(row) for row in sort_rows(rows)]}, indent=1) + "\n"
+
+
+def _values(row: FrontRow) -> dict[str, Any]:
+    """By column. Those of `objectives` and `costs` are there where the search minimised more than latency."""
+    values: dict[str, Any] = {name: getattr(row, name) for name in COLUMNS}
+    if row.objectives == (LATENCY,):
+        return values
+    values["objectives"] = " ".join(row.objectives)
+    for one in row.costs:
+        values |= {KNOWN[one.name].predicted: one.predicted, KNOWN[one.name].exact: one.exact}
+    return values
+
+
+def sort_rows(rows: Iterable[FrontRow]) -> list[FrontRow]:
+    """Finalists before baselines, each from fast to slow, rows without a latency last."""
+    return sorted(rows, key=lambda row: (row.is_baseline, row.best_latency_ms is None, row.best_latency_ms or 0.0,
+                                         row.id))
+
+
+def read_front(path: str | Path) -> list[FrontRow]:
+    """Rows of a `front.csv`; StudyError names file, line and column of what cannot be read. Ignores other columns."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StudyError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}.") from None
+    reader = csv.DictReader(io.StringIO(text))
+    missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+    if missing:
+        raise StudyError(f"{path}: no column {missing[0]!r}; was it written by another version of hwnas?")
+    return [_parse(row, f"{path}, line {number}") for number, row in enumerate(reader, 2)]
+
+
+def save_front(run: RunFolder, rows: Sequence[FrontRow]) -> None:
+    """Write `front.csv` and `front.json` of a run."""
+    write_atomic(run.front_json, front_json(rows))
+    write_atomic(run.front_csv, front_csv(rows))
+
+
+def load_front(run: RunFolder) -> list[FrontRow]:
+    """Rows of a run's `front.csv`; StudyError when the search has not come that far."""
+    if not run.front_csv.is_file():
+        raise StudyError(f"{run.path} has no front.csv yet. Finish the search first: python -m hwnas.search "
+                         f"+target=NAME out={run.path}")
+    return read_front(run.front_csv)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _parse(row: dict[str, str | None], where: str) -> FrontRow:
+    values: dict[str, Any] = {}
+    for name in COLUMNS:
+        text, kind = row[name] or "", _TYPES[name]
+        try:
+            values[name] = _value(text, kind)
+        except ValueError:
+            raise StudyError(f"{where}: {name} cannot be {text!r}.") from None
+    names = tuple((row.get("objectives") or LATENCY).split())
+    return FrontRow(**values, objectives=names, costs=tuple(_cost(row, name, where) for name in names
+                                                            if name != LATENCY))
+
+
+def _cost(row: Mapping[str, str | None], name: str, where: str) -> Cost:
+    if name not in KNOWN:
+        raise StudyError(f"{where}: objectives cannot be {name!r}.")
+    found = []
+    for column in (KNOWN[name].predicted, KNOWN[name].exact):
+        try:
+            found.append(float(row[column]) if row.get(column) else None)  # type: ignore[arg-type]
+        except ValueError:
+            raise StudyError(f"{where}: {column} cannot be {row[column]!r}.") from None
+    return Cost(name, *found)
+
+
+def _value(text: str, kind: Any) -> object:
+    if kind is str:
+        return text
+    if not text and kind in (float | None, int | None, bool | None):
+        return None
+    if kind in (bool, bool | None):
+        if text not in ("true", "false"):
+            raise ValueError(text)
+        return text == "true"
+    return int(text) if kind in (int, int | None) else float(text)
+
+
+def told_exactly(run: RunFolder, rows: Sequence[FrontRow], environment: Mapping[str, Any]) -> list[FrontRow]:
+    """Rows of a run's front with what its search minimised beside latency, and the front marked in all of it.
+
+    Exact is what the exported network shows: the deployed file's size on disk, MACs of the model, the price at the
+    measured latency. As given where the search minimised latency alone.
+    """
+    section = run.read_config().get("objective") if run.config.is_file() else None
+    if not isinstance(section, dict) or section.get("known") in (None, [LATENCY]):
+        return list(rows)
+    objective = read_objective(section, Target.from_config(environment["target"]), 1.0)
+    names = tuple(one.name for one in objective.minimised)
+    costs = [one for one in objective.minimised if one.name != LATENCY]
+    found = [replace(row, objectives=names, costs=tuple(
+        _told_cost(one, row, run.model(row.id), objective.terms) for one in costs)) for row in rows]
+    return mark_front(found, environment.get("cap_ms"))
+
+
+def _told_cost(one: KnownObjective, row: FrontRow, folder: ModelFolder, terms: Terms) -> Cost:
+    """What is known of a row: beforehand, and exactly."""
+    if one.of_latency is not None:
+        predicted, exact = (None if latency_ms is None else float(one.of_latency(latency_ms, terms))
+                            for latency_ms in (row.latency_ms_predicted, row.latency_ms))
+        return Cost(one.name, predicted, exact)
+    file, described = folder.deployed(terms.precision), folder.architecture
+    held = next((cost for cost in row.costs if cost.name == one.name), Cost(one.name, None, None))
+    predicted, exact = held.predicted, held.exact  # these stay where the files were moved away
+    if described.is_file():
+        predicted = float(one.of(None, Architecture.from_yaml(described.read_text(), str(described)).blocks(), terms))
+    if one.of_file is None:
+        exact = float(getattr(row, one.exact))
+    elif file.is_file():
+        exact = one.of_file(file)
+    return Cost(one.name, predicted, exact)

@@ -1,0 +1,160 @@
+"""Scores and times exported networks in the deployment runtime: all of them together, on the machine this runs on."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hwnas.cli.progress import Console
+from hwnas.errors import CandidateError, TargetError
+from hwnas.front.rows import FrontRow
+from hwnas.latency.harness import measure
+from hwnas.latency.measurement import Measurement, Protocol
+from hwnas.runtimes.answers import FP32, predict
+from hwnas.runtimes.runtime import load_runtime
+from hwnas.space.architecture import Architecture
+from hwnas.stats.intervals import wilson
+from hwnas.system.run_folder import RunFolder
+from hwnas.target.host import Host
+from hwnas.target.target import Target
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from hwnas.data.dataset import Dataset
+    from hwnas.runtimes.runtime import Compiled
+
+
+LEAST_ROUNDS = 24  # good turns of every network: what is published is spread over more time than a calibration
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How networks are timed: reference network (and its quiet time, where known), most seconds, seed of the order."""
+
+    reference: Architecture
+    quiet_ms: float | None = None
+    seconds: float = 45.0
+    seed: int = 0
+
+
+@dataclass
+class Scores:
+    """What was found: rows filled in, answers (classes per test image), raw samples, executed precisions."""
+
+    rows: list[FrontRow]
+    predicted: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    measurements: dict[str, Measurement] = field(default_factory=dict)
+    executed: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def fp32_top1(path: Path, dataset: Dataset) -> float:
+    """Test top-1 of an fp32 ONNX file, in ONNX Runtime."""
+    compiled = load_runtime(FP32.runtime).compile(path, FP32)
+    return float((predict(compiled, dataset) == dataset.test.labels).mean())
+
+
+def verify_rows(rows: Sequence[FrontRow], run: RunFolder, dataset: Dataset, target: Target, timing: Timing,
+                console: Console) -> Scores:
+    """Compile, score and time every row whose exported file is there; the others keep their reason.
+
+    A row is verified when it was scored and its timing is valid. TargetError when this host cannot run the target.
+    """
+    runtime = load_runtime(target.runtime)
+    runtime.check(target)
+    scores = Scores([])
+    compiled: dict[str, Compiled] = {}
+    sizes = {row.id: _image_size(run, row, dataset) for row in rows}
+    with console.step("score on the test set") as report:
+        for index, row in enumerate(rows):
+            def heard(share: float, at: int = index) -> None:
+                report((at + share) / len(rows), rows[at].id)
+
+            path, reason = run.model(row.id).deployed(target.precision), row.reason
+            if path.is_file():
+                reason = ""  # what an earlier verification failed on is tried again
+                try:
+                    compiled[row.id] = runtime.compile(path, target)
+                    scores.predicted[row.id] = predict(compiled[row.id], dataset.at_size(sizes[row.id]), heard)
+                except (CandidateError, TargetError) as error:
+                    reason = str(error)
+            scores.rows.append(replace(row, reason=reason))
+            heard(1.0)
+    scores.executed = {name: _execution(one) for name, one in compiled.items() if name in scores.predicted}
+    paths = {name: run.model(name).deployed(target.precision) for name in scores.predicted}
+    scores.measurements = _time(paths, sizes, dataset, target, timing, console)
+    scores.rows = [_filled(row, scores, dataset, target) for row in scores.rows]
+    return scores
+
+
+def _image_size(run: RunFolder, row: FrontRow, dataset: Dataset) -> int:
+    path = run.model(row.id).architecture
+    return Architecture.from_yaml(path.read_text(), str(path)).image_size if path.is_file() else dataset.image_size
+
+
+def _execution(compiled: Compiled) -> dict[str, Any]:
+    found = compiled.execution
+    return {"precision": found.precision, "precisions": dict(found.precisions), "int8_share": found.int8_share,
+            "fallback_share": found.fallback_share}
+
+
+def _time(paths: Mapping[str, Path], sizes: Mapping[str, int], dataset: Dataset, target: Target, timing: Timing,
+          console: Console) -> dict[str, Measurement]:
+    if not paths:
+        return {}
+    runtime, protocol = load_runtime(target.runtime), Protocol(min_rounds=LEAST_ROUNDS, max_seconds=timing.seconds)
+
+    def copies(path: Path, channels: int, size: int) -> list[Callable[[], None]]:
+        images = np.random.default_rng(0).standard_normal((target.batch, channels, size, size), dtype=np.float32)
+        return [runtime.compile(path, target).bind(images) for _ in range(protocol.copies)]
+
+    with tempfile.TemporaryDirectory(prefix="hwnas-") as folder, console.step("time networks") as report:
+        calls = {name: copies(path, dataset.channels, sizes[name]) for name, path in paths.items()}
+        network = timing.reference
+        reference = copies(_reference(network, target, Path(folder)), network.channels, network.image_size)
+        found = measure(calls, reference, protocol, seed=timing.seed, quiet_ms=timing.quiet_ms, progress=report,
+                        threads=target.threads)
+    quiet_ms = next(iter(found.values())).quiet_ms
+    if timing.quiet_ms and quiet_ms > timing.quiet_ms * (1 + protocol.drift):
+        above = f"{quiet_ms / timing.quiet_ms - 1:.0%}"
+        console.say(f"note: the reference network takes {quiet_ms:.4f} ms, {above} more than when this host was "
+                    "calibrated: latencies are those of a slower moment.")
+    return found
+
+
+def _reference(architecture: Architecture, target: Target, folder: Path) -> Path:
+    """The file of the network that every round is held against, as calibration builds it."""
+    import torch
+
+    from hwnas.latency.timing import prepare_network
+
+    threads = torch.get_num_threads()
+    try:
+        return prepare_network(architecture, target, folder)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _filled(row: FrontRow, scores: Scores, dataset: Dataset, target: Target) -> FrontRow:
+    """The row with what was found about it; figures of an earlier verification do not stay."""
+    row = replace(row, verified=False, top1_test=None, top1_test_low=None, top1_test_high=None, latency_ms=None,
+                  latency_ms_low=None, latency_ms_high=None, int8_share=None, fallback_share=None,
+                  target=target.name, precision="")
+    if row.id not in scores.predicted:
+        return row
+    right = int((scores.predicted[row.id] == dataset.test.labels).sum())
+    low, high = wilson(right, len(dataset.test))
+    executed = scores.executed[row.id]
+    row = replace(row, top1_test=right / len(dataset.test), top1_test_low=low, top1_test_high=high,
+                  n_test=len(dataset.test), precision=executed["precision"], int8_share=executed["int8_share"],
+                  fallback_share=executed["fallback_share"], host=Host.detect().name)
+    timed = scores.measurements[row.id]
+    if not timed.valid:
+        return replace(row, reason=f"timing INVALID: {timed.reason}")
+    return replace(row, verified=True, latency_ms=timed.latency_ms, latency_ms_low=timed.latency_ms_low,
+                   latency_ms_high=timed.latency_ms_high)

@@ -1,0 +1,201 @@
+"""The harness: times networks against each other, in interleaved random rounds beside a fixed reference."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+
+from hwnas.latency.measurement import Measurement, Protocol, Turn
+from hwnas.target.host import measuring_lock, usable_cores
+
+Call = Callable[[], None]
+Copies = Call | Sequence[Call]
+Progress = Callable[[float, str], None]
+PAUSE_S = 0.2
+LEAST_REFERENCE_CALLS = 4  # of each copy in a turn
+
+
+def measure(candidates: Mapping[str, Copies], reference: Copies, protocol: Protocol | None = None, *, seed: int = 0,
+            quiet_ms: float | None = None, progress: Progress | None = None, threads: int = 1,
+            idle: Callable[[], bool] = lambda: False) -> dict[str, Measurement]:
+    """Time every candidate by `protocol`; INVALID ones come back with their reason, not as a number.
+
+    A call is one inference with its inputs bound; of a network compiled several times give all, as the protocol's
+    `copies` says (one call stands for all copies). The reference's time is the mean of its copies. `quiet_ms` is the
+    reference's quiet time from an earlier run: where this run's stands too far above it, nothing counts as quiet, so
+    that a run at half speed is INVALID.
+    `progress` hears the share done (by networks or by time, whichever is further) and a note. The process is kept to
+    `threads` cores meanwhile (0: every core that it may use); other processes' measurements there wait. While `idle`
+    says that nothing else is to be done, rounds go on, up to `max_rounds`, though the interval is narrow enough.
+    """
+    protocol = protocol or Protocol()
+    def queued() -> None:
+        if progress:
+            progress(0.0, "waiting for another measurement on this host")
+
+    with measuring_lock(usable_cores(), queued), undisturbed(threads):
+        run = _Run(candidates, reference, protocol, random.Random(seed), quiet_ms)
+        run.warm_up()
+        deadline = time.monotonic() + protocol.max_seconds
+        rounds = 0
+        while (waiting := run.unfinished() or (idle() and run.extensible())) and time.monotonic() < deadline:
+            if not run.round(waiting, deadline):
+                time.sleep(PAUSE_S)  # nothing was quiet: what disturbs may pass
+            rounds += 1
+            if progress:
+                done = max(1 - (deadline - time.monotonic()) / protocol.max_seconds, 1 - len(waiting) / len(candidates))
+                progress(min(done, 1.0), f"round {rounds}, {len(waiting)} of {len(candidates)} networks open")
+        return run.measurements()
+
+
+def call_overhead_ms(compiled_call: Call, calls: int = 2000) -> float:
+    """What the harness adds to one call: the median time of a call that does nothing."""
+    with undisturbed():
+        return float(np.median(time_calls(compiled_call, calls)))
+
+
+class _Run:
+    def __init__(self, candidates: Mapping[str, Copies], reference: Copies, protocol: Protocol, rng: random.Random,
+                 quiet_ms: float | None) -> None:
+        self.candidates = {name: _calls(copies) for name, copies in candidates.items()}
+        self.reference, self.protocol, self.rng = _calls(reference), protocol, rng
+        self.stored_quiet_ms = quiet_ms
+        self.cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+        self.turns: dict[str, list[Turn]] = {name: [] for name in candidates}
+        self.calls: dict[str, int] = {}
+        self.references_ms: list[float] = []
+
+    def warm_up(self) -> None:
+        """Throw the first inferences away, and learn how many calls make a turn."""
+        self.reference_calls = self._count(self.reference)
+        for _ in range(5):
+            self._time_reference()
+        for name, copies in self.candidates.items():
+            self.calls[name] = self._count(copies)
+
+    def _count(self, copies: Sequence[Call]) -> int:
+        typical = min(float(np.median(time_calls(call, self.protocol.warmup_calls))) for call in copies)
+        return int(np.clip(self.protocol.round_ms / typical, self.protocol.min_calls, self.protocol.max_calls))
+
+    def _time_reference(self) -> float:
+        calls = max(-(-self.reference_calls // len(self.reference)), LEAST_REFERENCE_CALLS)
+        values = [np.quantile(time_calls(call, calls), self.protocol.quantile) for call in self.reference]
+        self.references_ms.append(float(np.mean(values)))
+        return self.references_ms[-1]
+
+    @property
+    def quiet_ms(self) -> float:
+        """The reference undisturbed: a low quantile of this run's turns, or the stored time where that is far lower."""
+        quiet, stored = float(np.quantile(self.references_ms, 0.2)), self.stored_quiet_ms
+        return stored if stored is not None and quiet > stored * (1 + self.protocol.run_drift) else quiet
+
+    def unfinished(self) -> list[str]:
+        return [name for name, found in self.measurements().items() if not found.converged]
+
+    def extensible(self) -> list[str]:
+        return [name for name, found in self.measurements().items()
+                if len(found.values_ms) < self.protocol.max_rounds]
+
+    def round(self, names: list[str], deadline: float) -> bool:
+        """Give each of `names` a turn; whether any block was quiet."""
+        quiet = False
+        order = self.rng.sample(names, len(names))
+        before = self._time_reference()
+        for start in range(0, len(order), self.protocol.block):
+            steal, throttled, clock = stolen_seconds(self.cores), throttle_count(), time.monotonic()
+            block = {name: self._turn(name) for name in order[start : start + self.protocol.block]}
+            after = self._time_reference()
+            stolen = (stolen_seconds(self.cores) - steal) / max(time.monotonic() - clock, 1e-6)
+            hot = throttle_count() > throttled
+            for name, samples in block.items():
+                self.turns[name].append(Turn(samples, max(before, after), stolen, hot))
+            quiet |= not hot and max(before, after) <= self.quiet_ms * (1 + self.protocol.drift)
+            before = after
+            if time.monotonic() > deadline:
+                break
+        return quiet
+
+    def _turn(self, name: str) -> tuple[float, ...]:
+        copies = self.candidates[name]
+        call = copies[len(self.turns[name]) % self.protocol.copies % len(copies)]
+        call()  # brings its weights back into the caches; thrown away
+        return tuple(time_calls(call, self.calls[name]))
+
+    def measurements(self) -> dict[str, Measurement]:
+        quiet = self.quiet_ms
+        return {name: Measurement(tuple(turns), quiet, self.protocol) for name, turns in self.turns.items()}
+
+
+def _calls(copies: Copies) -> Sequence[Call]:
+    return [copies] if callable(copies) else list(copies)
+
+
+def time_calls(call: Call, calls: int) -> list[float]:
+    clock = time.perf_counter_ns
+    times = []
+    for _ in range(calls):
+        start = clock()
+        call()
+        times.append((clock() - start) / 1e6)
+    return times
+
+
+@contextmanager
+def undisturbed(threads: int = 1) -> Iterator[None]:
+    """Keep every thread of this process to `threads` of its cores, and hold the garbage collector back.
+
+    The last usable cores are taken: the first ones serve most interrupts. 0 takes them all.
+    """
+    cores = usable_cores()
+    before = {task: os.sched_getaffinity(task) for task in _tasks()}
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        for task in before:
+            _pin(task, cores[-threads:])
+        yield
+    finally:
+        for task in _tasks():
+            _pin(task, before.get(task, set(cores)))
+        if collecting:
+            gc.enable()
+
+
+def _tasks() -> list[int]:
+    """Threads of this process: runtimes keep their own, which do not follow the calling thread's affinity."""
+    try:
+        return [int(path.name) for path in Path("/proc/self/task").iterdir()]
+    except OSError:
+        return [0] if hasattr(os, "sched_getaffinity") else []
+
+
+def _pin(task: int, cores: Iterable[int]) -> None:
+    with suppress(ProcessLookupError):  # a thread may have ended meanwhile
+        os.sched_setaffinity(task, cores)
+
+
+def stolen_seconds(cores: Collection[int]) -> float:
+    """Time that the hypervisor took from `cores` since boot (0 where /proc does not say)."""
+    names = {f"cpu{core}" for core in cores}
+    try:
+        lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
+        return sum(int(line[8]) for line in lines if line and line[0] in names) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
+def throttle_count() -> int:
+    """How often the processor has slowed its cores down for heat since boot (0 where /sys does not say)."""
+    total = 0
+    for path in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/thermal_throttle/*_throttle_count"):
+        with suppress(OSError, ValueError):
+            total += int(path.read_text())
+    return total

@@ -1,0 +1,209 @@
+"""Networks to judge a latency predictor on: half drawn from the space, half from where a search would go.
+
+A search keeps what a predictor calls fast, so its finalists lie where the predictor errs towards fast. Their accuracy
+is not known beforehand; capacity (MACs or parameters) stands in for it: larger networks of a family score higher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from hwnas.errors import SpaceError
+from hwnas.latency.measurement import Measurement, robust_error
+from hwnas.latency.table import LatencyTable
+from hwnas.space.architecture import Architecture
+from hwnas.stats.pareto import non_dominated
+
+if TYPE_CHECKING:
+    from hwnas.space.search_space import SearchSpace
+
+RANDOM, FRONT, ANCHOR = "random", "front", "anchor"
+Predict = Callable[[np.ndarray], np.ndarray]
+POPULATION, GENERATIONS = 1500, 6
+BINS, ELITE = 60, 8  # parents: the ELITE of highest capacity in each of BINS bins of predicted latency
+LEAST = 5  # valid anchors, below which the reference alone has to do
+SPARE = 6  # candidates drawn for each network wanted
+ROUNDS = 40  # of drawing, before a space counts as exhausted
+_STREAM = 0x6C6174  # sets these draws apart from those of a calibration with the same seed
+
+
+class Predictor(Protocol):
+    """A model that predicts latency in ms: `predict(codes [n, p]).mean` [n]."""
+
+    def predict(self, codes: np.ndarray) -> Any:
+        """Predictions of canonical codes."""
+
+
+def held_out_networks(space: SearchSpace, model: Predictor, n: int, seed: int,
+                      known_ids: Collection[str]) -> list[tuple[str, Architecture]]:
+    """`n` different networks, none of `known_ids`, as (group, network): first n // 2 of the front, then random ones.
+
+    Both groups are spread over the range of predicted latencies. Equal arguments give equal networks. SpaceError
+    when the space does not hold so many.
+    """
+    rng = np.random.default_rng((seed, _STREAM))
+
+    def predict(codes: np.ndarray) -> np.ndarray:
+        return np.asarray(model.predict(codes).mean)
+
+    front = front_networks(space, predict, rng, n // 2, known_ids)
+    drawn = random_networks(space, predict, rng, n - len(front), {*known_ids, *(one.id for one in front)})
+    return [(FRONT, one) for one in front] + [(RANDOM, one) for one in drawn]
+
+
+def random_networks(space: SearchSpace, predict: Predict, rng: np.random.Generator, n: int,
+                    known_ids: Collection[str]) -> list[Architecture]:
+    """`n` networks of settings drawn uniformly, one from each quantile of predicted latency."""
+    return _spread(space, predict, rng, n, known_ids, lambda wanted: space.sample(rng, SPARE * wanted))
+
+
+def front_networks(space: SearchSpace, predict: Predict, rng: np.random.Generator, n: int,
+                   known_ids: Collection[str]) -> list[Architecture]:
+    """`n` networks one mutation away from the fronts of capacity against predicted latency, MACs and parameters.
+
+    `predict` gives ms [n] for canonical codes [n, p]. The networks are spread over the fronts' range of latencies;
+    none is of `known_ids`. SpaceError when there are too few.
+    """
+    if not n:
+        return []
+    lookup = Capacity(space)
+    fronts = [predicted_front(space, predict, lambda codes: lookup(codes)[:, 0], rng),
+              predicted_front(space, predict, lambda codes: lookup(codes)[:, 1], rng)]
+
+    def mutants(wanted: int) -> np.ndarray:
+        parents = [_evenly(front, predict, rng, -(-SPARE * wanted // 2)) for front in fronts]
+        return np.array([space.mutate(row, rng) for row in np.concatenate(parents)])
+
+    return _spread(space, predict, rng, n, known_ids, mutants)
+
+
+def predicted_front(space: SearchSpace, predict: Predict, capacity: Callable[[np.ndarray], np.ndarray],
+                    rng: np.random.Generator) -> np.ndarray:
+    """Codes [k, p] of an evolved population that no other beats in capacity and predicted latency, fastest first."""
+    codes = np.unique(space.sample(rng, POPULATION), axis=0)
+    scores = np.column_stack([capacity(codes), predict(codes)])
+    for _ in range(GENERATIONS):
+        parents = _parents(codes, scores)
+        children = np.unique(_children(space, parents, rng, POPULATION), axis=0)
+        scores = np.concatenate([scores, np.column_stack([capacity(children), predict(children)])])
+        codes, kept = np.unique(np.concatenate([codes, children]), axis=0, return_index=True)
+        scores = scores[kept]
+    front = non_dominated(scores, (False, True))
+    order = np.argsort(scores[front, 1], kind="stable")
+    return np.asarray(codes[front][order])
+
+
+class Capacity:
+    """MACs and trainable parameters of codes: [n, 2], summed over segments that are looked up once."""
+
+    def __init__(self, space: SearchSpace) -> None:
+        self._space = space
+        self._known = np.zeros(space.n_segments, bool)
+        self._values = np.zeros((space.n_segments, 2))
+
+    def __call__(self, codes: np.ndarray) -> np.ndarray:
+        segments = self._space.segments(codes)
+        for segment in np.unique(segments[~self._known[segments]]):
+            blocks = self._space.segment_blocks(int(segment))
+            self._values[segment] = sum(block.macs for block in blocks), sum(block.params for block in blocks)
+            self._known[segment] = True
+        return np.asarray(self._values[segments].sum(axis=1))
+
+
+def _parents(codes: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """The highest capacities in every bin of log latency, so that the whole front goes on and not its densest part."""
+    latency = np.log(scores[:, 1])
+    edges = np.linspace(latency.min(), latency.max(), BINS + 1)[1:-1]
+    bins = np.searchsorted(edges, latency)
+    order = np.lexsort((-scores[:, 0], bins))
+    starts = np.searchsorted(bins[order], np.arange(BINS))
+    rank = np.arange(len(order)) - starts[bins[order]]
+    return np.asarray(codes[order[rank < ELITE]])
+
+
+def _children(space: SearchSpace, parents: np.ndarray, rng: np.random.Generator, n: int) -> np.ndarray:
+    """Canonical codes: half of them crossed uniformly, all with up to two decisions drawn again."""
+    children = parents[rng.integers(0, len(parents), n)].copy()
+    others = parents[rng.integers(0, len(parents), n)]
+    crossed = (rng.random(children.shape) < 0.5) & (rng.random(n) < 0.5)[:, None]
+    children[crossed] = others[crossed]
+    choices = np.array([len(parameter.choices) for parameter in space.parameters])
+    for _ in range(2):
+        column = rng.integers(0, children.shape[1], n)
+        children[np.arange(n), column] = rng.integers(0, choices[column])
+    return space.canonical_codes(children)
+
+
+def _evenly(front: np.ndarray, predict: Predict, rng: np.random.Generator, n: int) -> np.ndarray:
+    """`n` rows of a front, at points drawn evenly over its log latencies: its dense parts count no more."""
+    latency = np.log(predict(front))
+    points = rng.uniform(latency[0], latency[-1], n)
+    return np.asarray(front[np.abs(latency[None, :] - points[:, None]).argmin(axis=1)])
+
+
+def _spread(space: SearchSpace, predict: Predict, rng: np.random.Generator, n: int, known_ids: Collection[str],
+            draw: Callable[[int], np.ndarray]) -> list[Architecture]:
+    """One new network from each of `n` quantiles of the predicted latency of what `draw(n)` gives; more draws as
+    long as some quantile had none."""
+    found: dict[str, Architecture] = {}
+    for _ in range(ROUNDS):
+        missing = n - len(found)
+        if not missing:
+            return list(found.values())
+        codes = np.unique(draw(missing), axis=0)
+        order = np.argsort(predict(codes), kind="stable")
+        for part in np.array_split(order, min(missing, len(order))):
+            one = next(_new(space, codes[rng.permutation(part)], known_ids, found), None)
+            if one is not None:
+                found[one.id] = one
+    raise SpaceError(f"space {space.name}: only {len(found)} of {n} networks were found that are not in the latency "
+                     "table. Ask for fewer: n=NUMBER.")
+
+
+def _new(space: SearchSpace, rows: Iterable[np.ndarray], *taken: Collection[str]) -> Iterator[Architecture]:
+    for row in rows:
+        one = space.decode(space.to_params(row))
+        if not any(one.id in ids for ids in taken):
+            yield one
+
+
+@dataclass(frozen=True)
+class TimedOne:
+    """A network that no table holds, how it was chosen (`random` or `front`), and its samples."""
+
+    group: str
+    architecture: Architecture
+    measurement: Measurement
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """A run's latencies over those of the calibration, both held against the reference; `n` anchors tell (0: none)."""
+
+    factor: float
+    standard_error: float
+    n: int
+
+
+def chosen_anchors(table: LatencyTable, space_name: str, n: int) -> list[Architecture]:
+    """`n` networks of the table spread evenly over its latencies."""
+    valid = sorted((one for one in table.networks if one.space == space_name and one.measurement.valid),
+                   key=lambda one: one.measurement.latency_ms)
+    if not n:
+        return []
+    picked = np.unique(np.linspace(0, len(valid) - 1, min(n, len(valid)) + 2)[1:-1].round().astype(int))
+    return [valid[int(index)].architecture for index in picked]
+
+
+def pace(table: LatencyTable, again: Mapping[str, Measurement]) -> Pace:
+    """From the anchors' measurements in a later run, by architecture id."""
+    before = {one.architecture.id: one.measurement for one in table.networks}
+    logs = [np.log(one.at_ms(table.quiet_ms) / before[name].at_ms(table.quiet_ms)) for name, one in again.items()
+            if one.valid and name in before and before[name].valid]
+    if len(logs) < LEAST:
+        return Pace(1.0, float("nan"), 0)
+    return Pace(float(np.exp(np.median(logs))), robust_error(np.array(logs)), len(logs))

@@ -1,0 +1,215 @@
+"""Times networks: exported, compiled several times, and run in interleaved turns on a machine that others share."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hwnas.errors import CandidateError, MeasurementInvalid
+from hwnas.latency.harness import Progress, measure
+from hwnas.latency.measurement import Measurement, Protocol
+from hwnas.space.architecture import Architecture
+from hwnas.target.host import usable_cores
+from hwnas.target.target import Target
+
+if TYPE_CHECKING:
+    from hwnas.runtimes.runtime import Compiled, Runtime
+
+
+
+def prepare_network(architecture: Architecture, target: Target, folder: Path) -> Path:
+    """Build with weights seeded by the architecture, export, and quantise for int8; returns the file to time.
+
+    Synthetic quantisation ranges give the graph that real ones give. Fresh weights would not do: their zero biases are
+    optimised away.
+    """
+    import torch
+
+    from hwnas.networks.build import build
+    from hwnas.networks.export import export_onnx, randomise
+
+    torch.set_num_threads(1)
+    network = build(architecture).eval()
+    randomise(network, int(architecture.id, 16))
+    fp32 = folder / f"{architecture.id}.onnx"
+    shape = (architecture.channels, architecture.image_size, architecture.image_size)
+    export_onnx(network, fp32, shape)
+    if target.precision != "int8":
+        return fp32
+    from hwnas.networks.quantize import quantize_static, tuning_of
+
+    int8 = folder / f"{architecture.id}_int8.onnx"
+    quantize_static(fp32, int8, None, tuned_for=tuning_of(target))
+    fp32.unlink()
+    return int8
+
+
+def prepare_compiled(architecture: Architecture, target: Target, folder: Path) -> tuple[Path, Path | None]:
+    """`prepare_network`, and the compiled network beside it where the runtime can keep one (else None)."""
+    from hwnas.runtimes.runtime import load_runtime
+
+    path = prepare_network(architecture, target, folder)
+    save = getattr(load_runtime(target.runtime), "save_compiled", None)
+    return path, None if save is None else save(path, target)
+
+WAVE = 24
+REFERENCE_COPIES = 2  # times the protocol's copies: where the reference lands shifts the whole run
+Timed = Callable[[Architecture, Measurement, "Compiled"], None]
+_Export = Future[tuple[Path, Path | None]]
+_Wave = list[tuple[Architecture, _Export]]
+_ENDED = ("a process that exports networks was ended (out of memory?). Free memory and give the command again; what "
+          "was measured is kept.")
+
+
+class NetworkTimer:
+    """Measures waves of networks beside one reference; a context manager, since it keeps processes and files.
+
+    `prepare` starts the export of a wave, `time_next` compiles and measures the one prepared first. Where measuring
+    needs every core, exports are waited for instead.
+    """
+
+    def __init__(self, target: Target, runtime: Runtime, reference: Architecture, protocol: Protocol, *,
+                 quiet_ms: float | None = None) -> None:
+        self.target, self.runtime, self.reference, self.protocol = target, runtime, reference, protocol
+        self.quiet_ms = quiet_ms
+        self.measuring_s = 0.0
+        self.failed: dict[str, str] = {}
+        self._waves: deque[_Wave] = deque()
+        self._folder = tempfile.TemporaryDirectory(prefix="hwnas-")
+        cores = usable_cores()
+        self._spare = cores[: -target.threads] if 0 < target.threads < len(cores) else []
+        self._pool = ProcessPoolExecutor(max(1, len(self._spare or cores)), mp_context=get_context("spawn"),
+                                         initializer=_settle, initargs=(self._spare or cores,))
+        self._reference: list[Callable[[], None]] = []
+        self._reference_export = self._exported(reference, Path(self._folder.name, "reference"))
+
+    def __enter__(self) -> NetworkTimer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._folder.cleanup()
+
+    @property
+    def waiting(self) -> int:
+        """Waves prepared and not yet timed."""
+        return len(self._waves)
+
+    def prepare(self, architectures: Sequence[Architecture]) -> None:
+        """Start to export a wave."""
+        folder = Path(self._folder.name)
+        self._waves.append([(one, self._exported(one, folder)) for one in architectures])
+
+    def time_next(self, *, seed: int = 0, progress: Progress | None = None, timed: Timed | None = None,
+                  ) -> dict[str, Measurement]:
+        """Measure the wave prepared first: by architecture id, INVALID ones with their reason.
+
+        A network that cannot be exported or compiled is left out and kept in `failed` with its error; where all of
+        them fail, the last error is raised. `timed` hears of each, in their order, when the wave is done.
+        """
+        if not self._reference:
+            self._reference = self._bound(self.reference, self._copies(self._reference_export, REFERENCE_COPIES))
+        wave = self._waves.popleft()
+        compiled = self._compile(wave)
+        calls = {one.id: self._bound(one, compiled[one.id]) for one, _ in wave if one.id in compiled}
+        if not self._spare:
+            for later in self._waves:
+                for _, job in later:
+                    job.exception()
+        start = time.monotonic()
+        found = measure(calls, self._reference, self.protocol, seed=seed, quiet_ms=self.quiet_ms,
+                        progress=progress, threads=self.target.threads, idle=self._next_unready)
+        self.measuring_s += time.monotonic() - start
+        for one, job in wave:
+            if timed is not None and one.id in found:
+                timed(one, found[one.id], compiled[one.id][0])
+            for path in job.result() if job.exception() is None else ():
+                if path is not None:  # kept until now: profiling may compile the file once more
+                    path.unlink(missing_ok=True)
+        return found
+
+    def _exported(self, one: Architecture, folder: Path) -> _Export:
+        try:
+            return self._pool.submit(prepare_compiled, one, self.target, folder)
+        except BrokenProcessPool:
+            raise MeasurementInvalid(_ENDED) from None
+
+    def _next_unready(self) -> bool:
+        return bool(self._waves) and not all(job.done() for _, job in self._waves[0])
+
+    def _compile(self, wave: _Wave) -> dict[str, list[Compiled]]:
+        compiled: dict[str, list[Compiled]] = {}
+        failed: list[CandidateError] = []
+        for one, job in wave:
+            try:
+                compiled[one.id] = self._copies(job)
+            except CandidateError as error:
+                failed.append(error)
+                self.failed[one.id] = str(error)
+        if failed and not compiled:
+            raise type(failed[-1])(f"{wave[-1][0].id}: {failed[-1]}") from None
+        return compiled
+
+    def _copies(self, job: _Export, times: int = 1) -> list[Compiled]:
+        """The protocol's copies, so many times."""
+        try:
+            path, saved = job.result()
+        except BrokenProcessPool:
+            raise MeasurementInvalid(_ENDED) from None
+        copies = range(self.protocol.copies * times)
+        load = getattr(self.runtime, "load_compiled", None)
+        if saved is not None and load is not None:
+            return [load(saved, path, self.target) for _ in copies]
+        return [self.runtime.compile(path, self.target) for _ in copies]
+
+    def _bound(self, one: Architecture, copies: Sequence[Compiled]) -> list[Callable[[], None]]:
+        return [copy.bind(bound_input(one, self.target.batch)) for copy in copies]
+
+
+def time_networks(architectures: Sequence[Architecture], target: Target, runtime: Runtime, reference: Architecture,
+                  protocol: Protocol, *, seed: int = 0, quiet_ms: float | None = None,
+                  progress: Progress | None = None, timed: Timed | None = None) -> dict[str, Measurement]:
+    """Measure all of `architectures` in waves; `protocol.max_seconds` caps each wave. As `NetworkTimer.time_next`."""
+    found: dict[str, Measurement] = {}
+    waves = [architectures[start : start + WAVE] for start in range(0, len(architectures), WAVE)]
+    with NetworkTimer(target, runtime, reference, protocol, quiet_ms=quiet_ms) as timer:
+        for index, wave in enumerate(waves):
+            if index == 0:
+                timer.prepare(wave)
+            if index + 1 < len(waves):
+                timer.prepare(waves[index + 1])
+            found |= timer.time_next(seed=seed + index, timed=timed, progress=_part(progress, index, len(waves)))
+    return found
+
+
+def _part(progress: Progress | None, index: int, parts: int) -> Progress | None:
+    if progress is None:
+        return None
+    return lambda share, note: progress((index + share) / parts, f"wave {index + 1} of {parts}, {note}")
+
+
+def bound_input(architecture: Architecture, batch: int) -> np.ndarray:
+    """A fixed random batch of normalised images, float32 [batch, channels, size, size]."""
+    shape = (batch, architecture.channels, architecture.image_size, architecture.image_size)
+    return np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+
+
+def _settle(cores: Sequence[int]) -> None:
+    """An exporting process keeps to `cores` and never delays what is being measured."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the measuring process ends this one

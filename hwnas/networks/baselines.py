@@ -1,0 +1,130 @@
+"""Baselines: timm networks that are trained, exported and timed exactly as the finalists are."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hwnas.errors import ConfigError, StudyError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+
+FORMAT = "hwnas-baseline/1"
+STEM_LIMIT = 64  # up to this image size a network made for 224 px loses too much in a stem of stride 2
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """A timm network by name; `stem_stride` 1 sets its first convolution from stride 2 to 1 (0: left as timm has it).
+
+    A max pooling behind that convolution stays (ResNets keep a stride of 2 before their first stage), so that the
+    variant means the same for every family: all maps twice as wide and high.
+    """
+
+    name: str
+    stem_stride: int = 0
+
+    @property
+    def id(self) -> str:
+        """Its folder in `models/`, e.g. `resnet10t-stem1`."""
+        return self.name + (f"-stem{self.stem_stride}" if self.stem_stride else "")
+
+    def __str__(self) -> str:
+        return f"timm:{self.name}" + (f" stem_stride={self.stem_stride}" if self.stem_stride else "")
+
+    def build(self, channels: int, classes: int, image_size: int) -> nn.Module:
+        """The network with timm's random weights (seed torch first), in train mode; nothing is downloaded."""
+        from hwnas.system.torchvision_ops import declare_missing
+
+        declare_missing()
+        import timm
+
+        options: dict[str, Any] = {"pretrained": False, "in_chans": channels, "num_classes": classes}
+        if timm.get_pretrained_cfg_value(self.name, "fixed_input_size"):
+            options["img_size"] = image_size
+        model: nn.Module = timm.create_model(self.name, **options)
+        if self.stem_stride:
+            for conv in _first_convolutions(model):
+                conv.stride = (self.stem_stride, self.stem_stride)
+        return model.train()
+
+    def to_yaml(self) -> str:
+        """Text of `baseline.yaml`."""
+        import yaml
+
+        return yaml.safe_dump({"format": FORMAT, "timm": self.name, "stem_stride": self.stem_stride}, sort_keys=False)
+
+    @classmethod
+    def from_yaml(cls, text: str, where: str = "baseline.yaml") -> Baseline:
+        """Inverse of `to_yaml`; StudyError on anything else."""
+        import yaml
+
+        try:
+            data = yaml.safe_load(text)
+        except yaml.YAMLError:
+            data = None
+        if not isinstance(data, dict) or data.get("format") != FORMAT or not isinstance(data.get("timm"), str) \
+                or data.get("stem_stride") not in (0, 1):
+            raise StudyError(f"{where}: not a baseline of format {FORMAT}.")
+        return cls(data["timm"], data["stem_stride"])
+
+
+def check_names(names: Iterable[str]) -> tuple[str, ...]:
+    """The names without repeats; ConfigError, with the near matches, for one that this timm does not build itself."""
+    from hwnas.system.torchvision_ops import declare_missing
+
+    declare_missing()
+    import timm
+
+    known = timm.list_models()
+    for name in names:
+        if not isinstance(name, str) or not timm.is_model(name) or "/" in name or ":" in name:
+            near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
+            hint = f" Did you mean {' or '.join(near)}?" if near else ""
+            raise ConfigError(f"baselines: timm {timm.__version__} has no network {str(name)!r}.{hint} "
+                              f"timm.list_models() names all {len(known)}.")
+    return tuple(dict.fromkeys(names))
+
+
+def variants(names: Iterable[str], image_size: int) -> list[Baseline]:
+    """Each name, and up to 64 px its variant with a stride-1 stem where the first convolution has stride 2."""
+    found = []
+    for name in names:
+        found.append(Baseline(name))
+        if image_size <= STEM_LIMIT:
+            convs = _first_convolutions(Baseline(name).build(1, 2, image_size))
+            if convs and all(tuple(conv.stride) == (2, 2) for conv in convs):
+                found.append(Baseline(name, stem_stride=1))
+    return found
+
+
+def count_params(model: nn.Module) -> int:
+    """Trainable parameters."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def count_macs(model: nn.Module, shape: tuple[int, int, int]) -> int:
+    """Multiply-accumulates of one image [c, h, w], by torch's flop counter (convolutions and matrix products)."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    was_training = model.training
+    counter = FlopCounterMode(display=False)
+    with torch.inference_mode(), counter:
+        model.eval()(torch.zeros(1, *shape))
+    model.train(was_training)
+    return int(counter.get_total_flops()) // 2
+
+
+def _first_convolutions(model: nn.Module) -> list[Any]:
+    """The convolutions that read the image (several where branches run side by side), by timm's `first_conv`."""
+    names = getattr(model, "default_cfg", {}).get("first_conv") or ()
+    names = (names,) if isinstance(names, str) else names
+    return [module for module in map(model.get_submodule, names) if hasattr(module, "stride")]
+
+TIMM = "timm:"

@@ -1,0 +1,210 @@
+"""torch -> ONNX, the parity gate behind it, and the map from ONNX node names back to blocks."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hwnas.errors import ExportError
+from hwnas.networks.quantize import calibration_images
+from hwnas.system.paths import write_atomic
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from onnx import ModelProto
+    from torch import nn
+
+    from hwnas.data.dataset import Dataset
+
+
+OPSET = 17
+INPUT, OUTPUT, BATCH_AXIS = "images", "logits", "batch"
+MIN_PARITY_IMAGES = 256
+RELATIVE_TOLERANCE = 1e-3
+MIN_AGREEMENT = 0.995
+
+_BLOCK = re.compile(r"blocks\.(\d+)\.(\d+)(?=[./]|$)|(?:^|/)blocks/(\d+)/(\d+)(?=/|$)")
+_STEM = re.compile(r"(?:^|/)(?:conv_stem|bn1)(?=[./_]|$)|^images(?=_|$)")
+_HEAD = re.compile(r"(?:^|/)(?:conv_head|bn2|norm_head|act2|global_pool|flatten|classifier)(?=[./_]|$)|^logits(?=_|$)",
+                   re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Parity:
+    """What the gate saw over `n` images: largest difference of a logit, share of equal top-1 answers."""
+
+    max_abs_error: float
+    top1_agreement: float
+    n: int
+
+
+def export_onnx(model: nn.Module, path: str | os.PathLike[str], image_shape: tuple[int, int, int],
+                metadata: Mapping[str, str] | None = None) -> None:
+    """Write `model` as fp32 ONNX: eval mode, batch norms folded, input `images` [batch,c,h,w], output `logits`.
+
+    The batch axis is dynamic. Node names keep torch's module path, which `block_of_node` reads. The model's mode
+    is left as it was. ExportError when torch or the ONNX checker refuses; UserError when the file cannot be written.
+    """
+    import onnx
+
+    proto = onnx.load_from_string(_traced(model, image_shape))
+    _drop_identities(proto)
+    left = {node.op_type for node in proto.graph.node} & {"BatchNormalization", "Identity"}
+    if left:
+        raise ExportError(f"{', '.join(sorted(left))} left in the exported graph: only batch norms that follow a "
+                          "convolution can be folded.")
+    onnx.helper.set_model_props(proto, dict(metadata or {}))
+    try:
+        onnx.checker.check_model(proto)
+    except onnx.checker.ValidationError as error:
+        raise ExportError(f"the exported graph is not valid ONNX: {_one_line(error)}") from error
+    write_atomic(path, proto.SerializeToString())
+
+
+def _traced(model: nn.Module, image_shape: tuple[int, int, int]) -> bytes:
+    import torch
+
+    modes = {module: module.training for module in model.modules()}
+    buffer: Any = io.BytesIO()  # accepted by the TorchScript exporter, though not by its annotation
+    try:
+        # The TorchScript exporter is deprecated, but it alone keeps `blocks.i.j` in node names, at a fifth of the time.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            example = torch.zeros(1, *image_shape, device=next(model.parameters()).device)
+            torch.onnx.export(model.eval(), (example,), buffer, input_names=[INPUT], output_names=[OUTPUT],
+                              dynamic_axes={INPUT: {0: BATCH_AXIS}, OUTPUT: {0: BATCH_AXIS}},
+                              opset_version=OPSET, dynamo=False)
+    except (RuntimeError, torch.onnx.OnnxExporterError) as error:
+        raise ExportError(f"torch could not export the network: {_one_line(error)}") from error
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    return bytes(buffer.getvalue())
+
+
+def _drop_identities(proto: ModelProto) -> None:
+    """Read through Identity nodes: torch writes one for every initializer that equals another."""
+    outputs = {value.name for value in proto.graph.output}
+    source: dict[str, str] = {}
+    kept = []
+    for node in proto.graph.node:
+        for index, name in enumerate(node.input):
+            node.input[index] = source.get(name, name)
+        if node.op_type == "Identity" and node.output[0] not in outputs:
+            source[node.output[0]] = node.input[0]
+        else:
+            kept.append(node)
+    used = {name for node in kept for name in node.input}
+    weights = [weight for weight in proto.graph.initializer if weight.name in used]
+    del proto.graph.node[:], proto.graph.initializer[:]
+    proto.graph.node.extend(kept)
+    proto.graph.initializer.extend(weights)
+
+
+def check_parity(model: nn.Module, onnx_path: str | os.PathLike[str], images: NDArray[np.float32]) -> Parity:
+    """Compare torch with ONNX Runtime (fp32) on at least 256 normalised images [n,c,h,w].
+
+    ExportError unless every logit is finite, none differs by more than 0.1 % of the largest logit (at least of 1),
+    and at least 99.5 % of the top-1 answers are equal. The tolerances allow for another order of summation.
+    """
+    if len(images) < MIN_PARITY_IMAGES:
+        raise ValueError(f"parity needs at least {MIN_PARITY_IMAGES} images, got {len(images)}")
+    expected = _torch_logits(model, images)
+    got = _onnx_logits(onnx_path, images)
+    if got.shape != expected.shape or not (np.isfinite(got).all() and np.isfinite(expected).all()):
+        raise ExportError(f"parity of {os.fspath(onnx_path)}: logits are not finite or differ in shape "
+                          f"(torch {expected.shape}, ONNX {got.shape}).")
+    error = float(np.abs(got - expected).max())
+    agreement = float((got.argmax(1) == expected.argmax(1)).mean())
+    allowed = RELATIVE_TOLERANCE * max(1.0, float(np.abs(expected).max()))
+    if error > allowed or agreement < MIN_AGREEMENT:
+        raise ExportError(f"parity of {os.fspath(onnx_path)} failed over {len(images)} images: largest logit "
+                          f"difference {error:.2g} (allowed {allowed:.2g}), top-1 agreement {agreement:.4f} "
+                          f"(at least {MIN_AGREEMENT}).")
+    return Parity(error, agreement, len(images))
+
+
+def _torch_logits(model: nn.Module, images: NDArray[np.float32]) -> NDArray[np.float32]:
+    import torch
+
+    modes = {module: module.training for module in model.modules()}
+    device = next(model.parameters()).device
+    try:
+        model.eval()
+        with torch.inference_mode():
+            parts = [model(torch.from_numpy(np.ascontiguousarray(images[start : start + 64])).to(device)).cpu().numpy()
+                     for start in range(0, len(images), 64)]
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    return np.concatenate(parts).astype(np.float32)
+
+
+def _onnx_logits(path: str | os.PathLike[str], images: NDArray[np.float32]) -> NDArray[np.float32]:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = 1, 1, 3
+    try:
+        session: Any = ort.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
+        parts = [session.run([OUTPUT], {INPUT: np.ascontiguousarray(images[start : start + 64])})[0]
+                 for start in range(0, len(images), 64)]
+    except Exception as error:  # ONNX Runtime's exceptions share no base class
+        raise ExportError(f"ONNX Runtime cannot run {os.fspath(path)}: {_one_line(error)}") from error
+    return np.concatenate(parts).astype(np.float32)
+
+
+def block_of_node(node_name: str) -> str | None:
+    """The block that a node of an ONNX, OpenVINO or ONNX Runtime graph belongs to, read from its name.
+
+    "stem", "blocks.i.j" (stage, index in it), "head", or None where the name tells nothing (reorders, conversions).
+    """
+    match = _BLOCK.search(node_name)
+    if match:
+        stage, index = (group for group in match.groups() if group is not None)
+        return f"blocks.{stage}.{index}"
+    if _STEM.search(node_name):
+        return "stem"
+    return "head" if _HEAD.search(node_name) else None
+
+
+def randomise(model: nn.Module, seed: int) -> nn.Module:
+    """Give an untrained network batch norms and biases like a trained one's, in place; returns it.
+
+    Fresh networks have zero biases (and zero gains in some residual branches), which runtimes optimise away:
+    such a network would be timed as another one.
+    """
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+                for tensor, low, high in ((module.weight, 0.5, 1.5), (module.bias, -0.5, 0.5),
+                                          (module.running_mean, -0.5, 0.5), (module.running_var, 0.5, 1.5)):
+                    if tensor is not None:
+                        tensor.uniform_(low, high, generator=generator)
+            elif isinstance(module, torch.nn.Conv2d | torch.nn.Linear) and module.bias is not None:
+                module.bias.uniform_(-0.5, 0.5, generator=generator)
+    return model
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+RECIPE_KEY = "hwnas_recipe"
+
+
+def parity_images(data: Dataset, seed: int) -> NDArray[np.float32]:
+    """256 normalised inputs: training images, filled up with seeded noise where the set is smaller."""
+    images = calibration_images(data, MIN_PARITY_IMAGES, seed)
+    missing = MIN_PARITY_IMAGES - len(images)
+    noise = np.random.default_rng(seed).standard_normal((missing, *images.shape[1:]), dtype=np.float32)
+    return np.concatenate([images, noise])

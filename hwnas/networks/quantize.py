@@ -1,0 +1,241 @@
+"""Static int8: fp32 ONNX -> QDQ ONNX that OpenVINO and ONNX Runtime both execute with int8 kernels."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+
+from hwnas.errors import QuantizeError
+from hwnas.networks.qdq import Graph, Range, insert_pairs, quantised_tensors, range_source
+from hwnas.system.paths import write_atomic
+from hwnas.target.target import Target
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from onnx import ModelProto
+
+    from hwnas.data.dataset import Dataset
+
+
+Method = Literal["mse", "minmax", "percentile", "entropy"]
+TunedFor = Literal["openvino", "onnxruntime"]
+MIN_OPSET = 13
+_BATCH = 32
+_SAMPLES = 4096  # values kept of one tensor in one batch
+_SHRINKS = np.linspace(1.0, 0.4, 21)
+_TAIL = 1e-4  # share of the values that "percentile" gives up on each side
+_BINS, _BIN_STEP = 2048, 16  # of the histogram that "entropy" cuts
+
+
+def tuning_of(target: Target) -> TunedFor:
+    """Which runtime's kernels a target's QDQ file should suit."""
+    return "onnxruntime" if target.runtime == "onnxruntime" else "openvino"
+
+
+def quantize_static(fp32_path: str | os.PathLike[str], int8_path: str | os.PathLike[str],
+                    calibration: NDArray[np.float32] | None, *, tuned_for: TunedFor = "openvino",
+                    method: Method = "mse", threads: int = 1) -> None:
+    """Write the int8 QDQ version of an fp32 ONNX file, metadata kept.
+
+    `calibration`: normalised training images [n,c,h,w] that give the activations' ranges, by smallest squared error
+    ("mse"), by extremes ("minmax"), or as `activation_ranges` says. None gives made-up ranges: right for timing,
+    useless for answers; the graph has the same structure. `tuned_for` matters only around swish and hard-swish.
+    QuantizeError when the network cannot be quantised; UserError when the file cannot be written.
+    """
+    if tuned_for not in get_args(TunedFor) or method not in get_args(Method):
+        raise ValueError(f"tuned_for={tuned_for!r}, method={method!r}: not among {TunedFor}, {Method}")
+    proto = load_fp32(fp32_path)
+    if calibration is None:
+        graph = Graph(proto)
+        ranges = {name: _made_up(graph, name) for name in quantised_tensors(graph, tuned_for)}
+    else:
+        ranges = activation_ranges(proto, calibration, [method], tuned_for=tuned_for, threads=threads)[method]
+    quantise_graph(proto, ranges, note="made-up ranges" if calibration is None else method, tuned_for=tuned_for)
+    write_atomic(int8_path, proto.SerializeToString())
+
+
+def quantise_graph(proto: ModelProto, ranges: Mapping[str, Range], *, note: str, tuned_for: TunedFor,
+                   kept: Collection[str] = (), per_channel: bool = True) -> None:
+    """Turn an fp32 graph into its QDQ version in place; nodes named in `kept` stay in fp32.
+
+    `ranges`: of every activation that could get a pair; `note`: how they came about, for the metadata.
+    QuantizeError when the result is not valid ONNX.
+    """
+    import onnx
+
+    graph = Graph(proto)
+    insert_pairs(graph, {name: ranges[name] for name in quantised_tensors(graph, tuned_for, kept)}, kept=kept,
+                 per_channel=per_channel)
+    metadata = {entry.key: entry.value for entry in proto.metadata_props}
+    metadata["quantisation"] = f"qdq u8s8 {'per-channel' if per_channel else 'per-tensor'}, {note}"
+    onnx.helper.set_model_props(proto, metadata)
+    try:
+        onnx.checker.check_model(proto)
+    except onnx.checker.ValidationError as error:
+        raise QuantizeError(f"the quantised graph is not valid ONNX: {_one_line(error)}") from error
+
+
+def load_fp32(path: str | os.PathLike[str]) -> ModelProto:
+    """An ONNX network that can be quantised; QuantizeError for one that is torn, old, int8 already or without names."""
+    import onnx
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+    try:
+        proto = onnx.load(os.fspath(path))
+    except (OSError, DecodeError) as error:
+        raise QuantizeError(f"cannot read {os.fspath(path)}: {_one_line(error)}") from error
+    opset = max((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), default=0)
+    if opset < MIN_OPSET:
+        raise QuantizeError(f"{os.fspath(path)} has opset {opset}; per-channel weights need {MIN_OPSET}. Export again.")
+    if any(node.op_type == "QuantizeLinear" for node in proto.graph.node):
+        raise QuantizeError(f"{os.fspath(path)} is quantised already; give the fp32 file.")
+    names = [node.name for node in proto.graph.node]
+    if len(set(names)) < len(names) or "" in names:
+        raise QuantizeError(f"{os.fspath(path)} has nodes without a name of their own; "
+                            "export it with hwnas.networks.export.")
+    return proto
+
+
+def _made_up(graph: Graph, name: str) -> Range:
+    """A range of its own for every tensor, always the same: equal ranges would let runtimes leave rescaling out."""
+    source = range_source(graph, name)
+    part = zlib.crc32(source.encode()) / 2**32
+    return (0.0, 4 + 2 * part) if graph.non_negative(source) else (-3 - 2 * part, 3 + part)
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Extremes of one tensor over all images, and a random sample of its values.
+
+    Random, because an even spacing that shares a factor with the map's width would see borders only.
+    """
+
+    low: float = 0.0
+    high: float = 0.0
+    samples: list[NDArray[np.float32]] = field(default_factory=list)
+
+    def add(self, values: NDArray[np.float32]) -> None:
+        flat = values.ravel()
+        self.low, self.high = min(self.low, float(flat.min())), max(self.high, float(flat.max()))
+        rows = np.random.default_rng(len(self.samples)).integers(0, flat.size, _SAMPLES)
+        self.samples.append(flat[rows] if flat.size > _SAMPLES else flat.copy())
+
+    def best_range(self, method: Method) -> Range:
+        """The range that `method` chooses (see `activation_ranges`)."""
+        if method == "minmax" or self.high - self.low < 1e-6:
+            return self.low, self.high
+        values, low, high = np.concatenate(self.samples), self.low, self.high
+        if method == "percentile":
+            below, above = (float(end) for end in np.quantile(values, (_TAIL, 1 - _TAIL)))
+            return min(below, 0.0), max(above, 0.0)
+        if method == "entropy":
+            end = _entropy_end(values, levels=128 if low < 0 else 256)
+            return max(low, -end), min(high, end)
+        high *= _best([_squared_error(values, low, high * shrink) for shrink in _SHRINKS]) if high > 0 else 1.0
+        low *= _best([_squared_error(values, low * shrink, high) for shrink in _SHRINKS]) if low < 0 else 1.0
+        return low, high
+
+
+def _entropy_end(values: NDArray[np.float32], levels: int) -> float:
+    """Where to cut |values| so that `levels` equal steps keep their distribution best, by Kullback-Leibler divergence.
+
+    Migacz, 8-bit inference with TensorRT (GTC 2017). ONNX Runtime's own search takes a second a tensor.
+    """
+    from scipy.special import rel_entr
+
+    sizes = np.abs(values[values != 0])  # zeros lose nothing, wherever it is cut
+    if not sizes.size:
+        return float("inf")
+    counts, edges = np.histogram(sizes, bins=_BINS, range=(0.0, float(sizes.max())))  # from 0, as int8's steps
+    counts = counts.astype(float)
+    ends = range(levels, _BINS + 1, _BIN_STEP)
+    losses = []
+    for end in ends:
+        kept, starts = counts[:end], np.linspace(0, end, levels, endpoint=False).astype(int)
+        clipped = kept.copy()
+        clipped[-1] += counts[end:].sum()
+        filled = np.maximum(np.add.reduceat((kept > 0).astype(float), starts), 1)
+        widths = np.diff(np.append(starts, end))
+        coarse = np.repeat(np.add.reduceat(kept, starts) / filled, widths) * (kept > 0)
+        coarse = np.maximum(coarse, 1e-4)  # an empty bin that the cut filled is dear, not infinitely so
+        losses.append(float(rel_entr(clipped / clipped.sum(), coarse / coarse.sum()).sum()))
+    return float(edges[ends[int(np.argmin(losses))]])
+
+
+def _best(errors: list[float]) -> float:
+    return float(_SHRINKS[int(np.argmin(errors))])
+
+
+def _squared_error(values: NDArray[np.float32], low: float, high: float) -> float:
+    step = np.float32((high - low) / 255)
+    rounded = np.rint(np.clip(values, np.float32(low), np.float32(high)) / step) * step
+    return float(np.square(rounded - values).sum())
+
+
+def activation_ranges(proto: ModelProto, images: NDArray[np.float32], methods: Sequence[Method], *,
+                      tuned_for: TunedFor, threads: int = 1) -> dict[Method, dict[str, Range]]:
+    """Ranges of an fp32 network's activations over normalised `images`, by each of `methods`, in one pass.
+
+    "mse": smallest squared error; "minmax": extremes; "percentile": all but 0.01 % of the values on each side;
+    "entropy": smallest divergence of the distributions. Run in ONNX Runtime.
+    """
+    if len(images) == 0:
+        raise QuantizeError("no images to calibrate with; give some of the training split.")
+    graph = Graph(proto)
+    sources = {name: range_source(graph, name) for name in quantised_tensors(graph, tuned_for)}
+    inside = sorted({source for source in sources.values() if source in graph.producer})
+    seen = {name: _Seen() for name in set(sources.values())}
+    session, input_name = session_of(proto, inside, threads)
+    for start in range(0, len(images), _BATCH):
+        batch = np.ascontiguousarray(images[start : start + _BATCH], dtype=np.float32)
+        for name, values in zip(inside, session.run(inside, {input_name: batch}), strict=True):
+            if not np.isfinite(values).all():
+                raise QuantizeError(f"activation {name} is not finite on the calibration images; was the network "
+                                    "trained?")
+            seen[name].add(values)
+        if input_name in seen:
+            seen[input_name].add(batch)
+    found = {method: {name: entry.best_range(method) for name, entry in seen.items()} for method in methods}
+    return {method: {name: ranges[source] for name, source in sources.items()} for method, ranges in found.items()}
+
+
+def session_of(proto: ModelProto, tensors: list[str], threads: int) -> tuple[Any, str]:
+    """ONNX Runtime over a copy of the network whose outputs are `tensors`."""
+    import onnx
+    import onnxruntime as ort
+
+    watched = onnx.ModelProto()
+    watched.CopyFrom(proto)
+    del watched.graph.output[:]
+    watched.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in tensors)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
+    try:
+        session = ort.InferenceSession(watched.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime's exceptions share no base class
+        raise QuantizeError(f"ONNX Runtime cannot run the fp32 network: {_one_line(error)}") from error
+    return session, str(session.get_inputs()[0].name)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def calibration_images(data: Dataset, n: int, seed: int) -> NDArray[np.float32]:
+    """At most `n` training images, drawn by `seed`, normalised; what int8 ranges are measured on."""
+    rows = np.random.default_rng(seed).permutation(len(data.train))[:n]
+    return data.normalise(np.asarray(data.train.images[np.sort(rows)]))
+
+
+def name_nodes(proto: ModelProto) -> None:
+    """Give every node a name of its own: the quantiser tells them apart by it."""
+    seen = {""}
+    for index, node in enumerate(proto.graph.node):
+        if node.name in seen:
+            node.name = f"{node.op_type}_{index}_unnamed"
+        seen.add(node.name)

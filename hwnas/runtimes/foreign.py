@@ -1,0 +1,227 @@
+"""Model files that came from elsewhere: what is checked before any runtime sees one, and the input that it takes.
+
+Reading is done with a memory limit, in a child process (`hwnas.runtimes.child`): a small file can describe a huge
+network.
+"""
+
+from __future__ import annotations
+
+import graphlib
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hwnas.errors import ModelError
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto, TensorProto
+
+
+MAX_NESTING = 16  # graphs inside graphs (bodies of If, Loop, Scan)
+MAX_CALLS = 64  # local functions that call each other, one inside the other
+MAX_NODES = 1_000_000  # once every local function is written out where it is called
+_Key = tuple[str, str, str]  # domain, name and overload of a local function
+_IMAGE_CHANNELS = (1, 3, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInput:
+    """The one input of a network: its name and its axes, batch first (None: not fixed)."""
+
+    name: str
+    shape: tuple[int | None, ...]
+
+
+def check_path(path: str | os.PathLike[str], memory_mb: int) -> None:
+    """ModelError unless `path` is a readable file that can be a network and fits into the memory allowed for it."""
+    where = os.fspath(path)
+    try:
+        status = os.stat(path)
+        if stat.S_ISDIR(status.st_mode):
+            raise ModelError(f"{where} is a directory; give the .onnx file in it.")
+        if not stat.S_ISREG(status.st_mode):
+            raise ModelError(f"{where} is not a regular file; give an .onnx file.")
+        with open(path, "rb"):
+            pass
+    except FileNotFoundError:
+        raise ModelError(f"{where}: there is no such file. Give the path of an .onnx file, or timm:NAME.") from None
+    except OSError as error:
+        raise ModelError(f"{where} cannot be read: {error.strerror}.") from None
+    if not status.st_size:
+        raise ModelError(f"{where} is empty. Export it again.")
+    if status.st_size > memory_mb << 20:
+        raise ModelError(f"{where} is {status.st_size >> 20} MiB large; the memory limit is {memory_mb} MiB. "
+                         "Add memory_mb=N to allow more.")
+
+
+def load_checked(path: str | os.PathLike[str]) -> ModelProto:
+    """The network without its external data, which is looked for but not read.
+
+    ModelError when the file is not whole ONNX, refers to data outside its folder, or is made to blow up.
+    """
+    import onnx
+
+    where = os.fspath(path)
+    try:
+        proto = onnx.load_model_from_string(Path(path).read_bytes())
+    except OSError as error:
+        raise ModelError(f"{where} cannot be read: {error.strerror}.") from None
+    except MemoryError:
+        raise
+    except Exception as error:  # protobuf's exceptions depend on its implementation
+        if re.search("depth|recursion", str(error), re.IGNORECASE):
+            raise ModelError(f"{where} nests graphs deeper than ONNX files may; it is refused.") from None
+        raise ModelError(f"{where} is not an ONNX file, or is torn. Export it again.") from None
+    if not proto.opset_import or not proto.graph.node or not proto.graph.output:
+        raise ModelError(f"{where} is not an ONNX file, or is torn: it holds no network. Export it again.")
+    _check_size(proto, where)
+    folder = Path(path).parent
+    for location in sorted({_location(tensor) for tensor in _tensors(proto) if tensor.data_location}):
+        _check_external(location, folder, where)
+    return proto
+
+
+def _check_external(location: str, folder: Path, where: str) -> None:
+    """External data must be files in the model's folder, links followed: others could be read out by a model."""
+    plain = not os.path.isabs(location) and ".." not in re.split(r"[/\\]", location)
+    inside = folder.resolve()
+    if not location or not plain or not (inside / location).resolve().is_relative_to(inside):
+        raise ModelError(f"{where} refers to external data outside its folder ({location or 'no name'!r}); it is "
+                         "refused. Put the data beside the model and save it with a relative location.")
+    if not (inside / location).is_file():
+        raise ModelError(f"{where} needs its external data {location!r} beside it, and there is no such file.")
+
+
+def _location(tensor: TensorProto) -> str:
+    return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+
+
+def _graphs(proto: ModelProto) -> list[Any]:
+    training = [graph for info in proto.training_info for graph in (info.initialization, info.algorithm)]
+    return [proto.graph, *training]
+
+
+def _nodes(nodes: Sequence[NodeProto]) -> Iterator[tuple[NodeProto, int]]:
+    """Every node of a graph and of the graphs inside it, with its depth; walks without recursion."""
+    waiting = [(nodes, 0)]
+    while waiting:
+        part, depth = waiting.pop()
+        for node in part:
+            yield node, depth
+            for attribute in node.attribute:
+                inner = [attribute.g] if attribute.HasField("g") else []
+                waiting.extend((graph.node, depth + 1) for graph in (*inner, *attribute.graphs))
+
+
+def _tensors(proto: ModelProto) -> Iterator[TensorProto]:
+    """Every tensor of a file: weights of graphs at any depth, values in attributes, those of local functions too."""
+    for graph in _graphs(proto):
+        yield from _weights(graph)
+    for nodes in [*(graph.node for graph in _graphs(proto)), *(function.node for function in proto.functions)]:
+        for node, _ in _nodes(nodes):
+            for attribute in node.attribute:
+                yield from (attribute.t, *attribute.tensors)
+                for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
+                    yield from (sparse.values, sparse.indices)
+                for graph in (attribute.g, *attribute.graphs):
+                    yield from _weights(graph)
+
+
+def _weights(graph: Any) -> Iterator[TensorProto]:
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+
+
+def _check_size(proto: ModelProto, where: str) -> None:
+    """Bound what a runtime would expand: nested graphs, and local functions written out at every call."""
+    bodies = {_key(function.domain, function.name, function): function.node for function in proto.functions}
+    own: dict[_Key, int] = {}
+    calls: dict[_Key, list[_Key]] = {}
+    for key, nodes in [*bodies.items(), (("", "", ""), [node for graph in _graphs(proto) for node in graph.node])]:
+        own[key], calls[key] = 0, []
+        for node, depth in _nodes(nodes):
+            if depth > MAX_NESTING:
+                raise ModelError(f"{where} nests graphs more than {MAX_NESTING} deep; it is refused.")
+            own[key] += 1
+            callee = _key(node.domain, node.op_type, node)
+            if callee in bodies:
+                calls[key].append(callee)
+    try:
+        order = list(graphlib.TopologicalSorter(calls).static_order())
+    except graphlib.CycleError as error:
+        name = error.args[1][0][1]
+        raise ModelError(f"{where} has a local function, {name!r}, that calls itself; it is refused.") from None
+    total: dict[_Key, int] = {}
+    depths: dict[_Key, int] = {}
+    for key in order:
+        total[key] = own[key] + sum(total[callee] for callee in calls[key])
+        depths[key] = 1 + max((depths[callee] for callee in calls[key]), default=0)
+        if total[key] > MAX_NODES or depths[key] > MAX_CALLS:
+            raise ModelError(f"{where} blows up when its local functions are written out (over {MAX_NODES} nodes, or "
+                             f"calls more than {MAX_CALLS} deep); it is refused.")
+
+
+def _key(domain: str, name: str, owner: Any) -> _Key:
+    return ("" if domain == "ai.onnx" else domain, name, getattr(owner, "overload", ""))
+
+
+def input_of(proto: ModelProto, where: str) -> ModelInput:
+    """The network's input. ModelError unless it is exactly one float32 tensor with a batch axis."""
+    import onnx
+
+    weights = {weight.name for weight in proto.graph.initializer}
+    inputs = [value for value in proto.graph.input if value.name not in weights]
+    if len(inputs) != 1:
+        names = ", ".join(value.name for value in inputs[:6]) or "none"
+        raise ModelError(f"{where} takes {len(inputs)} inputs ({names}); only networks of one image input can be "
+                         "timed.")
+    kind = inputs[0].type
+    if not kind.HasField("tensor_type") or not kind.tensor_type.HasField("shape"):
+        raise ModelError(f"{where}: input {inputs[0].name!r} is not a tensor with known axes. Export it with a shape.")
+    if kind.tensor_type.elem_type != onnx.TensorProto.FLOAT:
+        name = onnx.TensorProto.DataType.Name(kind.tensor_type.elem_type).lower()
+        raise ModelError(f"{where}: input {inputs[0].name!r} takes {name}; networks are timed with float32 images. "
+                         "Export it with a float32 input.")
+    shape = tuple(axis.dim_value if axis.dim_value > 0 else None for axis in kind.tensor_type.shape.dim)
+    if len(shape) < 2:
+        raise ModelError(f"{where}: input {inputs[0].name!r} has {len(shape)} axes; [batch, channels, height, width] "
+                         "is expected.")
+    return ModelInput(inputs[0].name, shape)
+
+
+def sized(found: ModelInput, where: str, channels: int | None, image_size: int | None) -> tuple[int, ...]:
+    """Axes of one image [c, h, w] (or [h, w, c], or as the network has them), all fixed.
+
+    Open axes are taken from `channels` and `image_size`. ModelError when one stays open, or a fixed one differs.
+    """
+    shape = found.shape[1:]
+    last = len(shape) == 3 and shape[2] in _IMAGE_CHANNELS and shape[0] not in _IMAGE_CHANNELS
+    keys: dict[int, tuple[str, int | None]] = {}
+    if len(shape) == 3:
+        square, channel = ((0, 1), 2) if last else ((1, 2), 0)
+        keys = {channel: ("channels", channels), **dict.fromkeys(square, ("image_size", image_size))}
+    full = []
+    for axis, size in enumerate(shape):
+        key, wanted = keys.get(axis, ("", None))
+        if size is None and wanted is None:
+            how = f"Add {key}=N" if key else "Export it with that axis fixed"
+            raise ModelError(f"{where}: axis {axis + 1} of input {found.name!r} has no fixed size. {how}.")
+        if None not in (size, wanted) and size != wanted:
+            raise ModelError(f"{where}: axis {axis + 1} of input {found.name!r} is fixed to {size}, but "
+                             f"{key}={wanted}. Leave {key} out, or export it again.")
+        full.append(int(size or wanted or 0))
+    return tuple(full)
+
+
+def check_batches(found: ModelInput, where: str, batches: Sequence[int]) -> None:
+    """ModelError when the batch axis is fixed to another number than one of `batches`."""
+    fixed = found.shape[0]
+    other = next((batch for batch in batches if fixed not in (None, batch)), None)
+    if other is not None:
+        raise ModelError(f"{where}: the batch axis of input {found.name!r} is fixed to {fixed}; batch={other} cannot "
+                         f"be timed. Give batch={fixed}, or export it with a dynamic batch axis.")

@@ -1,0 +1,178 @@
+"""Runtimes: what executes an exported network. One small protocol, looked up by name.
+
+Third parties register a class without arguments under the entry point group `hwnas.runtimes`;
+`hwnas.testing.check_runtime` is the contract that it must pass.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
+
+from hwnas.errors import CandidateError, TargetError, UnknownName
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from hwnas.target.target import Target
+
+GROUP = "hwnas.runtimes"
+_BUILT_IN = {
+    "openvino": ("hwnas.runtimes.openvino", "OpenVinoRuntime"),
+    "onnxruntime": ("hwnas.runtimes.onnxruntime", "OnnxRuntime"),
+    "torch": ("hwnas.runtimes.torch", "TorchRuntime"),
+    "null": ("hwnas.runtimes.null", "NullRuntime"),
+}
+_MIN_HONOURED = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """Precisions of the compiled graph's convolutions and matrix products, read back from it.
+
+    `precisions` counts them by executed precision. `int8_share`: share executed in int8 (None unless int8 was asked
+    for). `fallback_share`: share of those meant for the asked precision that run in another one; squeeze-and-excite,
+    which the int8 recipe leaves in floating point, is not meant for int8 and lowers `int8_share` only.
+    """
+
+    precision: str
+    precisions: Mapping[str, int]
+    int8_share: float | None
+    fallback_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTime:
+    """Mean time of one executed node. `name` holds the ONNX names it was made of, for `export.block_of_node`."""
+
+    name: str
+    kind: str
+    ms: float
+
+
+@runtime_checkable
+class Compiled(Protocol):
+    """A network ready to run on one target."""
+
+    @property
+    def execution(self) -> Execution:
+        """What is really executed, read back from the compiled graph."""
+
+    def bind(self, images: NDArray[np.float32]) -> Callable[[], None]:
+        """One inference a call over [batch,c,h,w], bound once; holds what it needs, several may live at a time."""
+
+    def logits(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
+        """[n, classes] for any n of normalised images."""
+
+    def profile(self, images: NDArray[np.float32], repeats: int) -> list[NodeTime]:
+        """Mean time per executed node over `repeats` inferences of [batch,c,h,w], interruptions left out.
+
+        Instrumented, so slower in sum; the clock of both CPU runtimes counts whole microseconds.
+        """
+
+
+@runtime_checkable
+class Runtime(Protocol):
+    """A way to execute ONNX files."""
+
+    @property
+    def name(self) -> str:
+        """Name in targets and tables."""
+
+    def version(self) -> str:
+        """Name and version, e.g. `openvino 2026.4.1`."""
+
+    def check(self, target: Target) -> None:
+        """TargetError when this host cannot run `target`, naming what it lacks."""
+
+    def compile(self, onnx_path: str | os.PathLike[str], target: Target) -> Compiled:
+        """Compile for exactly this precision, these threads, this batch.
+
+        TargetError as `check`, or when fp32 or bf16 was not honoured; CandidateError when this file cannot be
+        compiled, is of the wrong kind for the precision, or falls back from int8 in more than half of its nodes.
+        """
+
+
+def load_runtime(name: str) -> Runtime:
+    """The runtime called `name`: built in, or registered by another package. UnknownName lists them."""
+    if name in _BUILT_IN:
+        module, attribute = _BUILT_IN[name]
+        return cast(Runtime, getattr(importlib.import_module(module), attribute)())
+    found = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if name not in found:
+        raise UnknownName("runtime", name, {*_BUILT_IN, *found})
+    return cast(Runtime, found[name].load()())
+
+
+def runtime_names() -> list[str]:
+    """Every runtime that `load_runtime` knows."""
+    return sorted({*_BUILT_IN, *(entry.name for entry in entry_points(group=GROUP))})
+
+
+def threads_of(target: Target) -> int:
+    """Threads to use: the target's, or every core that this process may use."""
+    from hwnas.target.host import usable_cores
+
+    return target.threads or len(usable_cores())
+
+
+def require(target: Target, runtime: str, precisions: tuple[str, ...], device: str) -> None:
+    """TargetError unless `target` asks for one of `precisions` on `device`."""
+    if target.device != device:
+        raise TargetError(f"target {target.name}: {runtime} runs on device {device!r} here, not {target.device!r}. "
+                          f"Set target.device={device}.")
+    if target.precision not in precisions:
+        raise TargetError(f"target {target.name}: {runtime} cannot run {target.precision} on this host; it can run "
+                          f"{', '.join(precisions)}. Choose another target or precision.")
+
+
+def judge(path: str | os.PathLike[str], target: Target, precisions: Mapping[str, int], meant: int) -> Execution:
+    """Execution from counted nodes, or an error when the forced precision was not honoured.
+
+    `meant`: how many convolutions and matrix products the file itself wants in int8.
+    """
+    total = sum(precisions.values())
+    asked = precisions.get(target.precision, 0)
+    counts = ", ".join(f"{count} {name}" for name, count in sorted(precisions.items())) or "none"
+    if target.precision == "int8":
+        if not meant:
+            raise CandidateError(f"{os.fspath(path)} is not quantised, so that target {target.name} would not run it "
+                                 "in int8. Quantise it first (hwnas.networks.quantize).")
+        fallback = max(0, meant - asked) / meant if total else 1.0
+    else:
+        if meant:
+            raise CandidateError(f"{os.fspath(path)} is quantised; target {target.name} runs {target.precision} and "
+                                 "needs the fp32 file.")
+        fallback = (total - asked) / total if total else 0.0
+    limit = 0.0 if target.precision == "fp32" else _MIN_HONOURED
+    if fallback > limit and target.precision == "int8":
+        raise CandidateError(f"int8 was forced but not honoured by {target.runtime}: convolutions and matrix products "
+                             f"of {os.fspath(path)} run as {counts}. Quantise with tuned_for={target.runtime!r}.")
+    if fallback > limit:
+        raise TargetError(f"target {target.name}: {target.precision} was forced but not honoured: convolutions and "
+                          f"matrix products of {os.fspath(path)} run as {counts}. Choose a precision this CPU has.")
+    share = asked / total if target.precision == "int8" else None
+    return Execution(target.precision, dict(precisions), share, fallback)
+
+
+def quantised_in_file(onnx_path: str | os.PathLike[str]) -> int:
+    """Convolutions and matrix products of an ONNX file whose data and weights are both dequantised."""
+    import onnx
+
+    try:
+        graph = onnx.load(os.fspath(onnx_path)).graph
+    except Exception as error:  # a foreign file may fail in protobuf, onnx or the file system
+        raise CandidateError(f"cannot read {os.fspath(onnx_path)}: {one_line(error)}") from error
+    dequantised = {name for node in graph.node if node.op_type == "DequantizeLinear" for name in node.output}
+    return sum(node.op_type in ("Conv", "Gemm", "MatMul") and set(node.input[:2]) <= dequantised
+               for node in graph.node)
+
+
+def one_line(error: BaseException) -> str:
+    """An exception of a third party as one short line."""
+    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -1,0 +1,1 @@
+"""The search: python -m hwnas.search +target=xeon_int8"""

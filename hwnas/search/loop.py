@@ -1,0 +1,217 @@
+"""The loop of a search: asks until enough networks are evaluated; draws an unseen one where asks repeat."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Literal
+
+import numpy as np
+import optuna
+from numpy.typing import NDArray
+from optuna.exceptions import StorageInternalError, TrialPruned, UpdateFinishedTrialError
+from optuna.trial import FrozenTrial, TrialState
+
+from hwnas.cli.options import read_value
+from hwnas.errors import CandidateError
+from hwnas.search.trial import Estimator, Evaluate, SearchOptions, Space, keep_result, settle
+from hwnas.study.objective import Predict, check_quantile, positive_ms, upper_ms
+from hwnas.study.record import Counts, count, known, outcome
+from hwnas.study.server import storage_errors
+from hwnas.study.study import release_lost, storage_of, study_lock
+
+_DRAW = 256
+ENUMERABLE = 100_000
+
+
+def unseen_params(space: Space, seen: Container[str], over_ms: Callable[[NDArray[np.int64]], NDArray[np.float64]],
+                  rng: np.random.Generator) -> dict[str, Any] | None:
+    """Parameters of a random network whose id is not in `seen`, within the cap where one is found.
+
+    `over_ms(codes)` says how far networks are over the cap. Of 4096 random draws the first that is unseen and within
+    the cap; otherwise the unseen one nearest to it. A small space is gone through completely before None is
+    returned, which then means that every network of it was seen; in a large one None means that none was found.
+    """
+    codes = np.asarray(space.sample(rng, 16 * _DRAW), dtype=np.int64)
+    found = _first_unseen(space, codes, seen, over_ms)
+    if found is None and space.size <= ENUMERABLE:
+        everything = np.array(list(product(*(range(len(parameter.choices)) for parameter in space.parameters))))
+        found = _first_unseen(space, rng.permutation(everything), seen, over_ms)
+    return found
+
+
+def _first_unseen(space: Space, codes: NDArray[np.int64], seen: Container[str],
+                  over_ms: Callable[[NDArray[np.int64]], NDArray[np.float64]]) -> dict[str, Any] | None:
+    order = np.argsort(np.maximum(over_ms(codes), 0.0), kind="stable")
+    for row in codes[order]:
+        params = space.to_params(row)
+        if space.decode(params).id not in seen:
+            return dict(params)
+    return None
+
+UNPRODUCTIVE = 5  # asks in a row without training, after which a random unseen network is queued
+POLL_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class SearchEvent:
+    """What just happened: `kind` is training (it begins), waiting (for other workers), or the trial's outcome."""
+
+    kind: str
+    counts: Counts
+    n_trials: int
+    number: int | None = None
+    id: str | None = None
+    latency_ms: float | None = None
+    top1: float | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOutcome:
+    """How the search ended, over all workers and restarts: `ended` as a word, `reason` as a line to print."""
+
+    ended: Literal["done", "max_asks", "exhausted"]
+    reason: str
+    n_complete: int
+    n_pruned: int
+    n_failed: int
+    n_duplicates: int
+    n_asks: int
+
+
+def check_options(options: SearchOptions) -> int:
+    """The limit on asks; ConfigError when a number of the options breaks its rule."""
+    read_value(options.n_trials, int, "n_trials", low=1)
+    read_value(options.max_asks, int | None, "max_asks", low=1)
+    if options.cap_ms is not None:
+        positive_ms("budget.latency_ms", options.cap_ms)
+    check_quantile(options.cap_quantile)
+    return options.max_asks or 20 * options.n_trials + 100
+
+
+def run_search(study: optuna.Study, space: Space, predict: Predict, estimator: Estimator, options: SearchOptions,
+               progress: Callable[[SearchEvent], None] = lambda event: None) -> SearchOutcome:
+    """Work on `study` until it is done, as one of any number of workers; see `SearchOptions`.
+
+    A CandidateError fails its trial and the search goes on. Everything else ends it: programming errors as they
+    are, database errors as a StudyError, Ctrl-C as KeyboardInterrupt after its trial was marked and queued again.
+    """
+    url = storage_of(study).url
+    search = _Search(study, space, predict, estimator, options, progress)
+    with storage_errors(url), search.evaluate.interrupts.held():
+        try:
+            with study_lock(url):
+                release_lost(study)
+                for params in options.enqueue:
+                    space.decode(params)
+                    study.enqueue_trial(dict(params), skip_if_exists=True)
+            ended = search.run()
+        except BaseException:
+            # What ended the search matters more than a database that cannot even be told so.
+            with contextlib.suppress(StorageInternalError, UpdateFinishedTrialError):
+                settle(search.evaluate)
+                storage_of(study).flush()
+            raise
+        storage_of(study).flush()
+        return ended
+
+
+class _Search:
+    def __init__(self, study: optuna.Study, space: Space, predict: Predict, estimator: Estimator,
+                 options: SearchOptions, progress: Callable[[SearchEvent], None]) -> None:
+        self.study, self.space, self.predict, self.options, self.progress = study, space, predict, options, progress
+        self.max_asks = check_options(options)
+        self.evaluate = Evaluate(study, space, predict, estimator, options, self._on_train)
+        self.ended: SearchOutcome | None = None
+        self.unproductive = 0
+        self.counts = Counts(0, 0, 0, 0, 0, 0, 0)
+
+    def run(self) -> SearchOutcome:
+        self._look()
+        while self.ended is None:
+            try:
+                self.study.optimize(self.evaluate, catch=(CandidateError,), callbacks=[self._after_trial])
+            except (AssertionError, ValueError, UpdateFinishedTrialError) as error:
+                # Optuna's words for telling a trial that others failed while this worker was stopped.
+                self._check_given_up(error)
+                keep_result(self.evaluate)
+                self._look()
+        return self.ended
+
+    def _check_given_up(self, error: BaseException) -> None:
+        """Return when others gave up the trial at work; otherwise raise what really went wrong."""
+        evaluate, raised = self.evaluate, self.evaluate.raised
+        if raised is not None and not isinstance(raised, (TrialPruned, CandidateError, UpdateFinishedTrialError)):
+            raise raised
+        if evaluate.trial is None or evaluate.storage.get_trial(evaluate.trial._trial_id).state != TrialState.FAIL:
+            raise error
+
+    def _on_train(self, number: int, name: str, latency_ms: float) -> None:
+        self.progress(SearchEvent("training", self.counts, self.options.n_trials, number, name, latency_ms))
+
+    def _after_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
+        trained = self.evaluate.result is not None
+        self.evaluate.trial = None
+        if trained:
+            storage_of(study).flush()
+        self.evaluate.interrupts.check()
+        self.unproductive = 0 if trained else self.unproductive + 1
+        self._look(trial)
+        if self.ended is None and self.unproductive and self.unproductive % UNPRODUCTIVE == 0:
+            self._queue_unseen()
+        if self.ended is not None:
+            study.stop()
+
+    def _look(self, trial: FrozenTrial | None = None) -> None:
+        """Count, tell the progress, see whether the search is over; waits while other workers train the last ones."""
+        self.counts = count(self.study.get_trials(deepcopy=False))
+        if trial is not None:
+            attrs = trial.user_attrs
+            self.progress(SearchEvent(
+                str(outcome(trial)), self.counts, self.options.n_trials, trial.number, attrs.get("architecture_id"),
+                attrs.get("latency_ms_predicted"), attrs.get("top1_proxy"), attrs.get("reason")))
+        while not self._over() and self.counts.evaluated + self.counts.running >= self.options.n_trials:
+            self.progress(SearchEvent("waiting", self.counts, self.options.n_trials))
+            with self.evaluate.interrupts.allowed():
+                time.sleep(POLL_S)
+            release_lost(self.study)
+            self.counts = count(self.study.get_trials(deepcopy=False))
+
+    def _over(self) -> bool:
+        counts = self.counts
+        if counts.evaluated >= self.options.n_trials:
+            self._end("done", f"{counts.evaluated} architectures evaluated")
+        elif counts.asks >= self.max_asks:
+            self._end("max_asks", f"max_asks={self.max_asks} reached")
+        return self.ended is not None
+
+    def _end(self, ended: Literal["done", "max_asks", "exhausted"], reason: str) -> None:
+        counts, wanted = self.counts, self.options.n_trials
+        if ended != "done":
+            reason += (f": {counts.evaluated} of {wanted} architectures evaluated in {counts.asks} asks "
+                       f"({counts.infeasible} over the cap, {counts.duplicates} duplicates, {counts.failed} failed)")
+        self.ended = SearchOutcome(ended, reason, counts.evaluated, counts.infeasible, counts.failed,
+                                   counts.duplicates, counts.asks)
+
+    def _queue_unseen(self) -> None:
+        """Give the sampler a network that nobody has asked for, or end the search when there is none."""
+        trials = self.study.get_trials(deepcopy=False)
+        if any(trial.state == TrialState.WAITING for trial in trials):
+            return
+        seen = {*known(trials), *(str(trial.user_attrs.get("architecture_id")) for trial in trials
+                                  if trial.state == TrialState.RUNNING)}
+        rng = np.random.default_rng([self.options.seed, len(trials)])
+        params = unseen_params(self.space, seen, self._over_ms, rng)
+        if params is not None:
+            self.study.enqueue_trial(params)
+        elif self.space.size <= ENUMERABLE or len(seen) >= self.space.n_architectures:
+            self._end("exhausted", "every network of the space was seen")
+
+    def _over_ms(self, codes: NDArray[np.int64]) -> NDArray[np.float64]:
+        if self.options.cap_ms is None:
+            return np.zeros(len(codes))
+        return upper_ms(self.predict(codes), self.options.cap_quantile) - self.options.cap_ms

@@ -1,0 +1,226 @@
+"""Architecture: one choice for every parameter of a search space, in timm's arch-def words."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from hwnas.errors import SpaceError
+from hwnas.space.blocks import ACTIVATIONS, BlockSpec
+
+FORMAT = "hwnas-architecture/1"
+_BLOCK_KINDS = ("cn", "ds", "ir", "er", "id")
+_TOKEN = re.compile(r"(?P<skip>skip|noskip)|(?P<key>se|[rksec])(?P<value>\d+(?:\.\d+)?)")
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDef:
+    """One arch-def string, parsed: `repeats` blocks of one kind, the first with `stride`."""
+
+    kind: str
+    repeats: int
+    kernel: int
+    stride: int
+    expansion: float
+    channels: int
+    se: float
+    skip: bool
+
+    @staticmethod
+    @lru_cache(maxsize=100_000)
+    def parse(text: str) -> BlockDef:
+        """Read e.g. `ir_r2_k5_s2_e3_c40_se0.25_noskip`; SpaceError names the string and the rule it breaks."""
+        kind, *tokens = str(text).split("_")
+        if kind not in _BLOCK_KINDS:
+            raise SpaceError(f"block {text!r}: kind must be one of {', '.join(_BLOCK_KINDS)}, got {kind!r}.")
+        found: dict[str, float] = {}
+        skip = kind in ("ds", "ir", "er")
+        for token in tokens:
+            match = _TOKEN.fullmatch(token)
+            if match is None:
+                raise SpaceError(f"block {text!r}: cannot read {token!r}.")
+            if match["skip"]:
+                skip = match["skip"] == "skip"
+            elif match["key"] in found:
+                raise SpaceError(f"block {text!r}: {match['key']!r} is given twice.")
+            else:
+                found[match["key"]] = float(match["value"])
+        return BlockDef._checked(str(text), kind, found, skip)
+
+    @classmethod
+    def _checked(cls, text: str, kind: str, found: Mapping[str, float], skip: bool) -> BlockDef:
+        def whole(key: str, default: int | None, low: int, high: int) -> int:
+            value = found.get(key, default)
+            if value is None or value != int(value) or not low <= value <= high:
+                raise SpaceError(f"block {text!r}: {key} must be a whole number from {low} to {high}, got {value}.")
+            return int(value)
+
+        expansion = found.get("e", 1.0) if kind in ("ir", "er") else 1.0
+        se = found.get("se", 0.0) if kind in ("ds", "ir", "er") else 0.0
+        kernel = whole("k", 1 if kind == "id" else None, 1, 11)
+        if kernel % 2 == 0:
+            raise SpaceError(f"block {text!r}: k must be odd, got {kernel}.")
+        if not 1 <= expansion <= 16:
+            raise SpaceError(f"block {text!r}: e must lie between 1 and 16, got {expansion:g}.")
+        if not 0 <= se <= 1:
+            raise SpaceError(f"block {text!r}: se must lie between 0 and 1, got {se:g}.")
+        return cls(kind, whole("r", 1, 1, 64), kernel, whole("s", 1, 1, 2), expansion,
+                   whole("c", None, 1, 16384), se, skip)
+
+    def __str__(self) -> str:
+        parts = [self.kind, f"r{self.repeats}", f"k{self.kernel}", f"s{self.stride}"]
+        if self.kind in ("ir", "er"):
+            parts.append(f"e{self.expansion:g}")
+        parts.append(f"c{self.channels}")
+        if self.se:
+            parts.append(f"se{self.se:g}")
+        if self.kind == "cn" and self.skip:
+            parts.append("skip")
+        if self.kind in ("ds", "ir", "er") and not self.skip:
+            parts.append("noskip")
+        return "_".join(parts)
+
+    def blocks(self, in_channels: int, size: int, activation: str) -> Iterator[BlockSpec]:
+        """The blocks this string stands for, given the map it reads; an identity that changes nothing is none."""
+        for index in range(self.repeats):
+            stride = self.stride if index == 0 else 1
+            same = stride == 1 and in_channels == self.channels
+            if not (self.kind == "id" and same):
+                block = BlockSpec(self.kind, in_channels, self.channels, size, self.kernel, stride, self.expansion,
+                                  self.se, self.skip and same, activation)
+                yield block
+                in_channels, size = self.channels, block.out_size
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A network as data: stem, stages of arch-def strings, head, activation, input.
+
+    `head` is the width of the last 1x1 convolution (0: none). Two architectures are the same network when
+    their `blocks()` are equal; search spaces return canonical strings, so that `==` says so too.
+    """
+
+    stages: tuple[tuple[str, ...], ...]
+    stem_width: int
+    stem_stride: int
+    head: int
+    activation: str
+    image_size: int
+    channels: int
+    classes: int
+
+    def block_defs(self) -> tuple[tuple[BlockDef, ...], ...]:
+        """The stages, parsed."""
+        return tuple(tuple(BlockDef.parse(str(text)) for text in stage) for stage in self.stages)
+
+    def blocks(self) -> tuple[BlockSpec, ...]:
+        """Stem, every block in its place, head: what a runtime executes."""
+        return tuple(block for stage in self.staged_blocks() for block in stage)
+
+    def staged_blocks(self) -> tuple[tuple[BlockSpec, ...], ...]:
+        """`blocks()` grouped: (stem,), one tuple a stage, (head,)."""
+        stem = BlockSpec("stem", self.channels, self.stem_width, self.image_size, 3, self.stem_stride,
+                         activation=self.activation)
+        groups: list[tuple[BlockSpec, ...]] = [(stem,)]
+        channels, size = stem.out_channels, stem.out_size
+        for stage in self.block_defs():
+            found: list[BlockSpec] = []
+            for block_def in stage:
+                found += block_def.blocks(channels, size, self.activation)
+                if found:
+                    channels, size = found[-1].out_channels, found[-1].out_size
+            groups.append(tuple(found))
+        width = self.head or channels
+        groups.append((BlockSpec("head", channels, width, size, 1 if self.head else 0,
+                                 activation=self.activation, classes=self.classes),))
+        return tuple(groups)
+
+    @property
+    def id(self) -> str:
+        """Eight hexadecimal digits that name the network: a hash of its blocks."""
+        return hashlib.sha256("|".join(block.key for block in self.blocks()).encode()).hexdigest()[:8]
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of one image."""
+        return sum(block.macs for block in self.blocks())
+
+    @property
+    def params(self) -> int:
+        """Trainable parameters."""
+        return sum(block.params for block in self.blocks())
+
+    def __str__(self) -> str:
+        stages = " ".join("+".join(stage) for stage in self.stages)
+        return f"stem{self.stem_width}s{self.stem_stride} {stages} head{self.head} {self.activation}@{self.image_size}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of `architecture.yaml`."""
+        return {
+            "format": FORMAT,
+            "stem": {"width": self.stem_width, "stride": self.stem_stride},
+            "stages": [list(stage) for stage in self.stages],
+            "head": self.head,
+            "activation": self.activation,
+            "input": {"size": self.image_size, "channels": self.channels},
+            "classes": self.classes,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Any, where: str = "architecture") -> Architecture:
+        """Inverse of `to_dict`, checked: SpaceError names `where`, the key, the rule and the value."""
+        if not isinstance(data, Mapping) or data.get("format") != FORMAT:
+            raise SpaceError(f"{where}: format must be {FORMAT!r}; is this an architecture.yaml?")
+
+        def whole(section: Any, key: str, low: int, high: int = 1 << 20) -> int:
+            value = section.get(key) if isinstance(section, Mapping) else None
+            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+                raise SpaceError(f"{where}: {key} must be a whole number from {low} to {high}, got {value!r}.")
+            return value
+
+        stages = data.get("stages")
+        if not isinstance(stages, list) or not all(isinstance(s, list) and s for s in stages) or not stages:
+            raise SpaceError(f"{where}: stages must be a list of non-empty lists of arch-def strings.")
+        if data.get("activation") not in ACTIVATIONS:
+            raise SpaceError(
+                f"{where}: activation must be one of {', '.join(ACTIVATIONS)}, got {data.get('activation')!r}.")
+        stem, source = data.get("stem"), data.get("input")
+        architecture = cls(
+            stages=tuple(tuple(str(BlockDef.parse(str(text))) for text in stage) for stage in stages),
+            stem_width=whole(stem, "width", 1), stem_stride=whole(stem, "stride", 1, 2), head=whole(data, "head", 0),
+            activation=str(data["activation"]), image_size=whole(source, "size", 1),
+            channels=whole(source, "channels", 1), classes=whole(data, "classes", 2))
+        architecture._check(where)
+        return architecture
+
+    def _check(self, where: str) -> None:
+        """Refuse what timm would build as something else."""
+        for index, stage in enumerate(self.block_defs()):
+            for block in stage[1:]:
+                if block.stride != 1:
+                    raise SpaceError(f"{where}: stages[{index}]: only the first string of a stage may have stride 2, "
+                                     f"got {str(block)!r}.")
+        for block_spec in self.blocks():
+            if block_spec.se and not block_spec.se_channels:
+                raise SpaceError(f"{where}: se{block_spec.se:g} leaves no channel in {block_spec.key}.")
+
+    def to_yaml(self) -> str:
+        """Text of `architecture.yaml`."""
+        import yaml
+
+        return yaml.safe_dump(self.to_dict(), sort_keys=False, width=100)
+
+    @classmethod
+    def from_yaml(cls, text: str, where: str = "architecture") -> Architecture:
+        """Read `architecture.yaml`; SpaceError on anything else."""
+        import yaml
+
+        try:
+            data = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise SpaceError(f"{where}: not YAML: {' '.join(str(error).split())}") from None
+        return cls.from_dict(data, where)

@@ -1,0 +1,347 @@
+"""Codes: the integers that say which network of a space is meant, how many there are, and which one a network is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwnas.errors import SpaceError
+from hwnas.space.architecture import Architecture, BlockDef
+from hwnas.space.blocks import BlockSpec
+from hwnas.space.definition import SpaceDef, StageDef
+
+Codes = NDArray[np.int64]
+IMAGE_SIZE, WIDTH, STEM_WIDTH, STEM_STRIDE, ACTIVATION, HEAD = range(6)
+OP, KERNEL, SE, SKIP, CHANNELS, REPEATS = range(6)
+
+
+class _Stage(NamedTuple):
+    """Look-up tables of one stage, indexed by its codes."""
+
+    takes_kernel: NDArray[np.bool_]
+    takes_se: NDArray[np.bool_]
+    takes_repeats: NDArray[np.bool_]
+    several: NDArray[np.bool_]
+    same: NDArray[np.bool_]
+    sizes: tuple[int, ...]
+    size_index: Codes
+    radix: tuple[int, ...]
+
+
+class Coding:
+    """The tables behind a space's codes."""
+
+    def __init__(self, space: SpaceDef, channels: int, classes: int) -> None:
+        self.space, self.channels, self.classes = space, channels, classes
+        options: list[tuple[int, ...]] = [space.stem_widths, *(stage.channels for stage in space.stages)]
+        reached = [np.array([[space.scaled(c, w) for c in unit] for w in space.widths]) for unit in options]
+        self.values = [tuple(int(v) for v in np.unique(table)) for table in reached]
+        self.value_index = [np.searchsorted(v, table) for v, table in zip(self.values, reached, strict=True)]
+        self._first_code = [_first_codes(index, len(v)) for index, v in zip(self.value_index, self.values, strict=True)]
+        self._stages = self._stage_tables()
+        radices: list[tuple[int, ...]] = [
+            (len(space.image_sizes), len(self.values[0]), len(space.stem_strides), len(space.activations))]
+        radices += [stage.radix for stage in self._stages]
+        sizes, self._head_size_index = self._sizes(len(space.stages))
+        self._head_sizes = sizes
+        radices.append((len(sizes), len(self.values[-1]), len(space.activations), len(space.heads)))
+        self._radices = radices
+        self.offsets = np.concatenate([[0], np.cumsum([int(np.prod(r)) for r in radices])]).astype(np.int64)
+        self.runs = self._id_runs()
+
+    @property
+    def n_segments(self) -> int:
+        """Segment ids are 0 .. n_segments - 1."""
+        return int(self.offsets[-1])
+
+    def _sizes(self, index: int) -> tuple[tuple[int, ...], Codes]:
+        """Map sizes that stage `index` may read, and their index by [image size code, stem stride code]."""
+        space = self.space
+
+        def size(image: int, stride: int) -> int:
+            for step in (stride, *(stage.stride for stage in space.stages[:index])):
+                image = -(-image // step)
+            return image
+
+        table = np.array([[size(image, stride) for stride in space.stem_strides] for image in space.image_sizes])
+        found = np.unique(table)
+        return tuple(int(s) for s in found), np.searchsorted(found, table).astype(np.int64)
+
+    def _stage_tables(self) -> list[_Stage]:
+        tables = []
+        for index, stage in enumerate(self.space.stages):
+            sizes, size_index = self._sizes(index)
+            before, here = np.array(self.values[index]), np.array(self.values[index + 1])
+            tables.append(_Stage(
+                np.array([op.takes_kernel for op in stage.ops]), np.array([op.takes_se for op in stage.ops]),
+                np.array([op.takes_repeats for op in stage.ops]), np.array(stage.repeats) > 1,
+                (before[:, None] == here[None, :]) & (stage.stride == 1), sizes, size_index,
+                (len(sizes), len(self.space.activations), len(before), len(here), len(stage.ops), len(stage.kernels),
+                 len(stage.ses), len(stage.skips), len(stage.repeats))))
+        return tables
+
+    def _id_runs(self) -> list[list[int]]:
+        """Neighbouring stages of equal choices in which `id` changes nothing: their order makes no difference there."""
+        runs: list[list[int]] = []
+        for index, stage in enumerate(self.space.stages):
+            before = self.space.stem_widths if index == 0 else self.space.stages[index - 1].channels
+            if not (any(op.kind == "id" for op in stage.ops) and stage.stride == 1 and before == stage.channels):
+                continue
+            if runs and runs[-1][-1] == index - 1:
+                runs[-1].append(index)
+            else:
+                runs.append([index])
+        return runs
+
+    def canonical(self, full: Codes) -> Codes:
+        """Codes in which equal networks are equal rows: inactive fields are 0, aliases take their first form."""
+        columns = np.array(full.T, order="C")
+        values = self._rewidth(columns)
+        for index, table in enumerate(self._stages):
+            stage = columns[6 * (index + 1):6 * (index + 2)]
+            op = stage[OP]
+            stage[KERNEL] *= table.takes_kernel[op]
+            stage[SE] *= table.takes_se[op]
+            stage[REPEATS] *= table.takes_repeats[op]
+            residual = table.several[stage[REPEATS]] | table.same[values[index], values[index + 1]]
+            stage[SKIP] *= residual & table.takes_repeats[op]
+        for run in self.runs:
+            if len(run) > 1:
+                self._sort_run(columns, run)
+        return np.ascontiguousarray(columns.T)
+
+    def _rewidth(self, columns: Codes) -> list[Codes]:
+        """Write width and channels in their first form; returns each unit's value index."""
+        units = [columns[STEM_WIDTH], *(columns[6 * (i + 1) + CHANNELS] for i in range(len(self.space.stages)))]
+        width = columns[WIDTH]
+        values = [index[width, unit] for index, unit in zip(self.value_index, units, strict=True)]
+        if len(self.space.widths) > 1:
+            done = np.zeros(width.shape, dtype=bool)
+            for code in range(len(self.space.widths)):
+                found = [first[code, value] for first, value in zip(self._first_code, values, strict=True)]
+                fits = ~done & np.all(np.stack(found) >= 0, axis=0)
+                width[fits] = code
+                for unit, replacement in zip(units, found, strict=True):
+                    unit[fits] = replacement[fits]
+                done |= fits
+        return values
+
+    def _sort_run(self, columns: Codes, run: list[int]) -> None:
+        """Identities that change nothing go last."""
+        block = columns[6 * (run[0] + 1):6 * (run[-1] + 2)].reshape(len(run), 6, -1)
+        vanishes = ~self._stages[run[0]].takes_repeats[block[:, OP]]
+        order = np.argsort(vanishes, axis=0, kind="stable")
+        block[:] = np.take_along_axis(block, order[:, None, :], axis=0)
+
+    def architecture(self, full: Codes) -> Architecture:
+        """The network of one canonical row."""
+        space, codes = self.space, [int(code) for code in full]
+        units = [codes[STEM_WIDTH], *(codes[6 * (i + 1) + CHANNELS] for i in range(len(space.stages)))]
+        widths = [self.values[i][self.value_index[i][codes[WIDTH], unit]] for i, unit in enumerate(units)]
+        return Architecture(
+            stages=tuple((str(block_def(stage, tuple(codes[6 * (i + 1):6 * (i + 2)]), widths[i], widths[i + 1])),)
+                         for i, stage in enumerate(space.stages)),
+            stem_width=widths[0], stem_stride=space.stem_strides[codes[STEM_STRIDE]], head=space.heads[codes[HEAD]],
+            activation=space.activations[codes[ACTIVATION]], image_size=space.image_sizes[codes[IMAGE_SIZE]],
+            channels=self.channels, classes=self.classes)
+
+    def segments(self, full: Codes) -> Codes:
+        """Segment ids [n, stages + 2] of canonical codes."""
+        columns = np.ascontiguousarray(full.T)
+        width, image, stride = columns[WIDTH], columns[IMAGE_SIZE], columns[STEM_STRIDE]
+        activation = columns[ACTIVATION]
+        here = self.value_index[0][width, columns[STEM_WIDTH]]
+        found = [self._ravel(0, (image, here, stride, activation))]
+        for index, table in enumerate(self._stages):
+            op, kernel, se, skip, channels, repeats = columns[6 * (index + 1):6 * (index + 2)]
+            before, here = here, self.value_index[index + 1][width, channels]
+            found.append(self._ravel(index + 1, (
+                table.size_index[image, stride], activation, before, here, op, kernel, se, skip, repeats)))
+        found.append(self._ravel(len(self._stages) + 1, (
+            self._head_size_index[image, stride], here, activation, columns[HEAD])))
+        return np.stack(found, axis=1)
+
+    def _ravel(self, unit: int, digits: tuple[Codes, ...]) -> Codes:
+        number: Codes = np.full_like(digits[0], 0)
+        for digit, base in zip(digits, self._radices[unit], strict=True):
+            number = number * base + digit
+        number += self.offsets[unit]
+        return number
+
+    def segment_blocks(self, segment: int) -> tuple[BlockSpec, ...]:
+        """The blocks of one segment id; IndexError outside 0 .. n_segments - 1."""
+        if not 0 <= segment < self.n_segments:
+            raise IndexError(f"segment {segment} is not in 0 .. {self.n_segments - 1}")
+        unit = int(np.searchsorted(self.offsets, segment, side="right")) - 1
+        digits = [int(d) for d in np.unravel_index(segment - int(self.offsets[unit]), self._radices[unit])]
+        space = self.space
+        if unit == 0:
+            return (BlockSpec("stem", self.channels, self.values[0][digits[1]], space.image_sizes[digits[0]], 3,
+                              space.stem_strides[digits[2]], activation=space.activations[digits[3]]),)
+        if unit == len(self._stages) + 1:
+            width, head = self.values[-1][digits[1]], space.heads[digits[3]]
+            return (BlockSpec("head", width, head or width, self._head_sizes[digits[0]], 1 if head else 0,
+                              activation=space.activations[digits[2]], classes=self.classes),)
+        size, activation, before, here, op, kernel, se, skip, repeats = digits
+        in_channels = self.values[unit - 1][before]
+        block = block_def(space.stages[unit - 1], (op, kernel, se, skip, 0, repeats), in_channels,
+                          self.values[unit][here])
+        return tuple(block.blocks(in_channels, self._stages[unit - 1].sizes[size], space.activations[activation]))
+
+
+def block_def(stage: StageDef, codes: tuple[int, ...], in_channels: int, out_channels: int) -> BlockDef:
+    """One stage's string from its codes (in the order of `space_def.FIELDS`), unused parts in timm's default form."""
+    op, repeats = stage.ops[codes[OP]], stage.repeats[codes[REPEATS]]
+    if not op.takes_repeats:
+        return BlockDef("id", 1, 1, stage.stride, 1.0, out_channels, 0.0, False)
+    residual = repeats > 1 or (stage.stride == 1 and in_channels == out_channels)
+    return BlockDef(
+        op.kind, repeats, op.kernel or stage.kernels[codes[KERNEL]], stage.stride, op.expansion, out_channels,
+        stage.ses[codes[SE]] if op.takes_se else 0.0, stage.skips[codes[SKIP]] if residual else op.kind != "cn")
+
+
+def _first_codes(index: Codes, n_values: int) -> Codes:
+    """[width code, value index] -> first channels code that gives the value there, -1 if none does."""
+    first = np.full((index.shape[0], n_values), -1, dtype=np.int64)
+    for code in reversed(range(index.shape[1])):
+        first[np.arange(index.shape[0]), index[:, code]] = code
+    return first
+
+
+def count_networks(coding: Coding) -> int:
+    """Dynamic programming over stages on (channels, widths that still could have given the same channels).
+
+    A network that an earlier width multiplier gives as well is counted there only.
+    """
+    space = coding.space
+    total = 0
+    for width in range(len(space.widths)):
+        states: Counter[tuple[int, int]] = Counter()
+        for value in sorted({int(v) for v in coding.value_index[0][width]}):
+            states[value, _earlier(coding, 0, width, value, (1 << width) - 1)] = 1
+        for index, stage in enumerate(space.stages):
+            states = _through_stage(coding, index, stage, width, states)
+        total += sum(count for (_, earlier), count in states.items() if earlier == 0)
+    return total * len(space.image_sizes) * len(space.stem_strides) * len(space.activations) * len(space.heads)
+
+
+def _through_stage(coding: Coding, index: int, stage: StageDef, width: int, states: Counter[tuple[int, int]]
+                   ) -> Counter[tuple[int, int]]:
+    run = next((run for run in coding.runs if index in run), None)
+    if run is not None:
+        settings = _settings(stage, True) - 1
+        if index != run[0]:
+            return states
+        factor = sum(settings**depth for depth in range(len(run) + 1))
+        return Counter({state: count * factor for state, count in states.items()})
+    found: Counter[tuple[int, int]] = Counter()
+    reachable = sorted({int(v) for v in coding.value_index[index + 1][width]})
+    for (before, earlier), count in states.items():
+        for value in reachable:
+            same = stage.stride == 1 and coding.values[index][before] == coding.values[index + 1][value]
+            left = _earlier(coding, index + 1, width, value, earlier)
+            found[value, left] += count * _settings(stage, same)
+    return found
+
+
+def _earlier(coding: Coding, unit: int, width: int, value: int, candidates: int) -> int:
+    """Bit mask of the `candidates` (width codes below `width`) that can also give `value` in this unit."""
+    return sum(1 << code for code in range(width)
+               if candidates >> code & 1 and value in coding.value_index[unit][code])
+
+
+def _settings(stage: StageDef, same: bool) -> int:
+    """Different stages for one input and output width; `same`: its first block can add its input."""
+    total = 0
+    for op in stage.ops:
+        if not op.takes_repeats:
+            total += 1
+            continue
+        depths = sum(len(stage.skips) if same or repeats > 1 else 1 for repeats in stage.repeats)
+        total += depths * (len(stage.kernels) if op.takes_kernel else 1) * (len(stage.ses) if op.takes_se else 1)
+    return total
+
+
+def match(coding: Coding, architecture: Architecture) -> Codes:
+    """All fields' codes of `architecture`; SpaceError names the first thing that does not fit."""
+    space = coding.space
+    for name, value, expected in (("channels", architecture.channels, coding.channels),
+                                  ("classes", architecture.classes, coding.classes),
+                                  ("stages", len(architecture.stages), len(space.stages))):
+        if value != expected:
+            raise SpaceError(f"architecture {architecture.id} is not of this space: {name} is {value}, not {expected}.")
+    codes = {name: _index(architecture, name, value, choices) for name, value, choices in (
+        ("image size", architecture.image_size, space.image_sizes),
+        ("stem stride", architecture.stem_stride, space.stem_strides),
+        ("activation", architecture.activation, space.activations), ("head", architecture.head, space.heads))}
+    complaint: SpaceError | None = None
+    for width in range(len(space.widths)):
+        try:
+            stem, stages = _match_units(coding, architecture, width)
+        except SpaceError as error:
+            complaint = complaint or error
+            continue
+        return np.array([codes["image size"], width, stem, codes["stem stride"], codes["activation"], codes["head"],
+                         *stages], dtype=np.int64)
+    assert complaint is not None
+    raise complaint
+
+
+def _match_units(coding: Coding, architecture: Architecture, width: int) -> tuple[int, list[int]]:
+    """Codes of the stem's width and of all stages, under one width multiplier."""
+    space = coding.space
+    scale = space.widths[width]
+    stem = _index(architecture, "stem width", architecture.stem_width,
+                  [space.scaled(c, scale) for c in space.stem_widths])
+    found: list[int] = []
+    before = architecture.stem_width
+    for index, (stage, defs) in enumerate(zip(space.stages, architecture.block_defs(), strict=True)):
+        if len(defs) != 1:
+            raise _not_here(architecture, f"stage{index}", "+".join(map(str, defs)), "one arch-def string")
+        block = defs[0]
+        channels = _index(architecture, f"stage{index}.channels", block.channels,
+                          [space.scaled(c, scale) for c in stage.channels])
+        codes = _match_stage(stage, block, channels, before)
+        if codes is None:
+            raise _not_here(architecture, f"stage{index}", str(block), "a choice of that stage")
+        found += codes
+        before = block.channels
+    return stem, found
+
+
+def _match_stage(stage: StageDef, block: BlockDef, channels: int, before: int) -> list[int] | None:
+    """Codes of one stage that give the same blocks as `block` on `before` input channels, if there are any."""
+    for op_code, op in enumerate(stage.ops):
+        if op.kind != block.kind or op.expansion != block.expansion or stage.stride != block.stride:
+            continue
+        if op.kind == "id":
+            return [op_code, 0, 0, 0, channels, 0]
+        kernel = _find(stage.kernels, block.kernel) if op.takes_kernel else 0
+        se = _find(stage.ses, block.se) if op.takes_se else 0
+        repeats = _find(stage.repeats, block.repeats)
+        if None in (kernel, se, repeats):
+            continue
+        for skip in range(len(stage.skips)):
+            codes = [op_code, kernel or 0, se or 0, skip, channels, repeats or 0]
+            made = block_def(stage, tuple(codes), before, block.channels)
+            if tuple(made.blocks(before, 1, "relu")) == tuple(block.blocks(before, 1, "relu")):
+                return codes
+    return None
+
+
+def _find(choices: Sequence[Any], value: Any) -> int | None:
+    return choices.index(value) if value in choices else None
+
+
+def _index(architecture: Architecture, name: str, value: Any, choices: Sequence[Any]) -> int:
+    if value not in choices:
+        raise _not_here(architecture, name, value, " or ".join(map(str, choices)))
+    return choices.index(value)
+
+
+def _not_here(architecture: Architecture, name: str, value: Any, rule: str) -> SpaceError:
+    return SpaceError(f"architecture {architecture.id} is not of this space: {name} is {value}, not {rule}.")

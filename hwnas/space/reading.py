@@ -1,0 +1,252 @@
+"""Reads a search space's YAML file and checks it: an error names key, rule and value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, NoReturn
+
+import yaml
+
+from hwnas.errors import SpaceError, UnknownName
+from hwnas.space.blocks import ACTIVATIONS, round_to_divisor
+from hwnas.space.definition import FIELDS, GLOBALS, Op, SpaceDef, StageDef, faults, fields, without_dead_choices
+
+Path = tuple[str | int, ...]
+_MAX_NODES = 20_000
+
+
+class Rule(NamedTuple):
+    """What a value must be, in words and as a reader that raises ValueError."""
+
+    text: str
+    read: Callable[[Any], Any]
+
+
+class SpaceFile:
+    """The parsed content of one file and the line of every key, for complaints."""
+
+    def __init__(self, where: str, text: str) -> None:
+        self.where = where
+        self._lines: dict[Path, int] = {}
+        self._nodes = 0
+        try:
+            node = yaml.compose(text, Loader=yaml.SafeLoader)
+            data = self._plain(node, ()) if node is not None else None
+        except yaml.MarkedYAMLError as error:
+            line = f"{error.problem_mark.line + 1}:" if error.problem_mark else ""
+            raise SpaceError(f"{where}:{line} is not YAML: {error.problem or error.context}.") from None
+        except yaml.YAMLError as error:
+            raise SpaceError(f"{where}: is not YAML: {' '.join(str(error).split())}") from None
+        except RecursionError:
+            raise SpaceError(f"{where}: nested too deeply to be a search space.") from None
+        if not isinstance(data, dict):
+            raise SpaceError(f"{where}: is not a mapping of keys to values; is this a search space?")
+        self.data: dict[str, Any] = data
+
+    def _plain(self, node: yaml.Node, path: Path) -> Any:
+        self._nodes += 1
+        self._lines.setdefault(path, node.start_mark.line + 1)
+        if self._nodes > _MAX_NODES:
+            self.fail(path, f"is too large: the file holds more than {_MAX_NODES} values")
+        if isinstance(node, yaml.SequenceNode):
+            return [self._plain(item, (*path, index)) for index, item in enumerate(node.value)]
+        if not isinstance(node, yaml.MappingNode):
+            return yaml.SafeLoader("").construct_object(node)
+        found: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            key = str(key_node.value)
+            self._lines[(*path, key)] = key_node.start_mark.line + 1
+            if key in found:
+                self.fail((*path, key), "is given twice")
+            found[key] = self._plain(value_node, (*path, key))
+        return found
+
+    def fail(self, path: Path, message: str) -> NoReturn:
+        """Raise SpaceError: file, line, key, message."""
+        name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
+        line = next((self._lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in self._lines), None)
+        raise SpaceError(f"{self.where}:{f'{line}:' if line else ''} {name or 'the file'} {message}.")
+
+    def section(self, path: Path, value: Any, known: tuple[str, ...]) -> dict[str, Any]:
+        """`value` as a mapping that has no keys but `known`."""
+        if not isinstance(value, dict):
+            self.fail(path, f"must be a mapping with keys out of {', '.join(known)}, got {value!r}")
+        for key in value:
+            if key not in known:
+                self.fail((*path, key), f"is an {UnknownName('key', key, known)}".rstrip("."))
+        return dict(value)
+
+    def choices(self, path: Path, value: Any, rule: Rule, most: int = 64) -> tuple[Any, ...]:
+        """The values of one field: one scalar, or a list of `most` at most without repetition."""
+        items = value if isinstance(value, list) else [value]
+        if not items:
+            self.fail(path, "is an empty list")
+        if len(items) > most:
+            self.fail(path, f"takes {f'at most {most} values' if most > 1 else 'one value'}, got {len(items)}")
+        found = []
+        for item in items:
+            try:
+                read = rule.read(item)
+            except (ValueError, TypeError):
+                self.fail(path, f"{rule.text}, got {item!r}")
+            if read in found:
+                self.fail(path, f"lists {item!r} twice")
+            found.append(read)
+        return tuple(found)
+
+_KINDS = {"conv": "cn", "cn": "cn", "ds": "ds", "ir": "ir", "er": "er", "id": "id"}
+_OP = re.compile(r"(?P<kind>[a-z]+)(?:_e(?P<e>\d+(?:\.\d+)?))?(?:_k(?P<k>\d+))?")
+
+
+def _whole(low: int, high: int, odd: bool = False) -> Rule:
+    def read(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise ValueError
+        if odd and value % 2 == 0:
+            raise ValueError
+        return value
+
+    return Rule(f"must be {'an odd' if odd else 'a whole'} number from {low} to {high}", read)
+
+
+def _real(low: float, high: float) -> Rule:
+    def read(value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            raise ValueError
+        return float(value)
+
+    return Rule(f"must be a number from {low:g} to {high:g}", read)
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError
+    return value
+
+
+def _activation(value: Any) -> str:
+    if value not in ACTIVATIONS:
+        raise ValueError
+    return str(value)
+
+
+def _op(value: Any) -> Op:
+    match = _OP.fullmatch(str(value))
+    kind = _KINDS.get(match["kind"]) if match else None
+    if match is None or kind is None or (kind in ("ir", "er")) != bool(match["e"]) or (kind == "id" and match["k"]):
+        raise ValueError
+    expansion, kernel = float(match["e"] or 1), int(match["k"]) if match["k"] else None
+    if not 1 <= expansion <= 16 or (kernel is not None and (kernel % 2 == 0 or kernel > 11)):
+        raise ValueError
+    return Op(str(value), kind, expansion, 1 if kind == "id" else kernel)
+
+
+_TOP: dict[str, Rule] = {
+    "image_size": _whole(1, 4096), "width": _real(0.05, 8), "head": _whole(0, 16384),
+    "activation": Rule(f"must be one of {', '.join(ACTIVATIONS)}", _activation), "divisor": _whole(1, 64),
+}
+_STEM: dict[str, Rule] = {"width": _whole(1, 4096), "stride": _whole(1, 2)}
+_STAGE: dict[str, Rule] = {
+    "op": Rule("must be conv, ds, ir_e<expansion>, er_e<expansion> (_k<kernel>: a kernel of its own) or id", _op),
+    "kernel": _whole(1, 11, odd=True), "se": _real(0, 1), "skip": Rule("must be true or false", _flag),
+    "channels": _whole(1, 8192), "multipliers": _real(0.05, 8), "repeats": _whole(1, 64), "stride": _whole(1, 2),
+}
+_STAGE_DEFAULTS: dict[str, Any] = {"kernel": 3, "se": 0, "skip": True, "multipliers": 1, "repeats": 1, "stride": 1}
+_TOP_KEYS = ("description", *_TOP, "stem", "defaults", "stages", "known")
+
+
+def read_space(file: SpaceFile, image_size: int | None = None) -> SpaceDef:
+    """Check the whole file and return what it allows; `image_size` replaces the file's."""
+    top = file.section((), file.data, _TOP_KEYS)
+    for key in ("image_size", "stem", "head", "stages"):
+        if key not in top and not (key == "image_size" and image_size):
+            file.fail((), f"lacks the key {key!r}")
+    if image_size is not None:
+        top["image_size"] = image_size
+    stem = file.section(("stem",), top["stem"], tuple(_STEM))
+    stem = {"stride": 2, **stem}
+    if "width" not in stem:
+        file.fail(("stem",), "lacks the key 'width'")
+    read = {key: file.choices((key,), top.get(key, default), _TOP[key], most=1 if key == "divisor" else 64)
+            for key, default in (("image_size", None), ("width", 1), ("head", None), ("activation", "relu"),
+                                 ("divisor", 8))}
+    stem_widths = file.choices(("stem", "width"), stem["width"], _STEM["width"])
+    widths, divisor = read["width"], read["divisor"][0]
+    space = SpaceDef(
+        image_sizes=read["image_size"], widths=widths,
+        stem_widths=_merged(stem_widths, (1.0,), widths, divisor), activations=read["activation"],
+        stem_strides=file.choices(("stem", "stride"), stem["stride"], _STEM["stride"]),
+        heads=read["head"], stages=_read_stages(file, top, widths, divisor), divisor=divisor)
+    space = without_dead_choices(space)
+    for path, message in faults(space):
+        file.fail(path, message)
+    return space
+
+
+def _merged(channels: tuple[int, ...], multipliers: tuple[float, ...], widths: tuple[float, ...],
+            divisor: int) -> tuple[int, ...]:
+    """Channel counts to choose from, those equal after rounding merged; a fixed width is already in them."""
+    width = widths[0] if len(widths) == 1 else 1.0
+    return tuple(sorted({round_to_divisor(c * m * width, divisor) for c in channels for m in multipliers}))
+
+
+def _read_stages(file: SpaceFile, top: Mapping[str, Any], widths: tuple[float, ...], divisor: int
+                 ) -> tuple[StageDef, ...]:
+    defaults = file.section(("defaults",), top.get("defaults", {}), tuple(_STAGE))
+    listed = top["stages"]
+    if not isinstance(listed, list) or not 1 <= len(listed) <= 64:
+        file.fail(("stages",), f"must be a list of 1 to 64 stages, got {listed!r}")
+    stages = []
+    for index, raw in enumerate(listed):
+        own = file.section(("stages", index), raw, tuple(_STAGE))
+        found: dict[str, tuple[Any, ...]] = {}
+        for key, rule in _STAGE.items():
+            path: Path = ("stages", index, key) if key in own or key not in defaults else ("defaults", key)
+            merged = {**_STAGE_DEFAULTS, **defaults, **own}
+            if key not in merged:
+                file.fail(("stages", index), f"lacks the key {key!r}")
+            found[key] = file.choices(path, merged[key], rule, most=1 if key == "stride" else 64)
+        stages.append(StageDef(
+            found["op"], found["kernel"], found["se"], found["skip"],
+            _merged(found["channels"], found["multipliers"], widths, divisor), found["repeats"], found["stride"][0]))
+    return tuple(stages)
+
+
+def known_settings(file: SpaceFile, space: SpaceDef) -> dict[str, list[int]]:
+    """Codes, in the order of `fields(space)`, of the networks under `known`.
+
+    A known network gives each field of the stages as one value for all stages or as a list of one value a stage;
+    null or nothing stands where the field is no parameter. Fields of the whole network go by their names
+    (`image_size`, `width`, `stem.width`, `stem.stride`, `activation`, `head`).
+    """
+    networks = file.data.get("known", {})
+    if not isinstance(networks, dict):
+        file.fail(("known",), f"must be a mapping of names to networks, got {networks!r}")
+    found = {}
+    for name, raw in networks.items():
+        path: Path = ("known", name)
+        given = file.section(path, raw, (*GLOBALS, *FIELDS))
+        found[name] = [_known_code(file, path, given, field, choices, len(space.stages))
+                       for field, choices in fields(space)]
+    return found
+
+
+def _known_code(file: SpaceFile, path: Path, given: Mapping[str, Any], field: str, choices: tuple[Any, ...],
+                n_stages: int) -> int:
+    """Code of one field of a known network."""
+    key, value = field, given.get(field)
+    if field.startswith("stage") and "." in field:
+        stage, key = field.removeprefix("stage").split(".")
+        value = given.get(key)
+        if isinstance(value, list):
+            if len(value) != n_stages:
+                file.fail((*path, key), f"must list {n_stages} values, one a stage, got {len(value)}")
+            value = value[int(stage)]
+    if value is None or field == "image_size":
+        if len(choices) > 1 and field != "image_size":
+            file.fail(path, f"lacks {field}: one of {', '.join(map(str, choices))}")
+        return choices.index(value) if value in choices else 0
+    if value not in choices:
+        file.fail((*path, key), f"gives {field} as {value!r}: it must be one of {', '.join(map(str, choices))}")
+    return choices.index(value)

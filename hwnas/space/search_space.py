@@ -1,0 +1,211 @@
+"""SearchSpace: what may be searched, read from YAML: decodes, encodes, samples, mutates, counts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hwnas.errors import SpaceError, UnknownName
+from hwnas.space.architecture import Architecture
+from hwnas.space.blocks import BlockSpec
+from hwnas.space.coding import Codes, Coding, count_networks, match
+from hwnas.space.definition import SpaceDef, Value, fields
+from hwnas.space.reading import SpaceFile, known_settings, read_space
+from hwnas.system.paths import search_space_dirs
+
+_MAX_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One decision of a space, with two choices or more."""
+
+    name: str
+    choices: tuple[Value, ...]
+
+
+class SearchSpace:
+    """The networks that a YAML file allows, for one number of image channels and classes.
+
+    Codes are integer arrays [n, len(parameters)] of choice indices. Canonical codes are equal exactly where the
+    networks' blocks are equal: parameters that change nothing are 0 there.
+    """
+
+    def __init__(self, definition: SpaceDef, *, name: str, source: Path, channels: int, classes: int) -> None:
+        self.definition, self.name, self.source = definition, name, source
+        self.channels, self.classes = channels, classes
+        self.coding = Coding(definition, channels, classes)
+        every = fields(definition)
+        self._columns = [index for index, (_, choices) in enumerate(every) if len(choices) > 1]
+        self._n_fields = len(every)
+        self.parameters = tuple(Parameter(*every[index]) for index in self._columns)
+        self._codes_of = [{_plain(c): i for i, c in enumerate(p.choices)} for p in self.parameters]
+        self.known: dict[str, Architecture] = {}
+
+    @classmethod
+    def load(cls, name_or_path: str | os.PathLike[str], *, channels: int, classes: int,
+             image_size: int | None = None) -> SearchSpace:
+        """Read a space by name (the user's folder first, then the shipped ones) or by the path of a .yaml file.
+
+        `image_size` replaces the file's. UnknownName for an unknown name; SpaceError for a file that breaks a rule.
+        """
+        source = find_space(name_or_path)
+        try:
+            raw = source.read_bytes()
+            text = raw.decode()
+        except (OSError, UnicodeDecodeError) as error:
+            raise SpaceError(f"{source}: cannot be read: {error}. Give a name or the path of a YAML file.") from None
+        if len(raw) > _MAX_BYTES:
+            raise SpaceError(f"{source}: {len(raw)} bytes are too many for a search space.")
+        file = SpaceFile(str(source), text)
+        space = cls(read_space(file, image_size), name=source.stem, source=source, channels=channels, classes=classes)
+        if not space.parameters:
+            raise SpaceError(f"{source}: has no parameter. Give at least one field a list of two values that matter.")
+        for name, settings in known_settings(file, space.definition).items():
+            codes = np.array([[settings[index] for index in space._columns]], dtype=np.int64)
+            space.known[name] = space.coding.architecture(space.coding.canonical(space._full(codes))[0])
+        return space
+
+    @property
+    def size(self) -> int:
+        """Parameter settings, duplicates included."""
+        return prod(len(parameter.choices) for parameter in self.parameters)
+
+    @property
+    def n_architectures(self) -> int:
+        """Different networks, exactly."""
+        return count_networks(self.coding)
+
+    @property
+    def image_sizes(self) -> tuple[int, ...]:
+        """Image sizes that may be chosen."""
+        return self.definition.image_sizes
+
+    @property
+    def reference(self) -> Architecture:
+        """The first known network (MobileNetV2-like), otherwise the network of all first choices."""
+        if self.known:
+            return next(iter(self.known.values()))
+        return self.coding.architecture(self.coding.canonical(np.zeros((1, self._n_fields), dtype=np.int64))[0])
+
+    @property
+    def fingerprint(self) -> str:
+        """Twelve hexadecimal digits that change when the networks or the known ones change."""
+        content = {"definition": asdict(self.definition), "channels": self.channels, "classes": self.classes,
+                   "known": {name: network.to_dict() for name, network in self.known.items()}}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+    def decode(self, params: Mapping[str, Any]) -> Architecture:
+        """The network of a full setting; SpaceError on a missing, unknown or illegal value."""
+        return self.coding.architecture(self.coding.canonical(self._full(self.to_codes(params)[None]))[0])
+
+    def encode(self, architecture: Architecture) -> dict[str, Value]:
+        """Canonical setting of a network; SpaceError when it is not of this space."""
+        full = match(self.coding, architecture)
+        return self.to_params(self.coding.canonical(full[None])[0][self._columns])
+
+    def to_codes(self, params: Mapping[str, Any]) -> Codes:
+        """Codes [p] of a full setting, as given (not made canonical)."""
+        names = [parameter.name for parameter in self.parameters]
+        for name in params:
+            if name not in names:
+                raise SpaceError(f"space {self.name}: {UnknownName('parameter', name, names)}")
+        codes = []
+        for parameter, code_of in zip(self.parameters, self._codes_of, strict=True):
+            if parameter.name not in params:
+                raise SpaceError(f"space {self.name}: parameter {parameter.name} is missing.")
+            value = params[parameter.name]
+            key = _plain(value)
+            if key not in code_of:
+                raise SpaceError(f"space {self.name}: {parameter.name} must be one of "
+                                 f"{', '.join(map(str, parameter.choices))}, got {value!r}.")
+            codes.append(code_of[key])
+        return np.array(codes, dtype=np.int64)
+
+    def to_params(self, codes: Codes) -> dict[str, Value]:
+        """The setting of one row of codes."""
+        return {p.name: p.choices[int(code)] for p, code in zip(self.parameters, codes, strict=True)}
+
+    def canonical_codes(self, codes: Codes) -> Codes:
+        """Codes [n, p] whose rows are equal exactly where the networks are."""
+        canonical: Codes = self.coding.canonical(self._full(codes))[:, self._columns]
+        return canonical
+
+    def sample(self, rng: np.random.Generator, n: int) -> Codes:
+        """Canonical codes [n, p] of settings drawn uniformly."""
+        return self.canonical_codes(self._random(rng, n))
+
+    def mutate(self, codes: Codes, rng: np.random.Generator) -> Codes:
+        """Canonical codes [p] of another network that differs in one or two active parameters."""
+        start = self._refilled(np.asarray(codes, dtype=np.int64), rng)
+        canonical = self.canonical_codes(start[None])[0]
+        while True:
+            row = start.copy()
+            for index in rng.choice(len(row), size=min(len(row), int(rng.integers(1, 3))), replace=False):
+                row[index] = (row[index] + rng.integers(1, len(self.parameters[index].choices))) % len(
+                    self.parameters[index].choices)
+            changed: Codes = self.canonical_codes(row[None])[0]
+            if not np.array_equal(changed, canonical):
+                return changed
+
+    def segments(self, codes: Codes) -> Codes:
+        """Segment ids [n, m] of codes [n, p]: stem, each stage in its context, head."""
+        return self.coding.segments(self.coding.canonical(self._full(codes)))
+
+    @property
+    def n_segments(self) -> int:
+        """Segment ids are 0 .. n_segments - 1; not every id is reached."""
+        return self.coding.n_segments
+
+    def segment_blocks(self, segment_id: int) -> tuple[BlockSpec, ...]:
+        """The blocks of one segment; those of a network are its segments' blocks in order."""
+        return self.coding.segment_blocks(int(segment_id))
+
+    def _full(self, codes: Codes) -> Codes:
+        full = np.zeros((len(codes), self._n_fields), dtype=np.int64)
+        full[:, self._columns] = codes
+        return full
+
+    def _random(self, rng: np.random.Generator, n: int) -> Codes:
+        high = np.array([len(p.choices) for p in self.parameters], dtype=np.int64)
+        drawn: Codes = rng.integers(0, high, size=(n, len(self.parameters)), dtype=np.int64)
+        return drawn
+
+    def _refilled(self, codes: Codes, rng: np.random.Generator) -> Codes:
+        """The same network with its inactive parameters drawn at random, so that none favours its first choice."""
+        trials = np.repeat(codes[None], sum(len(p.choices) for p in self.parameters), axis=0)
+        owner = np.repeat(np.arange(len(codes)), [len(p.choices) for p in self.parameters])
+        trials[np.arange(len(trials)), owner] = np.concatenate([np.arange(len(p.choices)) for p in self.parameters])
+        changed = np.any(self.canonical_codes(trials) != self.canonical_codes(codes[None]), axis=1)
+        active = np.bincount(owner, weights=changed, minlength=len(codes)) > 0
+        refilled: Codes = np.where(active, codes, self._random(rng, 1)[0])
+        unchanged = np.array_equal(self.canonical_codes(refilled[None]), self.canonical_codes(codes[None]))
+        return refilled if unchanged else codes
+
+
+def find_space(name_or_path: str | os.PathLike[str]) -> Path:
+    """The file of a space: a path that ends in .yaml or .yml is taken as it is, a name is looked up."""
+    text = os.fspath(name_or_path)
+    if text.endswith((".yaml", ".yml")):
+        return Path(text).expanduser().absolute()
+    found: dict[str, Path] = {}
+    for folder in reversed(search_space_dirs()):
+        found.update({path.stem: path for path in sorted(folder.glob("*.yaml"))})
+    if text not in found:
+        raise UnknownName("search space", text, found)
+    return found[text]
+
+
+def _plain(value: Any) -> tuple[bool, str | float] | None:
+    """A key under which 1, 1.0 and numpy's 1 are equal, but True is not."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    return (isinstance(value, bool), value) if isinstance(value, str | int | float) else None

@@ -1,0 +1,113 @@
+"""How well estimates rank networks: correlations with bootstrap intervals, and what is lost by trusting them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hwnas.stats.pareto import hypervolume_2d
+
+Array = NDArray[np.float64]
+OfRows = Callable[[NDArray[np.int64]], Array]  # of rows [..., n] of n networks: a value for each [...]
+DRAWS = 2000
+LEVEL = 0.95
+LEAST = 4  # networks; fewer rank in too few ways
+K = 3
+_BEYOND = 0.02  # of the range: how far behind the worst network the reference point lies
+_CHUNK = 1 << 24  # pairs at once
+
+
+def kendall_tau(x: ArrayLike, y: ArrayLike) -> Array:
+    """Kendall's tau-b (1945) along the last axis, all draws of a bootstrap at once; NaN where either is constant."""
+    one, other = (np.asarray(values, np.float64) for values in (x, y))
+    n = one.shape[-1]
+    rows = one.reshape(-1, n), other.reshape(-1, n)
+    step = max(1, _CHUNK // (n * n))
+    parts = [_tau(rows[0][start:start + step], rows[1][start:start + step]) for start in range(0, len(rows[0]), step)]
+    found: Array = np.concatenate(parts).reshape(one.shape[:-1])
+    return found
+
+
+def _tau(x: Array, y: Array) -> Array:
+    signs = [np.sign(values[:, :, None] - values[:, None, :]).astype(np.int8) for values in (x, y)]
+    agree = np.einsum("dij,dij->d", *signs, dtype=np.float64)
+    pairs = np.count_nonzero(signs[0], axis=(1, 2)) * np.count_nonzero(signs[1], axis=(1, 2)).astype(np.float64)
+    found: Array = np.divide(agree, np.sqrt(pairs), out=np.full(len(x), np.nan), where=pairs > 0)
+    return found
+
+
+def spearman(x: ArrayLike, y: ArrayLike) -> Array:
+    """Spearman's rank correlation (1904; ties have their mean rank) along the last axis; NaN where one is constant."""
+    from scipy.stats import rankdata
+
+    ranks = [rankdata(np.asarray(values, np.float64), axis=-1) for values in (x, y)]
+    one, other = (values - values.mean(axis=-1, keepdims=True) for values in ranks)
+    scale = np.sqrt((one**2).sum(axis=-1) * (other**2).sum(axis=-1))
+    found: Array = np.divide((one * other).sum(axis=-1), scale, out=np.full(scale.shape, np.nan), where=scale > 0)
+    return found
+
+
+def draws(n: int, seed: int = 0) -> NDArray[np.int64]:
+    """DRAWS samples [d, n] of `n` networks, with replacement: the same for every estimator, so that they are paired."""
+    return np.random.default_rng([seed, n]).integers(0, n, (DRAWS, n))
+
+
+def paired(of: Callable[[Array, Array], Array], x: Array, y: Array) -> OfRows:
+    """A correlation of `x` and `y` [n] as a statistic of rows."""
+    return lambda rows: of(x[rows], y[rows])
+
+
+def with_interval(of: OfRows, n: int) -> tuple[float, float, float]:
+    """A statistic of `n` networks, given as rows [..., n], with the ends of its LEVEL percentile interval (Efron 1979).
+
+    All NaN where it has no value; draws that have none are left out.
+    """
+    value = float(of(np.arange(n)))
+    return (value, *_ends(of(draws(n)))) if np.isfinite(value) else (np.nan,) * 3
+
+
+def _ends(values: Array) -> tuple[float, float]:
+    usable = values[np.isfinite(values)]
+    if not len(usable):
+        return np.nan, np.nan
+    low, high = np.quantile(usable, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
+def top_k_regret(estimate: Array, truth: Array, cost: Array, k: int = K) -> float:
+    """Top-1 (a fraction) lost at equal cost by training the `k` networks that an estimator likes best. >= 0.
+
+    Each network's cost is a budget, where more than `k` networks keep it. Of those the `k` with the highest estimate
+    (of equal ones the cheaper) are trained, and the best of these is held against the best of all. Mean over budgets;
+    NaN where there is none.
+    """
+    order = np.lexsort((cost, -estimate))
+    lost = []
+    for budget in cost:
+        inside = order[cost[order] <= budget]
+        if len(inside) > k:
+            lost.append(truth[inside].max() - truth[inside[:k]].max())
+    return float(np.mean(lost)) if lost else float("nan")
+
+
+def hypervolume_loss(estimate: Array, truth: Array, cost: Array, k: int = K) -> float:
+    """Share (0 to 1) of the true front's hypervolume that is missed by the `k` networks an estimator would choose.
+
+    Hypervolume: area of true top-1 against log cost, from a point 2 % of the range behind the worst of each. Chosen is
+    what adds most, one after the other, where each estimate counts as the truth of the same rank: only ranking counts.
+    """
+    from scipy.stats import rankdata
+
+    where = np.log(cost)
+    reference = (truth.min() - _BEYOND * np.ptp(truth), where.max() + _BEYOND * np.ptp(where))
+    if reference[0] == truth.min() or reference[1] == where.max():
+        return float("nan")
+    looks = np.interp(rankdata(estimate), np.arange(1, len(truth) + 1), np.sort(truth))
+    chosen: list[int] = []
+    for _ in range(min(k, len(truth))):
+        areas = [hypervolume_2d(looks[[*chosen, row]], where[[*chosen, row]], reference) for row in range(len(truth))]
+        chosen.append(int(np.argmax(areas)))
+    whole = hypervolume_2d(truth, where, reference)
+    return 1 - hypervolume_2d(truth[chosen], where[chosen], reference) / whole

@@ -1,0 +1,118 @@
+"""Costs of a space's networks that are known before any is trained: what a search may minimise beside its top-1."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hwnas.cli.options import read_value
+from hwnas.errors import ConfigError, UnknownName
+from hwnas.space.blocks import BlockSpec
+
+LATENCY = "latency_ms"
+MOST_KNOWN = 2  # as many as the known-objective sampler searches with
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What costs depend on besides the network: the deployment. `price_per_hour` is that of the machine, in any
+    currency (None: not told)."""
+
+    precision: str = "fp32"
+    batch: int = 1
+    price_per_hour: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KnownObjective:
+    """A cost (smaller is better) that is known before training: `of_latency` in ms (a number or an array), or a sum of
+    `of_block` over a network's blocks. `unit` and `scale` are for showing it.
+
+    `predicted` is its column in trials.csv, `exact` the one in front.csv, for what was exported and measured: as
+    `of_file` tells of the deployed file, as `of_latency` of the measured latency, or a column that is there anyway.
+    """
+
+    name: str
+    label: str
+    unit: str
+    predicted: str
+    exact: str
+    of_latency: Callable[[Any, Terms], Any] | None = None
+    of_block: Callable[[BlockSpec, Terms], float] = lambda block, terms: 0.0
+    of_file: Callable[[Path], float] | None = None
+    scale: float = 1.0
+
+    def of(self, latency_ms: Any, blocks: Iterable[BlockSpec], terms: Terms) -> Any:
+        """The cost of one network."""
+        if self.of_latency is not None:
+            return self.of_latency(latency_ms, terms)
+        return sum(self.of_block(block, terms) for block in blocks)
+
+    def shown(self, value: float | None) -> str:
+        """A value as text; empty where it is not known."""
+        return "" if value is None else f"{value * self.scale:.3g} {self.unit}".strip()
+
+
+def file_bytes(block: BlockSpec, terms: Terms) -> float:
+    """A block's share of the deployed ONNX file: int8 targets have an int8 one, all others run the fp32 one.
+
+    Weights, and for each output channel bias and scales, exactly (batch norms are folded, squeeze-and-excite stays
+    fp32 in an int8 file); nodes and their names by constants fitted to 28 files of three spaces (0.1 % of a file).
+    """
+    int8 = terms.precision == "int8"
+    total = (828.0 if int8 else 186.0) * block.skip - (2384.0 if int8 else 0.0) * (block.kind == "head")
+    for role, n_in, n_out, kernel, _, _ in block.convolutions():
+        weights = (n_in if role != "depthwise" else 1) * n_out * kernel * kernel
+        if int8 and role != "se":
+            total += weights + 17 * n_out + 2310
+        else:
+            total += 4 * (weights + n_out) + (1128 if int8 else 762 if role == "se" else 436)
+    return total
+
+
+def _price(latency_ms: Any, terms: Terms) -> Any:
+    """Of a million images, one network on one stream being all that the machine does; 3.6e6 ms are an hour."""
+    return latency_ms * ((terms.price_per_hour or math.nan) / terms.batch / 3.6)
+
+
+KNOWN = {one.name: one for one in (
+    KnownObjective(LATENCY, "latency", "ms", "latency_ms_predicted", LATENCY, of_latency=lambda ms, terms: ms),
+    KnownObjective("size_mb", "file size", "MB", "size_mb_predicted", "size_mb",
+                   of_block=lambda block, terms: file_bytes(block, terms) / 1e6,
+                   of_file=lambda path: path.stat().st_size / 1e6),
+    KnownObjective("macs", "MACs", "M MACs", "macs", "macs", of_block=lambda block, terms: block.macs, scale=1e-6),
+    KnownObjective("price", "price of a million images", "", "price_per_million_predicted", "price_per_million",
+                   of_latency=_price),
+)}
+
+
+def check_known(names: Any, terms: Terms) -> tuple[str, ...]:
+    """`objective.known` as names in KNOWN's order; one line says what is wrong with another value."""
+    if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(one, str) for one in names):
+        raise ConfigError(f"objective.known must be a list of names, e.g. [latency_ms,size_mb], got {names!r}.")
+    for name in names:
+        if name not in KNOWN:
+            raise UnknownName("known objective", name, KNOWN)
+        if names.count(name) > 1:
+            raise ConfigError(f"objective.known names {name} twice. Name each once.")
+    if not 1 <= len(names) <= MOST_KNOWN:
+        raise ConfigError(f"objective.known must hold one or two of {', '.join(KNOWN)}, got {len(names)}.")
+    timed = [name for name in names if KNOWN[name].of_latency]
+    if len(timed) > 1:
+        raise ConfigError(f"objective.known: {' and '.join(timed)} are proportional to each other, so the front would "
+                          "be that of one of them. Take one of the two.")
+    if "price" in names:
+        read_value(terms.price_per_hour, float, "objective.price_per_hour", above=0,
+                   what="what an hour of the machine costs, for objective.known=[price]: "
+                        "objective.price_per_hour=NUMBER, above 0")
+    return tuple(name for name in KNOWN if name in names)
+
+
+def known_costs(row: Mapping[str, Any]) -> tuple[float, ...]:
+    """What the search of a row of trials.csv minimised, in order (latency where it does not say); NaN: not known."""
+    names = str(row.get("objectives") or LATENCY).split()
+    values = (row.get(KNOWN[name].predicted) for name in names)
+    return tuple(math.nan if value is None else float(value) for value in values)

@@ -1,0 +1,186 @@
+"""What a search optimises: the front of top-1 against known costs, MnasNet's reward, or top-1 under the hard cap."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from statistics import NormalDist
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hwnas.cli.options import read_value
+from hwnas.errors import BudgetError, UnknownName
+from hwnas.space.blocks import BlockSpec
+from hwnas.study.costs import KNOWN, LATENCY, KnownObjective, Terms, check_known
+from hwnas.target.target import Target
+
+KINDS = ("pareto", "reward", "cap")
+REWARDS: dict[str, tuple[float, float]] = {"soft": (-0.07, -0.07), "hard": (0.0, -1.0)}
+CAP_QUANTILE = 0.95
+
+
+class Predictions(Protocol):
+    """Predicted latencies of n architectures in ms: mean and the ends of the 90 % interval, arrays [n]."""
+
+    @property
+    def mean(self) -> NDArray[np.float64]: ...
+    @property
+    def low(self) -> NDArray[np.float64]: ...
+    @property
+    def high(self) -> NDArray[np.float64]: ...
+
+
+Predict = Callable[[NDArray[np.int64]], Predictions]
+
+
+class Coded(Protocol):
+    """What finding the fastest network needs of a search space."""
+
+    @property
+    def parameters(self) -> tuple[Any, ...]: ...
+    def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]: ...
+
+
+class Built(Protocol):
+    """A network, as far as its costs go: `hwnas.space.architecture.Architecture` is one."""
+
+    def blocks(self) -> tuple[BlockSpec, ...]: ...
+
+
+def reward(top1: ArrayLike, latency_ms: ArrayLike, target_ms: float, kind: str = "soft") -> Any:
+    """Acc * (Lat / T)^w of MnasNet (Tan et al., CVPR 2019): a float, or an array where one comes in.
+
+    `soft`: w = -0.07 on both sides of T; `hard`: w = 0 up to T and -1 above it.
+    """
+    if kind not in REWARDS:
+        raise UnknownName("reward", kind, REWARDS)
+    below, above = REWARDS[kind]
+    ratio = np.asarray(latency_ms, dtype=np.float64) / target_ms
+    value = np.asarray(top1, dtype=np.float64) * ratio ** np.where(ratio <= 1, below, above)
+    return float(value) if value.ndim == 0 else value
+
+
+def positive_ms(key: str, value: Any) -> float:
+    """`value` as a latency in ms; ConfigError naming `key` unless it is a finite number above 0."""
+    return float(read_value(value, float, key, above=0, what="a number of milliseconds above 0"))
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """`pareto` (top-1 up, the `known` costs down), `reward` (one number up) or `cap` (top-1 alone up, of networks that
+    keep the hard cap). T of the reward is `target_ms`; `terms`: of the deployment that costs are counted for.
+
+    The reward is recorded under any kind. The hard cap holds under any kind too: see `check_cap`.
+    """
+
+    target_ms: float
+    kind: Literal["pareto", "reward", "cap"] | str = "pareto"
+    reward_kind: Literal["soft", "hard"] | str = "soft"
+    known: tuple[str, ...] = (LATENCY,)
+    terms: Terms = field(default_factory=Terms)
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise UnknownName("objective", self.kind, KINDS)
+        if self.reward_kind not in REWARDS:
+            raise UnknownName("reward", self.reward_kind, REWARDS)
+        positive_ms("objective.target_ms", self.target_ms)
+        object.__setattr__(self, "known", check_known(self.known, self.terms))
+
+    @property
+    def minimised(self) -> tuple[KnownObjective, ...]:
+        """The costs that the study is told, in the order of `values`."""
+        return tuple(KNOWN[name] for name in self.known) if self.kind == "pareto" else ()
+
+    @property
+    def directions(self) -> tuple[Literal["maximize", "minimize"], ...]:
+        """Optuna's directions, in the order of `values`."""
+        costs: list[Literal["minimize"]] = ["minimize" for _ in self.minimised]
+        return "maximize", *costs
+
+    def costs(self, latency_ms: float, network: Built | None = None) -> dict[str, float]:
+        """The minimised costs by their column in trials.csv; latency and price need no `network`."""
+        blocks = network.blocks() if network is not None and any(not one.of_latency for one in self.minimised) else ()
+        return {one.predicted: one.of(latency_ms, blocks, self.terms) for one in self.minimised}
+
+    def reward(self, top1: float, latency_ms: float) -> float:
+        """The reward of one network."""
+        return float(reward(top1, latency_ms, self.target_ms, self.reward_kind))
+
+    def values(self, top1: float, latency_ms: float, network: Built | None = None) -> tuple[float, ...]:
+        """What the study is told about one network."""
+        if self.kind == "reward":
+            return (self.reward(top1, latency_ms),)
+        return top1, *self.costs(latency_ms, network).values()
+
+    def __str__(self) -> str:
+        """Names the study: what is not the default is added, so that studies of before have kept their name."""
+        costs = [f"price at {self.terms.price_per_hour:g} an hour" if one.name == "price" else one.name
+                 for one in self.minimised]
+        of = "" if costs in ([], [LATENCY]) else f" of {' and '.join(costs)}"
+        return f"{self.kind}{of}, {self.reward_kind} reward at {self.target_ms:.6g} ms"
+
+
+def upper_ms(predictions: Predictions, quantile: float = CAP_QUANTILE) -> NDArray[np.float64]:
+    """Upper quantile of predicted latencies in ms, array [n]: what a hard cap is held against.
+
+    0.95 is the upper end of the 90 % interval itself; other quantiles scale its half-width like a normal's.
+    """
+    scale = NormalDist().inv_cdf(quantile) / NormalDist().inv_cdf(0.95)
+    mean = np.asarray(predictions.mean, dtype=np.float64)
+    return np.asarray(mean + (np.asarray(predictions.high) - mean) * scale, dtype=np.float64)
+
+
+def check_quantile(value: Any) -> float:
+    """`value` as the cap's quantile; ConfigError unless 0.5 <= value < 1."""
+    return float(read_value(value, float, "budget.quantile", low=0.5, below=1))
+
+
+def fastest(space: Coded, predict: Predict, quantile: float = CAP_QUANTILE, seed: int = 0
+            ) -> tuple[NDArray[np.int64], float]:
+    """Codes [p] and ms of the network with the lowest predicted `quantile` that a sample and a descent find.
+
+    4096 random networks, then every single-parameter change of the best, until none helps.
+    """
+    def score(codes: NDArray[np.int64]) -> NDArray[np.float64]:
+        return upper_ms(predict(codes), quantile)
+
+    codes = space.sample(np.random.default_rng(seed), 4096)
+    scores = score(codes)
+    best, value = codes[scores.argmin()], float(scores.min())
+    while True:
+        neighbours = []
+        for column, parameter in enumerate(space.parameters):
+            rows = np.repeat(best[None], len(parameter.choices), axis=0)
+            rows[:, column] = np.arange(len(parameter.choices))
+            neighbours.append(rows)
+        codes = np.concatenate(neighbours)
+        scores = score(codes)
+        if not scores.min() < value:
+            return best, value
+        best, value = codes[scores.argmin()], float(scores.min())
+
+
+def check_cap(space: Coded, predict: Predict, cap_ms: float, quantile: float = CAP_QUANTILE, seed: int = 0) -> None:
+    """BudgetError naming the nearest reachable latency when no network of the space meets the cap."""
+    positive_ms("budget.latency_ms", cap_ms)
+    _, nearest = fastest(space, predict, check_quantile(quantile), seed)
+    if nearest > cap_ms:
+        enough = math.ceil(nearest * 1000) / 1000  # rounded up, so that the advice is taken as given
+        raise BudgetError(
+            f"budget.latency_ms={cap_ms:g} is below the fastest network of the space: {nearest:.4g} ms "
+            f"({nearest / cap_ms - 1:.0%} above the cap, {quantile:.0%} quantile of its prediction). "
+            f"Raise it to at least {enough:.3f}, or search a smaller space.")
+
+
+def read_objective(section: Mapping[str, Any], target: Target, target_ms: float) -> Objective:
+    """The `objective` section of a configuration, for a deployment; ConfigError names what is wrong with it.
+
+    `price_per_hour` is the target's where the section gives none. Sections of before have no `known`.
+    """
+    price = section.get("price_per_hour")
+    terms = Terms(target.precision, target.batch, target.price_per_hour if price is None else price)
+    return Objective(target_ms, str(section["name"]), str(section["reward"]), section.get("known", (LATENCY,)), terms)

@@ -1,0 +1,173 @@
+"""What a trial of the study holds, and how it is read back: user attributes, outcomes, the rows of trials.csv."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from hwnas.accuracy.estimator import Earlier
+from hwnas.stats.pareto import non_dominated
+from hwnas.study.costs import KNOWN, LATENCY, known_costs
+
+# Outcomes of a finished trial, in the user attribute `outcome`. A FAIL without one was lost with its worker.
+EVALUATED = "evaluated"
+INFEASIBLE = "infeasible"
+DUPLICATE = "duplicate"
+FAILED = "failed"
+INTERRUPTED = "interrupted"
+ERROR = "error"
+LOST = "lost"
+REUSED = "reused_from"  # user attribute: run folder of an earlier search whose accuracy this is
+RECORD = "hwnas"  # user attribute of a study: its format, its identity and, where they are not latency alone, the
+OBJECTIVES = "objectives"  # names of the known objectives that it minimises
+CAP = "latency_ms"  # the constraint's name: upper quantile of the prediction minus the cap, in ms
+
+COLUMNS = (
+    "number", "state", "outcome", "id", "architecture", "top1_proxy", "top1_std", "latency_ms_predicted",
+    "latency_ms_predicted_low", "latency_ms_predicted_high", "reward", "seconds", "epochs", "stopped", "extrapolated",
+    "feasible",
+    "duplicate_of", "reason", "seed", "started", "finished",
+)
+
+
+def minimised(study: optuna.Study) -> tuple[str, ...]:
+    """Names of the known objectives of a study of several, in the order of its values."""
+    return tuple(study.user_attrs.get(RECORD, {}).get(OBJECTIVES, (LATENCY,)))
+
+
+def outcome(trial: FrozenTrial) -> str | None:
+    """One of the outcomes above; None while it waits or runs."""
+    if not trial.state.is_finished():
+        return None
+    return str(trial.user_attrs.get("outcome", LOST))
+
+
+def known(trials: Iterable[FrozenTrial], *, before: int | None = None) -> dict[str, FrozenTrial]:
+    """Architectures that need no training any more, by id: evaluated, over the cap, failed for a reason of their own.
+
+    With `before`, a trial's number, those that a lower-numbered trial is at work on count as well, and it itself
+    does not.
+    The evaluated trial comes first where several have the same architecture.
+    """
+    found: dict[str, FrozenTrial] = {}
+    for trial in trials:
+        name = trial.user_attrs.get("architecture_id")
+        if name is None or (before is not None and trial.number == before):
+            continue
+        running = trial.state == TrialState.RUNNING and before is not None and trial.number < before
+        if running or outcome(trial) in (EVALUATED, INFEASIBLE, FAILED):
+            first = found.setdefault(name, trial)
+            if trial.state == TrialState.COMPLETE and first.state != TrialState.COMPLETE:
+                found[name] = trial
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Trials of a study by outcome; `evaluated` counts architectures, `asks` every trial that was started here."""
+
+    evaluated: int
+    infeasible: int
+    failed: int
+    duplicates: int
+    lost: int
+    running: int
+    asks: int
+
+
+def count(trials: Sequence[FrozenTrial]) -> Counts:
+    """Count the trials of a study."""
+    evaluated: set[str] = set()
+    tally = dict.fromkeys((EVALUATED, INFEASIBLE, DUPLICATE, FAILED, INTERRUPTED, ERROR, LOST), 0)
+    running = waiting = reused = 0
+    for trial in trials:
+        if REUSED in trial.user_attrs:
+            reused += 1
+            continue
+        if trial.state == TrialState.COMPLETE:
+            evaluated.add(trial.user_attrs.get("architecture_id", str(trial.number)))
+        running += trial.state == TrialState.RUNNING
+        waiting += trial.state == TrialState.WAITING
+        name = outcome(trial)
+        if name is not None:
+            tally[name] += 1
+    twice = tally[EVALUATED] - len(evaluated)
+    return Counts(len(evaluated), tally[INFEASIBLE], tally[FAILED], tally[DUPLICATE] + twice,
+                  tally[INTERRUPTED] + tally[ERROR] + tally[LOST], running, len(trials) - waiting - reused)
+
+
+def curves(trials: Iterable[FrozenTrial]) -> list[list[float]]:
+    """Validation top-1 after each epoch of the evaluated trials: an estimator's history."""
+    return [trial.user_attrs["curve"] for trial in trials
+            if trial.state == TrialState.COMPLETE and trial.user_attrs.get("curve")]
+
+
+def evaluated_networks(trials: Iterable[FrozenTrial], columns: Sequence[str]) -> list[Earlier]:
+    """The evaluated trials as an estimator sees them; `columns`: the attributes of their costs."""
+    return [Earlier(tuple(float(trial.user_attrs[column]) for column in columns), float(trial.user_attrs["top1_proxy"]),
+                    float(trial.user_attrs.get("top1_std") or 0.0), tuple(trial.user_attrs.get("curve") or ()),
+                    bool(trial.user_attrs.get("stopped")))
+            for trial in trials if trial.state == TrialState.COMPLETE]
+
+
+def trial_rows(study: optuna.Study) -> list[dict[str, Any]]:
+    """Rows of trials.csv by trial number, one for every trial that was started, with the keys of COLUMNS; where the
+    study minimises other costs than latency, also these and, as `objectives`, their names.
+
+    `state` is Optuna's word. `outcome`: evaluated, infeasible (over the cap), duplicate, failed (the candidate's own
+    failure), interrupted (Ctrl-C), error, lost (its worker died). Latencies are in ms, top-1 from 0 to 1 (predicted
+    from the epochs before a stop where `extrapolated`), `epochs` is how many were trained, `seconds` what that cost;
+    `started` and `finished` are local ISO times; None where not known.
+    """
+    rows, first, costs = [], dict[str, int](), minimised(study)
+    more = {OBJECTIVES: " ".join(costs)} if costs != (LATENCY,) else {}
+    columns = [KNOWN[name].predicted for name in costs if more and name != LATENCY]
+    for trial in study.get_trials(deepcopy=False):
+        if trial.state == TrialState.WAITING:
+            continue
+        row = {**_row(trial), **more, **{column: trial.user_attrs.get(column) for column in columns}}
+        if row["outcome"] == EVALUATED:
+            number = first.setdefault(row["id"], trial.number)
+            if number != trial.number:
+                row.update(outcome=DUPLICATE, duplicate_of=number)
+        rows.append(row)
+    return rows
+
+
+def _row(trial: FrozenTrial) -> dict[str, Any]:
+    attrs: Mapping[str, Any] = trial.user_attrs
+    reason = attrs.get("reason")
+    if outcome(trial) == LOST and reason is None:
+        reason = "its worker died or was stopped for too long"
+    values = {
+        "number": trial.number, "state": trial.state.name, "outcome": outcome(trial) or trial.state.name.lower(),
+        "id": attrs.get("architecture_id"), "reason": reason,
+        "epochs": _epochs(attrs),
+        "feasible": all(value <= 0 for value in trial.constraints.values()) if "architecture_id" in attrs else None,
+        "started": _iso(trial.datetime_start), "finished": _iso(trial.datetime_complete),
+    }
+    return {column: values[column] if column in values else attrs.get(column) for column in COLUMNS}
+
+
+def _epochs(attrs: Mapping[str, Any]) -> int | None:
+    """Where the curve ends: it has a value for each epoch, unless the trial says for which."""
+    if "curve" not in attrs:
+        return None
+    return int(attrs["curve_epochs"][-1]) if attrs.get("curve_epochs") else len(attrs["curve"])
+
+
+def _iso(moment: Any) -> str | None:
+    return None if moment is None else moment.isoformat(timespec="seconds")
+
+
+def front_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The evaluated rows that no other beats in top1_proxy and all that the search minimised, fastest first."""
+    able = [row for row in rows if row["outcome"] == EVALUATED and row["state"] == "COMPLETE"]
+    points = [(row["top1_proxy"], *known_costs(row)) for row in able]
+    mask = non_dominated(points, [column > 0 for column in range(len(points[0]) if points else 2)])
+    front = [dict(row) for row, chosen in zip(able, mask, strict=True) if chosen]
+    return sorted(front, key=lambda row: (row["latency_ms_predicted"], row["number"]))

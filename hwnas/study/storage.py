@@ -1,0 +1,267 @@
+"""The study's database: Optuna's RDB storage, made fit for several processes on one SQLite file.
+
+Some things differ from Optuna's own. SQLite runs with a write-ahead log and takes the write lock at the start of a
+transaction, so that two workers cannot pop the same waiting trial. A heartbeat that cannot be written is tried again
+instead of ending its thread. The parameters of a trial go in one transaction, and so do its attributes. A running
+trial names its worker from the first moment, and is given up as soon as that worker is known to be dead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sqlite3
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import optuna
+import sqlalchemy
+from optuna.distributions import BaseDistribution, distribution_to_json
+from optuna.exceptions import StorageInternalError
+from optuna.storages import RDBStorage
+from optuna.storages._rdb import models
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import SQLAlchemyError
+
+from hwnas.errors import StudyError
+from hwnas.study.record import EVALUATED
+from hwnas.study.server import driver_errors, server_lock, server_options, shown, sqlite_path, storage_errors
+from hwnas.system.processes import is_dead, worker_name
+
+HEARTBEAT_S = 30
+GRACE_S = 120
+BUSY_S = 60.0
+# A kill loses nothing with NORMAL; against a power cut the log is flushed after each evaluated trial (`flush`).
+PRAGMAS: tuple[str, ...] = ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=NORMAL")
+_log = logging.getLogger(__name__)
+
+
+class Storage(RDBStorage):
+    """Optuna's RDB storage with heartbeats that survive a locked database and attributes written together."""
+
+    _kept: list[tuple[str, float, BaseDistribution]] | None = None
+
+    def record_heartbeat(self, trial_id: int) -> None:
+        """As Optuna's, but an error is left to the next beat: it would end the thread, and then the trial."""
+        try:
+            super().record_heartbeat(trial_id)
+        except (StorageInternalError, SQLAlchemyError, sqlite3.Error) as error:
+            _log.debug("heartbeat of trial %d not written: %s", trial_id, error)
+
+    def _create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> FrozenTrial:
+        """As Optuna's, but an asked trial bears its worker's name from the start: no kill leaves it unclaimed."""
+        if template_trial is None:
+            template_trial = optuna.create_trial(state=TrialState.RUNNING, user_attrs={"worker": worker_name()})
+        return super()._create_new_trial(study_id, template_trial)
+
+    def _get_prepared_new_trial(self, study_id: int, template_trial: FrozenTrial | None, session: Any) -> Any:
+        trial: Any = super()._get_prepared_new_trial(study_id, template_trial, session)
+        if trial.state == TrialState.RUNNING:
+            self._first_heartbeat(trial.trial_id, session)
+        return trial
+
+    def _first_heartbeat(self, trial_id: int, session: Any) -> None:
+        """On a server the trial's age must be told by the server's clock from the start: those of hosts differ."""
+        if self.engine.name != "sqlite":
+            session.add(models.TrialHeartbeatModel(trial_id=trial_id))
+
+    def _get_stale_trial_ids(self, study_id: int) -> list[int]:
+        """As Optuna's, and the trials whose worker is known to be dead. Read before every ask: samplers take what
+        runs for pending, and a dead worker's trial must not stay so for the time of grace."""
+        attrs: Any = models.TrialUserAttributeModel
+        with self._session() as session:
+            rows = session.query(attrs.trial_id, attrs.value_json).join(
+                models.TrialModel, attrs.trial_id == models.TrialModel.trial_id).filter(
+                models.TrialModel.study_id == study_id, models.TrialModel.state == TrialState.RUNNING,
+                attrs.key == "worker").all()
+        dead = {int(trial_id) for trial_id, worker in rows if is_dead(json.loads(worker))}
+        return sorted(dead.union(super()._get_stale_trial_ids(study_id)))
+
+    def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
+        """As Optuna's, but a queued trial gets its worker's name in the same transaction as its new state, and a
+        trial that failed after its evaluation was written counts as lost, so that its network is evaluated again."""
+        if state == TrialState.FAIL:
+            return self._fail(trial_id)
+        if state != TrialState.RUNNING:
+            return super().set_trial_state_values(trial_id, state, values)
+        with self._session() as session:
+            trial: Any = models.TrialModel.find_or_raise_by_id(trial_id, session, for_update=True)
+            self.check_trial_is_updatable(trial_id, trial.state)
+            if trial.state != TrialState.WAITING:
+                return False
+            trial.state, trial.datetime_start = state, datetime.now()
+            self._upsert(session, models.TrialUserAttributeModel, [
+                {"trial_id": trial_id, "key": "worker", "value_json": json.dumps(worker_name())}])
+            self._first_heartbeat(trial_id, session)
+        return True
+
+    def _fail(self, trial_id: int) -> bool:
+        attrs: Any = models.TrialUserAttributeModel
+        with self._session() as session:
+            trial = self._check_running(trial_id, session)
+            session.query(attrs).filter(attrs.trial_id == trial_id, attrs.key == "outcome",
+                                        attrs.value_json == json.dumps(EVALUATED)).delete()
+            trial.state, trial.datetime_complete = TrialState.FAIL, datetime.now()
+        return True
+
+    def has_heartbeat(self, trial_id: int) -> bool:
+        """Whether the trial's worker ever said that it lives."""
+        with self._session() as session:
+            return models.TrialHeartbeatModel.where_trial_id(trial_id, session) is not None
+
+    @contextlib.contextmanager
+    def params_together(self, trial_id: int) -> Iterator[None]:
+        """Keep the parameters that `trial_id` is given inside back, and write them in one transaction at the end.
+
+        They are not compared with earlier trials' distributions: that a study keeps its space is checked on opening.
+        """
+        self._kept = []
+        try:
+            yield
+        finally:
+            kept, self._kept = self._kept, None
+            with self._session() as session:
+                self._check_running(trial_id, session)
+                session.add_all(models.TrialParamModel(
+                    trial_id=trial_id, param_name=name, param_value=value,
+                    distribution_json=distribution_to_json(distribution)) for name, value, distribution in kept)
+
+    def _set_trial_param(self, trial_id: int, param_name: str, param_value_internal: float,
+                         distribution: BaseDistribution, previous_distribution: BaseDistribution | None) -> None:
+        if self._kept is None:
+            super()._set_trial_param(trial_id, param_name, param_value_internal, distribution, previous_distribution)
+        else:
+            self._kept.append((param_name, param_value_internal, distribution))
+
+    def write_attrs(self, trial_id: int, user: Mapping[str, Any], constraints: Mapping[str, float] | None = None
+                    ) -> None:
+        """Set user attributes and constraints of a running trial in one transaction."""
+        system = {f"constraints:{key}": float(value) for key, value in (constraints or {}).items()}
+        with self._session() as session:
+            self._check_running(trial_id, session)
+            for model, attrs in ((models.TrialUserAttributeModel, user), (models.TrialSystemAttributeModel, system)):
+                rows = [{"trial_id": trial_id, "key": key, "value_json": json.dumps(value)}
+                        for key, value in attrs.items()]
+                self._upsert(session, model, rows)
+
+    def _upsert(self, session: Any, model: Any, rows: list[dict[str, Any]]) -> None:
+        """Insert attributes or replace them: one statement where the database can."""
+        if rows and self.engine.name in ("sqlite", "postgresql"):
+            dialect: Any = sqlite if self.engine.name == "sqlite" else postgresql
+            insert = dialect.insert(model).values(rows)
+            session.execute(insert.on_conflict_do_update(
+                index_elements=[model.trial_id, model.key], set_={"value_json": insert.excluded.value_json}))
+            return
+        for row in rows:
+            value = json.loads(row["value_json"])
+            self._set_trial_attr_without_commit(session, model, row["trial_id"], row["key"], value)
+
+    def _check_running(self, trial_id: int, session: Any) -> Any:
+        """The trial, which nobody else can finish before this transaction ends."""
+        trial: Any = models.TrialModel.find_or_raise_by_id(trial_id, session, for_update=True)
+        self.check_trial_is_updatable(trial_id, trial.state)
+        return trial
+
+    @contextlib.contextmanager
+    def _session(self) -> Iterator[Any]:
+        session = self.scoped_session()
+        try:
+            yield session
+            session.commit()
+        except SQLAlchemyError as error:
+            session.rollback()
+            raise StorageInternalError(str(error)) from error
+        except Exception:
+            session.rollback()
+            raise
+        finally:
+            session.close()
+
+    def with_attr(self, study_id: int, key: str, value: Any) -> list[int]:
+        """Ids of the study's trials that have this user attribute, read without loading the trials."""
+        attrs: Any = models.TrialUserAttributeModel
+        with self._session() as session:
+            rows = session.query(models.TrialModel.trial_id).join(attrs, attrs.trial_id == models.TrialModel.trial_id)
+            found = rows.filter(models.TrialModel.study_id == study_id, attrs.key == key,
+                                attrs.value_json == json.dumps(value)).all()
+        return [int(trial_id) for (trial_id,) in found]
+
+    def flush(self) -> None:
+        """Put everything acknowledged on the disk itself, as SQLite does only when it empties its write-ahead log."""
+        path = sqlite_path(self.url)
+        if path is not None:
+            with contextlib.suppress(OSError):  # No log: everything is in the database already.
+                handle = os.open(f"{path}-wal", os.O_RDWR)
+                try:
+                    os.fsync(handle)
+                finally:
+                    os.close(handle)
+
+
+def _connector(path: Path, busy_s: float, read_only: bool) -> Callable[[], sqlite3.Connection]:
+    def connect() -> sqlite3.Connection:
+        place = str(path)
+        if read_only:
+            place = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
+        connection = sqlite3.connect(place, timeout=busy_s, isolation_level=None, check_same_thread=False,
+                                     uri=read_only)
+        if not read_only:
+            for pragma in PRAGMAS:
+                connection.execute(pragma)
+        return connection
+
+    return connect
+
+
+def check_file(path: Path, busy_s: float = BUSY_S) -> None:
+    """StudyError when an existing file is torn, or is a database of something else; raw SQLite errors pass."""
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    connection = sqlite3.connect(path, timeout=busy_s)
+    try:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if tables and not tables & {"studies", "version_info"}:
+            raise StudyError(f"study {path}: it is a database of something else ({', '.join(sorted(tables)[:4])}). "
+                             "Choose another folder or storage.")
+        verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if verdict != "ok":
+            raise sqlite3.DatabaseError(f"malformed: {verdict}")
+    finally:
+        connection.close()
+
+
+def open_storage(url: str, *, heartbeat_s: int = HEARTBEAT_S, grace_s: int = GRACE_S, busy_s: float = BUSY_S,
+                 on_stale: Callable[[optuna.Study, FrozenTrial], None] | None = None,
+                 read_only: bool = False) -> Storage:
+    """Open or create the database behind `url`. ConfigError for a bad URL, StudyError for a bad database.
+
+    `busy_s`: how long SQLite waits for another process's lock. `read_only` reads a file in a folder that cannot be
+    written; nobody may be writing to it then.
+    """
+    path = sqlite_path(url)
+    with storage_errors(url), driver_errors(url):
+        if path is not None:
+            check_file(path, busy_s) if not read_only else None
+            options: dict[str, Any] = {"creator": _connector(path, busy_s, read_only)}
+        else:
+            options = server_options(url)
+        with warnings.catch_warnings(), server_lock(url, "tables"):
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            try:
+                storage = Storage(url, engine_kwargs=options, heartbeat_interval=heartbeat_s, grace_period=grace_s,
+                                  heartbeat_stale_trial_callback=on_stale, skip_table_creation=read_only)
+            except RuntimeError as error:  # Optuna's word for a schema of another version.
+                raise StudyError(f"study {shown(url)}: {' '.join(str(error).split())}") from error
+    if path is not None and not read_only:
+        sqlalchemy.event.listen(storage.engine, "begin", _take_write_lock)
+    return storage
+
+
+def _take_write_lock(connection: sqlalchemy.Connection) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE")

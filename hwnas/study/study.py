@@ -1,0 +1,249 @@
+"""Studies: made, opened, checked against what is asked; their trials requeued when a worker is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import optuna
+from filelock import FileLock, Timeout
+from optuna.exceptions import DuplicatedStudyError, UpdateFinishedTrialError
+from optuna.samplers import BaseSampler
+from optuna.trial import FrozenTrial, TrialState
+
+from hwnas.errors import StudyError
+from hwnas.study.costs import LATENCY
+from hwnas.study.objective import Objective
+from hwnas.study.record import OBJECTIVES, RECORD, front_rows, minimised, trial_rows
+from hwnas.study.server import server_lock, shown, sqlite_path, storage_errors
+from hwnas.study.storage import BUSY_S, GRACE_S, HEARTBEAT_S, Storage, open_storage
+from hwnas.system.processes import is_dead
+
+__all__ = ["acquire_verifier", "front_rows", "load_study", "open_study", "study_lock", "trial_rows", "wait_for_others"]
+
+FORMAT = "hwnas-study/1"
+NAME = "hwnas"
+
+
+@contextlib.contextmanager
+def study_lock(url: str) -> Iterator[None]:
+    """Held by one process at a time, over all hosts, while it opens the study or queues trials; in SQLite and
+    PostgreSQL."""
+    path = sqlite_path(url)
+    if path is None:
+        with storage_errors(url), server_lock(url, "study"):
+            yield
+        return
+    if not path.parent.is_dir():
+        raise StudyError(f"study {path}: no folder {path.parent}. Check that its folder exists and can be written.")
+    try:
+        lock = FileLock(f"{path}.lock", timeout=BUSY_S)
+        lock.acquire()
+    except OSError as error:
+        raise StudyError(f"study {path}: {error.strerror or error}. "
+                         "Check that its folder exists and can be written.") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def open_study(url: str, identity: Mapping[str, str], objective: Objective, sampler: BaseSampler, *,
+               name: str = NAME, heartbeat_s: int = HEARTBEAT_S, grace_s: int = GRACE_S, busy_s: float = BUSY_S
+               ) -> optuna.Study:
+    """Open the study behind `url`, or create it, as one of any number of workers.
+
+    `identity` says what its trials depend on (space, data set, target, host, ...), as text that a message may show.
+    StudyError when the study holds another identity, naming what changed, and when the database is torn, foreign,
+    locked or cannot be written. Optuna's log is turned down to errors: progress is the caller's.
+    """
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    with study_lock(url), storage_errors(url):
+        storage = open_storage(url, heartbeat_s=heartbeat_s, grace_s=grace_s, busy_s=busy_s, on_stale=requeue)
+        try:
+            study = optuna.create_study(storage=storage, sampler=sampler, pruner=optuna.pruners.NopPruner(),
+                                        study_name=name, directions=objective.directions, load_if_exists=True)
+        except DuplicatedStudyError:  # Another machine created it since: only without a study_lock.
+            study = optuna.load_study(study_name=name, storage=storage, sampler=sampler,
+                                      pruner=optuna.pruners.NopPruner())
+        _check_identity(study, dict(identity), objective, url)
+        _check_objectives(study, objective, url)
+    return study
+
+
+def _check_objectives(study: optuna.Study, objective: Objective, url: str) -> None:
+    directions = [direction.name.lower() for direction in study.directions]
+    names = tuple(one.name for one in objective.minimised)
+    if directions != list(objective.directions) or (names and names != minimised(study)):
+        raise StudyError(f"study {shown(url)}: its objectives are not those of {objective}. "
+                         "Choose another run folder with out=, or take the old objective.")
+
+
+def _check_identity(study: optuna.Study, identity: dict[str, str], objective: Objective, url: str) -> None:
+    held = study.user_attrs.get(RECORD)
+    if held is None:
+        if study.get_trials(deepcopy=False):
+            raise StudyError(f"study {shown(url)}: it holds trials of another program. Choose another run folder.")
+        names = [one.name for one in objective.minimised]
+        more = {} if names in ([], [LATENCY]) else {OBJECTIVES: names}
+        study.set_user_attr(RECORD, {"format": FORMAT, "identity": identity, **more})
+        return
+    if held.get("format") != FORMAT:
+        raise StudyError(f"study {shown(url)}: its format is {held.get('format')!r}, this is {FORMAT!r}. "
+                         "Use the hwnas that wrote it, or another run folder.")
+    _compare(held["identity"], identity, url)
+
+
+def check_resumable(url: str, identity: Mapping[str, str]) -> None:
+    """StudyError where the study behind `url`, a file, holds another identity: said before long work for it begins.
+
+    Whatever else is wrong with it, or that there is none, is for `open_study`.
+    """
+    path = sqlite_path(url)
+    if path is None or not path.is_file():
+        return
+    with study_lock(url):
+        try:
+            held = identity_of(load_study(url))
+        except StudyError:
+            return
+    _compare(held, dict(identity), url)
+
+
+def _compare(old: dict[str, str], identity: dict[str, str], url: str) -> None:
+    changed = [f"{key} was {old.get(key, 'not set')}, now {identity.get(key, 'not set')}"
+               for key in [*old, *(key for key in identity if key not in old)] if old.get(key) != identity.get(key)]
+    if changed:
+        raise StudyError(f"study {shown(url)}: cannot resume, {'; '.join(changed)}. "
+                         "Take the old setting back, or start another run with out=FOLDER.")
+
+
+def load_study(url: str, *, name: str = NAME) -> optuna.Study:
+    """Open an existing study to read it, whatever its identity; also where file or folder cannot be written.
+
+    StudyError when there is none, or it is torn or foreign.
+    """
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    path = sqlite_path(url)
+    if path is not None and not (path.is_file() and path.stat().st_size):
+        raise StudyError(f"study {path}: there is none. Search first: python -m hwnas.search +target=NAME.")
+    read_only = path is not None and not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK))
+    with storage_errors(url):
+        try:
+            study = optuna.load_study(study_name=name, storage=open_storage(url, read_only=read_only))
+        except KeyError:
+            raise StudyError(f"study {shown(url)}: it holds no study named {name!r}. "
+                             "Check storage= and the run folder.") from None
+        if RECORD not in study.user_attrs:
+            raise StudyError(f"study {shown(url)}: it holds trials of another program.")
+    return study
+
+
+def identity_of(study: optuna.Study) -> dict[str, str]:
+    """What the study's trials depend on, as given when it was created."""
+    return dict(study.user_attrs[RECORD]["identity"])
+
+
+def database_path(run_folder: Path) -> str:
+    """URL of the study that lives in a run folder."""
+    return f"sqlite:///{(run_folder / 'study.db').absolute()}"
+
+MAX_RETRIES = 3
+_RETRIES = "hwnas:retry_of"
+
+
+def storage_of(study: optuna.Study) -> Storage:
+    """The storage under Optuna's cache."""
+    backend = getattr(study._storage, "_backend", study._storage)
+    if not isinstance(backend, Storage):
+        raise TypeError("this study was not opened with hwnas.study.open_study")
+    return backend
+
+
+def requeue(study: optuna.Study, trial: FrozenTrial, *, counts: bool = True) -> None:
+    """Queue the parameters of a lost trial again, at most MAX_RETRIES times where it `counts` (a network that kills
+    its worker must not be tried for ever)."""
+    fixed = trial.params or trial.system_attrs.get("fixed_params")
+    retries = list(trial.system_attrs.get(_RETRIES, []))
+    if not fixed or (counts and len(retries) >= MAX_RETRIES):
+        return
+    system = {"fixed_params": fixed, _RETRIES: [*retries, trial.number] if counts else retries}
+    study.add_trial(optuna.create_trial(state=TrialState.WAITING, system_attrs=system))
+
+
+def release_lost(study: optuna.Study, *, retry: bool = True) -> int:
+    """Fail and queue again the running trials whose worker is dead; how many there were but for those past their grace.
+
+    Dead are: processes of this machine that are gone (at once), heartbeats past their grace, and trials that never
+    got as far as a heartbeat.
+    """
+    storage = storage_of(study)
+    long_ago = datetime.now() - timedelta(seconds=storage.grace_period or 0)
+    released = 0
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        worker = trial.user_attrs.get("worker")
+        old = trial.datetime_start is not None and trial.datetime_start < long_ago
+        unborn = old and not storage.has_heartbeat(trial._trial_id)
+        if unborn or (worker is not None and is_dead(worker)):
+            try:
+                storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
+            except UpdateFinishedTrialError:
+                continue
+            released += 1
+            if retry:
+                requeue(study, trial)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        optuna.storages.fail_stale_trials(study)
+    return released
+
+
+def wait_for_others(study: optuna.Study, *, poll_s: float = 1.0, waiting: Callable[[int], None] | None = None) -> None:
+    """Return when no worker is training on this study any more: their results belong in the verified front, and
+    their load would spoil its timing. `waiting` hears how many still run."""
+    while True:
+        release_lost(study, retry=False)
+        running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        if not running:
+            return
+        if waiting is not None:
+            waiting(len(running))
+        time.sleep(poll_s)
+
+
+class VerifierLock:
+    """Held until `release`, the end of its `with` block, or the end of the process."""
+
+    def __init__(self, lock: FileLock) -> None:
+        self._lock = lock
+
+    def release(self) -> None:
+        """Let another worker verify."""
+        self._lock.release()
+
+    def __enter__(self) -> VerifierLock:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+
+def acquire_verifier(folder: Path) -> VerifierLock | None:
+    """The right to verify the run in `folder`, or None when another worker has it.
+
+    An operating-system lock on `verify.lock`: it ends with the process that holds it, however that ends.
+    """
+    lock = FileLock(folder / "verify.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return None
+    except OSError as error:
+        raise StudyError(f"cannot write {folder / 'verify.lock'}: {error.strerror or error}. "
+                         "Make the run folder writable or choose another.") from error
+    return VerifierLock(lock)

@@ -1,0 +1,103 @@
+"""Where files are: shipped ones (checkout or wheel), the user's own, and how one is written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import sys
+from pathlib import Path
+
+from hwnas.errors import ConfigError, UserError
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_NEXT_STEP = {
+    errno.ENOSPC: "Free space on that disk, then give the same command again.",
+    getattr(errno, "EDQUOT", -1): "Free space in your quota, then give the same command again.",
+    errno.EROFS: "Choose a folder on a writable disk.",
+    errno.EACCES: "Make it writable or choose another folder.",
+    errno.EPERM: "Make it writable or choose another folder.",
+}
+
+
+def home() -> Path:
+    """The user's data folder: $HWNAS_HOME, otherwise the platform's own place; it need not exist yet."""
+    chosen = os.environ.get("HWNAS_HOME")
+    if chosen:
+        return Path(os.path.abspath(os.path.expanduser(chosen)))
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Application Support"
+    else:
+        base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    return base / "hwnas"
+
+
+def shipped(folder: str) -> Path:
+    """Absolute path of `folder` (conf, search_spaces, latency_tables, certificates): of the wheel or checkout."""
+    for root in (_PACKAGE / "_data", _PACKAGE.parent):
+        if (root / "conf").is_dir():
+            return root / folder
+    raise ConfigError(f"no conf/ folder beside {_PACKAGE}: the installation is incomplete. Install hwnas again.")
+
+
+def config_dir() -> Path:
+    """The folder that Hydra reads, absolute."""
+    return shipped("conf")
+
+
+def search_space_dirs() -> list[Path]:
+    """Folders that hold search spaces, in the order they are looked through: the user's, then the shipped one."""
+    return [home() / "search_spaces", shipped("search_spaces")]
+
+
+def table_dirs() -> list[Path]:
+    """Folders that hold latency tables, in the order they are looked through: the user's, then the shipped one.
+
+    With $HWNAS_OWN_TABLES set (to anything) only the user's: a host is measured though a table of it is shipped.
+    """
+    own = [home() / "latency_tables"]
+    return own if os.environ.get("HWNAS_OWN_TABLES") else [*own, shipped("latency_tables")]
+
+
+def certificate_dirs() -> list[Path]:
+    """Folders that hold certificates, in the order they are looked through: the user's, then the shipped one."""
+    return [home() / "certificates", shipped("certificates")]
+
+
+def write_atomic(path: str | os.PathLike[str], data: str | bytes) -> None:
+    """Write `data` (text as UTF-8) so that `path` holds all of it or what it held before, even after a kill.
+
+    Missing parent folders are made. UserError, in one line, when the disk is full or the place cannot be written.
+    """
+    path = Path(path)
+    content = data.encode() if isinstance(data, str) else data
+    beside = path.with_name(f".{path.name[:40]}.{secrets.token_hex(4)}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(beside, "xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, path)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                beside.unlink()
+        _sync_folder(path.parent)
+    except OSError as error:
+        step = _NEXT_STEP.get(error.errno or 0, "Choose another place.")
+        raise UserError(f"cannot write {path}: {error.strerror or error}. {step}") from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the rename itself last; some systems cannot open folders, and then there is nothing to do."""
+    if sys.platform == "win32":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

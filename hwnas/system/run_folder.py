@@ -1,0 +1,225 @@
+"""RunFolder: where every file of a run is, and how it is written: whole or not at all. See docs/run-folder.md."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwnas.errors import StudyError
+from hwnas.system.paths import write_atomic
+from hwnas.system.tables import finite, read_table, table_csv
+
+_SAFE_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_PROBE_BYTES = 1 << 20  # a disk that cannot take 1 MiB cannot take a run
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """`models/<id>/`: one network and what was made of it."""
+
+    path: Path
+
+    @property
+    def architecture(self) -> Path:
+        """`architecture.yaml` (a finalist) or `baseline.yaml` (see `baseline`)."""
+        return self.path / "architecture.yaml"
+
+    @property
+    def baseline(self) -> Path:
+        """`baseline.yaml`: timm's name and the stem's stride."""
+        return self.path / "baseline.yaml"
+
+    @property
+    def weights(self) -> Path:
+        """`weights.safetensors`; its header carries the recipe's fingerprint."""
+        return self.path / "weights.safetensors"
+
+    @property
+    def onnx(self) -> Path:
+        """`model.onnx`: fp32, parity-checked."""
+        return self.path / "model.onnx"
+
+    @property
+    def int8(self) -> Path:
+        """`model_int8.onnx`: static QDQ."""
+        return self.path / "model_int8.onnx"
+
+    @property
+    def card(self) -> Path:
+        """`card.md`."""
+        return self.path / "card.md"
+
+    def deployed(self, precision: str) -> Path:
+        """The file that a target of this precision runs."""
+        return self.int8 if precision == "int8" else self.onnx
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """The files of one run. Make it with `create` (a run that writes) or `open` (one that must exist)."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str]) -> RunFolder:
+        """Make the folder, or take up the one that is there; UserError when it is read-only or the disk is full."""
+        folder = Path(path)
+        if folder.exists() and not folder.is_dir():
+            raise StudyError(f"run folder {folder} is a file. Choose another: out=FOLDER.")
+        run = cls(folder)
+        run._probe()
+        return run
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> RunFolder:
+        """A run that is there; StudyError when it is none, UserError when it cannot be written."""
+        run = cls(Path(path))
+        if not run.config.is_file():
+            raise StudyError(f"{path} is not a run folder (no config.yaml). Make one: python -m hwnas.search "
+                             f"+target=NAME out={path}")
+        run._probe()
+        return run
+
+    def _probe(self) -> None:
+        """Fail now, in one line, rather than after hours of training."""
+        probe = self.path / ".writable"
+        write_atomic(probe, bytes(_PROBE_BYTES))
+        probe.unlink(missing_ok=True)
+
+    @property
+    def config(self) -> Path:
+        """`config.yaml`."""
+        return self.path / "config.yaml"
+
+    @property
+    def study(self) -> Path:
+        """`study.db`, the only record of the search."""
+        return self.path / "study.db"
+
+    @property
+    def trials_csv(self) -> Path:
+        """`trials.csv`."""
+        return self.path / "trials.csv"
+
+    @property
+    def front_csv(self) -> Path:
+        """`front.csv`."""
+        return self.path / "front.csv"
+
+    @property
+    def front_json(self) -> Path:
+        """`front.json`."""
+        return self.path / "front.json"
+
+    @property
+    def comparisons(self) -> Path:
+        """`comparisons.json`."""
+        return self.path / "comparisons.json"
+
+    @property
+    def measurements(self) -> Path:
+        """`measurements.json`: raw samples of the verification."""
+        return self.path / "measurements.json"
+
+    @property
+    def predictions(self) -> Path:
+        """`predictions.npz`: each network's answer to each test image."""
+        return self.path / "predictions.npz"
+
+    @property
+    def environment(self) -> Path:
+        """`environment.json`."""
+        return self.path / "environment.json"
+
+    @property
+    def report(self) -> Path:
+        """`report.html`."""
+        return self.path / "report.html"
+
+    @property
+    def front_png(self) -> Path:
+        """`front.png`."""
+        return self.path / "front.png"
+
+    @property
+    def front_svg(self) -> Path:
+        """`front.svg`."""
+        return self.path / "front.svg"
+
+    def model(self, id: str) -> ModelFolder:
+        """`models/<id>/`; StudyError for an id that is no plain name."""
+        if not _SAFE_ID.fullmatch(id):
+            raise StudyError(f"{self.path}: network id {id!r} is not a plain name.")
+        return ModelFolder(self.path / "models" / id)
+
+    def write_trials(self, trials: Iterable[Mapping[str, Any]]) -> None:
+        """`trials.csv`: one line a trial, columns in the order they first appear."""
+        write_atomic(self.trials_csv, table_csv(list(trials)))
+
+    def read_trials(self) -> list[dict[str, Any]]:
+        """Rows of `trials.csv` with numbers as numbers, empty cells as None; none when there is no file."""
+        if not self.trials_csv.is_file():
+            return []
+        return read_table(self.trials_csv.read_text(encoding="utf-8"))
+
+    def write_predictions(self, labels: NDArray[Any], predicted: Mapping[str, NDArray[Any]]) -> None:
+        """`predictions.npz`: `labels` and one array of classes a network id, int32, in the order of the test set."""
+        out = io.BytesIO()
+        arrays: dict[str, Any] = {
+            name: values.astype(np.int32) for name, values in {**predicted, "labels": labels}.items()}
+        np.savez_compressed(out, **arrays)
+        write_atomic(self.predictions, out.getvalue())
+
+    def read_predictions(self) -> dict[str, NDArray[np.int32]]:
+        """Inverse of `write_predictions`, `labels` among the keys; StudyError when it cannot be read."""
+        try:
+            with np.load(io.BytesIO(self.predictions.read_bytes()), allow_pickle=False) as file:
+                return {name: file[name] for name in file.files}
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+            raise StudyError(f"cannot read {self.predictions}: {error}.") from None
+
+    def write_measurements(self, data: Mapping[str, Any]) -> None:
+        """`measurements.json`: every raw sample, without spaces, for there are many."""
+        write_atomic(self.measurements, json.dumps(finite(data), separators=(",", ":"), allow_nan=False) + "\n")
+
+    def write_json(self, path: Path, data: Any) -> None:
+        """Any of the `.json` files; NaN becomes null, so that every JSON reader takes it."""
+        write_atomic(path, json.dumps(finite(data), indent=1, allow_nan=False) + "\n")
+
+    def read_json(self, path: Path, default: Any = None) -> Any:
+        """Content of a `.json` file, `default` where there is none; StudyError when it is not JSON."""
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return default
+        except (OSError, ValueError) as error:
+            raise StudyError(f"cannot read {path}: {error}.") from None
+
+    def read_config(self) -> dict[str, Any]:
+        """`config.yaml` as plain values; StudyError when it is no mapping."""
+        import yaml
+
+        try:
+            config = yaml.safe_load(self.config.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise StudyError(f"cannot read {self.config}: {' '.join(str(error).split())}.") from None
+        if not isinstance(config, dict):
+            raise StudyError(f"{self.config} must be a mapping.")
+        return config
+
+    def write_config(self, config: Mapping[str, Any] | str) -> None:
+        """`config.yaml`: the composed configuration, as values or as YAML text."""
+        import yaml
+
+        text = config if isinstance(config, str) else yaml.safe_dump(dict(config), sort_keys=False, width=110)
+        write_atomic(self.config, text)

@@ -1,0 +1,13 @@
+"""Targets (a deployment: runtime, precision, threads, batch) and hosts (the fingerprint of a machine)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hwnas.face import face
+
+if TYPE_CHECKING:
+    from hwnas.target.host import Host as Host
+    from hwnas.target.target import Target as Target
+
+__getattr__, __dir__ = face(__name__, {"Host": "host", "Target": "target"})

@@ -1,0 +1,117 @@
+"""Host: the fingerprint of the machine that a number was measured on."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hwnas.system.locks import file_lock
+
+ISA_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16",
+             "asimd", "asimddp", "i8mm", "bf16", "sve")
+_VENDORS = {"AuthenticAMD": "amd", "GenuineIntel": "intel", "HygonGenuine": "hygon"}
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A machine as its latencies see it: CPU make, model and stepping, ISA flags, cores usable, memory, kernel."""
+
+    cpu: str
+    vendor: str
+    family: int
+    model: int
+    stepping: int
+    flags: tuple[str, ...]
+    cores: int
+    memory_gib: float
+    kernel: str
+    governor: str
+
+    @property
+    def name(self) -> str:
+        """Folder name in `latency_tables/`: the CPU's identity and the cores usable, e.g. `amd-epyc-f26m2s1-2c`."""
+        text = re.sub(r"\(r\)|\(tm\)|\bcpu\b|@.*|\d+-core|processor", " ", self.cpu.lower())
+        text = re.sub(r"[^a-z0-9]+", "-", text).strip("-") or platform.machine().lower()
+        prefix = "" if text.startswith(self.vendor) else f"{self.vendor}-"
+        return f"{prefix}{text}-f{self.family}m{self.model}s{self.stepping}-{self.cores}c"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for tables and `environment.json`."""
+        return {"name": self.name, **asdict(self), "flags": list(self.flags)}
+
+    @classmethod
+    def detect(cls) -> Host:
+        """Read this machine's fingerprint from /proc and /sys (fields it cannot read are empty or 0)."""
+        info = _cpuinfo()
+        flags = set((info.get("flags") or info.get("Features") or "").split())
+        vendor = info.get("vendor_id", platform.machine())
+        return cls(
+            cpu=info.get("model name", platform.processor() or platform.machine()),
+            vendor=_VENDORS.get(vendor, vendor.lower()),
+            family=_number(info.get("cpu family")), model=_number(info.get("model")),
+            stepping=_number(info.get("stepping")),
+            flags=tuple(flag for flag in ISA_FLAGS if flag in flags), cores=len(usable_cores()),
+            memory_gib=_memory_gib(), kernel=platform.release(), governor=_governor())
+
+
+def usable_cores() -> list[int]:
+    """Cores that this process may use: its affinity, cut to the cgroup's CPU quota; at least one."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    quota = _cgroup_quota()
+    return cores if quota is None else cores[: max(1, int(quota))]
+
+
+def _cgroup_quota() -> float | None:
+    try:
+        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return None if limit == "max" else int(limit) / int(period)
+    except (OSError, ValueError):
+        pass
+    try:
+        limit = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").read_text()
+        period = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text()
+        return int(limit) / int(period) if int(limit) > 0 else None
+    except (OSError, ValueError):
+        return None
+
+
+def _cpuinfo() -> dict[str, str]:
+    try:
+        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+    except OSError:
+        return {}
+    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text and text.isdigit() else 0
+
+
+def _memory_gib() -> float:
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    except (OSError, ValueError):
+        return 0.0
+
+
+def _governor() -> str:
+    try:
+        return Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").read_text().strip()
+    except OSError:
+        return ""
+
+
+@contextmanager
+def measuring_lock(cores: Iterable[int], waiting: Callable[[], None] | None = None) -> Iterator[None]:
+    """One measurement at a time on each of `cores`: two would disturb each other. Taken in order: no ring."""
+    with ExitStack() as held:
+        for core in sorted(cores):
+            held.enter_context(file_lock(Path(tempfile.gettempdir()) / f"hwnas-measuring-core{core}.lock", waiting))
+        yield

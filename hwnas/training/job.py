@@ -1,0 +1,203 @@
+"""TrainingJob: what one training is made of, checked before it starts; its identity names all that decides it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hwnas.cli.options import file_option, number, section
+from hwnas.cli.progress import Console
+from hwnas.errors import ConfigError, DataError, TargetError, UnknownName
+from hwnas.networks.baselines import TIMM, Baseline
+from hwnas.space.architecture import Architecture
+from hwnas.system.documents import content_of
+from hwnas.system.run_folder import ModelFolder, RunFolder
+from hwnas.target.host import usable_cores
+from hwnas.training.options import TeacherOptions, TrainingOptions
+from hwnas.training.ranks import ALONE, Ranks
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from hwnas.data.dataset import Dataset, DatasetInfo, Split
+
+_LARGEST_PX = 224  # at which a timm network is trained on larger images, unless dataset.image_size says otherwise
+_BF16 = {"avx512_bf16", "amx_bf16", "bf16"}
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """A network, the data and the recipe. `device` is `cpu` or `cuda`; it and `threads` change rounding only."""
+
+    network: Architecture | Baseline
+    dataset: Dataset
+    train: Split
+    validation: Split
+    options: TrainingOptions
+    teacher: TeacherOptions | None
+    weights: Path | None
+    seed: int
+    threads: int
+    device: str
+    folder: ModelFolder
+    identity: Mapping[str, Any]
+    ranks: Ranks = ALONE
+
+    @property
+    def checkpoint(self) -> Path:
+        """The last whole epoch."""
+        return self.folder.path / "checkpoint.safetensors"
+
+    @property
+    def log(self) -> Path:
+        """`log.csv`."""
+        return self.folder.path / "log.csv"
+
+    @property
+    def summary(self) -> Path:
+        """`summary.json`, written last."""
+        return self.folder.path / "summary.json"
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(channels, height, width) of an image."""
+        return self.dataset.channels, self.dataset.image_size, self.dataset.image_size
+
+    def build(self) -> nn.Module:
+        """The network in train mode, with random weights (seed torch first) or those it begins with."""
+        from hwnas.networks.weights import build_timm, load_weights
+
+        classes = len(self.dataset.class_names)
+        if isinstance(self.network, Baseline):
+            model = build_timm(self.network, self.dataset.channels, classes, self.dataset.image_size)
+        else:
+            from hwnas.networks.build import build
+
+            model = build(self.network)
+        if self.weights is not None and not self._inherits(model, self.weights):
+            load_weights(model, self.weights, f"weights {self.weights}", classes)
+        return model
+
+    def _inherits(self, model: nn.Module, weights: Path) -> bool:
+        """Take them from a supernet, where the file is one."""
+        from hwnas.training.inherit import load_inherited
+
+        return isinstance(self.network, Architecture) and load_inherited(model, self.network, weights)
+
+
+def make_job(config: Any, console: Console) -> TrainingJob:
+    """Read and check every option, load the data, try the folder; a UserError names what is wrong."""
+    from hwnas.data.loading import inspect_dataset, load_dataset
+    from hwnas.data.splits import subset
+
+    ranks = Ranks.of_environment()
+    options = TrainingOptions.from_config(config)
+    seed, split_seed = number(config, "seed", 0, whole=True), number(config, "split_seed", 0, whole=True)
+    threads = number(config, "threads", 0, 4096, whole=True)
+    most = {key: number(config, f"{key}_images", 2, whole=True, optional=True) for key in ("train", "validation")}
+    device = _device(config.device)
+    _check_precision(options.precision, device)
+    network, weights = _network(config), file_option(config, "weights")
+    data = section(config, "dataset")
+    info = inspect_dataset(data)
+    teacher = TeacherOptions.from_config(config, info.channels)
+    size = _image_size(network, data.get("image_size"), info)
+    folder = RunFolder.create(str(config.out) if config.out else _default_out(network, info.name)).path
+    with console.step("read images") as report:
+        dataset = load_dataset(data, size, split_seed, lambda done, total: report(done / total))
+    if weights is not None:
+        from hwnas.training.inherit import note_other_split
+
+        note_other_split(weights, dataset, console)
+    parts = {key: getattr(dataset, key) for key in most}
+    parts |= {key: parts[key].take(subset(parts[key].labels, n, split_seed)) for key, n in most.items() if n}
+    train, validation = parts["train"], parts["validation"]
+    options.steps_for(len(train))
+    _check_shares(options, ranks)
+    identity = {
+        "network": str(network), "dataset": dataset.name, "dataset.fingerprint": dataset.fingerprint,
+        "dataset.flip": dataset.flip, "image_size": size, "train_images": len(train),
+        "validation_images": len(validation), "seed": seed,
+        "weights": weights and content_of(weights), **options.to_dict(),
+        **{f"teacher.{key}": value for key, value in (teacher.to_dict() if teacher else {"model": None}).items()},
+        **({"processes": ranks.world} if ranks.world > 1 else {})}
+    threads = threads or max(1, len(usable_cores()) // ranks.world)
+    return TrainingJob(network, dataset, train, validation, options, teacher, weights, seed, threads, device,
+                       ModelFolder(folder), identity, ranks)
+
+
+def _network(config: Any) -> Architecture | Baseline:
+    from hwnas.networks.weights import check_timm
+
+    if bool(config.architecture) == bool(config.model):
+        raise ConfigError("which network? Give architecture=PATH of an architecture.yaml, or model=timm:NAME.")
+    stem_stride = number(config, "stem_stride", 0, 1, whole=True)
+    if config.model:
+        name = str(config.model)
+        if not name.startswith(TIMM):
+            raise ConfigError(f"model must be timm:NAME, got {name!r}; a network of a search is "
+                              "architecture=models/ID/architecture.yaml.")
+        check_timm(name.removeprefix(TIMM))
+        return Baseline(name.removeprefix(TIMM), stem_stride)
+    if stem_stride:
+        raise ConfigError("stem_stride goes with model=timm:NAME; an architecture says its own. Leave it out.")
+    path = file_option(config, "architecture")
+    assert path is not None
+    try:
+        return Architecture.from_yaml(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"architecture: {path} cannot be read ({error}).") from None
+
+
+def _image_size(network: Architecture | Baseline, asked: int | None, info: DatasetInfo) -> int:
+    """Pixels; DataError when an architecture was made for other images."""
+    if isinstance(network, Baseline):
+        return asked or min(info.native_size, _LARGEST_PX)
+    for what, its, wanted in (("channels", info.channels, network.channels),
+                              ("classes", info.classes, network.classes)):
+        if its != wanted:
+            raise DataError(f"the architecture was made for {wanted} {what}, the data set {info.name} has {its}. "
+                            "Give the data set that it was searched on.")
+    if asked not in (None, network.image_size):
+        raise DataError(f"the architecture was made for {network.image_size} px, dataset.image_size is {asked}. "
+                        "Leave dataset.image_size out.")
+    return network.image_size
+
+
+def _device(asked: object) -> str:
+    import torch
+
+    if asked not in ("auto", "cpu", "cuda"):
+        raise UnknownName("device", asked, ("auto", "cpu", "cuda"))
+    if asked == "cuda" and not torch.cuda.is_available():
+        raise TargetError(f"device=cuda: torch {torch.__version__} finds no CUDA here. Use device=cpu, or install a "
+                          "CUDA build of torch on a machine that has a GPU.")
+    return "cuda" if asked != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+def _check_shares(options: TrainingOptions, ranks: Ranks) -> None:
+    """Every process takes as many images of a batch; those that are mixed come in pairs."""
+    part = 2 * ranks.world if options.mixes else ranks.world
+    if options.batch_size % part:
+        raise ConfigError(f"batch_size={options.batch_size} cannot be shared by {ranks.world} processes"
+                          f"{' in pairs to be mixed' if options.mixes else ''}. Set "
+                          f"batch_size={max(part, options.batch_size // part * part)}.")
+
+
+def _check_precision(precision: str, device: str) -> None:
+    import torch
+
+    from hwnas.target.host import Host
+
+    if precision != "bf16":
+        return
+    has = torch.cuda.is_bf16_supported() if device == "cuda" else bool(_BF16 & set(Host.detect().flags))
+    if not has:
+        raise TargetError(f"precision=bf16: this {'GPU' if device == 'cuda' else 'CPU'} has no bf16. Use "
+                          "precision=fp32.")
+
+
+def _default_out(network: Architecture | Baseline, dataset: str) -> Path:
+    return Path("runs") / f"train-{network.id}-{dataset}"

@@ -1,0 +1,92 @@
+"""Ranks: the processes that torchrun started, each of which trains on its share of every batch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from hwnas.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_PATIENCE = timedelta(days=1)  # the others wait while the first validates, or for another training in the folder
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process is number `rank` of `world`, and number `local` of its machine."""
+
+    rank: int = 0
+    world: int = 1
+    local: int = 0
+
+    @classmethod
+    def of_environment(cls) -> Ranks:
+        """What torchrun says in the environment; one process where it says nothing. ConfigError when it is torn."""
+        said = [os.environ.get(key, "") for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
+        if said[1] in ("", "1"):
+            return cls()
+        if not all(word.isdigit() for word in said) or int(said[0]) >= int(said[1]):
+            raise ConfigError(f"started with RANK={said[0]!r}, WORLD_SIZE={said[1]!r}, LOCAL_RANK={said[2]!r}: not "
+                              "what torchrun sets. Start it with torchrun -m hwnas.train.")
+        return cls(*map(int, said))
+
+    @property
+    def first(self) -> bool:
+        """Whether this process validates, and writes files."""
+        return self.rank == 0
+
+    @contextlib.contextmanager
+    def joined(self, device: str) -> Iterator[None]:
+        """All ranks know each other inside: NCCL on CUDA, Gloo elsewhere. Behind it no thread of theirs is left."""
+        if self.world == 1:
+            yield
+            return
+        import torch
+
+        # DistributedDataParallel imports this, whose functions take the group that there is at import as a default.
+        # Imported inside it would keep the group for good, and Gloo's threads would abort the ending interpreter.
+        import torch.distributed.nn.functional
+        from torch import distributed
+
+        if device == "cuda":
+            torch.cuda.set_device(self.local)
+        distributed.init_process_group("nccl" if device == "cuda" else "gloo", rank=self.rank, world_size=self.world,
+                                       timeout=_PATIENCE)
+        try:
+            yield
+        finally:
+            distributed.destroy_process_group()
+
+    def wrapped(self, model: nn.Module) -> nn.Module:
+        """`model`, its gradients averaged over the ranks in backward, and batch norm's buffers the first one's."""
+        if self.world == 1:
+            return model
+        from torch.nn.parallel import DistributedDataParallel
+
+        found: nn.Module = DistributedDataParallel(model)
+        return found
+
+    def mean(self, value: float, device: str) -> float:
+        """The mean over all ranks, on each of them; all must call it."""
+        return value if self.world == 1 else self._reduced(value, device) / self.world
+
+    def agreed(self, flag: bool, device: str) -> bool:
+        """The first rank's `flag`, on each of them; all must call it, and wait here for the first."""
+        return flag if self.world == 1 else self._reduced(float(flag and self.first), device) > 0
+
+    def _reduced(self, value: float, device: str) -> float:
+        import torch
+        from torch import distributed
+
+        tensor = torch.tensor([value], dtype=torch.float64, device=device)
+        distributed.all_reduce(tensor)
+        return float(tensor.item())
+
+
+ALONE = Ranks()

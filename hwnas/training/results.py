@@ -1,0 +1,129 @@
+"""What a training leaves: weights, ONNX file behind the parity gate, test top-1 of that file, summary."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from hwnas.cli.progress import Console
+from hwnas.errors import ExportError, StudyError
+from hwnas.networks.baselines import count_macs, count_params
+from hwnas.networks.export import RECIPE_KEY, Parity, check_parity, export_onnx, parity_images
+from hwnas.runtimes.answers import FP32, predict
+from hwnas.runtimes.runtime import load_runtime
+from hwnas.space.architecture import Architecture
+from hwnas.stats.intervals import wilson
+from hwnas.system.paths import write_atomic
+from hwnas.system.run_folder import RunFolder
+from hwnas.system.tables import finite, table_csv
+from hwnas.target.host import Host
+from hwnas.training.checkpoint import check_identity, plain
+from hwnas.training.job import TrainingJob
+from hwnas.training.run import Trained
+
+FORMAT = "hwnas-training/1"
+_PACKAGES = ("torch", "timm", "onnx", "onnxruntime")
+
+
+def read_summary(job: TrainingJob) -> dict[str, Any] | None:
+    """The summary of this very training where it is finished, None where it is not; StudyError for another's."""
+    if not job.summary.is_file():
+        return None
+    try:
+        found = json.loads(job.summary.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StudyError(f"cannot read {job.summary}: {error}. Remove it to write it again.") from None
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise StudyError(f"{job.summary} is not a summary of format {FORMAT}. Choose another out=FOLDER.")
+    check_identity(found["identity"], job.identity, job.summary)
+    return found
+
+
+def write_results(job: TrainingJob, trained: Trained, console: Console) -> dict[str, Any]:
+    """Fill the folder; the summary comes last, and then the checkpoint is no longer needed.
+
+    ExportError when the network cannot be exported as it is; its weights stay.
+    """
+    _describe(job)
+    write_atomic(job.log, table_csv(trained.rows))
+    write_atomic(job.folder.weights, _weights(job, trained))
+    macs = count_macs(trained.model, job.shape)
+    with console.step("export and score on the test set") as report:
+        parity = _export(job, trained)
+        report(0.5, "test images")
+        scored = _score(job)
+    summary = finite({
+        "format": FORMAT, "network": str(job.network), "id": job.network.id, "recipe": _fingerprint(job), **scored,
+        "top1_validation": trained.rows[-1]["top1_validation_ema" if trained.averaged else "top1_validation"],
+        "weights": "average" if trained.averaged else "last", "epochs": job.options.epochs,
+        "params": count_params(trained.model), "macs": macs, "parity_max_abs_error": parity.max_abs_error,
+        "parity_top1_agreement": parity.top1_agreement, "seconds_training": sum(row["seconds"] for row in trained.rows),
+        "identity": job.identity, "device": job.device, "threads": job.threads, "host": Host.detect().name,
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}})
+    write_atomic(job.summary, json.dumps(summary, indent=1, allow_nan=False) + "\n")
+    job.checkpoint.unlink(missing_ok=True)
+    return dict(summary)
+
+
+def sentence(summary: dict[str, Any], folder: Path) -> str:
+    """The result in one line."""
+    return (f"{summary['network']}: test top-1 {summary['top1_test']:.2%} (95 %: {summary['top1_test_low']:.2%} to "
+            f"{summary['top1_test_high']:.2%}) on {summary['n_test']} images, validation "
+            f"{summary['top1_validation']:.2%}, {summary['epochs']} epochs in {summary['seconds_training']:.0f} s: "
+            f"{folder}")
+
+
+def _describe(job: TrainingJob) -> None:
+    if isinstance(job.network, Architecture):
+        write_atomic(job.folder.architecture, job.network.to_yaml())
+    else:
+        write_atomic(job.folder.baseline, job.network.to_yaml())
+
+
+def _weights(job: TrainingJob, trained: Trained) -> bytes:
+    from safetensors.torch import save
+
+    tensors = {name: plain(tensor) for name, tensor in trained.model.state_dict().items()}
+    return save(tensors, {RECIPE_KEY: _fingerprint(job)})  # one key: their order in the file is random
+
+
+def _export(job: TrainingJob, trained: Trained) -> Parity:
+    try:
+        export_onnx(trained.model, job.folder.onnx, job.shape, _metadata(job))
+        return check_parity(trained.model, job.folder.onnx, parity_images(job.dataset, job.seed))
+    except ExportError:
+        job.folder.onnx.unlink(missing_ok=True)
+        raise
+
+
+def _score(job: TrainingJob) -> dict[str, Any]:
+    """Test top-1 of the exported file with Wilson's interval; each answer goes to predictions.npz."""
+    labels = job.dataset.test.labels
+    found = predict(load_runtime(FP32.runtime).compile(job.folder.onnx, FP32), job.dataset)
+    right = int((found == labels).sum())
+    low, high = wilson(right, len(labels))
+    RunFolder(job.folder.path).write_predictions(labels, {job.network.id: found})
+    return {"top1_test": right / len(labels), "top1_test_low": low, "top1_test_high": high, "n_test": len(labels)}
+
+
+def _fingerprint(job: TrainingJob) -> str:
+    """Names everything that decides the weights."""
+    return hashlib.sha256(json.dumps(dict(job.identity), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _metadata(job: TrainingJob) -> dict[str, str]:
+    """`metadata_props` of the ONNX file, as finalists have them (hwnas.front.make.metadata)."""
+    from hwnas import __version__
+
+    data = job.dataset
+    return {
+        "hwnas_version": __version__, "hwnas_id": job.network.id, "architecture": str(job.network),
+        "dataset": data.name, "dataset_fingerprint": data.fingerprint, "recipe": _fingerprint(job),
+        "input": f"float32 [n, {data.channels}, {data.image_size}, {data.image_size}], (pixels / 255 - mean) / std",
+        "mean": json.dumps(list(data.mean)), "std": json.dumps(list(data.std)),
+        "class_names": json.dumps(list(data.class_names), ensure_ascii=False),
+    }

@@ -1,0 +1,155 @@
+"""Teachers of a distillation: a timm network with its own weights, or an ONNX file in a limited child process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate, kl_div, log_softmax
+
+from hwnas.data.dataset import Dataset
+from hwnas.errors import CandidateError, DataError, HwnasError, ModelError
+from hwnas.networks.baselines import TIMM, Baseline
+from hwnas.networks.weights import build_timm, load_weights
+from hwnas.runtimes.child import run_child
+from hwnas.target.target import Target
+from hwnas.training.options import TeacherOptions
+
+_POLL_S = 0.2
+
+
+class Teacher(Protocol):
+    """Logits [n, classes] for the images that the student is fed, on the same device."""
+
+    def __call__(self, images: Tensor) -> Tensor: ...
+
+
+@contextlib.contextmanager
+def teacher_of(options: TeacherOptions, dataset: Dataset, batch_size: int, threads: int, device: str
+               ) -> Iterator[Teacher]:
+    """The teacher, until the context ends. UserError when it cannot teach this data set."""
+    if options.model.startswith(TIMM):
+        yield _timm(options, dataset, device)
+        return
+    with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
+        child = OnnxTeacher(options, dataset, Target("teacher", "onnxruntime", "fp32", threads, batch_size), folder)
+        try:
+            yield child
+        finally:
+            child.close()
+
+
+def distilled(loss: Tensor, logits: Tensor, taught: Tensor, options: TeacherOptions) -> Tensor:
+    """(1 - alpha) loss + alpha T² KL(teacher ‖ student) at temperature T (Hinton, Vinyals and Dean, 2015)."""
+    heat = options.temperature
+    apart = kl_div(log_softmax(logits / heat, 1), log_softmax(taught.float() / heat, 1), reduction="batchmean",
+                   log_target=True)
+    return (1 - options.alpha) * loss + options.alpha * heat * heat * apart
+
+
+def _timm(options: TeacherOptions, dataset: Dataset, device: str) -> Teacher:
+    size, classes = options.image_size or dataset.image_size, len(dataset.class_names)
+    with torch.random.fork_rng(devices=[]):  # its random weights are replaced: the student's seed must not feel them
+        network = build_timm(Baseline(options.model.removeprefix(TIMM)), dataset.channels, classes, size)
+    load_weights(network, options.file, f"teacher.weights {options.file}", classes)
+    network.eval().requires_grad_(False).to(device)
+
+    def teach(images: Tensor) -> Tensor:
+        answers: Tensor = network(adapted(images, dataset, options, (size, size)))
+        return answers
+
+    return teach
+
+
+def adapted(images: Tensor, dataset: Dataset, options: TeacherOptions, size: tuple[int, int]) -> Tensor:
+    """Images of the data set's normalisation and size as the teacher was trained on."""
+    mean, std = options.mean or dataset.mean, options.std or dataset.std
+    if (mean, std) != (dataset.mean, dataset.std):
+        scale, shift = ([own / its for own, its in zip(dataset.std, std, strict=True)],
+                        [(own - its) / of for own, its, of in zip(dataset.mean, mean, std, strict=True)])
+        images = images * images.new_tensor(scale)[:, None, None] + images.new_tensor(shift)[:, None, None]
+    if images.shape[2:] == size:
+        return images
+    return interpolate(images, size, mode="bilinear", antialias=True)
+
+
+class OnnxTeacher:
+    """An ONNX file answering in a child process with bounded memory; `close` ends it."""
+
+    def __init__(self, options: TeacherOptions, dataset: Dataset, target: Target, folder: str) -> None:
+        self._options, self._dataset = options, dataset
+        where = os.path.join(folder, "teacher")
+        job: Mapping[str, Any] = {
+            "path": os.path.abspath(options.model), "label": f"teacher {options.model}", "socket": where,
+            "channels": dataset.channels, "image_size": dataset.image_size, "asked_size": options.image_size}
+        self._pool = ThreadPoolExecutor(1)
+        with socket.socket(socket.AF_UNIX) as door:
+            door.bind(where)
+            door.listen(1)
+            door.settimeout(_POLL_S)
+            self._child = self._pool.submit(run_child, "hwnas.training.teacher_child", job, target,
+                                            timeout_s=options.timeout_s, memory_mb=options.memory_mb)
+            self._line = self._accepted(door)
+        self._stream = self._line.makefile("rwb")
+        self._classes, height, width = np.frombuffer(self._read(12), "<i4").tolist()
+        self._size = (height, width)
+        if self._classes != len(dataset.class_names):
+            self.close()
+            raise DataError(f"teacher {options.model} knows {self._classes} classes, the data set {dataset.name} has "
+                            f"{len(dataset.class_names)}. Give one that was trained on these classes.")
+
+    def __call__(self, images: Tensor) -> Tensor:
+        fed = adapted(images.cpu(), self._dataset, self._options, self._size).contiguous().numpy()
+        try:
+            self._stream.write(np.ascontiguousarray(fed, "<f4").tobytes())
+            self._stream.flush()
+        except OSError:
+            raise self._failure() from None
+        answers = np.frombuffer(self._read(4 * len(images) * self._classes), "<f4").reshape(len(images), -1)
+        return torch.from_numpy(answers.copy()).to(images.device)
+
+    def close(self) -> None:
+        """Hang up; the child ends by itself, and has ended when this returns."""
+        for end in (self._stream, self._line):
+            with contextlib.suppress(OSError):
+                end.close()
+        self._pool.shutdown()
+
+    def _accepted(self, door: socket.socket) -> socket.socket:
+        while True:
+            try:
+                line, _ = door.accept()
+            except TimeoutError:
+                if self._child.done():
+                    raise self._failure() from None
+            else:
+                line.settimeout(None)
+                return line
+
+    def _read(self, size: int) -> bytes:
+        try:
+            found = self._stream.read(size)
+        except OSError:
+            found = b""
+        if len(found) < size:
+            raise self._failure()
+        return found
+
+    def _failure(self) -> HwnasError:
+        """Why the child answers no more."""
+        error = self._child.exception()
+        if isinstance(error, CandidateError):  # not this training's fault: the user can give another file
+            return ModelError(f"{error} Give another teacher.")
+        if isinstance(error, HwnasError):
+            return error
+        if error is not None:
+            raise error
+        return ModelError(f"teacher {self._options.model} ended too early. Give the command again.")

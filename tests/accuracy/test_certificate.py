@@ -1,0 +1,382 @@
+"""Certificates: their statistics against hand-computed and library values, which one is found, what a report says."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from certify_fixtures import digits, plan_of, pretend_trained, tiny_space
+from front_fixtures import Balance
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from hwnas.accuracy.certificate import Certificate, favoured, find_certificate, keep, key_of, read_certificate
+from hwnas.accuracy.certificate_text import certificate_facts, rows, sentences, text_table
+from hwnas.certify.estimates import FORMAT, Judged
+from hwnas.certify.picture import certificate_figure
+from hwnas.certify.plan import CertifyPlan
+from hwnas.certify.results import Truth, certificate_of
+from hwnas.data.dataset import Dataset
+from hwnas.errors import DataError, StudyError
+from hwnas.front.picture import PlotInfo
+from hwnas.front.report_page import ReportData, report_html
+from hwnas.pictures.style import figure_bytes
+from hwnas.space.search_space import SearchSpace
+from hwnas.stats.ranking import hypervolume_loss, kendall_tau, paired, spearman, top_k_regret, with_interval
+
+PAIRS = st.integers(4, 12).flatmap(lambda n: st.tuples(
+    *(st.lists(st.integers(0, 6), min_size=n, max_size=n) for _ in range(2))))
+
+
+def array(*values: float) -> np.ndarray:
+    return np.array(values, float)
+
+
+@given(PAIRS)
+@settings(deadline=None, max_examples=60)
+def test_correlations_are_scipys_ties_among_them(pair: tuple[list[int], list[int]]) -> None:
+    x, y = (np.array(values, float) for values in pair)
+    if len(set(pair[0])) == 1 or len(set(pair[1])) == 1:
+        assert np.isnan(kendall_tau(x, y))
+        assert np.isnan(spearman(x, y))
+        return
+    assert float(kendall_tau(x, y)) == pytest.approx(stats.kendalltau(x, y).statistic)
+    assert float(spearman(x, y)) == pytest.approx(stats.spearmanr(x, y).statistic)
+    assert kendall_tau(np.exp(x), y) == kendall_tau(x, y)
+
+
+def test_kendall_by_hand() -> None:
+    assert float(kendall_tau([1, 2, 3, 4], [1, 3, 2, 4])) == pytest.approx((5 - 1) / 6)
+    assert float(kendall_tau([1, 1, 2, 3], [1, 2, 3, 4])) == pytest.approx(5 / np.sqrt(5 * 6))  # tau-b: one tie
+    many = kendall_tau(np.tile([1, 2, 3, 4], (3, 1)), [[1, 2, 3, 4], [4, 3, 2, 1], [1, 3, 2, 4]])
+    assert many.tolist() == pytest.approx([1, -1, 2 / 3])
+
+
+def test_intervals_hold_the_value_are_the_same_again_and_end_where_all_agrees() -> None:
+    x = np.arange(12.0)
+    y = x + array(0, 3, -2, 1, 0, -3, 2, 2, -1, 0, 1, -2)
+    value, low, high = with_interval(paired(kendall_tau, x, y), 12)
+    assert 0 < low < value < high <= 1
+    assert with_interval(paired(kendall_tau, x, y), 12) == (value, low, high)
+    assert with_interval(paired(kendall_tau, x, 2 * x), 12) == (1, 1, 1)
+    assert np.isnan(with_interval(paired(kendall_tau, np.ones(12), y), 12)).all()
+    noisy = with_interval(paired(kendall_tau, x[:5], y[:5]), 5)
+    assert noisy[2] - noisy[1] > high - low
+
+
+def test_top_k_regret_by_hand() -> None:
+    cost, truth = array(1, 2, 3, 4), array(0.5, 0.6, 0.9, 0.8)
+    estimate = array(0.9, 0.8, 0.1, 0.7)
+    # k=1: budgets 2, 3, 4 (one network alone is no choice): it trains the first, which has 0.5
+    assert top_k_regret(estimate, truth, cost, 1) == pytest.approx(((0.6 - 0.5) + (0.9 - 0.5) + (0.9 - 0.5)) / 3)
+    # k=2: budgets 3 and 4: it trains the first two, of which the better has 0.6
+    assert top_k_regret(estimate, truth, cost, 2) == pytest.approx(0.3)
+    assert top_k_regret(truth, truth, cost, 1) == 0
+    assert np.isnan(top_k_regret(estimate, truth, cost, 4))
+    assert top_k_regret(array(1, 1, 1, 1), truth, cost, 1) == pytest.approx((0.1 + 0.4 + 0.4) / 3)  # the cheapest
+
+
+def test_hypervolume_loss_by_hand() -> None:
+    cost, truth = np.exp(array(0, 1, 2)), array(0.0, 1.0, 2.0)  # reference (-0.04, 2.04)
+    whole = 2.04 * 0.04 + 1.04 * 1.0 + 0.04 * 1.0
+    second = 1.04 * 1.04  # which adds most alone, by rank as by truth
+    assert hypervolume_loss(truth, truth, cost, 1) == pytest.approx(1 - second / whole)
+    assert hypervolume_loss(10 * truth + 3, truth, cost, 3) == pytest.approx(0)
+    cheapest = 2.04 * 0.04  # which an estimator that has the order wrong takes for the best
+    assert hypervolume_loss(-truth, truth, cost, 1) == pytest.approx(1 - cheapest / whole)
+    assert np.isnan(hypervolume_loss(truth, np.ones(3), cost, 1))
+
+
+@given(PAIRS, st.integers(1, 4))
+@settings(deadline=None, max_examples=40)
+def test_what_is_lost_is_never_negative(pair: tuple[list[int], list[int]], k: int) -> None:
+    estimate, truth = (np.array(values, float) for values in pair)
+    cost = np.arange(1.0, len(truth) + 1)
+    for lost in (top_k_regret(estimate, truth, cost, k), hypervolume_loss(estimate, truth, cost, k)):
+        assert np.isnan(lost) or lost >= -1e-12
+    assert not top_k_regret(truth, truth, cost, k) > 0
+
+
+@pytest.fixture(scope="module")
+def data() -> Dataset:
+    return digits()
+
+
+@pytest.fixture
+def space(tmp_path: Path) -> SearchSpace:
+    return tiny_space(tmp_path)
+
+
+@pytest.fixture
+def plan(tmp_path: Path, space: SearchSpace) -> CertifyPlan:
+    return plan_of(tmp_path / "out", space)
+
+
+def top1(row: int, seed: int) -> float:
+    return 0.8 + 0.01 * row + (0.004 if seed else -0.004)
+
+
+def write_estimates(plan: CertifyPlan, label: str, values: Any, seconds: float = 2.0, setup: float = 0.0,
+                    fingerprint: str = "f", accuracy: str = "proxy") -> Judged:
+    judged = Judged(label, accuracy, {"label": label})
+    path = judged.file(plan.out)
+    path.parent.mkdir(exist_ok=True)
+    told = [{"reason": "nan"} if value is None else {"value": value, "std": 0.01, "curve": [], "stopped": False}
+            for value in values]
+    results = [{"id": network.id, "seed": 0, "seconds": 2 * seconds, "cpu_seconds": seconds, **one}
+               for network, one in zip(plan.networks, told, strict=True)]
+    path.write_text(json.dumps({
+        "format": FORMAT, "label": label, "accuracy": accuracy, "options": judged.options, "fingerprint": fingerprint,
+        "setup_seconds": setup, "setup_cpu_seconds": None, "results": results}))
+    return judged
+
+
+GOOD = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 0.7]
+BAD = [0.2, 0.1, 0.3, 0.5, 0.4, 0.6, 0.8, 0.7]
+
+
+@pytest.fixture
+def content(plan: CertifyPlan, data: Dataset, space: SearchSpace) -> dict[str, Any]:
+    pretend_trained(plan, data, top1)
+    judged = [write_estimates(plan, "good", GOOD, setup=600), write_estimates(plan, "bad", BAD, seconds=0.5),
+              write_estimates(plan, "flat", [0.5] * 8)]
+    return certificate_of(Truth(plan, data), judged, data, space)
+
+
+def test_a_certificate_says_how_each_ranks_and_what_it_costs(content: dict[str, Any]) -> None:
+    good, bad, flat = (content["estimators"][label] for label in ("good", "bad", "flat"))
+    assert content["best"] == "good"
+    assert good["kendall_tau"] == pytest.approx((27 - 1) / 28)
+    assert good["low"] < good["kendall_tau"] <= good["high"]
+    assert good["cpu_seconds_amortised"] == pytest.approx(2 + 600 / 200)
+    assert good["share_of_full"] == pytest.approx(5 / 40)
+    assert (bad["cpu_seconds"], bad["seconds"]) == (0.5, 1.0)
+    assert bad["behind_best"][0] == pytest.approx(good["kendall_tau"] - bad["kendall_tau"])
+    assert flat["kendall_tau"] is None
+    assert (good["n"], good["failed"]) == (8, 0)
+    truth = content["truth"]
+    assert truth["std_seeds"] == pytest.approx(0.004 * 2**0.5)
+    assert (truth["trainings"], truth["failed"], truth["cpu_seconds"]) == (16, 0, 40)
+    assert content["ceiling"]["kendall_tau"] == pytest.approx(1)
+    assert [one["top1"] for one in content["networks"]] == pytest.approx([0.8 + 0.01 * row for row in range(8)])
+
+
+def test_the_format_is_what_readers_of_it_rely_on(content: dict[str, Any]) -> None:
+    assert content["format"] == "hwnas-certificate/1"
+    assert set(content) == {
+        "format", "created", "host", "versions", "dataset", "space", "n", "seed", "cost", "cost_source", "k", "level",
+        "truth", "ceiling", "estimators", "networks", "best"}
+    assert set(content["estimators"]["bad"]) == {
+        "accuracy", "options", "fingerprint", "setup_seconds", "setup_cpu_seconds", "n", "failed", "stopped", "seconds",
+        "cpu_seconds", "cpu_seconds_amortised", "share_of_full", "kendall_tau", "low", "high", "spearman",
+        "spearman_low", "spearman_high", "top_k_regret", "hypervolume_loss", "hypervolume_loss_of_truth", "behind_best"}
+    assert json.loads(json.dumps(content, allow_nan=False)) == content
+
+
+def test_the_mean_of_two_evaluations_costs_both(plan: CertifyPlan, data: Dataset, space: SearchSpace) -> None:
+    pretend_trained(plan, data, top1)
+    judged = write_estimates(plan, "twice", GOOD)
+    path = judged.file(plan.out)
+    document = json.loads(path.read_text())
+    document["results"] += [{**one, "seed": 1} for one in document["results"]]
+    path.write_text(json.dumps(document))
+    one = certificate_of(Truth(plan, data), [judged], data, space)["estimators"]["twice"]
+    assert (one["n"], one["cpu_seconds"], one["seconds"]) == (8, 4.0, 8.0)
+
+
+def test_what_failed_is_left_out_and_said(plan: CertifyPlan, data: Dataset, space: SearchSpace) -> None:
+    pretend_trained(plan, data, lambda row, seed: None if row == 0 or (row, seed) == (1, 1) else top1(row, seed))
+    judged = [write_estimates(plan, "some", [0.9, 0.2, None, 0.4, 0.5, 0.6, 0.7, 0.8])]
+    truth = Truth(plan, data)
+    content = certificate_of(truth, judged, data, space)
+    assert truth.whole
+    assert content["estimators"]["some"]["n"] == 6  # neither the untrained first nor the third
+    assert content["estimators"]["some"]["kendall_tau"] == pytest.approx(1)
+    assert content["networks"][0]["trainings"][0]["reason"] == "loss is nan in epoch 1"
+    assert content["networks"][1]["top1"] == pytest.approx(0.806)  # of the seed that did not fail
+    assert any("3 trainings failed; no estimate by some on 1" in line for line in sentences(content))
+
+
+def test_too_few_trainings_or_other_images_are_refused(plan: CertifyPlan, data: Dataset) -> None:
+    with pytest.raises(DataError, match=r"0 networks of 8 are trained .* without only=estimators"):
+        Truth(plan, data)
+    pretend_trained(plan, data, top1)
+    with pytest.raises(DataError, match="trained on other images"):
+        Truth(plan, replace(data, fingerprint="another"))
+    network = plan.networks[0]
+    (plan.folder(network, 0) / "summary.json").write_text((plan.folder(network, 1) / "summary.json").read_text())
+    with pytest.raises(StudyError, match="of another training"):
+        Truth(plan, data)
+
+
+def test_half_of_the_trainings_are_enough_for_a_preliminary_one(plan: CertifyPlan, data: Dataset, space: SearchSpace
+                                                               ) -> None:
+    first = replace(plan, seeds=1)
+    pretend_trained(first, data, top1)
+    truth = Truth(plan, data)
+    content = certificate_of(truth, [write_estimates(plan, "good", GOOD)], data, space)
+    assert not truth.whole
+    assert content["ceiling"] is None
+    assert content["truth"]["std_seeds"] is None
+    assert any("that takes seeds=2" in line for line in sentences(content))
+
+
+def test_the_favoured_is_the_best_that_keeps_the_time(content: dict[str, Any]) -> None:
+    certificate = Certificate(Path("c.json"), content)
+    assert favoured(certificate, 600 + 200 * 2, 200) == "good"
+    assert favoured(certificate, 600 + 200 * 2 - 1, 200) == "bad"
+    assert favoured(certificate, 99, 200) is None
+    worse = copy.deepcopy(content)
+    for one in worse["estimators"].values():
+        one["low"] = -0.1
+    assert favoured(Certificate(Path(), worse), 1e9, 200) is None
+
+
+def test_the_words_name_who_is_favoured_and_whose_interval_overlaps(content: dict[str, Any]) -> None:
+    said = " ".join(sentences(content))
+    assert "no estimator can" not in said  # two trainings' mean, the truth, may be ranked better than by one
+    assert "8 networks, spread over MACs, trained in full 16 times (3 epochs, 40 s of a core each)" in said
+    assert "bad is favoured" in said  # 10 % of 40 s are 4 s a network, and good takes 5
+    assert "Without that limit good ranks best." in said
+    content["truth"]["cpu_seconds"] = 60.0
+    assert "good is favoured: tau 0.93" in " ".join(sentences(content))
+    assert not any("Costs taken otherwise" in line for line in sentences(content))
+    content["estimators"]["good"]["cost_source"] = "scaled by another's"
+    assert "Costs taken otherwise: good: scaled by another's." in sentences(content)
+    content["ceiling"]["kendall_tau"] = 0.1
+    assert "by chance more than by merit" in " ".join(sentences(content))
+    lines = text_table(content)
+    assert [line.split()[0] for line in lines] == ["estimator", "good", "bad", "flat"]
+
+
+@pytest.fixture
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def test_kept_found_by_data_and_space_and_not_replaced_by_less(content: dict[str, Any], data: Dataset,
+                                                               space: SearchSpace, own_home: Path) -> None:
+    assert find_certificate(data, space) is None
+    place, put = keep(content, json.dumps(content))
+    assert put
+    assert place.parent == own_home / "certificates"
+    found = find_certificate(data, space)
+    assert found is not None
+    assert dict(found.content) == json.loads(json.dumps(content))
+    assert find_certificate(replace(data, image_size=16), space) is None
+    assert find_certificate(replace(data, class_names=data.class_names[:-1]), space) is None
+    assert find_certificate(replace(data, fingerprint="another split"), space) is not None
+    less = copy.deepcopy(content)
+    less["truth"]["trainings"] = 3
+    assert keep(less, json.dumps(less)) == (place, False)
+    assert read_certificate(place).trainings == 16
+
+
+def test_one_of_an_earlier_space_of_the_same_name_gives_way(content: dict[str, Any], own_home: Path) -> None:
+    keep(content, json.dumps(content))
+    changed = copy.deepcopy(content)
+    changed["space"]["fingerprint"] = "changed"
+    changed["truth"]["trainings"] = 3
+    place, put = keep(changed, json.dumps(changed))
+    assert put
+    assert read_certificate(place).content["space"]["fingerprint"] == "changed"
+
+
+def test_another_space_has_no_certificate(content: dict[str, Any], data: Dataset, own_home: Path, tmp_path: Path
+                                          ) -> None:
+    from certify_fixtures import SPACE, write_space
+
+    keep(content, json.dumps(content))
+    (tmp_path / "other").mkdir()
+    path = write_space(tmp_path / "other", SPACE.replace("head: 16", "head: 32"))
+    assert find_certificate(data, SearchSpace.load(path, channels=1, classes=10)) is None
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"format": "hwnas-certificate/2"}', '{"format": "hwnas-certificate/1"}'])
+def test_a_torn_or_foreign_certificate_is_named_and_ends_no_search(text: str, data: Dataset, space: SearchSpace,
+                                                                   own_home: Path) -> None:
+    path = own_home / "certificates" / "a.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    with pytest.raises(StudyError, match=str(path)):
+        find_certificate(data, space)
+    line, = certificate_facts(data, space, "proxy", {}, "f")["lines"]
+    assert line.startswith("No certificate could be looked up")
+    assert str(path) in line
+
+
+def page_of(facts: dict[str, Any]) -> str:
+    page = report_html(ReportData(PlotInfo("t", "h", "d", "day"), [], [], [], {"certificate": facts}))
+    checker = Balance()
+    checker.feed(page)
+    assert (checker.wrong, checker.open) == ([], [])
+    return page[page.index("<h2>Certificate"):page.index("<h2>Environment") if "<h2>Environment" in page else None]
+
+
+def test_the_report_without_a_certificate_says_how_to_make_one(data: Dataset, space: SearchSpace, own_home: Path
+                                                               ) -> None:
+    page = page_of(certificate_facts(data, space, "supernet", {}, "f"))
+    assert "No certificate for digits at 8 px and space tiny" in page
+    assert f"python -m hwnas.certify dataset=digits dataset.image_size=8 space={space.source} n=16 seeds=2" in page
+    shipped = SearchSpace.load("mnasnet_small", channels=1, classes=10, image_size=8)
+    assert "image_size=8 space=mnasnet_small n=16" in page_of(certificate_facts(data, shipped, "supernet", {}, "f"))
+
+
+@pytest.mark.parametrize(("fingerprint", "images", "options", "said"), [
+    ("f", None, {"label": "good"}, "with this recipe (good): Kendall tau 0.93"),
+    ("g", None, {"label": "good"}, "with another recipe of it (good)"),
+    ("g", "others", {"label": "bad"}, "with other images of this data set (bad)"),
+    ("g", "others", {"label": "new"}, "with another recipe of it (good)")])
+def test_the_report_says_what_the_certificate_is_worth_here(
+        fingerprint: str, images: str | None, options: dict[str, Any], said: str, content: dict[str, Any],
+        data: Dataset, space: SearchSpace, own_home: Path) -> None:
+    place, _ = keep(content, json.dumps(content))
+    data = replace(data, fingerprint=images or data.fingerprint)
+    facts = certificate_facts(data, space, "proxy", options, fingerprint)
+    page = page_of(json.loads(json.dumps(facts)))
+    assert said in page
+    assert place.name in page
+    assert page.count("<tr") == 1 + len(rows(content))
+    assert "does not judge" in page_of(certificate_facts(data, space, "tabular", {}, "f"))
+
+
+@pytest.mark.parametrize(("name", "options", "said"), [
+    ("digits", {}, "with other images of this data set (zero_cost:naswot)"),  # its default
+    ("digits", {"score": "synflow", "threads": 2}, "with other images of this data set (zero_cost:synflow)"),
+    ("digits", {"seeds": 3}, "with another recipe of it (zero_cost:naswot)"),
+    ("digits", {"score": "macs"}, "which the certificate does not judge"),
+    ("imagefolder", {}, "with other images of the same classes, those in parts (zero_cost:naswot)")])
+def test_the_report_holds_a_score_against_the_same_score(
+        name: str, options: dict[str, Any], said: str, content: dict[str, Any], data: Dataset, space: SearchSpace,
+        own_home: Path) -> None:
+    entry = content["estimators"].pop("good")
+    content["estimators"] = {f"zero_cost:{score}": {
+        **entry, "accuracy": "zero_cost", "options": {"score": score}, "fingerprint": score}
+        for score in ("synflow", "naswot")}
+    data = replace(data, name=name)
+    content["dataset"] |= {"key": key_of(data), "folder": "parts"}
+    keep(content, json.dumps(content))
+    facts = certificate_facts(replace(data, fingerprint="others"), space, "zero_cost", options, "f")
+    assert said in facts["lines"][0]
+
+
+def test_the_picture_is_drawn_the_same_again_also_without_correlations(content: dict[str, Any]) -> None:
+    image = figure_bytes(certificate_figure(content), "png")
+    assert image == figure_bytes(certificate_figure(content), "png")
+    assert image.startswith(b"\x89PNG")
+    for one in content["estimators"].values():
+        one["kendall_tau"] = None
+    content["ceiling"] = None
+    assert figure_bytes(certificate_figure(content), "png") != image
+
+
+def test_equal_data_sets_have_equal_keys(data: Dataset) -> None:
+    assert key_of(data) == key_of(replace(data, fingerprint="x", flip=True))
+    assert key_of(data) != key_of(replace(data, channels=3))

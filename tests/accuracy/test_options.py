@@ -1,0 +1,56 @@
+"""Options decide fingerprints of studies, certificates and supernets that are in use: their texts stay as they are."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+from hwnas.accuracy.multi_fidelity import MULTI_FIDELITY, FidelityOptions
+from hwnas.accuracy.proxy import ProxyOptions
+from hwnas.accuracy.zero_cost import ZeroCostOptions
+from hwnas.cli.options import read_options
+from hwnas.data.options import DatasetOptions
+from hwnas.target.target import Target
+from hwnas.training.recipe import PROXY
+from hwnas.training.supernet import SupernetOptions
+
+PROXY_TEXT = ("ProxyOptions(train_images=5120, validation_images=2048, image_size=0, seeds={}, "
+              "stop_ratio={}, min_history=8)")
+FIDELITY = ("FidelityOptions(rungs={}, eta=3, quantile={}, min_history=8, train_images=1152, validation_images=2048, "
+            "image_size=0, untrained={}, anchors=8)")
+SUPERNET = ("epochs={};min_steps=2000;"
+            "train_images=10000;image_size=0;batch_size=64;lr={};weight_decay=0.05;warmup=0.05;"
+            "warmup_largest=0.1;opening=0.4;sandwich=0.25;n_random=2;ema_decay=0.995;label_smoothing=0.0;clip_norm={};"
+            "shift=0.06;seed=0")
+
+
+@pytest.mark.parametrize(("cls", "given", "text"), [
+    (ProxyOptions, {}, PROXY_TEXT.format(1, 0.5)),
+    (ProxyOptions, {"stop_ratio": 0, "seeds": 2}, PROXY_TEXT.format(2, 0)),
+    (ProxyOptions, {"stop_ratio": 0.25}, PROXY_TEXT.format(1, 0.25)),
+    (FidelityOptions, {}, FIDELITY.format((2, 4), 0.9, 0.5)),
+    (FidelityOptions, {"rungs": [1, 3], "untrained": 1}, FIDELITY.format((1, 3), 0.9, 1)),
+    (FidelityOptions, {"quantile": 0.8, "untrained": 0.0}, FIDELITY.format((2, 4), 0.8, 0.0)),
+    (ZeroCostOptions, {}, "ZeroCostOptions(score='naswot', anchors=12, images=32, seeds=1, seed=0, proxy={})"),
+    (ZeroCostOptions, {"score": "synflow", "proxy": {"epochs": 3}},
+     "ZeroCostOptions(score='synflow', anchors=12, images=32, seeds=1, seed=0, proxy={'epochs': 3})"),
+    (Target, {"name": "x", "runtime": "openvino", "precision": "int8", "price_per_hour": 2},
+     "Target(name='x', runtime='openvino', precision='int8', threads=1, batch=1, vendor='', device='cpu', "
+     "price_per_hour=2)"),
+    (DatasetOptions, {"name": "digits"},
+     "DatasetOptions(name='digits', root=None, image_size=None, channels=None, skip_unreadable=False, "
+     "validation_fraction=0.15, test_fraction=0.2, flip=False, download=False, options={})"),
+])
+def test_the_text_of_options_stays(cls, given, text):
+    assert str(read_options(cls, given)) == text
+
+
+@pytest.mark.parametrize(("given", "text"), [
+    ({}, SUPERNET.format(20, 0.005, 1.0)), ({"lr": 1, "clip_norm": 0, "epochs": 60}, SUPERNET.format(60, 1.0, 0.0))])
+def test_what_decides_shared_weights_stays(given, text):
+    assert SupernetOptions.from_config(given).training == text
+
+
+def test_recipes_that_certificates_judge_keep_their_fingerprint():
+    assert (PROXY.fingerprint, MULTI_FIDELITY.fingerprint) == ("b5da6f5683a4", "c25b60710a1f")

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from training_fixtures import stripes  # noqa: E402
+
+from hwnas.accuracy.estimator import load_estimator  # noqa: E402
+from hwnas.accuracy.proxy import Proxy, ProxyOptions  # noqa: E402
+from hwnas.data.dataset import Dataset  # noqa: E402
+from hwnas.errors import ConfigError, TrainingError, UnknownName  # noqa: E402
+from hwnas.space.architecture import Architecture  # noqa: E402
+from hwnas.stats.intervals import binomial_std  # noqa: E402
+from hwnas.testing import check_estimator  # noqa: E402
+from hwnas.training.recipe import PROXY  # noqa: E402
+
+ARCHITECTURE = Architecture((("ds_r1_k3_s2_c8",), ("ir_r1_k3_s2_e3_c16",)), 8, 1, 0, "relu", 16, 1, 4)
+SHORT = replace(PROXY, epochs=3, min_steps=0, max_steps=0, batch_size=16, threads=1)
+
+
+@pytest.fixture(scope="module")
+def dataset() -> Dataset:
+    return Dataset("stripes", stripes(256, 0), stripes(80, 1), stripes(80, 2), ("a", "b", "c", "d"), 1, 16,
+                   (0.3,), (0.2,), "stripes")
+
+
+def test_it_keeps_the_contract(dataset: Dataset) -> None:
+    check_estimator(Proxy(dataset, SHORT), ARCHITECTURE)
+
+
+def test_an_estimate_says_what_it_knows(dataset: Dataset) -> None:
+    estimate = Proxy(dataset, SHORT).evaluate(ARCHITECTURE, (), 0)
+    assert estimate.source == "proxy"
+    assert estimate.value == estimate.curve[-1]
+    assert len(estimate.curve) == 3
+    assert estimate.value > 0.4
+    assert estimate.std == pytest.approx(binomial_std(estimate.value, 80))
+    assert estimate.seconds > 0
+
+
+def test_the_test_set_is_never_looked_at(dataset: Dataset) -> None:
+    class Closed:
+        def __getattr__(self, name: str) -> Any:
+            raise AssertionError(f"the test set's {name} was asked for")
+
+    closed: Any = Closed()
+    sealed = replace(dataset, test=closed)
+    assert Proxy(sealed, SHORT).evaluate(ARCHITECTURE, (), 0) is not None
+
+
+def test_several_seeds_are_averaged_and_their_spread_counts(dataset: Dataset) -> None:
+    single = [Proxy(dataset, SHORT).evaluate(ARCHITECTURE, (), seed) for seed in (0, 1_000_003)]
+    both = Proxy(dataset, SHORT, ProxyOptions(seeds=2)).evaluate(ARCHITECTURE, (), 0)
+    values = [estimate.value for estimate in single]
+    assert both.value == pytest.approx(np.mean(values))
+    assert both.std ** 2 == pytest.approx(binomial_std(both.value, 80) ** 2 + np.var(values, ddof=1) / 2)
+
+
+def test_hopeless_runs_stop_early(dataset: Dataset) -> None:
+    proxy = Proxy(dataset, replace(SHORT, lr=1e-6))
+    history = [(0.9, 0.95, 0.97)] * 8
+    estimate = proxy.evaluate(ARCHITECTURE, history, 0)
+    assert estimate.stopped
+    assert len(estimate.curve) == 1
+    assert not proxy.evaluate(ARCHITECTURE, history[:7], 0).stopped
+    never = Proxy(dataset, proxy.recipe, ProxyOptions(stop_ratio=0))
+    assert len(never.evaluate(ARCHITECTURE, history, 0).curve) == 3
+
+
+def test_the_bar_is_half_the_median_gain_over_chance(dataset: Dataset) -> None:
+    proxy = Proxy(dataset, SHORT)
+    history = [(0.7, 0.85)] * 5 + [(0.7, 0.95)] * 5 + [(0.3,)] * 3
+    assert not proxy.hopeless([0.50], history, 10_000)
+    assert proxy.hopeless([0.30], history, 10_000)
+    assert proxy.hopeless([0.30, 0.50], history, 10_000)
+    assert not proxy.hopeless([0.30, 0.60], history, 10_000)
+    assert not proxy.hopeless([0.30, 0.50], history, 20)
+    assert not proxy.hopeless([0.30, 0.30, 0.1], history, 10_000)
+
+
+def test_epochs_at_which_all_are_near_chance_stop_nothing(dataset: Dataset) -> None:
+    proxy = Proxy(dataset, SHORT)
+    assert not proxy.hopeless([0.25], [(0.35, 0.9, 0.98)] * 10, 10_000)
+    assert proxy.hopeless([0.25, 0.3], [(0.35, 0.9, 0.98)] * 10, 10_000)
+
+
+def test_divergence_is_a_failed_candidate(dataset: Dataset) -> None:
+    def broken(architecture: Architecture) -> Any:
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(256, 4), Bad())
+
+    class Bad(torch.nn.Module):
+        def forward(self, logits: Any) -> Any:
+            return logits * float("inf")
+
+    with pytest.raises(TrainingError, match="loss is nan"):
+        Proxy(dataset, SHORT, build=broken).evaluate(ARCHITECTURE, (), 0)
+
+
+def test_subsets_and_sizes(dataset: Dataset) -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def build(architecture: Architecture) -> Any:
+        class Watch(torch.nn.Module):
+            def forward(self, images: Any) -> Any:
+                seen.append(tuple(images.shape))
+                return images.flatten(1)
+
+        return torch.nn.Sequential(Watch(), torch.nn.LazyLinear(4))
+
+    options = ProxyOptions(train_images=64, validation_images=40, image_size=8)
+    with pytest.raises(ValueError, match="uninitialized"):
+        Proxy(dataset, SHORT, options, build).evaluate(ARCHITECTURE, (), 0)  # LazyLinear cannot be averaged or decayed
+
+    def fixed(architecture: Architecture) -> Any:
+        return torch.nn.Sequential(build(architecture)[0], torch.nn.Linear(64, 4))
+
+    estimate = Proxy(dataset, SHORT, options, fixed).evaluate(ARCHITECTURE, (), 0)
+    assert {shape[1:] for shape in seen} == {(1, 8, 8)}
+    assert estimate.std == pytest.approx(binomial_std(estimate.value, 40))
+
+
+def test_a_network_of_other_channels_is_a_mistake_of_the_program(dataset: Dataset) -> None:
+    with pytest.raises(ValueError, match="3 channels"):
+        Proxy(dataset, SHORT).evaluate(replace(ARCHITECTURE, channels=3), (), 0)
+
+
+def test_config_sets_recipe_and_options(dataset: Dataset) -> None:
+    proxy = load_estimator("proxy", dataset=dataset, config={"epochs": 2, "seeds": 3, "lr": 0.01})
+    assert isinstance(proxy, Proxy)
+    assert (proxy.recipe.epochs, proxy.recipe.lr, proxy.options.seeds) == (2, 0.01, 3)
+    assert proxy.fingerprint != load_estimator("proxy", dataset=dataset).fingerprint
+    for wrong, said in (({"seeds": 0}, r"proxy\.seeds must be a whole number from 1"),
+                        ({"stop_ratio": 2}, r"proxy\.stop_ratio must be a number from 0 to 1, got 2"),
+                        ({"train_images": 1.5}, r"proxy\.train_images must be a whole number")):
+        with pytest.raises(ConfigError, match=said):
+            load_estimator("proxy", dataset=dataset, config=wrong)
+    with pytest.raises(UnknownName, match="key of proxy"):
+        load_estimator("proxy", dataset=dataset, config={"epoch": 2})
+
+
+def test_names_are_looked_up(dataset: Dataset) -> None:
+    with pytest.raises(UnknownName, match="Did you mean proxy"):
+        load_estimator("proxi", dataset=dataset)
+    with pytest.raises(ConfigError, match="needs a data set"):
+        load_estimator("proxy")
+
+
+def test_the_door_opens_without_torch() -> None:
+    code = "import sys, hwnas.accuracy, hwnas.accuracy.tabular; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

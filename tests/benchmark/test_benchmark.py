@@ -1,0 +1,329 @@
+"""The benchmark command: what it prints, stores and draws, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import queue
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto as T
+from onnx import helper, numpy_helper
+
+from hwnas.benchmark import __main__ as command
+from hwnas.benchmark import model as benchmark_model
+from hwnas.benchmark import task as benchmarking
+from hwnas.benchmark.picture import batch_figure
+from hwnas.benchmark.report import Benchmark, lines
+from hwnas.cli.command import run_command
+from hwnas.errors import CandidateError, ModelError, TableError, UnknownNetwork
+from hwnas.latency.load import _busy_seconds, _lost_seconds, measure_load
+from hwnas.latency.measurement import Measurement, Protocol, Turn
+from hwnas.latency.reference import QuietTimes
+from hwnas.pictures.style import figure_bytes
+from hwnas.runtimes import child
+from hwnas.runtimes.runtime import load_runtime
+from hwnas.target.host import Host, usable_cores
+from hwnas.target.target import Target
+
+ORT = Target("ort_fp32", "onnxruntime", "fp32")
+OPENVINO = Target("xeon_int8", "openvino", "int8")
+NULL = Target("null_fp32", "null", "fp32")
+
+
+def network(folder: Path, shape: tuple[Any, ...] = ("N", 3, "h", "w"), null_ms: float = 0.05, operator: str = "Relu",
+            named: bool = False) -> Path:
+    """Convolution, activation, mean: a tiny classifier of 4 classes, without names unless `named`."""
+    rng = np.random.default_rng(0)
+    weights = [numpy_helper.from_array(rng.standard_normal(size, np.float32), name)
+               for name, size in (("w", (4, 3, 3, 3)), ("b", (4,)))]
+    nodes = [helper.make_node("Conv", ["x", "w", "b"], ["a"], pads=[1, 1, 1, 1], name="conv" if named else ""),
+             helper.make_node(operator, ["a"], ["r"]), helper.make_node("GlobalAveragePool", ["r"], ["p"]),
+             helper.make_node("Flatten", ["p"], ["y"])]
+    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", T.FLOAT, shape)],
+                              [helper.make_tensor_value_info("y", T.FLOAT, [shape[0], 4])], weights)
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    helper.set_model_props(proto, {"null_ms": str(null_ms)})
+    path = folder / "tiny.onnx"
+    onnx.save(proto, str(path))
+    return path
+
+
+@pytest.fixture
+def tiny_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A reference that needs no export."""
+    folder = tmp_path / "reference"
+    folder.mkdir()
+    path = network(folder, ("batch", 3, 16, 16), null_ms=0.1)
+    monkeypatch.setattr(benchmark_model, "reference_file", lambda target, folder: path)
+    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
+    return path
+
+
+def job(path: Path, reference: Path, **changes: Any) -> dict[str, Any]:
+    return {"path": str(path), "label": "tiny.onnx", "batches": [1], "streams": 0, "seconds": 1.0, "seed": 0,
+            "channels": None, "image_size": 16, "quantize": False, "quiet_ms": None, "reference": str(reference),
+            "memory_mb": 1024, **changes}
+
+
+def run(target: Target, todo: Mapping[str, Any]) -> dict[str, Any]:
+    return benchmarking.run(todo, target, load_runtime(target.runtime), lambda share, note: None)
+
+
+def command_line(*overrides: str) -> int:
+    return run_command(command.main, "benchmark", command.USAGE, ["-q", *command.readable_overrides(overrides)])
+
+
+# What is printed and stored: from programmed samples
+
+
+def measured(ms: float, turns: int, calls: int, reference_ms: float = 0.1, quiet_ms: float = 0.1) -> dict[str, Any]:
+    return Measurement(tuple(Turn((ms * (1 + i / 1000),) * calls, reference_ms) for i in range(turns)), quiet_ms,
+                       Protocol()).to_dict()
+
+
+def found(*latency: tuple[int, dict[str, Any]], load: tuple[Any, ...] = (), quiet_ms: float | None = None) -> Benchmark:
+    execution = {"precision": "int8", "precisions": {"int8": 9, "fp32": 1}, "int8_share": 0.9, "fallback_share": 0.05}
+    raw = {"input": {"name": "x", "image": [3, 16, 16]}, "overhead_us": 0.2, "protocol": Protocol().to_dict(),
+           "latency": [{"batch": batch, "execution": execution, "measurement": one} for batch, one in latency],
+           "load": list(load)}
+    return Benchmark.of(raw, model="m.onnx", target=OPENVINO, host=Host.detect(), runtime="openvino 1", seed=3,
+                        made_up=False, stored_quiet_ms=quiet_ms)
+
+
+def test_one_batch_prints_everything_beside_its_number() -> None:
+    text = "\n".join(lines(found((2, measured(0.5, 8, 10)))))
+    for part in ("latency        0.501", "ms, 90 % interval 0.5", "int8 share 90.0%", "fallback 5.0%", "9 int8",
+                 "0.20 µs", "openvino 1", "1 thread\n", Host.detect().name, "images/s, one call after another",
+                 "valid: 8 of 8 turns quiet", "(goal 2%: reached)", "reference beside it 0.1 to 0.1 ms"):
+        assert part in text
+    assert "p99            - (needs 662 samples)" in text
+    assert "p90            0.50" in text
+
+
+def test_percentiles_follow_the_number_of_samples() -> None:
+    assert "p90            - (needs 64 samples)" in "\n".join(lines(found((1, measured(0.5, 8, 7)))))
+    assert "p99            0.50" in "\n".join(lines(found((1, measured(0.5, 8, 90)))))
+
+
+def test_the_curve_is_a_table_with_a_row_a_batch() -> None:
+    one = found((1, measured(0.5, 8, 90)), (4, measured(1.0, 8, 10)), (8, measured(2.0, 8, 10, reference_ms=0.2)))
+    rows = [line.split() for line in lines(one)]
+    assert next(row for row in rows if row[:1] == ["1"])[-2] == "valid,"
+    assert next(row for row in rows if row[:1] == ["4"])[1].startswith("1.00")
+    assert "INVALID:" in next(row for row in rows if row[:1] == ["8"])
+    assert "-: p99 needs 662 samples" in "\n".join(lines(one))
+    assert figure_bytes(batch_figure(one, "2026-01-01"), "png").startswith(b"\x89PNG")
+
+
+def test_an_invalid_run_gives_no_number(tmp_path: Path) -> None:
+    one = found((1, measured(0.5, 8, 10, reference_ms=0.2)))
+    text = "\n".join(lines(one))
+    assert "INVALID: only 0 of 8 turns were quiet" in text
+    assert not any(word in text for word in ("0.50", "images/s", "p50"))
+    one.save(tmp_path / "b.json")
+    stored = json.loads((tmp_path / "b.json").read_text())["latency"][0]
+    assert (stored["valid"], stored["latency_ms"], stored["p50_ms"], stored["images_per_s"]) == (False, *[None] * 3)
+    assert len(stored["measurement"]["samples_us"]) == 8
+
+
+def test_load_is_printed_with_its_interval(tmp_path: Path) -> None:
+    load = {"batch": 1, "streams": 2, "threads_each": 1, "images_per_s_windows": [100.0, 101.0, 99.0, 100.0, 100.0],
+            "windows": measured(20.0, 5, 50)}
+    one = found((1, measured(0.5, 8, 10)), load=(load,))
+    text = "\n".join(lines(one))
+    assert "2 requests, batch 1: 2 instances of the network with 1 thread each" in text
+    assert "throughput     100 images/s, 90 % interval" in text
+    assert "p90 in flight  20" in text
+    one.save(tmp_path / "b.json")
+    assert json.loads((tmp_path / "b.json").read_text())["load"][0]["images_per_s"] == 100.0
+
+
+# The command as a user types it
+
+
+@pytest.mark.usefixtures("tiny_reference")
+def test_a_file_is_timed_in_a_child(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = network(tmp_path), tmp_path / "b.json"
+    code = command_line("+target=ort_fp32", f"model={path}", "image_size=16", "batch=1,2", "streams=1", "seconds=1",
+                        f"out={out}")
+    printed = capsys.readouterr()
+    assert code in (0, 1), printed.err  # 1: the machine was restless
+    data = json.loads(out.read_text())
+    assert (data["format"], data["version"], data["model"], data["runtime"].split()[0]) == (
+        "hwnas-benchmark", 1, str(path), "onnxruntime")
+    assert [one["batch"] for one in data["latency"]] == [1, 2]
+    assert all(one["execution"]["precisions"] == {"fp32": 1} for one in data["latency"])
+    assert data["input"]["image"] == [3, 16, 16]
+    assert data["load"][0]["windows"]["samples_us"]
+    protocol = Protocol(**data["protocol"])
+    again = Measurement.from_dict(data["latency"][0]["measurement"], protocol, "b.json")
+    assert again.valid == data["latency"][0]["valid"]
+    assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert str(path) in printed.out
+
+
+def test_a_run_far_slower_than_earlier_ones_is_invalid(tmp_path: Path, tiny_reference: Path,
+                                                      monkeypatch: pytest.MonkeyPatch,
+                                                      capsys: pytest.CaptureFixture[str]) -> None:
+    quiet = QuietTimes(Host.detect(), load_runtime("null").version(), NULL)
+    quiet.store(0.01)
+    monkeypatch.setattr(child, "run_child", lambda module, todo, target, **options: run(
+        target, {**todo, "reference": str(tiny_reference)}))
+    path = network(tmp_path)
+    assert command_line("+target=null_fp32", f"model={path}", "image_size=16", "seconds=1") == 1
+    printed = capsys.readouterr()
+    assert printed.err.startswith("MeasurementInvalid: batch 1: only 0 of")
+    assert "reference_times.json" in printed.err
+    assert len(printed.err.splitlines()) == 1
+    assert "INVALID" in printed.out
+    assert quiet.load() == 0.01
+
+
+@pytest.mark.usefixtures("tiny_reference")
+@pytest.mark.parametrize(("overrides", "why"), [
+    (["+target=ort_fp32", "model=absent.onnx"], "no such file"),
+    (["+target=ort_fp32", "model=."], "is a directory"),
+    (["+target=ort_fp32", "model=timm:mobilenetv3_smal_050"], "Did you mean mobilenetv3_small_050"),
+    (["+target=ort_fp32", "model=PATH", "quantize=true"], "goes with an int8 target"),
+    (["+target=ort_fp32", "model=PATH", "classes=10"], "timm: networks only"),
+    (["+target=ort_fp32", "model=PATH", "batch=0,1"], "batch must be"),
+    (["+target=ort_fp32", "model=PATH", "batch=2,2"], "batch must be"),
+    (["+target=ort_fp32", "model=PATH", "plot=x.pdf"], r"\.png or \.svg"),
+    (["+target=ort_fp32", "model=PATH", "plot=x.png"], "several batches"),
+    (["+target=ort_fp32"], "which network"),
+    (["+target=ort_fp32", "model=PATH"], "Add image_size=N"),
+    (["+target=xeon_int8", "model=PATH", "image_size=16"], "not quantised.*Add quantize=true"),
+])
+def test_what_the_user_can_mend_is_one_line(overrides: list[str], why: str, tmp_path: Path,
+                                           capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(network(tmp_path))
+    assert command_line(*(text.replace("PATH", path) for text in overrides)) == 2
+    said = capsys.readouterr().err.strip()
+    assert sum(not line.startswith("note: ") for line in said.splitlines()) == 1  # a note tells of another make's host
+    assert re.search(why, said), said
+
+
+def test_lists_and_paths_are_taken_as_typed() -> None:
+    assert command.readable_overrides(["batch=1,2,4", "model=a (1),b.onnx", "batch=[1]", "seed=3", "out=null"]) == [
+        "batch=[1,2,4]", "model='a (1),b.onnx'", "batch=[1]", "seed=3", "out=null"]
+
+
+# The task in the child
+
+
+def test_unsupported_operators_are_named_with_the_runtime(tmp_path: Path) -> None:
+    path = network(tmp_path, operator="Frobnicate")
+    for target in (ORT, Target("xeon_fp32", "openvino", "fp32")):
+        with pytest.raises(ModelError, match=rf"tiny\.onnx: {target.runtime} has no operator Frobnicate"):
+            run(target, job(path, path))
+
+
+def test_an_fp32_file_is_quantised_where_that_is_asked_for(tmp_path: Path) -> None:
+    reference = network(tmp_path, ("batch", 3, 16, 16))
+    from hwnas.networks.quantize import quantize_static
+
+    (tmp_path / "named").mkdir()
+    plain = onnx.load(str(reference))
+    for index, node in enumerate(plain.graph.node):
+        node.name = f"n{index}"
+    onnx.save(plain, str(tmp_path / "named" / "m.onnx"))
+    quantize_static(tmp_path / "named" / "m.onnx", tmp_path / "int8.onnx", None)
+    raw = run(OPENVINO, job(network(tmp_path), tmp_path / "int8.onnx", quantize=True))
+    assert raw["latency"][0]["execution"]["int8_share"] == 1.0
+    with pytest.raises(ModelError, match=r"tiny\.onnx is quantised already"):
+        run(OPENVINO, job(tmp_path / "int8.onnx", tmp_path / "int8.onnx", quantize=True))
+
+
+def test_a_network_that_holds_one_image_only(tmp_path: Path) -> None:
+    path = network(tmp_path, (1, 3, 16, 16))
+    with pytest.raises(ModelError, match=r"fixed to 1; batch=2 cannot be timed"):
+        run(ORT, job(path, path, batches=[1, 2]))
+
+
+def test_the_null_runtime_gives_enough_samples_for_a_p99(tmp_path: Path, tiny_reference: Path) -> None:
+    raw = run(NULL, job(network(tmp_path), tiny_reference, seconds=4.0))
+    assert sum(map(len, raw["latency"][0]["measurement"]["samples_us"])) >= 662
+
+
+# Throughput, quiet times, messages of the child
+
+
+def test_load_counts_what_was_done_by_all_threads() -> None:
+    import time
+
+    calls = [lambda: time.sleep(0.005)] * 4
+    one = measure_load(calls, 2, 1, lambda: time.sleep(0.0005), Protocol(max_seconds=0.4, min_rounds=3), quiet_ms=None,
+                       progress=lambda share, note: None)
+    assert len(one.rates) == len(one.windows.turns) >= 1
+    calls_made = sum(len(turn.samples_ms) for turn in one.windows.turns)
+    assert calls_made > 4 * len(one.rates)
+    assert all(0 < rate <= 4 * 2 / 0.005 for rate in one.rates)
+
+
+def test_a_call_that_fails_under_load_is_raised() -> None:
+    turns = iter(range(20))
+
+    def fails() -> None:
+        if next(turns) > 8:
+            raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError, match="no more"):
+        measure_load([fails, lambda: None], 1, 1, lambda: None, Protocol(max_seconds=0.3), quiet_ms=None,
+                     progress=lambda share, note: None)
+
+
+def test_quiet_times_keep_the_least(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HWNAS_HOME", str(tmp_path))
+    times, other = (QuietTimes(Host.detect(), "null 1", Target("t", "null", kind)) for kind in ("fp32", "int8"))
+    for ms in (0.3, 0.2, 0.25):
+        times.store(ms)
+    assert (times.load(), other.load()) == (0.2, None)
+    times.path.write_text("{torn")
+    with pytest.raises(TableError, match="Remove it"):
+        times.load()
+
+
+def test_an_unknown_network_lists_near_names_only() -> None:
+    text = str(UnknownNetwork("resnet18x", ["resnet18", "resnet34", *map(str, range(1000))], "1"))
+    assert "resnet18" in text
+    assert len(text) < 200
+
+
+def test_silence_is_a_time_out_but_waiting_is_not() -> None:
+    lines_: queue.Queue[str] = queue.Queue()
+    with pytest.raises(queue.Empty):
+        child._listen(lines_, 0.01, None)
+    lines_.put('{"share": 0.0, "note": "waiting for another measurement"}\n')
+    heard: list[str] = []
+
+    def later(share: float, note: str) -> None:
+        heard.append(note)
+        import threading
+
+        threading.Timer(0.1, lines_.put, ['{"result": 3}\n']).start()
+
+    assert child._listen(lines_, 0.01, later) == {"result": 3}
+    assert heard == ["waiting for another measurement"]
+
+
+def test_a_child_out_of_memory_says_so(tmp_path: Path, tiny_reference: Path) -> None:
+    todo = job(network(tmp_path), tiny_reference)
+    with pytest.raises((ModelError, CandidateError), match="memory"):
+        child.run_child("hwnas.benchmark.task", {**todo, "memory_mb": None}, ORT, timeout_s=60, memory_mb=1)
+
+
+def test_what_others_run_on_the_cores_counts_as_lost() -> None:
+    cores = usable_cores()
+    if _busy_seconds(cores) is None:
+        pytest.skip("/proc/stat does not say")
+    before = _lost_seconds(cores)
+    subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.6: pass"], check=True)
+    assert _lost_seconds(cores) - before > 0.5

@@ -1,0 +1,110 @@
+"""Bad input to the commands: one line that names fact, place and next step; exit code 2; no traceback."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from hwnas.cli.command import compose, names_in, run_command
+from hwnas.errors import ConfigError, HwnasError
+from hwnas.search.__main__ import main
+
+TARGET = "+target=xeon_int8"
+
+
+def search(*overrides: str) -> int:
+    return run_command(main, "search", "usage", ["-q", *overrides])
+
+
+@pytest.mark.parametrize(("overrides", "named"), [
+    ([], ["xeon_int8", "ort_fp32", "+target="]),
+    (["+target=xeon_int9"], ["xeon_int9", "Did you mean xeon_int8"]),
+    (["target=xeon_int8"], ["+target=xeon_int8"]),
+    ([TARGET, "dataset=digitz"], ["data set", "digitz", "digits"]),
+    ([TARGET, "space=mnasnett"], ["search space", "mnasnett", "mnasnet"]),
+    ([TARGET, "sampler=nsga4"], ["sampler", "nsga4", "nsga2"]),
+    ([TARGET, "accuracy=magic"], ["accuracy", "magic", "proxy"]),
+    ([TARGET, "objective=both"], ["objective", "both", "pareto"]),
+    ([TARGET, "objective.reward=firm"], ["reward", "firm", "soft"]),
+    ([TARGET, "objective.target_ms=0"], ["objective.target_ms", "0"]),
+    ([TARGET, "baselines=[resnet10x]"], ["resnet10x", "resnet10t"]),
+    ([TARGET, "target.runtime=openvin"], ["runtime", "openvin", "openvino"]),
+    ([TARGET, "target.precision=int4"], ["precision", "int4", "int8"]),
+    ([TARGET, "target.threads=-1"], ["target.threads", "-1"]),
+    ([TARGET, "search.reuse=2024"], ["search.reuse=2024", "no study.db"]),
+    ([TARGET, "n_trials=0"], ["n_trials", "at least 1", "0"]),
+    ([TARGET, "n_trials=many"], ["n_trials", "many"]),
+    ([TARGET, "budget.latency_ms=-2"], ["budget.latency_ms", "-2"]),
+    ([TARGET, "budget.latency_ms=soon"], ["budget.latency_ms", "soon"]),
+    ([TARGET, "budget.quantile=1.5"], ["budget.quantile", "1.5"]),
+    ([TARGET, "finalists.k=0"], ["finalists.k", "0"]),
+    ([TARGET, "proxy.epochs=-3"], ["proxy.epochs", "-3"]),
+    ([TARGET, "proxy.epoch=3"], ["epoch", "epochs"]),
+    ([TARGET, "finalists.recipe.optimizer=adamm"], ["adamm", "adamw"]),
+    ([TARGET, "calibration.networks=3"], ["calibration.networks", "12"]),
+    ([TARGET, "trials=3"], ["trials", "--show-config"]),
+    ([TARGET, "n_trials"], ["n_trials", "key=value"]),
+    ([TARGET, "dataset=imagefolder"], ["root"]),
+    ([TARGET, "dataset=imagefolder", "dataset.root=/nowhere"], ["/nowhere"]),
+    ([TARGET, "dataset.image_size=4"], ["4", "8"]),
+    ([TARGET, "host=elsewhere"], ["host", "elsewhere"]),
+    ([TARGET, "+proxy._target_=os.system"], ["_target_", "cannot name code"]),
+    ([TARGET, "+x={a: [{_target_: os.system}]}"], ["x.a.0._target_"]),
+])
+def test_one_line_and_exit_code_2(overrides, named, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    extra = ["calibration.minutes=0.05"] if TARGET in overrides else []
+    assert search(*overrides, *extra) == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("note:")]
+    assert len(errors) == 1, errors
+    for text in named:
+        assert text in errors[0]
+
+
+def test_other_failures_are_one_line_and_exit_code_1(capsys):
+    def fail(config, console):
+        raise HwnasError("the machine\nwas restless")
+
+    assert run_command(fail, "report", "usage", ["run=x"], target=False) == 1
+    assert capsys.readouterr().err == "HwnasError: the machine was restless\n"
+
+
+def test_ctrl_c_says_how_to_go_on(capsys):
+    def stop(config, console):
+        raise KeyboardInterrupt
+
+    assert run_command(stop, "report", "usage", ["run=x"], target=False) == 130
+    assert "same command" in capsys.readouterr().err
+
+
+def test_programming_errors_are_not_hidden():
+    def broken(config, console):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run_command(broken, "report", "usage", ["run=x"], target=False)
+
+
+def test_every_target_composes_and_overrides_win():
+    assert {"xeon_int8", "xeon_bf16", "xeon_fp32", "epyc_int8", "epyc_bf16", "epyc_fp32", "ort_int8", "ort_fp32",
+            "cuda_fp16"} <= set(names_in("target"))
+    for name in names_in("target"):
+        assert compose("search", [f"+target={name}"]).target.name == name
+    assert compose("search", [TARGET, "target.threads=0", "n_trials=7"]).n_trials == 7
+
+
+def test_a_target_is_needed_only_where_one_is_used():
+    with pytest.raises(ConfigError, match=r"\+target=NAME"):
+        compose("search", [])
+    assert compose("verify", ["run=x"], target=False).run == "x"
+
+
+def test_help_names_the_targets_without_loading_torch():
+    code = ("import sys; from hwnas.search.__main__ import main, USAGE; from hwnas.cli.command import run_command\n"
+            "try: run_command(main, 'search', USAGE, ['--help'])\n"
+            "finally: assert 'torch' not in sys.modules and 'openvino' not in sys.modules")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "xeon_int8" in done.stdout

@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import gzip
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hwnas.data import splits
+from hwnas.data.arrays import read_cifar_batch, read_idx
+from hwnas.data.dataset import Dataset, resize
+from hwnas.data.loading import inspect_dataset, load_dataset
+from hwnas.data.options import DatasetOptions
+from hwnas.errors import ConfigError, DataError, UnknownName
+from hwnas.system.paths import config_dir
+
+FASHION = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    return load_dataset({"name": "digits", "validation_fraction": 0.2, "test_fraction": 0.2}, 32, 0)
+
+
+def rows(dataset: Dataset) -> list[set[bytes]]:
+    return [{image.tobytes() for image in part.images} for part in (dataset.train, dataset.validation, dataset.test)]
+
+
+def test_digits_are_split_into_three_stratified_sets(digits: Dataset) -> None:
+    assert (digits.channels, digits.image_size, len(digits.class_names)) == (1, 32, 10)
+    assert len(digits.train) + len(digits.validation) + len(digits.test) == 1797
+    assert len(digits.test) >= 350
+    counts = digits.counts()
+    assert set(counts) == {"train", "validation", "test"}
+    assert all(34 <= n <= 38 for name in ("validation", "test") for n in counts[name].values())
+    assert digits.train.images.dtype == np.uint8
+    assert digits.train.images.shape[1:] == (1, 32, 32)
+    assert digits.train.images.max() == 255
+
+
+def test_no_image_is_in_two_sets(digits: Dataset) -> None:
+    train, validation, test = rows(digits)
+    assert not train & validation
+    assert not train & test
+    assert not validation & test
+
+
+def test_the_seed_decides_the_split(digits: Dataset) -> None:
+    config = {"name": "digits", "validation_fraction": 0.2, "test_fraction": 0.2}
+    again, other = load_dataset(config, 32, 0), load_dataset(config, 32, 1)
+    assert again.fingerprint == digits.fingerprint
+    np.testing.assert_array_equal(again.test.images, digits.test.images)
+    assert other.fingerprint != digits.fingerprint
+    assert rows(other)[2] != rows(digits)[2]
+
+
+def test_normalise_gives_zero_mean_and_unit_deviation(digits: Dataset) -> None:
+    images = digits.normalise(digits.train.images)
+    assert images.dtype == np.float32
+    assert abs(float(images.mean())) < 1e-3
+    assert abs(float(images.std()) - 1) < 1e-3
+
+
+def test_another_size_is_another_fingerprint_with_the_same_normalisation(digits: Dataset) -> None:
+    small = digits.at_size(24)
+    assert small.image_size == 24
+    assert small.test.images.shape == (len(digits.test), 1, 24, 24)
+    assert (small.mean, small.std) == (digits.mean, digits.std)
+    assert small.fingerprint != digits.fingerprint
+    assert digits.at_size(32) is digits
+
+
+def test_resize_pads_28_to_32_and_interpolates_otherwise() -> None:
+    images = np.full((2, 1, 28, 28), 200, np.uint8)
+    padded = resize(images, 32)
+    assert padded[:, :, 2:-2, 2:-2].min() == 200
+    assert padded[:, :, :2].max() == 0
+    assert resize(images, 56).shape == (2, 1, 56, 56)
+    assert resize(images, 56).min() == 200
+    assert resize(images, 28) is images
+
+
+def write_fashion(root: Path, n_train: int = 200, n_test: int = 50, folder: str = "FashionMNIST/raw") -> Path:
+    place = root / folder
+    place.mkdir(parents=True)
+    for stem, n in (("train", n_train), ("t10k", n_test)):
+        images = np.random.default_rng(n).integers(0, 256, (n, 28, 28), np.uint8)
+        labels = (np.arange(n) % 10).astype(np.uint8)
+        for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
+            header = bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}i", *array.shape)
+            (place / f"{stem}-{kind}-ubyte.gz").write_bytes(gzip.compress(header + array.tobytes()))
+    return place
+
+
+def test_fashion_mnist_keeps_its_test_part_and_leaves_the_root_alone(tmp_path: Path) -> None:
+    place = write_fashion(tmp_path)
+    before = sorted(os.listdir(place))
+    config = {"name": "fashion_mnist", "root": str(tmp_path), "validation_fraction": 0.1}
+    info = inspect_dataset(config)
+    assert (info.channels, info.classes, info.native_size) == (1, 10, 28)
+    dataset = load_dataset(config, 32, 0)
+    assert [len(part) for part in (dataset.train, dataset.validation, dataset.test)] == [180, 20, 50]
+    np.testing.assert_array_equal(dataset.test.images[:, 0, 2:-2, 2:-2],
+                                  read_idx(place / "t10k-images-idx3-ubyte.gz", 3))
+    assert sorted(os.listdir(place)) == before
+
+
+def test_unpacked_fashion_mnist_reads_the_same(tmp_path: Path) -> None:
+    place = write_fashion(tmp_path, folder="raw")
+    config = {"name": "fashion_mnist", "root": str(tmp_path)}
+    packed = load_dataset(config, 28, 0)
+    for path in list(place.glob("*.gz")):
+        path.with_suffix("").write_bytes(gzip.decompress(path.read_bytes()))
+        path.unlink()
+    np.testing.assert_array_equal(load_dataset(config, 28, 0).train.images, packed.train.images)
+
+
+@pytest.mark.parametrize(("damage", "said"), [
+    (lambda path: path.unlink(), "is missing"),
+    (lambda path: path.write_bytes(path.read_bytes()[:100]), "cannot be read"),
+    (lambda path: path.write_bytes(gzip.compress(b"nothing of the kind")), "not an IDX file"),
+    (lambda path: path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:-5])), "bytes where"),
+])
+def test_damaged_fashion_mnist_is_named(tmp_path: Path, damage: Any, said: str) -> None:
+    place = write_fashion(tmp_path)
+    damage(place / "train-images-idx3-ubyte.gz")
+    with pytest.raises(DataError, match=rf"train-images-idx3-ubyte.*{said}|{said}.*train-images-idx3-ubyte"):
+        load_dataset({"name": "fashion_mnist", "root": str(tmp_path)}, 32, 0)
+
+
+def test_missing_files_name_the_next_step(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"dataset\.root=FOLDER .* dataset\.download=true"):
+        inspect_dataset({"name": "fashion_mnist", "root": str(tmp_path)})
+    with pytest.raises(DataError, match=r"dataset\.root is not set"):
+        inspect_dataset({"name": "cifar10"})
+
+
+def cifar_pickle(images: np.ndarray, labels: list[int]) -> bytes:
+    """The operations that Python 2 wrote: pixels and labels, and a call that must never be carried out."""
+    pixels = images.tobytes()
+    parts = [b"\x80\x02}(", b"U\x04datacos\nsystem\n(U\x0aexit 1    tR0", b"T", struct.pack("<i", len(pixels)), pixels]
+    parts += [b"U\x06labels](", b"".join(b"K" + bytes((label,)) for label in labels), b"e"]
+    return b"".join([*parts, b"U\x0bbatch_labelU\x04testu."])
+
+
+@pytest.mark.parametrize("layout", ["cifar-10-batches-bin", "cifar-10-batches-py"])
+def test_cifar10_reads_both_versions_without_unpickling(tmp_path: Path, layout: str) -> None:
+    (tmp_path / layout).mkdir()
+    kept = {}
+    for index, name in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]):
+        images = np.random.default_rng(index).integers(0, 256, (20, 3, 32, 32), np.uint8)
+        labels, kept[name] = [row % 10 for row in range(20)], images
+        content = cifar_pickle(images, labels)
+        if layout.endswith("bin"):
+            content = b"".join(bytes((y,)) + x.tobytes() for x, y in zip(images, labels, strict=True))
+        (tmp_path / layout / (name + (".bin" if layout.endswith("bin") else ""))).write_bytes(content)
+    dataset = load_dataset({"name": "cifar10", "root": str(tmp_path), "validation_fraction": 0.1}, 32, 0)
+    assert [len(part) for part in (dataset.train, dataset.validation, dataset.test)] == [90, 10, 20]
+    np.testing.assert_array_equal(dataset.test.images, kept["test_batch"])
+    assert dataset.test.labels.tolist() == [row % 10 for row in range(20)]
+
+
+def test_a_foreign_cifar_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "data_batch_1"
+    path.write_bytes(b"not a pickle")
+    with pytest.raises(DataError, match="not a CIFAR-10 batch"):
+        read_cifar_batch(path)
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ({"validation_fraction": 0}, r"dataset\.validation_fraction must be a number above 0 and below 0\.8, got 0"),
+    ({"test_fraction": "much"}, r"dataset\.test_fraction must be a number"),
+    ({"validation_fraction": 0.5, "test_fraction": 0.5}, "must leave at least 0.2"),
+    ({"image_size": 4}, r"dataset\.image_size must be null or a whole number from 8 to 1024, got 4"),
+    ({"flip": "yes"}, r"dataset\.flip must be true or false, got 'yes'"),
+    ({"channels": 2}, r"dataset\.channels must be 1, 3 or null, got 2"),
+    ({"channels": 3}, r"dataset\.channels: digits has 1, got 3"),
+    ({"root": 3}, r"dataset\.root must be a folder, got 3"),
+    ({"name": 3}, r"dataset\.name must be"),
+])
+def test_options_name_key_rule_and_value(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        inspect_dataset({"name": "digits", **change})
+
+
+def test_unknown_names_show_the_near_ones() -> None:
+    with pytest.raises(UnknownName, match="Did you mean fashion_mnist"):
+        inspect_dataset({"name": "fasion_mnist"})
+    with pytest.raises(UnknownName, match="Did you mean validation_fraction"):
+        inspect_dataset({"name": "digits", "validation_fracton": 0.1})
+
+
+@pytest.mark.parametrize("name", ["digits", "fashion_mnist", "cifar10", "imagefolder"])
+def test_shipped_configs_are_valid(name: str) -> None:
+    import yaml
+
+    config = yaml.safe_load((config_dir() / "dataset" / f"{name}.yaml").read_text())
+    assert DatasetOptions.from_config(config).name == name
+
+
+def test_a_class_with_too_few_images_is_named() -> None:
+    options = DatasetOptions("some")
+    labels = np.asarray([0] * 20 + [1] * 3)
+    with pytest.raises(DataError, match="a class needs at least 4 images; 'rare' has 3"):
+        splits.split({"train": labels}, ("common", "rare"), options, 0, "some")
+    assert splits.split({"train": np.asarray([0] * 20 + [1] * 4)}, ("common", "rare"), options, 0, "some")
+
+
+def test_val_is_the_test_set_unless_there_is_one() -> None:
+    options, labels = DatasetOptions("some"), np.arange(40) % 2
+    two = splits.split({"train": labels, "val": labels}, ("a", "b"), options, 0, "some")
+    assert {name: part for name, (part, _) in two.items()} == {"train": "train", "validation": "train", "test": "val"}
+    assert not set(two["train"][1]) & set(two["validation"][1])
+    three = splits.split({"train": labels, "val": labels, "test": labels}, ("a", "b"), options, 0, "some")
+    assert {name: part for name, (part, _) in three.items()} == {"train": "train", "validation": "val", "test": "test"}
+    assert len(three["train"][1]) == 40
+
+
+def test_subsets_are_stratified() -> None:
+    labels = np.asarray([0] * 90 + [1] * 10)
+    chosen = splits.subset(labels, 20, 0)
+    assert np.bincount(labels[chosen]).tolist() == [18, 2]
+    assert len(splits.subset(labels, 1000, 0)) == 100
+
+
+def test_real_fashion_mnist(data_root: Path) -> None:
+    dataset = load_dataset({"name": "fashion_mnist", "root": str(data_root / "fashion_mnist"),
+                            "validation_fraction": 0.1}, 32, 0)
+    assert [len(part) for part in (dataset.train, dataset.validation, dataset.test)] == [54_000, 6_000, 10_000]
+    assert set(dataset.counts()["test"].values()) == {1000}
+    assert dataset.mean[0] == pytest.approx(0.286 * 28 * 28 / 32 / 32, abs=0.003)

@@ -1,0 +1,318 @@
+"""The experiments: whole commands on tiny tables, and that they tell a good predictor from a bad one."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hwnas.errors import ConfigError, HwnasError, TableError
+from hwnas.latency.fit import Fit, Timed
+from hwnas.latency.held_out_networks import TimedOne
+from hwnas.latency.measurement import Measurement, Protocol, Turn
+from hwnas.latency.prior import FittedPrior, Gain, best, chosen_prior, learnt_model, model_of, prior_candidates
+from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork
+from hwnas.latency.validation import network_to_dict, save
+from hwnas.runtimes.null import NullRuntime
+from hwnas.runtimes.runtime import load_runtime
+from hwnas.space.search_space import SearchSpace
+from hwnas.target.host import Host
+from hwnas.target.target import Target
+
+ROOT = Path(__file__).resolve().parents[2]
+PROTOCOL = Protocol(warmup_calls=1, round_ms=0.01, min_calls=1, max_calls=2, copies=1, min_rounds=1, max_rounds=3,
+                    half_width=10.0, drift=1e6, run_drift=1e6, steal=1e6, max_seconds=5.0)
+
+
+@pytest.fixture(scope="module")
+def space() -> SearchSpace:
+    return SearchSpace.load("mnasnet_small", channels=1, classes=10)
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+
+
+def true_ms(block, depthwise: float = 4e-8) -> float:
+    """A machine: a call and MACs by kind for each convolution."""
+    total = 0.005 if block.kind in ("stem", "head") else 0.0
+    for role, n_in, n_out, kernel, _, out in block.convolutions():
+        macs = (1 if role == "depthwise" else n_in) * n_out * kernel**2 * out**2
+        total += 0.002 + macs * (depthwise if role == "depthwise" else 8e-9)
+    return total
+
+
+def networks(space, n, seed):
+    found = {}
+    for row in space.sample(np.random.default_rng(seed), 2 * n):
+        one = space.decode(space.to_params(row))
+        found.setdefault(one.id, one)
+    return list(found.values())[:n]
+
+
+def measurement(ms: float) -> Measurement:
+    return Measurement(tuple(Turn((ms * (1 + 0.001 * i),), 0.1) for i in range(8)), 0.1, PROTOCOL)
+
+
+def table_of(space, n, *, precision="fp32", speed=1.0, profiled=0, depthwise=4e-8, seed=1) -> LatencyTable:
+    rng = np.random.default_rng(seed)
+    found = []
+    for index, one in enumerate(networks(space, n, seed)):
+        blocks = np.array([speed * true_ms(block, depthwise) for block in one.blocks()])
+        ms = float(blocks.sum() * np.exp(0.005 * rng.standard_normal()))
+        found.append(TimedNetwork(space.name, one, measurement(ms), tuple(blocks) if index < profiled else ()))
+    key = TableKey.of(Target("t", "null", precision), space.image_sizes, space.channels, space.classes)
+    return LatencyTable(key, Host.detect().to_dict(), load_runtime("null").version(), "2026-01-01", PROTOCOL,
+                        space.reference, 0.1, 0.0, found, spent_s={space.name: 60.0})
+
+
+def timed_of(table) -> Timed:
+    return Timed([one.architecture.blocks() for one in table.networks],
+                 np.array([one.measurement.latency_ms for one in table.networks]), np.zeros(len(table.networks)))
+
+
+def validation_of(path, table, architectures) -> None:
+    found = [TimedOne("random", one, measurement(sum(map(true_ms, one.blocks())))) for one in architectures]
+    save(path, {"host": table.host, "runtime": table.runtime_version, "table": {"key": str(table.key)},
+                "space": {"name": "mnasnet_small"}, "seed": 1, "measured_at": "2026-01-02",
+                "protocol": PROTOCOL.to_dict(),
+                "networks": [network_to_dict(one, (1.0, 0.5, 2.0)) for one in found]})
+
+
+def test_a_prior_that_knows_the_machine_is_chosen_over_noise_and_over_none(space):
+    few = timed_of(table_of(space, 14, seed=2))
+    same_but_slower = FittedPrior.of(table_of(space, 60, speed=3.0))
+
+    class Noise:
+        def block_ms(self, blocks):
+            rng = np.random.default_rng(len(blocks))
+            return rng.exponential(0.02, len(blocks)), np.ones(len(blocks))
+
+    assert chosen_prior(few, {"noise": Noise(), "slower": same_but_slower})[0] == "slower"
+    assert chosen_prior(few, {}) == (None, None)
+    assert chosen_prior(few[np.arange(5)], {"slower": same_but_slower}) == (None, None)
+
+
+def test_a_gain_counts_only_beyond_its_standard_error():
+    rng = np.random.default_rng(0)
+    errors = rng.exponential(0.05, 20)
+    sure, unsure = Gain.between(errors + 0.01, errors), Gain.between(errors, rng.permutation(errors))
+    worse = Gain.between(errors, errors + 0.01)
+    assert best({"a": unsure, "b": worse}) is None
+    assert best({"a": unsure, "b": sure, "c": worse}) == "b"
+
+
+def test_a_chosen_prior_helps_networks_not_seen(space):
+    few, others = timed_of(table_of(space, 12, seed=2)), timed_of(table_of(space, 60, seed=3))
+    prior = FittedPrior.of(table_of(space, 60, speed=0.5))
+    errors = [np.abs(Fit.of(few, one).networks(others.blocks)[0] / others.measured_ms - 1).mean()
+              for one in (None, prior)]
+    assert errors[1] < errors[0]
+
+
+@pytest.fixture
+def shelf(space, tmp_path, monkeypatch):
+    folder = tmp_path / "latency_tables"
+    monkeypatch.setattr("hwnas.latency.prior.table_dirs", lambda: [folder, tmp_path / "shipped"])
+    table = table_of(space, 14)
+
+    def put(host: str, name: str) -> Path:
+        path = folder / host / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        table.save(path)
+        return path
+
+    return put, table.key
+
+
+def test_candidates_are_the_nearest_other_tables_and_broken_ones_are_noted(space, shelf):
+    put, key = shelf
+    for host, name in (("here", f"{key}.json"), ("here", "null-fp32-t1-b1-128px-c3-k10.json"),
+                       ("here", "null-int8-t1-b1-32px-c1-k10.json.gz"), ("there", f"{key}.json"),
+                       ("here", "openvino-fp32-t1-b1-32px-c1-k10.json"),
+                       ("here", "null-bf16-t1-b1-32px-c1-k10.partial.json"), ("there", "notes.json")):
+        put(host, name)
+    put("here", "null-fp32-t1-b1-64px-c3-k10.json").write_text("{")
+    put("there", "openvino-bf16-t1-b1-32px-c1-k10.json")
+    found, notes = prior_candidates("here", key, space)
+    assert [name.partition(" of ")[0] for name in found] == [
+        "here/null-fp32-t1-b1-128px-c3-k10", "here/null-int8-t1-b1-32px-c1-k10",
+        "here/openvino-fp32-t1-b1-32px-c1-k10", f"there/{key}"]
+    assert len(notes) == 1
+    assert "64px" in notes[0]
+    assert "\n" not in notes[0]
+    entries, spread = list(found.values())[-1].block_ms(space.reference.blocks())
+    assert np.all(entries > 0)
+    assert len(spread) == len(entries)
+
+
+def test_a_fit_that_started_from_another_table_needs_it_again(space, shelf):
+    put, key = shelf
+    source = put("there", f"{key}.json")
+    table = table_of(space, 14, seed=2)
+    table.host["name"] = "here"
+    model, notes = learnt_model(table, space)
+    if not model.learnt.prior:  # the gate may refuse: then nothing must be said or needed
+        assert notes == []
+        pytest.skip("the gate refused the prior")
+    assert model.learnt.prior in notes[0]
+    table.learnt = {space.name: model.learnt.to_dict()}
+    again, notes = model_of(table, space)
+    networks = [one.architecture for one in table.networks]
+    np.testing.assert_allclose(again.predict_architectures(networks).mean, model.predict_architectures(networks).mean)
+    assert notes == []
+    source.unlink()
+    alone, notes = model_of(table, space)
+    assert "not at hand" in notes[-1]
+    assert alone.learnt.prior == ""
+
+
+def test_without_other_tables_there_are_no_candidates(space, shelf):
+    assert prior_candidates("here", shelf[1], space) == ({}, [])
+
+
+def test_transfer_reports_every_pair_and_no_harm_from_a_like_machine(space, tmp_path, capsys):
+    from experiments.latency_transfer.run import main
+
+    paths = []
+    for name, speed in (("slow", 2.0), ("fast", 1.0)):
+        paths.append(tmp_path / f"{name}.json")
+        table_of(space, 50, speed=speed).save(paths[-1])
+    main(["--space", space.name, "--tables", *map(str, paths), "--out", str(tmp_path), "--sizes", "10", "--seeds", "2"])
+    found = json.loads((tmp_path / "transfer.json").read_text())["summaries"]
+    assert {(one["destination"], one["source"]) for one in found} == {
+        ("slow", "fast"), ("fast", "slow"), ("slow", "control"), ("fast", "control")}
+    assert all(one["mean_error_ungated"] < one["mean_error_scratch"] for one in found if one["source"] != "control")
+    assert all(one["taken"] == 0 for one in found if one["source"] == "control")
+    assert all(one["worse"] == 0 for one in found)
+    assert (tmp_path / "transfer.png").read_bytes().startswith(b"\x89PNG")
+    assert len((tmp_path / "transfer.csv").read_text().splitlines()) == 9
+    assert "worse in 0 of 4 draws" in capsys.readouterr().out
+
+
+def test_one_table_is_no_transfer(space, tmp_path):
+    from experiments.latency_transfer.run import main
+
+    with pytest.raises(ConfigError, match="two tables"):
+        main(["--space", space.name, "--tables", str(tmp_path / "one.json"), "--out", str(tmp_path)])
+
+
+def test_block_entries_finds_exact_profiles_good_and_demands_profiles(space, tmp_path, capsys):
+    from experiments.block_entries.run import main
+
+    table = table_of(space, 40, profiled=30)
+    path = tmp_path / "table.json"
+    table.save(path)
+    main(["--table", str(path), "--space", space.name, "--out", str(tmp_path), "--folds", "3", "--few"])
+    found = json.loads((tmp_path / "block_entries.json").read_text())["ways_by_networks"]["40"]
+    assert found["sum of profiled blocks"]["mean_error"] < 0.02  # where profiles are the truth, they add up
+    assert found["and profiled blocks, weight 1"]["mean_error"] < found["whole networks only"]["mean_error"]
+    assert "30 of them profiled" in capsys.readouterr().out
+    table_of(space, 14).save(path)
+    with pytest.raises(TableError, match="0 profiled networks"):
+        main(["--table", str(path), "--space", space.name, "--out", str(tmp_path)])
+
+
+def test_kernels_of_a_block_have_all_its_macs(space):
+    from experiments.latency_peers.parts import kernels
+
+    for one in networks(space, 30, 5):
+        for block in one.blocks():
+            assert sum(kernel.features[6] for kernel in kernels(block)) == block.macs
+
+
+def test_sampled_kernels_are_different_and_each_difference_has_its_convolution(space):
+    from experiments.latency_peers.parts import CALL, sampled_kernels
+
+    found = sampled_kernels(networks(space, 30, 5), 80)
+    assert found[0] == CALL
+    assert 60 < len(found) == len(set(found)) <= 80
+    assert {one.kind for one in found[:20]} == {one.kind for one in found}
+    assert {one.before for one in found if one.before} <= set(found)
+    assert found == sampled_kernels(networks(space, 30, 5), 80)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_parts_become_networks_that_a_runtime_executes(space, tmp_path, precision):
+    from experiments.latency_peers.isolated import prepare_part
+    from experiments.latency_peers.parts import KERNELS, Block, network_kernels, sampled_kernels
+
+    some = networks(space, 30, 5)
+    target = Target("t", "onnxruntime", precision)
+    parts = {one.kind: one for one in sampled_kernels(some, 60)}
+    assert {one.kind for network in some for one in network_kernels(network)} <= set(parts) <= set(KERNELS)
+    blocks = {spec.kind: Block(spec) for network in some for spec in network.blocks()}
+    for index, part in enumerate([*parts.values(), *blocks.values()]):
+        path = prepare_part(part, target, tmp_path / f"{index}.onnx")
+        compiled = load_runtime("onnxruntime").compile(path, target)
+        compiled.bind(np.zeros((1, *part.input_shape), np.float32))()
+        assert set(compiled.execution.precisions) <= {precision, "fp32"}
+
+
+class HerePool:
+    """Exports in this process, where torch is loaded already; arguments travel as they would to another one."""
+
+    def __init__(self, *arguments, **named):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def submit(self, function, *arguments):
+        job: Future = Future()
+        job.set_result(function(*pickle.loads(pickle.dumps(arguments))))
+        return job
+
+
+def test_peers_runs_whole_goes_on_and_refuses_what_does_not_belong_together(space, tmp_path, capsys, monkeypatch):
+    from experiments.latency_peers.run import main
+
+    monkeypatch.setattr("experiments.latency_peers.isolated.load_runtime", lambda name: NullRuntime(0.02))
+    monkeypatch.setattr("experiments.latency_peers.isolated.ProcessPoolExecutor", HerePool)
+    table, path, held = table_of(space, 30), tmp_path / "table.json", tmp_path / "v.json"
+    # On a busy or hot machine every turn counts here, however long it took, and no part is left out for want of time.
+    table.protocol = replace(table.protocol, drift=1e9, steal=1e9, run_drift=1e9, max_seconds=1e6)
+    monkeypatch.setattr("hwnas.latency.measure.throttle_count", lambda: 0)
+    table.save(path)
+    validation_of(held, table, networks(space, 12, 9))
+    command = ["--table", str(path), "--validation", str(held), "--space", space.name, "--out", str(tmp_path),
+               "--isolated", "32", "--minutes", "1e6"]
+    main(command)
+    first = (tmp_path / "isolated.jsonl").read_text()
+    main(command)
+    assert (tmp_path / "isolated.jsonl").read_text() == first  # nothing is timed again
+    found = json.loads((tmp_path / "peers.json").read_text())
+    assert found["failed"] == {}
+    assert {"isolated blocks", "FLOPs regression", "kernel forests", "ours"} <= set(found["methods"])
+    assert found["methods"]["ours"]["all"]["mean_error"] < found["methods"]["FLOPs regression"]["all"]["mean_error"]
+    assert found["methods"]["ours"]["n"] >= 3
+    assert (tmp_path / "peers.png").read_bytes().startswith(b"\x89PNG")
+    assert "noise ceiling" in capsys.readouterr().out
+    validation_of(held, table, [table.networks[0].architecture])
+    with pytest.raises(HwnasError, match="not held out"):
+        main(command)
+
+
+def test_a_line_cut_off_by_a_kill_is_dropped_and_another_host_is_refused(tmp_path):
+    from experiments.latency_peers.isolated import Isolated
+
+    path = tmp_path / "isolated.jsonl"
+    known = Isolated(path, {"host": "a", "quiet_us": 100.0})
+    known.add("kernel:x", measurement(0.25), 1.5)
+    known.add("kernel:y", None, 0.0, "cannot be compiled")
+    with open(path, "a") as file:
+        file.write('{"part": "kern')
+    again = Isolated(path, {"host": "a", "quiet_us": 100.0})
+    assert again.ms == pytest.approx({"kernel:x": 0.25}, rel=0.01)
+    assert again.failed == {"kernel:y": "cannot be compiled"}
+    with pytest.raises(ConfigError, match="another folder"):
+        Isolated(path, {"host": "b", "quiet_us": 100.0})

@@ -1,0 +1,491 @@
+"""The sampler contest: collapse rules, scores, the two peers, replays, resumption, errors, and whole tiny runs."""
+
+from __future__ import annotations
+
+import csv
+import json
+from itertools import islice, product
+from pathlib import Path
+
+import numpy as np
+import optuna
+import pytest
+from optuna.distributions import CategoricalDistribution
+
+from hwnas.errors import ConfigError, DataError, HwnasError, UnknownName
+from hwnas.samplers.coding import Coding, Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")  # and put back behind a run, which sets them too
+
+
+def write(path: Path, rows: list[dict]) -> Path:
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def grid(levels: int = 3, parameters: int = 4) -> list[dict]:
+    """A space of 81 rows in which accuracy grows with latency, with noise."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for values in product(range(levels), repeat=parameters):
+        latency = 0.5 + sum((index + 1) * value for index, value in enumerate(values)) / 4
+        accuracy = 60 + 8 * np.sqrt(sum(values)) + values[0] + rng.normal()
+        rows.append({**{f"p{index}": value for index, value in enumerate(values)}, "arch": "".join(map(str, values)),
+                     "accuracy": accuracy, "ms": latency, "same": sum(values)})
+    return rows
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return write(tmp_path / "grid.csv", grid())
+
+
+def command(file: Path, out: Path, *more: str) -> list[str]:
+    return [f"table={file}", "parameters=[p0,p1,p2,p3]", "accuracy=accuracy", "latency=ms", f"out={out}", *more]
+
+
+def load(file: Path, *more: str, parameters: str = "parameters=[p0,p1,p2,p3]"):
+    from experiments.sampler_contest.options import parse
+    from experiments.sampler_contest.table import Table
+
+    return Table.load(parse([f"table={file}", parameters, "accuracy=accuracy", "latency=ms", "out=x", *more]))
+
+
+def small(tmp_path: Path, rows: list[tuple], *more: str):
+    """A table with one parameter, from (parameter, accuracy, ms, group)."""
+    names = ("a", "accuracy", "ms", "group")
+    return load(write(tmp_path / "small.csv", [dict(zip(names, row, strict=True)) for row in rows]), *more,
+                parameters="parameters=[a]")
+
+
+def test_bad_rows_are_left_out_before_equal_ones_are_collapsed(tmp_path):
+    table = small(tmp_path, [("x", 50, 1.0, 1), ("y", 60, 3.0, 1), ("z", 70, 2.0, 1), ("v", 99, 0.049, 1),
+                             ("u", 90, 4.0, 2), ("t", "nan", 4.0, 2), ("s", 90, "", 2), ("r", 10, 9.0, 3)],
+                  "duplicates_by=group")
+    assert table.choices == {"a": ("r", "u", "x", "y", "z")}
+    np.testing.assert_allclose(table.accuracy, [60, 90, 10])
+    np.testing.assert_allclose(table.latency_ms, [2, 4, 9])
+    assert {table.entry[table.row_of({"a": one})] for one in "xyz"} == {0}
+    assert table.entry[table.row_of({"a": "r"})] == 2
+    assert table.row_of({"a": "v"}) is None
+    assert table.notes == ("2 rows left out: NaN", "1 rows left out: latency below 0.05 ms",
+                           "5 rows collapsed to 3 networks: mean accuracy, median latency")
+    assert table.reference == (35.0, np.log2(8.0))
+
+
+def test_repeated_rows_that_contradict_each_other_are_collapsed_and_counted(tmp_path):
+    table = small(tmp_path, [("x", 50, 1.0, 1), ("x", 70, 2.0, 1), ("x", 60, 6.0, 1), ("y", 80, 9.0, 1),
+                             ("y", 80, 9.0, 1), ("z", 40, 9.5, 1)])
+    np.testing.assert_allclose(table.accuracy, [60, 80, 40])
+    np.testing.assert_allclose(table.latency_ms, [2, 9, 9.5])
+    assert table.notes[-1] == "1 of 3 parameter rows are there more than once with different values"
+    with pytest.raises(DataError, match="several values of duplicates_by"):
+        small(tmp_path, [("x", 50, 1.0, 1), ("x", 70, 2.0, 2), ("y", 80, 3.0, 2)], "duplicates_by=group")
+
+
+def test_digits_keep_their_zeros_and_parquet_reads_like_csv(tmp_path, file):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    plain, coded = load(file), load(file, parameters="arch_digits=arch")
+    assert coded.choices == {f"digit_{place}": ("0", "1", "2") for place in range(4)}
+    assert plain.choices == {f"p{place}": (0, 1, 2) for place in range(4)}
+    np.testing.assert_array_equal(plain.codes, coded.codes)
+    np.testing.assert_array_equal(plain.accuracy, coded.accuracy)
+    pq.write_table(pa.Table.from_pylist(grid()), tmp_path / "grid.parquet")
+    stored = load(tmp_path / "grid.parquet")
+    assert stored.choices == plain.choices
+    np.testing.assert_allclose(stored.accuracy, plain.accuracy)
+    with pytest.raises(DataError, match="leading zeros"):
+        load(write(tmp_path / "cut.csv", [{"arch": "01", "accuracy": 1, "ms": 1}, {"arch": "1", "accuracy": 2,
+                                                                                    "ms": 2}]),
+             parameters="arch_digits=arch")
+
+
+def test_text_that_no_number_writes_stays_text(tmp_path):
+    assert small(tmp_path, [("01", 50, 1.0, 1), ("1", 70, 2.0, 1), ("2", 5, 3.0, 1)]).choices["a"] == ("01", "1", "2")
+    assert small(tmp_path, [("10", 50, 1.0, 1), ("2", 70, 2.0, 1), ("", 5, 3.0, 1)]).choices["a"] == (2, 10, None)
+    assert small(tmp_path, [("0.5", 50, 1.0, 1), ("2.0", 70, 2.0, 1), ("1.5", 5, 3.0, 1)]).choices["a"] == (0.5, 1.5, 2)
+
+
+def test_ours_is_told_the_latency_of_the_network_and_the_median_outside(tmp_path):
+    table = small(tmp_path, [("x", 50, 1.0, 1), ("y", 60, 3.0, 1), ("u", 90, 4.0, 2), ("r", 10, 9.0, 3)],
+                  "duplicates_by=group", "features=[ms]")
+    coding = Coding({"a": CategoricalDistribution([*table.choices["a"], "nowhere"])})
+    asked = Settings(coding, np.array([coding.encode({"a": value}) for value in ("x", "nowhere", "r")]))
+    np.testing.assert_allclose(table.known_latency(asked), [[2.0], [4.0], [9.0]])
+    np.testing.assert_allclose(table.known_features(asked), [[1.0], [3.5], [9.0]])
+
+
+def test_the_share_is_1_when_everything_is_evaluated_and_never_falls(file):
+    from experiments.sampler_contest.scores import shares
+
+    table = load(file)
+    for seed in range(3):
+        found = shares(table, list(np.random.default_rng(seed).permutation(len(table.accuracy))))
+        assert np.all(np.diff(found) >= 0)
+        assert found[0] < 0.9
+        assert found[-1] == pytest.approx(1.0, abs=1e-12)
+
+
+def test_hypervolume_is_that_of_moocore(file):
+    moocore = pytest.importorskip("moocore", reason="moocore is not installed: pip install moocore")
+    from experiments.sampler_contest.scores import shares
+
+    table = load(file)
+    networks = list(np.random.default_rng(0).permutation(len(table.accuracy)))
+    losses = np.column_stack([-table.accuracy, np.log2(table.latency_ms)])
+    reference = [-table.reference[0], table.reference[1]]
+    true = moocore.hypervolume(losses, ref=reference)
+    assert table.hypervolume == pytest.approx(true)
+    for n in (1, 5, 20):
+        assert shares(table, networks)[n - 1] == pytest.approx(moocore.hypervolume(losses[networks[:n]], ref=reference)
+                                                               / true)
+
+
+@pytest.mark.parametrize("name", ["stratified", "linas"])
+def test_a_peer_proposes_every_network_once(file, name):
+    from experiments.sampler_contest.replay import replay
+
+    table = load(file)
+    run = replay(table, name, 0, 81)
+    assert sorted(run.networks) == list(range(81))
+    assert (run.asks, run.drawn, run.outside) == (81, 0, 0)
+    assert replay(table, name, 0, 30).networks == run.networks[:30]
+    assert replay(table, name, 1, 20).networks != run.networks[:20]
+
+
+def test_stratified_takes_one_of_each_latency_bin_in_every_round():
+    from experiments.sampler_contest.peers import BINS, stratified
+
+    rows = np.arange(100)
+    found = list(islice(stratified(rows[:, None], rows, rows + 1.0, 0), 3 * BINS))
+    for start in range(0, 3 * BINS, BINS):
+        assert {row // 10 for row in found[start:start + BINS]} == set(range(BINS))
+    assert [row // 10 for row in found[:BINS]] != [row // 10 for row in found[BINS:2 * BINS]]
+
+
+def test_linas_finds_the_front_sooner_than_chance(file):
+    from experiments.sampler_contest.replay import replay
+    from experiments.sampler_contest.scores import shares
+
+    table = load(file)
+    found = {name: np.mean([shares(table, replay(table, name, seed, 35).networks)[-1] for seed in range(3)])
+             for name in ("linas", "stratified")}
+    assert found["linas"] > found["stratified"]
+
+
+def test_evolution_keeps_whole_layers_and_the_least_crowded():
+    from experiments.sampler_contest.peers import spread, survivors
+
+    points = np.array([[1.0, 1.0], [2.0, 2.0], [2.1, 2.1], [4.0, 4.0], [0.5, 3.0], [0.4, 3.5]])
+    assert set(survivors(points, 5)) == {0, 1, 2, 3, 4}
+    assert set(survivors(points, 3)) == {0, 3, 2}
+    assert spread(np.array([3, 1, 2, 0]), np.array([1.0, 2.0, 3.0, 4.0]), 3) == [0, 2, 3]
+
+
+class Stubborn(optuna.samplers.BaseSampler):
+    """Asks for one setting again and again."""
+
+    def infer_relative_search_space(self, study, trial):
+        return {}
+
+    def sample_relative(self, study, trial, search_space):
+        return {}
+
+    def sample_independent(self, study, trial, param_name, param_distribution):
+        return param_distribution.choices[-1]
+
+
+def test_repeats_and_rows_outside_are_free_and_bounded(tmp_path):
+    from experiments.sampler_contest.replay import MOST_FREE, Run, ask_optuna
+
+    whole = load(write(tmp_path / "whole.csv", grid()))
+    run = Run("random", 0, "")
+    ask_optuna(whole, Stubborn(), run, 3)
+    assert run.networks[0] == 80
+    assert len(set(run.networks)) == 3
+    assert (run.asks, run.drawn, run.outside) == (3 + 2 * MOST_FREE, 2, 0)
+    holed = load(write(tmp_path / "holed.csv", grid()[:-1]))
+    run = Run("random", 0, "")
+    ask_optuna(holed, Stubborn(), run, 3)
+    assert len(set(run.networks)) == 3
+    assert (run.asks, run.drawn, run.outside) == (3 + 3 * MOST_FREE, 3, 3 * MOST_FREE)
+
+
+def test_drawn_rows_belong_to_a_generation(tmp_path):
+    from experiments.sampler_contest.replay import Run, ask_optuna
+
+    class Stuck(optuna.samplers.NSGAIISampler):
+        def sample_relative(self, study, trial, search_space):
+            self.get_trial_generation(study, trial)
+            self.study = study
+            return {name: one.choices[0] for name, one in search_space.items()}
+
+    sampler = Stuck(population_size=2, seed=0)
+    ask_optuna(load(write(tmp_path / "grid.csv", grid())), sampler, Run("nsga2", 0, ""), 4)
+    drawn = [trial for trial in sampler.study.trials if "fixed_params" in trial.system_attrs]
+    assert len(drawn) == 2  # the first ask is a random one
+    assert all(any("generation" in key for key in trial.system_attrs) for trial in drawn)
+
+
+@pytest.mark.parametrize("name", ["hwnas", "tpe", "tpe_multivariate", "nsga2", "nsga2_small", "random"])
+def test_samplers_replay_the_same_with_the_same_seed(file, name):
+    from experiments.sampler_contest.replay import replay
+
+    table = load(file)
+    run = replay(table, name, 3, 25)
+    assert len(set(run.networks)) == 25
+    assert replay(table, name, 3, 15).networks == run.networks[:15]
+
+
+def test_every_name_has_a_sampler(file):
+    from experiments.sampler_contest.options import AWARE, NAMES
+    from experiments.sampler_contest.peers import PEERS
+    from experiments.sampler_contest.samplers import limited, make
+
+    table = load(file)
+    assert set(PEERS) == set(AWARE)
+    assert all(isinstance(make(name, table, 0), optuna.samplers.BaseSampler) for name in NAMES if name not in AWARE)
+    assert limited("gp", 10, 400) == (3, 200)
+    assert limited("nsga2", 10, 400) == (10, 400)
+
+
+def made_up(name: str, levels: list[float], spread: float = 0.001):
+    from experiments.sampler_contest.replay import Run
+    from experiments.sampler_contest.scores import Scores
+
+    shares = np.interp(np.arange(1, 401), [1, 25, 50, 100, 200, 250, 400], [0.1, *levels])
+    run = Run(name, 0, "", asks=400, seconds=4.0)
+    return Scores(name, (run, run), np.array([shares - spread, shares + spread]))
+
+
+def test_the_verdict_says_plainly_where_ours_is_not_ahead():
+    from experiments.sampler_contest.report import describe, verdict
+
+    ours = made_up("hwnas", [0.8, 0.9, 0.95, 0.97, 0.98, 0.99])
+    found = [ours, made_up("tpe", [0.5, 0.6, 0.7, 0.89, 0.94, 0.96]), made_up("random", [0.3] * 6),
+             made_up("linas", [0.7, 0.8, 0.9, 0.9701, 0.975, 0.991]), made_up("stratified", [0.2] * 6)]
+    lines = verdict(found)
+    assert "yes (95.0% against 94.0%, tpe)" in lines[0]
+    assert "NO (95.0% against 96.0%, tpe)" in lines[1]
+    assert "yes (90.0% against 89.0%, tpe)" in lines[2]
+    assert "stratified" in lines[3]
+    assert "yes, at every mark (25, 50, 100, 200, 250, 400)" in lines[3]
+    assert "NOT at 200 (97.0% ± 0.1 against 97.0% ± 0.1), 400 (" in lines[4]
+    assert "at 25, 50, 100, 250" in lines[4]
+    told = describe(found, found[:1])
+    assert "98.0% ± 0.1" in told
+    assert "worst accuracy" in told
+    assert "did not run" in verdict(found[1:])[0]
+    assert "none of Optuna" in verdict([ours])[0]
+    assert ours.needed(0.95) == [105, 99]
+
+
+def test_labels_are_moved_apart():
+    from experiments.sampler_contest.picture import apart
+
+    assert apart([0.1, 0.5], 0.05) == pytest.approx([0.1, 0.5])
+    assert apart([0.5, 0.5, 0.51], 0.05) == pytest.approx([0.4533, 0.5033, 0.5533], abs=1e-3)
+    assert np.diff(apart([0.2, 0.97, 0.98, 0.99, 1.0], 0.05)).min() >= 0.05 - 1e-9
+    assert max(apart([0.99] * 5, 0.05)) <= 1.0
+
+
+def test_a_whole_run_writes_everything_and_is_not_run_again(file, tmp_path, capsys):
+    from experiments.sampler_contest.run import main
+
+    out = tmp_path / "out"
+    arguments = command(file, out, "samplers=[random,stratified]", "seeds=2", "evals=20")
+    main(arguments)
+    first, printed = (out / "runs.jsonl").read_text(), capsys.readouterr().out
+    assert "81 of 81 combinations" in printed
+    assert "No verdict" in printed
+    main(arguments)
+    assert (out / "runs.jsonl").read_text() == first
+    with open(out / "runs.jsonl", "a") as torn:
+        torn.write('{"sampler": "rand')
+    main([*arguments[:-2], "seeds=3", "evals=20"])  # more seeds go on
+    assert (out / "runs.jsonl").read_text().startswith(first)
+    assert len((out / "runs.jsonl").read_text().splitlines()) == 7
+    rows = list(csv.DictReader((out / "contest.csv").read_text().splitlines()))
+    assert list(rows[0]) == ["sampler", "seed", "evals", "hv_share"]
+    assert [(row["sampler"], row["evals"]) for row in rows] == [("random", "20")] * 3 + [("stratified", "20")] * 3
+    curves = csv.DictReader((out / "curves.csv").read_text().splitlines())
+    assert [row["evals"] for row in curves][:5] == ["5", "10", "15", "20", "5"]
+    summary = json.loads((out / "summary.json").read_text())
+    assert [one["sampler"] for one in summary["samplers"]] == ["random", "stratified"]
+    assert summary["networks"] == 81
+    assert [one["sampler"] for one in summary["wide"]["samplers"]] == ["random", "stratified"]
+    assert summary["wide"]["reference"]["latency_ms"] > summary["reference"]["latency_ms"]
+    assert (out / "contest.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ConfigError, match=r"evals 20, asked for 10.*another folder"):
+        main(command(file, out, "samplers=[random]", "evals=10"))
+
+
+def test_runs_of_another_version_do_not_count(file, tmp_path, monkeypatch, capsys):
+    from experiments.sampler_contest.run import main
+
+    arguments = command(file, tmp_path / "out", "samplers=[stratified]", "seeds=2", "evals=5")
+    main(arguments)
+    for module in ("run", "replay"):
+        monkeypatch.setattr(f"experiments.sampler_contest.{module}.version", lambda name: "changed")
+    main(arguments)
+    assert "2 runs are of another version" in capsys.readouterr().out
+    assert len((tmp_path / "out" / "runs.jsonl").read_text().splitlines()) == 5
+    main(arguments)
+    assert "another version" not in capsys.readouterr().out
+
+
+def test_two_processes_give_the_same_and_too_many_evaluations_are_limited(file, tmp_path, capsys):
+    from experiments.sampler_contest.run import main
+
+    for jobs in (1, 2):
+        main(command(file, tmp_path / str(jobs), "samplers=[stratified]", "seeds=2", "evals=100", f"jobs={jobs}"))
+    assert "evals=100 limited to the 81 networks" in capsys.readouterr().out
+    assert (tmp_path / "1" / "contest.csv").read_text() == (tmp_path / "2" / "contest.csv").read_text()
+
+
+@pytest.mark.parametrize(("more", "error", "match"), [
+    (["evil=1"], UnknownName, "option 'evil'.*Did you mean evals"),
+    (["samplers=[tpe,bogus]"], UnknownName, "sampler 'bogus'"),
+    (["evals=0"], ConfigError, "evals must be a whole number"),
+    (["jobs=two"], ConfigError, "jobs must be a whole number"),
+    (["accuracy=acuracy"], UnknownName, "'acuracy'.*Did you mean accuracy"),
+    (["accuracy=top1", "latency=lat"], DataError, "no columns top1, lat"),
+    (["arch_digits=arch"], ConfigError, "either parameters"),
+    (["parameters="], ConfigError, "list of names"),
+    (["parameters=[a,b"], ConfigError, "cannot be read|list of names"),
+    (["table=nowhere.csv"], DataError, "cannot be read"),
+    (["table="], ConfigError, "table=… must be given"),
+    (["fast"], ConfigError, "no name=value"),
+])
+def test_mistakes_are_one_line(file, tmp_path, more, error, match):
+    from experiments.sampler_contest.run import main
+
+    with pytest.raises(error, match=match) as caught:
+        main(command(file, tmp_path / "out", *more))
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value, HwnasError)
+
+
+@pytest.mark.parametrize(("rows", "match"), [
+    ([("x", 50, 1.0, 1), ("x", 60, 2.0, 1)], "single distinct row"),
+    ([("x", 50, 1.0, 1), ("y", 50, 2.0, 1)], "reference point"),
+    ([("x", "", 1.0, 1), ("y", 50, 0.01, 1)], "no row is left"),
+    ([("x", "good", 1.0, 1), ("y", 50, 1.0, 1)], "row 2: accuracy is 'good', no number"),
+])
+def test_tables_that_no_contest_can_be_held_on(tmp_path, rows, match):
+    with pytest.raises(DataError, match=match) as caught:
+        small(tmp_path, rows)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_ablation_is_paired_resumed_and_tells_noise(tmp_path, capsys):
+    from experiments.sampler_ablation.run import main
+
+    rows = [{**row, "once": float(row["accuracy"]) + 1, "twice": float(row["accuracy"]) - 1} for row in grid()]
+    noisy = write(tmp_path / "noisy.csv", rows)
+    arguments = [*command(noisy, tmp_path / "out", "noisy=[once,twice]", "noise_times=2", "evals=30", "seeds=2"),
+                 "variants=[noise_untold,no_evolution,latency_guessed]"]
+    main(arguments)
+    printed = capsys.readouterr().out
+    assert "(the whole sampler)" in printed
+    first = (tmp_path / "out" / "runs.jsonl").read_text()
+    main(arguments)
+    assert (tmp_path / "out" / "runs.jsonl").read_text() == first
+    found = json.loads((tmp_path / "out" / "summary.json").read_text())["variants"]
+    assert [one["variant"] for one in found] == ["whole", "latency_guessed", "noise_untold", "no_evolution"]
+    assert found[0]["difference_25"] == 0
+    runs = [json.loads(line) for line in first.splitlines()[1:]]
+    starts = {(run["sampler"], run["seed"]): run["networks"][:8] for run in runs}  # those asked for before a model is
+    assert starts["no_evolution", 1] == starts["whole", 1] == starts["noise_untold", 1]
+    assert starts["whole", 0] != starts["whole", 1]
+    with pytest.raises(UnknownName, match="variant"):
+        main([*arguments, "variants=[no_sense]"])
+
+
+def test_what_an_ablation_tells_is_one_of_the_trainings(tmp_path):
+    from experiments.sampler_ablation import run as ablation
+
+    rows = [{**row, "once": float(row["accuracy"]) + 1, "twice": float(row["accuracy"]) - 1} for row in grid()]
+    arguments = command(write(tmp_path / "noisy.csv", rows), tmp_path / "out", "noisy=[once,twice]", "noise_times=3")
+    options = ablation.parse(arguments, ablation.Ablation)
+    table = ablation.Table.load(options)
+    trainings = ablation._trainings(options, table)
+    assert np.abs(trainings - table.accuracy[:, None]) == pytest.approx(3.0)
+    accuracy, stds = ablation.told(table, trainings, 0, 1)
+    assert (accuracy[:, None] == trainings).any(axis=1).all()
+    assert stds == pytest.approx(3.0)
+
+
+def test_drawn_noise_is_that_of_the_seed_and_rougher_for_some(tmp_path):
+    from experiments.sampler_ablation import run as ablation
+
+    table = load(write(tmp_path / "grid.csv", grid()))
+    untrained = np.zeros((len(table.accuracy), 0))
+    accuracy, stds = ablation.told(table, untrained, 2, 1)
+    again, other = ablation.told(table, untrained, 2, 1)[0], ablation.told(table, untrained, 2, 2)[0]
+    assert {*stds.tolist()} == {2.0, 2.0 * ablation.ROUGHER}
+    assert 0.1 < (stds > 2.0).mean() < 0.6
+    assert (accuracy == again).all()
+    assert (accuracy != other).all()
+    assert 0.5 < float(np.std((accuracy - table.accuracy) / stds)) < 1.5
+    true, none = ablation.told(table, untrained, 0, 1)
+    assert (true == table.accuracy).all()
+    assert not none.any()
+    with pytest.raises(ConfigError, match="either noisy"):
+        ablation.main(command(write(tmp_path / "t.csv", grid()), tmp_path / "out", "noisy=[accuracy]", "drawn_noise=1"))
+
+
+def test_the_ablation_in_a_large_space_is_paired_and_repeats(tmp_path, capsys):
+    from experiments.sampler_ablation.large import main
+
+    arguments = [f"out={tmp_path}", "space=mnasnet_small", "evals=25", "seeds=2", "variants=[whole,no_evolution]",
+                 f"table={ROOT / 'latency_tables/amd-epyc-f26m2s1-2c/openvino-int8-t1-b1-32px-c1-k10.json.gz'}"]
+    main(arguments)
+    first = (tmp_path / "large.csv").read_text()
+    assert "lost" in capsys.readouterr().out
+    assert [row["variant"] for row in csv.DictReader(first.splitlines())] == ["whole"] * 2 + ["no_evolution"] * 2
+    main(arguments)
+    assert (tmp_path / "large.csv").read_text() == first
+    with pytest.raises(UnknownName, match="no_features"):
+        main([*arguments, "variants=[no_features]"])
+
+
+def test_several_contests_are_one_picture_and_one_table(file, tmp_path, capsys):
+    from experiments.sampler_contest import overview
+    from experiments.sampler_contest.run import main
+
+    for name in ("one", "another_one"):
+        main(command(file, tmp_path / name, "samplers=[random,stratified]", "seeds=2", "evals=30"))
+    capsys.readouterr()
+    overview.main([f"out={tmp_path / 'all.png'}", str(tmp_path / "one"), str(tmp_path / "another_one")])
+    assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
+    lines = capsys.readouterr().out.splitlines()
+    assert "| **another one** |" in lines[5]
+    cells = [cell.strip() for cell in lines[3].strip("|").split("|")]
+    with open(tmp_path / "one" / "summary.json") as written:
+        random = json.load(written)["samplers"][0]
+    assert cells[:2] == ["random", f"{100 * random['mean_25']:.1f} ± {100 * random['error_25']:.1f}"]
+    assert cells[3:] == ["–"] * 4
+    with pytest.raises(DataError, match="no finished contest"):
+        overview.main([f"out={tmp_path / 'all.png'}", str(tmp_path / "nothing")])
+
+
+def test_ours_is_told_which_settings_are_one_network(tmp_path):
+    table = small(tmp_path, [("x", 50, 1.0, 1), ("y", 60, 3.0, 2), ("u", 90, 4.0, 2), ("r", 10, 9.0, 3)],
+                  "duplicates_by=group")
+    codes = np.array([[table.choices["a"].index(value)] for value in "ruxy"] + [[7]], float)
+    found = table.canonical(codes)[:, 0]
+    assert found[1] == found[3]
+    assert found[[0, 2, 4]].tolist() == codes[[0, 2, 4], 0].tolist()

@@ -1,0 +1,113 @@
+"""Search against baselines: the paired bootstrap and what is claimed from it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from front_fixtures import make_row
+
+from hwnas.front.comparison import compare, describe, paired_bootstrap
+
+N = 1000
+
+
+def right(n: int) -> np.ndarray:
+    """A network that gets the first `n` of N images right."""
+    return np.arange(N) < n
+
+
+def row_of(id: str, ms: float, n_right: int, **changes):
+    return make_row(id, latency_ms=ms, latency_ms_low=ms * 0.99, latency_ms_high=ms * 1.01,
+                    top1_test=n_right / N, **changes)
+
+
+def baseline(id: str, ms: float, n_right: int, name: str | None = None, **changes):
+    return row_of(id, ms, n_right, is_baseline=True, **{"name": name or id, **changes})
+
+
+def outcome(*networks: tuple) -> list:
+    rows = [row for row, _ in networks]
+    return compare(rows, {row.id: right(n) for row, n in networks})
+
+
+def test_bootstrap_agrees_with_drawing_the_images_themselves() -> None:
+    rng = np.random.default_rng(1)
+    one, other = rng.random(400) < 0.9, rng.random(400) < 0.85
+    mean, low, high = paired_bootstrap(one, other)
+    paired = one.astype(float) - other
+    drawn = np.array([paired[rng.integers(0, 400, 400)].mean() for _ in range(4000)])
+    assert mean == pytest.approx(paired.mean())
+    np.testing.assert_allclose([low, high], np.quantile(drawn, [0.025, 0.975]), atol=0.004)
+
+
+def test_bootstrap_refuses_other_images() -> None:
+    with pytest.raises(ValueError, match="same images"):
+        paired_bootstrap(right(3), right(3)[:5])
+
+
+def test_search_beats_only_when_the_interval_excludes_zero() -> None:
+    clear = outcome((row_of("f", 0.1, 950), 950), (baseline("resnet", 0.1, 900), 900))[0]
+    assert clear.verdict == "beats"
+    assert clear.low > 0
+    assert "The search beats resnet at equal latency by 5.00 points" in clear.sentence
+    close = outcome((row_of("f", 0.1, 902), 902), (baseline("resnet", 0.1, 900), 900))[0]
+    assert close.verdict == "does not beat"
+    assert close.low <= 0 < close.difference
+    assert "includes 0" in close.sentence
+    behind = outcome((row_of("f", 0.1, 800), 800), (baseline("resnet", 0.1, 900), 900))[0]
+    assert behind.verdict == "does not beat"
+    assert "behind by 10.00 points" in behind.sentence
+
+
+def test_rival_is_the_best_finalist_that_is_no_slower() -> None:
+    found = outcome((row_of("quick", 0.05, 900), 900), (row_of("equal", 0.1005, 930), 930),
+                    (row_of("slow", 0.2, 990), 990), (baseline("b", 0.1, 900), 900))[0]
+    assert (found.finalist, found.n_eligible) == ("equal", 2)
+
+
+def test_interval_widens_with_the_number_of_finalists_to_pick_from() -> None:
+    alone = outcome((row_of("f", 0.1, 930), 930), (baseline("b", 0.1, 900), 900))[0]
+    many = outcome((row_of("f", 0.1, 930), 930), *((row_of(f"g{i}", 0.1, 100), 100) for i in range(4)),
+                   (baseline("b", 0.1, 900), 900))[0]
+    assert many.low < alone.low
+
+
+def test_no_finalist_as_fast_is_said_plainly() -> None:
+    found = outcome((row_of("f", 0.3, 999), 999), (baseline("b", 0.1, 500), 500))[0]
+    assert found.verdict == "none as fast"
+    assert "no finalist is as fast" in found.sentence
+    assert found.difference is None
+
+
+def test_variant_that_is_harder_to_beat_counts() -> None:
+    found = outcome((row_of("f", 0.1, 950), 950), (row_of("g", 0.5, 960), 960),
+                    (baseline("b", 0.1, 700, "b"), 700), (baseline("b-stem1", 0.4, 940, "b"), 940))
+    assert len(found) == 1
+    assert found[0].baseline == "b-stem1"
+    assert "b (stride-1 stem)" in found[0].sentence
+
+
+def test_variant_faster_than_every_finalist_is_still_told() -> None:
+    found = outcome((row_of("f", 0.3, 950), 950), (baseline("b", 0.1, 700, "b"), 700),
+                    (baseline("b-stem1", 0.4, 900, "b"), 900))[0]
+    assert found.verdict == "beats"
+    assert "faster than every finalist" in found.sentence
+
+
+def test_finalist_that_breaks_its_cap_is_no_rival() -> None:
+    found = outcome((row_of("f", 0.1, 990, meets_cap=False), 990), (row_of("g", 0.1, 900), 900),
+                    (baseline("b", 0.2, 900), 900))[0]
+    assert found.finalist == "g"
+
+
+def test_unverified_baseline_is_told_with_its_reason() -> None:
+    found = compare([row_of("f", 0.1, 900), baseline("b", 0.1, 900, verified=False, reason="loss was NaN.")],
+                    {"f": right(900)})[0]
+    assert found.verdict == "not comparable"
+    assert "loss was NaN" in found.sentence
+
+
+def test_names_in_sentences() -> None:
+    assert describe(baseline("b-stem1", 1, 1, "b")) == "b (stride-1 stem)"
+    assert describe(baseline("b-stem1", 1, 1, "b"), short=True) == "b (stem s1)"
+    assert describe(row_of("f", 1, 1)) == "f"

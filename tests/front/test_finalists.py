@@ -1,0 +1,89 @@
+"""The choice of finalists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hwnas.errors import StudyError
+from hwnas.front.finalists import choose_finalists, finalists_of, reward_winner, usable_trials
+from hwnas.space.architecture import Architecture
+
+
+def trial(id: str, top1: float | None, ms: float | None, **changes: Any) -> dict[str, Any]:
+    return {"id": id, "state": "COMPLETE", "outcome": "evaluated", "top1_proxy": top1, "latency_ms_predicted": ms,
+            "latency_ms_predicted_low": ms, "latency_ms_predicted_high": ms, "reward": None, "stopped": False,
+            "feasible": True, **changes}
+
+
+def ids(rows) -> list[str]:
+    return [row["id"] for row in rows]
+
+
+def front(n: int) -> list[dict[str, Any]]:
+    return [trial(f"f{i}", 0.5 + i / 100, 0.1 * 1.1**i) for i in range(n)]
+
+
+def test_finalists_are_spread_over_log_latency() -> None:
+    chosen = choose_finalists(front(50), 5)
+    assert ids(chosen) == ["f9", "f19", "f29", "f39", "f49"]
+
+
+def test_crowd_does_not_take_all_places() -> None:
+    crowd = [trial(f"c{i}", 0.90 + i / 1000, 1.0 + i / 1000) for i in range(20)]
+    chosen = ids(choose_finalists([trial("fast", 0.5, 0.01), trial("mid", 0.7, 0.1), *crowd], 3))
+    assert {"fast", "mid", "c19"} == set(chosen)
+
+
+def test_small_front_is_filled_from_the_next_layers() -> None:
+    rows = [trial("best", 0.9, 0.1), trial("second", 0.8, 0.2), trial("third", 0.7, 0.3)]
+    assert ids(choose_finalists(rows, 2)) == ["best", "second"]
+    assert ids(choose_finalists(rows, 5)) == ["best", "second", "third"]
+
+
+def test_reward_winner_is_always_in_and_named() -> None:
+    rows = [*front(50), trial("winner", 0.5, 0.3, reward=0.9), trial("loser", 0.6, 0.25, reward=0.1)]
+    chosen = ids(choose_finalists(rows, 5))
+    assert "winner" in chosen
+    assert len(chosen) == 5
+    assert reward_winner(rows) == "winner"
+
+
+@pytest.mark.parametrize("changes", [
+    {"state": "FAIL", "outcome": "failed"}, {"state": "PRUNED", "outcome": "infeasible"}, {"outcome": "duplicate"},
+    {"top1_proxy": None}, {"top1_proxy": float("nan")}, {"latency_ms_predicted": None}, {"feasible": False},
+    {"stopped": True}])
+def test_trials_that_are_no_result_are_left_out(changes: dict[str, Any]) -> None:
+    rows = [trial("good", 0.5, 0.2), {**trial("other", 0.9, 0.1), **changes}]
+    assert ids(choose_finalists(rows, 5)) == ["good"]
+
+
+def test_stopped_trials_serve_when_there_is_nothing_else() -> None:
+    assert ids(usable_trials([trial("a", 0.2, 0.1, stopped=True)])) == ["a"]
+
+
+def test_nothing_evaluated_is_an_error() -> None:
+    with pytest.raises(StudyError, match="no trial was evaluated"):
+        choose_finalists([trial("a", None, 0.1)], 5)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0.01, 10)), min_size=1, max_size=40), st.integers(1, 8))
+def test_never_more_than_k_and_the_most_accurate_is_among_them(points: list[tuple[float, float]], k: int) -> None:
+    rows = [trial(str(i), top1, ms) for i, (top1, ms) in enumerate(points)]
+    chosen = choose_finalists(rows, k)
+    assert len(chosen) == min(k, len(rows))
+    assert len(set(ids(chosen))) == len(chosen)
+    assert max(row["top1_proxy"] for row in chosen) == max(top1 for top1, _ in points)
+    latencies = [row["latency_ms_predicted"] for row in chosen]
+    assert latencies == sorted(latencies)
+
+
+def test_finalists_carry_what_the_search_knew() -> None:
+    one = Architecture((("ds_r1_k3_s1_c16",),), 16, 1, 0, "relu", 8, 1, 10)
+    rows = [trial(one.id, 0.8, 0.1, reward=0.7)]
+    (found,) = finalists_of(rows, {one.id: one}, 3)
+    assert (found.id, found.top1_proxy, found.latency_ms, found.reward, found.reward_winner) == (
+        one.id, 0.8, 0.1, 0.7, True)

@@ -1,0 +1,46 @@
+"""Networks made side by side are those made one after the other, and one failure does not touch the rest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from deployment_fixtures import tiny_finalist, tiny_making
+from safetensors.numpy import load_file
+
+from hwnas.front.make import make_all
+from hwnas.networks.baselines import Baseline
+from hwnas.system.run_folder import RunFolder
+
+
+def made(run, making, workers, networks):
+    heard: list[float] = []
+    found = {network.id: outcome for network, outcome in
+             make_all(networks, run, making, workers, lambda share, note: heard.append(share))}
+    assert heard[-1] == 1.0 or workers == 1
+    return found
+
+
+def test_two_processes_make_the_weights_that_one_makes(tmp_path):
+    networks = [tiny_finalist(8), tiny_finalist(16)]
+    one, two = RunFolder.create(tmp_path / "one"), RunFolder.create(tmp_path / "two")
+    alone, together = made(one, tiny_making(), 1, networks), made(two, tiny_making(), 2, networks)
+    for network in networks:
+        first, second = (load_file(folder.model(network.id).weights) for folder in (one, two))
+        assert first.keys() == second.keys()
+        assert all(np.array_equal(first[name], second[name]) for name in first)
+        assert alone[network.id].top1_fp32 == together[network.id].top1_fp32
+        assert two.model(network.id).int8.is_file()
+
+
+def test_a_network_that_fails_leaves_its_reason_and_the_others(tmp_path):
+    making = tiny_making()
+    good = tiny_finalist(8)
+    broken = replace(making, recipe=replace(making.recipe, lr=10.0, clip_norm=0.0, optimizer="sgd"))
+    run = RunFolder.create(tmp_path / "run")
+    outcomes = made(run, broken, 2, [good, Baseline("mobilenetv3_small_050", 0)])
+    failed = outcomes["mobilenetv3_small_050"]
+    assert failed.made is None
+    assert failed.top1_fp32 is None
+    assert "loss" in failed.reason
+    assert made(run, making, 2, [good, tiny_finalist(16)])[good.id].made is not None

@@ -1,0 +1,99 @@
+"""The pictures: what they show, and that names can be read."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+from front_fixtures import make_row, some_rows, trials
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hwnas.front.picture import PlotInfo, front_figure
+from hwnas.front.rows import mark_front
+from hwnas.pictures.labels import Box, place_labels
+from hwnas.pictures.style import figure_bytes
+
+INFO = PlotInfo("xeon_int8", "intel-xeon-f6m143s8-2c", "digits", "20 November 2026", "mnasnet_small")
+
+
+def texts(figure: Any) -> set[str]:
+    found = {item.get_text() for axes in figure.axes for item in axes.texts}
+    return found | {item.get_text() for item in figure.texts}
+
+
+def test_every_network_is_named_and_the_title_says_where() -> None:
+    figure = front_figure(some_rows(), trials(), INFO)
+    found = texts(figure)
+    assert {f"aaaaaaa{i}" for i in range(4)} | {"resnet10t (stem s1)", "better"} <= found
+    assert any("measured on intel-xeon-f6m143s8-2c" in text and "20 November 2026" in text for text in found)
+    assert figure.get_suptitle() == "xeon_int8 on digits: verified front"
+    assert "estimates" in figure.axes[1].get_title(loc="left")
+
+
+def test_latency_ticks_are_plain_milliseconds() -> None:
+    figure = front_figure(some_rows(), trials(), INFO)
+    for axes in figure.axes:
+        assert axes.get_xscale() == "log"
+        labels = [axes.xaxis.get_major_formatter()(value) for value in axes.get_xticks()]
+        assert 3 <= len(labels) <= 9
+        assert all(str(float(label)) in (label, f"{label}.0") for label in labels)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.101, 0.102), (0.01, 90.0), (1.0, 1.0), (97.0, 1200.0)])
+def test_any_range_of_latencies_has_ticks(low: float, high: float) -> None:
+    rows = [make_row("a", latency_ms=low, latency_ms_low=low, latency_ms_high=low),
+            make_row("b", latency_ms=high, latency_ms_low=high, latency_ms_high=high)]
+    axes = front_figure(mark_front(rows), [], INFO).axes[0]
+    ticks = [tick for tick in axes.get_xticks() if axes.get_xlim()[0] <= tick <= axes.get_xlim()[1]]
+    assert 2 <= len(ticks) <= 9
+
+
+def test_cap_is_drawn_in_both_panels() -> None:
+    figure = front_figure(some_rows(), trials(), PlotInfo("t", "h", "d", "day", cap_ms=0.12))
+    for axes in figure.axes:
+        assert "cap 0.12 ms" in [item.get_text() for item in axes.get_legend().get_texts()]
+        assert any(list(line.get_xdata()) == [0.12, 0.12] for line in axes.lines)
+
+
+def test_unverified_front_says_so() -> None:
+    rows = mark_front([make_row("a", verified=False, latency_ms=None, top1_test=None)])
+    figure = front_figure(rows, [], INFO)
+    assert "unverified" in figure.get_suptitle()
+    assert any("not verified" in text for text in texts(figure))
+    assert "on the front, not verified" in [item.get_text() for item in figure.axes[0].get_legend().get_texts()]
+
+
+def test_nothing_to_show_is_said() -> None:
+    assert {"no network was scored", "no trials"} <= texts(front_figure([], [], INFO))
+
+
+@pytest.mark.parametrize(("kind", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
+def test_bytes_are_the_same_twice(kind: str, magic: bytes) -> None:
+    first, second = (figure_bytes(front_figure(some_rows(), trials(), INFO), kind) for _ in range(2))
+    assert first.startswith(magic)
+    assert first == second
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, 10_000), st.integers(2, 12))
+def test_labels_do_not_overlap(seed: int, n: int) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5))
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    points = np.random.default_rng(seed).uniform(0.1, 0.9, (n, 2))
+    boxes = place_labels(axes, [(x, y, "mobilenetv2_050", "k") for x, y in points])
+    assert all(one.overlap(other) == 0 for one, other in combinations(boxes, 2))
+
+
+def test_box() -> None:
+    assert Box(0, 0, 2, 2).overlap(Box(1, 1, 3, 3)) == 1
+    assert Box(0, 0, 1, 1).overlap(Box(1, 1, 3, 3)) == 0
+    assert Box(0, 0, 2, 3).area == 6

@@ -1,0 +1,124 @@
+"""report.html: self-contained, escaped, and it says what it must."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from front_fixtures import Balance, make_row, some_rows, trials
+
+from hwnas import report
+from hwnas.cli.progress import Console
+from hwnas.errors import ConfigError, StudyError
+from hwnas.front.picture import PlotInfo
+from hwnas.front.report import plot_info, write_report
+from hwnas.front.report_page import ReportData, report_html
+from hwnas.front.rows import save_front
+from hwnas.system.run_folder import RunFolder
+
+ENVIRONMENT = {
+    "created": "2026-11-20T12:00:00+00:00", "host": {"name": "intel-xeon-f6m143s8-2c", "cores": 2},
+    "target": {"name": "xeon_int8", "runtime": "openvino"}, "dataset": {"name": "digits"}, "space": "mnasnet_small",
+    "latency_model": {"mean_error": 0.061}, "search": {"reason": "30 trials are done"}, "cap_ms": None,
+    "verified_here": True, "searched_for": "intel-xeon-f6m143s8-2c"}
+
+
+@pytest.fixture
+def run(tmp_path) -> RunFolder:
+    run = RunFolder.create(tmp_path / "run")
+    run.write_config({"seed": 0})
+    save_front(run, some_rows())
+    run.write_trials(trials())
+    run.write_json(run.comparisons, [{"verdict": "beats", "sentence": "The search beats resnet10t."}])
+    run.write_json(run.environment, ENVIRONMENT)
+    return run
+
+
+def test_report_is_whole_and_needs_no_network(run: RunFolder) -> None:
+    write_report(run)
+    page = run.report.read_text()
+    checker = Balance()
+    checker.feed(page)
+    assert checker.wrong == []
+    assert checker.open == []
+    assert "<script" not in page
+    assert not re.findall(r'(?:src|href)="(?!#)', page)
+    assert set(re.findall(r'https?://[^"\s]+', page)) <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+    assert "<svg" in page
+    assert run.front_png.read_bytes().startswith(b"\x89PNG")
+    assert "</svg>" in run.front_svg.read_text()
+
+
+@pytest.mark.parametrize("text", [
+    "The search beats resnet10t.", "intel-xeon-f6m143s8-2c", "No certificate", "30 trials are done", "0.061",
+    "aaaaaaa0", "stem16s1 ir_r1_k3_s1_e3_c16", "2026-11-20", "20 trials", "seed: 0", "3 of 4 finalists were measured"])
+def test_report_says(run: RunFolder, text: str) -> None:
+    if text.startswith("3 of 4"):
+        rows = [make_row(str(i), latency_ms=0.1 if i else 9.0) for i in range(4)]
+        save_front(run, rows)
+    write_report(run)
+    assert text in run.report.read_text()
+
+
+def test_failures_are_told_with_their_reasons() -> None:
+    rows = [make_row(reason="parity failed over 256 images")]
+    failed = [{"outcome": "failed", "reason": "loss was NaN", "top1_proxy": None}] * 2
+    page = report_html(ReportData(PlotInfo("t", "h", "d", "day"), rows, failed, [], {}))
+    failures = page[page.index("<h2>Failures"):]
+    assert "parity failed over 256 images" in failures
+    assert "2 trials: loss was NaN" in failures
+
+
+def test_cap_that_is_broken_is_told() -> None:
+    page = report_html(ReportData(PlotInfo("t", "h", "d", "day"), [make_row(meets_cap=False)], [], [], {}))
+    assert "breaks the cap" in page
+
+
+def test_names_from_outside_are_escaped() -> None:
+    evil = "<script>alert(1)</script>"
+    data = ReportData(PlotInfo(evil, evil, evil, evil), [make_row(reason=evil, architecture=evil)],
+                      [{"outcome": "failed", "reason": evil}], [{"sentence": evil}],
+                      {"host": {evil: evil}, "search": {evil: evil}}, "", evil)
+    assert "<script" not in report_html(data)
+
+
+def test_the_password_of_the_study_stays_out_of_the_page(run: RunFolder) -> None:
+    run.write_config({"seed": 0, "storage": "postgresql+psycopg://me:s3cret@host/name"})
+    write_report(run)
+    page = run.report.read_text()
+    assert "postgresql+psycopg://me:***@host/name" in page
+    assert "s3cret" not in page
+
+
+def test_picture_carries_nothing_from_outside_into_the_page(run: RunFolder) -> None:
+    evil = "x --><script>alert(1)</script>"
+    run.write_json(run.environment, {**ENVIRONMENT, "dataset": {"name": evil}})
+    write_report(run)
+    page = run.report.read_text()
+    assert "<script" not in page
+    assert "<!--" not in page
+
+
+def test_unverified_run_names_the_command() -> None:
+    row = make_row(verified=False, latency_ms=None, top1_test=None)
+    page = report_html(ReportData(PlotInfo("t", "far-host", "d", "day"), [row], [], [], {}))
+    assert "python -m hwnas.verify run=DIR" in page
+    assert "far-host" in page
+
+
+def test_report_before_the_front_is_an_error(tmp_path) -> None:
+    run = RunFolder.create(tmp_path)
+    with pytest.raises(StudyError, match=r"front\.csv"):
+        write_report(run)
+
+
+def test_command_writes_the_report_again(run: RunFolder) -> None:
+    report.run({"run": run.path}, Console(quiet=True))
+    assert run.report.is_file()
+    with pytest.raises(ConfigError, match="run=DIR"):
+        report.run({"run": None}, Console(quiet=True))
+
+
+def test_plot_info_names_the_host_searched_for() -> None:
+    info = plot_info({**ENVIRONMENT, "verified_here": False, "searched_for": "far", "cap_ms": 2})
+    assert (info.host, info.cap_ms, info.date) == ("far", 2.0, "2026-11-20")

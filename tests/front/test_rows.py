@@ -1,0 +1,115 @@
+"""Rows of front.csv: round trip, the front itself, intervals."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from front_fixtures import make_row
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hwnas.errors import StudyError
+from hwnas.front.rows import COLUMNS, front_csv, front_json, mark_front, read_front, sort_rows
+from hwnas.stats.intervals import wilson
+
+
+def test_issue_columns_are_all_there() -> None:
+    documented = {
+        "id", "architecture", "is_baseline", "verified", "top1_proxy", "top1_test_fp32", "top1_test", "top1_test_low",
+        "top1_test_high", "n_test", "latency_ms_predicted", "latency_ms_predicted_low", "latency_ms_predicted_high",
+        "latency_ms", "latency_ms_low", "latency_ms_high", "params", "macs", "reward", "on_front", "target", "host"}
+    assert documented <= set(COLUMNS)
+
+
+def test_csv_round_trip_keeps_every_value(tmp_path) -> None:
+    rows = [make_row(reason='parity, "off" by 3\nlines', meets_cap=True),
+            make_row("b", verified=False, latency_ms=None, latency_ms_low=None, latency_ms_high=None, top1_test=None,
+                     n_test=None, int8_share=None, reward=None)]
+    path = tmp_path / "front.csv"
+    path.write_text(front_csv(rows))
+    assert sorted(read_front(path), key=lambda row: row.id) == sorted(rows, key=lambda row: row.id)
+
+
+def test_json_keeps_types() -> None:
+    data = json.loads(front_json([make_row(meets_cap=None, verified=True)]))
+    assert data["format"] == "hwnas-front/1"
+    assert data["rows"][0]["meets_cap"] is None
+    assert data["rows"][0]["verified"] is True
+    assert data["rows"][0]["params"] == 12345
+
+
+@pytest.mark.parametrize(("old", "new", "told"), [
+    ("true", "maybe", "line 2: verified cannot be 'maybe'"),
+    ("12345", "many", "line 2: params cannot be 'many'"),
+    ("top1_proxy", "proxy", "no column 'top1_proxy'"),
+])
+def test_torn_csv_is_told_by_place(tmp_path, old: str, new: str, told: str) -> None:
+    path = tmp_path / "front.csv"
+    path.write_text(front_csv([make_row()]).replace(old, new, 1))
+    with pytest.raises(StudyError, match=told.replace("?", r"\?")):
+        read_front(path)
+
+
+def test_front_is_what_no_other_finalist_dominates() -> None:
+    rows = [make_row("fast", latency_ms=0.1, top1_test=0.90), make_row("good", latency_ms=0.3, top1_test=0.98),
+            make_row("bad", latency_ms=0.2, top1_test=0.89),
+            make_row("base", is_baseline=True, latency_ms=0.25, top1_test=0.99)]
+    marked = {row.id: row for row in mark_front(rows)}
+    assert {row.id for row in marked.values() if row.on_front} == {"fast", "good"}
+    assert marked["bad"].dominated_by == "fast"
+    assert marked["good"].dominated_by == "base"
+    assert marked["fast"].dominated_by == marked["base"].dominated_by == ""
+
+
+def test_network_over_the_cap_is_not_on_the_front() -> None:
+    rows = [make_row("slow", latency_ms=0.3, top1_test=0.99), make_row("within", latency_ms=0.2, top1_test=0.9)]
+    marked = {row.id: row for row in mark_front(rows, cap_ms=0.25)}
+    assert (marked["slow"].on_front, marked["slow"].meets_cap) == (False, False)
+    assert (marked["within"].on_front, marked["within"].meets_cap) == (True, True)
+
+
+def test_predictions_form_the_front_only_while_nothing_is_verified() -> None:
+    waiting = {"verified": False, "latency_ms": None, "top1_test": None}
+    rows = [make_row("a", latency_ms_predicted=0.1, top1_test_fp32=0.9, **waiting),
+            make_row("b", latency_ms_predicted=0.2, top1_test_fp32=0.8, **waiting)]
+    assert [row.on_front for row in mark_front(rows)] == [True, False]
+    measured = mark_front([*rows, make_row("c", latency_ms=0.5, top1_test=0.5)])
+    assert {row.id for row in measured if row.on_front} == {"c"}
+
+
+def test_equal_networks_are_both_on_the_front() -> None:
+    assert [row.on_front for row in mark_front([make_row("a"), make_row("b")])] == [True, True]
+
+
+@given(st.lists(st.tuples(st.floats(0.01, 10), st.floats(0, 1)), min_size=1, max_size=12))
+def test_every_row_off_the_front_is_dominated_by_one_on_it(points: list[tuple[float, float]]) -> None:
+    rows = mark_front([make_row(str(i), latency_ms=ms, top1_test=top1) for i, (ms, top1) in enumerate(points)])
+    front = [row for row in rows if row.on_front]
+    assert front
+    assert all(not row.dominated_by for row in front)
+    for row in rows:
+        if not row.on_front:
+            assert any(other.latency_ms <= row.latency_ms and other.top1_test >= row.top1_test for other in front)
+
+
+def test_wilson_matches_the_textbook() -> None:
+    low, high = wilson(10, 20)  # Wilson 1927 / Newcombe 1998: 0.2993 to 0.7007
+    assert (round(low, 4), round(high, 4)) == (0.2993, 0.7007)
+    assert wilson(20, 20)[1] == 1.0
+    assert wilson(0, 20)[0] == 0.0
+    with pytest.raises(ValueError, match="3 of 2"):
+        wilson(3, 2)
+
+
+def test_rows_are_sorted_finalists_first_from_fast_to_slow() -> None:
+    rows = [make_row("base", is_baseline=True, latency_ms=0.01), make_row("slow", latency_ms=1.0),
+            make_row("unknown", verified=False, latency_ms_predicted=None), make_row("quick", latency_ms=0.1)]
+    assert [row.id for row in sort_rows(rows)] == ["quick", "slow", "unknown", "base"]
+
+
+def test_inside_prediction() -> None:
+    assert make_row().inside_prediction is True
+    assert dataclasses.replace(make_row(), latency_ms=0.2).inside_prediction is False
+    assert dataclasses.replace(make_row(), latency_ms=None).inside_prediction is None

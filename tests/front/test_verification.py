@@ -1,0 +1,167 @@
+"""From finalists to a verified run folder, for real but small; only the clock is replaced."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from deployment_fixtures import measured, tiny_architecture, tiny_dataset, tiny_finalist, tiny_making
+
+from hwnas import verify
+from hwnas.cli.progress import Console
+from hwnas.errors import DataError, ExportError, StudyError
+from hwnas.front import make as deployable
+from hwnas.front import score as scoring
+from hwnas.front.rows import load_front
+from hwnas.front.score import Timing
+from hwnas.front.verification import Facts, finish
+from hwnas.networks.baselines import Baseline
+from hwnas.system.run_folder import RunFolder
+from hwnas.target.host import Host
+
+HERE = Host.detect().name
+CONSOLE = Console(quiet=True)
+BASELINE = Baseline("mobilenetv3_small_050", 1)
+FILES = {"config.yaml", "front.csv", "front.json", "front.png", "front.svg", "report.html", "environment.json",
+         "comparisons.json", "models"}
+
+
+def facts(host: str = HERE, **changes: Any) -> Facts:
+    return Facts(host, host == HERE, "tiny", Timing(tiny_architecture(), seconds=1.0), **changes)
+
+
+@pytest.fixture
+def clock(monkeypatch) -> dict[str, float]:
+    """Times by id instead of measured ones; every network calls its inference once."""
+    times: dict[str, float] = {}
+
+    def measure(calls, reference, protocol, **options):
+        for copies in [*calls.values(), reference]:
+            assert len(copies) == protocol.copies
+            for call in copies:
+                call()
+        return {name: measured(times.get(name, 0.2)) for name in calls}
+
+    monkeypatch.setattr(scoring, "measure", measure)
+    return times
+
+
+@pytest.fixture
+def run(tmp_path) -> RunFolder:
+    run = RunFolder.create(tmp_path / "run")
+    run.write_config({"seed": 0, "dataset": {"name": "sides", "root": None}})
+    run.write_trials([{"number": 0, "state": "COMPLETE", "outcome": "evaluated", "id": tiny_finalist().id,
+                       "top1_proxy": 0.8, "latency_ms_predicted": 0.1}])
+    return run
+
+
+def test_run_is_verified_and_every_file_is_there(run: RunFolder, clock) -> None:
+    wide = tiny_finalist(16, reward_winner=True)
+    clock.update({wide.id: 0.3, tiny_finalist().id: 0.1, BASELINE.id: 0.5})
+    rows = {row.id: row for row in finish(run, [tiny_finalist(), wide], [BASELINE], tiny_making(),
+                                          facts(cap_ms=0.25), CONSOLE)}
+    assert {path.name for path in run.path.iterdir()} == {*FILES, "trials.csv", "predictions.npz", "measurements.json"}
+    assert all(row.verified and row.host == HERE and row.n_test == 40 and not row.reason for row in rows.values())
+    assert rows[wide.id].latency_ms == pytest.approx(0.3, rel=0.01)
+    assert rows[wide.id].meets_cap is False
+    assert not rows[wide.id].on_front
+    assert rows[tiny_finalist().id].on_front
+    assert rows[tiny_finalist().id].inside_prediction
+    assert rows[tiny_finalist().id].precision == "int8"
+    assert rows[tiny_finalist().id].top1_test >= 0.9  # the task is easy, so this is learnt and survives int8
+    assert rows[tiny_finalist().id].top1_test_low < rows[tiny_finalist().id].top1_test
+    assert rows[BASELINE.id].is_baseline
+    assert load_front(run)[0].id == tiny_finalist().id
+    for row in rows.values():
+        folder = run.model(row.id)
+        assert all(path.is_file() for path in (folder.weights, folder.onnx, folder.int8, folder.card))
+        assert HERE in folder.card.read_text()
+
+
+def test_answers_and_samples_are_kept(run: RunFolder, clock) -> None:
+    (row,) = finish(run, [tiny_finalist()], [], tiny_making(), facts(), CONSOLE)
+    answers = run.read_predictions()
+    assert (answers[row.id] == answers["labels"]).mean() == row.top1_test
+    samples = json.loads(run.measurements.read_text())
+    assert len(samples["networks"][row.id]["samples_us"]) == 8
+    assert samples["host"] == HERE
+    environment = json.loads(run.environment.read_text())
+    assert environment["executed"][row.id]["precision"] == "int8"
+    assert environment["versions"]["onnxruntime"]
+
+
+def test_comparison_is_written(run: RunFolder, clock) -> None:
+    clock.update({tiny_finalist().id: 0.3, BASELINE.id: 0.1})
+    finish(run, [tiny_finalist()], [BASELINE], tiny_making(), facts(), CONSOLE)
+    (found,) = json.loads(run.comparisons.read_text())
+    assert found["verdict"] == "none as fast"
+    assert "no finalist is as fast" in run.report.read_text()
+
+
+def test_failed_network_is_a_row_with_its_reason(run: RunFolder, clock, monkeypatch) -> None:
+    whole = deployable.check_parity
+
+    def fails_for_baseline(model, path, images):
+        if BASELINE.id in str(path):
+            raise ExportError("parity failed over 256 images")
+        return whole(model, path, images)
+
+    monkeypatch.setattr(deployable, "check_parity", fails_for_baseline)
+    rows = {row.id: row for row in finish(run, [tiny_finalist()], [BASELINE], tiny_making(), facts(), CONSOLE)}
+    assert rows[tiny_finalist().id].verified
+    assert not rows[BASELINE.id].verified
+    assert rows[BASELINE.id].reason == "parity failed over 256 images"
+    assert not run.model(BASELINE.id).onnx.exists()
+    assert "parity failed over 256 images" in run.report.read_text()
+
+
+def test_restless_machine_leaves_the_row_unverified(run: RunFolder, monkeypatch) -> None:
+    monkeypatch.setattr(scoring, "measure", lambda calls, *args, **options: {
+        name: measured(0.1, quiet_ms=0.1, reference_ms=0.2) for name in calls})
+    (row,) = finish(run, [tiny_finalist()], [], tiny_making(), facts(), CONSOLE)
+    assert not row.verified
+    assert row.latency_ms is None
+    assert row.top1_test is not None
+    assert "INVALID" in row.reason
+
+
+def test_search_for_another_host_is_completed_over_there(run: RunFolder, clock, monkeypatch) -> None:
+    (row,) = finish(run, [tiny_finalist()], [], tiny_making(), facts("far-host"), CONSOLE)
+    assert (row.verified, row.host, row.latency_ms, row.on_front) == (False, "far-host", None, True)
+    assert row.top1_test_fp32 >= 0.9
+    assert {path.name for path in run.path.iterdir()} == {*FILES, "trials.csv"}
+    assert "far-host" in run.model(row.id).card.read_text()
+    monkeypatch.setattr("hwnas.data.loading.load_dataset", lambda *args: tiny_dataset())
+    with pytest.raises(StudyError, match=f"search was for far-host; this is {HERE}"):
+        verify.run({"run": run.path}, CONSOLE)
+    verify.run({"run": run.path, "host": HERE, "verification": {"seconds": None}}, CONSOLE)
+    (found,) = load_front(run)
+    assert (found.verified, found.host, found.top1_proxy) == (True, HERE, 0.8)
+    assert f"scored and timed on {HERE}" in run.report.read_text()
+
+
+def test_verify_refuses_other_data(run: RunFolder, clock, monkeypatch) -> None:
+    finish(run, [tiny_finalist()], [], tiny_making(), facts(), CONSOLE)
+    import dataclasses
+
+    monkeypatch.setattr("hwnas.data.loading.load_dataset",
+                        lambda *args: dataclasses.replace(tiny_dataset(), fingerprint="other"))
+    with pytest.raises(DataError, match=r"fingerprint other.*sides-1"):
+        verify.run({"run": run.path}, CONSOLE)
+
+
+def test_verify_again_drops_the_old_reason(run: RunFolder, clock, monkeypatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(scoring, "measure", lambda calls, *args, **options: {
+            name: measured(0.1, quiet_ms=0.1, reference_ms=0.2) for name in calls})
+        finish(run, [tiny_finalist()], [], tiny_making(), facts(), CONSOLE)
+    monkeypatch.setattr("hwnas.data.loading.load_dataset", lambda *args: tiny_dataset())
+    verify.run({"run": run.path}, CONSOLE)
+    (row,) = load_front(run)
+    assert (row.verified, row.reason) == (True, "")
+
+
+def test_verify_asks_for_a_finished_search(run: RunFolder) -> None:
+    with pytest.raises(StudyError, match=r"no front\.csv yet"):
+        verify.run({"run": run.path}, CONSOLE)

@@ -1,0 +1,152 @@
+"""Calibration, for real but small: what is stored, what a second space and a second call reuse."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from hwnas.cli.command import run_command
+from hwnas.latency.calibrate import Plan, block_names, partial_path
+from hwnas.latency.table import LatencyTable
+from hwnas.profile import main
+from hwnas.space.search_space import SearchSpace
+
+QUICK = ["-q", "calibration.networks=12", "calibration.profiles=3", "calibration.minutes=0.6"]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory):
+    """A user folder of its own for this module."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("home")
+        patch.setenv("HWNAS_HOME", str(folder))
+        yield folder
+
+
+def profile(*overrides: str) -> int:
+    return run_command(main, "profile", "usage", [*QUICK, *overrides])
+
+
+@pytest.mark.parametrize("target", ["ort_fp32", "ort_int8", "epyc_fp32"])
+def test_a_table_holds_whole_networks_and_blocks_that_add_up_to_them(home, target):
+    assert profile(f"+target={target}") == 0
+    runtime, precision = ("onnxruntime", target[4:]) if target.startswith("ort") else ("openvino", "fp32")
+    table = LatencyTable.load(next(home.rglob(f"{runtime}-{precision}-*.json")))
+    assert len(table.networks) == 12
+    profiled = [one for one in table.networks if one.block_ms]
+    assert len(profiled) >= 3
+    for one in profiled:
+        assert sum(one.block_ms) + one.other_ms == pytest.approx(one.measurement.latency_ms, rel=0.01)
+        assert one.other_ms < 0.5 * one.measurement.latency_ms
+    assert table.error["mnasnet_small"]["n"] == 12
+    assert 0 < table.overhead_ms < 0.1
+
+
+def test_a_second_call_adds_and_never_times_a_network_twice(home, capsys):
+    assert profile("+target=ort_fp32", "calibration.seed=99") == 0
+    table = LatencyTable.load(next(home.rglob("onnxruntime-fp32-*.json")))
+    names = [one.architecture.id for one in table.networks]
+    assert len(names) == len(set(names)) > 12
+
+
+def test_a_precision_that_the_runtime_lacks_is_refused_before_anything_is_measured(home, capsys):
+    assert profile("+target=ort_fp32", "target.precision=bf16") == 2
+    error = capsys.readouterr().err
+    assert "bf16" in error
+    assert "fp32, int8" in error
+    assert not list(home.rglob("onnxruntime-bf16-*.json"))
+
+
+def test_the_plan_is_seeded_distinct_and_spans_the_space():
+    space = SearchSpace.load("mnasnet_small", channels=1, classes=10)
+
+    def planned(seed: int):
+        plan = Plan(space, seed, set())
+        return plan.wave(20, None) + plan.wave(20, lambda codes: 1.0 + codes.sum(axis=1))
+
+    found = planned(5)
+    assert found == planned(5)
+    assert found != planned(6)
+    networks = [one for _, one in found]
+    assert len({one.id for one in networks}) == 40
+    assert {one.id for one in space.known.values()} <= {one.id for one in networks}
+    assert sum(origin == "front" for origin, _ in found) == 10
+    macs = np.array([one.macs for one in networks])
+    assert macs.max() > 8 * macs.min()
+
+
+def test_what_is_held_is_never_planned_again():
+    space = SearchSpace.load("mnasnet_small", channels=1, classes=10)
+    held = {one.id for _, one in Plan(space, 5, set()).wave(30, None)}
+    assert not held & {one.id for _, one in Plan(space, 5, held).wave(30, None)}
+
+
+def test_killed_while_measuring_it_keeps_every_finished_wave_and_goes_on(tmp_path):
+    """SIGKILL: at most the wave under way is lost; the same command finishes what was begun."""
+    command = [sys.executable, "-m", "hwnas.profile", "+target=ort_fp32", "calibration.profiles=0",
+               "calibration.goal_within_5=1", "calibration.networks=48", "budget.minutes=5"]
+    environment = {**os.environ, "HWNAS_HOME": str(tmp_path)}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                               start_new_session=True)
+    try:
+        deadline = time.monotonic() + 200
+        while not list(tmp_path.rglob("*.partial.json")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    kept = LatencyTable.load(next(tmp_path.rglob("*.partial.json")))
+    assert len(kept.networks) >= 20  # a wave, less what may be INVALID
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert f"going on with an unfinished calibration: {len(kept.networks)} networks" in done.stderr
+    assert not list(tmp_path.rglob("*.partial.json"))
+    table = LatencyTable.load(next(tmp_path.rglob("onnxruntime-*.json")))
+    names = [one.architecture.id for one in table.networks]
+    assert {one.architecture.id for one in kept.networks} <= set(names)
+    assert len(names) == len(set(names)) <= 48
+
+
+def test_a_torn_unfinished_calibration_is_one_clear_line(home, capsys):
+    table = next(home.rglob("onnxruntime-fp32-*.json"))
+    partial = partial_path(table)
+    partial.write_text(table.read_text()[:1000])
+    try:
+        assert profile("+target=ort_fp32") == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert "not whole JSON" in error
+        assert partial.name in error
+    finally:
+        partial.unlink()
+
+
+def test_a_second_calibration_of_the_same_table_says_that_it_waits(home, capsys):
+    from hwnas.cli.progress import Console
+    from hwnas.latency.deployment import calibration_lock
+
+    table = LatencyTable.load(next(home.rglob("onnxruntime-fp32-*.json")))
+    waited = threading.Event()
+    with calibration_lock(table.host_name, table.key, Console()):
+        second = threading.Thread(
+            target=lambda: profile("+target=ort_fp32", "calibration.seed=5") == 0 and waited.set())
+        second.start()
+        said, deadline = "", time.monotonic() + 200
+        while f"waiting for another calibration of {table.key}" not in said and time.monotonic() < deadline:
+            time.sleep(0.05)
+            said += capsys.readouterr().err
+        assert f"waiting for another calibration of {table.key}" in said
+        assert not waited.is_set()
+    second.join()
+    assert waited.is_set()
+
+
+def test_block_names_follow_the_blocks():
+    one = SearchSpace.load("nas_bench_macro", channels=3, classes=10).reference
+    assert len(block_names(one)) == len(one.blocks())

@@ -1,0 +1,205 @@
+"""The latency model: recovers additive truths, widens where it knows nothing, and covers what it promises."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from hwnas.errors import MissingLatency
+from hwnas.latency.costs import Costs, Features
+from hwnas.latency.features import NAMES, block_features
+from hwnas.latency.fit import Fit, interval_scores
+from hwnas.latency.measurement import Measurement, Protocol, Turn
+from hwnas.latency.model import LatencyModel, timed_networks
+from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork
+from hwnas.space.search_space import SearchSpace
+from hwnas.stats.intervals import conformal_quantile
+from hwnas.target.target import Target
+
+
+@pytest.fixture(scope="module")
+def space() -> SearchSpace:
+    return SearchSpace.load("mnasnet_small", channels=1, classes=10)
+
+
+def true_ms(architecture) -> float:
+    """A machine: a call per convolution, MACs by kind, and a fixed cost, none of them the model's own features."""
+    total = 0.02
+    for block in architecture.blocks():
+        for role, n_in, n_out, kernel, _, out in block.convolutions():
+            macs = (1 if role == "depthwise" else n_in) * n_out * kernel**2 * out**2
+            total += 0.002 + macs * (4e-8 if role == "depthwise" else 8e-9) * (1.2 if kernel == 5 else 1.0)
+    return total
+
+
+def table_of(space, architectures, noise: float = 0.01, name: str | None = None, truth=true_ms) -> LatencyTable:
+    rng = np.random.default_rng(0)
+    key = TableKey.of(Target("t", "null", "int8"), space.image_sizes, space.channels, space.classes)
+    networks = []
+    for one in architectures:
+        ms = truth(one) * float(np.exp(noise * rng.standard_normal()))
+        turns = tuple(Turn((ms * (1 + 0.001 * i),), 0.1) for i in range(12))
+        networks.append(TimedNetwork(name or space.name, one, Measurement(turns, 0.1, Protocol())))
+    return LatencyTable(key, {"name": "here"}, "null 1", "2026-01-01", Protocol(), space.reference, 0.1, 0.0, networks)
+
+
+def sample(space, n, seed):
+    found = {}
+    for row in space.sample(np.random.default_rng(seed), 2 * n):
+        one = space.decode(space.to_params(row))
+        found.setdefault(one.id, one)
+    return list(found.values())[:n]
+
+
+def test_networks_never_seen_are_predicted_and_covered(space):
+    model = LatencyModel.fit(table_of(space, sample(space, 64, 1)), space)
+    new = sample(space, 200, 2)
+    truth = np.array([true_ms(one) for one in new])
+    found = model.predict_architectures(new)
+    assert np.mean(np.abs(found.mean / truth - 1)) < 0.05
+    assert np.mean((found.low <= truth) & (truth <= found.high)) > 0.8
+    assert np.all(found.low < found.mean)
+    assert np.all(found.mean < found.high)
+
+
+def test_codes_and_architectures_are_predicted_alike(space):
+    model = LatencyModel.fit(table_of(space, sample(space, 40, 1)), space)
+    codes = space.sample(np.random.default_rng(3), 50)
+    by_codes = model.predict(codes)
+    by_architectures = model.predict_architectures([space.decode(space.to_params(row)) for row in codes])
+    for name in ("mean", "low", "high", "std"):
+        np.testing.assert_allclose(getattr(by_codes, name), getattr(by_architectures, name), rtol=1e-9)
+
+
+def test_a_network_unlike_those_measured_gets_a_wider_interval(space):
+    small = sorted(sample(space, 200, 1), key=lambda one: one.macs)
+    model = LatencyModel.fit(table_of(space, small[:50]), space)
+    like, unlike = model.predict_architectures([small[25], small[-1]]).high / model.predict_architectures(
+        [small[25], small[-1]]).mean
+    assert unlike > like
+
+
+def test_the_stored_error_is_of_networks_held_out(space):
+    """Pure noise cannot be predicted: an error measured on the fitted networks themselves would be smaller."""
+    table = table_of(space, sample(space, 60, 1), noise=0.3)
+    error = LatencyModel.fit(table, space).error
+    timed = timed_networks(table.networks, table.quiet_ms)
+    fitted, _ = Fit.of(timed).networks(timed.blocks)
+    measured = timed.measured_ms
+    assert error["n"] == 60
+    assert error["mean_error"] > np.mean(np.abs(fitted / measured - 1))
+    assert 0.8 <= error["coverage"] <= 1
+
+
+def test_too_few_networks_of_the_space_is_an_error_with_the_command_that_measures(space):
+    with pytest.raises(MissingLatency, match=r"python -m hwnas\.profile"):
+        LatencyModel.fit(table_of(space, sample(space, 11, 1)), space)
+    with pytest.raises(MissingLatency, match="0 networks of space mnasnet_small"):
+        LatencyModel.fit(table_of(space, sample(space, 30, 1), name="other"), space)
+
+
+def test_costs_are_never_negative(space):
+    rng = np.random.default_rng(0)
+    features = Features()
+    design = features.design(features.of_networks([one.blocks() for one in sample(space, 30, 1)]))
+    costs = Costs.fit(design, np.exp(rng.standard_normal(30)), features.ridge)
+    assert np.all(costs.values >= 0)
+    assert np.all(costs.latency_ms(design) > 0)
+
+
+def test_what_was_learnt_is_stored_and_gives_the_same_predictions(space):
+    table = table_of(space, sample(space, 40, 1))
+    first = LatencyModel.fit(table, space)
+    table.learnt = json.loads(json.dumps({space.name: first.learnt.to_dict()}))
+    again = LatencyModel.fit(table, space)
+    new = sample(space, 20, 7)
+    for name in ("mean", "low", "high", "std"):
+        np.testing.assert_allclose(getattr(again.predict_architectures(new), name),
+                                   getattr(first.predict_architectures(new), name))
+    table.networks.pop()  # of other networks it says nothing
+    assert LatencyModel.fit(table, space).learnt.networks == 39
+
+
+def test_an_operator_that_is_slow_after_another_is_learnt(space, monkeypatch):
+    """Matrix units cool down: dense convolutions take half as long again here after another kind of block."""
+    def slow_ms(one) -> float:
+        pairs = itertools.pairwise(one.blocks())
+        late = [block for before, block in pairs if block.kind == "cn" and before.kind != "cn"]
+        return true_ms(one) + 0.5 * sum(0.002 + 9e-9 * block.macs for block in late)
+
+    table, new = table_of(space, sample(space, 200, 1), noise=0.001, truth=slow_ms), sample(space, 100, 2)
+    truth = np.array([slow_ms(one) for one in new])
+
+    def error() -> float:
+        return float(np.abs(LatencyModel.fit(table, space).predict_architectures(new).mean / truth - 1).mean())
+
+    with_context = error()
+    # without a look at what comes before, all operators stand after nothing
+    monkeypatch.setattr("hwnas.latency.fit.placed", lambda blocks: [(block, "") for block in blocks])
+    assert with_context < 0.8 * error()
+
+
+def test_slow_waves_are_told_from_slow_networks(space):
+    """Every second wave was 5 % slower by its reference's luck: predictions are of the mean pace."""
+    networks = sample(space, 96, 1)
+    table = table_of(space, networks, noise=0.001)
+    for index, one in enumerate(table.networks):
+        wave = index // 24
+        factor = 1.05 if wave % 2 else 1.0
+        turns = tuple(Turn(tuple(ms * factor for ms in turn.samples_ms), 0.1) for turn in one.measurement.turns)
+        measured = Measurement(turns, 0.1 * (1 + 1e-6 * wave), Protocol())
+        table.networks[index] = dataclasses.replace(one, measurement=measured)
+    model = LatencyModel.fit(table, space)
+    new = sample(space, 60, 2)
+    ratio = model.predict_architectures(new).mean / np.array([true_ms(one) for one in new])
+    assert np.median(ratio) == pytest.approx(1.025, abs=0.012)
+    assert model.error["mean_error"] < 0.015
+
+
+def test_one_run_has_no_pace_of_its_own(space):
+    """All in one wave: nothing of the latency may hide in the wave."""
+    model = LatencyModel.fit(table_of(space, sample(space, 200, 1), noise=0.001), space)
+    new = sample(space, 60, 2)
+    ratio = model.predict_architectures(new).mean / np.array([true_ms(one) for one in new])
+    assert np.median(ratio) == pytest.approx(1.0, abs=0.01)
+
+
+def test_entries_of_blocks_add_up_to_networks_and_are_sure_of_what_was_measured(space):
+    networks = sample(space, 80, 1)
+    model = LatencyModel.fit(table_of(space, networks), space)
+    for one in networks[:5]:
+        mean, _ = model.block_ms(one.blocks())
+        assert np.all(mean > 0)
+        assert mean.sum() == pytest.approx(true_ms(one), rel=0.25)
+    known, _ = model.block_ms(networks[0].blocks()[1:2])
+    far = dataclasses.replace(networks[0].blocks()[1], in_channels=512, out_channels=512)
+    spread = [std / mean for mean, std in (model.block_ms([block]) for block in (networks[0].blocks()[1], far))]
+    assert spread[1] > spread[0]
+    assert known > 0
+
+
+@pytest.mark.parametrize(("q", "expected"), [(0.05, 0.0), (0.5, 5.0), (0.95, 9.0), (0.9, 9.0), (0.8, 8.0)])
+def test_conformal_quantiles_are_rounded_outwards(q, expected):
+    assert conformal_quantile(np.arange(10.0), q) == expected
+
+
+def test_an_interval_is_as_wide_as_the_front_needs():
+    scores = np.concatenate([np.linspace(-1, 1, 60), np.linspace(-2, 0.5, 50), [30.0] * 5])
+    origins = np.array(["random"] * 60 + ["front"] * 50 + ["known"] * 5)
+    low, high = interval_scores(scores, origins)
+    assert low == conformal_quantile(scores[60:110], 0.05)
+    assert high == conformal_quantile(scores[:60], 0.95)
+    few = interval_scores(scores[:20], np.array(["random"] * 10 + ["front"] * 10))
+    assert few == (conformal_quantile(scores[:20], 0.05), conformal_quantile(scores[:20], 0.95))
+
+
+def test_features_see_every_choice(space):
+    one, *_ = sample(space, 1, 4)
+    assert len(block_features(one.blocks()[0])) == len(NAMES) == len(set(NAMES))
+    se = [block for other in sample(space, 40, 5) for block in other.blocks() if block.se]
+    assert se[0].se_channels > 0
+    assert block_features(se[0])[NAMES.index("pooled_elements")] > 0

@@ -1,0 +1,69 @@
+"""The shipped latency tables: whole, of networks that were measured, and as good as they say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from search_fixtures import HOSTS
+
+from hwnas.latency.model import LatencyModel, timed_networks
+from hwnas.latency.prior import model_of, prior_candidates
+from hwnas.latency.table import LatencyTable, table_path
+from hwnas.space.search_space import SearchSpace
+from hwnas.system.paths import shipped
+
+TABLES = sorted(shipped("latency_tables").rglob("*.json.gz"))
+NAMES = [f"{path.parent.name}/{path.name.removesuffix('.json.gz')}" for path in TABLES]
+TOLERANCE = 0.05  # of a share: three folds instead of ten leave the fit fewer networks
+MANY = 450  # networks, from which three folds do
+
+
+def space_of(table: LatencyTable) -> SearchSpace:
+    (name,) = table.spaces()
+    return SearchSpace.load(name, channels=table.key.channels, classes=table.key.classes,
+                            image_size=table.key.sizes[0])
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_each_host_has_the_tables_that_are_promised(host: str) -> None:
+    wanted = {f"{host}/{runtime}-{precision}-t1-b1-{shape}" for shape in ("32px-c1-k10", "128px-c3-k10")
+              for runtime, precision in (("openvino", "int8"), ("openvino", "bf16"), ("onnxruntime", "int8"),
+                                         ("onnxruntime", "fp32"))}
+    assert wanted <= set(NAMES)
+
+
+@pytest.mark.parametrize("path", TABLES, ids=NAMES)
+def test_what_a_table_says_follows_from_its_own_samples(path: Path, tmp_path: Path,
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HWNAS_OWN_TABLES")
+    monkeypatch.setenv("HWNAS_HOME", str(tmp_path))  # none of the tables that other tests have measured
+    table = LatencyTable.load(path)
+    space = space_of(table)
+    assert path == table_path(path.parents[1], table.host_name, table.key).with_name(path.name)
+    assert all(one.measurement.valid for one in table.networks)
+    assert all(sum(len(turn.samples_ms) for turn in one.measurement.turns) >= 60 for one in table.networks)
+    stored = table.learnt.pop(space.name)
+    assert stored["networks"] == len(table.networks)
+    assert table.error[space.name] == stored["error"]
+    many = len(table.networks) >= MANY
+    prior = stored["prior"]  # another shipped table
+    candidates = prior_candidates(table.host_name, table.key, space, only=prior)[0] if prior else {}
+    again = LatencyModel.fit(table, space, prior=candidates[prior] if prior else None, prior_name=prior,
+                             folds=3 if many else 10)
+    for name in ("within_5", "within_10", "coverage"):
+        assert again.error[name] == pytest.approx(stored["error"][name], abs=TOLERANCE if many else 0.01)
+    assert again.error["noise_mean"] == pytest.approx(stored["error"]["noise_mean"])
+
+
+@pytest.mark.parametrize("path", TABLES[:1], ids=NAMES[:1])
+def test_a_shipped_table_predicts_its_own_networks(path: Path) -> None:
+    table = LatencyTable.load(path)
+    model, _ = model_of(table, space_of(table))
+    timed = timed_networks(table.networks, table.quiet_ms)
+    found = model.predict_architectures([one.architecture for one in table.networks])
+    # predictions are of the mean pace, each wave had its own: hence twice what is stored
+    error = table.error[next(iter(table.spaces()))]["mean_error"]
+    assert np.mean(np.abs(found.mean / timed.measured_ms - 1)) <= 2 * error
+    assert np.all(found.low < found.high)

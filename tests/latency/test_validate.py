@@ -1,0 +1,322 @@
+"""hwnas.validate: what is written, what an interruption keeps, judging again, and bad input in one line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hwnas.latency.held_out_networks
+import hwnas.latency.timing
+import hwnas.pictures.style
+from hwnas.cli.command import run_command
+from hwnas.latency.agreement import Compared, quartiles, summary
+from hwnas.latency.measurement import Measurement, Protocol, Turn
+from hwnas.latency.model import LatencyModel
+from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork, table_path
+from hwnas.latency.validation import load
+from hwnas.latency.validation_report import interval_scales, validation_figure
+from hwnas.pictures.style import figure_bytes
+from hwnas.space.search_space import SearchSpace
+from hwnas.system.paths import home
+from hwnas.target.host import Host
+from hwnas.target.target import Target
+from hwnas.validate import USAGE, main
+
+QUIET_MS = 0.1
+HOST = Host.detect().name
+
+
+def true_ms(one) -> float:
+    """A machine on which latency is MACs and calls, which the model can learn."""
+    return 0.02 + sum(0.002 * len(block.convolutions()) + block.macs * 1e-8 for block in one.blocks())
+
+
+def timed(one, seed: int, slow: float = 1.0, quiet_ms: float = QUIET_MS) -> Measurement:
+    """Nine turns with 1 % of noise; INVALID when `slow` says that the reference was."""
+    noise = np.exp(0.01 * np.random.default_rng((int(one.id, 16), seed)).standard_normal(9))
+    times_ms = (true_ms(one) * noise).tolist()
+    return Measurement(tuple(Turn((ms,) * 3, 1.002 * QUIET_MS * slow) for ms in times_ms), quiet_ms, Protocol())
+
+
+@pytest.fixture(scope="module")
+def space() -> SearchSpace:
+    return SearchSpace.load("mnasnet_small", channels=1, classes=10)
+
+
+@pytest.fixture
+def user(tmp_path, monkeypatch) -> Path:
+    """A user folder of its own, and the current folder."""
+    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hwnas.latency.held_out_networks, "POPULATION", 200)
+    monkeypatch.setattr(hwnas.latency.held_out_networks, "GENERATIONS", 1)
+    monkeypatch.setattr(hwnas.pictures.style, "figure_bytes", lambda figure, kind:
+                        f"{kind} of {len(figure.axes)} panels".encode())
+    return tmp_path
+
+
+@pytest.fixture
+def table(space, user) -> LatencyTable:
+    """A table of this host for the null runtime."""
+    key = TableKey.of(Target("t", "null", "fp32"), space.image_sizes, 1, 10)
+    networks = {}
+    for row in space.sample(np.random.default_rng(0), 40):
+        one = space.decode(space.to_params(row))
+        networks[one.id] = TimedNetwork(space.name, one, timed(one, 0))
+    table = LatencyTable(key, Host.detect().to_dict(), "null 1", "2026-01-01", Protocol(), space.reference, QUIET_MS,
+                         0.0, list(networks.values()))
+    return saved(table, space)
+
+
+def saved(table: LatencyTable, space: SearchSpace) -> LatencyTable:
+    table.error[space.name] = LatencyModel.fit(table, space).error
+    table.save(table_path(home() / "latency_tables", table.host_name, table.key))
+    return table
+
+
+class Timer:
+    """Stands in for the harness: remembers what it was asked to time; may break off, or find some INVALID."""
+
+    def __init__(self, breaks_after: int | None = None, invalid: int = 0, missing: int = 0) -> None:
+        self.asked: list[str] = []
+        self.breaks_after, self.invalid, self.missing = breaks_after, invalid, missing
+
+    def __call__(self, architectures, target, runtime, reference, protocol, *, seed=0, quiet_ms=None, progress=None,
+                 timed=None):
+        assert quiet_ms == QUIET_MS
+        found = {}
+        for index, one in enumerate(architectures[self.missing :]):
+            if index == self.breaks_after:
+                raise KeyboardInterrupt
+            self.asked.append(one.id)
+            found[one.id] = self.measurement(one, index)
+            timed(one, found[one.id], None)
+        return found
+
+    def measurement(self, one, index: int) -> Measurement:
+        return timed(one, 1, slow=2.0 if index < self.invalid else 1.0)
+
+
+@pytest.fixture
+def timer(monkeypatch) -> Timer:
+    return use(Timer(), monkeypatch)
+
+
+def use(timer: Timer, monkeypatch) -> Timer:
+    monkeypatch.setattr(hwnas.latency.timing, "time_networks", timer)
+    return timer
+
+
+def validate(*overrides: str) -> int:
+    return run_command(main, "validate", USAGE, ["-q", "+target=null_fp32", "n=12", "anchors=0", *overrides])
+
+
+def read(path: str | Path) -> dict:
+    return json.loads(Path(path).read_text())
+
+
+def test_a_report_says_it_all_and_reads_back(table, timer, user, capsys):
+    assert validate("out=v.json", "seed=3") == 0
+    report = read("v.json")
+    assert (report["format"], report["version"]) == ("hwnas-validation", 1)
+    assert {"within_5", "within_10", "spearman", "kendall", "coverage", "median_half_width", "n", "ceiling_within_5",
+            "ceiling_within_10", "ceiling_mean", "ceiling_spearman", "n_ceiling"} <= set(report)
+    assert (report["n"], report["n_invalid"], report["seed"], report["target"]) == (12, 0, 3, "null_fp32")
+    assert report["host"]["name"] == HOST
+    assert report["table"]["key"] == str(table.key)
+    assert report["reference"]["ratio"] == pytest.approx(1.0, abs=0.01)
+    assert [report["groups"][name]["n"] for name in ("random", "front")] == [6, 6]
+    ids = [one["id"] for one in report["networks"]]
+    assert sorted(ids) == sorted(timer.asked)
+    assert not set(ids) & {one.architecture.id for one in table.networks}
+    for one, stored in zip(report["networks"], load(Path("v.json")).networks, strict=True):
+        assert stored.architecture.id == one["id"]
+        assert stored.measurement.latency_ms == pytest.approx(one["latency_ms"], rel=1e-3)
+        assert one["low_ms"] < one["predicted_ms"] < one["high_ms"]
+    assert Path("v.png").read_text() == "png of 4 panels"
+    assert not list(user.glob("*.partial.jsonl"))
+    said = capsys.readouterr().err
+    assert "goal: " in said
+    for words in ("within 5 %", "noise ceiling", "Spearman", "worst 10", "reference network", "v.json"):
+        assert words in said
+
+
+def test_without_out_it_lies_in_runs_named_after_target_and_space(table, timer, user):
+    assert validate() == 0
+    assert {path.name for path in (user / "runs").iterdir()} == {
+        "validation-null_fp32-mnasnet_small.json", "validation-null_fp32-mnasnet_small.png"}
+
+
+def test_invalid_and_failed_networks_are_counted_and_in_no_figure(table, user, monkeypatch, capsys):
+    use(Timer(invalid=2, missing=1), monkeypatch)
+    assert validate("out=v.json") == 0
+    report = read("v.json")
+    assert (report["n"], report["n_invalid"], report["n_failed"]) == (9, 2, 1)
+    invalid = [one for one in report["networks"] if not one["valid"]]
+    assert all(one["latency_ms"] is None and one["samples_us"] and "quiet" in one["reason"] for one in invalid)
+    assert not {one["id"] for one in invalid} & {one["id"] for one in report["worst"]}
+    said = capsys.readouterr().err
+    assert "2 networks INVALID" in said
+    assert "1 networks could not be exported" in said
+
+
+def test_a_restless_machine_gives_no_report(table, user, monkeypatch, capsys):
+    use(Timer(invalid=12), monkeypatch)
+    assert validate("out=v.json") == 1
+    assert "none of 12 networks has a valid time" in capsys.readouterr().err
+    assert not Path("v.json").exists()
+
+
+def test_an_interrupted_validation_goes_on_where_it_was(table, user, monkeypatch, capsys):
+    first = use(Timer(breaks_after=5, invalid=1), monkeypatch)
+    assert validate("out=v.json") == 130
+    partial = Path("v.partial.jsonl")
+    partial.write_text(partial.read_text() + '{"id": "torn')  # as a kill leaves it
+    second = use(Timer(), monkeypatch)
+    assert validate("out=v.json") == 0
+    assert "4 of 12 networks were measured before" in capsys.readouterr().err
+    assert set(second.asked) & set(first.asked) == {first.asked[0]}  # the INVALID one is tried again
+    assert len(second.asked) == 8
+    assert read("v.json")["n"] == 12
+    assert not partial.exists()
+
+
+def test_measurements_of_another_seed_or_table_are_not_taken(table, space, user, monkeypatch, capsys):
+    use(Timer(breaks_after=5), monkeypatch)
+    assert validate("out=v.json", "seed=1") == 130
+    saved(replace(table, created="2026-02-02"), space)
+    again = use(Timer(), monkeypatch)
+    assert validate("out=v.json", "seed=1") == 0
+    assert "another table" in capsys.readouterr().err
+    assert len(again.asked) == 12
+
+
+def test_judging_again_measures_nothing_and_leaves_out_what_the_table_has_learnt(table, space, timer, user, capsys):
+    assert validate("out=v.json") == 0
+    before, asked = read("v.json"), len(timer.asked)
+    learnt = load(Path("v.json")).networks[:3]
+    more = [TimedNetwork(space.name, one.architecture, one.measurement) for one in learnt]
+    saved(replace(table, networks=[*table.networks, *more]), space)
+    capsys.readouterr()
+    assert validate("measured=v.json") == 0
+    said = capsys.readouterr().err
+    assert "measured earlier" in said
+    assert "3 of its 12 networks are in the table" in said
+    after = read("v-again.json")
+    assert len(timer.asked) == asked
+    assert after["n"] == 9
+    assert after["measured_at"] == before["measured_at"]
+    assert after["table"]["sha256"] != before["table"]["sha256"]
+    by_id = {one["id"]: one for one in before["networks"]}
+    assert all(one["samples_us"] == by_id[one["id"]]["samples_us"] for one in after["networks"])
+
+
+def test_a_report_of_something_else_is_refused(table, timer, user, capsys):
+    assert validate("out=v.json") == 0
+    report = read("v.json")
+    changes = [({"host": {"name": "other"}}, ["host other", HOST]), ({"runtime": "null 0"}, ["null 0", "null 1"]),
+               ({"table": {"key": "else"}}, ["key else", str(table.key)]),
+               ({"space": {"name": "mnasnet"}}, ["space mnasnet,"]),
+               ({"format": "x"}, ["not a validation"]), ({"version": 9}, ["version 9"]),
+               ({"networks": [{}]}, ["networks[0]"])]
+    for change, named in changes:
+        Path("v.json").write_text(json.dumps({**report, **change}))
+        capsys.readouterr()
+        assert validate("measured=v.json") == 2
+        said = capsys.readouterr().err.strip()
+        assert "\n" not in said
+        assert all(word in said for word in ["v.json", *named])
+
+
+@pytest.mark.parametrize(("overrides", "named"), [
+    (["n=3"], ["n must be", "3"]), (["seed=-1"], ["seed"]), (["out=v.csv"], ["out", ".json"]),
+    (["measured=none.json"], ["none.json", "cannot be read"]), (["space=mnasnett"], ["mnasnett"]),
+    (["host=elsewhere"], ["elsewhere"]), (["image_size=big"], ["image_size"]), (["seconds=0"], ["seconds"])])
+def test_bad_input_is_one_line(table, timer, user, capsys, overrides, named):
+    assert validate(*overrides) == 2
+    said = capsys.readouterr().err.strip()
+    assert "\n" not in said
+    assert all(word in said for word in named)
+    assert not timer.asked
+
+
+def test_another_host_cannot_be_measured_here(table, timer, user, capsys):
+    (home() / "latency_tables" / "far-away").mkdir()
+    assert validate("host=far-away") == 2
+    assert "host=far-away is not this machine" in capsys.readouterr().err
+    assert not timer.asked
+
+
+def test_judging_again_never_calibrates(table, timer, user, capsys):
+    assert validate("out=v.json") == 0
+    table.path.unlink()
+    capsys.readouterr()
+    assert validate("measured=v.json") == 2
+    assert "no latency table" in capsys.readouterr().err
+    assert not table.path.exists()
+
+
+@pytest.mark.parametrize("n", [1, 4, 30])
+def test_the_picture_shows_every_network_band_and_share(n):
+    rng = np.random.default_rng(0)
+    measured = np.exp(rng.uniform(-3, 1, n))
+    predicted = measured * np.exp(0.03 * rng.standard_normal(n))
+    found = Compared(predicted, predicted * 0.95, predicted * 1.05, measured, np.column_stack([measured] * 2) * 1.01,
+                     np.ones(n, bool))
+    groups = ["front", "random"] * n
+    report = {**summary(found), "quantiles": quartiles(found), "target": "ort_int8", "host": {"name": "a-host"},
+              "runtime": "onnxruntime 1", "space": {"name": "mnasnet"}, "measured_at": "2026-01-02",
+              "n_invalid": 2}
+    figure = validation_figure(found, groups[:n], report)
+    assert figure_bytes(figure, "png").startswith(b"\x89PNG")
+    scatter, _, shares, cover = figure.axes
+    assert sum(len(line.get_xdata()) for line in scatter.lines if line.get_marker() in ("o", "D")) == n
+    assert {"± 5 %", "± 10 %"} <= {text.get_text() for text in scatter.get_legend().get_texts()}
+    assert any("noise ceiling" in text.get_text() for text in shares.get_legend().get_texts())
+    assert f"{100 * report['within_5']:.1f} % within 5 %" in [text.get_text() for text in shares.texts]
+    assert any(f"{100 * report['coverage']:.1f} % inside" in text.get_text() for text in cover.texts)
+    assert any("2 INVALID" in text.get_text() and "a-host" in text.get_text() for text in figure.texts)
+
+
+def test_intervals_that_end_at_the_measured_time_need_no_stretching():
+    predicted = np.array([1.0, 1.0, 1.0])
+    found = Compared(predicted, predicted * 0.9, predicted * 1.2, np.array([0.9, 1.2, 1.0]), np.ones((3, 2)),
+                     np.ones(3, bool))
+    np.testing.assert_allclose(interval_scales(found), [1.0, 1.0, 0.0])
+
+
+def test_the_pace_of_a_run_is_told_by_networks_of_the_table(table, user, monkeypatch, capsys):
+    """The reference landed well: all others look 8 % slower than it says. Anchors tell, and take it out."""
+    class Slower(Timer):
+        def measurement(self, one, index: int) -> Measurement:
+            measured = timed(one, 1)
+            return replace(measured, turns=tuple(Turn(tuple(1.08 * ms for ms in turn.samples_ms), turn.reference_ms)
+                                                 for turn in measured.turns))
+
+    use(Slower(), monkeypatch)
+    assert validate("anchors=10", "out=v.json") == 0
+    report = read("v.json")
+    assert report["n"] == 12  # anchors are in none of the figures
+    assert report["anchors"]["factor"] == pytest.approx(1.08, abs=0.01)
+    assert report["mean_error"] < 0.7 * report["mean_error_by_reference"]
+    assert "taken out" in capsys.readouterr().err
+    assert len(load(Path("v.json")).anchors) == 10
+    assert validate("measured=v.json") == 0  # judged again, by the same anchors
+    again = read("v-again.json")
+    assert again["anchors"]["factor"] == pytest.approx(report["anchors"]["factor"], abs=1e-3)
+    assert again["mean_error"] == pytest.approx(report["mean_error"], abs=1e-3)
+
+
+def test_times_with_too_few_turns_for_an_interval_are_reported(table, user, monkeypatch, capsys):
+    class Short(Timer):
+        def measurement(self, one, index: int) -> Measurement:
+            measured = super().measurement(one, index)
+            return replace(measured, turns=measured.turns[: measured.protocol.copies])
+
+    use(Short(), monkeypatch)
+    assert validate("out=v.json") == 0
+    assert {one["half_width"] for one in read("v.json")["worst"]} == {None}

@@ -1,0 +1,66 @@
+"""timm baselines: names, stems, sizes."""
+
+from __future__ import annotations
+
+import pytest
+
+from hwnas.errors import ConfigError, StudyError
+from hwnas.networks.baselines import Baseline, check_names, count_macs, count_params, variants
+
+
+def test_known_names_pass_without_repeats() -> None:
+    assert check_names(["resnet10t", "mobilenetv2_050", "resnet10t"]) == ("resnet10t", "mobilenetv2_050")
+
+
+@pytest.mark.parametrize(("name", "near"), [
+    ("mobilenetv3_smal_050", "mobilenetv3_small_050"), ("resnet10", "resnet10t")])
+def test_unknown_name_is_told_with_near_matches(name: str, near: str) -> None:
+    with pytest.raises(ConfigError, match=rf"has no network '{name}'\. Did you mean .*{near}") as caught:
+        check_names([name])
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("name", ["hf-hub:timm/resnet10t.c3_in1k", "hf_hub:a/b", "local-dir:/tmp/x", "timm/resnet10t"])
+def test_name_that_would_load_something_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="has no network"):
+        check_names([name])
+
+
+def test_small_images_get_a_second_variant() -> None:
+    assert [one.id for one in variants(["resnet10t", "mobilenetv3_small_050"], 64)] == [
+        "resnet10t", "resnet10t-stem1", "mobilenetv3_small_050", "mobilenetv3_small_050-stem1"]
+    assert [one.id for one in variants(["resnet10t"], 65)] == ["resnet10t"]
+
+
+def test_network_without_a_stride_2_stem_has_no_variant() -> None:
+    assert [one.id for one in variants(["convnext_atto"], 32)] == ["convnext_atto"]
+
+
+@pytest.mark.parametrize(("name", "stem", "low"), [
+    ("mobilenetv3_small_050", "conv_stem", 2.0), ("resnet10t", "conv1.0", 3.5)])
+def test_variant_differs_in_the_stem_only(name: str, stem: str, low: float) -> None:
+    plain, wide = Baseline(name).build(1, 10, 32), Baseline(name, 1).build(1, 10, 32)
+    assert plain.get_submodule(stem).stride == (2, 2)
+    assert wide.get_submodule(stem).stride == (1, 1)
+    assert count_params(plain) == count_params(wide)
+    assert low < count_macs(wide, (1, 32, 32)) / count_macs(plain, (1, 32, 32)) <= 4.1
+
+
+def test_counts_agree_with_timm() -> None:
+    model = Baseline("resnet18").build(3, 1000, 224)
+    assert count_params(model) == 11_689_512  # timm's results table: 11.69 M
+    assert count_macs(model, (3, 224, 224)) == pytest.approx(1.82e9, rel=0.01)  # and 1.82 GMACs
+    assert model.training
+
+
+def test_network_of_one_image_size_is_built_for_it() -> None:
+    assert count_macs(Baseline("vit_tiny_patch16_224").build(3, 10, 64), (3, 64, 64)) > 0
+
+
+def test_yaml_round_trip() -> None:
+    one = Baseline("resnet10t", 1)
+    assert Baseline.from_yaml(one.to_yaml()) == one
+    assert str(one) == "timm:resnet10t stem_stride=1"
+    for text in ("", "[", "format: other", "format: hwnas-baseline/1\ntimm: 3\nstem_stride: 1"):
+        with pytest.raises(StudyError, match="not a baseline"):
+            Baseline.from_yaml(text)

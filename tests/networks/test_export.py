@@ -1,0 +1,125 @@
+"""torch -> ONNX: folded, named, dynamic, whole; and the gate behind it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hwnas.errors import ExportError
+from hwnas.networks.export import block_of_node, check_parity, export_onnx, randomise
+from hwnas.system.torchvision_ops import declare_missing
+
+declare_missing()
+
+import onnx  # noqa: E402
+import timm  # noqa: E402
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+
+IMAGES = np.random.default_rng(0).standard_normal((256, 1, 32, 32), np.float32)
+
+
+def network(name: str = "semnasnet_050", channels: int = 1) -> nn.Module:
+    return randomise(timm.create_model(name, in_chans=channels, num_classes=10), seed=0)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, Path]:
+    model, path = network(), tmp_path_factory.mktemp("export") / "model.onnx"
+    export_onnx(model, path, (1, 32, 32), {"id": "abc", "null_ms": "1.5"})
+    return model, path
+
+
+def test_exported_graph_is_folded_named_and_dynamic(exported: tuple[nn.Module, Path]) -> None:
+    proto = onnx.load(str(exported[1]))
+    kinds = {node.op_type for node in proto.graph.node}
+    assert not kinds & {"BatchNormalization", "Identity"}
+    assert [entry.name for entry in proto.graph.input] == ["images"]
+    assert [entry.name for entry in proto.graph.output] == ["logits"]
+    assert proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
+    assert {entry.key: entry.value for entry in proto.metadata_props} == {"id": "abc", "null_ms": "1.5"}
+    blocks = {block_of_node(node.name) for node in proto.graph.node}
+    assert blocks >= {"stem", "head", "blocks.0.0", "blocks.3.2", "blocks.6.0"}
+    assert None not in blocks
+
+
+def test_export_leaves_the_mode_of_every_module(tmp_path: Path) -> None:
+    model = network().train()
+    model.blocks[0].eval()
+    export_onnx(model, tmp_path / "model.onnx", (1, 32, 32))
+    assert model.training
+    assert not model.blocks[0].training
+
+
+def test_parity_holds_and_counts(exported: tuple[nn.Module, Path]) -> None:
+    parity = check_parity(*exported, IMAGES)
+    assert parity.n == 256
+    assert parity.top1_agreement >= 0.995
+
+
+def test_parity_fails_on_other_weights(exported: tuple[nn.Module, Path]) -> None:
+    with pytest.raises(ExportError, match="top-1 agreement"):
+        check_parity(randomise(network(), seed=1), exported[1], IMAGES)
+
+
+def test_parity_fails_on_what_is_not_finite(exported: tuple[nn.Module, Path]) -> None:
+    broken = network()
+    with torch.no_grad():
+        broken.classifier.bias[0] = float("nan")
+    with pytest.raises(ExportError, match="not finite"):
+        check_parity(broken, exported[1], IMAGES)
+
+
+def test_parity_needs_256_images(exported: tuple[nn.Module, Path]) -> None:
+    with pytest.raises(ValueError, match="256"):
+        check_parity(*exported, IMAGES[:255])
+
+
+def test_parity_refuses_a_torn_file(exported: tuple[nn.Module, Path], tmp_path: Path) -> None:
+    torn = tmp_path / "torn.onnx"
+    torn.write_bytes(exported[1].read_bytes()[:5000])
+    with pytest.raises(ExportError, match=r"torn\.onnx"):
+        check_parity(exported[0], torn, IMAGES)
+
+
+def test_what_cannot_be_exported_is_an_export_error(tmp_path: Path) -> None:
+    with pytest.raises(ExportError):
+        export_onnx(network(), tmp_path / "model.onnx", (3, 32, 32))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_batch_norm_without_convolution_is_named(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(64, 2))
+    with pytest.raises(ExportError, match="BatchNormalization"):
+        export_onnx(model, tmp_path / "model.onnx", (1, 8, 8))
+
+
+@pytest.mark.parametrize(("name", "block"), [
+    ("/blocks/blocks.2/blocks.2.1/se/conv_reduce/Conv", "blocks.2.1"),
+    ("/blocks/blocks.12/blocks.12.10/bn2/act/Relu_output_0_QuantizeLinear", "blocks.12.10"),
+    ("/blocks/3/0/conv_pw/Conv", "blocks.3.0"),
+    ("Multiply_19,/blocks/blocks.1/blocks.1.0/conv_dw/Conv,/blocks/blocks.1/blocks.1.0/bn2/Relu", "blocks.1.0"),
+    ("blocks.0.0.conv_dw.weight", "blocks.0.0"),
+    ("/conv_stem/Conv/WithoutBiases", "stem"),
+    ("/bn1/act/Relu_output_0_nchwc", "stem"),
+    ("images_QuantizeLinear", "stem"),
+    ("/conv_head/Conv", "head"),
+    ("/global_pool/pool/GlobalAveragePool_output_0_QuantizeLinear", "head"),
+    ("/classifier/Gemm", "head"),
+    ("ReorderOutput_token_193", None),
+    ("", None),
+])
+def test_node_names_lead_back_to_blocks(name: str, block: str | None) -> None:
+    assert block_of_node(name) == block
+
+
+def test_randomised_networks_are_reproducible_and_have_no_zeroed_branch() -> None:
+    fresh = timm.create_model("resnet10t", in_chans=1, num_classes=10)
+    norms = [name for name, value in fresh.state_dict().items() if name.endswith("bn2.weight") and not value.any()]
+    assert norms  # timm zeroes the gain of every branch
+    one, two = network("resnet10t").state_dict(), network("resnet10t").state_dict()
+    for name in norms:
+        assert one[name].all()
+        assert torch.equal(one[name], two[name])

@@ -1,0 +1,150 @@
+"""int8 QDQ: where pairs go, what ranges do, and that both runtimes agree with the fp32 network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hwnas.errors import QuantizeError
+from hwnas.networks.export import export_onnx, randomise
+from hwnas.networks.quantize import quantize_static
+from hwnas.system.torchvision_ops import declare_missing
+
+declare_missing()
+
+import onnx  # noqa: E402
+import onnxruntime as ort  # noqa: E402
+import timm  # noqa: E402
+import torch  # noqa: E402
+
+IMAGES = np.random.default_rng(0).standard_normal((64, 1, 32, 32), np.float32)
+
+
+def exported(folder: Path, name: str) -> Path:
+    path = folder / f"{name}.onnx"
+    model = timm.create_model(name, in_chans=1, num_classes=10)
+    export_onnx(randomise(model, 0), path, (1, 32, 32), {"id": "abc"})
+    return path
+
+
+@pytest.fixture(scope="module")
+def fp32(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return exported(tmp_path_factory.mktemp("fp32"), "semnasnet_050")
+
+
+def structure(path: Path) -> list[tuple[object, ...]]:
+    return [(node.op_type, node.name, *node.input, *node.output) for node in onnx.load(str(path)).graph.node]
+
+
+def logits(path: Path, images: np.ndarray) -> np.ndarray:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(None, {"images": images})[0])
+
+
+@pytest.mark.parametrize("name", ["semnasnet_050", "mobilenetv2_050", "mobilenetv3_small_050", "resnet10t"])
+@pytest.mark.parametrize("tuned_for", ["openvino", "onnxruntime"])
+def test_made_up_ranges_give_the_structure_of_real_ones(tmp_path: Path, name: str, tuned_for: str) -> None:
+    source = exported(tmp_path, name)
+    quantize_static(source, tmp_path / "a.onnx", None, tuned_for=tuned_for)
+    quantize_static(source, tmp_path / "b.onnx", IMAGES, tuned_for=tuned_for)
+    assert structure(tmp_path / "a.onnx") == structure(tmp_path / "b.onnx")
+    zeros = [[int(np.count_nonzero(onnx.numpy_helper.to_array(weight)) > 0) for weight in
+              onnx.load(str(tmp_path / file)).graph.initializer if weight.name.endswith("_zero")
+              and weight.data_type == onnx.TensorProto.UINT8] for file in ("a.onnx", "b.onnx")]
+    assert zeros[0] == zeros[1]  # a zero point that is 0 lets runtimes leave work out
+
+
+def test_recipe_on_a_network_with_squeeze_and_excite(fp32: Path, tmp_path: Path) -> None:
+    quantize_static(fp32, tmp_path / "int8.onnx", IMAGES)
+    proto = onnx.load(str(tmp_path / "int8.onnx"))
+    producer = {name: node for node in proto.graph.node for name in node.output}
+    weights = {weight.name: onnx.numpy_helper.to_array(weight) for weight in proto.graph.initializer}
+    for node in proto.graph.node:
+        inputs = [producer[name].op_type if name in producer else "" for name in node.input]
+        if node.op_type == "Conv" and "/se/" in node.name:
+            assert "DequantizeLinear" not in inputs
+        elif node.op_type in ("Conv", "Gemm"):
+            assert inputs == ["DequantizeLinear"] * 3
+            weight, scale = (weights[name] for name in producer[node.input[1]].input[:2])
+            assert weight.dtype == np.int8
+            assert scale.shape == (len(weight),)
+        elif node.op_type == "Add":
+            assert inputs == ["DequantizeLinear"] * 2
+        elif node.op_type == "QuantizeLinear":
+            assert weights[node.input[2]].dtype == np.uint8
+    metadata = {entry.key: entry.value for entry in proto.metadata_props}
+    assert metadata["id"] == "abc"
+    assert "mse" in metadata["quantisation"]
+
+
+def test_quantised_network_answers_like_the_fp32_one(tmp_path: Path) -> None:
+    """On one that has structure to answer with: a random linear readout of random features, well conditioned."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 16, 3, 2, 1), torch.nn.ReLU(), torch.nn.Conv2d(16, 32, 3, 2, 1),
+                                torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(32 * 64, 10))
+    export_onnx(model, tmp_path / "fp32.onnx", (1, 32, 32))
+    expected = logits(tmp_path / "fp32.onnx", IMAGES)
+    for method in ("mse", "minmax"):
+        quantize_static(tmp_path / "fp32.onnx", tmp_path / "int8.onnx", IMAGES, method=method)
+        got = logits(tmp_path / "int8.onnx", IMAGES)
+        assert np.abs(got - expected).max() < 0.08 * np.ptp(expected)
+        assert (got.argmax(1) == expected.argmax(1)).mean() > 0.9
+
+
+def test_mse_gives_outliers_up(tmp_path: Path) -> None:
+    images = IMAGES.clip(-2, 2)
+    images[0, 0, 0, 3] = 8.0  # one value that extremes would spend three quarters of the levels on
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(3600, 2))
+    export_onnx(model, tmp_path / "fp32.onnx", (1, 32, 32))
+    scales = {}
+    for method in ("mse", "minmax"):
+        quantize_static(tmp_path / "fp32.onnx", tmp_path / f"{method}.onnx", images, method=method)
+        found = onnx.load(str(tmp_path / f"{method}.onnx")).graph.initializer
+        scales[method] = next(float(onnx.numpy_helper.to_array(w)) for w in found if w.name == "images_scale")
+    assert scales["mse"] < scales["minmax"]
+    assert scales["minmax"] == pytest.approx((8.0 + 2.0) / 255, rel=1e-3)
+
+
+def test_a_dead_channel_keeps_its_bias(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3, padding=1), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1),
+                                torch.nn.Flatten(), torch.nn.Linear(4, 2))
+    with torch.no_grad():
+        model[0].weight[1] = 0.0
+        model[0].bias[1] = 2.0
+    export_onnx(model, tmp_path / "fp32.onnx", (1, 32, 32))
+    quantize_static(tmp_path / "fp32.onnx", tmp_path / "int8.onnx", IMAGES)
+    expected, got = logits(tmp_path / "fp32.onnx", IMAGES), logits(tmp_path / "int8.onnx", IMAGES)
+    assert np.abs(got - expected).max() < 0.02 * np.abs(expected).max()
+
+
+def test_swish_is_placed_by_runtime(tmp_path: Path) -> None:
+    source = exported(tmp_path, "mobilenetv3_small_050")
+    quantize_static(source, tmp_path / "openvino.onnx", None, tuned_for="openvino")
+    quantize_static(source, tmp_path / "ort.onnx", None, tuned_for="onnxruntime")
+    pairs = [sum(row[0] == "QuantizeLinear" for row in structure(tmp_path / file)) for file in
+             ("openvino.onnx", "ort.onnx")]
+    assert pairs[1] > pairs[0]
+
+
+def test_errors_are_of_the_candidate_and_name_the_file(fp32: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.onnx"
+    (tmp_path / "torn.onnx").write_bytes(fp32.read_bytes()[:3000])
+    for source in (tmp_path / "torn.onnx", tmp_path / "absent.onnx"):
+        with pytest.raises(QuantizeError, match=source.name):
+            quantize_static(source, out, None)
+    quantize_static(fp32, tmp_path / "int8.onnx", None)
+    with pytest.raises(QuantizeError, match="quantised already"):
+        quantize_static(tmp_path / "int8.onnx", out, None)
+    with pytest.raises(QuantizeError, match="no images"):
+        quantize_static(fp32, out, IMAGES[:0])
+    with pytest.raises(QuantizeError, match="not finite"):
+        quantize_static(fp32, out, IMAGES * np.float32("inf"))
+    with pytest.raises(ValueError, match="method"):
+        quantize_static(fp32, out, None, method="best")  # type: ignore[arg-type]
+    assert not out.exists()

@@ -1,0 +1,264 @@
+"""Every runtime keeps the contract; precisions are read back; telemetry stays out; children take crashes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hwnas.errors import CandidateError, TargetError, UnknownName
+from hwnas.networks.export import block_of_node, export_onnx, randomise
+from hwnas.networks.quantize import quantize_static
+from hwnas.runtimes import runtime as runtimes
+from hwnas.runtimes.child import probe_model
+from hwnas.runtimes.null import NullRuntime
+from hwnas.runtimes.openvino import import_openvino
+from hwnas.runtimes.runtime import judge, load_runtime, quantised_in_file, threads_of
+from hwnas.system.torchvision_ops import declare_missing
+from hwnas.target.target import Target
+from hwnas.testing import check_runtime, contract_images
+
+declare_missing()
+
+import timm  # noqa: E402
+import torch  # noqa: E402
+
+OPENVINO = load_runtime("openvino")
+HAS_BF16 = "BF16" in import_openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+needs_bf16 = pytest.mark.skipif(not HAS_BF16, reason="this CPU has no bf16 instructions")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    model = randomise(timm.create_model("mnasnet_small", in_chans=1, num_classes=5), 0)
+    found = {"fp32": folder / "model.onnx", "int8": folder / "model_int8.onnx"}
+    export_onnx(model, found["fp32"], (1, 32, 32), {"null_ms": "0.5"})
+    quantize_static(found["fp32"], found["int8"], contract_images(found["fp32"], 64))
+    found["fp16"] = found["bf16"] = found["fp32"]
+    reference = folder / "reference.npy"
+    with torch.inference_mode():
+        np.save(reference, model.eval()(torch.from_numpy(contract_images(found["fp32"], 5))).numpy())
+    return {**found, "reference": reference}
+
+
+@pytest.mark.parametrize(("runtime", "precision", "batch", "error"), [
+    ("openvino", "fp32", 1, 1e-3), ("openvino", "int8", 1, None), ("openvino", "int8", 4, None),
+    pytest.param("openvino", "bf16", 2, 0.3, marks=needs_bf16),
+    ("onnxruntime", "fp32", 2, 1e-3), ("onnxruntime", "int8", 1, None), ("null", "fp32", 1, None),
+    pytest.param("torch", "fp16", 2, 0.1, marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")),
+])
+def test_contract(files: dict[str, Path], runtime: str, precision: str, batch: int, error: float | None) -> None:
+    target = Target("test", runtime, precision, batch=batch, device="cuda" if runtime == "torch" else "cpu")
+    reference = np.load(files["reference"]) if error else None
+    check_runtime(load_runtime(runtime), files[precision], target, reference=reference, relative_error=error or 0.0)
+
+
+@pytest.mark.parametrize("runtime", ["openvino", "onnxruntime"])
+def test_int8_is_executed_as_quantised(files: dict[str, Path], runtime: str) -> None:
+    compiled = load_runtime(runtime).compile(files["int8"], Target("test", runtime, "int8"))
+    execution, meant = compiled.execution, quantised_in_file(files["int8"])
+    assert execution.precisions["int8"] == meant
+    assert execution.fallback_share == 0
+    assert execution.precisions["fp32"] > 0  # squeeze-and-excite
+    assert execution.int8_share == pytest.approx(meant / sum(execution.precisions.values()))
+
+
+def test_int8_answers_agree_between_runtimes(files: dict[str, Path]) -> None:
+    images = contract_images(files["int8"], 32)
+    answers = [load_runtime(name).compile(files["int8"], Target("test", name, "int8")).logits(images)
+               for name in ("openvino", "onnxruntime")]
+    assert (answers[0].argmax(1) == answers[1].argmax(1)).mean() > 0.8
+
+
+def test_fp32_is_not_run_as_bf16(files: dict[str, Path]) -> None:
+    execution = OPENVINO.compile(files["fp32"], Target("test", "openvino", "fp32")).execution
+    assert set(execution.precisions) == {"fp32"}
+
+
+@needs_bf16
+def test_bf16_is_executed(files: dict[str, Path]) -> None:
+    execution = OPENVINO.compile(files["fp32"], Target("test", "openvino", "bf16")).execution
+    assert execution.precisions.get("bf16", 0) > 0
+    assert execution.fallback_share <= 0.5
+
+
+def test_a_cpu_without_bf16_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = load_runtime("openvino")
+
+    class Core:
+        def get_property(self, *names: str) -> list[str]:
+            return ["FP32", "INT8"]
+
+    monkeypatch.setitem(runtime.__dict__, "_core", Core())
+    with pytest.raises(TargetError, match=r"epyc_bf16.*bf16"):
+        runtime.check(Target("epyc_bf16", "openvino", "bf16"))
+    runtime.check(Target("epyc_int8", "openvino", "int8"))
+
+
+def test_cuda_is_one_clear_line_where_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(TargetError, match=r"^target cuda_fp16 needs CUDA.*\.$"):
+        load_runtime("torch").check(Target("cuda_fp16", "torch", "fp16", device="cuda"))
+
+
+@pytest.mark.parametrize(("runtime", "precision"), [("onnxruntime", "bf16"), ("openvino", "fp16"), ("torch", "fp32")])
+def test_other_precisions_are_refused(runtime: str, precision: str) -> None:
+    with pytest.raises(TargetError, match=precision):
+        load_runtime(runtime).check(Target("t", runtime, precision, device="cuda" if runtime == "torch" else "cpu"))
+
+
+@pytest.mark.parametrize("runtime", ["openvino", "onnxruntime"])
+def test_files_of_the_wrong_kind_are_refused(files: dict[str, Path], runtime: str) -> None:
+    with pytest.raises(CandidateError, match="not quantised"):
+        load_runtime(runtime).compile(files["fp32"], Target("t", runtime, "int8"))
+    with pytest.raises(CandidateError, match="is quantised"):
+        load_runtime(runtime).compile(files["int8"], Target("t", runtime, "fp32"))
+
+
+def test_precision_that_was_not_honoured_is_an_error() -> None:
+    with pytest.raises(TargetError, match=r"fp32 was forced.*1 bf16, 9 fp32"):
+        judge("m.onnx", Target("t", "openvino", "fp32"), {"fp32": 9, "bf16": 1}, 0)
+    with pytest.raises(CandidateError, match="int8 was forced"):
+        judge("m.onnx", Target("t", "openvino", "int8"), {"fp32": 10}, 8)
+    execution = judge("m.onnx", Target("t", "openvino", "int8"), {"fp32": 4, "int8": 6}, 8)
+    assert execution.fallback_share == pytest.approx(0.25)
+    assert execution.int8_share == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize(("runtime", "precision"), [("openvino", "int8"), ("openvino", "fp32"),
+                                                    ("onnxruntime", "int8"), ("onnxruntime", "fp32")])
+def test_profiled_nodes_lead_to_every_block(files: dict[str, Path], runtime: str, precision: str) -> None:
+    compiled = load_runtime(runtime).compile(files[precision], Target("t", runtime, precision))
+    nodes = compiled.profile(contract_images(files[precision], 1), 20)
+    blocks = {block_of_node(node.name) for node in nodes} - {None}
+    declared = {block_of_node(name) for name in _names(files["fp32"])} - {None}
+    assert blocks == declared
+    assert sum(node.ms for node in nodes) > 0
+
+
+def _names(path: Path) -> list[str]:
+    import onnx
+
+    return [node.name for node in onnx.load(str(path)).graph.node]
+
+
+def test_null_takes_the_programmed_time(files: dict[str, Path]) -> None:
+    target = Target("null", "null", "fp32")
+    images = contract_images(files["fp32"], 1)
+    for runtime, ms in ((NullRuntime(), 0.5), (NullRuntime(3.0), 3.0)):
+        run = runtime.compile(files["fp32"], target).bind(images)
+        start = time.perf_counter()
+        run()
+        assert (time.perf_counter() - start) * 1e3 >= ms
+    plain = files["fp32"].with_name("plain.onnx")
+    export_onnx(timm.create_model("mnasnet_small", in_chans=1, num_classes=5), plain, (1, 32, 32))
+    with pytest.raises(CandidateError, match="null_ms"):
+        NullRuntime().compile(plain, target)
+
+
+def test_exported_graph_rebuilt_in_torch_answers_alike(files: dict[str, Path]) -> None:
+    from hwnas.runtimes.torch_graph import OnnxModule
+
+    module = OnnxModule(files["fp32"])
+    got = module(torch.from_numpy(contract_images(files["fp32"], 5))).numpy()
+    expected = np.load(files["reference"])
+    assert np.abs(got - expected).max() <= 1e-3 * np.abs(expected).max()
+    assert module.precisions["fp32"] > 10
+    with pytest.raises(CandidateError, match="DequantizeLinear"):
+        OnnxModule(files["int8"])
+
+
+def test_names_are_looked_up_and_entry_points_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UnknownName, match="openvino"):
+        load_runtime("opnevino")
+    entry = EntryPoint("mine", "hwnas.runtimes.null:NullRuntime", runtimes.GROUP)
+    monkeypatch.setattr(runtimes, "entry_points", lambda group: [entry])
+    assert load_runtime("mine").version() == "null 1"
+    assert "mine" in runtimes.runtime_names()
+
+
+def test_no_threads_named_means_all_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hwnas.target.host.usable_cores", lambda: [3, 5, 7])
+    assert threads_of(Target("t", "openvino", "int8", threads=0)) == 3
+    assert threads_of(Target("t", "openvino", "int8", threads=2)) == 2
+
+
+NO_NETWORK = """
+import socket, sys
+import openvino_telemetry.main as telemetry
+def refuse(*args, **kwargs): raise SystemExit(f"network: {args}")
+socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse
+telemetry.Telemetry.init = telemetry.Telemetry.send_event = refuse
+if sys.argv[4] == "fresh":
+    for name in [name for name in sys.modules if name.startswith("openvino")]: del sys.modules[name]
+from hwnas.runtimes import load_runtime
+from hwnas.target import Target
+load_runtime(sys.argv[1]).compile(sys.argv[3], Target("t", sys.argv[1], sys.argv[2]))
+if sys.argv[4] == "fresh": assert not [n for n in sys.modules if n.startswith("openvino_telemetry")], "imported"
+print("quiet")
+"""
+
+
+@pytest.mark.parametrize(("runtime", "state"), [
+    ("openvino", "fresh"), ("openvino", "loaded"), ("onnxruntime", "loaded")])
+def test_no_runtime_contacts_the_network(files: dict[str, Path], runtime: str, state: str) -> None:
+    done = subprocess.run([sys.executable, "-c", NO_NETWORK, runtime, "int8", str(files["int8"]), state],
+                          capture_output=True, text=True, timeout=300)
+    assert done.stdout == "quiet\n", done.stderr
+
+
+def test_child_lets_a_good_model_pass(files: dict[str, Path]) -> None:
+    probe_model(files["int8"], Target("t", "openvino", "int8"))
+
+
+def test_child_reports_why(files: dict[str, Path], tmp_path: Path) -> None:
+    garbage = tmp_path / "garbage.onnx"
+    garbage.write_bytes(b"\x08" * 4096)
+    target = Target("t", "onnxruntime", "fp32")
+    with pytest.raises(CandidateError, match=r"garbage\.onnx"):
+        probe_model(garbage, target)
+    with pytest.raises(CandidateError, match=r"after 0\.05 s"):
+        probe_model(files["fp32"], target, timeout_s=0.05)
+    with pytest.raises(CandidateError, match=r"(?i)memory|bad_alloc"):
+        probe_model(files["fp32"], target, memory_mb=1)
+    with pytest.raises(TargetError, match="bf16"):
+        probe_model(files["fp32"], replace(target, precision="bf16"))
+
+
+def test_child_that_is_killed_is_a_failed_candidate(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch,
+                                                    tmp_path: Path) -> None:
+    real = subprocess.Popen
+
+    def crashing(command: list[str], **options: Any) -> subprocess.Popen[str]:
+        return real([sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"], **options)
+
+    monkeypatch.setattr(subprocess, "Popen", crashing)
+    with pytest.raises(CandidateError, match="SIGSEGV"):
+        probe_model(files["fp32"], Target("t", "onnxruntime", "fp32"))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="sigaltstack as Linux has it")
+def test_openvino_leaves_no_small_stack_for_signal_handlers(files: dict[str, Path]) -> None:
+    script = """
+import ctypes, sys
+from hwnas.runtimes import load_runtime
+from hwnas.target import Target
+
+compiled = load_runtime("openvino").compile(sys.argv[1], Target("t", "openvino", "int8", threads=1, batch=1))
+class Stack(ctypes.Structure):
+    _fields_ = [("sp", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
+found = Stack()
+ctypes.CDLL(None).sigaltstack(None, ctypes.byref(found))
+print(found.flags, found.size)
+"""
+    found = subprocess.run([sys.executable, "-c", script, str(files["int8"])], capture_output=True, text=True,
+                           timeout=300, check=True)
+    assert found.stdout.split()[0] == "2", found.stdout  # SS_DISABLE: handlers run on the thread's own stack

@@ -1,0 +1,132 @@
+"""The parts of the known-objective sampler: gains against sampled ones, the warp, the codes, the surrogate."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+from hwnas.samplers.coding import Coding, Column, Settings
+from hwnas.samplers.model import Front, exceedance, expected_gain
+from hwnas.samplers.surrogate import Inputs, Process, Warp, tuned
+from hwnas.stats.pareto import hypervolume_2d
+
+RNG = np.random.default_rng(3)
+
+
+def volume(values: np.ndarray, known: np.ndarray, front: Front) -> float:
+    """Dominated by points in (value, costs), by counting a fine grid of costs: an oracle of another kind."""
+    if known.shape[1] == 1:
+        return hypervolume_2d(values, known[:, 0], (front.reference_value, float(front.reference_known[0])))
+    axes = [np.unique(np.append(known[:, axis], front.reference_known[axis])) for axis in range(2)]
+    total = 0.0
+    for left, right in zip(axes[0][:-1], axes[0][1:], strict=True):
+        for low, high in zip(axes[1][:-1], axes[1][1:], strict=True):
+            below = values[(known[:, 0] <= left) & (known[:, 1] <= low)]
+            level = max([front.reference_value, *below.tolist()])
+            if right <= front.reference_known[0] and high <= front.reference_known[1]:
+                total += (right - left) * (high - low) * (level - front.reference_value)
+    return total
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_gains_are_what_sampling_finds(k: int) -> None:
+    values, known = RNG.uniform(0, 1, 12), RNG.uniform(0, 1, (12, k))
+    front = Front(values, known, 0.1, np.full(k, 0.9))
+    at, mean, std = RNG.uniform(0, 1, (6, k)), RNG.uniform(0.2, 1.1, 6), RNG.uniform(0.05, 0.3, 6)
+    found = expected_gain(front, at, mean, std, lambda values: values, 1.0)
+    before = volume(values, known, front)
+    for index in range(6):
+        drawn = RNG.normal(mean[index], std[index], 600)
+        gains = [volume(np.append(values, one), np.vstack([known, at[index]]), front) - before for one in drawn]
+        assert found[index] == pytest.approx(np.mean(gains), abs=4 * np.std(gains) / np.sqrt(600) + 1e-9)
+
+
+def test_what_is_exceeded_is_counted_in_values_though_the_model_sees_warped_ones() -> None:
+    warp = np.log1p  # values e^t - 1
+    levels = np.linspace(0.2, 6.0, 60)
+    mean, std = np.array([0.5, 1.2]), np.array([0.3, 0.5])
+    found = exceedance(levels, mean, std, warp, 1.0)
+    drawn = np.expm1(RNG.normal(mean[:, None], std[:, None], (2, 200_000)))
+    for column in (0, 20, 40):
+        wanted = np.maximum(drawn - levels[column], 0).mean(axis=1)
+        assert found[:, column] == pytest.approx(wanted, rel=0.06, abs=0.002)
+
+
+def test_a_point_behind_the_front_or_beyond_the_reference_gains_nothing() -> None:
+    front = Front(np.array([0.5, 0.8]), np.array([[0.2], [0.5]]), 0.0, np.array([1.0]))
+    found = expected_gain(front, np.array([[0.6], [1.2], [0.1]]), np.array([0.3, 2.0, 0.4]), np.full(3, 1e-4),
+                          lambda values: values, 1.0)
+    assert found[:2] == pytest.approx([0, 0], abs=1e-6)
+    assert found[2] == pytest.approx(0.1 * 0.4, rel=1e-2)
+
+
+@given(st.lists(st.floats(-50, 50), min_size=2, max_size=60), st.floats(-3, 3))
+@example([0.0, 0.0, 1e-12], 0.0)
+@example([0.0, 1e-300], 0.0)
+@settings(max_examples=60, deadline=None)
+def test_the_warp_goes_there_and_back_and_keeps_the_order(values: list[float], at: float) -> None:
+    warp = Warp.of(np.array(values))
+    assert warp(warp.inverse(np.array([at]))) == pytest.approx(np.maximum([at], warp(np.array([-1e9]))), abs=1e-6)
+    ordered = np.sort(np.array(values))
+    assert (np.diff(warp(ordered)) >= -1e-12).all()
+
+
+@pytest.mark.parametrize("distribution", [
+    CategoricalDistribution([1, 10, 100]), CategoricalDistribution(["a", 1, None, True]), IntDistribution(3, 10),
+    IntDistribution(1, 1000, log=True), IntDistribution(3, 9, step=2), FloatDistribution(-1, 1),
+    FloatDistribution(1e-7, 1, log=True), FloatDistribution(-10, 10, step=0.5), FloatDistribution(2, 2)])
+def test_codes_go_there_and_back(distribution) -> None:
+    column = Column("x", distribution)
+    codes = column.draw(RNG, 200)
+    for code in codes:
+        value = column.value(code)
+        assert distribution._contains(distribution.to_internal_repr(value))
+        back = column.code(value)
+        assert back is not None and column.value(back) == pytest.approx(value) if not isinstance(
+            distribution, CategoricalDistribution) else column.value(back) is value
+    assert column.embed(codes).shape == (200, column.width)
+    assert column.code("elsewhere") is None
+    stepped = column.step(codes, RNG)
+    assert all(column.code(column.value(code)) is not None for code in stepped)
+
+
+def test_distances_are_one_between_unlike_choices_and_smaller_between_near_ones() -> None:
+    plain, ordered = Column("x", CategoricalDistribution(["a", "b", "c"])), Column("y", IntDistribution(0, 4))
+    rows = plain.embed(np.arange(3.0))
+    assert ((rows[0] - rows[2]) ** 2).sum() == pytest.approx(1)
+    rows = ordered.embed(np.arange(5.0))
+    near, far = ((rows[0] - rows[1]) ** 2).sum(), ((rows[0] - rows[4]) ** 2).sum()
+    assert 0.5 < near < far == pytest.approx(1)
+
+
+def test_settings_read_as_dictionaries() -> None:
+    coding = Coding({"a": IntDistribution(1, 3), "b": CategoricalDistribution(["x", "y"])})
+    found = Settings(coding, np.array([[0.0, 1.0], [2.0, 0.0], [1.0, np.nan]]))
+    assert list(found) == [{"a": 1, "b": "y"}, {"a": 3, "b": "x"}, {"a": 2}]
+    assert found[1:][0] == {"a": 3, "b": "x"}
+    assert coding.encode({"a": 9, "b": "x"}) is None
+
+
+def test_the_surrogate_learns_and_its_gradient_is_right() -> None:
+    from scipy.optimize import check_grad
+
+    from hwnas.samplers.surrogate import _loss, prior
+
+    coding = Coding({name: CategoricalDistribution(["p", "q", "r"]) for name in "abcde"})
+    codes = coding.sample(RNG, 90)
+    values = codes[:, 0] - 0.5 * (codes[:, 1] == 2) + 0.3 * (codes[:, 2] == codes[:, 3])
+    values = (values - values.mean()) / values.std()
+    inputs = Inputs(coding.embed(codes), coding.owner, codes[:, :1] / 2)
+    noise = np.full(90, 1e-4)
+    means, widths = prior(5, 1)
+    at = means + 0.3 * RNG.normal(size=len(means))
+    gap = check_grad(lambda x: _loss(x, inputs, values, noise, means, widths)[0],
+                     lambda x: _loss(x, inputs, values, noise, means, widths)[1], at, epsilon=1e-5)
+    assert gap < 1e-2
+    process = Process(inputs[:60], values[:60], noise[:60], tuned(inputs[:60], values[:60], noise[:60]))
+    mean, std = process.predict(inputs[60:])
+    assert np.mean((mean - values[60:]) ** 2) < 0.1
+    assert np.mean(np.abs(mean - values[60:]) < 2 * std + 0.05) > 0.8

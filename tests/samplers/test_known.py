@@ -1,0 +1,438 @@
+"""KnownObjectiveSampler: what Optuna asks of a sampler, what it learns, what it never asks twice, what it refuses."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import optuna
+import pytest
+from optuna._hypervolume import compute_hypervolume
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.samplers import BaseSampler, RandomSampler
+from optuna.testing.pytest_samplers import BasicSamplerTestCase, MultiObjectiveSamplerTestCase, RelativeSamplerTestCase
+from optuna.trial import TrialState
+
+import hwnas.samplers.known as known_module
+from hwnas.errors import BudgetError, SamplerError
+from hwnas.samplers.domain import Domain, Known
+from hwnas.samplers.history import PROPOSAL
+from hwnas.samplers.known import KnownObjectiveSampler
+from hwnas.samplers.model import MOST_FITTED, Model
+from hwnas.stats.pareto import hypervolume_2d
+
+SPACE = {**{f"op{i}": CategoricalDistribution(["none", "small", "large"]) for i in range(6)},
+         "depth": IntDistribution(1, 6), "width": CategoricalDistribution([8, 16, 32, 64])}
+COST = {"none": 0.0, "small": 1.0, "large": 3.0}
+GOOD = {"none": 0.0, "small": 0.5, "large": 0.8}
+
+
+class TestOptunasCases(BasicSamplerTestCase, RelativeSamplerTestCase, MultiObjectiveSamplerTestCase):
+    @pytest.fixture
+    def sampler(self) -> Callable[[], BaseSampler]:
+        return lambda: KnownObjectiveSampler(n_startup_trials=4, seed=0)
+
+
+def cost_ms(settings) -> np.ndarray:
+    return np.array([[0.1 * one["depth"] * one["width"] / 8 + 0.3 * sum(COST[one[f"op{i}"]] for i in range(6)) + 0.2]
+                     for one in settings])
+
+
+def accuracy(one) -> float:
+    weights = (1.0, 0.2, 0.7, 0.4, 0.9, 0.1)
+    gain = sum(weight * GOOD[one[f"op{i}"]] for i, weight in enumerate(weights)) / 3.3
+    return float(0.5 + 0.3 * gain + 0.1 * np.log2(one["depth"] * one["width"]) / 9 + 0.05 * (one["op0"] == one["op2"]))
+
+
+def suggested(trial: optuna.Trial) -> dict:
+    return {name: trial.suggest_categorical(name, one.choices) if isinstance(one, CategoricalDistribution)
+            else trial.suggest_int(name, one.low, one.high) for name, one in SPACE.items()}
+
+
+def objective(trial: optuna.Trial) -> tuple[float, float]:
+    one = suggested(trial)
+    return accuracy(one), float(cost_ms([one])[0, 0])
+
+
+def sampler_of(seed: int = 0, **options) -> KnownObjectiveSampler:
+    return KnownObjectiveSampler(SPACE, roles=("learnt", "known"), known=cost_ms, seed=seed, **options)
+
+
+def study_of(sampler: BaseSampler, directions=("maximize", "minimize")) -> optuna.Study:
+    return optuna.create_study(directions=directions, sampler=sampler)
+
+
+def searched(sampler: BaseSampler, n: int) -> optuna.Study:
+    study = study_of(sampler)
+    study.optimize(objective, n)
+    return study
+
+
+def share(study: optuna.Study) -> float:
+    values = np.array([trial.values for trial in study.trials if trial.state == TrialState.COMPLETE])
+    return hypervolume_2d(values[:, 0], np.log2(values[:, 1]), (0.5, np.log2(6.0)))
+
+
+def test_it_needs_a_fraction_of_the_evaluations() -> None:
+    ours = [share(searched(sampler_of(seed), 40)) for seed in range(3)]
+    random = [share(searched(RandomSampler(seed=seed), 120)) for seed in range(3)]
+    assert np.mean(ours) > np.mean(random)
+    assert min(ours) > max(share(searched(RandomSampler(seed=seed), 40)) for seed in range(3))
+
+
+def test_equal_seeds_ask_alike_and_nothing_is_asked_twice() -> None:
+    runs = [[trial.params for trial in searched(sampler_of(seed), 30).trials] for seed in (1, 1, 2)]
+    assert runs[0] == runs[1] != runs[2]
+    assert len({tuple(one.items()) for one in runs[0]}) == 30
+
+
+def test_workers_that_ask_at_once_are_given_different_settings() -> None:
+    study = searched(sampler_of(), 14)
+    others = [study_of(sampler_of()), study]
+    others[0] = optuna.load_study(study_name=study.study_name, storage=study._storage, sampler=sampler_of())
+    asked = [others[index % 2].ask(SPACE) for index in range(8)]
+    assert len({tuple(trial.params.items()) for trial in asked}) == 8
+    for trial in asked[:4]:
+        study.tell(trial, objective(optuna.trial.FixedTrial(trial.params)))
+
+
+def test_what_a_running_trial_works_at_counts_and_goes_with_it() -> None:
+    study = searched(sampler_of(), 14)
+    pending = study.ask(SPACE)
+    attrs = study._storage.get_trial(pending._trial_id).system_attrs
+    assert len(attrs[PROPOSAL]) == len(SPACE)
+    study.tell(pending, state=TrialState.FAIL)
+    study._storage.get_trial(pending._trial_id)
+    lost = study.trials[-1]
+    lost.user_attrs["outcome"] = "lost"
+    study.add_trial(optuna.create_trial(state=TrialState.FAIL, params=pending.params, distributions=SPACE,
+                                        user_attrs={"outcome": "lost"}))
+    assert study.ask(SPACE).params != pending.params  # failed for a reason of its own: not again
+
+
+def test_a_lost_trials_setting_may_be_asked_for_again() -> None:
+    study = searched(sampler_of(1), 14)
+    first = study.ask(SPACE)
+    study._storage.set_trial_user_attr(first._trial_id, "outcome", "lost")
+    study.tell(first, state=TrialState.FAIL)
+    again = optuna.load_study(study_name=study.study_name, storage=study._storage, sampler=sampler_of(1))
+    asked = [again.ask(SPACE).params for _ in range(6)]
+    assert first.params in asked
+
+
+def test_noise_that_is_told_keeps_a_lucky_value_from_leading() -> None:
+    def learnt(trial):
+        return trial.values[0], trial.user_attrs["std"]
+
+    found = []
+    for std in (0.0, 0.3):
+        study = study_of(sampler_of(learnt=learnt))
+        rng = np.random.default_rng(0)
+        for _ in range(15):
+            trial = study.ask(SPACE)
+            trial.set_user_attr("std", std)
+            value, cost = objective(optuna.trial.FixedTrial(trial.params))
+            study.tell(trial, (value + 0.05 * rng.normal(), cost))
+        found.append(study.ask(SPACE).params)
+    assert found[0] != found[1]
+
+
+@pytest.mark.parametrize("value", [0.5, None])
+def test_constant_and_failed_first_trials_do_not_stop_it(value: float | None) -> None:
+    study = study_of(sampler_of(n_startup_trials=4))
+    for _ in range(12):
+        trial = study.ask(SPACE)
+        if value is None:
+            study.tell(trial, state=TrialState.FAIL)
+        else:
+            study.tell(trial, (value, float(cost_ms([trial.params])[0, 0])))
+    assert len({tuple(trial.params.items()) for trial in study.trials}) == 12
+
+
+def test_collapsed_networks_do_not_spoil_the_model() -> None:
+    def collapsing(trial: optuna.Trial) -> tuple[float, float]:
+        value, cost = objective(trial)
+        return (0.1 if trial.number % 5 == 4 else value), cost
+
+    shares = []
+    for seed in range(4):
+        study = study_of(sampler_of(seed))
+        study.optimize(collapsing, 40)
+        good = [trial for trial in study.trials if trial.number % 5 != 4]
+        found = hypervolume_2d([trial.values[0] for trial in good], [np.log2(trial.values[1]) for trial in good],
+                               (0.5, np.log2(6.0)))
+        shares.append(found / share(searched(sampler_of(seed), 32)))
+    assert np.mean(shares) > 0.85
+
+
+def test_a_study_of_another_sampler_is_gone_on_with() -> None:
+    study = searched(RandomSampler(seed=0), 20)
+    study.sampler = sampler_of()
+    study.optimize(objective, 20)
+    assert share(study) > share(searched(RandomSampler(seed=0), 40))
+
+
+def test_a_cap_is_kept_and_one_that_leaves_nothing_names_the_nearest() -> None:
+    def over(settings):
+        return cost_ms(settings)[:, 0] - 1.0
+
+    sampler = KnownObjectiveSampler(SPACE, roles=("learnt",), over=over, seed=0)
+    study = study_of(sampler, ["maximize"])
+    study.optimize(lambda trial: accuracy(suggested(trial)), 25)
+    assert max(float(cost_ms([trial.params])[0, 0]) for trial in study.trials) <= 1.0
+    nothing = KnownObjectiveSampler(SPACE, roles=("learnt",), over=lambda some: cost_ms(some)[:, 0] - 0.01, seed=0)
+    with pytest.raises(BudgetError, match=r"nearest is over by 0\.29"):
+        study_of(nothing, ["maximize"]).ask(SPACE)
+
+
+def test_a_reward_is_searched_by_its_learnt_part() -> None:
+    def factor(settings):
+        return cost_ms(settings)[:, 0] ** -0.07
+
+    study = study_of(KnownObjectiveSampler(
+        SPACE, roles=("learnt",), factor=factor, seed=0,
+        learnt=lambda trial: (trial.user_attrs["accuracy"], 0.0)), ["maximize"])
+    plain = study_of(RandomSampler(seed=0), ["maximize"])
+
+    def rewarded(trial: optuna.Trial) -> float:
+        one = suggested(trial)
+        trial.set_user_attr("accuracy", accuracy(one))
+        return float(accuracy(one) * factor([one])[0])
+
+    study.optimize(rewarded, 35)
+    plain.optimize(rewarded, 120)
+    assert study.best_value > plain.best_value
+
+
+def test_three_objectives_with_two_known() -> None:
+    def two(settings):
+        return np.column_stack([cost_ms(settings), [one["width"] * one["depth"] for one in settings]])
+
+    def three(trial: optuna.Trial) -> tuple[float, float, float]:
+        return (*objective(trial), float(trial.params["width"] * trial.params["depth"]))
+
+    def volume(study: optuna.Study) -> float:
+        points = np.array([[-trial.values[0], *np.log(trial.values[1:])] for trial in study.trials])
+        worst = np.array([-0.5, np.log(6), np.log(300)])
+        return float(compute_hypervolume(points[(points <= worst).all(axis=1)], worst))
+
+    ours = study_of(KnownObjectiveSampler(SPACE, roles=("learnt", "known", "known"), known=two, seed=0),
+                    ["maximize", "minimize", "minimize"])
+    random = study_of(RandomSampler(seed=0), ["maximize", "minimize", "minimize"])
+    ours.optimize(three, 45)
+    random.optimize(three, 120)
+    assert volume(ours) > volume(random)
+
+
+@pytest.mark.parametrize(("known", "message"), [
+    (lambda settings: 1 / 0, "ZeroDivisionError"), (lambda settings: [[float("nan")]] * len(settings), "no finite"),
+    (lambda settings: [[1.0]], "were given"), (lambda settings: [[1.0, 2.0]] * len(settings), "2 values a setting"),
+    (None, "Give known=")])
+def test_a_known_objective_that_cannot_be_used_is_one_clear_error(known, message: str) -> None:
+    sampler = KnownObjectiveSampler(SPACE, roles=("learnt", "known"), known=known, seed=0)
+    with pytest.raises(SamplerError, match=message):
+        study_of(sampler).ask(SPACE)
+
+
+def test_a_rare_cost_of_nothing_does_not_outweigh_all_others() -> None:
+    """The 512 settings that ranges are read off do not hold the free one; a logarithm of 0 would be without end."""
+    space = {"size": IntDistribution(0, 10**6, log=False)}
+    domain = Domain(space, Known(lambda settings: [[float(one["size"])] for one in settings]), [1.0])
+    free, small, large = domain.costs(np.array([[0.0], [1e-3], [1.0]]))[:, 0]
+    assert free < small < large
+    assert large - free < 2 * (large - small) + np.log(1e3)
+
+
+def test_roles_and_parameters_that_cannot_be_modelled_are_named() -> None:
+    with pytest.raises(ValueError, match="one 'learnt'"):
+        KnownObjectiveSampler(SPACE, roles=("known", "known"), known=cost_ms)
+    with pytest.raises(SamplerError, match="2 roles"):
+        study_of(sampler_of(), ["maximize"]).ask(SPACE)
+
+    class Odd(optuna.distributions.BaseDistribution):
+        def to_external_repr(self, param_value_in_internal_repr):
+            return param_value_in_internal_repr
+
+        to_internal_repr = to_external_repr
+
+        def single(self):
+            return False
+
+        def _contains(self, param_value_in_internal_repr):
+            return True
+
+    with pytest.raises(ValueError, match="parameter odd: Odd"):
+        KnownObjectiveSampler({"odd": Odd()}).sample_relative(study_of(RandomSampler(), ["maximize"]), study_of(
+            RandomSampler(), ["maximize"]).ask()._get_latest_trial(), {"odd": Odd()})
+
+
+def test_the_example_runs_as_it_stands(tmp_path) -> None:
+    text = known_module.__doc__ or ""
+    example = "\n".join(line[4:] for line in text.split("\n") if line.startswith("    ") or not line.strip())
+    script = tmp_path / "example.py"
+    script.write_text(example)
+    found = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
+    assert found.returncode == 0, found.stderr
+    assert re.search(r"\[\[0\.\d+", found.stdout)
+
+
+def test_the_module_needs_no_training_library() -> None:
+    script = ("import hwnas.samplers.known, sys; "
+              "print([name for name in ('torch', 'openvino', 'onnx') if name in sys.modules])")
+    with warnings.catch_warnings():
+        found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_weights_are_those_of_the_first_values_whenever_asked_for() -> None:
+    """A study that is gone on with asks as if it had never stopped, though others have come in since its weights."""
+    whole = searched(sampler_of(3), 21)
+    resumed = study_of(sampler_of(3))
+    for trial in whole.trials[:16]:  # between two steps of the ladder on which weights are tuned
+        resumed.add_trial(trial)
+    fresh = known_module.Tuner()
+    late, early = (_weights(fresh, study) for study in (resumed, whole))
+    early_again = _weights(known_module.Tuner(), whole)
+    assert early.parameters == pytest.approx(early_again.parameters)
+    assert late.parameters == pytest.approx(_weights(known_module.Tuner(), resumed).parameters)
+    at_step = study_of(sampler_of(3))
+    for trial in whole.trials[:14]:
+        at_step.add_trial(trial)
+    assert late.parameters == pytest.approx(_weights(known_module.Tuner(), at_step).parameters)
+
+
+def _weights(tuner, study):
+    sampler = sampler_of(3)
+    domain, reader = sampler._domain(study, SPACE)
+    return tuner.weights(domain, reader.read(study.trials, -1, study.study_name), 10, study.study_name)
+
+
+def test_a_sampler_may_serve_studies_of_other_directions() -> None:
+    sampler = sampler_of(0)
+    searched(sampler, 12)
+    study = study_of(sampler, ["minimize", "minimize"])
+    study.optimize(lambda trial: (1 - objective(trial)[0], objective(trial)[1]), 25)
+    assert max(1 - trial.values[0] for trial in study.trials) > 0.75
+
+
+def test_a_network_whose_worker_was_killed_is_not_learnt_as_failed() -> None:
+    """Nobody writes "lost": a killed worker leaves its name and no outcome."""
+    study = searched(sampler_of(), 14)
+    killed = study.ask(SPACE)
+    study._storage.set_trial_user_attr(killed._trial_id, "worker", "host/1/2")
+    study.tell(killed, state=TrialState.FAIL)
+    _, reader = sampler_of()._domain(study, SPACE)
+    history = reader.read(study.trials, -1, study.study_name)
+    assert not history.failed.any()
+    assert len(history.taken) == 14
+
+
+def test_a_trial_that_ends_between_two_suggestions_does_not_end_the_study() -> None:
+    study = searched(sampler_of(), 12)
+
+    def half(trial: optuna.Trial) -> tuple[float, float]:
+        trial.suggest_categorical("op0", SPACE["op0"].choices)
+        raise RuntimeError
+
+    study.optimize(half, 1, catch=(RuntimeError,))
+    study.optimize(objective, 3)
+    assert study.trials[12].state == TrialState.FAIL
+    assert study.trials[-1].state == TrialState.COMPLETE
+
+
+def test_parameters_that_a_trial_did_not_need_are_no_obstacle() -> None:
+    space = {"kind": CategoricalDistribution(["plain", "deep"]), "depth": IntDistribution(1, 8),
+             "width": IntDistribution(1, 8)}
+
+    def conditional(trial: optuna.Trial) -> tuple[float, float]:
+        kind, width = trial.suggest_categorical("kind", ["plain", "deep"]), trial.suggest_int("width", 1, 8)
+        depth = trial.suggest_int("depth", 1, 8) if kind == "deep" else 1
+        return 1 - 1 / (depth * width), float(depth * width)
+
+    def known(settings):
+        return [[one["width"] * (one["depth"] if one["kind"] == "deep" else 1)] for one in settings]
+
+    study = study_of(KnownObjectiveSampler(space, roles=("learnt", "known"), known=known, seed=0))
+    study.optimize(conditional, 40)
+    proposed = {tuple(trial.system_attrs[PROPOSAL]) for trial in study.trials}
+    assert len(proposed) == 40
+    assert max(trial.values[1] for trial in study.trials) > 40  # the dearest of all is 64
+
+
+def test_whole_numbers_and_steps_are_asked_for_once() -> None:
+    space = {"a": IntDistribution(1, 16, log=True), "b": IntDistribution(1, 100),
+             "c": FloatDistribution(0.0, 1.0, step=0.25), "d": IntDistribution(4, 4, log=True)}
+
+    def known(settings):
+        return [[float(one["a"] * one["b"])] for one in settings]
+
+    study = study_of(KnownObjectiveSampler(space, roles=("learnt", "known"), known=known, seed=0))
+
+    def smooth(trial: optuna.Trial) -> tuple[float, float]:
+        one = {"a": trial.suggest_int("a", 1, 16, log=True), "b": trial.suggest_int("b", 1, 100),
+               "c": trial.suggest_float("c", 0.0, 1.0, step=0.25), "d": trial.suggest_int("d", 4, 4, log=True)}
+        return one["a"] ** 0.5 + one["c"] + one["b"] / 100, float(one["a"] * one["b"])
+
+    study.optimize(smooth, 50)
+    assert len({tuple(trial.params.items()) for trial in study.trials}) == 50
+
+
+def test_the_dearest_networks_are_searched_too_also_right_below_a_cap() -> None:
+    """Where accuracy grows with cost, the dearest that is allowed belongs to the front."""
+    space = {f"width{i}": IntDistribution(1, 8) for i in range(5)}
+
+    def macs(settings) -> np.ndarray:
+        return np.array([[float(sum(one.values()))] for one in settings])
+
+    def grows(trial: optuna.Trial) -> tuple[float, float]:
+        one = {name: trial.suggest_int(name, 1, 8) for name in space}
+        return 1 - 1 / sum(one.values()), float(sum(one.values()))
+
+    for cap in (None, 24.0):
+        over = None if cap is None else lambda settings, cap=cap: macs(settings)[:, 0] - cap
+        study = study_of(KnownObjectiveSampler(space, roles=("learnt", "known"), known=macs, over=over, seed=0))
+        study.optimize(grows, 40)
+        dearest = max(trial.values[1] for trial in study.trials)
+        assert dearest == cap if cap else dearest >= 34
+
+
+def test_a_long_study_keeps_its_front() -> None:
+    rng = np.random.default_rng(0)
+    study = study_of(sampler_of())
+    for _ in range(MOST_FITTED + 200):
+        one = {name: (rng.choice(dist.choices) if isinstance(dist, CategoricalDistribution)
+                      else int(rng.integers(dist.low, dist.high + 1))) for name, dist in SPACE.items()}
+        one = {name: value.item() if hasattr(value, "item") else value for name, value in one.items()}
+        study.add_trial(optuna.create_trial(params=one, distributions=SPACE,
+                                            values=[accuracy(one), float(cost_ms([one])[0, 0])]))
+    domain, reader = sampler_of()._domain(study, SPACE)
+    model = Model(domain, reader.read(study.trials, -1, study.study_name), known_module.Tuner(), 8, study.study_name)
+    known = {(value, round(cost, 9)) for value, cost in zip(model.values, np.exp(model.costs[:, 0]), strict=True)}
+    assert {(trial.values[0], round(trial.values[1], 9)) for trial in study.best_trials} <= known
+
+
+def test_a_front_is_wanted_from_the_worst_quantile_on() -> None:
+    """Fast and inaccurate ones are worth asking for only where the front is to hold them."""
+    cheapest = [min(trial.values[1] for trial in searched(sampler_of(seed, worst_quantile=quantile), 30).trials[8:])
+                for quantile in (0.0, 0.6) for seed in range(3)]
+    assert np.mean(cheapest[:3]) < np.mean(cheapest[3:])
+    with pytest.raises(ValueError, match="worst_quantile"):
+        sampler_of(worst_quantile=1.0)
+
+
+def test_a_long_study_may_begin_with_nothing_but_failures() -> None:
+    rng = np.random.default_rng(0)
+    study = study_of(sampler_of())
+    for number in range(MOST_FITTED + 60):
+        one = {name: dist.choices[int(rng.integers(len(dist.choices)))] if isinstance(dist, CategoricalDistribution)
+               else int(rng.integers(dist.low, dist.high + 1)) for name, dist in SPACE.items()}
+        failed = number < MOST_FITTED
+        study.add_trial(optuna.create_trial(
+            state=TrialState.FAIL if failed else TrialState.COMPLETE, params=one, distributions=SPACE,
+            values=None if failed else [accuracy(one), float(cost_ms([one])[0, 0])]))
+    asked = study.ask(SPACE).params
+    assert set(asked) == set(SPACE)

@@ -1,0 +1,196 @@
+"""Samplers by name: repeatable over interruptions, aware of the cap, and better than chance on real accuracies."""
+
+from __future__ import annotations
+
+import csv
+import os
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+from optuna.samplers import RandomSampler
+from optuna.trial import TrialState
+from study_fixtures import Predictions, Scores, TinySpace, opened, searched
+
+import hwnas.samplers.loading
+import hwnas.search.loop
+from hwnas.accuracy.estimator import Estimate
+from hwnas.errors import ConfigError, UnknownName
+from hwnas.samplers.asking import View
+from hwnas.samplers.loading import load_sampler, sampler_names
+from hwnas.space.architecture import Architecture
+from hwnas.space.search_space import SearchSpace
+from hwnas.stats.pareto import hypervolume_2d
+from hwnas.study.objective import Objective
+
+NAMES = ["nsga2", "nsga3", "tpe", "gp", "random"]
+CHEAP = ["nsga2", "nsga3", "tpe", "random"]
+
+
+def asked(study: optuna.Study) -> list[tuple[Any, ...]]:
+    return [tuple(trial.params.values()) for trial in study.trials if trial.state != TrialState.FAIL]
+
+
+@pytest.mark.parametrize("name", CHEAP)
+def test_same_seed_same_trials_also_over_restarts(tmp_path: Path, name: str) -> None:
+    def folder(text: str) -> Path:
+        (tmp_path / text).mkdir()
+        return tmp_path / text
+
+    whole, parts, other = folder("whole"), folder("parts"), folder("other")
+    searched(opened(whole, name), 18, cap_ms=1.9)
+    for n_trials in (5, 13, 18):
+        searched(opened(parts, name), n_trials, cap_ms=1.9)
+    searched(opened(other, name, seed=1), 18, cap_ms=1.9, seed=1)
+    assert asked(opened(whole, name)) == asked(opened(parts, name))
+    assert asked(opened(whole, name)) != asked(opened(other, name))
+
+
+def test_same_trials_after_an_interruption(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    searched(opened(tmp_path / "a", "nsga2"), 18)
+
+    class Impatient(Scores):
+        def evaluate(self, *args: Any) -> Estimate:
+            estimate = super().evaluate(*args)
+            if len(self.calls) == 7:
+                raise KeyboardInterrupt
+            return estimate
+
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            searched(opened(tmp_path / "b", "nsga2"), 18, estimator=Impatient())
+    searched(opened(tmp_path / "b", "nsga2"), 18)
+    assert asked(opened(tmp_path / "a", "nsga2")) == asked(opened(tmp_path / "b", "nsga2"))
+
+
+@pytest.mark.parametrize("name", ["nsga2", "nsga3"])
+def test_genetic_samplers_learn_from_what_is_over_the_cap(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+                                                          ) -> None:
+    """Without the view, generations would hold COMPLETE trials only, and a tight cap would leave the search random."""
+    monkeypatch.setattr(hwnas.search.loop, "UNPRODUCTIVE", 10**9)
+    study = opened(tmp_path, name)
+    searched(study, 30, TinySpace(4), cap_ms=2.0)
+    trials = study.trials
+    feasible = [trial.state == TrialState.COMPLETE for trial in trials]
+    assert np.mean(feasible[-20:]) > 2 * np.mean(feasible[:20])
+    parents = View(study, {}).get_trials(states=(TrialState.COMPLETE,))
+    assert len(parents) == sum(trial.user_attrs["outcome"] in ("evaluated", "infeasible") for trial in trials)
+
+
+def test_queued_networks_join_a_generation(tmp_path: Path) -> None:
+    space = TinySpace()
+    study = opened(tmp_path, "nsga2")
+    searched(study, 4, space, enqueue=[space.every()[3], space.every()[200]])
+    keys = [key for key in study.trials[0].system_attrs if key.endswith("generation")]
+    assert keys
+    assert [trial.system_attrs.get(keys[0]) for trial in study.trials] == [0, 0, 0, 0]
+
+
+def test_the_view_hides_duplicates_and_stands_in_for_the_infeasible(tmp_path: Path) -> None:
+    study = opened(tmp_path, "random")
+    for state, values, attrs in (
+            (TrialState.COMPLETE, [0.6, 1.0], {"outcome": "evaluated"}),
+            (TrialState.COMPLETE, [0.8, 2.0], {"outcome": "evaluated"}),
+            (TrialState.PRUNED, None, {"outcome": "infeasible", "latency_ms_predicted": 9.0}),
+            (TrialState.PRUNED, None, {"outcome": "duplicate", "duplicate_of": 0})):
+        study.add_trial(optuna.create_trial(state=state, values=values, user_attrs=attrs))
+    seen = View(study, {}).get_trials()
+    assert [(trial.number, trial.state.name, trial.values) for trial in seen] == [
+        (0, "COMPLETE", [0.6, 1.0]), (1, "COMPLETE", [0.8, 2.0]), (2, "COMPLETE", [pytest.approx(0.7), 9.0])]
+    assert study.trials[2].state == TrialState.PRUNED
+
+
+@pytest.mark.parametrize("kind", ["pareto", "reward"])
+def test_gp_searches_under_a_cap(tmp_path: Path, kind: str) -> None:
+    objective = Objective(1.5, kind)
+    study = opened(tmp_path, "gp", objective=objective, sampler_options={"n_startup_trials": 5})
+    ended = searched(study, 9, objective=objective, cap_ms=1.8)
+    assert (ended.ended, ended.n_complete) == ("done", 9)
+    assert any(key.startswith("gp:") for trial in study.trials for key in trial.system_attrs)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_load(name: str) -> None:
+    assert name in sampler_names()
+    assert str(load_sampler(name, 0)).lower().startswith({"nsga2": "nsgaiis", "nsga3": "nsgaiiis"}.get(name, name))
+
+
+def test_unknown_names_and_options_are_refused() -> None:
+    with pytest.raises(UnknownName, match=r"unknown sampler 'nsga'\. Did you mean nsga"):
+        load_sampler("nsga", 0)
+    with pytest.raises(UnknownName, match=r"option of sampler nsga2 'populationsize'\. Did you mean population_size"):
+        load_sampler("nsga2", 0, populationsize=4)
+    for options in ({"population_size": 1}, {"population_size": "ten"}, {"crossover_prob": 3}, {"mutation_prob": True}):
+        with pytest.raises(ConfigError):
+            load_sampler("nsga2", 0, **options)
+    with pytest.raises(ConfigError, match="seed must be"):
+        load_sampler("random", -1)
+
+
+def test_third_parties_register_theirs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    point = EntryPoint("mine", "study_plugin:make", "hwnas.samplers")
+    monkeypatch.setattr(EntryPoint, "load", lambda self: lambda seed, *, odd: RandomSampler(seed=seed + odd))
+    monkeypatch.setattr(hwnas.samplers, "entry_points", lambda group: [point] if group == "hwnas.samplers" else [])
+    assert "mine" in sampler_names()
+    assert searched(opened(tmp_path, "mine", sampler_options={"odd": 1}), 3).n_complete == 3
+    with pytest.raises(ConfigError, match="sampler mine"):
+        load_sampler("mine", 0, even=2)
+
+
+class Published:
+    """Accuracies that were really measured, of every network of NAS-Bench-Macro."""
+
+    def __init__(self, path: Path) -> None:
+        self.space = SearchSpace.load("nas_bench_macro", channels=3, classes=10)
+        with path.open() as file:
+            rows = list(csv.DictReader(file))
+        self.top1: dict[str, float] = {}
+        for row in rows:
+            name = self.space.decode(self.params(row["arch"])).id
+            self.top1[name] = max(float(row["accuracy_cifar10"]) / 100, self.top1.get(name, 0.0))
+
+    def params(self, digits: str) -> dict[str, Any]:
+        return self.space.to_params(np.array([int(digit) for digit in digits]))
+
+    def evaluate(self, architecture: Architecture, history: Any, seed: int) -> Estimate:
+        top1 = self.top1[architecture.id]
+        return Estimate(top1, top1, top1, 0.0, "published")
+
+
+def macs_as_ms(space: SearchSpace) -> Any:
+    def predict(codes: np.ndarray) -> Predictions:
+        mean = np.array([space.decode(space.to_params(row)).macs / 1e8 for row in codes])
+        return Predictions(mean, mean * 0.95, mean * 1.05, mean * 0.03)
+
+    return predict
+
+
+@pytest.fixture(scope="module")
+def published() -> Published:
+    root = os.environ.get("HWNAS_DATA")
+    path = Path(root or "nowhere").parent / "benchmarks" / "nas_bench_macro.csv"
+    if root is None or not path.is_file():
+        pytest.skip("no benchmarks/nas_bench_macro.csv beside HWNAS_DATA")
+    return Published(path)
+
+
+def test_samplers_beat_chance_on_real_accuracies(tmp_path: Path, published: Published) -> None:
+    slowest = published.space.decode(published.params("22222222")).macs / 1e8
+
+    def volume(sampler: str) -> float:
+        folder = tmp_path / sampler
+        folder.mkdir()
+        study = opened(folder, sampler)
+        searched(study, 60, published.space, published, predictor=macs_as_ms(published.space))
+        points = np.array([trial.values for trial in study.trials if trial.state == TrialState.COMPLETE])
+        assert len(points) == 60
+        return hypervolume_2d(points[:, 0], np.log(points[:, 1]), (0.85, np.log(slowest)))
+
+    by_chance = volume("random")
+    assert volume("nsga2") > by_chance
+    assert volume("tpe") > by_chance

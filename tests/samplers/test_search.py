@@ -1,0 +1,76 @@
+"""The known-objective sampler in a search: repeatable over restarts, within the cap, with workers, reusing runs."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from optuna.trial import TrialState
+from race_fixtures import SPACE, check_race, named, opened, predict, race, search, share
+from study_fixtures import IDENTITY, OBJECTIVE, url
+
+from hwnas.errors import StudyError
+from hwnas.search.reuse import reuse_trials
+from hwnas.search.trial import SearchOptions
+from hwnas.study.objective import Objective
+from hwnas.study.record import EVALUATED, LOST, REUSED, known, outcome
+from hwnas.study.study import load_study, release_lost, storage_of
+from hwnas.system.processes import worker_name
+
+
+def asked(study: Any) -> list[Any]:
+    return [trial.params for trial in study.trials if trial.state == TrialState.COMPLETE]
+
+
+def test_same_seed_same_networks_over_restarts_and_better_than_random_ones(tmp_path: Path) -> None:
+    search(opened(tmp_path / "whole"), 24)
+    for n in (9, 15, 24):
+        search(opened(tmp_path / "parts"), n)
+    assert asked(opened(tmp_path / "whole")) == asked(opened(tmp_path / "parts"))
+    search(opened(tmp_path / "random", "random"), 24)
+    assert share(opened(tmp_path / "whole")) > share(opened(tmp_path / "random"))
+
+
+@pytest.mark.parametrize("kind", ["pareto", "reward", "cap"])
+def test_no_ask_is_over_the_cap_and_none_is_asked_twice(tmp_path: Path, kind: str) -> None:
+    objective, cap_ms = Objective(0.4, kind), 0.42
+    ended = search(opened(tmp_path / kind, objective=objective, cap_ms=cap_ms), 20, cap_ms=cap_ms, objective=objective)
+    assert (ended.n_complete, ended.n_pruned, ended.n_duplicates) == (20, 0, 0)
+
+
+def test_an_earlier_run_for_another_target_is_reused_once(tmp_path: Path) -> None:
+    search(opened(tmp_path / "a"), 16)
+    study = opened(tmp_path / "b", identity={**IDENTITY, "target": "ort_int8", "host": "other"})
+    options = SearchOptions(10, OBJECTIVE, cap_ms=0.6)
+    added = reuse_trials(study, tmp_path / "a", SPACE, predict, options)
+    assert 0 < added <= 16
+    assert reuse_trials(study, tmp_path / "a", SPACE, predict, options) == 0
+    ended = search(study, 10, cap_ms=0.6)
+    assert ended.n_complete == 10  # evaluated here, besides those reused
+    held = load_study(url(tmp_path / "b")).trials
+    assert sum(REUSED in trial.user_attrs for trial in held) == added
+    names = [trial.user_attrs["architecture_id"] for trial in held if trial.state == TrialState.COMPLETE]
+    assert len(set(names)) == len(names) == 10 + added
+    foreign = opened(tmp_path / "c", identity={**IDENTITY, "space": "fused 00"})
+    with pytest.raises(StudyError, match=r"its space is tiny 1a2b, here it is fused 00"):
+        reuse_trials(foreign, tmp_path / "a", SPACE, predict, options)
+
+
+def test_four_workers_lose_nothing_and_ask_for_no_duplicate(tmp_path: Path) -> None:
+    told = race(tmp_path, 40, (0,))
+    study = load_study(url(tmp_path), name=named(0))
+    assert check_race(study, told[0], 40) <= math.ceil(0.02 * 40)
+    search(opened(tmp_path / "alone"), 40)
+    assert share(study, 40) > 0.93 * share(opened(tmp_path / "alone"))
+
+
+def test_a_network_whose_worker_died_between_its_result_and_the_telling_is_evaluated_again(tmp_path: Path) -> None:
+    study = opened(tmp_path / "s")
+    storage, trial_id = storage_of(study), study._storage.create_new_trial(study._study_id)
+    gone = worker_name().rsplit("/", 1)[0] + "/1"
+    storage.write_attrs(trial_id, {"worker": gone, "architecture_id": "ab", "outcome": EVALUATED, "top1_proxy": 0.5})
+    assert release_lost(study) == 1
+    assert outcome(study.trials[0]) == LOST
+    assert known(study.trials) == {}

@@ -1,0 +1,190 @@
+"""Whole commands on small real inputs: search, resume, kill, join, another machine, verify."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from search_fixtures import acknowledged, rows_of, wait_for_trials
+
+from hwnas.cli.command import run_command
+from hwnas.search.__main__ import main
+
+SMALL = ["+target=xeon_int8", "n_trials=3", "calibration.networks=14", "calibration.profiles=2",
+         "calibration.minutes=0.6", "proxy.epochs=1", "proxy.min_steps=4", "proxy.train_images=256", "finalists.k=2",
+         "finalists.recipe.epochs=1", "finalists.recipe.min_steps=4", "baselines=[resnet10t]",
+         "verification.seconds=40"]
+COLUMNS = {
+    "id", "architecture", "is_baseline", "verified", "top1_proxy", "top1_test_fp32", "top1_test", "top1_test_low",
+    "top1_test_high", "n_test", "latency_ms_predicted", "latency_ms_predicted_low", "latency_ms_predicted_high",
+    "latency_ms", "latency_ms_low", "latency_ms_high", "params", "macs", "reward", "on_front", "target", "host"}
+
+
+def search(out: Path, *overrides: str) -> int:
+    return run_command(main, "search", "usage", [*SMALL, f"out={out}", *overrides])
+
+
+def start(out: Path, *overrides: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-m", "hwnas.search", *SMALL, f"out={out}", *overrides],
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, stdin=subprocess.DEVNULL)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the real thing, small; it calibrates this host for the tests that follow."""
+    out = tmp_path_factory.mktemp("run")
+    assert search(out) == 0
+    return out
+
+
+def test_the_run_folder_holds_a_verified_front(run):
+    rows = rows_of(run / "front.csv")
+    assert set(rows[0]) >= COLUMNS
+    finalists = [row for row in rows if row["is_baseline"] == "false"]
+    assert len(finalists) == 2
+    assert len(rows) == 4  # the baseline stands there with both stems
+    assert any(row["on_front"] == "true" for row in finalists)
+    for row in rows:
+        assert row["verified"] == "true", row["reason"]
+        assert 0 <= float(row["top1_test_low"]) <= float(row["top1_test"]) <= float(row["top1_test_high"]) <= 1
+        assert 0 < float(row["latency_ms_low"]) <= float(row["latency_ms"]) <= float(row["latency_ms_high"])
+        assert float(row["int8_share"]) > 0.5
+        files = {path.name for path in (run / "models" / row["id"]).iterdir()}
+        assert {"weights.safetensors", "model.onnx", "model_int8.onnx", "card.md"} <= files
+    environment = json.loads((run / "environment.json").read_text())
+    assert environment["host"]["name"] == rows[0]["host"]
+    assert all(one["precision"] == "int8" for one in environment["executed"].values())
+    for name in ("config.yaml", "study.db", "trials.csv", "front.json", "front.png", "front.svg", "report.html"):
+        assert (run / name).stat().st_size > 0
+    assert "http" not in (run / "report.html").read_text().replace("http://www.w3.org", "")
+
+
+def test_the_same_command_resumes_to_the_new_total_and_loses_nothing(run, tmp_path):
+    out = tmp_path / "again"
+    shutil.copytree(run, out)
+    before = {row["number"]: row["top1_proxy"] for row in rows_of(out / "trials.csv") if row["outcome"] == "evaluated"}
+    weights = {path: path.read_bytes() for path in (out / "models").rglob("weights.safetensors")}
+    assert search(out, "n_trials=4") == 0
+    after = {row["number"]: row["top1_proxy"] for row in rows_of(out / "trials.csv") if row["outcome"] == "evaluated"}
+    assert len(before) == 3
+    assert len(after) == 4
+    assert before.items() <= after.items()
+    for path, content in weights.items():
+        assert path.read_bytes() == content  # nothing that was trained is trained again
+
+
+def test_a_verified_front_is_left_alone(run, capsys):
+    before = (run / "front.csv").read_bytes()
+    assert search(run) == 0
+    assert "verified already" in capsys.readouterr().err
+    assert (run / "front.csv").read_bytes() == before
+
+
+def test_one_worker_and_one_seed_give_one_result(run, tmp_path):
+    found = []
+    for name in ("a", "b"):
+        assert search(tmp_path / name, "workers=1", "baselines=[]", "seed=3") == 0
+        trials = [(row["id"], row["top1_proxy"]) for row in rows_of(tmp_path / name / "trials.csv")]
+        front = [(row["id"], row["top1_test"]) for row in rows_of(tmp_path / name / "front.csv")]
+        found.append((trials, front))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(("change", "named"), [
+    ("dataset.validation_fraction=0.3", "data set"), ("proxy.lr=0.001", "accuracy"),
+    ("budget.latency_ms=50", "budget.latency_ms"),
+    ("+target=epyc_int8", "target")])
+def test_what_changed_is_named_and_refused(run, tmp_path, change, named, capsys):
+    out = tmp_path / "changed"
+    shutil.copytree(run, out)
+    overrides = [text for text in SMALL if not (change.startswith("+target") and text.startswith("+target"))]
+    assert run_command(main, "search", "usage", [*overrides, f"out={out}", change]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "cannot resume" in last
+    assert f"{named} was" in last
+
+
+def test_a_cap_that_nothing_meets_names_the_nearest(run, tmp_path, capsys):
+    assert search(tmp_path / "cap", "budget.latency_ms=0.001") == 2
+    assert "fastest network" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_killed_at_any_moment_no_acknowledged_trial_is_lost(run, tmp_path):
+    out = tmp_path / "killed"
+    worker = start(out, "n_trials=6")
+    wait_for_trials(out, 2, worker)
+    worker.send_signal(signal.SIGKILL)
+    worker.communicate()
+    kept = acknowledged(out)
+    assert len(kept) >= 2
+    second = start(out, "n_trials=6")
+    output, _ = second.communicate(timeout=240)
+    assert second.returncode == 0, output
+    evaluated = [row for row in rows_of(out / "trials.csv") if row["outcome"] == "evaluated"]
+    assert len(evaluated) == 6
+    assert kept <= {row["number"] for row in evaluated}
+    assert all(row["verified"] == "true" for row in rows_of(out / "front.csv"))
+    assert not list(out.rglob("*.tmp"))
+
+
+def test_ctrl_c_ends_cleanly_and_a_second_copy_joins(run, tmp_path):
+    out = tmp_path / "joined"
+    first, second = (start(out, "n_trials=40", "workers=1") for _ in range(2))
+    wait_for_trials(out, 6, first)
+    for worker in (first, second):
+        worker.send_signal(signal.SIGINT)
+    for worker in (first, second):
+        output, _ = worker.communicate(timeout=400)
+        assert worker.returncode == 130, output
+        assert "same command" in output
+        assert "Traceback" not in output
+    with sqlite3.connect(out / "study.db") as database:
+        workers = {row[0] for row in database.execute(
+            "select value_json from trial_user_attributes where key = 'worker'").fetchall()}
+        running = database.execute("select count(*) from trials where state = 'RUNNING'").fetchone()[0]
+    assert len(workers) == 2
+    assert running == 0
+
+
+def test_a_search_for_another_machine_stays_unverified_until_it_is_verified(run, tmp_path, monkeypatch, capsys):
+    home = tmp_path / "home"
+    tables = Path(os.environ["HWNAS_HOME"]) / "latency_tables"
+    here = rows_of(run / "front.csv")[0]["host"]
+    shutil.copytree(tables / here, home / "latency_tables" / "some-xeon")
+    for path in (home / "latency_tables").rglob("*.json"):
+        path.write_text(path.read_text().replace(f'"name":"{here}"', '"name":"some-xeon"'))
+    monkeypatch.setenv("HWNAS_HOME", str(home))
+    out = tmp_path / "remote"
+    assert search(out, "host=some-xeon", "baselines=[]") == 0
+    rows = rows_of(out / "front.csv")
+    assert {row["verified"] for row in rows} == {"false"}
+    assert {row["host"] for row in rows} == {"some-xeon"}
+    assert {row["latency_ms"] for row in rows} == {""}
+    assert "python -m hwnas.verify" in capsys.readouterr().err
+    from hwnas.verify import run as verify
+
+    assert run_command(verify, "verify", "", [f"run={out}"], target=False) == 2
+    assert here in capsys.readouterr().err
+    assert run_command(verify, "verify", "", [f"run={out}", f"host={here}"], target=False) == 0
+    rows = rows_of(out / "front.csv")
+    assert {row["verified"] for row in rows} == {"true"}
+    assert {row["host"] for row in rows} == {here}
+
+
+def test_a_search_on_a_table_imports_no_runtime_until_the_verification(run, tmp_path):
+    code = ("import sys; from hwnas.search import __main__ as search; from hwnas.cli.command import run_command\n"
+            "def verify(*_):\n"
+            "    held = {'openvino', 'onnxruntime'} & set(sys.modules)\n"
+            "    print('imported', sorted(held)); sys.exit(1 if held else 0)\n"
+            "search._verify = verify\n"
+            f"run_command(search.main, 'search', '', {[*SMALL, f'out={tmp_path}/table', 'n_trials=1']!r})")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "imported []" in done.stdout

@@ -1,0 +1,116 @@
+"""Architecture: arch-def strings and architecture.yaml, both ways, and what they refuse."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hwnas.errors import SpaceError
+from hwnas.space.architecture import Architecture, BlockDef
+
+SMALL = Architecture((("ds_r1_k3_s1_c16",), ("ir_r2_k5_s2_e3_c40_se0.25",)), 16, 1, 64, "relu", 32, 3, 10)
+GOLDEN = """\
+format: hwnas-architecture/1
+stem:
+  width: 16
+  stride: 1
+stages:
+- - ds_r1_k3_s1_c16
+- - ir_r2_k5_s2_e3_c40_se0.25
+head: 64
+activation: relu
+input:
+  size: 32
+  channels: 3
+classes: 10
+"""
+
+block_defs = st.builds(
+    lambda kind, repeats, kernel, stride, expansion, channels, se, skip: BlockDef(
+        kind, repeats, kernel, stride, expansion if kind in ("ir", "er") else 1.0, channels,
+        se if kind in ("ds", "ir", "er") else 0.0, skip and kind != "id"),
+    st.sampled_from(["cn", "ds", "ir", "er", "id"]), st.integers(1, 9), st.sampled_from([1, 3, 5, 7]),
+    st.sampled_from([1, 2]), st.sampled_from([1.0, 2.5, 3.0, 6.0]), st.integers(1, 512),
+    st.sampled_from([0.0, 0.25, 0.5]), st.booleans())
+
+
+@given(block_defs)
+def test_every_block_string_parses_back(block: BlockDef) -> None:
+    assert BlockDef.parse(str(block)) == block
+
+
+@given(st.lists(st.lists(block_defs.map(lambda b: replace(b, stride=1)), min_size=1, max_size=3), min_size=1,
+                max_size=4), st.sampled_from(["relu", "relu6", "swish", "hard_swish"]))
+def test_every_architecture_reads_back_from_yaml(stages: list[list[BlockDef]], activation: str) -> None:
+    wide = [[replace(block, channels=block.channels + 16) for block in stage] for stage in stages]
+    written = Architecture(tuple(tuple(map(str, stage)) for stage in wide), 32, 2, 0, activation, 64, 1, 5)
+    read = Architecture.from_yaml(written.to_yaml())
+    assert read == written
+    assert read.blocks() == written.blocks()
+
+
+def test_yaml_is_golden() -> None:
+    assert SMALL.to_yaml() == GOLDEN
+    assert Architecture.from_yaml(GOLDEN) == SMALL
+
+
+def test_blocks_follow_each_other() -> None:
+    blocks = SMALL.blocks()
+    assert [b.kind for b in blocks] == ["stem", "ds", "ir", "ir", "head"]
+    assert [b.stride for b in blocks] == [1, 1, 2, 1, 1]
+    assert [b.skip for b in blocks] == [False, True, False, True, False]
+    for before, after in pairwise(blocks):
+        assert (after.in_channels, after.size) == (before.out_channels, before.out_size)
+    assert blocks == tuple(b for stage in SMALL.staged_blocks() for b in stage)
+
+
+def test_id_names_the_network_not_its_spelling() -> None:
+    moot = replace(SMALL, stages=(("ds_k3_c16",), ("ir_r2_k5_s2_e3_c40_se0.25_skip",)))
+    other = replace(SMALL, stages=(("ds_r1_k3_s1_c16_noskip",), SMALL.stages[1]))
+    assert moot.id == SMALL.id
+    assert other.id != SMALL.id
+    assert len(SMALL.id) == 8
+    assert set(SMALL.id) <= set("0123456789abcdef")
+
+
+def test_an_identity_that_changes_nothing_is_no_block() -> None:
+    network = replace(SMALL, stages=(("id_c32_s2",), ("id_c32",), ("ir_k3_e3_c32",)))
+    assert [b.kind for b in network.blocks()] == ["stem", "id", "ir", "head"]
+    assert [len(stage) for stage in network.staged_blocks()] == [1, 1, 0, 1, 1]
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("xy_k3_c16", "kind must be one of"), ("ir_k3_c16_q", "cannot read 'q'"), ("ir_k3_k5_c16", "'k' is given twice"),
+    ("ir_k4_c16", "k must be odd, got 4"), ("ir_k3", "c must be a whole number"), ("cn_c16", "k must be a whole"),
+    ("ir_k3_e99_c16", "e must lie between"), ("ir_k3_c16_se2", "se must lie between"),
+    ("ir_k3_s4_c16", "s must be a whole number from 1 to 2"), ("ir_r0_k3_c16", "r must be a whole number from 1"),
+])
+def test_bad_block_strings_name_the_rule(text: str, words: str) -> None:
+    with pytest.raises(SpaceError, match=words) as caught:
+        BlockDef.parse(text)
+    assert repr(text) in str(caught.value)
+
+
+@pytest.mark.parametrize(("old", "new", "words"), [
+    ("hwnas-architecture/1", "other/1", "format must be"),
+    ("activation: relu", "activation: tanh", "activation must be one of relu"),
+    ("width: 16", "width: true", "width must be a whole number"),
+    ("stride: 1", "stride: 4", "stride must be a whole number from 1 to 2, got 4"),
+    ("classes: 10", "classes: 1", "classes must be a whole number from 2"),
+    ("head: 64", "head: -1", "head must be a whole number"),
+    ("- - ds_r1_k3_s1_c16", "- ds", "stages must be a list"),
+    ("- - ds_r1_k3_s1_c16", "- - ds_k3_c16\n  - ds_k3_s2_c16", "only the first string of a stage"),
+    ("se0.25", "se0.01", "leaves no channel"),
+    ("head: 64", "head: [64", "not YAML"),
+])
+def test_bad_files_name_place_rule_and_value(old: str, new: str, words: str) -> None:
+    assert old in GOLDEN
+    with pytest.raises(SpaceError, match=words) as caught:
+        Architecture.from_yaml(GOLDEN.replace(old, new), where="models/x/architecture.yaml")
+    message = str(caught.value)
+    assert message.startswith(("models/x/architecture.yaml: ", "block 'ds'"))
+    assert "\n" not in message

@@ -1,0 +1,48 @@
+"""BlockSpec: keys, and counts that follow from its convolutions."""
+
+from __future__ import annotations
+
+import pytest
+
+from hwnas.space.blocks import BlockSpec, round_to_divisor
+
+
+@pytest.mark.parametrize(("channels", "expected"), [
+    (1, 8), (8, 8), (12, 16), (16, 16), (18, 24), (20, 24), (30, 32), (72, 72), (91, 88), (99, 96)])
+def test_rounding_never_loses_more_than_a_tenth(channels: int, expected: int) -> None:
+    assert round_to_divisor(channels) == expected
+    assert expected >= 0.9 * channels
+
+
+@pytest.mark.parametrize(("block", "key"), [
+    (BlockSpec("ir", 24, 40, 56, 5, 2, 3.0, 0.25), "ir/24x56x56/40/s2/k5/e3/se0.25/relu"),
+    (BlockSpec("cn", 16, 16, 32, 3, skip=True), "cn/16x32x32/16/s1/k3/skip/relu"),
+    (BlockSpec("ds", 32, 16, 112, 3, activation="relu6"), "ds/32x112x112/16/s1/k3/relu6"),
+    (BlockSpec("head", 320, 1280, 7, 1, classes=1000), "head/320x7x7/1280/s1/k1/classes1000/relu"),
+])
+def test_key_names_everything_that_is_timed(block: BlockSpec, key: str) -> None:
+    assert block.key == key
+
+
+def test_counts_of_an_inverted_residual() -> None:
+    block = BlockSpec("ir", 24, 40, 56, 5, 2, 3.0, 0.25)
+    assert (block.mid_channels, block.se_channels, block.out_size) == (72, 6, 28)
+    assert block.macs == 24 * 72 * 56**2 + 72 * 25 * 28**2 + 2 * 72 * 6 + 72 * 40 * 28**2
+    batch_norms, se_biases = 2 * (72 + 72 + 40), 72 + 6
+    assert block.params == 24 * 72 + 72 * 25 + 2 * 72 * 6 + 72 * 40 + batch_norms + se_biases
+
+
+def test_a_head_without_convolution_is_a_linear_layer() -> None:
+    block = BlockSpec("head", 64, 64, 4, 0, classes=10)
+    assert (block.macs, block.params, block.out_size) == (640, 650, 1)
+
+
+def test_moved_elements_count_the_residual() -> None:
+    plain, skipping = BlockSpec("cn", 16, 16, 8), BlockSpec("cn", 16, 16, 8, skip=True)
+    assert plain.activation_elements == 2 * 16 * 64
+    assert skipping.activation_elements == 4 * 16 * 64
+
+
+def test_unknown_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown block kind 'xy'"):
+        BlockSpec("xy", 8, 8, 8).convolutions()

@@ -1,0 +1,277 @@
+"""SearchSpace: codes, canonical codes, segments and counts against brute force; and what a bad file is told."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from hwnas.errors import SpaceError, UnknownName
+from hwnas.space.architecture import Architecture
+from hwnas.space.search_space import SearchSpace, find_space
+
+SHIPPED = ("mnasnet_small", "mnasnet", "fused", "nas_bench_macro")
+TINY = """\
+image_size: 32
+stem: {width: 16, stride: 1}
+head: 64
+stages:
+  - {op: [ds, conv], channels: 16}
+  - {op: [ir_e3, ir_e6], channels: [24, 40], repeats: [1, 2], stride: 2}
+known:
+  plain: {op: [ds, ir_e3], channels: [16, 24], repeats: [1, 2]}
+"""
+
+
+def _load(folder: Path, text: str, **options: Any) -> SearchSpace:
+    path = folder / "tiny.yaml"
+    path.write_text(text)
+    return SearchSpace.load(path, channels=3, classes=10, **options)
+
+
+def _all_codes(space: SearchSpace) -> np.ndarray:
+    return np.array(list(itertools.product(*(range(len(p.choices)) for p in space.parameters))), dtype=np.int64)
+
+
+def _joined(space: SearchSpace, row: np.ndarray) -> tuple[Any, ...]:
+    return tuple(b for i in space.segments(row[None])[0] for b in space.segment_blocks(i))
+
+
+stages = st.fixed_dictionaries({
+    "op": st.lists(st.sampled_from(["conv", "conv_k7", "ds", "ir_e3", "er_e3_k3"]), min_size=1, max_size=2,
+                   unique=True),
+    "channels": st.sampled_from([8, 16, [8, 16], [16, 24]]),
+    "repeats": st.sampled_from([1, 2, [1, 2]]), "stride": st.sampled_from([1, 2]),
+    "kernel": st.sampled_from([3, [3, 5]]), "se": st.sampled_from([0, [0, 0.25]]),
+    "skip": st.sampled_from([True, False, [True, False], [False, True]]),
+    "multipliers": st.sampled_from([1, [0.75, 1.25]]),
+})
+spaces = st.fixed_dictionaries({
+    "image_size": st.sampled_from([32, [24, 32]]), "width": st.sampled_from([1, 0.5, [0.5, 1], [1, 0.6, 2]]),
+    "stem": st.fixed_dictionaries({"width": st.sampled_from([16, [8, 16]]), "stride": st.sampled_from([1, [1, 2]])}),
+    "head": st.sampled_from([0, [0, 32]]), "activation": st.sampled_from(["relu", ["relu", "hard_swish"]]),
+    "stages": st.lists(stages, min_size=1, max_size=2),
+})
+macro_spaces = st.fixed_dictionaries({
+    "image_size": st.just(16), "stem": st.just({"width": 8, "stride": 1}), "head": st.just(16),
+    "stages": st.lists(st.sampled_from([8, 8, 16]).map(
+        lambda c: {"op": ["ir_e3", "id", "conv"], "channels": c, "se": [0, 0.25]}), min_size=2, max_size=4),
+})
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(content=st.one_of(spaces, macro_spaces), seed=st.integers(0, 99))
+def test_random_spaces_agree_with_brute_force(tmp_path_factory: pytest.TempPathFactory, content: dict[str, Any],
+                                              seed: int) -> None:
+    try:
+        space = _load(tmp_path_factory.mktemp("space"), yaml.safe_dump(content))
+    except SpaceError as error:
+        assume("no parameter" not in str(error) and "two settings of repeats" not in str(error))
+        raise
+    assume(space.size <= 1500)
+    codes = _all_codes(space)
+    assert len(codes) == space.size
+    canonical = space.canonical_codes(codes)
+    networks = [space.decode(space.to_params(row)) for row in codes]
+    rows, blocks = [tuple(row) for row in canonical], [network.blocks() for network in networks]
+    assert len(set(rows)) == len(set(blocks)) == len(set(zip(rows, blocks, strict=True))) == space.n_architectures
+    assert len(set(networks)) == space.n_architectures
+    np.testing.assert_array_equal(space.canonical_codes(canonical), canonical)
+    rng = np.random.default_rng(seed)
+    for index in rng.choice(len(codes), size=min(20, len(codes)), replace=False):
+        assert _joined(space, codes[index]) == blocks[index]
+        assert space.encode(networks[index]) == space.to_params(canonical[index])
+        mutated = space.mutate(codes[index], rng)
+        assert space.decode(space.to_params(mutated)).blocks() != blocks[index]
+        np.testing.assert_array_equal(space.canonical_codes(mutated[None])[0], mutated)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_spaces_decode_encode_and_segment(name: str) -> None:
+    space = SearchSpace.load(name, channels=1, classes=10)
+    codes = space.sample(np.random.default_rng(0), 200)
+    np.testing.assert_array_equal(space.canonical_codes(codes), codes)
+    segments = space.segments(codes)
+    assert segments.min() >= 0
+    assert segments.max() < space.n_segments
+    for row, ids in zip(codes, segments, strict=True):
+        network = space.decode(space.to_params(row))
+        assert tuple(b for i in ids for b in space.segment_blocks(i)) == network.blocks()
+        np.testing.assert_array_equal(space.to_codes(space.encode(network)), row)
+        assert Architecture.from_yaml(network.to_yaml()) == network
+    assert len(space.segments(codes[:0])) == 0
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_spaces_name_networks_mobilenetv2_first(name: str) -> None:
+    space = SearchSpace.load(name, channels=3, classes=10)
+    assert next(iter(space.known)) == "mobilenetv2_like"
+    assert 2 <= len(space.known) <= 3
+    assert space.reference == space.known["mobilenetv2_like"]
+    assert len({network.id for network in space.known.values()}) == len(space.known)
+    for network in space.known.values():
+        assert space.decode(space.encode(network)) == network
+
+
+def test_sizes_of_the_shipped_spaces() -> None:
+    sizes = {name: SearchSpace.load(name, channels=3, classes=10) for name in SHIPPED}
+    assert sizes["nas_bench_macro"].size == 3**8
+    # Stages of 2, 3, 3 layers: an identity that changes nothing can stand anywhere, so 9 * 21 * 21 networks.
+    assert sizes["nas_bench_macro"].n_architectures == 9 * 21 * 21
+    assert sizes["mnasnet"].n_architectures > 1e15
+    assert sizes["mnasnet_small"].n_architectures > 1e9
+
+
+def test_the_default_space_stays_small() -> None:
+    space = SearchSpace.load("mnasnet_small", channels=3, classes=10)
+    macs = [space.decode(space.to_params(row)).macs for row in space.sample(np.random.default_rng(0), 300)]
+    assert np.quantile(macs, 0.75) < 15e6
+
+
+def test_no_parameter_has_equal_choices() -> None:
+    for name in SHIPPED:
+        for parameter in SearchSpace.load(name, channels=3, classes=10).parameters:
+            assert len(set(parameter.choices)) == len(parameter.choices) >= 2, parameter
+
+
+def test_channels_equal_after_rounding_are_merged(tmp_path: Path) -> None:
+    space = _load(tmp_path, TINY.replace("[24, 40]", "16, multipliers: [0.75, 1, 1.25]").replace("16, 24]", "16, 24]"))
+    assert next(p for p in space.parameters if p.name == "stage1.channels").choices == (16, 24)
+
+
+def test_dead_fields_are_no_parameters(tmp_path: Path) -> None:
+    text = TINY.split("known")[0].replace("op: [ds, conv]", "op: [conv, conv_k5]").replace(
+        "channels: 16}", "channels: 24, stride: 2, se: [0, 0.25], skip: [true, false]}")
+    names = [p.name for p in _load(tmp_path, text).parameters]
+    assert names == ["stage0.op", "stage1.op", "stage1.channels", "stage1.repeats"]
+
+
+def test_mutation_reaches_every_parameter() -> None:
+    space, rng = SearchSpace.load("mnasnet_small", channels=3, classes=10), np.random.default_rng(0)
+    row = space.sample(rng, 1)[0]
+    changed = np.zeros(len(row), dtype=bool)
+    for _ in range(400):
+        mutated = space.mutate(row, rng)
+        changed |= mutated != row
+        row = mutated
+    assert changed.all()
+
+
+def test_values_of_other_types_are_told_apart() -> None:
+    space = SearchSpace.load("mnasnet_small", channels=3, classes=10)
+    params = dict(space.encode(space.reference))
+    assert space.decode({**params, "stage1.kernel": np.int64(5)}) == space.decode({**params, "stage1.kernel": 5.0})
+    for name, value, words in (("stage1.skip", 1, "must be one of True, False, got 1"),
+                               ("stage1.kernel", 4, "must be one of 3, 5, got 4"),
+                               ("stage1.op", ["ds"], "must be one of conv"), ("stage1.kernle", 3, "Did you mean")):
+        with pytest.raises(SpaceError, match=words):
+            space.decode({**params, name: value})
+    del params["stage1.kernel"]
+    with pytest.raises(SpaceError, match=r"stage1\.kernel is missing"):
+        space.decode(params)
+
+
+@pytest.mark.parametrize(("old", "new", "words"), [
+    ("head64", "head32", "head is 32, not 256"), ("@32", "@64", "image size is 64"),
+    ("ir_r2_k3_s2_e6_c24", "ir_r2_k7_s2_e6_c24", "stage1 is ir_r2_k7_s2_e6_c24"),
+    ("ir_r2_k3_s2_e6_c32", "ir_r2_k3_s2_e6_c56", "stage2.channels is 56, not 16 or 32 or 48"),
+])
+def test_encode_names_what_does_not_fit(old: str, new: str, words: str) -> None:
+    space = SearchSpace.load("mnasnet_small", channels=3, classes=10)
+    content = space.reference.to_dict()
+    text = yaml.safe_dump(content)
+    for before, after in {"head64": "head: 256", "@32": "size: 32"}.items():
+        old = after if old == before else old
+    new = {"head32": "head: 32", "@64": "size: 64"}.get(new, new)
+    assert old in text
+    with pytest.raises(SpaceError, match=words):
+        space.encode(Architecture.from_yaml(text.replace(old, new)))
+
+
+def test_fingerprint_follows_content_not_layout(tmp_path: Path) -> None:
+    space = _load(tmp_path, TINY)
+    assert _load(tmp_path, "# a comment\ndescription: words\n" + TINY).fingerprint == space.fingerprint
+    others = [_load(tmp_path, TINY, image_size=48), SearchSpace.load(space.source, channels=1, classes=10),
+              SearchSpace.load(space.source, channels=3, classes=11), _load(tmp_path, TINY.replace("40", "48"))]
+    assert len({space.fingerprint, *(other.fingerprint for other in others)}) == 5
+
+
+def test_the_users_folder_comes_before_the_shipped_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HWNAS_HOME", str(tmp_path))
+    shipped = find_space("mnasnet")
+    (tmp_path / "search_spaces").mkdir()
+    for name in ("mnasnet", "mine"):
+        (tmp_path / "search_spaces" / f"{name}.yaml").write_text(TINY)
+    assert find_space("mnasnet") != shipped
+    assert SearchSpace.load("mine", channels=3, classes=10).size == 16
+    with pytest.raises(UnknownName, match=r"unknown search space 'mnasnet_smal'. Did you mean mnasnet_small"):
+        SearchSpace.load("mnasnet_smal", channels=3, classes=10)
+    with pytest.raises(SpaceError, match="cannot be read"):
+        SearchSpace.load(tmp_path / "none.yaml", channels=3, classes=10)
+
+
+@pytest.mark.parametrize(("old", "new", "line", "words"), [
+    ("head: 64\n", "", 0, "the file lacks the key 'head'"),
+    ("head: 64", "head: x", 3, "head must be a whole number from 0 to 16384, got 'x'"),
+    ("head: 64", "head: true", 3, "head must be a whole number from 0 to 16384, got True"),
+    ("head: 64", "head: []", 3, "head is an empty list"),
+    ("head: 64", "hed: 64", 3, "hed is an unknown key 'hed'. Did you mean head?"),
+    ("head: 64", "head: 64\nhead: 32", 4, "head is given twice"),
+    ("head: 64", "head: [64", 4, "is not YAML"),
+    ("head: 64", "head: !!python/name:os.system x", 3, "is not YAML"),
+    ("head: 64", "head: 64\nx: &a [*a]", 0, "nested too deeply"),
+    ("{width: 16", "{widht: 16", 2, "stem.widht is an unknown key"),
+    ("[24, 40]", "[24, 24]", 6, "stages[1].channels lists 24 twice"),
+    ("ir_e6]", "ir_x]", 6, "stages[1].op must be conv, ds"),
+    ("ir_e6]", "ir_e3_k3]", 6, "stages[1].op lists 'ir_e3' with one of the stage's kernels twice"),
+    ("conv]", "id_k3]", 5, "stages[0].op must be conv"),
+    ("stride: 2}", "stride: 4}", 6, "stages[1].stride must be a whole number from 1 to 2, got 4"),
+    ("stride: 2}", "stride: [1, 2]}", 6, "stages[1].stride takes one value"),
+    ("channels: 16}", "channels: 16, se: 0.01}", 5, "stages[0].se 0.01 leaves no channel of 16"),
+    ("image_size: 32", "image_size: 1", 1, "too small for the total stride of 2: the smallest size of this space is 2"),
+    ("channels: [16, 24], ", "", 8, "known.plain lacks stage1.channels"),
+    ("[1, 2]}\n", "[1, 3]}\n", 8, "known.plain.repeats gives stage1.repeats as 3: it must be one of 1, 2"),
+    ("known:\n", "known:\n  a: {op: [ds]}\n", 8, "known.a.op must list 2 values, one a stage, got 1"),
+    ("op: [ds, conv], channels: 16}", "op: [id, conv], channels: [16, 24]}", 5, "must be one value, and the same"),
+    ("op: [ds, conv], channels: 16}", "op: [ir_e3], channels: 24, repeats: [1, 2]}\n  - {op: ir_e3, channels: 24}", 6,
+     "make them one stage"),
+    ("op: [ds, conv], channels: 16}", "op: [id, ds], channels: 16}\n  - {op: ds, channels: 16}", 6,
+     "must have the same choices as the stage before"),
+    (TINY, "", 0, "is not a mapping"), (TINY, "- 1", 0, "is not a mapping"),
+    (TINY, "stages: " + "[" * 5000, 0, "nested too deeply"),
+])
+def test_bad_files_name_line_key_rule_and_value(tmp_path: Path, old: str, new: str, line: int, words: str) -> None:
+    assert old in TINY
+    with pytest.raises(SpaceError) as caught:
+        _load(tmp_path, TINY.replace(old, new))
+    message = str(caught.value)
+    assert words in message
+    assert "\n" not in message
+    assert message.startswith(f"{tmp_path / 'tiny.yaml'}:{f'{line}:' if line else ''} ")
+
+
+def test_a_bomb_of_aliases_is_refused(tmp_path: Path) -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
+    with pytest.raises(SpaceError, match="is too large"):
+        _load(tmp_path, "\n".join(lines))
+
+
+def test_a_space_without_decisions_is_refused(tmp_path: Path) -> None:
+    fixed = TINY.split("known")[0].replace("[ds, conv]", "ds").replace("[ir_e3, ir_e6]", "ds")
+    with pytest.raises(SpaceError, match="has no parameter"):
+        _load(tmp_path, fixed.replace("[24, 40]", "24").replace("[1, 2]", "1"))
+
+
+def test_spaces_load_without_heavy_imports() -> None:
+    code = ("import sys; from hwnas.space import SearchSpace; SearchSpace.load('mnasnet', channels=3, classes=10);"
+            "sys.exit(bool({'torch', 'timm', 'openvino', 'onnxruntime', 'optuna'} & set(sys.modules)))")
+    assert subprocess.run([sys.executable, "-c", code], timeout=300, check=False).returncode == 0

@@ -1,0 +1,345 @@
+"""Workers that are killed, stopped, interrupted or locked out: nothing acknowledged is lost or counted twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.trial import FrozenTrial, TrialState
+from race_fixtures import Worker
+from study_fixtures import IDENTITY, OBJECTIVE, Scores, TinySpace, opened, predict, searched, url
+
+import hwnas.study.storage
+from hwnas.errors import StudyError, UserError
+from hwnas.search.loop import run_search
+from hwnas.search.trial import SearchOptions
+from hwnas.space.architecture import Architecture
+from hwnas.study.record import count, trial_rows
+from hwnas.study.study import MAX_RETRIES, load_study, release_lost, storage_of, wait_for_others
+from hwnas.system.processes import is_dead, worker_name
+
+WORKER = Path(__file__).parents[1] / "study_worker.py"
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Worker]]:
+    workers: list[Worker] = []
+
+    def begin(*args: Any) -> Worker:
+        workers.append(Worker(*args))
+        return workers[-1]
+
+    yield begin
+    for worker in workers:
+        worker.close()
+
+
+def evaluated(folder: Path) -> list[dict[str, Any]]:
+    return [row for row in trial_rows(load_study(url(folder))) if row["outcome"] == "evaluated"]
+
+
+@pytest.mark.parametrize("word", ["training", "told-evaluated"])
+def test_sigkill_loses_at_most_the_running_trial(tmp_path: Path, start: Callable[..., Worker], word: str) -> None:
+    worker = start(tmp_path, 50, 0.05, 30, 120)
+    worker.until(word, 4)
+    worker.kill()
+    told = [line.split()[1:] for line in worker.lines if line.startswith("told-evaluated")]
+    kept = {(str(row["number"]), row["id"]) for row in evaluated(tmp_path)}
+    assert {tuple(pair) for pair in told} <= kept
+    running = [trial for trial in load_study(url(tmp_path)).trials if trial.state == TrialState.RUNNING]
+    assert len(running) <= 1
+    # The same command resumes at once, long before the heartbeat's grace is over, and the lost trial is taken up.
+    again = start(tmp_path, len(kept) + 2, 0.0, 30, 120)
+    assert again.end() == (0, "")
+    names = [row["id"] for row in evaluated(tmp_path)]
+    assert len(names) == len(set(names)) == len(kept) + 2
+    assert {trial.user_attrs.get("architecture_id", names[0]) for trial in running} <= set(names)
+
+
+def test_a_worker_stopped_past_the_grace_keeps_its_result(tmp_path: Path, start: Callable[..., Worker]) -> None:
+    worker = start(tmp_path, 2, 1.5, 1, 2)
+    worker.until("training")
+    number, name = worker.lines[-1].split()[1:]
+    worker.process.send_signal(signal.SIGSTOP)
+    study = opened(tmp_path, heartbeat_s=1, grace_s=2)
+    deadline = time.monotonic() + 60
+    while study.trials[int(number)].state == TrialState.RUNNING and time.monotonic() < deadline:
+        release_lost(study)
+        time.sleep(0.2)
+    assert study.trials[int(number)].state == TrialState.FAIL
+    worker.process.send_signal(signal.SIGCONT)
+    code, error = worker.end()
+    assert (code, error) == (0, "")
+    rows = evaluated(tmp_path)
+    trials = load_study(url(tmp_path)).trials
+    rescued = [trial for trial in trials if trial.user_attrs.get("rescued_from") == int(number)]
+    assert [trial.user_attrs["architecture_id"] for trial in rescued] == [name]
+    assert rescued[0].values == [rescued[0].user_attrs["top1_proxy"], rescued[0].user_attrs["latency_ms_predicted"]]
+    assert len(rows) == len({row["id"] for row in rows}) == 2
+    assert worker.lines[-1] == "ended done 2"
+
+
+def test_a_trial_given_up_between_its_result_and_the_telling_is_kept(tmp_path: Path) -> None:
+    """The narrow window in which Optuna's own tell fails with an AssertionError."""
+    study = opened(tmp_path)
+    storage = storage_of(study)
+    write_attrs = storage.write_attrs
+    given_up = []
+
+    def then_give_up(trial_id: int, user: Any, constraints: Any = None) -> None:
+        write_attrs(trial_id, user, constraints)
+        if "top1_proxy" in user and not given_up:
+            given_up.append(trial_id)
+            storage.set_trial_state_values(trial_id, TrialState.FAIL)
+
+    storage.write_attrs = then_give_up  # type: ignore[method-assign]
+    scores = Scores()
+    assert searched(study, 3, estimator=scores).n_complete == 3
+    assert len(scores.calls) == 3
+    assert [trial.user_attrs.get("rescued_from") for trial in study.trials if trial.state == TrialState.COMPLETE
+            ].count(0) == 1
+
+
+def test_an_error_is_not_swallowed_where_the_trial_was_given_up(tmp_path: Path) -> None:
+    study = opened(tmp_path)
+
+    def fail(architecture: Architecture) -> None:
+        storage_of(study).set_trial_state_values(study.trials[-1]._trial_id, TrialState.FAIL)
+        raise KeyError("a bug")
+
+    with pytest.raises(KeyError, match="a bug"):
+        searched(study, 3, estimator=Scores(fail=fail))
+
+
+def test_ctrl_c_ends_cleanly_and_the_same_command_goes_on(tmp_path: Path, start: Callable[..., Worker]) -> None:
+    worker = start(tmp_path, 4, 20.0, 30, 120)
+    worker.until("training")
+    name = worker.lines[-1].split()[2]
+    worker.process.send_signal(signal.SIGINT)
+    assert worker.end() == (130, "")
+    rows = trial_rows(load_study(url(tmp_path)))
+    assert [(row["state"], row["outcome"], row["reason"]) for row in rows] == [("FAIL", "interrupted", "interrupted")]
+    assert searched(opened(tmp_path), 4).n_complete == 4
+    assert trial_rows(load_study(url(tmp_path)))[1]["id"] == name
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), UserError("disk full"), KeyboardInterrupt()])
+def test_what_is_not_the_networks_fault_is_tried_again(tmp_path: Path, error: BaseException) -> None:
+    def fail(architecture: Architecture) -> None:
+        raise error
+
+    study = opened(tmp_path)
+    with pytest.raises(type(error)):
+        searched(study, 2, estimator=Scores(fail=fail))
+    assert [trial.state.name for trial in study.trials] == ["FAIL", "WAITING"]
+    assert searched(study, 2).n_complete == 2
+    assert study.trials[1].params == study.trials[0].params
+
+
+@pytest.mark.parametrize("queued", [False, True])
+def test_ctrl_c_while_the_sampler_asks_leaves_nothing_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                              queued: bool) -> None:
+    study = opened(tmp_path)
+    if queued:
+        study.enqueue_trial(TinySpace().every()[5])
+
+    def interrupt(study: optuna.Study, trial: FrozenTrial) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(study.sampler, "before_trial", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            searched(study, 2)
+    assert [trial.state.name for trial in study.trials] == ["FAIL", "WAITING"][: 1 + queued]
+    assert [row["outcome"] for row in trial_rows(study)] == ["interrupted"]
+    assert searched(study, 2).n_complete == 2
+
+
+def test_two_workers_share_one_study(tmp_path: Path, start: Callable[..., Worker]) -> None:
+    workers = [start(tmp_path, 8, 0.2) for _ in range(2)]
+    assert [worker.end() for worker in workers] == [(0, "")] * 2
+    rows = trial_rows(load_study(url(tmp_path)))
+    done = [row for row in rows if row["outcome"] == "evaluated"]
+    assert 8 <= len(done) == len({row["id"] for row in done}) <= 9
+    assert not [row for row in rows if row["state"] == "RUNNING"]
+    trained = [sum(line.startswith("told-evaluated") for line in worker.lines) for worker in workers]
+    assert min(trained) > 0
+    assert sum(trained) == len(done)
+    # The known network was queued once, whoever came first.
+    fixed = [trial for trial in load_study(url(tmp_path)).trials if "fixed_params" in trial.system_attrs]
+    assert len(fixed) == 1
+
+
+def lock(folder: Path, seconds: float) -> threading.Thread:
+    """Hold the write lock on the study for a while from another connection."""
+    ready = threading.Event()
+
+    def hold() -> None:
+        connection = sqlite3.connect(folder / "study.db", isolation_level=None)
+        connection.execute("BEGIN IMMEDIATE")
+        ready.set()
+        time.sleep(seconds)
+        connection.execute("ROLLBACK")
+        connection.close()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    ready.wait()
+    return thread
+
+
+def test_heartbeats_outlive_a_locked_database(tmp_path: Path) -> None:
+    study = opened(tmp_path, heartbeat_s=1, grace_s=60, busy_s=0.2)
+    beats: list[float] = []
+
+    def fail(architecture: Architecture) -> None:
+        holder = lock(tmp_path, 1.8)
+        with sqlite3.connect(tmp_path / "study.db") as connection:
+            query = "SELECT heartbeat FROM trial_heartbeats"
+            beats.append(connection.execute(query).fetchall())
+            holder.join()
+            deadline = time.monotonic() + 120
+            while connection.execute(query).fetchall() == beats[0] and time.monotonic() < deadline:
+                time.sleep(0.1)
+            beats.append(connection.execute(query).fetchall())
+        connection.close()
+
+    assert searched(study, 1, estimator=Scores(fail=fail)).n_complete == 1
+    assert len(beats) == 2
+    assert beats[0] != beats[1]
+
+
+def test_a_lock_that_stays_is_one_line(tmp_path: Path) -> None:
+    study = opened(tmp_path, busy_s=0.05)
+    holder = lock(tmp_path, 1.5)
+    with pytest.raises(StudyError, match=r"study\.db: database is locked\. Another program holds it") as caught:
+        searched(study, 1)
+    holder.join()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("pragma", "match"), [
+    ("PRAGMA max_page_count=34", "full. Free space on that disk"),
+    ("PRAGMA query_only=1", "readonly database. Make file and folder writable")])
+def test_a_disk_that_refuses_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pragma: str, match: str
+                                         ) -> None:
+    searched(opened(tmp_path), 2)
+    before = evaluated(tmp_path)
+    monkeypatch.setattr(hwnas.study.storage, "PRAGMAS", (*hwnas.study.storage.PRAGMAS, pragma))
+    monkeypatch.setattr("optuna.storages._rdb.storage.time.sleep", lambda seconds: None)
+    with pytest.raises(StudyError, match=match) as caught:
+        searched(opened(tmp_path), 300, TinySpace(3))
+    assert "\n" not in str(caught.value)
+    monkeypatch.undo()
+    assert evaluated(tmp_path)[:2] == before
+    assert searched(opened(tmp_path), 3 + len(evaluated(tmp_path))).ended == "done"
+
+
+@pytest.mark.parametrize("damage", ["not a database", "torn", "overwritten"])
+def test_damaged_databases_are_refused(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "study.db"
+    study = opened(tmp_path)
+    searched(study, 12)
+    storage_of(study).engine.dispose()
+    whole = path.read_bytes()
+    assert len(whole) >= 32 * 4096
+    content = {"not a database": b"trials,top1\n" * 500, "torn": whole[: len(whole) // 2],
+               "overwritten": whole[: 4096 * 3] + b"\xff" * 4096 * 26 + whole[4096 * 29:]}[damage]
+    path.write_bytes(content)
+    with pytest.raises(StudyError, match=r"Move it away to start anew") as caught:
+        searched(opened(tmp_path), 14)
+    assert "\n" not in str(caught.value)
+    assert path.read_bytes() == content
+
+
+def test_a_network_that_kills_its_worker_is_given_up(tmp_path: Path) -> None:
+    study, space = opened(tmp_path), TinySpace()
+    params = space.every()[0]
+    study.enqueue_trial(params)
+    for _ in range(MAX_RETRIES + 1):
+        trial_id = study._pop_waiting_trial_id()
+        assert trial_id is not None
+        storage_of(study).write_attrs(trial_id, {"worker": worker_name().rsplit("/", 1)[0] + "/1"})
+        assert release_lost(study) == 1
+    assert [trial.state for trial in study.trials] == [TrialState.FAIL] * (MAX_RETRIES + 1)
+    assert {row["reason"] for row in trial_rows(study)} == {"its worker died or was stopped for too long"}
+
+
+def test_who_is_dead() -> None:
+    machine, pid, started = worker_name().rsplit("/", 2)
+    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True,
+                          check=True, timeout=300).stdout.strip()
+    assert not is_dead(worker_name())
+    assert is_dead(f"{machine}/{gone}/{started}")
+    assert is_dead(f"{machine}/{pid}/{int(started) + 1}")
+    assert not is_dead(f"elsewhere/{gone}/{started}")
+
+
+@pytest.mark.parametrize("queued", [False, True])
+def test_a_worker_killed_while_it_asks_is_noticed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queued: bool
+                                                          ) -> None:
+    study, space = opened(tmp_path), TinySpace()
+    if queued:
+        study.enqueue_trial(space.every()[5])
+    gone = worker_name().rsplit("/", 1)[0] + "/1"
+    with monkeypatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        patch.setattr(hwnas.study.storage, "worker_name", lambda: gone)
+        study.ask()
+    assert study.trials[0].state == TrialState.RUNNING
+    assert release_lost(study) == 1
+    assert [trial.state.name for trial in study.trials] == ["FAIL", "WAITING"][: 1 + queued]
+
+
+def test_trials_that_never_beat_are_released_after_the_grace(tmp_path: Path) -> None:
+    study = opened(tmp_path, heartbeat_s=1, grace_s=120)
+    trial_id = study._storage.create_new_trial(study._study_id)
+    storage_of(study).write_attrs(trial_id, {"worker": "elsewhere/1/1"})
+    assert release_lost(study) == 0
+    time.sleep(1.2)
+    assert release_lost(opened(tmp_path, heartbeat_s=1, grace_s=1)) == 1
+
+
+def test_the_verifier_waits_for_those_who_still_train(tmp_path: Path, start: Callable[..., Worker]) -> None:
+    worker = start(tmp_path, 1, 1.0, 30, 120)
+    worker.until("training")
+    waited: list[int] = []
+    study = opened(tmp_path)
+    wait_for_others(study, poll_s=0.1, waiting=waited.append)
+    assert set(waited) == {1}
+    assert count(study.get_trials(deepcopy=False)).evaluated == 1
+
+
+def test_a_search_waits_for_the_last_trial_of_another(tmp_path: Path, start: Callable[..., Worker]) -> None:
+    worker = start(tmp_path, 1, 1.0, 30, 120)
+    worker.until("training")
+    study, scores = opened(tmp_path), Scores()
+    ended = run_search(study, TinySpace(), predict, scores, SearchOptions(1, OBJECTIVE))
+    assert (ended.n_complete, scores.calls) == (1, [])
+
+
+def test_reading_leaves_the_folder_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = opened(tmp_path)
+    searched(study, 2)
+    storage_of(study).engine.dispose()
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and access(path, mode))
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert len(trial_rows(load_study(url(tmp_path)))) >= 2
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_identity_survives_a_kill_while_the_study_is_made(tmp_path: Path) -> None:
+    optuna.create_study(storage=url(tmp_path), study_name="hwnas", directions=["maximize", "minimize"])
+    assert searched(opened(tmp_path, identity=IDENTITY), 1).n_complete == 1

@@ -1,0 +1,395 @@
+"""Known objectives other than latency, on their whole way: options, trials, samplers, reuse, front, report."""
+
+from __future__ import annotations
+
+import csv
+import math
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+from deployment_fixtures import measured, tiny_architecture, tiny_dataset, tiny_finalist, tiny_making
+from front_fixtures import make_row
+from optuna.trial import TrialState
+from study_fixtures import IDENTITY, OBJECTIVE, Predictions, Scores, searched, url
+
+from hwnas import verify
+from hwnas.cli.command import run_command
+from hwnas.cli.progress import Console
+from hwnas.errors import ConfigError, StudyError, UnknownName
+from hwnas.front import score as scoring
+from hwnas.front.finalists import choose_finalists
+from hwnas.front.picture import PlotInfo, front_figure, named
+from hwnas.front.report import write_report
+from hwnas.front.report_page import ReportData, report_html
+from hwnas.front.rows import COLUMNS, Cost, front_csv, front_json, load_front, mark_front, read_front
+from hwnas.front.score import Timing
+from hwnas.front.verification import Facts, finish
+from hwnas.latency.timing import prepare_network
+from hwnas.pictures.style import figure_bytes
+from hwnas.samplers import model
+from hwnas.samplers.asking import View
+from hwnas.samplers.coding import Coding, Settings
+from hwnas.samplers.informed import Context
+from hwnas.samplers.loading import load_sampler
+from hwnas.search.__main__ import main
+from hwnas.search.reuse import reuse_trials
+from hwnas.search.trial import SearchOptions
+from hwnas.space.search_space import SearchSpace
+from hwnas.study.costs import KNOWN, MOST_KNOWN, Terms, check_known, file_bytes
+from hwnas.study.objective import Objective, read_objective
+from hwnas.study.record import front_rows, trial_rows
+from hwnas.study.study import open_study
+from hwnas.system.paths import shipped
+from hwnas.system.run_folder import RunFolder
+from hwnas.target.host import Host
+from hwnas.target.target import Target
+
+SPACE = SearchSpace.load("mnasnet_small", channels=1, classes=10)
+INT8 = Terms("int8", price_per_hour=0.36)
+LARGE_AND_SLOW = Objective(1.5, known=("latency_ms", "size_mb"), terms=INT8)
+INFO = PlotInfo("xeon_int8", "intel-xeon-f6m143s8-2c", "digits", "21 November 2026")
+
+
+def predict(codes: np.ndarray) -> Predictions:
+    """Made-up latencies: a sum over segments, each with a time of its own."""
+    mean = (0.02 + 0.05 * (SPACE.segments(np.asarray(codes, np.int64)) * 2654435761 % 1009) / 1009).sum(axis=1)
+    return Predictions(mean, mean * 0.95, mean * 1.05, mean * 0.03)
+
+
+def opened(folder: Path, objective: Objective = LARGE_AND_SLOW, sampler: str = "hwnas", cap_ms: float | None = None,
+           identity: dict[str, str] | None = None) -> optuna.Study:
+    folder.mkdir(exist_ok=True)
+    context = Context(SPACE, predict, objective, cap_ms)
+    return open_study(url(folder), identity or IDENTITY, objective, load_sampler(sampler, 0, context))
+
+
+def search(study: optuna.Study, n: int, objective: Objective = LARGE_AND_SLOW, **options: Any) -> Any:
+    return searched(study, n, SPACE, Scores(), predictor=predict, objective=objective, **options)
+
+
+# Options
+
+
+@pytest.mark.parametrize(("names", "told"), [
+    (["latency"], "unknown known objective 'latency'. Did you mean latency_ms"), ([], "one or two of latency_ms"),
+    (["macs", "macs"], "names macs twice"), (["latency_ms", "size_mb", "macs"], "got 3"),
+    (["latency_ms", "price"], "latency_ms and price are proportional"), ("size_mb", r"must be a list of names"),
+    (None, "must be a list"), ([["macs"]], "must be a list")])
+def test_what_cannot_be_minimised_is_one_line(names: Any, told: str) -> None:
+    with pytest.raises((ConfigError, UnknownName), match=told):
+        check_known(names, INT8)
+
+
+@pytest.mark.parametrize("price", [None, 0, -1.0, math.nan, math.inf, "cheap", True])
+def test_a_price_needs_the_price_of_an_hour(price: Any) -> None:
+    with pytest.raises(ConfigError, match=r"objective\.price_per_hour=NUMBER"):
+        check_known(["price"], Terms(price_per_hour=price))
+    assert check_known(["macs"], Terms(price_per_hour=price)) == ("macs",)
+
+
+def test_as_many_can_be_known_as_the_sampler_takes() -> None:
+    assert MOST_KNOWN == model.MOST_KNOWN
+
+
+def test_the_order_of_names_makes_no_other_study() -> None:
+    one, other = (Objective(1.5, known=names, terms=INT8) for names in (("macs", "size_mb"), ("size_mb", "macs")))
+    assert str(one) == str(other) == "pareto of size_mb and macs, soft reward at 1.5 ms"
+    assert one.directions == ("maximize", "minimize", "minimize")
+    network = tiny_architecture()
+    assert one.values(0.5, 2.0, network) == (
+        0.5, pytest.approx(sum(file_bytes(block, INT8) for block in network.blocks()) / 1e6), network.macs)
+
+
+def test_studies_of_before_keep_their_names() -> None:
+    assert str(OBJECTIVE) == str(Objective(1.5, terms=INT8)) == "pareto, soft reward at 1.5 ms"
+    assert str(Objective(1.5, "cap", known=("macs",))) == "cap, soft reward at 1.5 ms"
+    assert Objective(1.5, "cap", known=("macs",)).values(0.5, 2.0) == (0.5,)
+
+
+def test_a_price_is_of_a_million_images() -> None:
+    """At 3.6 ms an image a million take an hour."""
+    assert Objective(1.0, known=("price",), terms=INT8).values(0.5, 3.6) == (0.5, pytest.approx(0.36))
+    batched = Objective(1.0, known=("price",), terms=Terms(batch=4, price_per_hour=0.36))
+    assert batched.costs(3.6) == {"price_per_million_predicted": pytest.approx(0.09)}
+    assert "price at 0.36 an hour" in str(batched)
+
+
+def test_the_price_of_an_hour_is_the_targets_unless_it_is_given() -> None:
+    target = Target("t", "openvino", "int8", price_per_hour=2.0)
+    section = {"name": "pareto", "reward": "soft", "known": ["price"], "price_per_hour": None}
+    assert read_objective(section, target, 1.0).terms.price_per_hour == 2.0
+    assert read_objective({**section, "price_per_hour": 3.0}, target, 1.0).terms.price_per_hour == 3.0
+    assert read_objective({"name": "pareto", "reward": "soft"}, target, 1.0).known == ("latency_ms",)
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp32"])
+def test_the_formula_gives_the_size_of_the_exported_file(tmp_path: Path, precision: str) -> None:
+    codes = SPACE.sample(np.random.default_rng(2), 40)
+    networks = [SPACE.decode(SPACE.to_params(row)) for row in codes]
+    excited = max(networks, key=lambda one: sum(block.se_channels * block.mid_channels for block in one.blocks()))
+    plain = min(networks, key=lambda one: one.params)
+    for index, network in enumerate((excited, plain)):
+        (tmp_path / str(index)).mkdir()
+        file = prepare_network(network, Target("t", "openvino", precision), tmp_path / str(index))
+        told = sum(file_bytes(block, Terms(precision)) for block in network.blocks())
+        assert told == pytest.approx(file.stat().st_size, rel=0.01)
+
+
+# Search
+
+
+def test_the_sampler_is_told_what_trials_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: dict[str, Any] = {}
+    informed = sys.modules["hwnas.samplers.informed"]  # in the package this is the name of its function
+    whole = informed.KnownObjectiveSampler
+    monkeypatch.setattr(informed, "KnownObjectiveSampler", lambda *args, **options: told.update(
+        options, space=args[0]) or whole(*args, **options))
+    for known in (("latency_ms", "size_mb"), ("size_mb", "macs"), ("macs", "price"), ("price",)):
+        objective = Objective(1.5, known=known, terms=INT8)
+        study = opened(tmp_path / "-".join(known), objective)
+        search(study, 3, objective)
+        codes = np.array([trial.user_attrs["codes"] for trial in study.trials], float)
+        found = told["known"](Settings(Coding(told["space"]), codes))
+        assert found == pytest.approx(np.array([trial.values[1:] for trial in study.trials]))
+        assert told["roles"] == ("learnt", *["known"] * len(known))
+
+
+@pytest.mark.parametrize("sampler", ["hwnas", "nsga2"])
+def test_the_front_is_what_nothing_beats_in_all_three(tmp_path: Path, sampler: str) -> None:
+    study = opened(tmp_path, sampler=sampler)
+    assert search(study, 24).n_complete == 24
+    rows = [row for row in trial_rows(study) if row["outcome"] == "evaluated"]
+    points = {row["id"]: (-row["top1_proxy"], row["latency_ms_predicted"], row["size_mb_predicted"]) for row in rows}
+    assert {row["objectives"] for row in rows} == {"latency_ms size_mb"}
+    for row in rows:
+        assert study.trials[row["number"]].values == [row["top1_proxy"], *points[row["id"]][1:]]
+    expected = {name for name, mine in points.items() if not any(
+        all(a <= b for a, b in zip(other, mine, strict=True)) and other != mine for other in points.values())}
+    front = front_rows(trial_rows(study))
+    assert {row["id"] for row in front} == expected
+    flat = {row["id"] for row in front_rows([{**row, "objectives": None} for row in rows])}
+    assert flat < expected  # some are there for their size alone
+
+
+def test_default_trials_have_the_columns_of_before(tmp_path: Path) -> None:
+    study = opened(tmp_path, OBJECTIVE)
+    search(study, 2, OBJECTIVE)
+    assert not {"objectives", "size_mb_predicted", "macs"} & set(trial_rows(study)[0])
+
+
+def test_over_the_cap_a_stand_in_has_the_costs_that_are_known(tmp_path: Path) -> None:
+    study = opened(tmp_path, Objective(1.5, known=("size_mb", "macs"), terms=INT8), sampler="nsga2", cap_ms=0.25)
+    search(study, 10, Objective(1.5, known=("size_mb", "macs"), terms=INT8), cap_ms=0.25)
+    over = [trial for trial in study.trials if trial.user_attrs.get("outcome") == "infeasible"]
+    seen = {trial.number: trial.values for trial in View(study, {}).get_trials()}
+    assert over
+    for trial in over:
+        assert seen[trial.number][1:] == [trial.user_attrs["size_mb_predicted"], trial.user_attrs["macs"]]
+
+
+def test_a_study_of_other_known_objectives_is_not_resumed(tmp_path: Path) -> None:
+    opened(tmp_path / "a")
+    opened(tmp_path / "a", Objective(1.5, known=("size_mb", "latency_ms"), terms=INT8))
+    for other in (OBJECTIVE, Objective(1.5, known=("macs", "latency_ms"))):
+        with pytest.raises(StudyError, match="its objectives are not those of pareto"):
+            opened(tmp_path / "a", other)
+    opened(tmp_path / "b", OBJECTIVE)
+    with pytest.raises(StudyError, match="its objectives are not those of pareto of macs"):
+        opened(tmp_path / "b", Objective(1.5, known=("macs",)))
+
+
+def test_accuracies_of_a_search_on_latency_are_reused_for_size(tmp_path: Path) -> None:
+    search(opened(tmp_path / "a", OBJECTIVE), 6, OBJECTIVE)
+    study = opened(tmp_path / "b", identity={**IDENTITY, "objective": str(LARGE_AND_SLOW)})
+    assert reuse_trials(study, tmp_path / "a", SPACE, predict, SearchOptions(9, LARGE_AND_SLOW)) == 6
+    for row, trial in zip(trial_rows(study), study.trials, strict=True):
+        assert trial.values == [row["top1_proxy"], row["latency_ms_predicted"], row["size_mb_predicted"]]
+        blocks = SPACE.decode(trial.params).blocks()
+        assert row["size_mb_predicted"] == pytest.approx(sum(file_bytes(block, INT8) for block in blocks) / 1e6)
+    search(study, 3)
+    assert sum(trial.state == TrialState.COMPLETE for trial in study.trials) == 9
+
+
+# Finalists and front
+
+
+def trial(id: str, top1: float, ms: float, mb: float, **changes: Any) -> dict[str, Any]:
+    return {"id": id, "state": "COMPLETE", "outcome": "evaluated", "top1_proxy": top1, "latency_ms_predicted": ms,
+            "objectives": "latency_ms size_mb", "size_mb_predicted": mb, "reward": None, "stopped": False, **changes}
+
+
+def test_finalists_are_spread_over_both_costs() -> None:
+    crowd = [trial(f"c{i}", 0.9 + i / 1000, 1.0 + i / 1000, 1.0 + i / 1000) for i in range(20)]
+    small, fast = trial("small", 0.7, 0.99, 0.01), trial("fast", 0.7, 0.01, 0.99)
+    assert {row["id"] for row in choose_finalists([*crowd, small, fast], 3)} == {"c19", "small", "fast"}
+    assert len(choose_finalists([*crowd, small, fast], 7)) == 7
+    winner = trial("winner", 0.6, 0.02, 1.5, reward=0.9)  # beaten, and nearest to the fast one
+    assert {row["id"] for row in choose_finalists([*crowd, small, fast, winner], 3)} == {"c19", "small", "winner"}
+
+
+def test_a_trial_whose_cost_is_not_known_is_no_finalist() -> None:
+    rows = [trial("a", 0.5, 0.1, 0.1), trial("b", 0.9, 0.1, 0.1, size_mb_predicted=None)]
+    assert [row["id"] for row in choose_finalists(rows, 3)] == ["a"]
+
+
+def sized(id: str, ms: float, top1: float, predicted: float, exact: float | None, **changes: Any) -> Any:
+    return make_row(id, latency_ms=ms, latency_ms_low=ms, latency_ms_high=ms, top1_test=top1,
+                    objectives=("latency_ms", "size_mb"), costs=(Cost("size_mb", predicted, exact),), **changes)
+
+
+def some_rows() -> list[Any]:
+    return mark_front([
+        sized("quick", 0.1, 0.90, 0.3, 0.31), sized("small", 0.2, 0.89, 0.1, 0.06), sized("both", 0.2, 0.89, 0.1, 0.09),
+        sized("unsized", 0.1, 0.99, 0.1, None, verified=False), sized("good", 0.3, 0.98, 0.4, None),
+        sized("base", 0.4, 0.97, 0.5, 0.9, is_baseline=True)])
+
+
+def test_the_front_counts_exact_costs_first() -> None:
+    rows = {row.id: row for row in some_rows()}
+    assert {name for name, row in rows.items() if row.on_front} == {"quick", "small", "good"}
+    assert (rows["both"].dominated_by, rows["base"].dominated_by, rows["small"].dominated_by) == ("small", "good", "")
+
+
+def test_front_csv_and_json_hold_the_costs(tmp_path: Path) -> None:
+    path = tmp_path / "front.csv"
+    path.write_text(front_csv(some_rows()))
+    assert sorted(read_front(path), key=lambda row: row.id) == sorted(some_rows(), key=lambda row: row.id)
+    assert path.read_text().splitlines()[0] == ",".join([*COLUMNS, "objectives", "size_mb_predicted", "size_mb"])
+    assert '"size_mb": 0.06' in front_json(some_rows())
+    counted = make_row(objectives=("macs",), costs=(Cost("macs", 678901.0, 678901.0),))
+    path.write_text(front_csv([counted]))
+    assert path.read_text().splitlines()[0] == ",".join([*COLUMNS, "objectives"])
+    assert read_front(path) == [counted]
+    path.write_text(front_csv([counted]).replace(",macs\n", ",weight\n"))
+    with pytest.raises(StudyError, match="line 2: objectives cannot be 'weight'"):
+        read_front(path)
+    path.write_text(front_csv([sized("a", 0.1, 0.9, 0.3, 0.31)]).replace("0.31", "big"))
+    with pytest.raises(StudyError, match="size_mb cannot be 'big'"):
+        read_front(path)
+
+
+def test_default_fronts_are_written_as_before() -> None:
+    assert front_csv([make_row()]).splitlines()[0] == ",".join(COLUMNS)
+    assert "objectives" not in front_json([make_row()])
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoring, "measure", lambda calls, *args, **options: {name: measured(0.2) for name in calls})
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_verified_front_holds_what_was_exported_and_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+                                                               ) -> None:
+    run = RunFolder.create(tmp_path / "run")
+    run.write_config({"seed": 0, "dataset": {"name": "sides", "root": None}, "objective": {
+        "name": "pareto", "reward": "soft", "known": ["size_mb", "price"], "price_per_hour": 0.36}})
+    here = Host.detect().name
+    finish(run, [tiny_finalist(), tiny_finalist(16)], [], tiny_making(),
+           Facts(here, True, "tiny", Timing(tiny_architecture(), seconds=1.0)), Console(quiet=True))
+    for row in load_front(run):
+        size, price = row.costs
+        assert row.verified
+        assert row.objectives == ("size_mb", "price")
+        assert size.exact == pytest.approx(run.model(row.id).int8.stat().st_size / 1e6, rel=1e-5)
+        assert size.predicted == pytest.approx(size.exact, rel=0.25)  # of so small a file its notes are much
+        assert price.exact == pytest.approx(row.latency_ms * 0.1, rel=1e-4)
+        assert price.predicted == pytest.approx(0.01)
+    small, wide = sorted(load_front(run), key=lambda row: row.params)
+    assert small.on_front  # as fast as the other here, and smaller
+    assert wide.on_front == (wide.top1_test > small.top1_test)
+    before = {row.id: row.costs for row in load_front(run)}
+    monkeypatch.setattr("hwnas.data.loading.load_dataset", lambda *args: tiny_dataset())
+    verify.run({"run": run.path}, Console(quiet=True))
+    assert {row.id: row.costs for row in load_front(run)} == before
+    shutil.rmtree(run.path / "models")
+    write_report(run)
+    assert {row.id: row.costs for row in load_front(run)} == before
+
+
+# What is shown
+
+
+def test_the_picture_shows_the_third_objective() -> None:
+    axes = front_figure(some_rows(), [], INFO).axes[0]
+    entries = [item.get_text() for item in axes.get_legend().get_texts()]
+    assert {"file size 0.06 MB", "file size 0.9 MB"} <= set(entries)
+    assert {"quick · 0.31 MB", "good · 0.4 MB"} <= {item.get_text() for item in axes.texts}
+    sizes = {round(line.get_xdata()[0], 6): line.get_markersize() for line in axes.lines
+             if len(line.get_xdata()) == 1 and line.get_marker() in "oD"}
+    assert sizes[0.1] < sizes[0.3] < sizes[0.4]
+    steps = next(line for line in axes.lines if line.get_drawstyle() == "steps-post")
+    assert list(steps.get_xdata()) == [0.1, 0.3]  # the small one lies below the staircase
+    priced = make_row(objectives=("size_mb", "price"), costs=(Cost("size_mb", 1.0, 2.0), Cost("price", 0.1, 0.2)))
+    assert named("x", priced) == "x · 2 MB"
+    assert named("x", replace(priced, costs=priced.costs[1:])) == "x · 0.2"
+    assert figure_bytes(axes.figure, "png").startswith(b"\x89PNG")
+
+
+def test_the_report_has_the_column() -> None:
+    page = report_html(ReportData(INFO, some_rows(), [], [], {}))
+    assert "file size (MB)</th>" in page
+    assert "as good in top-1, latency and file size" in page
+    assert '<td class="n">0.06000</td>' in page
+    assert "file size" not in report_html(ReportData(INFO, [make_row()], [], [], {}))
+
+
+def test_every_known_objective_can_be_shown() -> None:
+    assert {name: one.shown(2e6) for name, one in KNOWN.items()} == {
+        "latency_ms": "2e+06 ms", "size_mb": "2e+06 MB", "macs": "2 M MACs", "price": "2e+06"}
+    assert KNOWN["price"].shown(None) == ""
+
+
+# Whole commands
+
+
+SMALL = ["+target=xeon_int8", "n_trials=3", "workers=1", "proxy.epochs=1", "proxy.min_steps=4",
+         "proxy.train_images=128", "finalists.k=2", "finalists.recipe.epochs=1", "finalists.recipe.min_steps=4",
+         "baselines=[]"]
+
+
+def command(out: Path, *overrides: str) -> int:
+    return run_command(main, "search", "usage", [*SMALL, f"out={out}", *overrides])
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A host of a shipped table that is not this one, so that nothing needs to be measured."""
+    monkeypatch.delenv("HWNAS_OWN_TABLES")
+    hosts = sorted(path.name for path in shipped("latency_tables").iterdir() if path.is_dir())
+    return next(f"host={name}" for name in hosts if name != Host.detect().name)
+
+
+@pytest.mark.parametrize("sampler", ["hwnas", "nsga2"])
+def test_a_search_with_three_objectives(tmp_path: Path, elsewhere: str, sampler: str,
+                                        capsys: pytest.CaptureFixture[str]) -> None:
+    known = "objective.known=[latency_ms,size_mb]"
+    assert command(tmp_path / "a", elsewhere, f"sampler={sampler}", known) == 0, capsys.readouterr().err
+    with (tmp_path / "a" / "trials.csv").open(newline="") as file:
+        trials = list(csv.DictReader(file))
+    rows = load_front(RunFolder.open(tmp_path / "a"))
+    assert len(trials) == 3
+    assert len(rows) == 2
+    for row in rows:
+        found = next(float(one["size_mb_predicted"]) for one in trials if one["id"] == row.id)
+        assert row.costs == (Cost("size_mb", pytest.approx(found, rel=1e-4), pytest.approx(found, rel=0.02)),)
+    assert "file size (MB)" in (tmp_path / "a" / "report.html").read_text()
+    assert command(tmp_path / "a", elsewhere, f"sampler={sampler}") == 2
+    assert "objective was pareto of latency_ms and size_mb" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("override", "told"), [
+    ("objective.known=[size]", "unknown known objective 'size'"), ("objective.known=[]", "one or two of"),
+    ("objective.known=[macs,macs]", "macs twice"), ("objective.known=[macs,size_mb,price]", "got 3"),
+    ("objective.known=[price]", "objective.price_per_hour=NUMBER"), ("objective.known=macs", "must be a list")])
+def test_a_wrong_option_is_one_line_before_anything_is_made(tmp_path: Path, override: str, told: str,
+                                                             capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(tmp_path / "wrong", override) == 2
+    assert told in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "wrong").exists()

@@ -1,0 +1,79 @@
+"""The reward of MnasNet's paper, what the study is told, and caps that nothing can meet."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from study_fixtures import TinySpace, predict
+
+from hwnas.errors import BudgetError, ConfigError, UnknownName
+from hwnas.study.objective import Objective, check_cap, check_quantile, fastest, positive_ms, reward, upper_ms
+
+
+def test_soft_reward_trades_on_both_sides() -> None:
+    assert reward(0.75, 78.0, 78.0) == 0.75
+    assert reward(0.75, 156.0, 78.0) == pytest.approx(0.75 * 2**-0.07)
+    assert reward(0.75, 39.0, 78.0) == pytest.approx(0.75 * 2**0.07)
+
+
+def test_doubling_latency_costs_about_five_percent() -> None:
+    """The paper chose w so that twice the latency buys 5 % relative accuracy."""
+    assert reward(1.05, 2.0, 1.0) == pytest.approx(1.0, abs=2e-3)
+
+
+def test_hard_reward_cares_above_the_target_only() -> None:
+    assert reward(np.array([0.6, 0.6, 0.6]), np.array([0.5, 1.0, 2.0]), 1.0, "hard").tolist() == [0.6, 0.6, 0.3]
+
+
+def test_objectives_say_what_the_study_is_told() -> None:
+    assert Objective(2.0).directions == ("maximize", "minimize")
+    assert Objective(2.0).values(0.7, 3.0) == (0.7, 3.0)
+    single = Objective(2.0, "reward", "hard")
+    assert (single.directions, single.values(0.8, 4.0)) == (("maximize",), (0.4,))
+    assert str(single) == "reward, hard reward at 2 ms"
+
+
+@pytest.mark.parametrize("value", [0, -1.5, float("nan"), float("inf"), "fast", True, None])
+def test_targets_must_be_latencies(value: object) -> None:
+    with pytest.raises(ConfigError, match=r"objective\.target_ms must be a number of milliseconds above 0"):
+        Objective(value)  # type: ignore[arg-type]
+
+
+def test_names_are_checked() -> None:
+    with pytest.raises(UnknownName, match=r"unknown objective 'paretto'\. Did you mean pareto"):
+        Objective(1.0, "paretto")
+    with pytest.raises(UnknownName, match="unknown reward 'sof'"):
+        Objective(1.0, "reward", "sof")
+    with pytest.raises(UnknownName, match="unknown reward"):
+        reward(0.5, 1.0, 1.0, "linear")
+
+
+def test_upper_quantile_scales_the_upper_half_width() -> None:
+    found = predict(np.array([[0, 0, 0, 0, 0, 0]]))
+    assert upper_ms(found, 0.95) == pytest.approx(1.1)
+    assert upper_ms(found, 0.5) == pytest.approx(1.0)
+    assert upper_ms(found, 0.9) == pytest.approx(1 + 0.1 * 1.281552 / 1.644854)
+
+
+@pytest.mark.parametrize("value", [0.4, 1.0, float("nan"), "high", True])
+def test_quantile_must_be_an_upper_one(value: object) -> None:
+    with pytest.raises(ConfigError, match=r"budget\.quantile"):
+        check_quantile(value)
+
+
+def test_fastest_is_found() -> None:
+    codes, latency_ms = fastest(TinySpace(5), predict)
+    assert codes.tolist() == [0] * 15
+    assert latency_ms == pytest.approx(1.1)
+
+
+def test_a_cap_that_nothing_meets_names_the_fastest() -> None:
+    check_cap(TinySpace(), predict, 1.11)
+    with pytest.raises(BudgetError, match=r"budget.latency_ms=1 is below .*: 1.1 ms \(10% above.* at least 1\.10\d"):
+        check_cap(TinySpace(), predict, 1.0)
+    with pytest.raises(ConfigError, match=r"budget\.latency_ms"):
+        check_cap(TinySpace(), predict, -1.0)
+
+
+def test_positive_ms_takes_whole_numbers() -> None:
+    assert positive_ms("x", 2) == 2.0

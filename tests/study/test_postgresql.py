@@ -1,0 +1,420 @@
+"""Many workers on one PostgreSQL study: a private server, races, kills, restarts, and what goes wrong as one line."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+from race_fixtures import Worker, check_race, named, race, search, share
+from race_fixtures import opened as informed
+from study_fixtures import IDENTITY, OBJECTIVE, Scores, TinySpace, searched
+
+import hwnas.study.storage
+from hwnas.errors import ConfigError, StudyError
+from hwnas.samplers.history import PROPOSAL, proposals
+from hwnas.samplers.loading import load_sampler
+from hwnas.study.record import trial_rows
+from hwnas.study.server import hidden, server_lock
+from hwnas.study.study import load_study, open_study, storage_of, study_lock
+from hwnas.system.processes import worker_name
+
+SECRET = "s3cret-w0rd"
+
+
+class Server:
+    """A PostgreSQL server of its own, on a free port of this machine, as a user that is not root."""
+
+    def __init__(self, binaries: Path, folder: Path, who: dict[str, Any]) -> None:
+        self.binaries, self.folder, self.who = binaries, folder, who
+        self.process: subprocess.Popen[bytes] | None = None
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        (folder / "password").write_text(SECRET)
+        (folder / "password").chmod(0o644)
+        self.setup = subprocess.run(
+            [binaries / "initdb", "-D", folder / "data", "-U", "me", "--auth=scram-sha-256", "--encoding=UTF8",
+             f"--pwfile={folder / 'password'}", "--no-sync", "--locale=C"], capture_output=True, text=True, **who)
+
+    def start(self) -> None:
+        options = {"listen_addresses": "127.0.0.1", "unix_socket_directories": "", "fsync": "off",
+                   "timezone": "Asia/Kathmandu", "default_transaction_isolation": "serializable"}
+        with open(self.folder / "log", "ab") as log:
+            self.process = subprocess.Popen(
+                [self.binaries / "postgres", "-D", self.folder / "data", "-p", str(self.port),
+                 *(part for key, value in options.items() for part in ("-c", f"{key}={value}"))],
+                stdout=log, stderr=log, **self.who)
+        for _ in range(300):
+            with contextlib.suppress(psycopg().OperationalError):
+                psycopg().connect(self.url("postgres").replace("+psycopg", ""), connect_timeout=5).close()
+                return
+            time.sleep(0.1)
+        raise AssertionError((self.folder / "log").read_text()[-2000:])
+
+    def stop(self) -> None:
+        """As an administrator stops it: open connections are cut."""
+        if self.process is not None:
+            self.process.send_signal(subprocess.signal.SIGINT)
+            self.process.wait(60)
+            self.process = None
+
+    def url(self, database: str, password: str = SECRET) -> str:
+        return f"postgresql+psycopg://me:{password}@127.0.0.1:{self.port}/{database}"
+
+
+def psycopg() -> Any:
+    return pytest.importorskip("psycopg", reason="no psycopg: pip install 'hwnas[postgres]'", exc_type=ImportError)
+
+
+def _binaries() -> Path:
+    packaged = Path("/usr/lib/postgresql").glob("*/bin/initdb")  # Debian puts none of them on the PATH.
+    newest_last = sorted(packaged, key=lambda path: float(path.parts[4]) if path.parts[4].isdigit() else 0.0)
+    for one in [*filter(None, [shutil.which("initdb")]), *reversed(newest_last)]:
+        folder = Path(one).resolve().parent
+        if (folder / "postgres").is_file():
+            return folder
+    pytest.skip("no PostgreSQL server (initdb, postgres) on this machine: apt-get install postgresql")
+
+
+def _who() -> dict[str, Any]:
+    """PostgreSQL refuses to run as root."""
+    if os.getuid():
+        return {"cwd": "/"}
+    for name in ("postgres", "nobody"):
+        with contextlib.suppress(KeyError):
+            user = pwd.getpwnam(name)
+            return {"cwd": "/", "user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+    pytest.skip("PostgreSQL does not run as root, and there is no user postgres or nobody")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    psycopg()
+    binaries, who = _binaries(), _who()
+    folder = Path(tempfile.mkdtemp(prefix="hwnas-postgresql-"))
+    try:
+        try:
+            if "user" in who:
+                os.chown(folder, who["user"], who["group"])
+            one = Server(binaries, folder, who)
+        except PermissionError as error:
+            pytest.skip(f"PostgreSQL does not run as root, and this process may not become another user ({error})")
+        if one.setup.returncode:
+            pytest.skip(f"initdb fails here: {(one.setup.stderr.strip().splitlines() or ['no message'])[-1]}")
+        one.start()
+        yield one
+        one.stop()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def place(server: Server, request: pytest.FixtureRequest) -> str:
+    """URL of an empty database."""
+    name = f"t{abs(hash(request.node.name))}"
+    with psycopg().connect(server.url("postgres").replace("+psycopg", ""), autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    return server.url(name)
+
+
+@pytest.fixture
+def keep() -> Iterator[Callable[[optuna.Study], optuna.Study]]:
+    """Studies whose connections are closed at the end."""
+    studies: list[optuna.Study] = []
+
+    def kept(study: optuna.Study) -> optuna.Study:
+        studies.append(study)
+        return study
+
+    yield kept
+    for study in studies:
+        storage_of(study).engine.dispose()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Worker]]:
+    workers: list[Worker] = []
+
+    def begin(*args: Any) -> Worker:
+        workers.append(Worker(*args))
+        return workers[-1]
+
+    yield begin
+    for worker in workers:
+        if worker.process.poll() is None:
+            worker.kill()
+
+
+Keep = Callable[[optuna.Study], optuna.Study]
+Start = Callable[..., Worker]
+
+
+def opened(place: str, **options: Any) -> optuna.Study:
+    return open_study(place, IDENTITY, OBJECTIVE, load_sampler("random", 0), **options)
+
+
+def ask(study: optuna.Study) -> int:
+    """A trial as `study.optimize` asks for one; its id."""
+    waiting = study._pop_waiting_trial_id()
+    return study._storage.create_new_trial(study._study_id) if waiting is None else waiting
+
+
+def at_once(n: int, what: Callable[[int], Any]) -> list[Any]:
+    """What `n` threads return or raise that begin together."""
+    barrier, found = threading.Barrier(n), [None] * n
+
+    def run(index: int) -> None:
+        barrier.wait()
+        try:
+            found[index] = what(index)
+        except Exception as error:
+            found[index] = error
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    return found
+
+
+def test_four_workers_lose_nothing_and_find_what_one_finds(place: str, keep: Keep, tmp_path: Path) -> None:
+    n, seeds = 18, (0, 1, 2)
+    told = race(place, n, seeds)
+    studies = [keep(load_study(place, name=named(seed))) for seed in seeds]
+    duplicates = sum(check_race(study, told[seed], n) for seed, study in zip(seeds, studies, strict=True))
+    assert duplicates <= math.ceil(0.02 * n * len(seeds))
+    alone = [informed(tmp_path / str(seed), seed=seed) for seed in seeds]
+    for study in alone:
+        search(study, n)
+    # Random search reaches 0.76 of it.
+    assert sum(share(study, n) for study in studies) > 0.92 * sum(share(study, n) for study in alone)
+
+
+def test_workers_that_open_a_new_study_at_once_all_work_on_it(place: str, keep: Keep) -> None:
+    studies = at_once(6, lambda index: opened(place))
+    assert [study for study in studies if not isinstance(study, optuna.Study)] == []
+    assert {keep(study)._study_id for study in studies} == {studies[0]._study_id}
+
+
+def test_workers_that_queue_the_same_networks_at_once_queue_each_once(place: str, keep: Keep) -> None:
+    studies = [keep(opened(place)) for _ in range(4)]
+
+    def queue(index: int) -> None:
+        with study_lock(place):
+            for params in TinySpace().every()[:5]:
+                studies[index].enqueue_trial(params, skip_if_exists=True)
+
+    assert at_once(4, queue) == [None] * 4
+    assert len(studies[0].trials) == 5
+
+
+def test_a_queued_trial_goes_to_one_worker(place: str, keep: Keep) -> None:
+    studies = [keep(opened(place)) for _ in range(4)]
+    for params in TinySpace().every()[:16]:
+        studies[0].enqueue_trial(params)
+
+    def pop(index: int) -> list[int]:
+        return list(iter(studies[index]._pop_waiting_trial_id, None))
+
+    taken = [number for popped in at_once(4, pop) for number in popped]
+    assert len(taken) == len(set(taken)) == 16
+    assert all(trial.state == TrialState.RUNNING for trial in studies[0].trials)
+    assert {trial.user_attrs["worker"] for trial in studies[0].trials} == {worker_name()}
+
+
+def test_trials_asked_for_at_once_get_numbers_of_their_own(place: str, keep: Keep) -> None:
+    studies = [keep(opened(place)) for _ in range(4)]
+    ids = [new for found in at_once(4, lambda index: [ask(studies[index]) for _ in range(5)]) for new in found]
+    assert sorted(storage_of(studies[0]).get_trial(new).number for new in ids) == list(range(20))
+
+
+def test_attributes_are_written_together_replaced_and_kept_from_finished_trials(place: str, keep: Keep) -> None:
+    study = keep(opened(place))
+    storage, trial_id = storage_of(study), ask(study)
+    storage.write_attrs(trial_id, {"a": 1, "b": [0.5, None]}, {"latency_ms": -0.1})
+    storage.write_attrs(trial_id, {"a": "ä\x00"})
+    trial = storage.get_trial(trial_id)
+    assert {key: trial.user_attrs[key] for key in "ab"} == {"a": "ä\x00", "b": [0.5, None]}
+    assert trial.constraints == {"latency_ms": -0.1}
+    assert storage.with_attr(study._study_id, "a", "ä\x00") == [trial_id]
+    # Another worker gives the trial up while its result is being written: it must wait, or be first.
+    giving_up = threading.Thread(target=storage.set_trial_state_values, args=(trial_id, TrialState.FAIL))
+    with storage._session() as session:
+        storage._check_running(trial_id, session)
+        giving_up.start()
+        giving_up.join(0.5)
+        assert giving_up.is_alive()
+    giving_up.join(60)
+    assert storage.get_trial(trial_id).state == TrialState.FAIL
+    with pytest.raises(optuna.exceptions.UpdateFinishedTrialError):
+        storage.write_attrs(trial_id, {"a": 3})
+
+
+def test_a_lock_on_the_server_is_held_by_one_at_a_time_and_ends_with_its_process(place: str) -> None:
+    inside: list[int] = []
+
+    def hold(index: int) -> None:
+        with server_lock(place, "study"):
+            inside.append(index)
+            time.sleep(0.05)
+            assert inside[-1] == index
+            inside.append(index)
+
+    assert at_once(4, hold) == [None] * 4
+    assert inside[::2] == inside[1::2]
+    script = f"from hwnas.study.server import server_lock\nimport os\n" \
+             f"with server_lock({place!r}, 'study'):\n    os._exit(7)"
+    assert subprocess.run([sys.executable, "-c", script], timeout=300).returncode == 7
+    hold(9)
+
+
+def test_a_killed_workers_trial_is_taken_up_by_the_others_at_their_next_ask(place: str, keep: Keep, start: Start
+                                                                             ) -> None:
+    killed = start(place, 50, 60.0, 30, 120)
+    killed.until("training")
+    number, name = killed.lines[-1].split()[1:]
+    killed.kill()
+    study = keep(opened(place))
+    assert study.trials[int(number)].state == TrialState.RUNNING
+    # Asks only, as a worker that was there all the while: nothing but the ask itself looks after the dead.
+    study.optimize(lambda trial: (trial.set_user_attr("seen", True), (0.5, 1.0))[1], n_trials=1)
+    lost, again = study.trials[int(number)], study.trials[-1]
+    assert (lost.state, again.state) == (TrialState.FAIL, TrialState.COMPLETE)
+    assert again.system_attrs["fixed_params"] == lost.params
+    assert trial_rows(study)[int(number)]["outcome"] == "lost"
+    assert lost.user_attrs["architecture_id"] == name
+
+
+@pytest.mark.parametrize("queued", [False, True])
+def test_a_worker_killed_while_it_asks_leaves_no_fantasy(place: str, keep: Keep, monkeypatch: pytest.MonkeyPatch,
+                                                          queued: bool) -> None:
+    study = keep(opened(place))
+    if queued:
+        study.enqueue_trial(TinySpace().every()[5])
+    with monkeypatch.context() as patch:
+        patch.setattr(hwnas.study.storage, "worker_name", lambda: worker_name().rsplit("/", 1)[0] + "/1")
+        study._storage.set_trial_system_attr(ask(study), PROPOSAL, [0.0, 1.0])
+    assert proposals(study.trials, -1) == [[0.0, 1.0]]
+    assert searched(study, 1).n_complete == 1
+    assert proposals(study.trials, -1) == []
+    assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE"]
+
+
+def test_a_worker_elsewhere_that_never_began_to_train_is_given_up_by_the_servers_clock(
+        place: str, keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = keep(opened(place, heartbeat_s=1, grace_s=1))
+    monkeypatch.setattr(hwnas.study.storage, "worker_name", lambda: "elsewhere/1/1")
+    ask(study)
+    with psycopg().connect(place.replace("+psycopg", "")) as connection:
+        # A host whose clock, or time zone, is hours behind.
+        connection.execute("UPDATE trials SET datetime_start = datetime_start - interval '5 hours'")
+        # The server stands in Nepal; its sessions keep to one time zone that has no summer time.
+        found = connection.execute("SELECT heartbeat, now() AT TIME ZONE 'UTC' FROM trial_heartbeats").fetchall()
+    assert [abs((beat - now).total_seconds()) < 1000 for beat, now in found] == [True]
+    assert hwnas.study.study.release_lost(study) == 0
+    assert study.trials[0].state == TrialState.RUNNING
+    time.sleep(1.5)
+    hwnas.study.study.release_lost(study)
+    assert study.trials[0].state == TrialState.FAIL
+
+
+def test_a_server_that_stops_ends_a_worker_with_one_line_and_the_same_command_goes_on(
+        server: Server, place: str, keep: Keep, start: Start) -> None:
+    worker = start(place, 30, 0.2, 30, 120)
+    worker.until("told-evaluated", 3)
+    server.stop()
+    try:
+        code, error = worker.end()
+    finally:
+        server.start()
+    assert (code, error.count("\n")) == (2, 1), error
+    assert "When it is up, give the same command again" in error or "Start the server" in error, error
+    assert SECRET not in error
+    told = {tuple(line.split()[1:]) for line in worker.lines if line.startswith("told-evaluated")}
+    again = start(place, len(told) + 2, 0.0, 30, 120)
+    assert again.end() == (0, "")
+    rows = trial_rows(keep(load_study(place)))
+    done = [(str(row["number"]), row["id"]) for row in rows if row["outcome"] == "evaluated"]
+    assert told <= set(done)
+    assert len(done) == len({name for _, name in done}) == len(told) + 2
+    assert not [row for row in rows if row["state"] == "RUNNING"]
+
+
+def test_a_server_restarted_while_a_network_is_trained_is_not_even_noticed(server: Server, place: str, keep: Keep
+                                                                           ) -> None:
+    calls = []
+
+    def restart(architecture: Any) -> None:
+        calls.append(architecture.id)
+        if len(calls) == 2:
+            server.stop()
+            server.start()
+
+    study = keep(opened(place))
+    assert searched(study, 3, estimator=Scores(fail=restart)).n_complete == 3
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize(("password", "database", "match"), [
+    ("wr0ng-w0rd", "postgres", "password authentication failed.*Mend user and password"),
+    (SECRET, "nowhere", 'database "nowhere" does not exist. Create it on the server'),
+])
+def test_a_server_that_refuses_is_one_line(server: Server, password: str, database: str, match: str) -> None:
+    for command in (opened, load_study):
+        with pytest.raises(StudyError, match=match) as caught:
+            command(server.url(database, password))
+        assert "\n" not in str(caught.value)
+        assert password not in str(caught.value)
+
+
+@pytest.mark.parametrize(("url", "error", "match"), [
+    (f"postgresql+psycopg://me:{SECRET}@127.0.0.1:1/x", StudyError, "onnection refused. Start the server, or mend"),
+    (f"postgresql+psycopg://127.0.0.1:1/x?user=me&password={SECRET}", StudyError, r"password=\*\*\*: .*refused"),
+    (f"postgresql+psycopg://me:a@{SECRET}@127.0.0.1:1/x", ConfigError, "Write an @ in the password as %40"),
+    (f"postgresql+psycopg://me:{SECRET}@127.0.0.1:port/x", ConfigError, "is not a database URL"),
+])
+def test_urls_that_lead_nowhere_are_one_line_without_the_password(url: str, error: type[Exception], match: str) -> None:
+    psycopg()
+    for command in (opened, load_study):
+        with pytest.raises(error, match=match) as caught:
+            command(url)
+        assert "\n" not in str(caught.value)
+        assert SECRET not in str(caught.value)
+
+
+def test_passwords_are_hidden_wherever_a_url_stands() -> None:
+    text = "storage: {}\nout: me:a@b\n"
+    for url, shown in (("postgresql+psycopg://me:a:b/c@d@host:5432/x", "postgresql+psycopg://me:***@host:5432/x"),
+                       ("postgresql://host:5432/x?password=a@b&sslmode=require",
+                        "postgresql://host:5432/x?password=***&sslmode=require"),
+                       ("postgresql://me:a?b@host/x", "postgresql://me:***@host/x"),
+                       ("postgresql://host/x?user=me&password=a b", "postgresql://host/x?user=me&password=***"),
+                       ("postgresql://me@host/x", "postgresql://me@host/x"),
+                       ("sqlite:////runs/a:b@c/study.db", "sqlite:////runs/a:b@c/study.db")):
+        assert hidden(text.format(url)) == text.format(shown)
+
+
+@pytest.mark.parametrize("scheme", ["postgresql+psycopg", "postgresql", "postgres"])
+def test_a_missing_driver_names_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    for command in (opened, load_study):
+        with pytest.raises(ConfigError, match=r"pip install 'hwnas\[postgres\]'") as caught:
+            command(f"{scheme}://me:{SECRET}@127.0.0.1:1/x")
+        assert "\n" not in str(caught.value)
+        assert SECRET not in str(caught.value)

@@ -1,0 +1,302 @@
+"""What a study records, what counts, how it ends, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+from optuna.trial import TrialState
+from study_fixtures import IDENTITY, OBJECTIVE, Scores, TinySpace, opened, predict, searched, url
+
+from hwnas.errors import ConfigError, SpaceError, StudyError, TrainingError
+from hwnas.search.loop import SearchEvent
+from hwnas.space.architecture import Architecture
+from hwnas.study.objective import Objective
+from hwnas.study.record import COLUMNS, count, front_rows, trial_rows
+from hwnas.study.study import acquire_verifier, check_resumable, identity_of, load_study
+
+
+def by_outcome(study: optuna.Study, outcome: str) -> list[dict[str, Any]]:
+    return [row for row in trial_rows(study) if row["outcome"] == outcome]
+
+
+def test_every_evaluated_trial_records_all_of_it(tmp_path: Path) -> None:
+    study, scores = opened(tmp_path), Scores()
+    ended = searched(study, 6, estimator=scores)
+    rows = trial_rows(study)
+    assert (ended.ended, ended.n_complete, len(set(scores.calls))) == ("done", 6, 6)
+    assert all(tuple(row) == COLUMNS for row in rows)
+    for row in by_outcome(study, "evaluated"):
+        trial = study.trials[row["number"]]
+        codes = np.array([trial.user_attrs["codes"]])
+        assert trial.values == [row["top1_proxy"], row["latency_ms_predicted"]]
+        assert row["latency_ms_predicted"] == pytest.approx(float(predict(codes).mean[0]))
+        assert row["latency_ms_predicted_low"] < row["latency_ms_predicted"] < row["latency_ms_predicted_high"]
+        assert row["reward"] == pytest.approx(OBJECTIVE.reward(row["top1_proxy"], row["latency_ms_predicted"]))
+        assert TinySpace().decode(trial.params).id == row["id"]
+        assert (row["state"], row["epochs"], row["seconds"], row["stopped"]) == ("COMPLETE", 2, 0.5, False)
+        assert row["feasible"] is True
+        assert row["started"] <= row["finished"]
+
+
+def test_estimators_hear_what_earlier_trials_reached(tmp_path: Path) -> None:
+    scores = Scores()
+    searched(opened(tmp_path), 5, estimator=scores)
+    assert scores.histories == [0, 1, 2, 3, 4]
+
+
+def test_front_is_of_evaluated_trials_only(tmp_path: Path) -> None:
+    study = opened(tmp_path)
+    searched(study, 12, cap_ms=2.0)
+    front, rows = front_rows(trial_rows(study)), by_outcome(study, "evaluated")
+    assert [row["latency_ms_predicted"] for row in front] == sorted(row["latency_ms_predicted"] for row in front)
+    assert [row["top1_proxy"] for row in front] == sorted(row["top1_proxy"] for row in front)
+    for row in rows:
+        assert any(best["top1_proxy"] >= row["top1_proxy"]
+                   and best["latency_ms_predicted"] <= row["latency_ms_predicted"] for best in front)
+    assert front_rows([]) == []
+
+
+def test_over_the_cap_nothing_is_trained(tmp_path: Path) -> None:
+    study, scores = opened(tmp_path), Scores()
+    ended = searched(study, 8, estimator=scores, cap_ms=1.6)
+    over = by_outcome(study, "infeasible")
+    assert ended.n_complete == len(scores.calls) == 8
+    assert len(over) == ended.n_pruned > 0
+    for row in over:
+        trial = study.trials[row["number"]]
+        assert trial.state == TrialState.PRUNED
+        assert trial.constraints == {"latency_ms": pytest.approx(row["latency_ms_predicted_high"] - 1.6)}
+        assert row["feasible"] is False
+        assert row["id"] not in scores.calls
+    for row in by_outcome(study, "evaluated"):
+        assert row["latency_ms_predicted_high"] <= 1.6
+        assert study.trials[row["number"]].constraints["latency_ms"] <= 0
+
+
+def test_candidates_that_fail_do_not_count_and_are_not_tried_again(tmp_path: Path) -> None:
+    def fail(architecture: Architecture) -> None:
+        if int(architecture.id, 16) % 2:
+            raise TrainingError("loss is\nnot finite")
+
+    study, scores = opened(tmp_path), Scores(fail=fail)
+    ended = searched(study, 6, estimator=scores)
+    failed = by_outcome(study, "failed")
+    assert (ended.ended, ended.n_complete, ended.n_failed) == ("done", 6, len(failed))
+    assert failed
+    assert {row["reason"] for row in failed} == {"TrainingError: loss is not finite"}
+    assert {row["state"] for row in failed} == {"FAIL"}
+    assert len(scores.calls) == len(set(scores.calls))
+
+
+def test_a_score_that_is_no_number_fails_its_candidate(tmp_path: Path) -> None:
+    class Diverges(Scores):
+        def evaluate(self, *args: Any) -> Any:
+            estimate = super().evaluate(*args)
+            return estimate if len(self.calls) > 1 else type(estimate)(float("nan"), 0.0, 0.0, 0.0, "proxy")
+
+    study = opened(tmp_path)
+    searched(study, 2, estimator=Diverges())
+    assert [row["reason"] for row in by_outcome(study, "failed")] == ["TrainingError: top-1 is nan"]
+
+
+def test_programming_errors_propagate_and_leave_nothing_running(tmp_path: Path) -> None:
+    def fail(architecture: Architecture) -> None:
+        raise AssertionError("a bug")
+
+    study = opened(tmp_path)
+    with pytest.raises(AssertionError, match="a bug"):
+        searched(study, 3, estimator=Scores(fail=fail))
+    assert [(row["state"], row["reason"]) for row in trial_rows(study)] == [("FAIL", "AssertionError: a bug")]
+    assert searched(opened(tmp_path), 3).n_complete == 3
+
+
+def test_duplicates_cost_nothing_and_do_not_count(tmp_path: Path) -> None:
+    space, scores = TinySpace(1), Scores()
+    study = opened(tmp_path)
+    same = [space.to_params(np.array(codes)) for codes in ([0, 0, 0], [0, 0, 1], [0, 0, 0], [2, 1, 1])]
+    assert space.decode(same[0]).id == space.decode(same[1]).id
+    ended = searched(study, 2, space, scores, enqueue=same)
+    rows = trial_rows(study)
+    assert [row["outcome"] for row in rows] == ["evaluated", "duplicate", "evaluated"]
+    assert (rows[1]["duplicate_of"], rows[1]["state"], rows[1]["top1_proxy"]) == (0, "PRUNED", rows[0]["top1_proxy"])
+    assert (ended.n_complete, ended.n_duplicates, len(scores.calls)) == (2, 1, 2)
+
+
+def test_what_another_worker_trains_is_a_duplicate(tmp_path: Path) -> None:
+    space, study = TinySpace(1), opened(tmp_path)
+    other = study._storage.create_new_trial(study._study_id)
+    name = space.decode(space.every()[0]).id
+    study._storage.set_trial_user_attr(other, "architecture_id", name)
+    study._storage.set_trial_user_attr(other, "worker", "elsewhere/1/1")
+    searched(study, 9, space, enqueue=[space.every()[0]], max_asks=3)
+    rows = trial_rows(study)
+    assert (rows[1]["id"], rows[1]["outcome"], rows[1]["duplicate_of"]) == (name, "duplicate", 0)
+
+
+def test_known_networks_come_first_and_once(tmp_path: Path) -> None:
+    space = TinySpace()
+    first = [space.every()[7], space.every()[100]]
+    for n_trials in (1, 3, 5):
+        searched(opened(tmp_path), n_trials, space, enqueue=first)
+    params = [trial.params for trial in load_study(url(tmp_path)).trials]
+    assert params[:2] == first
+    assert all(params.count(known) == 1 for known in first)
+    with pytest.raises((SpaceError, KeyError)):
+        searched(opened(tmp_path), 6, space, enqueue=[{"stage0.kernel": 3}])
+
+
+@pytest.mark.parametrize("sampler", ["random", "nsga2", "nsga3", "tpe"])
+def test_a_small_space_is_exhausted_and_the_search_says_so(tmp_path: Path, sampler: str) -> None:
+    scores = Scores()
+    ended = searched(opened(tmp_path, sampler), 50, TinySpace(1), scores, max_asks=5000)
+    assert (ended.ended, ended.n_complete) == ("exhausted", TinySpace(1).n_architectures)
+    assert len(set(scores.calls)) == len(scores.calls) == 17
+    assert "every network of the space was seen: 17 of 50 architectures evaluated" in ended.reason
+
+
+def test_asks_are_limited_in_total(tmp_path: Path) -> None:
+    for _ in range(2):
+        ended = searched(opened(tmp_path), 30, cap_ms=1.12, max_asks=25)
+        assert (ended.ended, ended.n_asks) == ("max_asks", 25)
+        assert ended.reason.startswith(f"max_asks=25 reached: {ended.n_complete} of 30 architectures evaluated")
+
+
+def test_n_trials_is_the_total_over_restarts(tmp_path: Path) -> None:
+    scores = Scores()
+    for n_trials in (4, 4, 9):
+        assert searched(opened(tmp_path), n_trials, estimator=scores).n_complete == n_trials
+    assert len(scores.calls) == 9
+
+
+def test_progress_hears_every_trial(tmp_path: Path) -> None:
+    events: list[SearchEvent] = []
+    ended = searched(opened(tmp_path), 6, cap_ms=1.6, progress=events.append)
+    assert [event.kind for event in events].count("training") == 6
+    told = [event for event in events if event.kind != "training"]
+    assert [event.number for event in told] == list(range(ended.n_asks))
+    assert [event.counts.evaluated for event in told][-1] == 6
+    assert {event.kind for event in told} >= {"evaluated", "infeasible"}
+
+
+def test_the_reward_objective_has_one_direction(tmp_path: Path) -> None:
+    single = Objective(1.4, "reward", "hard")
+    study = opened(tmp_path, "tpe", objective=single)
+    searched(study, 15, objective=single)
+    assert [direction.name for direction in study.directions] == ["MAXIMIZE"]
+    best = max(by_outcome(study, "evaluated"), key=lambda row: row["reward"])
+    assert study.best_trial.number == best["number"]
+    with pytest.raises(StudyError, match="objectives are not those of pareto"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize(("options", "match"), [
+    ({"n_trials": 0}, "n_trials must be a whole number of at least 1, got 0"),
+    ({"n_trials": 2.5}, "n_trials"), ({"n_trials": "many"}, "n_trials"), ({"n_trials": True}, "n_trials"),
+    ({"max_asks": -3}, "max_asks"), ({"cap_ms": -1.0}, r"budget\.latency_ms"),
+    ({"cap_ms": "low"}, r"budget\.latency_ms"), ({"cap_quantile": 2}, r"budget\.quantile")])
+def test_numbers_are_checked(tmp_path: Path, options: dict[str, Any], match: str) -> None:
+    study = opened(tmp_path)
+    with pytest.raises(ConfigError, match=match):
+        searched(study, **{"n_trials": 3, **options})
+    assert not study.trials
+
+
+def test_another_identity_is_refused_by_what_changed(tmp_path: Path) -> None:
+    opened(tmp_path)
+    changed = {**IDENTITY, "space": "tiny 9f9f", "seed": "3"}
+    with pytest.raises(StudyError, match=r"cannot resume, space was tiny 1a2b, now tiny 9f9f; seed was not set, now 3"):
+        opened(tmp_path, identity=changed)
+    without = {key: value for key, value in IDENTITY.items() if key != "host"}
+    with pytest.raises(StudyError, match="host was zen5-2, now not set"):
+        opened(tmp_path, identity=without)
+    assert identity_of(opened(tmp_path)) == IDENTITY
+
+
+def test_another_identity_is_refused_before_long_work_and_nothing_else_is(tmp_path: Path) -> None:
+    check_resumable(url(tmp_path), IDENTITY)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "study.db").touch()  # a killed search's
+    check_resumable(url(tmp_path), IDENTITY)
+    opened(tmp_path)
+    check_resumable(url(tmp_path), IDENTITY)
+    with pytest.raises(StudyError, match="cannot resume, seed was not set, now 3"):
+        check_resumable(url(tmp_path), {**IDENTITY, "seed": "3"})
+
+
+def test_studies_of_others_are_refused(tmp_path: Path) -> None:
+    foreign = optuna.create_study(storage=url(tmp_path), study_name="hwnas", directions=["maximize", "minimize"])
+    foreign.add_trial(optuna.create_trial(values=[0.1, 1.0]))
+    with pytest.raises(StudyError, match="holds trials of another program"):
+        opened(tmp_path)
+    with pytest.raises(StudyError, match="holds trials of another program"):
+        load_study(url(tmp_path))
+
+
+def test_databases_of_others_are_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "study.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE recipes (name TEXT)")
+    connection.close()
+    before = path.read_bytes()
+    with pytest.raises(StudyError, match=r"database of something else \(recipes\)"):
+        opened(tmp_path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(("storage", "error", "match"), [
+    ("study.db", ConfigError, "not a database URL"), ("sqlite://", ConfigError, "would be lost"),
+    ("sqlite:////no/such/folder/study.db", StudyError, "Check that its folder exists"),
+    ("carrierpigeon://host/x", ConfigError, "no driver for carrierpigeon")])
+def test_bad_urls(storage: str, error: type[Exception], match: str) -> None:
+    from hwnas.samplers.loading import load_sampler
+    from hwnas.study.study import open_study
+
+    with pytest.raises(error, match=match):
+        open_study(storage, IDENTITY, OBJECTIVE, load_sampler("random", 0))
+
+
+def test_reading_needs_a_study(tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match=r"there is none\. Search first"):
+        load_study(url(tmp_path))
+
+
+def test_passwords_are_not_shown() -> None:
+    from hwnas.study.server import shown
+
+    assert shown("postgresql://me:secret@host/db") == "postgresql://me:***@host/db"
+
+
+def test_counts_take_an_architecture_once(tmp_path: Path) -> None:
+    study = opened(tmp_path)
+    attrs = {"architecture_id": "aa", "outcome": "evaluated"}
+    for _ in range(2):
+        study.add_trial(optuna.create_trial(values=[0.5, 1.0], user_attrs=attrs))
+    counts = count(study.trials)
+    assert (counts.evaluated, counts.duplicates, counts.asks) == (1, 1, 2)
+    assert [row["outcome"] for row in trial_rows(study)] == ["evaluated", "duplicate"]
+
+
+def test_one_worker_verifies(tmp_path: Path) -> None:
+    lock = acquire_verifier(tmp_path)
+    assert lock is not None
+    script = f"from pathlib import Path\nfrom hwnas.study.study import acquire_verifier\n" \
+             f"print(acquire_verifier(Path({str(tmp_path)!r})) is None)"
+    with lock:
+        held = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300)
+    free = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300)
+    assert (held.stdout.strip(), free.stdout.strip()) == ("True", "False")
+
+
+def test_importing_the_study_does_not_import_torch() -> None:
+    script = "import hwnas.study.study, hwnas.search.loop, hwnas.samplers, sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300,
+                          env={**os.environ})
+    assert done.stdout.strip() == "False"

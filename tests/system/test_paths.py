@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hwnas.errors import UserError
+from hwnas.system import paths
+
+
+def test_home_is_what_the_variable_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "mine"))
+    assert paths.home() == tmp_path / "mine"
+    monkeypatch.setenv("HWNAS_HOME", "~/mine")
+    assert paths.home() == Path.home() / "mine"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HWNAS_HOME", "mine")
+    assert paths.home() == tmp_path / "mine"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the place of user data differs by platform")
+def test_home_without_the_variable_is_the_platforms_data_folder(
+        monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HWNAS_HOME", "")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert paths.home() == tmp_path / "hwnas"
+    monkeypatch.delenv("XDG_DATA_HOME")
+    assert paths.home() == Path.home() / ".local" / "share" / "hwnas"
+
+
+def test_users_folder_comes_before_the_shipped_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HWNAS_HOME", str(tmp_path))
+    assert paths.table_dirs() == [tmp_path / "latency_tables"]  # as the tests run
+    monkeypatch.delenv("HWNAS_OWN_TABLES")
+    for folders, name in ((paths.search_space_dirs(), "search_spaces"), (paths.table_dirs(), "latency_tables")):
+        assert folders == [tmp_path / name, paths.shipped(name)]
+        assert folders[1].is_dir()
+    assert paths.config_dir().is_absolute()
+    assert (paths.config_dir() / "target").is_dir()
+
+
+def test_text_and_bytes_are_written_with_missing_parents(tmp_path: Path) -> None:
+    paths.write_atomic(tmp_path / "new" / "text", "größe\n")
+    paths.write_atomic(tmp_path / "new" / "bytes", b"\x00\xff")
+    assert (tmp_path / "new" / "text").read_bytes() == "größe\n".encode()
+    assert (tmp_path / "new" / "bytes").read_bytes() == b"\x00\xff"
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["bytes", "text"]
+
+
+@pytest.mark.parametrize(("number", "step"), [(errno.ENOSPC, "Free space"), (errno.EROFS, "writable disk")])
+def test_failed_write_keeps_the_old_file_and_says_why(
+        monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int, step: str) -> None:
+    path = tmp_path / "front.csv"
+    path.write_text("old")
+
+    def fail(_: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(UserError, match=step) as caught:
+        paths.write_atomic(path, "new")
+    assert str(path) in str(caught.value)
+    assert os.strerror(number) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_file_in_the_way_of_a_folder_is_a_user_error(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("")
+    with pytest.raises(UserError, match="cannot write"):
+        paths.write_atomic(tmp_path / "run" / "front.csv", "x")
+
+
+KILLED_WHILE_WRITING = """
+import os, sys
+from hwnas.system.paths import write_atomic
+os.fsync = lambda handle: os.kill(os.getpid(), 9)
+write_atomic(sys.argv[1], "new" * 1000)
+"""
+
+
+def test_kill_leaves_the_old_file_whole(tmp_path: Path) -> None:
+    path = tmp_path / "front.csv"
+    path.write_text("old")
+    done = subprocess.run([sys.executable, "-c", KILLED_WHILE_WRITING, str(path)], timeout=300, check=False)
+    assert done.returncode == -9
+    assert path.read_text() == "old"

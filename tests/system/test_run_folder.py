@@ -1,0 +1,134 @@
+"""The run folder: whole files, one-line errors, values that survive the round trip."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+
+import numpy as np
+import pytest
+from front_fixtures import make_row
+
+from hwnas.errors import StudyError, UserError
+from hwnas.front.rows import load_front, save_front
+from hwnas.system.run_folder import RunFolder
+from hwnas.system.tables import finite, read_table, table_csv
+
+
+@pytest.fixture
+def run(tmp_path) -> RunFolder:
+    return RunFolder.create(tmp_path / "runs" / "mine")
+
+
+def test_create_makes_an_empty_folder_and_takes_up_an_old_one(run: RunFolder) -> None:
+    run.write_config({"seed": 3})
+    again = RunFolder.create(run.path)
+    assert again.read_config() == {"seed": 3}
+    assert [path.name for path in run.path.iterdir()] == ["config.yaml"]
+
+
+def test_folder_that_is_a_file_is_told(tmp_path) -> None:
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(StudyError, match="is a file"):
+        RunFolder.create(tmp_path / "taken")
+
+
+def test_open_asks_for_a_run(tmp_path) -> None:
+    with pytest.raises(StudyError, match=r"no config\.yaml.*hwnas\.search"):
+        RunFolder.open(tmp_path)
+
+
+@pytest.mark.parametrize(("code", "told"), [(errno.ENOSPC, "No space left"), (errno.EROFS, "Read-only"),
+                                            (errno.EACCES, "Permission denied")])
+def test_unwritable_disk_is_one_line_at_once(run: RunFolder, monkeypatch, code: int, told: str) -> None:
+    def refuse(*args: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    run.write_config({})
+    monkeypatch.setattr(os, "fsync", refuse)
+    for make in (RunFolder.create, RunFolder.open):
+        with pytest.raises(UserError, match=told) as caught:
+            make(run.path)
+        assert "\n" not in str(caught.value)
+    assert [path.name for path in run.path.iterdir()] == ["config.yaml"]
+
+
+def test_read_only_folder(run: RunFolder) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root writes to read-only folders")
+    run.path.chmod(0o555)
+    try:
+        with pytest.raises(UserError, match="Permission denied"):
+            RunFolder.create(run.path)
+    finally:
+        run.path.chmod(0o755)
+
+
+def test_front_round_trip(run: RunFolder) -> None:
+    rows = [make_row("a"), make_row("b", latency_ms=0.2)]
+    save_front(run, rows)
+    assert load_front(run) == rows
+    assert [row["id"] for row in json.loads(run.front_json.read_text())["rows"]] == ["a", "b"]
+
+
+def test_front_before_the_verification_names_the_next_step(run: RunFolder) -> None:
+    with pytest.raises(StudyError, match=r"no front\.csv yet.*hwnas\.search"):
+        load_front(run)
+
+
+def test_trials_round_trip_keeps_ids_text(run: RunFolder) -> None:
+    assert run.read_trials() == []
+    rows = [{"number": 0, "state": "COMPLETE", "architecture_id": "12345678", "top1_proxy": 0.5, "stopped": False,
+             "curve": [0.1, float("nan")], "reason": None},
+            {"number": 1, "state": "FAIL", "architecture_id": "1234e567", "top1_proxy": None, "stopped": None,
+             "curve": None, "reason": 'loss, "nan"\n', "seconds": 1.25}]
+    run.write_trials(rows)
+    first, second = run.read_trials()
+    assert first == {**rows[0], "curve": "[0.1, null]", "seconds": None}
+    assert second == rows[1]
+
+
+def test_table_of_nothing_is_an_empty_table() -> None:
+    assert read_table(table_csv([])) == []
+
+
+def test_predictions_round_trip_without_pickle(run: RunFolder) -> None:
+    labels = np.arange(5)
+    run.write_predictions(labels, {"3fa91c20": labels[::-1], "resnet10t-stem1": labels})
+    found = run.read_predictions()
+    np.testing.assert_array_equal(found["labels"], labels)
+    np.testing.assert_array_equal(found["3fa91c20"], labels[::-1])
+    assert found["resnet10t-stem1"].dtype == np.int32
+    whole = run.predictions.read_bytes()
+    for torn in (b"torn", whole[:-20], b""):
+        run.predictions.write_bytes(torn)
+        with pytest.raises(StudyError, match=r"predictions\.npz"):
+            run.read_predictions()
+
+
+def test_json_has_no_nan(run: RunFolder) -> None:
+    run.write_json(run.environment, {"a": float("nan"), "b": (1, np.float32(0.5)), 3: np.int64(4)})
+    assert json.loads(run.environment.read_text()) == {"a": None, "b": [1, 0.5], "3": 4}
+    assert run.read_json(run.path / "none.json", default={}) == {}
+    assert finite([float("inf")]) == [None]
+
+
+@pytest.mark.parametrize("id", ["../../etc", "a/b", "", ".hidden", "x" * 200])
+def test_id_cannot_leave_the_folder(run: RunFolder, id: str) -> None:
+    with pytest.raises(StudyError, match="not a plain name"):
+        run.model(id)
+
+
+def test_model_folder_names_what_a_target_runs(run: RunFolder) -> None:
+    model = run.model("3fa91c20")
+    assert model.deployed("int8").name == "model_int8.onnx"
+    assert model.deployed("bf16").name == "model.onnx"
+    assert model.path == run.path / "models" / "3fa91c20"
+
+
+@pytest.mark.parametrize("text", ["- a\n- b", "a: [", ""])
+def test_config_that_is_no_mapping(run: RunFolder, text: str) -> None:
+    run.write_config(text)
+    with pytest.raises(StudyError, match=r"config\.yaml"):
+        run.read_config()

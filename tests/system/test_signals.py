@@ -1,0 +1,79 @@
+"""Ctrl-C takes effect where a search can bear it."""
+
+from __future__ import annotations
+
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+WORKER = Path(__file__).parents[1] / "study_worker.py"
+
+
+SCRIPT = """
+import os, signal, sys, threading
+from hwnas.system.signals import Interrupts
+interrupts, before = Interrupts(), signal.getsignal(signal.SIGINT)
+
+def go(acts):
+    with interrupts.held():
+        for act in acts:
+            if act == "press":
+                os.kill(os.getpid(), signal.SIGINT)
+            elif act == "allowed press":
+                with interrupts.allowed():
+                    os.kill(os.getpid(), signal.SIGINT)
+            elif act == "allowed":
+                with interrupts.allowed():
+                    pass
+            elif act == "error":
+                raise ZeroDivisionError
+            elif act == "thread":
+                thread = threading.Thread(target=go, args=([],))
+                thread.start()
+                thread.join()
+            print(act)
+
+try:
+    go(sys.argv[1:])
+except BaseException as error:
+    print(type(error).__name__)
+print(signal.getsignal(signal.SIGINT) is before)
+"""
+
+
+@pytest.mark.parametrize(("acts", "reached"), [
+    (["press", "more", "allowed", "never"], ["press", "more", "KeyboardInterrupt"]),  # it waits for an allowed place
+    (["more", "allowed press", "never"], ["more", "KeyboardInterrupt"]),
+    (["press", "end"], ["press", "end", "KeyboardInterrupt"]),  # what waits at the end is not lost
+    (["press", "press", "never"], ["press", "KeyboardInterrupt"]),  # who insists is heard
+    (["press", "error"], ["press", "ZeroDivisionError"]),  # another error is not replaced
+    (["thread", "press"], ["thread", "press", "KeyboardInterrupt"]),
+    (["allowed", "more"], ["allowed", "more"]),
+])
+def test_a_signal_takes_effect_where_it_is_allowed(acts: list[str], reached: list[str]) -> None:
+    found = subprocess.run([sys.executable, "-c", SCRIPT, *acts], capture_output=True, text=True, timeout=300,
+                           check=True)
+    assert found.stdout.splitlines() == [*reached, "True"], found.stderr
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_two_workers_interrupted_at_any_moment_leave_nothing_running(seed: int, tmp_path: Path) -> None:
+    command = [sys.executable, str(WORKER), str(tmp_path), "400", "0.01", "30", "120"]
+    workers = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    for worker in workers:
+        assert worker.stdout is not None
+        worker.stdout.readline()
+    time.sleep(random.Random(seed).random())
+    for worker in workers:
+        worker.send_signal(signal.SIGINT)
+    said = [worker.communicate(timeout=300) for worker in workers]
+    assert [worker.returncode for worker in workers] == [130, 130], said
+    database = next(tmp_path.rglob("*.db"))
+    with sqlite3.connect(database) as connection:
+        assert connection.execute("select count(*) from trials where state = 'RUNNING'").fetchone() == (0,)

@@ -1,0 +1,55 @@
+"""Targets: every shipped file is one, and bad values are named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hwnas.errors import ConfigError, UnknownName
+from hwnas.runtimes.runtime import runtime_names
+from hwnas.system.paths import config_dir
+from hwnas.target.target import Target
+
+FILES = sorted((config_dir() / "target").glob("*.yaml"))
+GOOD = {"name": "mine", "runtime": "openvino", "precision": "int8"}
+
+
+def test_the_shipped_targets_are_all_there() -> None:
+    assert {path.stem for path in FILES} == {
+        "xeon_int8", "xeon_bf16", "xeon_fp32", "epyc_int8", "epyc_bf16", "epyc_fp32", "ort_int8", "ort_fp32",
+        "cuda_fp16", "null_fp32"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_shipped_target(path: Path) -> None:
+    text = path.read_text()
+    assert text.startswith("# @package target\n")  # otherwise `+target=` puts the fields at the top level
+    target = Target.from_config(yaml.safe_load(text))
+    assert target.name == path.stem
+    assert target.name.endswith(target.precision)
+    assert target.runtime in runtime_names()
+    assert (target.threads, target.batch) == (1, 1)
+
+
+def test_defaults() -> None:
+    target = Target.from_config(GOOD)
+    assert (target.threads, target.batch, target.device, target.price_per_hour) == (1, 1, "cpu", None)
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ({"threads": -1}, "target.threads"), ({"threads": 1.5}, "target.threads"), ({"threads": True}, "target.threads"),
+    ({"batch": 0}, "target.batch"), ({"batch": "two"}, "target.batch"), ({"name": ""}, "target.name"),
+    ({"runtime": None}, "target.runtime"), ({"price_per_hour": -1}, "price_per_hour"),
+    ({"price_per_hour": float("nan")}, "price_per_hour"), ({"price_per_hour": "cheap"}, "price_per_hour"),
+])
+def test_bad_values_are_named(change: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Target.from_config({**GOOD, **change})
+
+
+@pytest.mark.parametrize("change", [{"precision": "int4"}, {"presicion": "int8"}])
+def test_unknown_names_come_with_the_near_ones(change: dict[str, object]) -> None:
+    with pytest.raises(UnknownName, match=r"int8|precision"):
+        Target.from_config({**GOOD, **change})

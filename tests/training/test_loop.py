@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from training_fixtures import stripes  # noqa: E402
+
+from hwnas.accuracy.proxy import ProxyOptions  # noqa: E402
+from hwnas.data.dataset import Dataset, Split  # noqa: E402
+from hwnas.errors import ConfigError, TrainingError, UnknownName  # noqa: E402
+from hwnas.networks.build import build  # noqa: E402
+from hwnas.space.architecture import Architecture  # noqa: E402
+from hwnas.training.augment import augment  # noqa: E402
+from hwnas.training.loop import predict, seeded, top1, train  # noqa: E402
+from hwnas.training.recipe import FINALIST, PRESETS, PROXY, Recipe  # noqa: E402
+
+SHORT = replace(PROXY, epochs=2, min_steps=0, max_steps=0, batch_size=16, threads=1)
+
+
+@pytest.fixture(scope="module")
+def dataset() -> Dataset:
+    return Dataset("stripes", stripes(256, 0), stripes(80, 1), stripes(80, 2), ("a", "b", "c", "d"), 1, 16,
+                   (0.3,), (0.2,), "stripes")
+
+
+def network(seed: int = 0) -> Any:
+    with seeded(seed):
+        return build(Architecture((("ds_r1_k3_s2_c8",), ("ir_r1_k3_s2_e3_c16_se0.25",)), 8, 1, 0, "relu", 16, 1, 4))
+
+
+def weights(model: Any) -> dict[str, Any]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_short_training_learns(dataset: Dataset) -> None:
+    recipe = replace(SHORT, epochs=8)
+    model = train(network(), dataset.train, recipe=recipe, dataset=dataset, seed=0)
+    assert not model.training
+    assert top1(predict(model, dataset.test.images, dataset), dataset.test.labels) > 0.8
+
+
+@pytest.mark.parametrize("change", [
+    {}, {"ema_decay": 0.9, "zoom": 0.1, "rotate": 10.0, "erase": 0.5, "schedule": "cosine"}, {"optimizer": "sgd"}])
+def test_the_seed_decides_every_bit(dataset: Dataset, change: dict[str, Any]) -> None:
+    recipe = replace(SHORT, **change)
+    runs = []
+    for seed in (3, 3, 4):
+        torch.manual_seed(seed * 17 + len(runs))  # what others drew from torch's own generator must not matter
+        runs.append(weights(train(network(), dataset.train, recipe=recipe, dataset=dataset, seed=seed)))
+    assert same(runs[0], runs[1])
+    assert not same(runs[0], runs[2])
+
+
+def test_training_leaves_generator_and_threads_alone(dataset: Dataset) -> None:
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
+    train(network(), dataset.train, recipe=replace(SHORT, epochs=1, threads=1 + threads % 2), dataset=dataset, seed=0)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_num_threads() == threads
+
+
+def test_on_epoch_sees_the_average_and_may_end_it(dataset: Dataset) -> None:
+    seen: list[tuple[int, Any]] = []
+    steps: list[tuple[int, int]] = []
+
+    def after(epoch: int, model: Any) -> bool:
+        seen.append((epoch, model))
+        return epoch == 2
+
+    result = train(network(), dataset.train, recipe=replace(SHORT, epochs=5, ema_decay=0.9), dataset=dataset, seed=0,
+                   on_epoch=after, progress=lambda done, total: steps.append((done, total)))
+    assert [epoch for epoch, _ in seen] == [1, 2]
+    assert seen[-1][1] is result
+    assert steps[-1] == (32, 80)
+
+
+def test_epochs_of_a_part_see_every_image_before_any_comes_again(dataset: Dataset) -> None:
+    class Watching(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.seen = torch.nn.Linear(1, 4), list[float]()
+
+        def forward(self, images: Any) -> Any:
+            values = images.mean((1, 2, 3))
+            self.seen += [round(float(value), 4) for value in values]
+            return self.linear(values[:, None])
+
+    each = Split(np.repeat(np.arange(96, dtype=np.uint8), 64).reshape(96, 8, 8, 1), np.arange(96) % 4)
+    recipe = replace(PROXY, epochs=6, min_steps=0, max_steps=0, batch_size=4, shift=0.0)
+    model, ends = Watching(), list[tuple[int, int]]()
+    train(model, each, recipe=recipe, dataset=replace(dataset, flip=False), seed=0, epoch_images=32,
+          on_epoch=lambda epoch, network: ends.append((epoch, len(model.seen))))
+    assert ends == [(epoch, 32 * epoch) for epoch in range(1, 7)]
+    first, second = set(model.seen[:96]), set(model.seen[96:])
+    assert len(first) == 96
+    assert first == second
+    assert model.seen[:96] != model.seen[96:]
+
+
+def test_a_loss_that_is_not_finite_ends_the_training(dataset: Dataset) -> None:
+    model = network()
+    with torch.no_grad():
+        model.classifier.weight.fill_(float("nan"))
+    with pytest.raises(TrainingError, match=r"loss is nan in epoch 1, step 1 of 32, at learning rate 0\.0002"):
+        train(model, dataset.train, recipe=SHORT, dataset=dataset, seed=0)
+
+
+def test_out_of_memory_is_a_failed_candidate(dataset: Dataset) -> None:
+    class Large(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(1))
+
+        def forward(self, images: Any) -> Any:
+            return torch.empty(1 << 50)
+
+    with pytest.raises(TrainingError, match="out of memory while training"):
+        train(Large(), dataset.train, recipe=SHORT, dataset=dataset, seed=0)
+
+
+def test_predict_takes_uint8_and_normalised_images_alike(dataset: Dataset) -> None:
+    model = network()
+    images = dataset.test.images
+    logits = predict(model, images, dataset, batch_size=32)
+    assert logits.shape == (80, 4)
+    assert logits.dtype == np.float32
+    assert model.training
+    np.testing.assert_allclose(logits, predict(model, dataset.normalise(images)), atol=1e-5)
+    with pytest.raises(TypeError, match="normalises"):
+        predict(model, images)
+
+
+def test_top1_is_a_share() -> None:
+    logits = np.asarray([[1, 2], [2, 1], [0, 1], [3, 0]], np.float32)
+    assert top1(logits, np.asarray([1, 0, 0, 0])) == 0.75
+
+
+def batch(n: int = 64, size: int = 12) -> Any:
+    return torch.randn(n, 2, size, size, generator=torch.Generator().manual_seed(1))
+
+
+def test_shifts_move_whole_pixels_and_mirrorings_swap_sides() -> None:
+    images, still = batch(), replace(PROXY, shift=0.0, zoom=0.0, rotate=0.0)
+    assert torch.equal(augment(images, still, False, torch.Generator().manual_seed(0)), images)
+    mirrored = augment(images, still, True, torch.Generator().manual_seed(0))
+    swapped = [torch.equal(a, b.flip(-1)) for a, b in zip(mirrored, images, strict=True)]
+    kept = [torch.equal(a, b) for a, b in zip(mirrored, images, strict=True)]
+    assert all(a != b for a, b in zip(swapped, kept, strict=True))
+    assert 16 < sum(swapped) < 48
+    moved = augment(images, replace(still, shift=0.25), False, torch.Generator().manual_seed(0))
+    for one, other in zip(moved, images, strict=True):
+        assert any(torch.equal(one[:, 3:9, 3:9], other[:, 3 + y:9 + y, 3 + x:9 + x])
+                   for y in range(-3, 4) for x in range(-3, 4))
+
+
+def test_affine_maps_stay_near_and_erasing_hides_a_part() -> None:
+    still = replace(PROXY, shift=0.0)
+    ramp = torch.linspace(-1, 1, 16).expand(32, 1, 16, 16)
+    turned = augment(ramp, replace(still, zoom=0.1, rotate=10.0), False, torch.Generator().manual_seed(0))
+    assert 0 < float((turned - ramp).abs().mean()) < 0.2
+    assert float((augment(ramp, replace(still, zoom=0.1), True, torch.Generator().manual_seed(0))
+                  + ramp).abs().mean(dim=(1, 2, 3)).min()) < 0.1
+    erased = augment(torch.ones(200, 1, 16, 16), replace(still, erase=0.5), False, torch.Generator().manual_seed(0))
+    share = (erased == 0).float().mean(dim=(1, 2, 3))
+    assert 60 < int((share > 0).sum()) < 140
+    assert float(share.max()) < 0.35
+
+
+def test_a_recipe_is_checked_field_by_field() -> None:
+    assert Recipe.from_config({"lr": 1, "epochs": 3}, PROXY).lr == 1.0
+    with pytest.raises(ConfigError, match=r"proxy\.epochs must be a whole number from 1 to 10000, got 0"):
+        Recipe.from_config({"epochs": 0}, PROXY, "proxy")
+    with pytest.raises(ConfigError, match=r"recipe\.lr must be a number from 1e-06 to 10, got '1e-3'"):
+        Recipe.from_config({"lr": "1e-3"}, PROXY)
+    with pytest.raises(ConfigError, match=r"channels_last must be true or false, got 1"):
+        Recipe.from_config({"channels_last": 1}, PROXY)
+    with pytest.raises(ConfigError, match=r"batch_size must be a whole number"):
+        Recipe.from_config({"batch_size": 8.5}, PROXY)
+    with pytest.raises(UnknownName, match="Did you mean adamw"):
+        Recipe.from_config({"optimizer": "adam"}, PROXY)
+    with pytest.raises(UnknownName, match="Did you mean weight_decay"):
+        Recipe.from_config({"weight_decy": 0.1}, PROXY)
+
+
+def test_fingerprints_follow_what_is_asked() -> None:
+    assert PROXY.fingerprint == replace(PROXY, name="other", threads=2).fingerprint
+    assert PROXY.fingerprint != replace(PROXY, lr=0.5).fingerprint
+    assert PRESETS == {"proxy": PROXY, "finalist": FINALIST}
+    full = ProxyOptions().train_images
+    assert (PROXY.steps_for(full), PROXY.epochs_for(full), full) == (80, 1, 80 * PROXY.batch_size)
+    assert PROXY.steps_for(1000) == 80  # small sets are passed over more often
+
+
+def test_lengths_fit_small_and_large_sets() -> None:
+    recipe = replace(PROXY, epochs=4, min_steps=100, max_steps=300, batch_size=64)
+    assert (recipe.steps_for(640), recipe.epochs_for(640)) == (100, 10)
+    assert (recipe.steps_for(64_000), recipe.epochs_for(64_000)) == (300, 1)
+    assert (recipe.steps_for(3200), recipe.epochs_for(3200)) == (200, 4)
+    assert [recipe.batch_for(n) for n in (2, 20, 400, 4000)] == [2, 2, 50, 64]
+    exact = Recipe.from_config({"epochs": 30}, recipe)
+    assert exact.steps_for(64_000) == 30_000
+
+
+@pytest.mark.parametrize("schedule", ["onecycle", "cosine"])
+@pytest.mark.parametrize(("images", "epochs"), [(2, 1), (5, 1), (5, 3)])
+def test_a_handful_of_images_can_be_trained(dataset: Dataset, schedule: str, images: int, epochs: int) -> None:
+    few = dataset.train.take(np.arange(images))
+    recipe = replace(SHORT, epochs=epochs, schedule=schedule)
+    model = train(network(), few, recipe=recipe, dataset=dataset, seed=0)
+    assert np.isfinite(predict(model, few.images, dataset)).all()

@@ -1,0 +1,665 @@
+"""`python -m hwnas.train`: what it leaves, that an interruption changes no bit, and what it refuses in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from hwnas.cli.command import compose, run_command
+from hwnas.cli.progress import Console
+from hwnas.data.dataset import Dataset
+from hwnas.data.task import Task
+from hwnas.errors import ConfigError, DataError, ModelError, StudyError, TargetError, TrainingError, UserError
+from hwnas.networks.baselines import Baseline
+from hwnas.networks.build import build
+from hwnas.networks.export import export_onnx
+from hwnas.networks.weights import load_weights
+from hwnas.space.architecture import Architecture
+from hwnas.train import main, readable_overrides
+from hwnas.training import job as training_job
+from hwnas.training import run as training_run
+from hwnas.training.batches import Batches, own_randomness
+from hwnas.training.checkpoint import Checkpoint, check_identity
+from hwnas.training.job import TrainingJob, make_job
+from hwnas.training.options import CHOICES
+from hwnas.training.ranks import Ranks
+from hwnas.training.results import read_summary
+from hwnas.training.run import train
+from hwnas.training.teacher import OnnxTeacher, adapted, distilled, teacher_of
+
+NETWORK = Architecture((("ds_r1_k3_s2_c8",), ("ir_r1_k3_s1_e2_c8_se0.25",)), 8, 1, 16, "relu", 8, 1, 10)
+TINY = ["epochs=3", "batch_size=32", "train_images=96", "threads=1", "ema_decay=0.9", "rand_augment=5", "mixup=0.2",
+        "cutmix=1.0", "erase=0.5", "zoom=0.1", "device=cpu"]
+QUIET = Console(quiet=True)
+FILES = {"architecture.yaml", "weights.safetensors", "model.onnx", "log.csv", "predictions.npz", "summary.json"}
+TEACHER = "test_resnet"  # timm's smallest
+
+
+@pytest.fixture(scope="module")
+def architecture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("network") / "architecture.yaml"
+    path.write_text(NETWORK.to_yaml())
+    return path
+
+
+@pytest.fixture
+def overrides(architecture: Path, tmp_path: Path) -> list[str]:
+    return [f"architecture={architecture}", f"out={tmp_path / 'out'}", *TINY]
+
+
+def job_of(overrides: list[str], *more: str) -> TrainingJob:
+    return make_job(compose("train", readable_overrides([*overrides, *more]), target=False), QUIET)
+
+
+def command(overrides: list[str], *more: str) -> int:
+    return run_command(main, "train", "usage", ["-q", *readable_overrides([*overrides, *more])], target=False)
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir() if path.name != ".training.lock"}
+
+
+@pytest.fixture(scope="module")
+def whole(architecture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a training that nothing interrupted."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    assert command([f"architecture={architecture}", f"out={out}", *TINY]) == 0
+    return out
+
+
+def after(epoch: int, act: Callable[[], None], patch: pytest.MonkeyPatch) -> None:
+    """Call `act` just before the checkpoint of `epoch` is written."""
+    save = Checkpoint.save
+
+    def saving(self: Checkpoint, path: Path) -> None:
+        if self.epoch == epoch:
+            act()
+        save(self, path)
+
+    patch.setattr(Checkpoint, "save", saving)
+
+
+def log(folder: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader((folder / "log.csv").read_text().splitlines()))
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "weights.safetensors").read_bytes()
+
+
+def test_a_training_leaves_every_file_and_no_checkpoint(whole: Path) -> None:
+    assert names(whole) == FILES
+    rows = log(whole)
+    assert list(rows[0]) == ["epoch", "lr", "train_loss", "top1_validation", "top1_validation_ema", "seconds"]
+    assert [row["epoch"] for row in rows] == ["1", "2", "3"]
+    assert float(rows[2]["lr"]) < float(rows[0]["lr"]) <= 0.01
+    summary = json.loads((whole / "summary.json").read_text())
+    with np.load(whole / "predictions.npz") as found:
+        right = int((found["labels"] == found[NETWORK.id]).sum())
+    assert summary["top1_test"] == right / summary["n_test"]
+    assert summary["top1_test_low"] < summary["top1_test"] < summary["top1_test_high"]
+    assert summary["parity_top1_agreement"] >= 0.995
+    assert summary["seconds_training"] == pytest.approx(sum(float(row["seconds"]) for row in rows), rel=1e-4)
+    chosen = {"average": "top1_validation_ema", "last": "top1_validation"}[summary["weights"]]
+    assert summary["top1_validation"] == pytest.approx(float(rows[2][chosen]), abs=1e-6)
+    assert float(rows[2][chosen]) == max(float(rows[2]["top1_validation"]), float(rows[2]["top1_validation_ema"]))
+
+
+def test_the_exported_file_says_how_to_feed_it_and_holds_the_weights(whole: Path) -> None:
+    about = {entry.key: entry.value for entry in onnx.load(str(whole / "model.onnx")).metadata_props}
+    assert about["hwnas_id"] == NETWORK.id
+    assert json.loads(about["class_names"]) == [str(digit) for digit in range(10)]
+    assert about["recipe"] == json.loads((whole / "summary.json").read_text())["recipe"]
+    model = build(Architecture.from_yaml((whole / "architecture.yaml").read_text()))
+    load_weights(model, whole / "weights.safetensors", "weights", 10)
+
+
+@pytest.mark.parametrize("epoch", [2, 3])
+def test_resumed_gives_the_same_bytes(epoch: int, overrides: list[str], whole: Path, tmp_path: Path,
+                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        after(epoch, stop, patch)
+        assert command(overrides) == 130
+    found = Checkpoint.load(tmp_path / "out" / "checkpoint.safetensors")
+    assert found is not None
+    assert found.epoch == len(found.rows) == epoch - 1
+    torch.manual_seed(1)
+    assert command(overrides) == 0
+    assert weights(tmp_path / "out") == weights(whole)
+    columns = ("epoch", "lr", "train_loss", "top1_validation", "top1_validation_ema")
+    logs = [[[row[key] for key in columns] for row in log(folder)] for folder in (tmp_path / "out", whole)]
+    assert logs[0] == logs[1]
+
+
+KILLED = """
+import os, sys
+from hwnas.cli.command import run_command
+from hwnas.train import main
+from hwnas.training.checkpoint import Checkpoint
+save = Checkpoint.save
+def saving(self, path):
+    if self.epoch == 2:
+        os.fsync = lambda handle: os.kill(os.getpid(), 9)
+    save(self, path)
+Checkpoint.save = saving
+run_command(main, "train", "usage", ["-q", *sys.argv[1:]], target=False)
+"""
+
+
+def test_killed_while_a_checkpoint_is_written(overrides: list[str], whole: Path, tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED, *readable_overrides(overrides)], timeout=300, check=False)
+    assert done.returncode == -9
+    found = Checkpoint.load(tmp_path / "out" / "checkpoint.safetensors")
+    assert found is not None
+    assert found.epoch == 1
+    assert command(overrides) == 0
+    assert weights(tmp_path / "out") == weights(whole)
+
+
+def test_a_full_disk_keeps_the_last_whole_epoch(overrides: list[str], whole: Path, tmp_path: Path, capsys,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        after(3, lambda: patch.setattr(os, "fsync", full), patch)
+        assert command(overrides) == 2
+    error, = capsys.readouterr().err.splitlines()
+    assert "checkpoint.safetensors: No space left on device. Free space" in error
+    assert names(tmp_path / "out") == {"checkpoint.safetensors", "log.csv"}
+    assert command(overrides) == 0
+    assert weights(tmp_path / "out") == weights(whole)
+
+
+def trained(job: TrainingJob) -> dict[str, torch.Tensor]:
+    result = train(job, QUIET)
+    return {name: tensor.clone() for name, tensor in result.model.state_dict().items()}
+
+
+@pytest.mark.parametrize("optimizer", CHOICES["optimizer"])
+def test_every_optimizer_is_resumed_bit_for_bit(optimizer: str, overrides: list[str], tmp_path: Path,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    more = [f"optimizer={optimizer}", "epochs=2", "lr=0.002", "lr_end=0", "ema_decay=0", "schedule=tanh"]
+    first, second = job_of(overrides, *more), job_of(overrides, *more, f"out={tmp_path / 'second'}")
+    with monkeypatch.context() as patch:
+        after(2, stop, patch)
+        with pytest.raises(KeyboardInterrupt):
+            train(second, QUIET)
+    one, other = trained(first), trained(second)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("schedule", CHOICES["schedule"])
+def test_schedules_rise_and_fall(schedule: str, overrides: list[str]) -> None:
+    options = replace(job_of(overrides, f"schedule={schedule}").options, warmup=0.2, lr=1.0)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    found = training_run.make_schedule(optimizer, options, 50)
+    rates = []
+    for step in range(50):
+        found.step_update(step)
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert rates[0] == pytest.approx(0.04)
+    assert rates[:11] == sorted(rates[:11])
+    assert max(rates) == pytest.approx(1.0)
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert rates[-1] < 0.9
+
+
+def test_a_torn_checkpoint_is_named_and_left_alone(overrides: list[str], tmp_path: Path, capsys,
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        after(2, stop, patch)
+        assert command(overrides) == 130
+    path = tmp_path / "out" / "checkpoint.safetensors"
+    content = path.read_bytes()
+    capsys.readouterr()
+    for torn in (content[:-100], content[:50], b""):
+        path.write_bytes(torn)
+        assert command(overrides) == 2
+        error, = capsys.readouterr().err.splitlines()
+        assert f"{path} is torn" in error
+        assert path.read_bytes() == torn
+    save_file({"a": torch.zeros(1)}, path)
+    assert command(overrides) == 2
+    assert "is not a checkpoint of format" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("change", "named"), [
+    ("lr=0.02", "lr was 0.01, is 0.02"), ("seed=1", "seed was 0, is 1"), ("epochs=4", "epochs was 3, is 4"),
+    ("train_images=64", "train_images was 98, is 62"), ("split_seed=1", "dataset.fingerprint was"),
+    ("architecture=other", "network was stem8s1 ds_r1_k3_s2_c8")])
+def test_a_checkpoint_of_another_training_is_refused(change: str, named: str, overrides: list[str], tmp_path: Path,
+                                                     capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    other = tmp_path / "other.yaml"
+    other.write_text(replace(NETWORK, head=24).to_yaml())
+    with monkeypatch.context() as patch:
+        after(2, stop, patch)
+        command(overrides)
+    capsys.readouterr()
+    assert command(overrides, change.replace("=other", f"={other}")) == 2
+    error, = capsys.readouterr().err.splitlines()
+    assert named in error
+    assert "another out=FOLDER" in error
+
+
+def test_many_changes_are_counted() -> None:
+    with pytest.raises(StudyError, match=r"a was 0, is 1, .* and 2 more"):
+        check_identity(dict.fromkeys("abcdef", 0), dict.fromkeys("abcdef", 1), Path("x"))
+
+
+def test_a_finished_training_is_not_done_again(whole: Path, architecture: Path, capsys,
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_run, "_State", lambda job: pytest.fail("trained again"))
+    mine, before = [f"architecture={architecture}", f"out={whole}", *TINY], weights(whole)
+    assert command(mine, "threads=2") == 0  # another number of threads is no other training
+    assert "test top-1" in capsys.readouterr().err
+    assert command(mine, "lr=0.02") == 2
+    assert "summary.json is of another training: lr was 0.01, is 0.02" in capsys.readouterr().err
+    assert weights(whole) == before
+
+
+def test_a_loss_that_is_not_finite_names_epoch_and_rate(overrides: list[str], tmp_path: Path, capsys,
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    epochs = Batches.epoch
+
+    def spoilt(self: Batches, epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for images, targets in epochs(self, epoch):
+            yield images * (float("nan") if epoch == 2 else 1.0), targets
+
+    monkeypatch.setattr(Batches, "epoch", spoilt)
+    assert command(overrides) == 1
+    error, = capsys.readouterr().err.splitlines()
+    assert "TrainingError: loss is nan in epoch 2 of 3, step 1 of 3, learning rate 0.00" in error
+    found = Checkpoint.load(tmp_path / "out" / "checkpoint.safetensors")
+    assert found is not None
+    assert found.epoch == 1
+    assert all(tensor.isfinite().all() for tensor in found.model.values())
+
+
+def test_out_of_memory_is_one_line(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def large(*_: object, **__: object) -> None:
+        torch.empty(1 << 50)
+
+    monkeypatch.setattr(Dataset, "task", property(lambda data: Task(data.class_names, loss=large)))
+    with pytest.raises(TrainingError, match="out of memory while training at batch 32, 8 px"):
+        train(job_of(overrides), QUIET)
+
+
+@pytest.mark.parametrize(("more", "named"), [
+    (["batch_size=128"], ["batch_size is 128", "98 images", "batch_size=98"]),
+    (["optimizer=adamm"], ["adamm", "Did you mean"]), (["schedule=onecycle"], ["schedule", "cosine"]),
+    (["epochs=0"], ["epochs", "whole number"]), (["lr=fast"], ["lr", "fast"]), (["lr_end=0.5"], ["lr_end", "0.01"]),
+    (["batch_size=31"], ["batch_size must be even", "31"]), (["channels_last=1"], ["channels_last", "true or false"]),
+    (["model=timm:resnet18"], ["architecture=PATH", "model=timm:NAME"]), (["architecture=null"], ["which network"]),
+    (["architecture=/nowhere"], ["/nowhere"]), (["stem_stride=1"], ["stem_stride goes with model"]),
+    (["architecture=null", "model=resnet18"], ["model must be timm:NAME"]),
+    (["architecture=null", "model=timm:resnet10x"], ["resnet10x", "resnet10t"]),
+    (["dataset.image_size=16"], ["8 px", "16"]), (["weights=/nowhere"], ["weights", "/nowhere"]),
+    (["teacher.weights=conf/train.yaml"], ["teacher.weights"]), (["teacher.model=timm:resnet18"], ["needs teacher"]),
+    (["device=tpu"], ["device", "tpu"]), (["precision=fp16"], ["precision", "fp16"]), (["epoch=3"], ["epoch"]),
+])
+def test_bad_options_are_one_line(more: list[str], named: list[str], overrides: list[str], capsys,
+                                  tmp_path: Path) -> None:
+    if more == ["teacher.weights=conf/train.yaml"]:
+        (tmp_path / "w").write_text("x")
+        more = [f"teacher.weights={tmp_path / 'w'}"]
+    assert command(overrides, *more) == 2
+    error, = capsys.readouterr().err.splitlines()
+    assert all(text in error for text in named), error
+
+
+def test_data_of_other_classes_or_channels_are_refused(overrides: list[str], tmp_path: Path) -> None:
+    for key, value in (("classes", 7), ("channels", 3)):
+        path = tmp_path / f"{key}.yaml"
+        path.write_text(replace(NETWORK, **{key: value}).to_yaml())
+        with pytest.raises(DataError, match=f"made for {value} {key}, the data set digits has"):
+            job_of(overrides, f"architecture={path}")
+
+
+def test_what_this_machine_lacks_is_said(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(TargetError, match=r"device=cuda: torch .* finds no CUDA"):
+        job_of(overrides, "device=cuda")
+    monkeypatch.setattr(training_job, "_BF16", set())
+    with pytest.raises(TargetError, match="this CPU has no bf16"):
+        job_of(overrides, "precision=bf16")
+
+
+def test_bf16_trains_otherwise_than_fp32(overrides: list[str]) -> None:
+    job = job_of(overrides, "epochs=1", "train_images=64")
+    half = replace(job, options=replace(job.options, precision="bf16"))
+    one = trained(half)
+    half.checkpoint.unlink()
+    other = trained(job)
+    assert all(tensor.dtype == other[name].dtype for name, tensor in one.items())
+    assert not all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def test_a_timm_network_begins_with_given_weights(overrides: list[str], tmp_path: Path) -> None:
+    given = Baseline(TEACHER, 1).build(1, 10, 8)
+    save_file(given.state_dict(), tmp_path / "given.safetensors")
+    job = job_of(overrides, "architecture=null", f"model=timm:{TEACHER}", "stem_stride=1",
+                 f"weights={tmp_path / 'given.safetensors'}")
+    found = job.build().state_dict()
+    assert all(torch.equal(tensor, found[name]) for name, tensor in given.state_dict().items())
+    assert job.identity["network"] == f"timm:{TEACHER} stem_stride=1"
+
+
+def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    model, path = build(NETWORK), tmp_path / "w.safetensors"
+    for other, why in ((replace(NETWORK, classes=7), "w knows 7 classes, the data set has 10"),
+                       (replace(NETWORK, head=24), r"w is of another network: '.*' has shape"),
+                       (replace(NETWORK, head=0), r"w is of another network: .* is in only one of them")):
+        save_file(build(other).state_dict(), path)
+        with pytest.raises(DataError, match=why):
+            load_weights(model, path, "w", 10)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(DataError, match="is torn or no safetensors file"):
+        load_weights(model, path, "w", 10)
+
+
+def batches(job: TrainingJob, epoch: int, seed: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return list(Batches(job.train, job.dataset, job.options, seed).epoch(epoch))
+
+
+def test_batches_follow_from_seed_and_epoch_alone(overrides: list[str]) -> None:
+    job = job_of(overrides)
+    with own_randomness(), torch.random.fork_rng(devices=[]):
+        one = batches(job, 2)
+        random.seed(5)
+        np.random.seed(5)
+        torch.manual_seed(5)
+        again, later, other = batches(job, 2), batches(job, 3), batches(job, 2, seed=1)
+    assert len(one) == 3
+    for (images, targets), (same, shares) in zip(one, again, strict=True):
+        assert torch.equal(images, same)
+        assert torch.equal(targets, shares)
+    assert not torch.equal(one[0][0], later[0][0])
+    assert not torch.equal(one[0][0], other[0][0])
+
+
+def test_a_training_leaves_the_generators_of_others_alone(overrides: list[str]) -> None:
+    random.seed(3)
+    np.random.seed(3)
+    before = random.getstate(), np.random.get_state()[1].copy(), torch.get_rng_state()
+    train(job_of(overrides, "epochs=1"), QUIET)
+    assert random.getstate() == before[0]
+    assert (np.random.get_state()[1] == before[1]).all()
+    assert torch.equal(torch.get_rng_state(), before[2])
+
+
+def test_an_epoch_shows_every_image_once_when_nothing_changes_them(overrides: list[str]) -> None:
+    job = job_of(overrides, "rand_augment=0", "mixup=0", "cutmix=0", "erase=0", "zoom=0", "shift=0", "batch_size=49")
+    with own_randomness(), torch.random.fork_rng(devices=[]):
+        found = batches(job, 1)
+    shown = torch.cat([images for images, _ in found]).flatten(1)
+    expected = torch.from_numpy(job.dataset.normalise(job.train.images)).flatten(1)
+    assert sorted(map(tuple, shown.tolist())) == sorted(map(tuple, expected.tolist()))
+    labels = torch.cat([targets for _, targets in found])
+    assert torch.equal(labels.bincount(minlength=10), torch.from_numpy(job.train.labels).bincount(minlength=10))
+    assert not torch.equal(labels, torch.from_numpy(job.train.labels))
+
+
+def test_each_augmentation_changes_images_and_mixing_the_targets(overrides: list[str]) -> None:
+    off = ["rand_augment=0", "mixup=0", "cutmix=0", "erase=0", "zoom=0", "shift=0"]
+    with own_randomness(), torch.random.fork_rng(devices=[]):
+        plain = batches(job_of(overrides, *off), 1)[0]
+        for key in ("rand_augment=9", "mixup=0.4", "cutmix=1.0", "erase=1.0", "shift=0.2"):
+            images, targets = batches(job_of(overrides, *[one for one in off if one[:3] != key[:3]], key), 1)[0]
+            assert not torch.equal(images, plain[0]), key
+            assert images.isfinite().all()
+            if key[:3] in ("mix", "cut"):
+                assert torch.allclose(targets.sum(1), torch.ones(32))
+            else:
+                assert torch.equal(targets, plain[1])
+
+
+def test_rand_augment_takes_colour_images_at_full_strength(overrides: list[str]) -> None:
+    job = job_of(overrides, "rand_augment=10", "rand_layers=10")
+    coloured = replace(job.dataset, mean=(0.5,) * 3, std=(0.3,) * 3, channels=3)
+    split = replace(job.train, images=np.repeat(job.train.images, 3, 1))
+    with own_randomness(), torch.random.fork_rng(devices=[]):
+        images, _ = next(Batches(split, coloured, job.options, 0).epoch(1))
+    assert images.shape == (32, 3, 8, 8)
+    assert not torch.equal(images[:, 0], images[:, 1])
+
+
+@pytest.fixture(scope="module")
+def teacher_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("teacher") / "teacher.safetensors"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        save_file(Baseline(TEACHER).build(1, 10, 8).state_dict(), path)
+    return path
+
+
+def test_a_timm_teacher_changes_what_is_learnt(overrides: list[str], teacher_weights: Path, tmp_path: Path) -> None:
+    more = [f"teacher.model=timm:{TEACHER}", f"teacher.weights={teacher_weights}", "epochs=1"]
+    alone, taught = job_of(overrides, "epochs=1"), job_of(overrides, *more, f"out={tmp_path / 'taught'}")
+    ignored = job_of(overrides, *more, "teacher.alpha=0", f"out={tmp_path / 'ignored'}")
+    one, other, same = trained(alone), trained(taught), trained(ignored)
+    assert not torch.equal(one["classifier.weight"], other["classifier.weight"])
+    assert torch.equal(one["classifier.weight"], same["classifier.weight"])
+    with pytest.raises(StudyError, match=r"teacher.alpha was 0.5, is 0.9"):
+        train(job_of(overrides, *more, "teacher.alpha=0.9", f"out={tmp_path / 'taught'}"), QUIET)
+
+
+def test_a_timm_teacher_of_other_classes_is_refused(overrides: list[str], tmp_path: Path) -> None:
+    save_file(Baseline(TEACHER).build(1, 7, 8).state_dict(), tmp_path / "w.safetensors")
+    job = job_of(overrides, f"teacher.model=timm:{TEACHER}", f"teacher.weights={tmp_path / 'w.safetensors'}")
+    with pytest.raises(DataError, match="knows 7 classes, the data set has 10"):
+        train(job, QUIET)
+
+
+def test_an_onnx_teacher_answers_as_its_network_does(overrides: list[str], tmp_path: Path) -> None:
+    network = build(replace(NETWORK, image_size=16)).eval()
+    export_onnx(network, tmp_path / "teacher.onnx", (1, 16, 16))
+    job = job_of(overrides, f"teacher.model={tmp_path / 'teacher.onnx'}")
+    assert job.teacher is not None
+    images = torch.randn(32, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    with teacher_of(job.teacher, job.dataset, 32, 1, "cpu") as teacher, torch.no_grad():
+        expected = network(torch.nn.functional.interpolate(images, (16, 16), mode="bilinear", antialias=True))
+        for _ in range(2):
+            assert torch.allclose(teacher(images), expected, atol=1e-4)
+    assert isinstance(teacher, OnnxTeacher)
+    assert teacher._child.result(timeout=300) == 2  # it has ended, after two batches
+
+
+def test_an_onnx_teacher_that_cannot_teach_is_one_line(overrides: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "teacher.onnx"
+    for network, why in ((replace(NETWORK, classes=7), "knows 7 classes, the data set digits has 10"),
+                         (replace(NETWORK, channels=3), r"takes images of shape \[3, 8, 8\]; the data set has 1")):
+        export_onnx(build(network).eval(), path, (network.channels, 8, 8))
+        with pytest.raises(UserError, match=why):
+            train(job_of(overrides, f"teacher.model={path}"), QUIET)
+    path.write_bytes(path.read_bytes()[:300])
+    with pytest.raises(ModelError, match="is not an ONNX file, or is torn"):
+        train(job_of(overrides, f"teacher.model={path}"), QUIET)
+
+
+def test_an_onnx_teacher_that_dies_is_one_line(overrides: list[str], tmp_path: Path) -> None:
+    export_onnx(build(NETWORK).eval(), tmp_path / "teacher.onnx", (1, 8, 8))
+    job = job_of(overrides, f"teacher.model={tmp_path / 'teacher.onnx'}")
+    assert job.teacher is not None
+    with teacher_of(job.teacher, job.dataset, 32, 1, "cpu") as teacher:
+        child, = children("hwnas.training.teacher_child")
+        os.kill(child, signal.SIGKILL)
+        with pytest.raises(ModelError, match=r"teacher.onnx: onnxruntime was ended by SIGKILL .* Give another teacher"):
+            teacher(torch.zeros(32, 1, 8, 8))
+
+
+def children(module: str) -> list[int]:
+    """Processes that this one started to run `module`."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid() and module in (stat.parent / "cmdline").read_text().split("\0"):
+                found.append(int(stat.parent.name))
+    return found
+
+
+def test_a_teacher_gets_images_as_it_was_trained_on_them(overrides: list[str], teacher_weights: Path) -> None:
+    job = job_of(overrides, f"teacher.model=timm:{TEACHER}", f"teacher.weights={teacher_weights}",
+                 "teacher.mean=[0.5]", "teacher.std=[0.25]")
+    assert job.teacher is not None
+    pixels = job.train.images[:4]
+    found = adapted(torch.from_numpy(job.dataset.normalise(pixels)), job.dataset, job.teacher, (8, 8))
+    assert torch.allclose(found, torch.from_numpy((pixels / 255 - 0.5) / 0.25).float(), atol=1e-5)
+    with pytest.raises(ConfigError, match=r"teacher.std must be 1 number from .* in brackets"):
+        job_of(overrides, "teacher.model=x.onnx", "teacher.std=[0.1,0.2]")
+
+
+def test_a_teacher_that_agrees_adds_nothing(overrides: list[str], teacher_weights: Path) -> None:
+    options = job_of(overrides, f"teacher.model=timm:{TEACHER}", f"teacher.weights={teacher_weights}").teacher
+    assert options is not None
+    logits = torch.randn(4, 10, generator=torch.Generator().manual_seed(0))
+    assert float(distilled(torch.tensor(2.0), logits, logits, options)) == pytest.approx(1.0, abs=1e-5)
+    assert float(distilled(torch.tensor(2.0), logits, -logits, options)) > 1.1
+
+
+def test_a_summary_that_is_none_is_refused(overrides: list[str], tmp_path: Path) -> None:
+    job = job_of(overrides)
+    assert read_summary(job) is None
+    for content, why in (("{", "cannot read"), ("{}", "is not a summary of format")):
+        job.summary.write_text(content)
+        with pytest.raises(StudyError, match=why):
+            read_summary(job)
+
+
+def test_paths_are_taken_as_they_are_typed() -> None:
+    assert readable_overrides(["out=runs/a b=(c)", "epochs=3", "weights=null"]) == [
+        "out='runs/a b=(c)'", "epochs=3", "weights=null"]
+    config: Any = compose("train", readable_overrides(["out=runs/it's, [x]"]), target=False)
+    assert config.out == "runs/it's, [x]"
+
+
+def test_what_torchrun_does_not_set_is_refused(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="RANK='', WORLD_SIZE='2'"):
+        job_of(overrides)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(ConfigError, match="batch_size=34 cannot be shared by 2 processes in pairs"):
+        job_of(overrides, "batch_size=34")
+    assert job_of(overrides).ranks == Ranks(1, 2, 1)
+
+
+def test_processes_share_every_batch(overrides: list[str]) -> None:
+    job = job_of(overrides)
+    plain = replace(job.options, rand_augment=0, mixup=0.0, cutmix=0.0, erase=0.0, zoom=0.0, shift=0.0)
+    still = replace(job.dataset, flip=False)
+
+    def labels(ranks: Ranks) -> list[torch.Tensor]:
+        return [found for _, found in Batches(job.train, still, plain, 0, ranks=ranks).epoch(1)]
+
+    whole, parts = labels(Ranks()), [labels(Ranks(rank, 2, rank)) for rank in range(2)]
+    for step, found in enumerate(whole):
+        assert torch.equal(found[0::2], parts[0][step])
+        assert torch.equal(found[1::2], parts[1][step])
+
+
+PARTED = """
+import os, torch
+from hwnas.training.ranks import Ranks
+
+def threads():
+    names = (open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task"))
+    return sorted(name.strip() for name in names if "gloo" in name)
+
+ranks = Ranks.of_environment()
+with ranks.joined("cpu"):
+    ranks.wrapped(torch.nn.Linear(2, 2))(torch.ones(1, 2)).sum().backward()
+    inside = threads()
+assert inside, "no thread of Gloo to be seen"
+assert not threads(), threads()
+"""
+
+
+def test_no_thread_of_two_processes_outlives_their_group(tmp_path: Path) -> None:
+    """One that outlives it may meet the end of the interpreter, which aborts the process after a good training."""
+    script = tmp_path / "parted.py"
+    script.write_text(PARTED)
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script],
+                          capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+WAITING = """
+import sys, time
+from hwnas.cli.command import run_command
+from hwnas.train import main
+from hwnas.training.checkpoint import Checkpoint
+
+save = Checkpoint.save
+
+def saving(self, path):
+    save(self, path)
+    if self.epoch == 11:
+        time.sleep(600)
+
+Checkpoint.save = saving
+run_command(main, "train", "", sys.argv[1:], target=False)
+"""
+
+
+def test_two_processes_train_one_network_and_a_kill_changes_no_bit(overrides: list[str], tmp_path: Path) -> None:
+    def torchrun(out: str, *program: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+             *(program or ("-m", "hwnas.train")),
+             *readable_overrides([*overrides, "epochs=12", f"out={tmp_path / out}"])], stderr=subprocess.PIPE,
+            text=True)
+
+    whole = torchrun("whole")
+    said = whole.communicate(timeout=300)[1]
+    assert whole.returncode == 0, said[-2000:]
+    assert said.count("test top-1") == 1
+    assert names(tmp_path / "whole") == FILES
+    assert json.loads((tmp_path / "whole" / "summary.json").read_text())["identity"]["processes"] == 2
+
+    waiting = tmp_path / "waiting.py"  # kills come at any epoch but the last, however late this process sees one
+    waiting.write_text(WAITING)
+    killed = torchrun("killed", str(waiting))
+    while not (tmp_path / "killed" / "checkpoint.safetensors").exists():
+        assert killed.poll() is None
+        time.sleep(0.005)
+    children = Path(f"/proc/{killed.pid}/task/{killed.pid}/children").read_text().split()
+    for pid in (killed.pid, *map(int, children)):
+        os.kill(pid, signal.SIGKILL)
+    killed.communicate()
+    assert (tmp_path / "killed" / "checkpoint.safetensors").exists()
+    again = torchrun("killed")
+    said = again.communicate(timeout=300)[1]
+    assert "going on after epoch" in said
+    assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
