@@ -196,6 +196,7 @@ def test_progress_reaches_the_end(tmp_path: Path) -> None:
     assert seen == [(100, 130), (130, 130)]
 
 
+@pytest.mark.soak
 def test_real_satellite_tiles(data_root: Path) -> None:
     info = inspect_dataset({"name": "imagefolder", "root": str(data_root / "eurosat")})
     assert (info.channels, info.classes, info.native_size) == (3, 10, 64)

@@ -108,6 +108,7 @@ def test_names_that_are_taken_or_odd_are_refused() -> None:
             register(TIMM["semnasnet_100"], name)
 
 
+@pytest.mark.soak
 def test_nas_bench_macro_has_the_published_parameters_and_macs(data_root: Path) -> None:
     table = data_root.parent / "benchmarks" / "nas_bench_macro.csv"
     if not table.is_file():
