@@ -15,8 +15,8 @@ from hwnas.accuracy.estimator import Estimate
 from hwnas.cli.options import option, read_options
 from hwnas.errors import ConfigError, DataError, SpaceError, UnknownName
 from hwnas.space.architecture import Architecture
+from hwnas.stats.intervals import Z90
 
-Z90 = 1.6449
 KEYS = ("codes", "id", "text")
 
 

@@ -22,6 +22,7 @@ from hwnas.errors import ConfigError, MissingLatency, UnknownName
 from hwnas.latency.roofs import Roofs, cache_bytes, measured_bandwidths, measured_peak
 from hwnas.latency.table import LatencyTable, TimedNetwork, find_table
 from hwnas.space.blocks import KINDS, BlockSpec
+from hwnas.stats.intervals import Z90
 from hwnas.target.target import Target
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ FORMAT, VERSION = "hwnas-roofline", 1
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
 OVERHEAD_SHARE = 0.1  # of what the roof allows: a block below that is held up by something else than the two roofs
-Z95 = 1.645
 SOURCES = {"inferred": "inferred from whole networks", "profiled": "profiled inside networks, scaled to their times"}
 MEMORY, COMPUTE, OVERHEAD = "memory-bound", "compute-bound", "overhead-bound"
 
@@ -106,7 +106,7 @@ class Ratio:
     @property
     def slower(self) -> bool:
         """Whether the target is slower beyond what its errors explain (95 %, one-sided)."""
-        return bool(np.log(self.ratio) > Z95 * self.std)
+        return bool(np.log(self.ratio) > Z90 * self.std)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

@@ -12,6 +12,7 @@ from hwnas.accuracy.zero_cost import judged, label, worthwhile
 from hwnas.errors import DataError
 from hwnas.samplers.coding import Settings
 from hwnas.samplers.informed import Physical
+from hwnas.stats.ranking import spearman
 
 if TYPE_CHECKING:
     from hwnas.cli.progress import Console
@@ -54,7 +55,6 @@ class Scored:
         return np.column_stack([model.predict(inputs) for model in self._models])
 
     def _add(self, inputs: Array, scores: Array) -> None:
-        from scipy.stats import spearmanr
         from sklearn.linear_model import RidgeCV
         from sklearn.model_selection import KFold, cross_val_predict
 
@@ -62,7 +62,7 @@ class Scored:
         model = RidgeCV(_ALPHAS)
         left_out = cross_val_predict(model, inputs, wanted, cv=KFold(_FOLDS, shuffle=True, random_state=0))
         self._models.append(model.fit(inputs, wanted))
-        self.spearman.append(float(spearmanr(left_out, wanted).statistic) if np.ptp(wanted) else 0.0)
+        self.spearman.append(float(spearman(left_out, wanted)) if np.ptp(wanted) else 0.0)
 
     def _raw(self, codes: NDArray[np.int64]) -> Array:
         chosen = [np.eye(size)[codes[:, index]] for index, size in enumerate(self._choices)]
