@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +15,7 @@ from hwnas.study.costs import KNOWN, LATENCY, KnownObjective, Terms
 from hwnas.study.objective import read_objective
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import ModelFolder, RunFolder
+from hwnas.system.tables import read_table, table_csv
 from hwnas.target.target import Target
 
 FORMAT = "hwnas-front/1"
@@ -105,7 +104,9 @@ class FrontRow:
 
 
 COLUMNS = tuple(field.name for field in fields(FrontRow) if field.name not in ("objectives", "costs"))
-_TYPES = get_type_hints(FrontRow)
+_HINTS = get_type_hints(FrontRow)
+TYPES = {column: float | None for one in KNOWN.values() for column in (one.predicted, one.exact)} | {
+    name: _HINTS[name] for name in COLUMNS}  # of the columns of front.csv; text where not named
 
 
 def dominates(one: FrontRow, other: FrontRow) -> bool:
@@ -142,12 +143,7 @@ def _within(row: FrontRow, cap_ms: float | None) -> bool | None:
 
 def front_csv(rows: Iterable[FrontRow]) -> str:
     """Text of `front.csv`: a header, then one line a row, best-known latency rising."""
-    found = [_values(row) for row in sort_rows(rows)]
-    out = io.StringIO()
-    writer = csv.DictWriter(out, found[0] if found else COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: _cell(value) for name, value in row.items()} for row in found)
-    return out.getvalue()
+    return table_csv([_values(row) for row in sort_rows(rows)], COLUMNS)
 
 
 def front_json(rows: Iterable[FrontRow]) -> str:
@@ -179,11 +175,15 @@ def read_front(path: str | Path) -> list[FrontRow]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise StudyError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}.") from None
-    reader = csv.DictReader(io.StringIO(text))
-    missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+    header = text.partition("\n")[0].rstrip("\r").split(",")
+    missing = [name for name in COLUMNS if name not in header]
     if missing:
         raise StudyError(f"{path}: no column {missing[0]!r}; was it written by another version of hwnas?")
-    return [_parse(row, f"{path}, line {number}") for number, row in enumerate(reader, 2)]
+    try:
+        rows = read_table(text, TYPES)
+    except ValueError as error:
+        raise StudyError(f"{path}, {error}") from None
+    return [_parse(row, f"{path}, line {number}") for number, row in enumerate(rows, 2)]
 
 
 def save_front(run: RunFolder, rows: Sequence[FrontRow]) -> None:
@@ -200,49 +200,14 @@ def load_front(run: RunFolder) -> list[FrontRow]:
     return read_front(run.front_csv)
 
 
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def _parse(row: dict[str, str | None], where: str) -> FrontRow:
-    values: dict[str, Any] = {}
-    for name in COLUMNS:
-        text, kind = row[name] or "", _TYPES[name]
-        try:
-            values[name] = _value(text, kind)
-        except ValueError:
-            raise StudyError(f"{where}: {name} cannot be {text!r}.") from None
+def _parse(row: Mapping[str, Any], where: str) -> FrontRow:
     names = tuple((row.get("objectives") or LATENCY).split())
-    return FrontRow(**values, objectives=names, costs=tuple(_cost(row, name, where) for name in names
-                                                            if name != LATENCY))
-
-
-def _cost(row: Mapping[str, str | None], name: str, where: str) -> Cost:
-    if name not in KNOWN:
-        raise StudyError(f"{where}: objectives cannot be {name!r}.")
-    found = []
-    for column in (KNOWN[name].predicted, KNOWN[name].exact):
-        try:
-            found.append(float(row[column]) if row.get(column) else None)  # type: ignore[arg-type]
-        except ValueError:
-            raise StudyError(f"{where}: {column} cannot be {row[column]!r}.") from None
-    return Cost(name, *found)
-
-
-def _value(text: str, kind: Any) -> object:
-    if kind is str:
-        return text
-    if not text and kind in (float | None, int | None, bool | None):
-        return None
-    if kind in (bool, bool | None):
-        if text not in ("true", "false"):
-            raise ValueError(text)
-        return text == "true"
-    return int(text) if kind in (int, int | None) else float(text)
+    unknown = [name for name in names if name not in KNOWN]
+    if unknown:
+        raise StudyError(f"{where}: objectives cannot be {unknown[0]!r}.")
+    costs = tuple(Cost(name, row.get(KNOWN[name].predicted), row.get(KNOWN[name].exact))
+                  for name in names if name != LATENCY)
+    return FrontRow(**{name: row[name] for name in COLUMNS}, objectives=names, costs=costs)
 
 
 def told_exactly(run: RunFolder, rows: Sequence[FrontRow], environment: Mapping[str, Any]) -> list[FrontRow]:

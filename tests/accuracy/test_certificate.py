@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from certify_fixtures import digits, plan_of, pretend_trained, tiny_space
 from front_fixtures import Balance
