@@ -16,7 +16,7 @@ from hwnas.samplers.coding import Codes, Settings
 from hwnas.samplers.known import KNOWN, LEARNT, KnownObjectiveSampler
 from hwnas.samplers.model import WORST
 from hwnas.samplers.proposals import Mix
-from hwnas.study.objective import CAP_QUANTILE, Objective, Predict, reward, upper_ms
+from hwnas.study.objective import CAP_QUANTILE, Objective, Predict, upper_ms
 
 if TYPE_CHECKING:
     from hwnas.space.blocks import BlockSpec
@@ -56,7 +56,7 @@ def informed(context: Context | None, seed: int, n_startup_trials: int, worst_qu
         return upper_ms(context.predict(_codes(settings)), context.cap_quantile) - float(cap_ms or 0.0)
 
     def rewarded(settings: Settings) -> Array:
-        return np.asarray(reward(1.0, latency_ms(settings), objective.target_ms, objective.reward_kind))
+        return np.asarray(objective.rewards(1.0, latency_ms(settings)))
 
     def canonical(codes: Codes) -> Codes:
         return space.canonical_codes(codes.astype(np.int64)).astype(float)

@@ -12,7 +12,7 @@ import pytest
 from certify_fixtures import digits, plan_of, pretend_trained, tiny_space
 from front_fixtures import Balance
 
-from hwnas.accuracy.certificate import Certificate, favoured, find_certificate, keep, key_of, read_certificate
+from hwnas.accuracy.certificate import Certificate, favoured, find_certificate, keep, key_of, look_up, read_certificate
 from hwnas.accuracy.certificate_text import certificate_facts, rows, sentences, text_table
 from hwnas.certify.estimates import FORMAT, Judged
 from hwnas.certify.picture import certificate_figure
@@ -21,7 +21,7 @@ from hwnas.certify.results import Truth, certificate_of
 from hwnas.data.dataset import Dataset
 from hwnas.errors import DataError, StudyError
 from hwnas.front.picture import PlotInfo
-from hwnas.front.report_page import ReportData, report_html
+from hwnas.front.report import ReportData, report_html
 from hwnas.pictures.style import figure_bytes
 from hwnas.space.search_space import SearchSpace
 
@@ -230,7 +230,7 @@ def test_a_torn_or_foreign_certificate_is_named_and_ends_no_search(text: str, da
     path.write_text(text)
     with pytest.raises(StudyError, match=str(path)):
         find_certificate(data, space)
-    line, = certificate_facts(data, space, "proxy", {}, "f")["lines"]
+    line, = certificate_facts(look_up(data, space), data, space, "proxy", {}, "f")["lines"]
     assert line.startswith("No certificate could be looked up")
     assert str(path) in line
 
@@ -245,11 +245,12 @@ def page_of(facts: dict[str, Any]) -> str:
 
 def test_the_report_without_a_certificate_says_how_to_make_one(data: Dataset, space: SearchSpace, own_home: Path
                                                                ) -> None:
-    page = page_of(certificate_facts(data, space, "supernet", {}, "f"))
+    page = page_of(certificate_facts(look_up(data, space), data, space, "supernet", {}, "f"))
     assert "No certificate for digits at 8 px and space tiny" in page
     assert f"python -m hwnas.certify dataset=digits dataset.image_size=8 space={space.source} n=16 seeds=2" in page
     shipped = SearchSpace.load("mnasnet_small", channels=1, classes=10, image_size=8)
-    assert "image_size=8 space=mnasnet_small n=16" in page_of(certificate_facts(data, shipped, "supernet", {}, "f"))
+    facts = certificate_facts(look_up(data, shipped), data, shipped, "supernet", {}, "f")
+    assert "image_size=8 space=mnasnet_small n=16" in page_of(facts)
 
 
 @pytest.mark.parametrize(("fingerprint", "images", "options", "said"), [
@@ -262,12 +263,12 @@ def test_the_report_says_what_the_certificate_is_worth_here(
         data: Dataset, space: SearchSpace, own_home: Path) -> None:
     place, _ = keep(content, json.dumps(content))
     data = replace(data, fingerprint=images or data.fingerprint)
-    facts = certificate_facts(data, space, "proxy", options, fingerprint)
+    facts = certificate_facts(look_up(data, space), data, space, "proxy", options, fingerprint)
     page = page_of(json.loads(json.dumps(facts)))
     assert said in page
     assert place.name in page
     assert page.count("<tr") == 1 + len(rows(content))
-    assert "does not judge" in page_of(certificate_facts(data, space, "tabular", {}, "f"))
+    assert "does not judge" in page_of(certificate_facts(look_up(data, space), data, space, "tabular", {}, "f"))
 
 
 @pytest.mark.parametrize(("name", "options", "said"), [
@@ -286,7 +287,8 @@ def test_the_report_holds_a_score_against_the_same_score(
     data = replace(data, name=name)
     content["dataset"] |= {"key": key_of(data), "folder": "parts"}
     keep(content, json.dumps(content))
-    facts = certificate_facts(replace(data, fingerprint="others"), space, "zero_cost", options, "f")
+    other = replace(data, fingerprint="others")
+    facts = certificate_facts(look_up(data, space), other, space, "zero_cost", options, "f")
     assert said in facts["lines"][0]
 
 
