@@ -124,14 +124,12 @@ def search_options(plan: Plan, model: LatencyModel) -> SearchOptions:
     from hwnas.search.trial import SearchOptions
     from hwnas.study.objective import check_cap
 
-    objective = plan.objective
-    if objective.target_ms is None:
-        objective = objective.at(float(model.predict_architectures([plan.space.reference]).mean[0]))
+    target_ms = plan.objective.target_ms or float(model.predict_architectures([plan.space.reference]).mean[0])
     if plan.cap_ms is not None:
         check_cap(plan.space, model.predict, plan.cap_ms, plan.cap_quantile)
     known = [plan.space.encode(one) for one in plan.space.known.values()]
-    return SearchOptions(plan.n_trials, objective, seed=plan.seed, max_asks=plan.max_asks, cap_ms=plan.cap_ms,
-                         cap_quantile=plan.cap_quantile, enqueue=known)
+    return SearchOptions(plan.n_trials, plan.objective.at(target_ms), seed=plan.seed, max_asks=plan.max_asks,
+                         cap_ms=plan.cap_ms, cap_quantile=plan.cap_quantile, enqueue=known)
 
 
 def extra_workers(n: int, run: RunFolder, console: Console) -> AbstractContextManager[None]:

@@ -109,8 +109,8 @@ class Objective:
         return {one.predicted: one.of(latency_ms, blocks, self.terms) for one in self.minimised}
 
     def at(self, target_ms: float) -> Objective:
-        """The same with this T where none was given, to a millionth of a millisecond."""
-        return replace(self, target_ms=round(float(self.target_ms or target_ms), 6))
+        """The same with this T, to a millionth of a millisecond."""
+        return replace(self, target_ms=round(float(target_ms), 6))
 
     def rewards(self, top1: ArrayLike, latency_ms: ArrayLike) -> Any:
         """The reward as a float, or as an array where one comes in."""
