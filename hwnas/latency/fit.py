@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hwnas.latency.costs import Costs, Features, Prior
-from hwnas.latency.features import operators, placed
+from hwnas.latency.features import columns_that_count, operators, placed
 from hwnas.latency.residual import (
     COSTS,
     LEVELS,
@@ -65,13 +65,14 @@ class Fit:
         shares = _Shares(features, costs).of(timed.blocks, base)
         positions = position(np.array([totals(blocks) for blocks in timed.blocks]))
         scale = np.sqrt(((design / base[:, None]) ** 2).mean(axis=0)) + 1e-9
-        linear = design / base[:, None] / scale / np.sqrt(design.shape[1])
+        n_columns = columns_that_count(design)
+        linear = design / base[:, None] / scale / np.sqrt(n_columns)
         parts = kernels(shares, positions, linear, timed.runs)
         excess = timed.measured_ms / base - 1
         if variances is None:
             variances = tuned(parts, excess)
         residual = fitted(shares, positions, timed.runs, parts, excess, variances)
-        correction = variances[COSTS] * (linear.T @ residual.weights) / scale / np.sqrt(design.shape[1])
+        correction = variances[COSTS] * (linear.T @ residual.weights) / scale / np.sqrt(n_columns)
         return cls(features, costs, costs.values + correction, residual)
 
     def entries(self, blocks: Sequence[Placed]) -> tuple[np.ndarray, np.ndarray]:
