@@ -1,4 +1,4 @@
-"""Shipped spaces: ids, keys, codes and features of 200 networks each are those that tables and studies were made with."""
+"""Shipped spaces: ids, keys, codes, features of 200 networks each are those that tables and studies were made with."""
 
 from __future__ import annotations
 
