@@ -1,4 +1,4 @@
-# make search | test | check | bench | setup | clean.  Overrides for the search: make search ARGS="n_trials=50 out=runs/mine"
+# make search | test | soak | check | bench | setup | clean.  Overrides for the search: make search ARGS="n_trials=50 out=runs/mine"
 PYTHON ?= python3
 VENV ?= .venv
 TARGET ?= xeon_int8
@@ -8,14 +8,21 @@ PY := $(VENV)/bin/python
 # The stamp carries a checksum of what is installed, so that a change of either file sets up again.
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | tr ' \t' '--')
 
-.PHONY: search test check lint types bench setup clean
+.PHONY: search test soak check lint types bench setup clean
 .DEFAULT_GOAL := search
 
 search: $(STAMP)
 	@$(PY) -m hwnas.search +target=$(TARGET) $(ARGS)
 
+# Two files of tests at a time; `make test ARGS=-n0` runs one after another. Measured benchmarks are `make bench`.
+PYTEST := $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -p no:benchmark --durations=10
+
 test: $(STAMP)
-	@$(PY) -m pytest $(ARGS)
+	@$(PYTEST) $(ARGS)
+
+# What takes long: loops of kills, races, real data. ARGS=--minutes=20 starts no test after that, and names those left out.
+soak: $(STAMP)
+	@$(PYTEST) -m soak $(ARGS)
 
 check: lint types
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -73,12 +72,12 @@ def save_json(path: Path, data: Any) -> None:
 
 
 def save_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """One line a row; the first row names the columns."""
+    """One line a row, with every digit; the first row names the columns."""
+    import pandas as pd
+
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    frame = pd.DataFrame([list(row.values()) for row in rows], columns=list(rows[0]), dtype=object)
+    write_atomic(path, frame.to_csv(index=False, lineterminator="\n"))
 
 
 def text_table(rows: Sequence[Sequence[str]]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hwnas.errors import ConfigError
-from hwnas.front.report import write_report
+from hwnas.front.report import read_report, write_report
 from hwnas.system.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ def run(config: Mapping[str, Any], console: Console) -> None:
     if not config.get("run"):
         raise ConfigError("which run folder? Add run=DIR.")
     folder = RunFolder.open(str(config["run"]))
-    write_report(folder)
+    write_report(folder, read_report(folder))
     console.say(f"report: {folder.report}")
 
 

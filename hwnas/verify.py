@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hwnas.errors import ConfigError, DataError, StudyError
-from hwnas.front.rows import load_front
+from hwnas.front.rows import load_front, with_networks
 from hwnas.system.run_folder import RunFolder
 from hwnas.target.host import Host
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from hwnas.cli.progress import Console
     from hwnas.front.make import Making
     from hwnas.front.score import Timing
+    from hwnas.study.objective import Objective
+    from hwnas.target.target import Target
 
 
 def run(config: Mapping[str, Any], console: Console) -> None:
@@ -33,13 +35,26 @@ def run(config: Mapping[str, Any], console: Console) -> None:
     if not isinstance(environment, dict) or "dataset" not in environment:
         raise StudyError(f"{folder.environment} is missing or of another version. Search again, with the same options.")
     check_host(environment, config.get("host"))
-    making = making_of(folder, environment, config.get("dataset") or {})
-    from hwnas.front.verification import verify_and_write
+    search = folder.read_config()
+    making = making_of(folder, search, environment, config.get("dataset") or {})
+    from hwnas.front.verification import verify_front, write_results
+    from hwnas.networks.network import Shape
 
-    seconds = (config.get("verification") or {}).get("seconds")
-    found = verify_and_write(folder, rows, making, timing_of(environment, seconds), environment, console)
-    n_verified = sum(row.verified for row in found)
-    console.say(f"{n_verified} of {len(found)} networks verified on {Host.detect().name}: {folder.report}")
+    data, seconds = making.dataset, (config.get("verification") or {}).get("seconds")
+    results = verify_front(
+        with_networks(rows, folder, Shape(data.channels, data.image_size, len(data.class_names))), folder, making,
+        timing_of(environment, seconds), objective_of(search, making.target), environment, console)
+    write_results(folder, results, making, folder.read_trials(), folder.config.read_text(encoding="utf-8"))
+    n_verified = sum(row.verified for row in results.rows)
+    console.say(f"{n_verified} of {len(results.rows)} networks verified on {Host.detect().name}: {folder.report}")
+
+
+def objective_of(search: Mapping[str, Any], target: Target) -> Objective:
+    """What the search of a `config.yaml` optimised; runs of before have no such section and had latency alone."""
+    from hwnas.study.objective import Objective, read_objective
+
+    section = search.get("objective")
+    return read_objective(section, target) if isinstance(section, dict) else Objective(None)
 
 
 def check_host(environment: Mapping[str, Any], accepted: object) -> None:
@@ -50,14 +65,14 @@ def check_host(environment: Mapping[str, Any], accepted: object) -> None:
                          "verify on this machine: latencies were predicted for the other.")
 
 
-def making_of(folder: RunFolder, environment: Mapping[str, Any], overrides: Mapping[str, Any]) -> Making:
+def making_of(folder: RunFolder, config: Mapping[str, Any], environment: Mapping[str, Any],
+              overrides: Mapping[str, Any]) -> Making:
     """Data set, recipe and target of the run; DataError when the data here are not those of the search."""
     from hwnas.data.loading import load_dataset
     from hwnas.front.make import Making
     from hwnas.target.target import Target
     from hwnas.training.recipe import FINALIST, Recipe
 
-    config = folder.read_config()
     if not isinstance(config.get("dataset"), dict) or not isinstance(config.get("seed"), int):
         raise StudyError(f"{folder.config} has no dataset section or no seed: was it written by hwnas.search?")
     given = {key: value for key, value in overrides.items() if value is not None}

@@ -1,14 +1,46 @@
-"""What every test shares: a user folder of its own, no network, the real data sets where they are."""
+"""What every test shares: a user folder of its own, no network, the real data sets where they are, an end in time."""
 
 from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+STARTED = time.monotonic()
+LATE = "not run: the minutes of this run were over"
+# Files that take longest start first, so that no worker ends alone.
+LONGEST = ("test_search.py", "test_train.py", "test_certify.py", "test_compress.py", "test_postgresql.py")
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # a core each, for torch too, which reads it at its import
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--minutes", type=float, default=0.0, metavar="N",
+                     help="start no test after N minutes, and name those that were left out (0: no limit)")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    minutes = item.config.getoption("--minutes")
+    if minutes and time.monotonic() - STARTED > 60 * minutes:
+        pytest.skip(LATE)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    late = [report.nodeid for report in terminalreporter.stats.get("skipped", []) if LATE in str(report.longrepr)]
+    if late:
+        terminalreporter.section(f"{len(late)} tests {LATE}")
+        terminalreporter.write_line("\n".join(late))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from hwnas.cli.progress import Console
 from hwnas.data.dataset import Dataset, Split
-from hwnas.front.finalists import Finalist
 from hwnas.front.make import Making
+from hwnas.front.rows import FrontRow
+from hwnas.front.score import Scores
+from hwnas.front.verification import Facts, environment_of, make_rows, results_of, verify_front, write_results
 from hwnas.latency.measurement import Measurement, Protocol, Turn
+from hwnas.networks.baselines import Baseline
+from hwnas.networks.network import FoundNetwork, Shape, TimmNetwork
 from hwnas.space.architecture import Architecture
+from hwnas.study.objective import Objective
+from hwnas.system.run_folder import RunFolder
+from hwnas.target.host import Host
 from hwnas.target.target import Target
 from hwnas.training.recipe import FINALIST, Recipe
 
@@ -35,9 +45,32 @@ def tiny_architecture(width: int = 8, size: int = 16) -> Architecture:
     return Architecture(((f"ds_r1_k3_s2_c{width}",),), 8, 2, 0, "relu", size, 1, 2)
 
 
-def tiny_finalist(width: int = 8, **changes: Any) -> Finalist:
-    values = {"top1_proxy": 0.8, "latency_ms": 0.1, "latency_ms_low": 0.05, "latency_ms_high": 0.4, "reward": 0.7}
-    return Finalist(tiny_architecture(width), **{**values, **changes})
+def tiny_network(width: int = 8) -> FoundNetwork:
+    return FoundNetwork(tiny_architecture(width))
+
+
+def tiny_baseline(name: str = "mobilenetv3_small_050", stem_stride: int = 0) -> TimmNetwork:
+    return TimmNetwork(Baseline(name, stem_stride), Shape(1, 16, 2))
+
+
+def tiny_finalist(width: int = 8, **changes: Any) -> FrontRow:
+    values = {"top1_proxy": 0.8, "latency_ms_predicted": 0.1, "latency_ms_predicted_low": 0.05,
+              "latency_ms_predicted_high": 0.4, "reward": 0.7, "target": "ort_int8"}
+    return FrontRow.of(tiny_network(width), **{**values, **changes})
+
+
+def finish(run: RunFolder, rows: Sequence[FrontRow], making: Making, facts: Facts, objective: Objective | None = None
+           ) -> list[FrontRow]:
+    """From finalists and baselines to the written run, verified where `facts.host` is this one."""
+    console, objective = Console(quiet=True), objective or Objective(None)
+    made = make_rows([replace(row, host=facts.host) for row in rows], run, making, 1, console)
+    environment = environment_of(making, facts)
+    if facts.host == Host.detect().name:
+        results = verify_front(made, run, making, facts.timing, objective, environment, console)
+    else:
+        results = results_of(Scores(made), run, making, objective, environment)
+    write_results(run, results, making, run.read_trials(), run.config.read_text())
+    return results.rows
 
 
 def tiny_recipe(**changes: Any) -> Recipe:

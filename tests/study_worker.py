@@ -32,7 +32,7 @@ def tiny(place: str, n_trials: int, seconds: float, heartbeat_s: int, grace_s: i
 
 
 def informed(place: str, n_trials: int, seconds: float, heartbeat_s: int, grace_s: int, seeds: str) -> SearchOutcome:
-    from test_sampler_search import named, opened, search
+    from race_fixtures import named, opened, search
 
     for seed in map(int, seeds.split(",")):
         print("seed", seed, flush=True)

@@ -15,14 +15,13 @@ from experiments.contest.scoring import PRECISIONS, read_score
 from experiments.contest.timing import Latencies, read_latencies
 from experiments.contest.training import cpu_seconds, summary_of
 from hwnas.errors import StudyError
-from hwnas.stats.intervals import wilson
+from hwnas.stats.intervals import bootstrap_mean, wilson
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from hwnas.latency.measurement import Measurement
 
-N_RESAMPLES = 10_000
 _OWN = ("network", "seed", "image_size", "dataset.fingerprint")  # what trainings of one recipe may differ in
 
 
@@ -86,16 +85,9 @@ class Entry:
         return found.low, found.high
 
 
-def bootstrap(values: NDArray[np.float64], seed: int = 0) -> Difference:
-    """Mean of values over images with its percentile interval (Efron and Tibshirani 1993, ch. 13).
-
-    With few seeds there are few different values, so the resamples are drawn as multinomial counts: exact and quick.
-    """
-    found, counts = np.unique(values, return_counts=True)
-    drawn = np.random.default_rng(seed).multinomial(len(values), counts / len(values), size=N_RESAMPLES)
-    means = drawn @ found / len(values)
-    low, high = np.quantile(means, [0.025, 0.975])
-    return Difference(float(values.mean()), float(low), float(high))
+def bootstrap(values: NDArray[np.float64]) -> Difference:
+    """Mean of values over images with its percentile interval; with few seeds there are few different values."""
+    return Difference(*bootstrap_mean(*np.unique(values, return_counts=True)))
 
 
 def compared(one: Entry, other: Entry) -> Difference:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hwnas.networks.macro import _BUILDERS  # the one place that turns a BlockSpec into timm's layers
 from hwnas.space.blocks import BlockSpec
 
 # isort: split
@@ -43,7 +42,7 @@ def block_module(block: BlockSpec) -> nn.Module:
         return _conv(block.in_channels, block.out_channels, block.kernel, block.stride, block.activation)
     if block.kind == "head":
         return _Head(block)
-    return _BUILDERS[block.kind](block, 0.0)
+    return block.rules.build(block, 0.0)
 
 
 def kernel_module(one: Kernel) -> nn.Module:

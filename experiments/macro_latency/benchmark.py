@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from hwnas.errors import DataError, UnknownName
+from hwnas.errors import DataError
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
+from hwnas.system.tables import read_cells
 
 SPACE, CHANNELS, CLASSES = "nas_bench_macro", 3, 10  # trained on CIFAR-10
 ARCH, ACCURACY, SPREAD = "arch", "accuracy_cifar10", "accuracy_std"
@@ -49,15 +49,8 @@ class Benchmark:
 
 
 def _read(path: Path) -> list[dict[str, str]]:
-    try:
-        with open(path, newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            for column in COLUMNS:
-                if column not in (reader.fieldnames or ()):
-                    raise UnknownName(f"column of {path}", column, reader.fieldnames or ())
-            rows = [{column: row[column] or "" for column in COLUMNS} for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: cannot be read ({error}). Give benchmark=FILE.csv of NAS-Bench-Macro.") from None
+    cells = read_cells(path, COLUMNS, "Give benchmark=FILE.csv of NAS-Bench-Macro.")
+    rows = [dict(zip(COLUMNS, row, strict=True)) for row in zip(*cells.values(), strict=True)]
     if not rows:
         raise DataError(f"{path}: no rows. Give benchmark=FILE.csv of NAS-Bench-Macro.")
     return rows

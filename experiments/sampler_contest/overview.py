@@ -7,7 +7,6 @@ Each DIR holds what run.py wrote (curves.csv); its name is the panel's title.
 
 from __future__ import annotations
 
-import csv
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,8 +23,10 @@ from experiments.sampler_contest.picture import COLOURS
 from hwnas.errors import ConfigError, DataError
 from hwnas.pictures.style import INK, MUTED, figure_bytes
 from hwnas.system.paths import write_atomic
+from hwnas.system.tables import read_table
 
 COLUMNS = 3
+CURVES = {"evals": int, "mean": float, "error": float | None}
 MARKS = (25, 50, 100, 200, 250, 400)
 WORDS = {"hwnas": "hwnas", "linas": "LINAS-like", "stratified": "random, stratified", "tpe": "TPE",
          "tpe_multivariate": "TPE, multivariate", "nsga2": "NSGA-II (50)", "nsga2_small": "NSGA-II (20)",
@@ -45,12 +46,10 @@ class Contest:
     def read(cls, folder: Path) -> Contest:
         """DataError when the folder holds no contest."""
         try:
-            with open(folder / "curves.csv", newline="") as file:
-                rows = list(csv.DictReader(file))
             samplers: dict[str, Curve] = {}
-            for row in rows:
+            for row in read_table((folder / "curves.csv").read_text(), CURVES):
                 curve = samplers.setdefault(row["sampler"], {})
-                curve[int(row["evals"])] = float(row["mean"]), float(row["error"] or 0)
+                curve[row["evals"]] = row["mean"], row["error"] or 0.0
         except (OSError, ValueError, KeyError) as error:
             raise DataError(f"{folder}: no finished contest ({error}). Run experiments/sampler_contest/run.py "
                             f"out={folder}") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,17 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from hwnas.errors import ConfigError, DataError, UnknownName
+from hwnas.errors import DataError
+from hwnas.system.tables import read_cells
 
 Value = str | int | float | bool | None
 
 
 def read_columns(path: Path, columns: Sequence[str]) -> dict[str, list[Any]]:
     """Each column's values: text from CSV, typed ones from Parquet. UnknownName names a column that is not there."""
-    try:
-        found = _parquet(path, columns) if path.suffix == ".parquet" else _csv(path, columns)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: cannot be read ({error}). Give table=FILE.csv or .parquet.") from error
+    found = read_cells(path, columns, "Give table=FILE.csv or .parquet.")
     if not found[columns[0]]:
         raise DataError(f"{path}: no rows.")
     return found
@@ -70,34 +67,3 @@ def _is(kind: type, value: Any) -> bool:
         return str(kind(value)) == value and (kind is int or math.isfinite(float(value)))
     except ValueError:
         return False
-
-
-def _csv(path: Path, columns: Sequence[str]) -> dict[str, list[Any]]:
-    with open(path, newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        _check(path, columns, reader.fieldnames or ())
-        rows = list(reader)
-    return {column: [row[column] or "" for row in rows] for column in columns}
-
-
-def _parquet(path: Path, columns: Sequence[str]) -> dict[str, list[Any]]:
-    try:
-        import pyarrow.parquet as pq  # type: ignore[import-untyped]
-        from pyarrow import ArrowInvalid
-    except ImportError:
-        raise ConfigError(f"{path}: Parquet needs pyarrow: pip install 'hwnas[parquet]', or give a CSV.") from None
-
-    try:
-        _check(path, columns, pq.read_schema(path).names)
-        table = pq.read_table(path, columns=list(columns))
-    except ArrowInvalid as error:
-        raise DataError(f"{path}: not a Parquet file ({' '.join(str(error).split())}).") from error
-    return {column: table[column].to_pylist() for column in columns}
-
-
-def _check(path: Path, columns: Sequence[str], found: Sequence[str]) -> None:
-    missing = [column for column in columns if column not in found]
-    if len(missing) == 1:
-        raise UnknownName(f"column of {path}", missing[0], found)
-    if missing:
-        raise DataError(f"{path} has no columns {', '.join(missing)}. It has: {', '.join(found)}.")

@@ -11,6 +11,7 @@ import numpy as np
 
 from experiments.sampler_search.reading import SearchRun
 from hwnas.front.rows import FrontRow
+from hwnas.stats.intervals import Z90
 from hwnas.stats.pareto import hypervolume_2d, non_dominated
 
 DRAWS = 1000
@@ -75,5 +76,5 @@ def _spread(row: FrontRow) -> tuple[float, float]:
     if row.top1_test_low is not None and row.top1_test_high is not None:
         top1 = (row.top1_test_high - row.top1_test_low) / (2 * 1.96)
     if row.latency_ms_low and row.latency_ms_high:
-        latency = math.log2(row.latency_ms_high / row.latency_ms_low) / (2 * 1.6449)
+        latency = math.log2(row.latency_ms_high / row.latency_ms_low) / (2 * Z90)
     return top1, latency

@@ -18,20 +18,20 @@ from hwnas.cli.progress import Console
 
 def main(config: Any, console: Console) -> None:
     """As hwnas.search does it, up to the last trial."""
-    from omegaconf import OmegaConf
-
-    from hwnas.search.prepare import prepare, search_trials
-    from hwnas.search.worker import extra_workers
+    from hwnas.search.plan import make_plan
+    from hwnas.search.road import extra_workers, prepare, search_trials
     from hwnas.study.record import trial_rows
     from hwnas.study.study import wait_for_others
+    from hwnas.system.run_folder import RunFolder
 
-    prepared = prepare(config, console)
-    plan, study = prepared.plan, prepared.study
-    plan.run.write_config(OmegaConf.to_yaml(config, resolve=True))
-    with extra_workers(min(plan.workers, plan.n_trials) - 1, plan.run, console):
+    plan = make_plan(config, console)
+    run = RunFolder.create(plan.out)
+    prepared = prepare(plan, run, console)
+    run.write_config(plan.yaml)
+    with extra_workers(min(plan.workers, plan.n_trials) - 1, run, console):
         search_trials(prepared, console)
-    wait_for_others(study, waiting=lambda n: console.note(f"waiting for {n} other trials"))
-    plan.run.write_trials(trial_rows(study))
+    wait_for_others(prepared.study, waiting=lambda n: console.note(f"waiting for {n} other trials"))
+    run.write_trials(trial_rows(prepared.study))
 
 
 if __name__ == "__main__":

@@ -133,8 +133,17 @@ class Chosen:
     why: str = ""
 
 
-def choose(config: Mapping[str, Any], dataset: Dataset, space: SearchSpace, n_trials: int) -> Chosen:
-    """The favoured estimator with the options that it was certified with.
+def look_up(dataset: Dataset, space: SearchSpace) -> Certificate | StudyError | None:
+    """`find_certificate`, or the error that it ends with, for whoever can do without one."""
+    try:
+        return find_certificate(dataset, space)
+    except StudyError as error:
+        return error
+
+
+def choose(config: Mapping[str, Any], found: Certificate | None, dataset: Dataset, space: SearchSpace, n_trials: int
+           ) -> Chosen:
+    """The estimator that the certificate `found` favours, with the options that it was certified with.
 
     `config` is the section `certified`: `minutes` of one core for `n_trials` networks, setup included (None: what the
     certificate's proxy would take). ConfigError where no certificate fits, or it favours none.
@@ -142,7 +151,6 @@ def choose(config: Mapping[str, Any], dataset: Dataset, space: SearchSpace, n_tr
     for key in config:
         if key != "minutes":
             raise UnknownName("key of certified", key, ("minutes",))
-    found = find_certificate(dataset, space)
     if found is None:
         raise ConfigError(f"accuracy=certified: there is no certificate for {dataset.name} at {dataset.image_size} px "
                           f"and space {space.name}. Make one with python -m hwnas.certify, or give accuracy=proxy.")

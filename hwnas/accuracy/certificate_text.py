@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hwnas.accuracy.certificate import TRIALS, Certificate, favoured, find_certificate, ranked
+from hwnas.accuracy.certificate import TRIALS, Certificate, favoured, ranked
 from hwnas.errors import StudyError
 from hwnas.system.paths import search_space_dirs
 
@@ -119,14 +119,12 @@ def _failures(content: Mapping[str, Any]) -> str:
     return f"Left out: {'; '.join(words)}." if words else ""
 
 
-def certificate_facts(dataset: Dataset, space: SearchSpace, accuracy: str, options: Mapping[str, Any],
-                      fingerprint: str) -> dict[str, Any]:
-    """What a search's report says: the certificate that fits, or the command that makes one, and what it says of the
-    estimator that was used, as `lines` and `table`. A certificate that cannot be read is said, not raised."""
-    try:
-        found = find_certificate(dataset, space)
-    except StudyError as error:
-        return {"accuracy": accuracy, "lines": [f"No certificate could be looked up: {error}"]}
+def certificate_facts(found: Certificate | StudyError | None, dataset: Dataset, space: SearchSpace, accuracy: str,
+                      options: Mapping[str, Any], fingerprint: str) -> dict[str, Any]:
+    """What a search's report says: the certificate that `look_up` gave, or the command that makes one, and what it says
+    of the estimator that was used, as `lines` and `table`. A certificate that cannot be read is said, not raised."""
+    if isinstance(found, StudyError):
+        return {"accuracy": accuracy, "lines": [f"No certificate could be looked up: {found}"]}
     if found is None:
         return {"accuracy": accuracy, "lines": [
             f"No certificate for {dataset.name} at {dataset.image_size} px and space {space.name}. How well "

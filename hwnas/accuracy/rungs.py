@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.accuracy.estimator import Earlier
+from hwnas.stats.intervals import log_odds
+from hwnas.stats.ranking import kendall_tau
 
 Array = NDArray[np.float64]
 NEAREST = 4  # times eta: the networks of similar cost that a network has to be among the best of
-_LEAST, _MOST = 1e-3, 1 - 1e-3  # top-1 whose logit is taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +62,12 @@ def forecast(curve: Sequence[float], earlier: Sequence[Earlier], rule: Halving) 
     Each step learns from all networks that reached it, so the better fate of those that were let on does not bias it
     (regressions in sequence over monotone missing data; Little and Rubin 2019, chapter 7).
     """
-    mean, variance = float(_logit(np.asarray(curve[-1]))), 0.0
+    mean, variance = float(log_odds(curve[-1])), 0.0
     for rung in range(len(curve), rule.n_rungs):
         pairs = np.array([one.curve[rung - 1:rung + 1] for one in earlier if len(one.curve) > rung], float)
         if len(pairs) < rule.min_history:
             return None
-        step = _Step.fit(_logit(pairs[:, 0]), _logit(pairs[:, 1]))
+        step = _Step.fit(log_odds(pairs[:, 0]), log_odds(pairs[:, 1]))
         mean, variance = step(mean, variance)
     top1 = 1 / (1 + math.exp(-mean))
     return Forecast(top1, math.sqrt(variance) * top1 * (1 - top1))
@@ -90,11 +91,6 @@ def among_best(curve: Sequence[float], costs: Sequence[float], earlier: Sequence
 
 def _logs(costs: Sequence[float]) -> list[float]:
     return [math.log(max(cost, 1e-12)) for cost in costs]
-
-
-def _logit(top1: Array) -> Array:
-    clipped = np.clip(top1, _LEAST, _MOST)
-    return np.asarray(np.log(clipped / (1 - clipped)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +131,8 @@ def _sen(lower: Array, upper: Array) -> float:
 
 def _kept(lower: Array, upper: Array) -> float:
     """1 less the share of tau squared that chance alone would give (Kendall's variance for no correlation)."""
-    from scipy.stats import kendalltau
-
     if not np.ptp(lower) or not np.ptp(upper):
         return 0.0
-    n, tau = len(lower), float(kendalltau(lower, upper).statistic)
+    n, tau = len(lower), float(kendall_tau(lower, upper))
     chance = 2 * (2 * n + 5) / (9 * n * (n - 1))
     return max(0.0, 1 - chance / tau**2) if tau > 0 else 0.0

@@ -16,7 +16,9 @@ from hwnas.data.dataset import Dataset, digest, resize
 from hwnas.data.splits import subset
 from hwnas.data.task import cross_entropy
 from hwnas.errors import ConfigError, TrainingError
+from hwnas.networks.build import activation_layers
 from hwnas.space.architecture import Architecture
+from hwnas.space.blocks import ACTIVATIONS
 from hwnas.system.memory import release_memory
 from hwnas.training.loop import no_memory, seeded
 
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 Score = Callable[[nn.Module, Tensor, Tensor], float]
 LEAST_IMAGES = 8  # batch norm on maps of 1x1 has nothing to normalise with fewer in one of ZiCo's parts
 _PARTS = 4  # batches that ZiCo's means and deviations are taken over
-_ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.SiLU, nn.Hardswish)
+_NORMS = (nn.BatchNorm2d, nn.LayerNorm)
 _GATES = "SqueezeExcite"
 
 
@@ -67,9 +69,9 @@ def naswot(network: nn.Module, images: Tensor, labels: Tensor) -> float:
         kernel.add_((on.shape[1] - alone[:, None] - alone + 2 * both).double())
 
     network = copy.deepcopy(network).train()
-    watched = [module for module in network.modules() if isinstance(module, _ACTIVATIONS)]
+    watched = [module for module in network.modules() if isinstance(module, activation_layers())]
     if not watched:
-        raise TrainingError("naswot: the network has no ReLU, ReLU6, swish or hard swish to watch. Use another score.")
+        raise TrainingError(f"naswot: the network has no {', '.join(ACTIVATIONS)} to watch. Use another score.")
     for module in watched:
         module.register_forward_pre_hook(watch)
     with torch.no_grad():
@@ -134,9 +136,9 @@ def _gradients(network: nn.Module, images: Tensor, labels: Tensor) -> list[Tenso
 
 
 def _bypass(network: nn.Module) -> None:
-    """Batch norms (with the activation that timm puts into them), activations and gates hand on what they are given."""
+    """Norms (with the activation that timm puts into them), activations and gates hand on what they are given."""
     for module in network.modules():
-        if isinstance(module, (nn.BatchNorm2d, *_ACTIVATIONS)) or type(module).__name__ == _GATES:
+        if isinstance(module, (*_NORMS, *activation_layers())) or type(module).__name__ == _GATES:
             module.forward = _same
 
 

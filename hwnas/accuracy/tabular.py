@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,10 +12,11 @@ from typing import Any, Protocol
 
 from hwnas.accuracy.estimator import Estimate
 from hwnas.cli.options import option, read_options
-from hwnas.errors import ConfigError, DataError, SpaceError, UnknownName
+from hwnas.errors import ConfigError, DataError, SpaceError
 from hwnas.space.architecture import Architecture
+from hwnas.stats.intervals import Z90
+from hwnas.system.tables import read_cells
 
-Z90 = 1.6449
 KEYS = ("codes", "id", "text")
 
 
@@ -95,17 +95,14 @@ def _by_id(rows: Mapping[str, tuple[float, float]], path: Path, space: Decodes |
 def _read(options: TabularOptions) -> dict[str, tuple[float, float]]:
     path = options.path
     columns = [name for name in (options.key_column, options.value_column, options.std_column) if name]
-    try:
-        records = _parquet(path, columns) if path.suffix == ".parquet" else _csv(path, columns)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: cannot be read ({error}). Give tabular.path=FILE.csv or .parquet.") from error
+    cells = read_cells(path, columns, "Give tabular.path=FILE.csv or .parquet.")
     scale = 0.01 if options.percent else 1.0
     found: dict[str, tuple[float, float]] = {}
-    for number, record in enumerate(records, 2):
+    for number, record in enumerate(zip(*(cells[name] for name in columns), strict=True), 2):
         try:
             value, std = (float(text) * scale for text in [*record[1:], 0.0][:2])
         except ValueError:
-            raise DataError(f"{path}, row {number}: not a number in {record[1:]}. Mend the row.") from None
+            raise DataError(f"{path}, row {number}: not a number in {list(record[1:])}. Mend the row.") from None
         if not 0 <= value <= 1 or not std >= 0:
             raise DataError(f"{path}, row {number}: an accuracy must lie in 0..1, got {value:g} ± {std:g} with "
                             f"tabular.percent={options.percent}. Set tabular.percent or mend the row.")
@@ -114,34 +111,6 @@ def _read(options: TabularOptions) -> dict[str, tuple[float, float]]:
     if not found:
         raise DataError(f"{path}: no rows. Give tabular.path=FILE with at least one network.")
     return found
-
-
-def _csv(path: Path, columns: Sequence[str]) -> list[list[Any]]:
-    with open(path, newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        _check_columns(path, columns, reader.fieldnames or ())
-        return [[row[column] or "" for column in columns] for row in reader]
-
-
-def _parquet(path: Path, columns: Sequence[str]) -> list[list[Any]]:
-    try:
-        import pyarrow.parquet as pq  # type: ignore[import-untyped]
-        from pyarrow import ArrowInvalid
-    except ImportError:
-        raise ConfigError(f"{path}: Parquet needs pyarrow: pip install 'hwnas[parquet]', or give a CSV.") from None
-
-    try:
-        _check_columns(path, columns, pq.read_schema(path).names)
-        table = pq.read_table(path, columns=list(columns))
-    except ArrowInvalid as error:
-        raise DataError(f"{path}: not a Parquet file ({' '.join(str(error).split())}).") from error
-    return [list(row) for row in zip(*(table[column].to_pylist() for column in columns), strict=True)]
-
-
-def _check_columns(path: Path, columns: Sequence[str], found: Sequence[str]) -> None:
-    for column in columns:
-        if column not in found:
-            raise UnknownName(f"column of {path}", column, found)
 
 
 def load(config: Mapping[str, Any], dataset: object, space: Decodes | None) -> Tabular:

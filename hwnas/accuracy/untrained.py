@@ -19,10 +19,11 @@ import numpy as np
 from hwnas.accuracy.anchors import Anchor, anchors, chosen
 from hwnas.accuracy.estimator import Estimate
 from hwnas.accuracy.scores import Scorer
-from hwnas.accuracy.zero_cost import kendall_tau
 from hwnas.data.dataset import Dataset, digest
 from hwnas.errors import CandidateError, ConfigError, DataError
 from hwnas.space.architecture import Architecture
+from hwnas.stats.intervals import log_odds
+from hwnas.stats.ranking import kendall_tau
 from hwnas.system.paths import home
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Scale:
     @classmethod
     def of(cls, top1: Sequence[float], scores: Sequence[float]) -> Scale:
         """From networks trained and scored; scores that are all equal stand for the middle."""
-        return cls(*_spread([_logit(one) for one in top1]), *_spread(scores))
+        return cls(*_spread(log_odds(top1, _EDGE)), *_spread(scores))
 
     def drawn(self, top1: float, std: float, score: float | None, weight: float) -> tuple[float, float]:
         """Top-1 and its standard deviation, drawn towards what the score stands for (None: the middle): their mean in
@@ -58,7 +59,7 @@ class Scale:
         away = 0.0 if score is None or not self.score_width else (score - self.score_middle) / self.score_width
         told = self.top1_middle + self.top1_width * min(max(away, -_FARTHEST), _FARTHEST)
         edge = min(max(std, _EDGE), 0.5)
-        mean = (_logit(top1, edge) + weight * told) / (1 + weight)
+        mean = (float(log_odds(top1, edge)) + weight * told) / (1 + weight)
         value, inside = 1 / (1 + math.exp(-mean)), min(max(top1, edge), 1 - edge)
         return value, std / (inside * (1 - inside)) / (1 + weight) * value * (1 - value)
 
@@ -134,13 +135,7 @@ class UntrainedRung:
         return Anchor(network.id, trained.value, trained.std, trained.seconds, scores, seconds)
 
 
-def _logit(top1: float, edge: float = _EDGE) -> float:
-    """log odds of a share, which is kept off 0 and 1."""
-    inside = min(max(top1, edge), 1 - edge)
-    return math.log(inside / (1 - inside))
-
-
-def _spread(values: Sequence[float]) -> tuple[float, float]:
+def _spread(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
     """Median and standard deviation, the latter by mean absolute deviations, which one failed training moves less."""
     middle = float(np.median(values))
     width = _NORMAL * float(np.mean(np.abs(np.asarray(values, float) - middle)))

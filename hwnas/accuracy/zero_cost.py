@@ -20,7 +20,8 @@ from hwnas.cli.options import option, read_options
 from hwnas.data.dataset import Dataset, digest
 from hwnas.errors import CandidateError, ConfigError, DataError
 from hwnas.space.architecture import Architecture
-from hwnas.stats.intervals import Z90
+from hwnas.stats.intervals import Z90, log_odds
+from hwnas.stats.ranking import kendall_tau
 from hwnas.system.paths import home
 
 if TYPE_CHECKING:
@@ -97,7 +98,9 @@ class Fit:
 
     def __call__(self, scores: Array) -> Array:
         """Top-1 [m], as a fraction, of networks with these scores [m, k]."""
-        return _expit(self.intercept + (scores - self.middle) / self.width @ self.weights)
+        from scipy.special import expit
+
+        return np.asarray(expit(self.intercept + (scores - self.middle) / self.width @ self.weights))
 
 
 def fit(scores: Array, top1: Array) -> Fit:
@@ -115,28 +118,17 @@ def _map(scores: Array, top1: Array) -> Fit:
     middle, width = scores.mean(0), scores.std(0)
     width = np.where(width > 1e-9 * (1 + np.abs(middle)), width, 1.0)
     k = scores.shape[1]
-    logits = _logit(top1)
+    logits = log_odds(top1, _EDGE)
     intercept = float(logits.mean())
     rows = np.concatenate([(scores - middle) / width, np.sqrt(_RIDGE) * np.eye(k)])
     weights, _ = nnls(rows, np.concatenate([logits - intercept, np.zeros(k)]))
     return Fit(middle, width, np.maximum(weights, _LEAST_SLOPE), intercept, 0.0, np.zeros(0))
 
 
-def kendall_tau(scores: Array, top1: Array) -> float:
+def _tau_of(scores: Array, top1: Array) -> float:
     """Kendall's tau-b; 0 where all are tied."""
-    from scipy.stats import kendalltau
+    return float(np.nan_to_num(kendall_tau(scores, top1)))
 
-    tau = float(kendalltau(scores, top1).statistic)
-    return tau if np.isfinite(tau) else 0.0
-
-
-def _logit(top1: Array) -> Array:
-    inside = np.clip(top1, _EDGE, 1 - _EDGE)
-    return np.asarray(np.log(inside / (1 - inside)))
-
-
-def _expit(logits: Array) -> Array:
-    return np.asarray(1 / (1 + np.exp(-np.clip(logits, -500, 500))))
 
 LEAST_ANCHORS = 4
 
@@ -239,8 +231,8 @@ class ZeroCost:
         score = self.options.score
         # An ensemble is judged by what it says of anchors left out: its weights come from them.
         ranked = found.left_out if score == ENSEMBLE else _table(good, (score,))[:, 0]
-        tau = kendall_tau(ranked, top1)
-        controls = {name: kendall_tau(_table(good, (name,))[:, 0], top1) for name in CONTROLS}
+        tau = _tau_of(ranked, top1)
+        controls = {name: _tau_of(_table(good, (name,))[:, 0], top1) for name in CONTROLS}
         console.note(f"zero_cost: {score} ranks {len(good)} trained anchors with Kendall tau {tau:.2f} ("
                      + ", ".join(f"{name} {value:.2f}" for name, value in controls.items())
                      + f"); its top-1 is off by {found.std:.1%} (root mean square); cost: {self.setup_seconds:.0f} s")

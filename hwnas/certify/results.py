@@ -21,19 +21,8 @@ from hwnas.certify.truth import Training, read_training
 from hwnas.cli.progress import Console
 from hwnas.errors import DataError
 from hwnas.pictures.style import figure_bytes
-from hwnas.stats.ranking import (
-    LEAST,
-    LEVEL,
-    Array,
-    K,
-    OfRows,
-    hypervolume_loss,
-    kendall_tau,
-    paired,
-    spearman,
-    top_k_regret,
-    with_interval,
-)
+from hwnas.stats.intervals import LEVEL, Array, OfRows, with_interval
+from hwnas.stats.ranking import LEAST, K, hypervolume_loss, kendall_tau, paired, spearman, top_k_regret
 from hwnas.system.paths import write_atomic
 from hwnas.system.tables import finite, table_csv
 

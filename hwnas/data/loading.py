@@ -13,6 +13,7 @@ from hwnas.data.options import DatasetOptions
 from hwnas.data.splits import LEAST, check_counts, split
 from hwnas.errors import DataError, UnknownName
 
+GROUP = "hwnas.datasets"  # entry points of other packages
 __all__ = ["Dataset", "DatasetInfo", "Images", "Listing", "Progress", "Split", "inspect_dataset", "load_dataset",
            "resize"]
 
@@ -53,18 +54,25 @@ def load_dataset(config: Mapping[str, Any], image_size: int, seed: int, progress
 
 
 def _listing(options: DatasetOptions) -> Listing:
+    from hwnas.data.array_files import array_files
     from hwnas.data.arrays import cifar10, digits, fashion_mnist
     from hwnas.data.folder import image_folder
+    from hwnas.data.timm_readers import PREFIX, timm_reader
 
     built_in: dict[str, Callable[[DatasetOptions], Listing]] = {
-        "digits": digits, "fashion_mnist": fashion_mnist, "cifar10": cifar10, "imagefolder": image_folder}
+        "arrays": array_files, "cifar10": cifar10, "digits": digits, "fashion_mnist": fashion_mnist,
+        "imagefolder": image_folder}
+    if options.name.startswith(PREFIX):
+        return timm_reader(options)
     if options.name in built_in:
         return built_in[options.name](options)
-    others = {entry.name: entry for entry in entry_points(group="hwnas.datasets")}
+    others = {entry.name: entry for entry in entry_points(group=GROUP)}
     if options.name not in others:
-        raise UnknownName("data set", options.name, [*built_in, *others])
+        raise UnknownName("data set", options.name, [*built_in, f"{PREFIX}KIND", *others])
     listing = others[options.name].load()(options)
-    assert isinstance(listing, Listing)
+    if not isinstance(listing, Listing):
+        raise DataError(f"data set {options.name!r} of another package answers {type(listing).__name__}, not a "
+                        "hwnas.data.Listing. Update that package.")
     return listing
 
 

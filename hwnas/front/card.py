@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hwnas.front.rows import FrontRow
-from hwnas.networks.baselines import Baseline
 from hwnas.target.target import Target
 
 _HINTS = {"int8": "f32", "fp32": "f32", "bf16": "bf16", "fp16": "f16"}
@@ -80,11 +79,11 @@ def _onnxruntime(file: str) -> str:
 
 def _timm(row: FrontRow, given: Input) -> str:
     if row.is_baseline:
-        shape = f"{given.channels}, {len(given.class_names)}, {given.size}"
+        shape, stem_stride = f"{given.channels}, {len(given.class_names)}, {given.size}", int(row.id != row.name)
         return ("import safetensors.torch; from hwnas.networks.baselines import Baseline\n"
-                f'model = Baseline("{row.name}", {baseline_of(row).stem_stride}).build({shape})  # a timm network\n'
+                f'model = Baseline("{row.name}", {stem_stride}).build({shape})  # a timm network\n'
                 'model.load_state_dict(safetensors.torch.load_file("weights.safetensors"))')
-    return ("import pathlib, safetensors.torch, timm; from hwnas.networks.build import register\n"
+    return ("import pathlib, safetensors.torch, timm; from hwnas.networks.build import register; "
             "from hwnas.space import Architecture\n"
             f'register(Architecture.from_yaml(pathlib.Path("architecture.yaml").read_text()), "hwnas_{row.id}")\n'
             f'model = timm.create_model("hwnas_{row.id}"); '
@@ -135,8 +134,3 @@ def _note(target: Target) -> str:
 
 def _code(text: str, language: str = "python") -> str:
     return f"```{language}\n{text}\n```"
-
-
-def baseline_of(row: FrontRow) -> Baseline:
-    """The baseline that a row of front.csv stands for."""
-    return Baseline(row.name, 0 if row.id == row.name else 1)

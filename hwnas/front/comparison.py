@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.front.rows import FrontRow
+from hwnas.stats.intervals import bootstrap_mean
 
 Verdict = Literal["beats", "does not beat", "none as fast", "not comparable"]
-N_RESAMPLES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +38,16 @@ class Comparison:
 
 
 def paired_bootstrap(one: NDArray[np.bool_], other: NDArray[np.bool_], *, confidence: float = 0.95,
-                     seed: int = 0, n: int = N_RESAMPLES) -> tuple[float, float, float]:
+                     seed: int = 0) -> tuple[float, float, float]:
     """Mean of `one - other` over images, with its percentile interval when images are drawn again.
 
-    Both are right (true) or wrong per test image, in the same order. Only the number of images that one network
-    alone gets right matters, so the resamples are drawn as multinomial counts: exact, and quick for any set.
-    Efron and Tibshirani, An Introduction to the Bootstrap (1993), ch. 13.
+    Both are right (true) or wrong per test image, in the same order: only the number of images that one network alone
+    gets right matters.
     """
     if one.shape != other.shape or one.ndim != 1 or len(one) == 0:
         raise ValueError(f"need two vectors over the same images, got {one.shape} and {other.shape}")
     wins, losses = int((one & ~other).sum()), int((other & ~one).sum())
-    share = [wins / len(one), losses / len(one)]
-    counts = np.random.default_rng(seed).multinomial(len(one), [*share, max(0.0, 1 - sum(share))], size=n)
-    differences = (counts[:, 0] - counts[:, 1]) / len(one)
-    low, high = np.quantile(differences, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return (wins - losses) / len(one), float(low), float(high)
+    return bootstrap_mean((1, -1, 0), (wins, losses, len(one) - wins - losses), level=confidence, seed=seed)
 
 
 def compare(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]], seed: int = 0) -> list[Comparison]:

@@ -1,49 +1,28 @@
-"""Which trials become finalists, and what of a finalist goes on to training and verification."""
+"""Which trials become finalists: rows of the front to come, which training and verification fill in."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hwnas.errors import StudyError
-from hwnas.space.architecture import Architecture
+from hwnas.front.rows import FrontRow
+from hwnas.networks.network import Network
 from hwnas.stats.pareto import layers
 from hwnas.study.costs import known_costs
 
 
-@dataclass(frozen=True, slots=True)
-class Finalist:
-    """A network to train in full, with what the search knew of it (top-1 as a fraction, latency in ms)."""
-
-    architecture: Architecture
-    top1_proxy: float
-    latency_ms: float
-    latency_ms_low: float
-    latency_ms_high: float
-    reward: float | None = None
-    reward_winner: bool = False
-
-    @property
-    def id(self) -> str:
-        """The architecture's id."""
-        return self.architecture.id
-
-    @classmethod
-    def of_trial(cls, row: Mapping[str, Any], architecture: Architecture, reward_winner: bool) -> Finalist:
-        """From a row of trials.csv."""
-        return cls(architecture, row["top1_proxy"], row["latency_ms_predicted"], row["latency_ms_predicted_low"],
-                   row["latency_ms_predicted_high"], row.get("reward"), reward_winner)
-
-
-def finalists_of(trials: Sequence[Mapping[str, Any]], architectures: Mapping[str, Architecture], k: int,
-                 ) -> list[Finalist]:
-    """`choose_finalists` with its rows' architectures, by id."""
-    rows = usable_trials(trials)
-    winner = reward_winner(rows)
-    return [Finalist.of_trial(row, architectures[row["id"]], row["id"] == winner)
-            for row in choose_finalists(rows, k)]
+def finalists_of(trials: Sequence[Mapping[str, Any]], network_of: Callable[[Mapping[str, Any]], Network], k: int,
+                 target: str, host: str) -> list[FrontRow]:
+    """`choose_finalists` as rows of the front to come; `network_of` tells the network of a row of trials.csv."""
+    usable = usable_trials(trials)
+    winner = reward_winner(usable)
+    return [FrontRow.of(
+        network_of(trial), target=target, host=host, top1_proxy=trial["top1_proxy"],
+        latency_ms_predicted=trial["latency_ms_predicted"], latency_ms_predicted_low=trial["latency_ms_predicted_low"],
+        latency_ms_predicted_high=trial["latency_ms_predicted_high"], reward=trial.get("reward"),
+        reward_winner=trial["id"] == winner) for trial in choose_finalists(usable, k)]
 
 
 def choose_finalists(trials: Sequence[Mapping[str, Any]], k: int) -> list[Mapping[str, Any]]:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hwnas.errors import CandidateError
-from hwnas.front.finalists import Finalist
 from hwnas.front.score import fp32_top1
-from hwnas.networks.baselines import Baseline, count_macs, count_params
+from hwnas.networks.baselines import count_macs, count_params
 from hwnas.networks.export import RECIPE_KEY, Parity, check_parity, export_onnx, parity_images
+from hwnas.networks.network import Network
 from hwnas.networks.quantize import calibration_images, quantize_static, tuning_of
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import ModelFolder, RunFolder
@@ -56,7 +56,7 @@ class Made:
     reused: bool
 
 
-def make(network: Finalist | Baseline, folder: ModelFolder, making: Making, progress: Progress | None = None) -> Made:
+def make(network: Network, folder: ModelFolder, making: Making, progress: Progress | None = None) -> Made:
     """Fill `models/<id>/` with everything but the card.
 
     Weights that are there for the same network, recipe, seed and data are not trained again. CandidateError when
@@ -64,12 +64,12 @@ def make(network: Finalist | Baseline, folder: ModelFolder, making: Making, prog
     """
     from hwnas.training.loop import seeded
 
-    data = making.dataset.at_size(image_size(network, making.dataset))
+    data = making.dataset.at_size(network.shape.image_size)
     wanted = fingerprint(network, making, data)
     with seeded(making.seed, making.threads):
-        model = _build(network, data)
-        params, macs = count_params(model), count_macs(model, (data.channels, data.image_size, data.image_size))
-        _describe(network, folder)
+        model = network.build()
+        params, macs = count_params(model), count_macs(model, network.shape.image)
+        write_atomic(folder.path / network.file, network.describe())
         reused = stored_fingerprint(folder.weights) == wanted
         if not reused:
             _discard(folder)
@@ -81,15 +81,10 @@ def make(network: Finalist | Baseline, folder: ModelFolder, making: Making, prog
     return Made(params, macs, parity, reused)
 
 
-def image_size(network: Finalist | Baseline, dataset: Dataset) -> int:
-    """Side of the network's input: a finalist's own, a baseline's is the data set's."""
-    return network.architecture.image_size if isinstance(network, Finalist) else dataset.image_size
-
-
-def fingerprint(network: Finalist | Baseline, making: Making, data: Dataset) -> str:
+def fingerprint(network: Network, making: Making, data: Dataset) -> str:
     """Names everything that decides the weights: network, recipe, seed, data."""
-    what = json.dumps(network.architecture.to_dict()) if isinstance(network, Finalist) else str(network)
-    content = "|".join((what, making.recipe.fingerprint, str(making.seed), data.fingerprint, str(data.image_size)))
+    content = "|".join((network.identity, making.recipe.fingerprint, str(making.seed), data.fingerprint,
+                        str(data.image_size)))
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
@@ -102,22 +97,6 @@ def stored_fingerprint(weights: Path) -> str | None:
             return (file.metadata() or {}).get(RECIPE_KEY)
     except (OSError, SafetensorError):
         return None
-
-
-def _build(network: Finalist | Baseline, data: Dataset) -> nn.Module:
-    classes = len(data.class_names)
-    if isinstance(network, Baseline):
-        return network.build(data.channels, classes, data.image_size)
-    from hwnas.networks.build import build
-
-    return build(network.architecture)
-
-
-def _describe(network: Finalist | Baseline, folder: ModelFolder) -> None:
-    if isinstance(network, Baseline):
-        write_atomic(folder.baseline, network.to_yaml())
-    else:
-        write_atomic(folder.architecture, network.architecture.to_yaml())
 
 
 def _discard(folder: ModelFolder) -> None:
@@ -147,11 +126,10 @@ def _load(model: nn.Module, weights: Path) -> None:
     model.load_state_dict(load_file(weights))
 
 
-def _export(model: nn.Module, network: Finalist | Baseline, folder: ModelFolder, making: Making,
+def _export(model: nn.Module, network: Network, folder: ModelFolder, making: Making,
             data: Dataset) -> Parity:
-    shape = (data.channels, data.image_size, data.image_size)
     try:
-        export_onnx(model, folder.onnx, shape, metadata(network, making, data))
+        export_onnx(model, folder.onnx, network.shape.image, metadata(network, making, data))
         parity = check_parity(model, folder.onnx, parity_images(data, making.seed))
         if making.target.precision == "int8":
             quantize_static(folder.onnx, folder.int8, calibration_images(data, making.n_calibration, making.seed),
@@ -163,13 +141,12 @@ def _export(model: nn.Module, network: Finalist | Baseline, folder: ModelFolder,
     return parity
 
 
-def metadata(network: Finalist | Baseline, making: Making, data: Dataset) -> Mapping[str, str]:
+def metadata(network: Network, making: Making, data: Dataset) -> Mapping[str, str]:
     """`metadata_props` of the ONNX files: who the network is, how it is fed, what its classes are called."""
     from hwnas import __version__
 
-    architecture = network.architecture if isinstance(network, Finalist) else network
     return {
-        "hwnas_version": __version__, "hwnas_id": network.id, "architecture": str(architecture),
+        "hwnas_version": __version__, "hwnas_id": network.id, "architecture": str(network),
         "dataset": data.name, "dataset_fingerprint": data.fingerprint, "recipe": fingerprint(network, making, data),
         "input": f"float32 [n, {data.channels}, {data.image_size}, {data.image_size}], (pixels / 255 - mean) / std",
         "mean": json.dumps(list(data.mean)), "std": json.dumps(list(data.std)),
@@ -189,8 +166,8 @@ class Outcome:
     reason: str = ""
 
 
-def make_all(networks: Sequence[Finalist | Baseline], run: RunFolder, making: Making, workers: int,
-             report: Callable[[float, str], None]) -> Iterator[tuple[Finalist | Baseline, Outcome]]:
+def make_all(networks: Sequence[Network], run: RunFolder, making: Making, workers: int,
+             report: Callable[[float, str], None]) -> Iterator[tuple[Network, Outcome]]:
     """`make` and score each network, in order of completion; the last are begun first (baselines take longest)."""
     if workers <= 1 or len(networks) <= 1:
         for index, network in enumerate(networks):
@@ -213,11 +190,11 @@ def make_all(networks: Sequence[Finalist | Baseline], run: RunFolder, making: Ma
                 raise
 
 
-def _outcome(network: Finalist | Baseline, run: RunFolder, making: Making,
+def _outcome(network: Network, run: RunFolder, making: Making,
              heard: Callable[[int, int], None] | None = None) -> Outcome:
     try:
         made = make(network, run.model(network.id), making, heard)
-        data = making.dataset.at_size(image_size(network, making.dataset))
+        data = making.dataset.at_size(network.shape.image_size)
         return Outcome(made, fp32_top1(run.model(network.id).onnx, data), len(data.test))
     except CandidateError as error:
         return Outcome(None, None, len(making.dataset.test), str(error))
@@ -247,6 +224,6 @@ def _start(parked: Making, folder: Path, run: RunFolder) -> None:
     _HERE["work"] = replace(parked, dataset=data), run
 
 
-def _job(network: Finalist | Baseline) -> Outcome:
+def _job(network: Network) -> Outcome:
     making, run = _HERE["work"]
     return _outcome(network, run, making)

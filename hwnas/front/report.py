@@ -1,34 +1,135 @@
-"""Writes the pictures and the report of a run folder, from its own files alone."""
+"""The pictures and the report of a run: one HTML file without scripts, links or fonts from elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import html
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from hwnas.accuracy.estimator import meaning
 from hwnas.front.picture import PlotInfo, front_figure
-from hwnas.front.report_page import ReportData, report_html
-from hwnas.front.rows import load_front
+from hwnas.front.rows import COLUMNS, Cost, FrontRow, load_front, sort_rows
 from hwnas.pictures.style import figure_bytes
+from hwnas.study.costs import KNOWN, LATENCY
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import RunFolder
 
 
-def write_report(run: RunFolder) -> None:
-    """`front.png`, `front.svg` and `report.html`, from front.csv, trials.csv, comparisons.json and environment.json."""
+def escape(value: object) -> str:
+    """Text from outside as HTML."""
+    return html.escape(str(value))
+
+
+def section(title: str, content: str) -> str:
+    """A heading and what is below it; nothing where there is no content."""
+    return f"<h2>{escape(title)}</h2>\n{content}" if content else ""
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], classes: Sequence[str]) -> str:
+    """Rows of cells, each row of a CSS class; all columns but the first and the last are numbers."""
+    numeric = range(1, len(columns) - 1)
+    head = "".join(f'<th class="{"n" if index in numeric else ""}">{escape(name)}</th>'
+                   for index, name in enumerate(columns))
+    lines = []
+    for cells, css in zip(rows, classes, strict=True):
+        tags = "".join(f'<td class="{"id" if index == 0 else "n" if index in numeric else ""}">{escape(cell)}</td>'
+                       for index, cell in enumerate(cells))
+        lines.append(f'<tr class="{css}">{tags}</tr>')
+    return (f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>' + "".join(lines)
+            + "</tbody></table></div>")
+
+
+def percent(value: float | None) -> str:
+    """A fraction as per cent, empty where there is none."""
+    return "" if value is None else f"{100 * value:.2f}"
+
+
+def milliseconds(value: float | None) -> str:
+    """Four significant digits, empty where there is no value."""
+    return "" if value is None else f"{value:#.4g}".rstrip(".")
+
+
+def between(low: float | None, high: float | None, scale: float, digits: int) -> str:
+    """An interval: `digits` are significant ones where the scale is 1, decimals otherwise."""
+    if low is None or high is None:
+        return ""
+    if scale == 1:
+        return "–".join(f"{value:#.{digits}g}".rstrip(".") for value in (low, high))
+    return f"{scale * low:.{digits}f}–{scale * high:.{digits}f}"
+
+
+def definitions(values: Mapping[str, Any]) -> str:
+    """Keys and values as a list, empty ones left out."""
+    items = "".join(f"<dt>{escape(key)}</dt><dd>{escape(_plain(value))}</dd>" for key, value in values.items()
+                    if value not in (None, "", [], {}))
+    return f"<dl>{items}</dl>" if items else ""
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_plain(item)}" for key, item in value.items() if item is not None)
+    if isinstance(value, list | tuple):
+        return ", ".join(_plain(item) for item in value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+_STYLE = """
+:root { color: #1c2430; background: #fff; font: 15px/1.5 system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif }
+body { max-width: 1120px; margin: 2rem auto 4rem; padding: 0 1.25rem }
+h1 { font-size: 1.7rem; margin: 0 } h2 { font-size: 1.15rem; margin: 2.4rem 0 .6rem; border-bottom: 1px solid #e4e7ec }
+p.lead { color: #667085; margin: .2rem 0 1.2rem } .note { color: #667085; font-size: .88rem }
+svg { width: 100%; height: auto; display: block }
+.scroll { overflow-x: auto } table { border-collapse: collapse; font-size: .86rem; width: 100% }
+th { text-align: left; color: #667085; font-weight: 600; vertical-align: bottom }
+td, th { padding: .3rem .6rem .3rem 0 }
+tbody tr { border-top: 1px solid #eef0f3 } td.n, th.n { text-align: right; font-variant-numeric: tabular-nums }
+td.n, td.id { white-space: nowrap } tr.front td.id { font-weight: 700; color: #1f5fbf } tr.base td.id { color: #c2410c }
+code { font: .85em ui-monospace, "DejaVu Sans Mono", monospace; overflow-wrap: anywhere }
+ul { padding-left: 1.1rem } li { margin: .3rem 0 } .yes { color: #067647; font-weight: 600 }
+.no { color: #b42318; font-weight: 600 } .range { color: #667085 }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1.2rem; font-size: .88rem; margin: 0 }
+dt { color: #667085 } dd { margin: 0; overflow-wrap: anywhere }
+"""
+
+
+@dataclass(frozen=True)
+class ReportData:
+    """All that the page shows. `svg` is the picture; `comparisons` and `environment` as in their `.json` files."""
+
+    info: PlotInfo
+    rows: Sequence[FrontRow]
+    trials: Sequence[Mapping[str, Any]]
+    comparisons: Sequence[Mapping[str, Any]]
+    environment: Mapping[str, Any]
+    svg: str = ""
+    config_yaml: str = ""
+
+
+def report_data(rows: Sequence[FrontRow], trials: Sequence[Mapping[str, Any]],
+                comparisons: Sequence[Mapping[str, Any]], environment: Mapping[str, Any], config_yaml: str
+                ) -> ReportData:
+    """What the page of a run shows; `config_yaml` is shown without the password that storage= may hold."""
     from hwnas.study.server import hidden
 
-    rows, trials = load_front(run), run.read_trials()
-    environment: Mapping[str, Any] = run.read_json(run.environment, default={})
-    info = plot_info(environment)
-    figure = front_figure(rows, trials, info)
+    return ReportData(plot_info(environment), rows, trials, comparisons, environment, config_yaml=hidden(config_yaml))
+
+
+def read_report(run: RunFolder) -> ReportData:
+    """The same from the files of a run that is finished; StudyError when the search has not come that far."""
+    config = run.config.read_text(encoding="utf-8") if run.config.is_file() else ""
+    return report_data(load_front(run), run.read_trials(), run.read_json(run.comparisons, default=[]),
+                       run.read_json(run.environment, default={}), config)
+
+
+def write_report(run: RunFolder, data: ReportData) -> None:
+    """`front.png`, `front.svg` and `report.html`."""
+    figure = front_figure(data.rows, data.trials, data.info)
     svg = figure_bytes(figure, "svg")
     write_atomic(run.front_png, figure_bytes(figure, "png"))
     write_atomic(run.front_svg, svg)
-    # storage= may hold a password
-    config = hidden(run.config.read_text(encoding="utf-8")) if run.config.is_file() else ""
-    comparisons = run.read_json(run.comparisons, default=[])
-    data = ReportData(info, rows, trials, comparisons, environment, svg.decode(), config)
-    write_atomic(run.report, report_html(data))
+    write_atomic(run.report, report_html(replace(data, svg=svg.decode())))
 
 
 def plot_info(environment: Mapping[str, Any]) -> PlotInfo:
@@ -41,3 +142,182 @@ def plot_info(environment: Mapping[str, Any]) -> PlotInfo:
     return PlotInfo(text("target", "name"), host, text("dataset", "name"), str(environment.get("created", ""))[:10],
                     str(environment.get("space") or ""), None if cap is None else float(cap),
                     text("search", "accuracy") or "proxy")
+
+
+def report_html(data: ReportData) -> str:
+    """The whole page as text; everything that came from outside is escaped."""
+    title = f"{data.info.target} on {data.info.dataset}"
+    body = [
+        f"<h1>{escape(title)}</h1>", _lead(data), _svg(data.svg),
+        section("Against the baselines", _comparisons(data)),
+        section("The front", _front(data)),
+        section("Baselines", _baselines(data)),
+        section("Predicted and measured latency", _latency(data)),
+        section("Search", _search(data)),
+        section("Failures", _failures(data)),
+        section("Certificate", _certificate(data)),
+        section("Environment", _environment(data)),
+        section("Configuration", f"<details><summary>config.yaml</summary><pre><code>{escape(data.config_yaml)}"
+                                  "</code></pre></details>" if data.config_yaml else ""),
+    ]
+    return ('<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+            f"<title>hwnas: {escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+            + "\n".join(part for part in body if part) + "\n</body>\n</html>\n")
+
+
+def _svg(text: str) -> str:
+    """The picture without XML prologue, metadata and comments: neither addresses nor text from outside stay in it."""
+    drawn = text[text.find("<svg"):] if "<svg" in text else ""
+    return re.sub(r"<metadata>.*?</metadata>|<!--.*?-->\s*", "", drawn, flags=re.DOTALL)
+
+
+def _lead(data: ReportData) -> str:
+    verified = [row for row in data.rows if row.verified]
+    where = (f"scored and timed on {data.info.host}" if verified else
+             f"searched for {data.info.host}, where nothing was verified yet: run "
+             "`python -m hwnas.verify run=DIR` on that machine")
+    front = [row for row in data.rows if row.on_front]
+    networks = "1 network" if len(front) == 1 else f"{len(front)} networks"
+    words = [f"{networks} on the {'verified' if verified else 'predicted'} front", where, data.info.date]
+    return f'<p class="lead">{escape(" · ".join(word for word in words if word))}</p>'
+
+
+def _comparisons(data: ReportData) -> str:
+    if not data.comparisons:
+        return "<p>No baseline was compared.</p>"
+    yes, no = '<span class="yes">✓</span> ', '<span class="no">✗</span> '
+    mark = {"beats": yes, "does not beat": no, "none as fast": no}
+    items = "".join(f"<li>{mark.get(str(item.get('verdict')), '')}{escape(item.get('sentence', ''))}</li>"
+                    for item in data.comparisons)
+    return (f'<ul>{items}</ul><p class="note">The rival is the most accurate finalist that is not slower than the '
+            "baseline's 90 % latency interval. “Beats” needs a paired bootstrap over the test images whose 95 % "
+            "interval, widened for having had several finalists to pick from, excludes 0. Of a baseline's two stems "
+            "the one that is harder to beat counts.</p>")
+
+
+_COLUMNS = ("network", "top-1 deployed (%)", "95 %", "fp32 (%)", "estimate (%)", "latency (ms)", "90 %",
+            "predicted (ms)", "params", "M MACs", "notes")
+
+
+def _front(data: ReportData) -> str:
+    rows = sort_rows(row for row in data.rows if not row.is_baseline)
+    if not rows:
+        return "<p>No finalist.</p>"
+    note = ('<p class="note">Bold: on the front. Top-1 of the test set in the deployment runtime, latency of one '
+            "batch as measured in interleaved rounds (median over rounds of each round's low quantile: what the "
+            "machine does when nobody disturbs it). The search ranked networks by "
+            f"{escape(meaning(data.info.accuracy))}.</p>")
+    return table(_columns(rows), [_cells(row) for row in rows], ["front" if row.on_front else "" for row in rows]) \
+        + note + _costs(rows[0]) + _architectures(rows)
+
+
+def _columns(rows: Sequence[FrontRow]) -> list[str]:
+    """Columns of the table of `rows`: what the search minimised, where that is no column anyway, before the notes."""
+    found = [KNOWN[one.name] for one in _more(rows[0])]
+    return [*_COLUMNS[:-1], *(f"{one.label} ({one.unit})" if one.unit else one.label for one in found), _COLUMNS[-1]]
+
+
+def _more(row: FrontRow) -> list[Cost]:
+    return [one for one in row.costs if KNOWN[one.name].exact not in COLUMNS]
+
+
+def _costs(row: FrontRow) -> str:
+    """What the front is made of, where that is not top-1 and latency."""
+    if row.objectives == (LATENCY,):
+        return ""
+    names = " and ".join(KNOWN[name].label for name in row.objectives)
+    return (f'<p class="note">On the front: no other finalist is as good in top-1, {escape(names)}, and better in one '
+            "of them; as exported and measured, or as predicted where nothing was.</p>")
+
+
+def _architectures(rows: Iterable[FrontRow]) -> str:
+    items = "".join(f"<dt>{escape(row.id)}</dt><dd><code>{escape(row.architecture)}</code></dd>" for row in rows)
+    return f"<details><summary>architectures</summary><dl>{items}</dl></details>"
+
+
+def _baselines(data: ReportData) -> str:
+    rows = sort_rows(row for row in data.rows if row.is_baseline)
+    if not rows:
+        return "<p>None were asked for.</p>"
+    note = ('<p class="note">timm networks from random weights: same recipe, split, export, quantisation, timing. '
+            "“-stem1”: first convolution with stride 1 instead of 2.</p>")
+    return table(_columns(rows), [_cells(row) for row in rows], ["base" for _ in rows]) + note
+
+
+def _cells(row: FrontRow) -> list[str]:
+    notes = []
+    if row.reward_winner:
+        notes.append("reward's winner")
+    if row.meets_cap is False:
+        notes.append("breaks the cap")
+    if row.dominated_by:
+        notes.append(f"dominated by {row.dominated_by}")
+    if not row.verified:
+        notes.append("not verified")
+    if row.reason:
+        notes.append(row.reason)
+    return [row.id, percent(row.top1_test), between(row.top1_test_low, row.top1_test_high, 100, 2),
+            percent(row.top1_test_fp32), percent(row.top1_proxy), milliseconds(row.latency_ms),
+            between(row.latency_ms_low, row.latency_ms_high, 1, 3), milliseconds(row.latency_ms_predicted),
+            f"{row.params:,}", f"{row.macs / 1e6:.2f}", *(milliseconds(one.best) for one in _more(row)),
+            "; ".join(notes)]
+
+
+def _latency(data: ReportData) -> str:
+    found = [row for row in data.rows if row.inside_prediction is not None]
+    lines = []
+    if found:
+        inside = sum(bool(row.inside_prediction) for row in found)
+        widths = sorted(((row.latency_ms_predicted_high or 0) - (row.latency_ms_predicted_low or 0)) / 2
+                        / (row.latency_ms_predicted or 1) for row in found)
+        errors = [abs((row.latency_ms_predicted or 0) / (row.latency_ms or 1) - 1) for row in found]
+        lines.append(f"<p>{inside} of {len(found)} finalists were measured inside their predicted interval (median "
+                     f"half-width {widths[len(widths) // 2]:.1%}); mean error {sum(errors) / len(errors):.1%}.</p>")
+    model = data.environment.get("latency_model") or {}
+    if model:
+        lines.append("<p>Latency model, on networks held out of its fit:</p>" + definitions(model))
+    return "".join(lines) or "<p>Nothing was measured.</p>"
+
+
+def _search(data: ReportData) -> str:
+    counts = Counter(str(trial.get("outcome") or trial.get("state") or "?") for trial in data.trials)
+    known = ", ".join(f"{number} {name}" for name, number in counts.most_common())
+    return (f"<p>{len(data.trials)} trials{': ' + escape(known) if known else ''}.</p>"
+            + definitions(data.environment.get("search") or {}))
+
+
+def _certificate(data: ReportData) -> str:
+    found = data.environment.get("certificate") or {}
+    said = found.get("lines") or ["No certificate. How well the accuracy estimator ranks networks was not checked in "
+                                   "this run, so treat its values as estimates."]
+    head = "".join(f"<p>{escape(line)}</p>" for line in said)
+    if not found.get("table"):
+        return head
+    lines = table([*found["columns"], ""], [[*row, ""] for row in found["table"]], [""] * len(found["table"]))
+    where = ", ".join(escape(found[key]) for key in ("file", "created", "host"))
+    return (f'{head}{lines}<p class="note">{where}. Regret: '
+            "top-1 lost at equal cost by training the three networks that an estimator likes best. Seconds are of one "
+            "core.</p>")
+
+
+def _failures(data: ReportData) -> str:
+    items = [f"<li><b>{escape(row.id)}</b> ({'baseline' if row.is_baseline else 'finalist'}): {escape(row.reason)}</li>"
+             for row in data.rows if row.reason]
+    reasons = Counter(str(trial["reason"]) for trial in data.trials if trial.get("reason")
+                      and trial.get("outcome") in ("failed", "error", "lost", "interrupted", None))
+    items += [f"<li>{number} trial{'s' if number > 1 else ''}: {escape(reason)}</li>"
+              for reason, number in reasons.most_common(20)]
+    return f"<ul>{''.join(items)}</ul>" if items else "<p>None.</p>"
+
+
+def _environment(data: ReportData) -> str:
+    parts = []
+    for key in ("host", "target", "runtime", "executed", "versions", "dataset", "measuring", "recipe"):
+        value = data.environment.get(key)
+        if isinstance(value, Mapping):
+            parts.append(f"<details{' open' if key == 'host' else ''}><summary>{escape(key)}</summary>"
+                         f"{definitions(value)}</details>")
+        elif value is not None:
+            parts.append(f"<p>{escape(key)}: {escape(value)}</p>")
+    return "".join(parts)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from hwnas.errors import StudyError
-from hwnas.space.architecture import Architecture
+from hwnas.networks.network import Network, Shape, read_network
 from hwnas.study.costs import KNOWN, LATENCY, KnownObjective, Terms
-from hwnas.study.objective import read_objective
+from hwnas.study.objective import Objective
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import ModelFolder, RunFolder
-from hwnas.target.target import Target
+from hwnas.system.tables import read_table, table_csv
 
 FORMAT = "hwnas-front/1"
 
@@ -36,47 +34,57 @@ class Cost:
         return self.predicted if self.exact is None else self.exact
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FrontRow:
     """One finalist or baseline; `docs/run-folder.md` documents every column.
 
     top-1 are fractions from 0 to 1, latencies milliseconds; None (an empty cell) is what is not known, never 0.
     `verified`: exported, scored and timed in the deployment runtime on `host`. `objectives`: names of what the search
-    minimised; `costs`: those of them that are not latency.
+    minimised; `costs`: those of them that are not latency. `network` itself is in no column: None where a row was read
+    from a file and `models/` does not describe it.
     """
 
     id: str
     name: str
     architecture: str
     is_baseline: bool
-    verified: bool
-    top1_proxy: float | None
-    top1_test_fp32: float | None
-    top1_test: float | None
-    top1_test_low: float | None
-    top1_test_high: float | None
-    n_test: int | None
-    latency_ms_predicted: float | None
-    latency_ms_predicted_low: float | None
-    latency_ms_predicted_high: float | None
-    latency_ms: float | None
-    latency_ms_low: float | None
-    latency_ms_high: float | None
-    params: int
-    macs: int
-    reward: float | None
-    reward_winner: bool
-    on_front: bool
-    meets_cap: bool | None
-    dominated_by: str
-    target: str
-    host: str
-    precision: str
-    int8_share: float | None
-    fallback_share: float | None
-    reason: str
+    verified: bool = False
+    top1_proxy: float | None = None
+    top1_test_fp32: float | None = None
+    top1_test: float | None = None
+    top1_test_low: float | None = None
+    top1_test_high: float | None = None
+    n_test: int | None = None
+    latency_ms_predicted: float | None = None
+    latency_ms_predicted_low: float | None = None
+    latency_ms_predicted_high: float | None = None
+    latency_ms: float | None = None
+    latency_ms_low: float | None = None
+    latency_ms_high: float | None = None
+    params: int = 0
+    macs: int = 0
+    reward: float | None = None
+    reward_winner: bool = False
+    on_front: bool = False
+    meets_cap: bool | None = None
+    dominated_by: str = ""
+    target: str = ""
+    host: str = ""
+    precision: str = ""
+    int8_share: float | None = None
+    fallback_share: float | None = None
+    reason: str = ""
     objectives: tuple[str, ...] = (LATENCY,)
     costs: tuple[Cost, ...] = ()
+    network: Network | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, network: Network, **known: Any) -> FrontRow:
+        """A row of `network`, with what is known of it before training."""
+        blocks = network.blocks or ()
+        return cls(id=network.id, name=network.name, architecture=str(network), is_baseline=network.is_baseline,
+                   params=sum(block.params for block in blocks), macs=sum(block.macs for block in blocks),
+                   network=network, **known)
 
     @property
     def best_latency_ms(self) -> float | None:
@@ -104,8 +112,10 @@ class FrontRow:
         return low <= self.latency_ms <= high
 
 
-COLUMNS = tuple(field.name for field in fields(FrontRow) if field.name not in ("objectives", "costs"))
-_TYPES = get_type_hints(FrontRow)
+COLUMNS = tuple(column.name for column in fields(FrontRow) if column.name not in ("objectives", "costs", "network"))
+_HINTS = get_type_hints(FrontRow)
+TYPES = {column: float | None for one in KNOWN.values() for column in (one.predicted, one.exact)} | {
+    name: _HINTS[name] for name in COLUMNS}  # of the columns of front.csv; text where not named
 
 
 def dominates(one: FrontRow, other: FrontRow) -> bool:
@@ -142,12 +152,7 @@ def _within(row: FrontRow, cap_ms: float | None) -> bool | None:
 
 def front_csv(rows: Iterable[FrontRow]) -> str:
     """Text of `front.csv`: a header, then one line a row, best-known latency rising."""
-    found = [_values(row) for row in sort_rows(rows)]
-    out = io.StringIO()
-    writer = csv.DictWriter(out, found[0] if found else COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: _cell(value) for name, value in row.items()} for row in found)
-    return out.getvalue()
+    return table_csv([_values(row) for row in sort_rows(rows)], COLUMNS)
 
 
 def front_json(rows: Iterable[FrontRow]) -> str:
@@ -179,11 +184,15 @@ def read_front(path: str | Path) -> list[FrontRow]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise StudyError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}.") from None
-    reader = csv.DictReader(io.StringIO(text))
-    missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+    header = text.partition("\n")[0].rstrip("\r").split(",")
+    missing = [name for name in COLUMNS if name not in header]
     if missing:
         raise StudyError(f"{path}: no column {missing[0]!r}; was it written by another version of hwnas?")
-    return [_parse(row, f"{path}, line {number}") for number, row in enumerate(reader, 2)]
+    try:
+        rows = read_table(text, TYPES)
+    except ValueError as error:
+        raise StudyError(f"{path}, {error}") from None
+    return [_parse(row, f"{path}, line {number}") for number, row in enumerate(rows, 2)]
 
 
 def save_front(run: RunFolder, rows: Sequence[FrontRow]) -> None:
@@ -200,79 +209,46 @@ def load_front(run: RunFolder) -> list[FrontRow]:
     return read_front(run.front_csv)
 
 
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+def with_networks(rows: Iterable[FrontRow], run: RunFolder, images: Shape) -> list[FrontRow]:
+    """The same rows with the networks that the run's `models/` describe; `images`: see `read_network`."""
+    return [replace(row, network=read_network(run.model(row.id), images)) for row in rows]
 
 
-def _parse(row: dict[str, str | None], where: str) -> FrontRow:
-    values: dict[str, Any] = {}
-    for name in COLUMNS:
-        text, kind = row[name] or "", _TYPES[name]
-        try:
-            values[name] = _value(text, kind)
-        except ValueError:
-            raise StudyError(f"{where}: {name} cannot be {text!r}.") from None
+def _parse(row: Mapping[str, Any], where: str) -> FrontRow:
     names = tuple((row.get("objectives") or LATENCY).split())
-    return FrontRow(**values, objectives=names, costs=tuple(_cost(row, name, where) for name in names
-                                                            if name != LATENCY))
+    unknown = [name for name in names if name not in KNOWN]
+    if unknown:
+        raise StudyError(f"{where}: objectives cannot be {unknown[0]!r}.")
+    costs = tuple(Cost(name, row.get(KNOWN[name].predicted), row.get(KNOWN[name].exact))
+                  for name in names if name != LATENCY)
+    return FrontRow(**{name: row[name] for name in COLUMNS}, objectives=names, costs=costs)
 
 
-def _cost(row: Mapping[str, str | None], name: str, where: str) -> Cost:
-    if name not in KNOWN:
-        raise StudyError(f"{where}: objectives cannot be {name!r}.")
-    found = []
-    for column in (KNOWN[name].predicted, KNOWN[name].exact):
-        try:
-            found.append(float(row[column]) if row.get(column) else None)  # type: ignore[arg-type]
-        except ValueError:
-            raise StudyError(f"{where}: {column} cannot be {row[column]!r}.") from None
-    return Cost(name, *found)
-
-
-def _value(text: str, kind: Any) -> object:
-    if kind is str:
-        return text
-    if not text and kind in (float | None, int | None, bool | None):
-        return None
-    if kind in (bool, bool | None):
-        if text not in ("true", "false"):
-            raise ValueError(text)
-        return text == "true"
-    return int(text) if kind in (int, int | None) else float(text)
-
-
-def told_exactly(run: RunFolder, rows: Sequence[FrontRow], environment: Mapping[str, Any]) -> list[FrontRow]:
-    """Rows of a run's front with what its search minimised beside latency, and the front marked in all of it.
+def with_costs(rows: Sequence[FrontRow], run: RunFolder, objective: Objective) -> list[FrontRow]:
+    """The same rows with what the search minimised beside latency.
 
     Exact is what the exported network shows: the deployed file's size on disk, MACs of the model, the price at the
     measured latency. As given where the search minimised latency alone.
     """
-    section = run.read_config().get("objective") if run.config.is_file() else None
-    if not isinstance(section, dict) or section.get("known") in (None, [LATENCY]):
-        return list(rows)
-    objective = read_objective(section, Target.from_config(environment["target"]), 1.0)
     names = tuple(one.name for one in objective.minimised)
+    if names in ((), (LATENCY,)):
+        return list(rows)
     costs = [one for one in objective.minimised if one.name != LATENCY]
-    found = [replace(row, objectives=names, costs=tuple(
-        _told_cost(one, row, run.model(row.id), objective.terms) for one in costs)) for row in rows]
-    return mark_front(found, environment.get("cap_ms"))
+    return [replace(row, objectives=names, costs=tuple(
+        _cost_of(one, row, run.model(row.id), objective.terms) for one in costs)) for row in rows]
 
 
-def _told_cost(one: KnownObjective, row: FrontRow, folder: ModelFolder, terms: Terms) -> Cost:
+def _cost_of(one: KnownObjective, row: FrontRow, folder: ModelFolder, terms: Terms) -> Cost:
     """What is known of a row: beforehand, and exactly."""
     if one.of_latency is not None:
         predicted, exact = (None if latency_ms is None else float(one.of_latency(latency_ms, terms))
                             for latency_ms in (row.latency_ms_predicted, row.latency_ms))
         return Cost(one.name, predicted, exact)
-    file, described = folder.deployed(terms.precision), folder.architecture
     held = next((cost for cost in row.costs if cost.name == one.name), Cost(one.name, None, None))
     predicted, exact = held.predicted, held.exact  # these stay where the files were moved away
-    if described.is_file():
-        predicted = float(one.of(None, Architecture.from_yaml(described.read_text(), str(described)).blocks(), terms))
+    blocks, file = None if row.network is None else row.network.blocks, folder.deployed(terms.precision)
+    if blocks is not None:
+        predicted = float(one.of(None, blocks, terms))
     if one.of_file is None:
         exact = float(getattr(row, one.exact))
     elif file.is_file():

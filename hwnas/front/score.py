@@ -69,14 +69,16 @@ def verify_rows(rows: Sequence[FrontRow], run: RunFolder, dataset: Dataset, targ
     runtime.check(target)
     scores = Scores([])
     compiled: dict[str, Compiled] = {}
-    sizes = {row.id: _image_size(run, row, dataset) for row in rows}
+    sizes = {row.id: row.network.shape.image_size for row in rows if row.network is not None}
     with console.step("score on the test set") as report:
         for index, row in enumerate(rows):
             def heard(share: float, at: int = index) -> None:
                 report((at + share) / len(rows), rows[at].id)
 
             path, reason = run.model(row.id).deployed(target.precision), row.reason
-            if path.is_file():
+            if path.is_file() and row.id not in sizes:
+                reason = f"{path.parent} does not describe the network (no architecture.yaml or baseline.yaml)"
+            elif path.is_file():
                 reason = ""  # what an earlier verification failed on is tried again
                 try:
                     compiled[row.id] = runtime.compile(path, target)
@@ -90,11 +92,6 @@ def verify_rows(rows: Sequence[FrontRow], run: RunFolder, dataset: Dataset, targ
     scores.measurements = _time(paths, sizes, dataset, target, timing, console)
     scores.rows = [_filled(row, scores, dataset, target) for row in scores.rows]
     return scores
-
-
-def _image_size(run: RunFolder, row: FrontRow, dataset: Dataset) -> int:
-    path = run.model(row.id).architecture
-    return Architecture.from_yaml(path.read_text(), str(path)).image_size if path.is_file() else dataset.image_size
 
 
 def _execution(compiled: Compiled) -> dict[str, Any]:

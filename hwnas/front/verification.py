@@ -12,19 +12,17 @@ from typing import Any
 
 from hwnas.cli.progress import Console
 from hwnas.front.card import Input, card_text
-from hwnas.front.comparison import compare
-from hwnas.front.finalists import Finalist
-from hwnas.front.make import Made, Making, make_all
-from hwnas.front.report import write_report
-from hwnas.front.rows import FrontRow, mark_front, save_front, told_exactly
+from hwnas.front.comparison import Comparison, compare
+from hwnas.front.make import Making, make_all
+from hwnas.front.report import report_data, write_report
+from hwnas.front.rows import FrontRow, mark_front, save_front, with_costs
 from hwnas.front.score import Scores, Timing, verify_rows
 from hwnas.latency.measurement import Protocol
-from hwnas.networks.baselines import Baseline
 from hwnas.runtimes.runtime import load_runtime
+from hwnas.study.objective import Objective
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import RunFolder
 from hwnas.target.host import Host
-from hwnas.target.target import Target
 
 FORMAT = "hwnas-environment/1"
 _PACKAGES = ("torch", "torchvision", "timm", "optuna", "onnx", "onnxruntime", "openvino", "numpy", "scikit-learn")
@@ -34,120 +32,100 @@ _PACKAGES = ("torch", "torchvision", "timm", "optuna", "onnx", "onnxruntime", "o
 class Facts:
     """What the search tells the report: where for, in which space, under which cap, how good the latency model is.
 
-    `host` is the machine searched for; `here` says whether it is this one, so that it can be verified now.
+    `host` is the machine searched for, which need not be this one.
     """
 
     host: str
-    here: bool
     space: str
     timing: Timing
     cap_ms: float | None = None
-    workers: int = 1
     latency_model: Mapping[str, Any] = field(default_factory=dict)
     search: Mapping[str, Any] = field(default_factory=dict)
     certificate: Mapping[str, Any] = field(default_factory=dict)
 
 
-def finish(run: RunFolder, finalists: Sequence[Finalist], baselines: Sequence[Baseline], making: Making, facts: Facts,
-           console: Console) -> list[FrontRow]:
-    """Everything after the search; returns the rows of front.csv. Killed at any point, the same call goes on.
+@dataclass(frozen=True)
+class Results:
+    """A front and all that its run folder says of it: `rows` as in front.csv, `environment` as in its file.
 
-    On another host than the one searched for nothing is verified: the rows keep their predictions, and
-    `python -m hwnas.verify run=DIR` over there completes them.
+    `scores` holds answers and samples; it is empty where nothing was verified.
     """
-    rows, _ = make_rows(run, finalists, baselines, making, facts, console)
-    environment = environment_of(making, facts)
-    if not facts.here or not run.front_csv.is_file():
-        write_results(run, Scores(mark_front(rows, facts.cap_ms)), making, environment)
-    if not facts.here:
-        console.say(f"not verified: this is not {facts.host}. Over there: python -m hwnas.verify run={run.path}")
-        return mark_front(rows, facts.cap_ms)
-    return verify_and_write(run, rows, making, facts.timing, environment, console)
+
+    rows: list[FrontRow]
+    environment: Mapping[str, Any]
+    comparisons: list[Comparison]
+    scores: Scores
 
 
-def verify_and_write(run: RunFolder, rows: Sequence[FrontRow], making: Making, timing: Timing,
-                     environment: Mapping[str, Any], console: Console) -> list[FrontRow]:
-    """Score and time `rows` here, then write everything that depends on it."""
+def make_rows(rows: Sequence[FrontRow], run: RunFolder, making: Making, workers: int, console: Console
+              ) -> list[FrontRow]:
+    """Train, export and quantise the network of every row, and score it in fp32; a failure becomes the row's reason.
+
+    Killed at any point, the same call goes on: what is made is not made again.
+    """
+    by_id = {row.id: row for row in rows}
+    networks = [row.network for row in rows if row.network is not None]
+    with console.step("train finalists and baselines") as report:
+        for network, outcome in make_all(networks, run, making, workers, report):
+            row = by_id[network.id]
+            if outcome.made is None:
+                console.say(f"{network.id}: {outcome.reason}")
+                by_id[network.id] = replace(row, reason=outcome.reason)
+            else:
+                by_id[network.id] = replace(row, params=outcome.made.params, macs=outcome.made.macs,
+                                            top1_test_fp32=outcome.top1_fp32, n_test=outcome.n_test)
+    return list(by_id.values())
+
+
+def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: Making, timing: Timing, objective: Objective,
+                 environment: Mapping[str, Any], console: Console) -> Results:
+    """Score and time `rows` on this host; the front is marked in what was measured."""
     scores = verify_rows(rows, run, making.dataset, making.target, timing, console)
-    scores.rows = mark_front(scores.rows, environment.get("cap_ms"))
-    host = Host.detect()
-    environment = {**environment, "created": now(), "host": host.to_dict(), "verified_here": True,
+    environment = {**environment, "created": now(), "host": Host.detect().to_dict(), "verified_here": True,
                    "runtime": load_runtime(making.target.runtime).version(), "executed": scores.executed,
                    "versions": versions()}
-    write_results(run, scores, making, environment)
-    for row in scores.rows:
+    results = results_of(scores, run, making, objective, environment)
+    for row in results.rows:
         if not row.verified:
             console.say(f"not verified: {row.id}: {row.reason or 'its exported file is missing'}")
         elif row.meets_cap is False and not row.is_baseline:
             console.say(f"{row.id} breaks its cap: {row.latency_ms:.4g} ms measured.")
-    return scores.rows
+    return results
 
 
-def make_rows(run: RunFolder, finalists: Sequence[Finalist], baselines: Sequence[Baseline], making: Making,
-              facts: Facts, console: Console) -> tuple[list[FrontRow], dict[str, Made]]:
-    """Train, export and quantise every network, and score it in fp32; a failure becomes the row's reason."""
-    networks: list[Finalist | Baseline] = [*finalists, *baselines]
-    rows, made = {}, {}
-    with console.step("train finalists and baselines") as report:
-        for network, outcome in make_all(networks, run, making, facts.workers, report):
-            row = row_of(network, making, facts)
-            if outcome.made is None:
-                console.say(f"{network.id}: {outcome.reason}")
-                rows[network.id] = replace(row, reason=outcome.reason)
-                continue
-            made[network.id] = outcome.made
-            rows[network.id] = replace(row, params=outcome.made.params, macs=outcome.made.macs,
-                                       top1_test_fp32=outcome.top1_fp32, n_test=outcome.n_test)
-    return [rows[network.id] for network in networks], made
+def results_of(scores: Scores, run: RunFolder, making: Making, objective: Objective, environment: Mapping[str, Any]
+               ) -> Results:
+    """The rows of `scores` with all that the search minimised, the front marked, finalists held against baselines."""
+    rows = mark_front(with_costs(scores.rows, run, objective), environment.get("cap_ms"))
+    correct = {name: answers == making.dataset.test.labels for name, answers in scores.predicted.items()}
+    return Results(rows, environment, compare(rows, correct), scores)
 
 
-def row_of(network: Finalist | Baseline, making: Making, facts: Facts) -> FrontRow:
-    """A row that holds what is known before training."""
-    known: dict[str, Any] = dict.fromkeys((
-        "top1_proxy", "top1_test_fp32", "top1_test", "top1_test_low", "top1_test_high", "n_test",
-        "latency_ms_predicted", "latency_ms_predicted_low", "latency_ms_predicted_high", "latency_ms",
-        "latency_ms_low", "latency_ms_high", "reward", "meets_cap", "int8_share", "fallback_share"))
-    known |= {"params": 0, "macs": 0, "reward_winner": False, "name": network.id, "architecture": str(network)}
-    if isinstance(network, Finalist):
-        known |= {"architecture": str(network.architecture), "top1_proxy": network.top1_proxy,
-                  "latency_ms_predicted": network.latency_ms, "latency_ms_predicted_low": network.latency_ms_low,
-                  "latency_ms_predicted_high": network.latency_ms_high, "reward": network.reward,
-                  "reward_winner": network.reward_winner, "params": network.architecture.params,
-                  "macs": network.architecture.macs}
-    else:
-        known["name"] = network.name
-    return FrontRow(id=network.id, is_baseline=isinstance(network, Baseline), verified=False, on_front=False,
-                    dominated_by="", target=making.target.name, host=facts.host, precision="", reason="", **known)
-
-
-def write_results(run: RunFolder, scores: Scores, making: Making, environment: Mapping[str, Any]) -> None:
-    """Cards, answers, samples, comparisons, environment, front, pictures, report: in this order, each whole."""
-    data = making.dataset
+def write_results(run: RunFolder, results: Results, making: Making, trials: Sequence[Mapping[str, Any]],
+                  config_yaml: str) -> None:
+    """Answers, samples, comparisons, environment, cards, front, pictures, report: in this order, each whole."""
+    environment, scores = results.environment, results.scores
     if scores.predicted:
         protocol = next((one.protocol for one in scores.measurements.values()), Protocol())
-        run.write_predictions(data.test.labels, scores.predicted)
+        run.write_predictions(making.dataset.test.labels, scores.predicted)
         run.write_measurements({
             "format": "hwnas-measurements/1", "host": environment["host"]["name"], "created": environment["created"],
             "runtime": environment["runtime"], "protocol": protocol.to_dict(),
             "networks": {name: one.to_dict() for name, one in scores.measurements.items()}})
-    correct = {name: answers == data.test.labels for name, answers in scores.predicted.items()}
-    run.write_json(run.comparisons, [one.to_dict() for one in compare(scores.rows, correct)])
+    comparisons = [one.to_dict() for one in results.comparisons]
+    run.write_json(run.comparisons, comparisons)
     run.write_json(run.environment, environment)
-    for row in scores.rows:
+    for row in results.rows:
         folder = run.model(row.id)
-        if folder.onnx.is_file():
-            write_atomic(folder.card, _card(row, making, environment))
-    scores.rows = told_exactly(run, scores.rows, environment)
-    save_front(run, scores.rows)
-    write_report(run)
+        if row.network is not None and folder.onnx.is_file():
+            write_atomic(folder.card, _card(row, row.network.shape.image_size, making, environment))
+    save_front(run, results.rows)
+    write_report(run, report_data(results.rows, trials, comparisons, environment, config_yaml))
 
 
-def _card(row: FrontRow, making: Making, environment: Mapping[str, Any]) -> str:
+def _card(row: FrontRow, image_size: int, making: Making, environment: Mapping[str, Any]) -> str:
     data = making.dataset
-    size = data.image_size
-    if not row.is_baseline:
-        size = int(row.architecture.rpartition("@")[2])
-    given = Input(data.name, data.channels, size, data.mean, data.std, data.class_names)
+    given = Input(data.name, data.channels, image_size, data.mean, data.std, data.class_names)
     recipe = f"Recipe `{making.recipe.name}`, seed {making.seed}, {len(data.train)} images of {data.name}: " \
              f"{', '.join(f'{key} {value}' for key, value in asdict(making.recipe).items() if key != 'name')}."
     return card_text(row, given, making.target, date=str(environment["created"])[:10],
@@ -189,6 +167,3 @@ def versions() -> dict[str, str]:
 def now() -> str:
     """This moment as ISO 8601, UTC."""
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-__all__ = ["Facts", "Target", "finish", "make_rows", "verify_and_write", "write_results"]

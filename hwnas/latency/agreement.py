@@ -11,9 +11,10 @@ import numpy as np
 
 from hwnas.space.architecture import Architecture
 from hwnas.space.blocks import BlockSpec
+from hwnas.stats.intervals import draws, percentiles, wilson
+from hwnas.stats.ranking import kendall_tau, spearman
 
 NOISE_POINTS = 0.02  # how far below a lower noise ceiling a figure may lie
-Z90 = 1.6449  # two-sided 90 % of a normal
 BOOTSTRAP = 1000
 
 
@@ -103,24 +104,15 @@ def intervals(found: Compared, seed: int = 0) -> dict[str, list[float] | None]:
     """
     n, error = len(found), np.abs(found.error)
     shares = {"within_5": error <= 0.05, "within_10": error <= 0.10, "coverage": found.inside}
-    values: dict[str, list[float] | None] = {name: wilson(int(hits.sum()), n) for name, hits in shares.items()}
+    values: dict[str, list[float] | None] = {
+        name: _ends(wilson(int(hits.sum()), n, 0.9)) if n else None for name, hits in shares.items()}
     values["mean_error"] = values["spearman"] = None
     if n > 2:
-        drawn = np.random.default_rng(seed).integers(0, n, (BOOTSTRAP, n))
-        values["mean_error"] = _ends(error[drawn].mean(axis=1))
-        values["spearman"] = _ends(np.array([rank_correlation(found.predicted_ms[rows], found.measured_ms[rows],
-                                                              "spearman") or np.nan for rows in drawn[:300]]))
+        rows = draws(n, seed, BOOTSTRAP)
+        values["mean_error"] = _ends(percentiles(error[rows].mean(axis=1), 0.9))
+        values["spearman"] = _ends(percentiles(spearman(found.predicted_ms[rows[:300]], found.measured_ms[rows[:300]]),
+                                               0.9))
     return values
-
-
-def wilson(hits: int, n: int) -> list[float] | None:
-    """90 % interval of a share (E. B. Wilson, 1927); None without networks."""
-    if not n:
-        return None
-    share, z2 = hits / n, Z90**2
-    centre = (share + z2 / (2 * n)) / (1 + z2 / n)
-    half = Z90 / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
-    return [_plain(max(0.0, centre - half)), _plain(min(1.0, centre + half))]
 
 
 def quartiles(found: Compared) -> list[dict[str, Any]]:
@@ -152,11 +144,9 @@ def verdicts(figures: Mapping[str, Any]) -> list[Verdict]:
 
 def rank_correlation(first: np.ndarray, second: np.ndarray, kind: str) -> float | None:
     """Spearman's rho or Kendall's tau-b; None for fewer than three networks or where one side is constant."""
-    from scipy.stats import kendalltau, spearmanr
-
     if len(first) < 3 or np.ptp(first) == 0 or np.ptp(second) == 0:
         return None
-    return _plain((spearmanr if kind == "spearman" else kendalltau)(first, second).statistic)
+    return _plain((spearman if kind == "spearman" else kendall_tau)(first, second))
 
 
 def _median_half_width(found: Compared) -> float | None:
@@ -164,9 +154,8 @@ def _median_half_width(found: Compared) -> float | None:
     return _plain(np.median((found.high_ms - found.low_ms) / 2 / found.predicted_ms)) if len(found) else None
 
 
-def _ends(values: np.ndarray) -> list[float] | None:
-    finite = values[np.isfinite(values)]
-    return [_plain(np.quantile(finite, q)) for q in (0.05, 0.95)] if len(finite) else None
+def _ends(interval: tuple[float, float]) -> list[float] | None:
+    return [_plain(end) for end in interval] if np.isfinite(interval).all() else None
 
 
 def _mean(values: np.ndarray) -> float | None:

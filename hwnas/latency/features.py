@@ -46,8 +46,13 @@ def _features(operator: Operator) -> np.ndarray:
 @lru_cache(maxsize=100_000)
 def operators(block: BlockSpec) -> tuple[Operator, ...]:
     """The operators of a block, in order."""
-    return tuple(Operator("stem" if block.kind == "stem" else role, *shape)
+    return tuple(Operator("stem" if block.rules.reads_image else role, *shape)
                  for role, *shape in block.convolutions())
+
+
+def usual_place(block: BlockSpec) -> tuple[BlockSpec, str]:
+    """The block with the role of the operator that comes before it in most networks: a pointwise convolution."""
+    return block, "" if block.rules.reads_image else "pointwise"
 
 
 def placed(blocks: Sequence[BlockSpec], before: str = "") -> list[tuple[BlockSpec, str]]:
@@ -73,8 +78,11 @@ QUANTITIES = ("count", "macs", "macs_pad16", "macs_pad64", "macs_pad64_in", "mac
               "read", "written", "rows", "pixels")
 EXTRAS = ("skip_count", "skip_elements", "pooled_elements", "swish_elements", "hard_swish_elements")
 TOTALS = ("weights_pad16", "activations")  # of the whole network, in millions: what has to fit the caches
+_FIRST_KINDS = 7  # kinds of block that there were when the first tables were fitted
+# What came later stands at the end: where no fitted network has it, a fit is the same as without it.
+LATER = ("gelu_elements", "norm_elements", *(f"{kind}_blocks" for kind in tuple(KINDS)[_FIRST_KINDS:]))
 NAMES = (*(f"{role}_{quantity}" for role in ROLES for quantity in QUANTITIES), *EXTRAS,
-         *(f"{kind}_blocks" for kind in KINDS), *TOTALS)
+         *(f"{kind}_blocks" for kind in tuple(KINDS)[:_FIRST_KINDS]), *TOTALS, *LATER)
 # Beyond a cache every further byte costs more; which size matters is left to the fit.
 CACHE_STEPS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8)
 _INDEX = {name: index for index, name in enumerate(NAMES)}
@@ -89,14 +97,15 @@ def block_features(block: BlockSpec) -> np.ndarray:
     """[len(NAMES)], scaled to the order of 1: MACs in millions, elements and weights in hundred thousands."""
     row = np.zeros(len(NAMES))
     for role, n_in, n_out, kernel, size, out in block.convolutions():
-        row += operator_features("stem" if block.kind == "stem" else role, n_in, n_out, kernel, size, out)
-        if block.activation in ("swish", "hard_swish") and role in ("dense", "depthwise", "pointwise"):
+        row += operator_features("stem" if block.rules.reads_image else role, n_in, n_out, kernel, size, out)
+        if f"{block.activation}_elements" in _INDEX and role in ("dense", "depthwise", "pointwise"):
             row[_INDEX[f"{block.activation}_elements"]] += n_out * out * out * 1e-5
     if block.skip:
         row[_INDEX["skip_count"]] = 1
         row[_INDEX["skip_elements"]] = block.out_channels * block.out_size**2 * 1e-5
     if block.se:
         row[_INDEX["pooled_elements"]] = block.mid_channels * block.out_size**2 * 1e-5
+    row[_INDEX["norm_elements"]] = block.rules.norm_elements(block) * 1e-5
     row[_INDEX[f"{block.kind}_blocks"]] = 1
     row[_INDEX["activations"]] = block.activation_elements * 1e-6
     row.setflags(write=False)
@@ -120,6 +129,12 @@ def with_cache_steps(features: np.ndarray) -> np.ndarray:
     both = weights + features[:, _INDEX["activations"]]
     steps = [np.maximum(total - step, 0.0) for total in (weights, both) for step in CACHE_STEPS]
     return np.column_stack([features, *steps])
+
+
+def columns_that_count(design: np.ndarray) -> int:
+    """Columns of `with_cache_steps` [n, f], but for those of LATER that are 0 in all rows."""
+    first = len(NAMES) - len(LATER)
+    return int(design.shape[1]) - int((~design[:, first : len(NAMES)].any(axis=0)).sum())
 
 
 def _quantities(depthwise: bool, n_in: int, n_out: int, kernel: int, size: int, out: int) -> dict[str, float]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hwnas.latency.costs import Costs, Features, Prior
-from hwnas.latency.features import operators, placed
+from hwnas.latency.features import columns_that_count, operators, placed
 from hwnas.latency.residual import (
     COSTS,
     LEVELS,
@@ -24,7 +24,8 @@ from hwnas.latency.residual import (
     tuned,
 )
 from hwnas.space.blocks import BlockSpec
-from hwnas.stats.intervals import conformal_quantile
+from hwnas.stats.intervals import Z90, conformal_quantile
+from hwnas.stats.ranking import kendall_tau, spearman
 
 _LEAST_MS = 1e-6  # no share of a network's cost is nothing
 
@@ -64,13 +65,14 @@ class Fit:
         shares = _Shares(features, costs).of(timed.blocks, base)
         positions = position(np.array([totals(blocks) for blocks in timed.blocks]))
         scale = np.sqrt(((design / base[:, None]) ** 2).mean(axis=0)) + 1e-9
-        linear = design / base[:, None] / scale / np.sqrt(design.shape[1])
+        n_columns = columns_that_count(design)
+        linear = design / base[:, None] / scale / np.sqrt(n_columns)
         parts = kernels(shares, positions, linear, timed.runs)
         excess = timed.measured_ms / base - 1
         if variances is None:
             variances = tuned(parts, excess)
         residual = fitted(shares, positions, timed.runs, parts, excess, variances)
-        correction = variances[COSTS] * (linear.T @ residual.weights) / scale / np.sqrt(design.shape[1])
+        correction = variances[COSTS] * (linear.T @ residual.weights) / scale / np.sqrt(n_columns)
         return cls(features, costs, costs.values + correction, residual)
 
     def entries(self, blocks: Sequence[Placed]) -> tuple[np.ndarray, np.ndarray]:
@@ -150,7 +152,6 @@ class _Shares:
 
 
 FOLDS = 10
-Z95 = 1.645
 LEAST_OF_ORIGIN = 40  # networks chosen one way (random, front), from which their errors have quantiles of their own
 
 
@@ -170,7 +171,7 @@ def interval_end(scores_end: float | np.ndarray, log_std: np.ndarray, run_to_run
 
     `run_to_run`: log standard deviation between two runs, which no single calibration sees.
     """
-    return np.asarray(np.sign(scores_end) * np.sqrt((scores_end * log_std) ** 2 + (Z95 * run_to_run) ** 2))
+    return np.asarray(np.sign(scores_end) * np.sqrt((scores_end * log_std) ** 2 + (Z90 * run_to_run) ** 2))
 
 
 @dataclass(frozen=True)
@@ -191,8 +192,6 @@ class HeldOut:
 
     def summary(self) -> dict[str, float]:
         """Share within 5 and 10 %, mean absolute error, rank correlation, coverage, widths, and noise beside them."""
-        from scipy.stats import kendalltau, spearmanr
-
         error = np.abs(np.exp(self.log_mean - self.log_measured) - 1)
         scores = self.scores
         ends = np.array([interval_scores(np.delete(scores, i), np.delete(self.origins, i)) for i in range(len(scores))])
@@ -202,8 +201,8 @@ class HeldOut:
         noise = np.abs(np.log(self.halves_ms[:, 0] / self.halves_ms[:, 1])) / 2
         values = {
             "n": len(error), "mean_error": error.mean(), "within_5": (error <= 0.05).mean(),
-            "within_10": (error <= 0.10).mean(), "spearman": spearmanr(self.log_mean, self.log_measured).statistic,
-            "kendall": kendalltau(self.log_mean, self.log_measured).statistic, "coverage": inside.mean(),
+            "within_10": (error <= 0.10).mean(), "spearman": spearman(self.log_mean, self.log_measured),
+            "kendall": kendall_tau(self.log_mean, self.log_measured), "coverage": inside.mean(),
             "median_half_width": np.median(np.sinh((high - low) / 2)),
             "noise_mean": np.nanmean(noise), "noise_within_5": np.nanmean(noise <= 0.05)}
         return {name: round(float(value), 5) for name, value in values.items()}

@@ -15,7 +15,7 @@ import numpy as np
 
 from hwnas.errors import MissingLatency
 from hwnas.latency.costs import Prior
-from hwnas.latency.features import operators, placed
+from hwnas.latency.features import operators, placed, usual_place
 from hwnas.latency.fit import FOLDS, Fit, Timed, cross_validate, interval_end, interval_scores
 from hwnas.latency.residual import PARTS, RUN, position, totals
 from hwnas.latency.table import LEAST_NETWORKS, LatencyTable, TimedNetwork
@@ -125,7 +125,7 @@ class LatencyModel:
         Inferred from whole networks, for a place after a pointwise convolution. Costs that only whole networks have
         (caches passed, see costs.py) are not part.
         """
-        mean, variance = self._fit.entries([(block, "" if block.kind == "stem" else "pointwise") for block in blocks])
+        mean, variance = self._fit.entries([usual_place(block) for block in blocks])
         return mean, np.sqrt(variance)
 
     def _learn(self, segments: np.ndarray) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 
 from hwnas.errors import HwnasError, TableError
 from hwnas.latency.costs import Prior
+from hwnas.latency.features import usual_place
 from hwnas.latency.fit import Fit, Timed
 from hwnas.latency.model import LatencyModel, timed_networks, usable
 from hwnas.latency.residual import PARTS, START
@@ -62,7 +63,7 @@ class FittedPrior:
         """Entries of `blocks` there, ms [n], for a place after a pointwise convolution; their standard deviations."""
         new = [block for block in dict.fromkeys(blocks) if block not in self._known]
         if new:
-            mean, variance = self.fit.entries([(block, "" if block.kind == "stem" else "pointwise") for block in new])
+            mean, variance = self.fit.entries([usual_place(block) for block in new])
             self._known.update(zip(new, zip(mean.tolist(), np.sqrt(variance).tolist(), strict=True), strict=True))
         found = np.array([self._known[block] for block in blocks]).reshape(-1, 2)
         return found[:, 0], found[:, 1]

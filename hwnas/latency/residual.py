@@ -39,7 +39,7 @@ def totals(blocks: Sequence[BlockSpec]) -> np.ndarray:
     """What adds up over a network's blocks and whole networks are compared by [len(KINDS) + 5]."""
     row = np.zeros(len(KINDS) + 5)
     for block in blocks:
-        row[KINDS.index(block.kind)] += 0.25
+        row[block.rank] += 0.25
         row[-5:] += (0.25, 0.25 * (block.se > 0), block.params, block.macs, block.activation_elements)
     return row
 

@@ -21,7 +21,8 @@ from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, MissingLatency, UnknownName
 from hwnas.latency.roofs import Roofs, cache_bytes, measured_bandwidths, measured_peak
 from hwnas.latency.table import LatencyTable, TimedNetwork, find_table
-from hwnas.space.blocks import KINDS, BlockSpec
+from hwnas.space.blocks import BlockSpec
+from hwnas.stats.intervals import Z90
 from hwnas.target.target import Target
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ FORMAT, VERSION = "hwnas-roofline", 1
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
 OVERHEAD_SHARE = 0.1  # of what the roof allows: a block below that is held up by something else than the two roofs
-Z95 = 1.645
 SOURCES = {"inferred": "inferred from whole networks", "profiled": "profiled inside networks, scaled to their times"}
 MEMORY, COMPUTE, OVERHEAD = "memory-bound", "compute-bound", "overhead-bound"
 
@@ -106,7 +106,7 @@ class Ratio:
     @property
     def slower(self) -> bool:
         """Whether the target is slower beyond what its errors explain (95 %, one-sided)."""
-        return bool(np.log(self.ratio) > Z95 * self.std)
+        return bool(np.log(self.ratio) > Z90 * self.std)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -139,8 +139,8 @@ class Group:
 
 
 def group_of(block: BlockSpec) -> str:
-    """`ir k5 se`: kind, kernel and squeeze-and-excite; stem and head are alone."""
-    if block.kind in ("stem", "head", "id"):
+    """`ir k5 se`: kind, kernel and squeeze-and-excite; kinds of one kernel, as stem and head, are alone."""
+    if not block.rules.takes_kernel:
         return block.kind
     return f"{block.kind} k{block.kernel}{' se' if block.se else ''}"
 
@@ -153,7 +153,7 @@ def bytes_moved(block: BlockSpec, precision: str, batch: int = 1) -> int:
 def blocks_of(networks: Iterable[TimedNetwork], space_name: str) -> list[BlockSpec]:
     """Every different block of a space's timed networks, in a fixed order."""
     found = {block for one in networks if one.space == space_name for block in one.architecture.blocks()}
-    return sorted(found, key=lambda block: (KINDS.index(block.kind), block.key))
+    return sorted(found, key=lambda block: (block.rank, block.key))
 
 
 def profiled_times(networks: Iterable[TimedNetwork], space_name: str) -> dict[BlockSpec, BlockTime]:
@@ -220,7 +220,7 @@ def _ratio(block: BlockSpec, time: BlockTime, other: BlockTime) -> Ratio:
 def groups_of(points: Sequence[Point], ratios: Sequence[Ratio] = ()) -> list[Group]:
     """Points of one precision grouped by kind, kernel and squeeze-and-excite, in the order of the kinds."""
     members: dict[str, list[Point]] = {}
-    for point in sorted(points, key=lambda point: (KINDS.index(point.block.kind), group_of(point.block))):
+    for point in sorted(points, key=lambda point: (point.block.rank, group_of(point.block))):
         members.setdefault(group_of(point.block), []).append(point)
     compared: dict[str, list[Ratio]] = {}
     for ratio in ratios:

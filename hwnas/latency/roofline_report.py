@@ -13,6 +13,7 @@ import numpy as np
 from hwnas.cli.progress import Console
 from hwnas.latency.roofline import OVERHEAD_SHARE, SOURCES, Group, Point, Roofline, group_of
 from hwnas.pictures.style import INK, MUTED, figure_bytes, style, title
+from hwnas.space.blocks import KINDS
 from hwnas.system.paths import write_atomic
 
 if TYPE_CHECKING:
@@ -86,10 +87,6 @@ def _names(groups: Sequence[Group]) -> str:
     return ", ".join(f"{one.name} ({one.ratio:.2f})" for one in groups) or "no kind of block"
 
 
-COLORS = {"stem": "#475467", "cn": "#1f5fbf", "ds": "#c2410c", "ir": "#0e9384", "er": "#7a5af8", "id": "#b54708",
-          "head": "#c11574"}
-WORDS = {"stem": "stem", "cn": "convolution (cn)", "ds": "depthwise-separable (ds)", "ir": "inverted residual (ir)",
-         "er": "fused residual (er)", "id": "identity (id)", "head": "head"}
 SLOWER = "#d92d20"
 MARKERS = ("o", "^")
 CROWDED = 400  # points of one precision, from which they are drawn small
@@ -155,10 +152,10 @@ def _ring_slower(axes: Axes, found: Roofline) -> None:
 def _draw_points(axes: Axes, points: Sequence[Point], marker: str) -> None:
     filled = marker == MARKERS[0]
     size, alpha = (26, 0.75) if len(points) < CROWDED else (14, 0.55)
-    for kind, color in COLORS.items():
-        part = [point for point in points if point.block.kind == kind]
+    for name, kind in KINDS.items():
+        part = [point for point in points if point.block.kind == name]
         axes.scatter([point.intensity for point in part], [point.gflops for point in part], s=size, marker=marker,
-                     facecolor=color if filled else "none", edgecolor="white" if filled else color,
+                     facecolor=kind.color if filled else "none", edgecolor="white" if filled else kind.color,
                      lw=0.5 if filled else 0.9, alpha=alpha, zorder=3 if filled else 2.5)
 
 
@@ -197,8 +194,8 @@ def _legend(axes: Axes, found: Roofline) -> None:
     from matplotlib.lines import Line2D
 
     kinds = {point.block.kind for point in (*found.points, *found.others)}
-    items = [Line2D([], [], ls="", marker="s", ms=6.5, color=color, label=WORDS[kind])
-             for kind, color in COLORS.items() if kind in kinds]
+    items = [Line2D([], [], ls="", marker="s", ms=6.5, color=kind.color, label=kind.label)
+             for name, kind in KINDS.items() if name in kinds]
     names = precisions_of(found)
     for name, marker, points in zip(names, MARKERS, (found.points, found.others), strict=True):
         if points:
@@ -220,7 +217,7 @@ def _draw_ratios(axes: Axes, found: Roofline) -> None:
     for row, one in enumerate(groups):
         part = [ratio for ratio in found.ratios if group_of(ratio.block) == one.name]
         axes.scatter([ratio.ratio for ratio in part], row + rng.uniform(-0.22, 0.22, len(part)), s=13, lw=0.7,
-                     facecolor=COLORS[one.kind], alpha=0.6, zorder=2,
+                     facecolor=KINDS[one.kind].color, alpha=0.6, zorder=2,
                      edgecolor=[SLOWER if ratio.slower else "white" for ratio in part])
         axes.plot([one.ratio or 1.0] * 2, [row - 0.36, row + 0.36], color=INK, lw=2, zorder=1.8)
     values = [ratio.ratio for ratio in found.ratios]

@@ -1,6 +1,6 @@
 """Architecture -> torch network: timm's EfficientNet, with the stem stride and channels exactly as written.
 
-Networks with `id` blocks, which timm has no word for, come from `hwnas.networks.macro`. Both name their modules
+Networks with blocks that timm has no word for are built block by block (`BlockNet`). Both name their modules
 `conv_stem, bn1, blocks.i.j, conv_head, bn2, classifier`, where `i` is the stage and `j` the block in it.
 """
 
@@ -18,15 +18,15 @@ from hwnas.system.torchvision_ops import declare_missing
 declare_missing()  # before the first import of timm
 
 import torch
-from timm.layers import get_act_layer
+from timm.layers import create_classifier, create_conv2d, get_act_layer, get_norm_act_layer
 from timm.models import build_model_with_cfg, is_model, register_model
-from timm.models._efficientnet_builder import decode_arch_def
+from timm.models._efficientnet_builder import decode_arch_def, efficientnet_init_weights
 from timm.models.efficientnet import EfficientNet
-from torch import nn
+from torch import Tensor, nn
 
 from hwnas.errors import ConfigError
-from hwnas.networks.macro import MacroNet
 from hwnas.space.architecture import Architecture
+from hwnas.space.blocks import ACTIVATIONS
 
 # timm turns strides beyond this into dilation; ours are meant as written.
 _ANY_STRIDE = 1 << 30
@@ -43,6 +43,73 @@ class StridedEfficientNet(EfficientNet):
         self.conv_stem.stride = (stem_stride, stem_stride)
         for feature in self.feature_info:
             feature["reduction"] = feature["reduction"] * stem_stride // 2
+
+
+class BlockNet(nn.Module):
+    """A network built block by block, each as its kind says: float32 [n, c, h, w] -> logits.
+
+    Stem, `blocks.i.j` (stage i, block j; a stage may be empty), head. `in_chans` and `num_classes` replace the
+    architecture's, as timm's models allow.
+    """
+
+    def __init__(self, architecture: Architecture, *, num_classes: int | None = None, in_chans: int | None = None,
+                 drop_rate: float = 0.0, drop_path_rate: float = 0.0, global_pool: str = "avg") -> None:
+        super().__init__()
+        self.num_classes = architecture.classes if num_classes is None else num_classes
+        self.drop_rate, self.grad_checkpointing = drop_rate, False
+        _, *stages, head = architecture.staged_blocks()
+        norm_act = get_norm_act_layer(nn.BatchNorm2d, get_act_layer(architecture.activation))
+        width = architecture.stem_width
+        self.conv_stem = create_conv2d(in_chans or architecture.channels, width, 3, stride=architecture.stem_stride,
+                                       padding="")
+        self.bn1 = norm_act(width, inplace=True)
+        depth, total, built = 0, sum(map(len, stages)), []
+        for stage in stages:
+            built.append(nn.Sequential(*(
+                block.rules.build(block, drop_path_rate * (depth + index) / total)
+                for index, block in enumerate(stage))))
+            depth += len(stage)
+        self.blocks = nn.Sequential(*built)
+        self.num_features = self.head_hidden_size = head[0].out_channels
+        self.conv_head: nn.Module = nn.Identity()
+        self.bn2: nn.Module = nn.Identity()
+        if architecture.head:
+            self.conv_head = create_conv2d(head[0].in_channels, self.num_features, 1, padding="")
+            self.bn2 = norm_act(self.num_features, inplace=True)
+        self.global_pool, self.classifier = create_classifier(
+            self.num_features, self.num_classes, pool_type=global_pool)
+        efficientnet_init_weights(self)
+
+    def get_classifier(self) -> nn.Module:
+        """The last linear layer."""
+        classifier: nn.Module = self.classifier
+        return classifier
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A new last layer."""
+        self.num_classes = num_classes
+        pool = self.global_pool.pool_type if global_pool is None else global_pool
+        self.global_pool, self.classifier = create_classifier(self.num_features, num_classes, pool_type=pool)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Maps before pooling."""
+        x = self.bn1(self.conv_stem(x))
+        x = self.blocks(x)
+        maps: Tensor = self.bn2(self.conv_head(x))
+        return maps
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Pooled features, or logits."""
+        x = self.global_pool(x)
+        if self.drop_rate > 0.0:
+            x = torch.nn.functional.dropout(x, p=self.drop_rate, training=self.training)
+        if not pre_logits:
+            x = self.classifier(x)
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits [n, classes]."""
+        return self.forward_head(self.forward_features(x))
 
 
 def build(architecture: Architecture, *, drop_rate: float = 0.0, drop_path_rate: float = 0.0) -> nn.Module:
@@ -82,13 +149,13 @@ def register(architecture: Architecture, name: str, *, mean: Sequence[float] | N
 
 
 def _class_of(architecture: Architecture) -> type[nn.Module]:
-    has_id = any(block.kind == "id" for stage in architecture.block_defs() for block in stage)
-    return MacroNet if has_id else StridedEfficientNet
+    in_timm = all(block.rules.in_timm for stage in architecture.block_defs() for block in stage)
+    return StridedEfficientNet if in_timm else BlockNet
 
 
 def _arguments(architecture: Architecture) -> dict[str, Any]:
     """Constructor arguments that do not depend on classes, input channels or training."""
-    if _class_of(architecture) is MacroNet:
+    if _class_of(architecture) is BlockNet:
         return {"architecture": architecture}
     return {
         "block_args": decode_arch_def([list(map(str, stage)) for stage in architecture.block_defs()]),
@@ -96,6 +163,11 @@ def _arguments(architecture: Architecture) -> dict[str, Any]:
         "num_features": architecture.head, "act_layer": get_act_layer(architecture.activation),
         "round_chs_fn": int, "output_stride": _ANY_STRIDE,
     }
+
+
+def activation_layers() -> tuple[type[nn.Module], ...]:
+    """The modules that a network's activations may be."""
+    return tuple(get_act_layer(name) for name in ACTIVATIONS)
 
 
 def _default_cfg(architecture: Architecture, mean: Sequence[float] | None, std: Sequence[float] | None
@@ -119,20 +191,3 @@ def _models_module() -> types.ModuleType:
         module.__dict__["default_cfgs"] = {}
         sys.modules[name] = module
     return sys.modules[name]
-
-
-def count_parameters(network: nn.Module) -> int:
-    """Trainable parameters of a built network."""
-    return sum(p.numel() for p in network.parameters() if p.requires_grad)
-
-
-def count_macs(network: nn.Module, image_shape: tuple[int, int, int]) -> int:
-    """Multiply-accumulates of one image of `image_shape` (c, h, w), by torch's own counter."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    was_training = network.training
-    network.eval()
-    with torch.inference_mode(), FlopCounterMode(display=False) as counter:
-        network(torch.zeros(1, *image_shape))
-    network.train(was_training)
-    return int(counter.get_total_flops()) // 2

@@ -176,7 +176,7 @@ def block_of_node(node_name: str) -> str | None:
 
 
 def randomise(model: nn.Module, seed: int) -> nn.Module:
-    """Give an untrained network batch norms and biases like a trained one's, in place; returns it.
+    """Give an untrained network norms and biases like a trained one's, in place; returns it.
 
     Fresh networks have zero biases (and zero gains in some residual branches), which runtimes optimise away:
     such a network would be timed as another one.
@@ -191,6 +191,9 @@ def randomise(model: nn.Module, seed: int) -> nn.Module:
                                           (module.running_mean, -0.5, 0.5), (module.running_var, 0.5, 1.5)):
                     if tensor is not None:
                         tensor.uniform_(low, high, generator=generator)
+            elif isinstance(module, torch.nn.LayerNorm):
+                module.weight.uniform_(0.5, 1.5, generator=generator)
+                module.bias.uniform_(-0.5, 0.5, generator=generator)
             elif isinstance(module, torch.nn.Conv2d | torch.nn.Linear) and module.bias is not None:
                 module.bias.uniform_(-0.5, 0.5, generator=generator)
     return model

@@ -58,7 +58,25 @@ class Graph:
         if with_swish and kinds == ["Mul", "Sigmoid"]:
             gated = next(reader for reader in readers if reader.op_type == "Mul")
             return str(gated.output[0])
+        if with_swish and kinds == ["Div", "Mul"] and self._gelu_of(tensor):
+            return self._gelu_of(tensor)
         return tensor
+
+    def _gelu_of(self, tensor: str) -> str:
+        """The output of a GELU of `tensor` as torch exports it, x · (erf(x / √2) + 1) · 0.5; empty: there is none."""
+        following = [tensor]
+        for kind in ("Div", "Erf", "Add", "Mul", "Mul"):
+            readers = [reader for reader in self.consumers.get(following[-1], []) if reader.op_type == kind]
+            if not readers:
+                return ""
+            following.append(str(readers[0].output[0]))
+        gated, erf = self.producer[following[4]], self.producer[following[2]].op_type
+        return following[5] if tensor in gated.input and erf == "Erf" else ""
+
+    def adds_maps(self, node: NodeProto) -> bool:
+        """Whether `node` sums two maps, as residuals do; not a map and a constant."""
+        return node.op_type == "Add" and all(
+            name not in self.weights and self.kind(name) != "Constant" for name in node.input)
 
     def before_activation(self, tensor: str) -> str:
         """What `tensor` was before the activation that made it, if one did."""
@@ -127,9 +145,9 @@ def _is_linear(node: NodeProto) -> bool:
 def quantised_tensors(graph: Graph, tuned_for: str, kept: Collection[str] = ()) -> list[str]:
     """Activations that get a pair: what quantised nodes read and write, both sides of residual sums, pooled maps.
 
-    Around swish and hard-swish runtimes differ: OpenVINO fuses convolution and activation only where no pair stands
-    between them, ONNX Runtime runs the convolution in int8 only where one does. What only nodes of `kept` read needs
-    no pair for their sake.
+    Around swish, hard-swish and GELU runtimes differ: OpenVINO fuses convolution and activation only where no pair
+    stands between them, ONNX Runtime runs the convolution in int8 only where one does. What only nodes of `kept` read
+    needs no pair for their sake.
     """
     names: dict[str, None] = {}
     with_swish = tuned_for == "openvino"
@@ -140,7 +158,7 @@ def quantised_tensors(graph: Graph, tuned_for: str, kept: Collection[str] = ()) 
             written += [] if with_swish else [graph.after_activation(node.output[0], with_swish=True)]
             names.update(dict.fromkeys(name for name in written if not graph.read_only_by(name, kept)))
     for node in graph.proto.graph.node:
-        if node.op_type == "Add":
+        if graph.adds_maps(node):
             names.update(dict.fromkeys(node.input))
         elif node.op_type in ("GlobalAveragePool", "AveragePool", "MaxPool"):
             names[node.input[0]] = None

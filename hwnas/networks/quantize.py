@@ -44,7 +44,7 @@ def quantize_static(fp32_path: str | os.PathLike[str], int8_path: str | os.PathL
 
     `calibration`: normalised training images [n,c,h,w] that give the activations' ranges, by smallest squared error
     ("mse"), by extremes ("minmax"), or as `activation_ranges` says. None gives made-up ranges: right for timing,
-    useless for answers; the graph has the same structure. `tuned_for` matters only around swish and hard-swish.
+    useless for answers; the graph has the same structure. `tuned_for` matters only around swish, hard-swish and GELU.
     QuantizeError when the network cannot be quantised; UserError when the file cannot be written.
     """
     if tuned_for not in get_args(TunedFor) or method not in get_args(Method):

@@ -30,6 +30,11 @@ def _gemm(inputs: list[Tensor], a: Attributes) -> Tensor:
     return functional.linear(inputs[0], inputs[1] if a.get("transB") else inputs[1].T, inputs[2])
 
 
+def _layer_norm(inputs: list[Tensor], a: Attributes) -> Tensor:
+    """Over the last axis, as networks here have it."""
+    return functional.layer_norm(inputs[0], inputs[1].shape, inputs[1], inputs[2], a.get("epsilon", 1e-5))
+
+
 def _pool(inputs: list[Tensor], a: Attributes, kind: Callable[..., Tensor], **options: Any) -> Tensor:
     return kind(inputs[0], a["kernel_shape"], a.get("strides", [1, 1]), a.get("pads", [0, 0, 0, 0])[:2],
                 ceil_mode=bool(a.get("ceil_mode", 0)), **options)
@@ -41,16 +46,20 @@ _OPERATORS: dict[str, Callable[[list[Tensor], Attributes], Tensor]] = {
                                       count_include_pad=bool(a.get("count_include_pad", 0))),
     "Clip": lambda x, a: x[0].clamp(x[1].item(), x[2].item()),
     "Conv": _conv,
+    "Div": lambda x, a: x[0] / x[1],
+    "Erf": lambda x, a: torch.erf(x[0]),
     "Flatten": lambda x, a: x[0].flatten(a.get("axis", 1)),
     "Gemm": _gemm,
     "GlobalAveragePool": lambda x, a: x[0].mean((2, 3), keepdim=True),
     "HardSigmoid": lambda x, a: functional.hardsigmoid(x[0]),
     "HardSwish": lambda x, a: functional.hardswish(x[0]),
+    "LayerNormalization": _layer_norm,
     "MaxPool": lambda x, a: _pool(x, a, functional.max_pool2d),
     "Mul": lambda x, a: x[0] * x[1],
     "ReduceMean": lambda x, a: x[0].mean(a["axes"], keepdim=bool(a.get("keepdims", 1))),
     "Relu": lambda x, a: functional.relu(x[0]),
     "Sigmoid": lambda x, a: torch.sigmoid(x[0]),
+    "Transpose": lambda x, a: x[0].permute(a["perm"]),
 }
 _WEIGHTED = ("Conv", "Gemm")
 

@@ -18,7 +18,8 @@ from hwnas.errors import DataError
 from hwnas.samplers.coding import Codes, Settings
 from hwnas.samplers.known import KNOWN, LEARNT, KnownObjectiveSampler, Mix
 from hwnas.samplers.model import WORST
-from hwnas.study.objective import CAP_QUANTILE, Objective, Predict, reward, upper_ms
+from hwnas.stats.ranking import spearman
+from hwnas.study.objective import CAP_QUANTILE, Objective, Predict, upper_ms
 
 if TYPE_CHECKING:
     from hwnas.cli.progress import Console
@@ -63,7 +64,7 @@ def informed(context: Context | None, seed: int, n_startup_trials: int, worst_qu
         return upper_ms(context.predict(_codes(settings)), context.cap_quantile) - float(cap_ms or 0.0)
 
     def rewarded(settings: Settings) -> Array:
-        return np.asarray(reward(1.0, latency_ms(settings), objective.target_ms, objective.reward_kind))
+        return np.asarray(objective.rewards(1.0, latency_ms(settings)))
 
     def canonical(codes: Codes) -> Codes:
         return space.canonical_codes(codes.astype(np.int64)).astype(float)
@@ -157,7 +158,6 @@ class Scored:
         return np.column_stack([model.predict(inputs) for model in self._models])
 
     def _add(self, inputs: Array, scores: Array) -> None:
-        from scipy.stats import spearmanr
         from sklearn.linear_model import RidgeCV
         from sklearn.model_selection import KFold, cross_val_predict
 
@@ -165,7 +165,7 @@ class Scored:
         model = RidgeCV(_ALPHAS)
         left_out = cross_val_predict(model, inputs, wanted, cv=KFold(_FOLDS, shuffle=True, random_state=0))
         self._models.append(model.fit(inputs, wanted))
-        self.spearman.append(float(spearmanr(left_out, wanted).statistic) if np.ptp(wanted) else 0.0)
+        self.spearman.append(float(spearman(left_out, wanted)) if np.ptp(wanted) else 0.0)
 
     def _raw(self, codes: NDArray[np.int64]) -> Array:
         chosen = [np.eye(size)[codes[:, index]] for index, size in enumerate(self._choices)]

@@ -39,7 +39,12 @@ def sampler_names() -> list[str]:
 
 
 def load_sampler(name: str, seed: int, context: Context | None = None, **options: Any) -> Asking:
-    """The sampler `name`, seeded. `context`: what ours is told; without one only its options are checked.
+    """The sampler `name`, seeded. `context`: what ours is told; without one it knows nothing of the networks."""
+    return read_sampler(name, seed, options)(context)
+
+
+def read_sampler(name: str, seed: int, options: Mapping[str, Any]) -> Callable[[Context | None], Asking]:
+    """Check the options of the sampler `name`; what is returned gives it, once it is told what ours needs to know.
 
     A third party's entry point is a callable `(seed, **options) -> BaseSampler`.
     The cap needs no constraints_func: trials carry their constraint (Optuna 5). UnknownName for another name,
@@ -47,12 +52,11 @@ def load_sampler(name: str, seed: int, context: Context | None = None, **options
     """
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ConfigError(f"seed must be a whole number of at least 0, got {seed!r}.")
-    make: Callable[..., BaseSampler]
     if name == OWN:
         _check_options(name, options, _OWN_OPTIONS)
-        options = {**_OWN_OPTIONS, **options}
-        make = partial(informed, context)
-    elif name in _BUILT_IN:
+        wanted = {**_OWN_OPTIONS, **options}
+        return lambda context: Asking(_made(name, partial(informed, context), seed, wanted), seed)
+    if name in _BUILT_IN:
         make, defaults = _BUILT_IN[name]
         _check_options(name, options, defaults)
         if name == "gp" and not (find_spec("torch") and find_spec("scipy")):
@@ -63,13 +67,17 @@ def load_sampler(name: str, seed: int, context: Context | None = None, **options
         if name not in points:
             raise UnknownName("sampler", name, sampler_names())
         make = points[name].load()
+    sampler = Asking(_made(name, make, seed, options), seed)
+    return lambda context: sampler
+
+
+def _made(name: str, make: Callable[..., BaseSampler], seed: int, options: Mapping[str, Any]) -> BaseSampler:
     try:
         with warnings.catch_warnings():  # NSGA-III and some options are "experimental" in Optuna.
             warnings.simplefilter("ignore", ExperimentalWarning)
-            sampler = make(seed=seed, **options)
+            return make(seed=seed, **options)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"sampler {name}: {' '.join(str(error).split())} (options {options}).") from error
-    return Asking(sampler, seed)
+        raise ConfigError(f"sampler {name}: {' '.join(str(error).split())} (options {dict(options)}).") from error
 
 
 def _check_options(name: str, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:

@@ -10,10 +10,9 @@ from functools import lru_cache
 from typing import Any
 
 from hwnas.errors import SpaceError
-from hwnas.space.blocks import ACTIVATIONS, BlockSpec
+from hwnas.space.blocks import ACTIVATIONS, KINDS, BlockKind, BlockSpec
 
 FORMAT = "hwnas-architecture/1"
-_BLOCK_KINDS = ("cn", "ds", "ir", "er", "id")
 _TOKEN = re.compile(r"(?P<skip>skip|noskip)|(?P<key>se|[rksec])(?P<value>\d+(?:\.\d+)?)")
 
 
@@ -35,10 +34,11 @@ class BlockDef:
     def parse(text: str) -> BlockDef:
         """Read e.g. `ir_r2_k5_s2_e3_c40_se0.25_noskip`; SpaceError names the string and the rule it breaks."""
         kind, *tokens = str(text).split("_")
-        if kind not in _BLOCK_KINDS:
-            raise SpaceError(f"block {text!r}: kind must be one of {', '.join(_BLOCK_KINDS)}, got {kind!r}.")
+        if kind not in KINDS or not KINDS[kind].words:
+            kinds = ", ".join(name for name, rules in KINDS.items() if rules.words)
+            raise SpaceError(f"block {text!r}: kind must be one of {kinds}, got {kind!r}.")
         found: dict[str, float] = {}
-        skip = kind in ("ds", "ir", "er")
+        skip = KINDS[kind].adds_input
         for token in tokens:
             match = _TOKEN.fullmatch(token)
             if match is None:
@@ -59,9 +59,10 @@ class BlockDef:
                 raise SpaceError(f"block {text!r}: {key} must be a whole number from {low} to {high}, got {value}.")
             return int(value)
 
-        expansion = found.get("e", 1.0) if kind in ("ir", "er") else 1.0
-        se = found.get("se", 0.0) if kind in ("ds", "ir", "er") else 0.0
-        kernel = whole("k", 1 if kind == "id" else None, 1, 11)
+        rules = KINDS[kind]
+        expansion = found.get("e", 1.0) if rules.expands else 1.0
+        se = found.get("se", 0.0) if rules.takes_se else 0.0
+        kernel = whole("k", None if rules.takes_kernel else 1, 1, 11)
         if kernel % 2 == 0:
             raise SpaceError(f"block {text!r}: k must be odd, got {kernel}.")
         if not 1 <= expansion <= 16:
@@ -71,17 +72,20 @@ class BlockDef:
         return cls(kind, whole("r", 1, 1, 64), kernel, whole("s", 1, 1, 2), expansion,
                    whole("c", None, 1, 16384), se, skip)
 
+    @property
+    def rules(self) -> BlockKind:
+        """What its kind says."""
+        return KINDS[self.kind]
+
     def __str__(self) -> str:
         parts = [self.kind, f"r{self.repeats}", f"k{self.kernel}", f"s{self.stride}"]
-        if self.kind in ("ir", "er"):
+        if self.rules.expands:
             parts.append(f"e{self.expansion:g}")
         parts.append(f"c{self.channels}")
         if self.se:
             parts.append(f"se{self.se:g}")
-        if self.kind == "cn" and self.skip:
-            parts.append("skip")
-        if self.kind in ("ds", "ir", "er") and not self.skip:
-            parts.append("noskip")
+        if self.skip != self.rules.adds_input and not self.rules.vanishes:
+            parts.append("skip" if self.skip else "noskip")
         return "_".join(parts)
 
     def blocks(self, in_channels: int, size: int, activation: str) -> Iterator[BlockSpec]:
@@ -89,7 +93,7 @@ class BlockDef:
         for index in range(self.repeats):
             stride = self.stride if index == 0 else 1
             same = stride == 1 and in_channels == self.channels
-            if not (self.kind == "id" and same):
+            if not (self.rules.vanishes and same):
                 block = BlockSpec(self.kind, in_channels, self.channels, size, self.kernel, stride, self.expansion,
                                   self.se, self.skip and same, activation)
                 yield block

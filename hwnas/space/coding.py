@@ -89,7 +89,7 @@ class Coding:
         runs: list[list[int]] = []
         for index, stage in enumerate(self.space.stages):
             before = self.space.stem_widths if index == 0 else self.space.stages[index - 1].channels
-            if not (any(op.kind == "id" for op in stage.ops) and stage.stride == 1 and before == stage.channels):
+            if not (any(op.rules.vanishes for op in stage.ops) and stage.stride == 1 and before == stage.channels):
                 continue
             if runs and runs[-1][-1] == index - 1:
                 runs[-1].append(index)
@@ -194,14 +194,14 @@ class Coding:
 
 
 def block_def(stage: StageDef, codes: tuple[int, ...], in_channels: int, out_channels: int) -> BlockDef:
-    """One stage's string from its codes (in the order of `space_def.FIELDS`), unused parts in timm's default form."""
+    """One stage's string from its codes (in the order of `definition.FIELDS`), unused parts in timm's default form."""
     op, repeats = stage.ops[codes[OP]], stage.repeats[codes[REPEATS]]
     if not op.takes_repeats:
-        return BlockDef("id", 1, 1, stage.stride, 1.0, out_channels, 0.0, False)
+        return BlockDef(op.kind, 1, 1, stage.stride, 1.0, out_channels, 0.0, False)
     residual = repeats > 1 or (stage.stride == 1 and in_channels == out_channels)
     return BlockDef(
         op.kind, repeats, op.kernel or stage.kernels[codes[KERNEL]], stage.stride, op.expansion, out_channels,
-        stage.ses[codes[SE]] if op.takes_se else 0.0, stage.skips[codes[SKIP]] if residual else op.kind != "cn")
+        stage.ses[codes[SE]] if op.takes_se else 0.0, stage.skips[codes[SKIP]] if residual else op.rules.adds_input)
 
 
 def _first_codes(index: Codes, n_values: int) -> Codes:
@@ -318,7 +318,7 @@ def _match_stage(stage: StageDef, block: BlockDef, channels: int, before: int) -
     for op_code, op in enumerate(stage.ops):
         if op.kind != block.kind or op.expansion != block.expansion or stage.stride != block.stride:
             continue
-        if op.kind == "id":
+        if not op.takes_repeats:
             return [op_code, 0, 0, 0, channels, 0]
         kernel = _find(stage.kernels, block.kernel) if op.takes_kernel else 0
         se = _find(stage.ses, block.se) if op.takes_se else 0

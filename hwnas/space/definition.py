@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from hwnas.space.blocks import round_to_divisor
+from hwnas.space.blocks import KINDS, BlockKind, round_to_divisor
 
 Path = tuple[str | int, ...]
 Value: TypeAlias = str | int | float | bool
@@ -24,19 +24,24 @@ class Op:
     kernel: int | None
 
     @property
+    def rules(self) -> BlockKind:
+        """What its kind says."""
+        return KINDS[self.kind]
+
+    @property
     def takes_kernel(self) -> bool:
         """Whether the stage's kernel matters to it."""
         return self.kernel is None
 
     @property
     def takes_repeats(self) -> bool:
-        """Whether repeats and a residual matter to it (a second identity is none)."""
-        return self.kind != "id"
+        """Whether repeats and a residual matter to it (one that vanishes comes once)."""
+        return not self.rules.vanishes
 
     @property
     def takes_se(self) -> bool:
         """Whether squeeze-and-excite matters to it (timm drops it on plain convolutions)."""
-        return self.kind in ("ds", "ir", "er")
+        return self.rules.takes_se
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +138,7 @@ def _aliases(space: SpaceDef) -> Iterator[tuple[Path, str]]:
                 yield (*path, "op"), f"lists {op.text!r} with one of the stage's kernels twice"
         before_channels = before.channels if before else space.stem_widths
         joined = stage.stride == 1 and space.may_meet(before_channels, stage.channels)
-        has_id = any(op.kind == "id" for op in stage.ops)
+        has_id = any(op.rules.vanishes for op in stage.ops)
         if joined and has_id and not (len(stage.channels) == 1 and before_channels == stage.channels):
             yield (*path, "channels"), ("must be one value, and the same as in the stage before, "
                                         "where 'id' may change nothing")
@@ -143,12 +148,12 @@ def _aliases(space: SpaceDef) -> Iterator[tuple[Path, str]]:
                 yield path, ("may have the channels and the operation of the stage before at stride 1, so that two "
                              "settings of repeats are one network: make them one stage, or use other channels or "
                              "stride 2")
-            if follows and stage != before and (has_id or any(op.kind == "id" for op in before.ops)):
+            if follows and stage != before and (has_id or any(op.rules.vanishes for op in before.ops)):
                 yield path, "must have the same choices as the stage before: 'id' makes them one network otherwise"
         before, follows = stage, joined
 
 
 def _operations(stage: StageDef) -> set[tuple[str, float, int]]:
     """Everything the stage may repeat: (kind, expansion, kernel)."""
-    return {(op.kind, op.expansion, kernel) for op in stage.ops if op.kind != "id"
+    return {(op.kind, op.expansion, kernel) for op in stage.ops if op.takes_repeats
             for kernel in ((op.kernel,) if op.kernel else stage.kernels)}

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 import yaml
 
 from hwnas.errors import SpaceError, UnknownName
-from hwnas.space.blocks import ACTIVATIONS, round_to_divisor
+from hwnas.space.blocks import ACTIVATIONS, KINDS, round_to_divisor
 from hwnas.space.definition import FIELDS, GLOBALS, Op, SpaceDef, StageDef, faults, fields, without_dead_choices
 
 Path = tuple[str | int, ...]
@@ -95,7 +95,7 @@ class SpaceFile:
             found.append(read)
         return tuple(found)
 
-_KINDS = {"conv": "cn", "cn": "cn", "ds": "ds", "ir": "ir", "er": "er", "id": "id"}
+_KINDS = {word: kind for kind in KINDS.values() for word in kind.words}
 _OP = re.compile(r"(?P<kind>[a-z]+)(?:_e(?P<e>\d+(?:\.\d+)?))?(?:_k(?P<k>\d+))?")
 
 
@@ -131,15 +131,22 @@ def _activation(value: Any) -> str:
     return str(value)
 
 
+def _op_rule() -> str:
+    kinds = [kind for kind in KINDS.values() if kind.words]
+    free, fixed = ([kind.words[0] + ("_e<expansion>" if kind.expands else "") for kind in kinds
+                    if kind.takes_kernel == takes] for takes in (True, False))
+    return f"must be {', '.join(free)} (_k<kernel>: a kernel of its own) or {' or '.join(fixed)}"
+
+
 def _op(value: Any) -> Op:
     match = _OP.fullmatch(str(value))
     kind = _KINDS.get(match["kind"]) if match else None
-    if match is None or kind is None or (kind in ("ir", "er")) != bool(match["e"]) or (kind == "id" and match["k"]):
+    if match is None or kind is None or kind.expands != bool(match["e"]) or (match["k"] and not kind.takes_kernel):
         raise ValueError
     expansion, kernel = float(match["e"] or 1), int(match["k"]) if match["k"] else None
     if not 1 <= expansion <= 16 or (kernel is not None and (kernel % 2 == 0 or kernel > 11)):
         raise ValueError
-    return Op(str(value), kind, expansion, 1 if kind == "id" else kernel)
+    return Op(str(value), kind.name, expansion, kernel if kind.takes_kernel else 1)
 
 
 _TOP: dict[str, Rule] = {
@@ -148,7 +155,7 @@ _TOP: dict[str, Rule] = {
 }
 _STEM: dict[str, Rule] = {"width": _whole(1, 4096), "stride": _whole(1, 2)}
 _STAGE: dict[str, Rule] = {
-    "op": Rule("must be conv, ds, ir_e<expansion>, er_e<expansion> (_k<kernel>: a kernel of its own) or id", _op),
+    "op": Rule(_op_rule(), _op),
     "kernel": _whole(1, 11, odd=True), "se": _real(0, 1), "skip": Rule("must be true or false", _flag),
     "channels": _whole(1, 8192), "multipliers": _real(0.05, 8), "repeats": _whole(1, 64), "stride": _whole(1, 2),
 }

@@ -11,8 +11,15 @@ from typing import Any
 from hwnas.cli.options import read_value
 from hwnas.errors import ConfigError, UnknownName
 from hwnas.space.blocks import BlockSpec
+from hwnas.space.blocks.block import weights_of
 
 LATENCY = "latency_ms"
+# Bytes of an ONNX file. Exact: a number in fp32, and int8's bias, scales and zero points of an output channel.
+FP32, CHANNEL_INT8 = 4, 17
+# Nodes and their names, fitted: a residual sum, a convolution, one of squeeze-and-excite's two; in fp32 and in int8
+# files (where pairs come with them). A GELU is five nodes where others are one. The network's output has no pair.
+ADD, CONVOLUTION, GATE, GELU = 186, 436, 762, 1250
+ADD_INT8, CONVOLUTION_INT8, GATE_INT8, OUTPUT_INT8 = 828, 2310, 1128, 2384
 MOST_KNOWN = 2  # as many as the known-objective sampler searches with
 
 
@@ -63,13 +70,19 @@ def file_bytes(block: BlockSpec, terms: Terms) -> float:
     fp32 in an int8 file); nodes and their names by constants fitted to 28 files of three spaces (0.1 % of a file).
     """
     int8 = terms.precision == "int8"
-    total = (828.0 if int8 else 186.0) * block.skip - (2384.0 if int8 else 0.0) * (block.kind == "head")
+    total = block.rules.file_bytes(block, int8)
+    if block.skip:
+        total += ADD_INT8 if int8 else ADD
+    if int8 and block.rules.ends:
+        total -= OUTPUT_INT8
+    if block.activation == "gelu" and block.kernel:
+        total += GELU * block.rules.activations
     for role, n_in, n_out, kernel, _, _ in block.convolutions():
-        weights = (n_in if role != "depthwise" else 1) * n_out * kernel * kernel
-        if int8 and role != "se":
-            total += weights + 17 * n_out + 2310
+        weights = weights_of(role, n_in, n_out, kernel)
+        if int8 and role not in block.rules.fp32_roles:
+            total += weights + CHANNEL_INT8 * n_out + CONVOLUTION_INT8
         else:
-            total += 4 * (weights + n_out) + (1128 if int8 else 762 if role == "se" else 436)
+            total += FP32 * (weights + n_out) + (GATE_INT8 if int8 else GATE if role == "se" else CONVOLUTION)
     return total
 
 

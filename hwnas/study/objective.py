@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Any, Literal, Protocol
 
@@ -71,12 +71,13 @@ def positive_ms(key: str, value: Any) -> float:
 @dataclass(frozen=True, slots=True)
 class Objective:
     """`pareto` (top-1 up, the `known` costs down), `reward` (one number up) or `cap` (top-1 alone up, of networks that
-    keep the hard cap). T of the reward is `target_ms`; `terms`: of the deployment that costs are counted for.
+    keep the hard cap). T of the reward is `target_ms` (None: not known yet, see `at`); `terms`: of the deployment that
+    costs are counted for.
 
     The reward is recorded under any kind. The hard cap holds under any kind too: see `check_cap`.
     """
 
-    target_ms: float
+    target_ms: float | None
     kind: Literal["pareto", "reward", "cap"] | str = "pareto"
     reward_kind: Literal["soft", "hard"] | str = "soft"
     known: tuple[str, ...] = (LATENCY,)
@@ -87,7 +88,8 @@ class Objective:
             raise UnknownName("objective", self.kind, KINDS)
         if self.reward_kind not in REWARDS:
             raise UnknownName("reward", self.reward_kind, REWARDS)
-        positive_ms("objective.target_ms", self.target_ms)
+        if self.target_ms is not None:
+            positive_ms("objective.target_ms", self.target_ms)
         object.__setattr__(self, "known", check_known(self.known, self.terms))
 
     @property
@@ -106,9 +108,19 @@ class Objective:
         blocks = network.blocks() if network is not None and any(not one.of_latency for one in self.minimised) else ()
         return {one.predicted: one.of(latency_ms, blocks, self.terms) for one in self.minimised}
 
+    def at(self, target_ms: float) -> Objective:
+        """The same with this T, to a millionth of a millisecond."""
+        return replace(self, target_ms=round(float(target_ms), 6))
+
+    def rewards(self, top1: ArrayLike, latency_ms: ArrayLike) -> Any:
+        """The reward as a float, or as an array where one comes in."""
+        if self.target_ms is None:
+            raise ValueError("T of the reward is not known yet")
+        return reward(top1, latency_ms, self.target_ms, self.reward_kind)
+
     def reward(self, top1: float, latency_ms: float) -> float:
         """The reward of one network."""
-        return float(reward(top1, latency_ms, self.target_ms, self.reward_kind))
+        return float(self.rewards(top1, latency_ms))
 
     def values(self, top1: float, latency_ms: float, network: Built | None = None) -> tuple[float, ...]:
         """What the study is told about one network."""
@@ -176,11 +188,12 @@ def check_cap(space: Coded, predict: Predict, cap_ms: float, quantile: float = C
             f"Raise it to at least {enough:.3f}, or search a smaller space.")
 
 
-def read_objective(section: Mapping[str, Any], target: Target, target_ms: float) -> Objective:
+def read_objective(section: Mapping[str, Any], target: Target) -> Objective:
     """The `objective` section of a configuration, for a deployment; ConfigError names what is wrong with it.
 
     `price_per_hour` is the target's where the section gives none. Sections of before have no `known`.
     """
     price = section.get("price_per_hour")
     terms = Terms(target.precision, target.batch, target.price_per_hour if price is None else price)
-    return Objective(target_ms, str(section["name"]), str(section["reward"]), section.get("known", (LATENCY,)), terms)
+    return Objective(section.get("target_ms"), str(section["name"]), str(section["reward"]),
+                     section.get("known", (LATENCY,)), terms)

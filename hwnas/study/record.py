@@ -12,6 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 from hwnas.accuracy.estimator import Earlier
 from hwnas.stats.pareto import non_dominated
 from hwnas.study.costs import KNOWN, LATENCY, known_costs
+from hwnas.system.run_folder import OF_EVERY_TRIAL
 
 # Outcomes of a finished trial, in the user attribute `outcome`. A FAIL without one was lost with its worker.
 EVALUATED = "evaluated"
@@ -25,14 +26,6 @@ REUSED = "reused_from"  # user attribute: run folder of an earlier search whose 
 RECORD = "hwnas"  # user attribute of a study: its format, its identity and, where they are not latency alone, the
 OBJECTIVES = "objectives"  # names of the known objectives that it minimises
 CAP = "latency_ms"  # the constraint's name: upper quantile of the prediction minus the cap, in ms
-
-COLUMNS = (
-    "number", "state", "outcome", "id", "architecture", "top1_proxy", "top1_std", "latency_ms_predicted",
-    "latency_ms_predicted_low", "latency_ms_predicted_high", "reward", "seconds", "epochs", "stopped", "extrapolated",
-    "feasible",
-    "duplicate_of", "reason", "seed", "started", "finished",
-)
-
 
 def minimised(study: optuna.Study) -> tuple[str, ...]:
     """Names of the known objectives of a study of several, in the order of its values."""
@@ -115,8 +108,8 @@ def evaluated_networks(trials: Iterable[FrozenTrial], columns: Sequence[str]) ->
 
 
 def trial_rows(study: optuna.Study) -> list[dict[str, Any]]:
-    """Rows of trials.csv by trial number, one for every trial that was started, with the keys of COLUMNS; where the
-    study minimises other costs than latency, also these and, as `objectives`, their names.
+    """Rows of trials.csv by trial number, one for every trial that was started, with the columns OF_EVERY_TRIAL; where
+    the study minimises other costs than latency, also these and, as `objectives`, their names.
 
     `state` is Optuna's word. `outcome`: evaluated, infeasible (over the cap), duplicate, failed (the candidate's own
     failure), interrupted (Ctrl-C), error, lost (its worker died). Latencies are in ms, top-1 from 0 to 1 (predicted
@@ -150,7 +143,7 @@ def _row(trial: FrozenTrial) -> dict[str, Any]:
         "feasible": all(value <= 0 for value in trial.constraints.values()) if "architecture_id" in attrs else None,
         "started": _iso(trial.datetime_start), "finished": _iso(trial.datetime_complete),
     }
-    return {column: values[column] if column in values else attrs.get(column) for column in COLUMNS}
+    return {column: values[column] if column in values else attrs.get(column) for column in OF_EVERY_TRIAL}
 
 
 def _epochs(attrs: Mapping[str, Any]) -> int | None:

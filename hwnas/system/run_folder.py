@@ -19,6 +19,14 @@ from hwnas.errors import StudyError
 from hwnas.system.paths import write_atomic
 from hwnas.system.tables import finite, read_table, table_csv
 
+_NUMBER, _COUNT, _FLAG, _TEXT = float | None, int | None, bool | None, str | None
+OF_EVERY_TRIAL: dict[str, Any] = {
+    "number": int, "state": _TEXT, "outcome": _TEXT, "id": _TEXT, "architecture": _TEXT, "top1_proxy": _NUMBER,
+    "top1_std": _NUMBER, "latency_ms_predicted": _NUMBER, "latency_ms_predicted_low": _NUMBER,
+    "latency_ms_predicted_high": _NUMBER, "reward": _NUMBER, "seconds": _NUMBER, "epochs": _COUNT, "stopped": _FLAG,
+    "extrapolated": _FLAG, "feasible": _FLAG, "duplicate_of": _COUNT, "reason": _TEXT, "seed": _COUNT,
+    "started": _TEXT, "finished": _TEXT}
+TRIALS = OF_EVERY_TRIAL | dict.fromkeys(("size_mb_predicted", "macs", "price_per_million_predicted"), _NUMBER)
 _SAFE_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _PROBE_BYTES = 1 << 20  # a disk that cannot take 1 MiB cannot take a run
 
@@ -167,10 +175,14 @@ class RunFolder:
         write_atomic(self.trials_csv, table_csv(list(trials)))
 
     def read_trials(self) -> list[dict[str, Any]]:
-        """Rows of `trials.csv` with numbers as numbers, empty cells as None; none when there is no file."""
+        """Rows of `trials.csv` with the types of TRIALS; none when there is no file. StudyError names line and column
+        of what cannot be read."""
         if not self.trials_csv.is_file():
             return []
-        return read_table(self.trials_csv.read_text(encoding="utf-8"))
+        try:
+            return read_table(self.trials_csv.read_text(encoding="utf-8"), TRIALS)
+        except ValueError as error:
+            raise StudyError(f"{self.trials_csv}, {error} Finish the search again to have it written anew.") from None
 
     def write_predictions(self, labels: NDArray[Any], predicted: Mapping[str, NDArray[Any]]) -> None:
         """`predictions.npz`: `labels` and one array of classes a network id, int32, in the order of the test set."""

@@ -1,28 +1,36 @@
-"""Tables and JSON as text: what `trials.csv` and the run folder's `.json` files hold, from plain Python values."""
+"""Tables as CSV text, written and read by pandas with a type for each column, and plain values for JSON."""
 
 from __future__ import annotations
 
-import csv
 import io
 import json
-import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
-_NUMERIC = re.compile(r"number|duplicate_of|epochs|seed|seconds|reward|params|macs|"
-                      r"(latency_ms|top1|seconds|n|size_mb|price_per_million)_?.*")
+from hwnas.errors import ConfigError, DataError, UnknownName
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Columns = Mapping[str, Any]  # type of each column: str, int, float or bool, or one of these or None
+_DTYPES = {str: "string", int: "Int64", float: "Float64", bool: "boolean"}
+_BOOLEANS = {"true": True, "false": False}
 
 
-def table_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """CSV text of mappings: None as an empty cell, lists as JSON, floats to six digits."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([[_cell(row.get(name)) for name in columns] for row in rows])
-    return out.getvalue()
+def table_csv(rows: Sequence[Mapping[str, Any]], columns: Iterable[str] = ()) -> str:
+    """CSV text of mappings: None as an empty cell, `true` and `false`, lists as JSON, floats to six digits.
+
+    Columns are `columns`, then others in the order in which they first appear.
+    """
+    import pandas as pd
+
+    names = list(dict.fromkeys([*columns, *(key for row in rows for key in row)]))
+    cells = [[_cell(row.get(name)) for name in names] for row in rows]
+    return str(pd.DataFrame(cells, columns=names, dtype=object).to_csv(index=False, lineterminator="\n"))
 
 
 def _cell(value: Any) -> str:
@@ -35,28 +43,94 @@ def _cell(value: Any) -> str:
     return json.dumps(finite(value)) if isinstance(value, list | tuple | dict) else str(value)
 
 
-def read_table(text: str) -> list[dict[str, Any]]:
-    """Rows of a table: empty cells are None, `true`/`false` booleans, columns that name a quantity numbers.
+def read_table(text: str, columns: Columns) -> list[dict[str, Any]]:
+    """Rows of a table by column, with the types that `columns` gives; other columns are text or None.
 
-    Other columns stay text: an architecture's id may consist of digits, or read like `12e34567`.
+    An empty cell is None, or "" where the type is `str`. ValueError names line and column of what cannot be read.
     """
-    return [{key: _value(key, cell) for key, cell in row.items() if key}
-            for row in csv.DictReader(io.StringIO(text, newline=""))]
+    values = _values(text, columns)
+    return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
 
 
-def _value(column: str, text: str | None) -> Any:
-    if not text:
+def read_frame(text: str, columns: Columns) -> pd.DataFrame:
+    """The same as a frame of pandas' nullable types."""
+    import pandas as pd
+
+    return pd.DataFrame({name: pd.array(values, dtype=_DTYPES[_base(columns.get(name, str))])
+                         for name, values in _values(text, columns).items()})
+
+
+def _values(text: str, columns: Columns) -> dict[str, list[Any]]:
+    cells = _text_cells(text)
+    return {name: [_value(cell, columns.get(name, str | None), f"line {number}: {name}")
+                   for number, cell in enumerate(cells[name], 2)] for name in cells}
+
+
+def _text_cells(text: str) -> dict[str, list[str]]:
+    """Cells by column as they are written; ValueError for text that is no table."""
+    import pandas as pd
+
+    try:
+        frame = pd.read_csv(io.StringIO(text), dtype=str, na_filter=False, index_col=False)
+    except pd.errors.EmptyDataError:
+        return {}
+    return {str(name): frame[name].tolist() for name in frame}
+
+
+def _base(kind: Any) -> Any:
+    """`int` of `int | None`."""
+    return next(one for one in get_args(kind) if one is not types.NoneType) if get_args(kind) else kind
+
+
+def _value(cell: str, kind: Any, where: str) -> Any:
+    if cell == "" and kind is not str and types.NoneType in get_args(kind):
         return None
-    if text in ("true", "false"):
-        return text == "true"
-    if not _NUMERIC.fullmatch(column):
-        return text
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+    base = _base(kind)
+    try:
+        return _BOOLEANS[cell] if base is bool else base(cell)
+    except (KeyError, ValueError):
+        raise ValueError(f"{where} cannot be {cell!r}.") from None
+
+
+def read_cells(path: Path, columns: Sequence[str], usage: str) -> dict[str, list[Any]]:
+    """These columns of somebody's CSV (all cells text) or Parquet file (with its types).
+
+    `usage` ends the sentence of a DataError: what to give instead. UnknownName for a column that is not there;
+    ConfigError where Parquet is not installed.
+    """
+    import pandas as pd
+
+    try:
+        if path.suffix == ".parquet":
+            return _parquet_cells(path, columns)
+        _check_columns(path, columns, list(pd.read_csv(path, dtype=str, nrows=0)))
+        frame = pd.read_csv(path, dtype=str, na_filter=False, index_col=False, usecols=list(columns))
+    except (OSError, UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
+        raise DataError(f"{path}: cannot be read ({error}). {usage}") from error
+    return {column: frame[column].tolist() for column in columns}
+
+
+def _parquet_cells(path: Path, columns: Sequence[str]) -> dict[str, list[Any]]:
+    try:
+        import pyarrow.parquet as pq  # type: ignore[import-untyped]
+        from pyarrow import ArrowInvalid
+    except ImportError:
+        raise ConfigError(f"{path}: Parquet needs pyarrow: pip install 'hwnas[parquet]', or give a CSV.") from None
+
+    try:
+        _check_columns(path, columns, pq.read_schema(path).names)
+        table = pq.read_table(path, columns=list(columns))
+    except ArrowInvalid as error:
+        raise DataError(f"{path}: not a Parquet file ({' '.join(str(error).split())}).") from error
+    return {column: table[column].to_pylist() for column in columns}
+
+
+def _check_columns(path: Path, columns: Sequence[str], there: Sequence[str]) -> None:
+    missing = [column for column in columns if column not in there]
+    if len(missing) == 1:
+        raise UnknownName(f"column of {path}", missing[0], there)
+    if missing:
+        raise DataError(f"{path} has no columns {', '.join(missing)}. It has: {', '.join(there)}.")
 
 
 def finite(data: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Targets (a deployment: runtime, precision, threads, batch) and hosts (the fingerprint of a machine)."""
+"""Targets: a runtime with precision, threads and batch; and hosts, the fingerprints of machines."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hwnas.accuracy.certificate import FORMAT, choose, key_of
+from hwnas.accuracy.certificate import FORMAT, choose, find_certificate, key_of
 from hwnas.data.dataset import Dataset, Split
 from hwnas.errors import ConfigError, UnknownName
 from hwnas.space.search_space import SearchSpace
@@ -54,18 +54,18 @@ def certificate(space: SearchSpace, dataset: Dataset, tmp_path: Path, monkeypatc
 def test_the_best_within_the_time_is_chosen_with_its_options(
         certificate: Path, space: SearchSpace, dataset: Dataset, minutes: float | None, n_trials: int, accuracy: str,
         options: dict[str, Any]) -> None:
-    found = choose({"minutes": minutes}, dataset, space, n_trials)
+    found = choose({"minutes": minutes}, find_certificate(dataset, space), dataset, space, n_trials)
     assert (found.accuracy, dict(found.options)) == (accuracy, options)
     assert "Kendall tau" in found.why
 
 
 def test_what_is_not_there_is_said_not_replaced(certificate: Path, space: SearchSpace, dataset: Dataset) -> None:
     with pytest.raises(ConfigError, match=r"none is shown to rank above chance within 0\.017 min"):
-        choose({"minutes": 0.017}, dataset, space, 24)
+        choose({"minutes": 0.017}, find_certificate(dataset, space), dataset, space, 24)
     with pytest.raises(UnknownName, match="minute"):
-        choose({"minute": 3}, dataset, space, 24)
+        choose({"minute": 3}, find_certificate(dataset, space), dataset, space, 24)
     with pytest.raises(ConfigError, match="minutes must be"):
-        choose({"minutes": "long"}, dataset, space, 24)
+        choose({"minutes": "long"}, find_certificate(dataset, space), dataset, space, 24)
     other = SearchSpace.load("fused", channels=1, classes=2)
     with pytest.raises(ConfigError, match="there is no certificate for mine at 32 px and space fused"):
-        choose({"minutes": None}, dataset, other, 24)
+        choose({"minutes": None}, find_certificate(dataset, other), dataset, other, 24)

@@ -81,6 +81,7 @@ def test_options_are_checked(tmp_path: Path) -> None:
         Tabular.from_config({**good, "file": "x"}, None)
 
 
+@pytest.mark.soak
 def test_the_published_table_of_the_macro_space(space: SearchSpace) -> None:
     chosen = os.environ.get("HWNAS_DATA")
     path = Path(chosen or ".").parent / "benchmarks" / "nas_bench_macro.csv"

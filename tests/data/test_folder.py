@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hwnas.data import folder as image_files
+from hwnas.data import decoding as image_files
 from hwnas.data.dataset import Dataset
-from hwnas.data.folder import decode
+from hwnas.data.decoding import decode
 from hwnas.data.loading import inspect_dataset, load_dataset
 from hwnas.errors import DataError
 from hwnas.system.paths import home
@@ -79,10 +79,10 @@ def test_images_are_scaled_and_their_centre_is_kept(tmp_path: Path) -> None:
     array = np.zeros((20, 60), np.uint8)
     array[:, 16:44] = 255
     Image.fromarray(array).save(tmp_path / "middle.png")
-    assert decode(str(tmp_path / "middle.png"), 10, 1).min() == 255
+    assert decode(Image.open(tmp_path / "middle.png"), 10, 1).min() == 255
     Image.fromarray(np.full((8, 8), 0x8000, np.uint16)).save(tmp_path / "deep.png")
-    assert set(decode(str(tmp_path / "deep.png"), 8, 1).ravel()) == {128}
-    assert decode(str(tmp_path / "middle.png"), 10, 3).shape == (3, 10, 10)
+    assert set(decode(Image.open(tmp_path / "deep.png"), 8, 1).ravel()) == {128}
+    assert decode(Image.open(tmp_path / "middle.png"), 10, 3).shape == (3, 10, 10)
 
 
 def break_file(root: Path) -> Path:
@@ -196,6 +196,7 @@ def test_progress_reaches_the_end(tmp_path: Path) -> None:
     assert seen == [(100, 130), (130, 130)]
 
 
+@pytest.mark.soak
 def test_real_satellite_tiles(data_root: Path) -> None:
     info = inspect_dataset({"name": "imagefolder", "root": str(data_root / "eurosat")})
     assert (info.channels, info.classes, info.native_size) == (3, 10, 64)

@@ -226,6 +226,7 @@ def test_subsets_are_stratified() -> None:
     assert len(splits.subset(labels, 1000, 0)) == 100
 
 
+@pytest.mark.soak
 def test_real_fashion_mnist(data_root: Path) -> None:
     dataset = load_dataset({"name": "fashion_mnist", "root": str(data_root / "fashion_mnist"),
                             "validation_fraction": 0.1}, 32, 0)

@@ -147,6 +147,7 @@ def test_a_digit_is_an_operation_and_equal_networks_are_one(space, file, rows):
     assert "_e3" in kinds[0] and "_e6" in kinds[2]  # noqa: PT018
 
 
+@pytest.mark.soak
 def test_the_published_file_is_understood_as_a_whole(space, data_root):
     from experiments.macro_latency.benchmark import Benchmark
 

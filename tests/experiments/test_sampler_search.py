@@ -15,7 +15,8 @@ from study_fixtures import opened, searched
 
 from hwnas.errors import ConfigError, DataError, StudyError, UnknownName, UserError
 from hwnas.front.rows import load_front, save_front
-from hwnas.study.record import COLUMNS, trial_rows
+from hwnas.study.record import trial_rows
+from hwnas.system.run_folder import OF_EVERY_TRIAL as COLUMNS
 from hwnas.system.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from deployment_fixtures import tiny_finalist, tiny_making
+from deployment_fixtures import tiny_baseline, tiny_making, tiny_network
 from front_fixtures import make_row
 
-from hwnas.front.card import Input, baseline_of, card_text
+from hwnas.front.card import Input, card_text
 from hwnas.front.make import make
-from hwnas.networks.baselines import Baseline
 from hwnas.system.run_folder import ModelFolder
 from hwnas.target.target import Target
 
@@ -56,16 +55,11 @@ def test_note_when_the_target_is_another_runtime() -> None:
     assert "-nthreads" not in text
 
 
-def test_baseline_of_row() -> None:
-    assert baseline_of(make_row("resnet10t-stem1", name="resnet10t")) == Baseline("resnet10t", 1)
-    assert baseline_of(make_row("resnet10t", name="resnet10t")) == Baseline("resnet10t")
-
-
-@pytest.mark.parametrize("network", [tiny_finalist(), Baseline("mobilenetv3_small_050", 1)], ids=["found", "timm"])
+@pytest.mark.parametrize("network", [tiny_network(), tiny_baseline("mobilenetv3_small_050", 1)], ids=["found", "timm"])
 def test_code_of_the_card_runs_and_agrees(tmp_path: Path, network) -> None:
     making = tiny_making()
     make(network, ModelFolder(tmp_path), making)
-    row = make_row(network.id, name=getattr(network, "name", network.id), is_baseline=isinstance(network, Baseline))
+    row = make_row(network.id, name=network.name, is_baseline=network.is_baseline)
     text = card_text(row, GIVEN, Target("ort_int8", "onnxruntime", "int8"), date="", runtime="")
     images = making.dataset.normalise(making.dataset.test.images)
     found = []

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hwnas.errors import StudyError
 from hwnas.front.finalists import choose_finalists, finalists_of, reward_winner, usable_trials
+from hwnas.networks.network import FoundNetwork
 from hwnas.space.architecture import Architecture
 
 
@@ -84,6 +85,8 @@ def test_never_more_than_k_and_the_most_accurate_is_among_them(points: list[tupl
 def test_finalists_carry_what_the_search_knew() -> None:
     one = Architecture((("ds_r1_k3_s1_c16",),), 16, 1, 0, "relu", 8, 1, 10)
     rows = [trial(one.id, 0.8, 0.1, reward=0.7)]
-    (found,) = finalists_of(rows, {one.id: one}, 3)
-    assert (found.id, found.top1_proxy, found.latency_ms, found.reward, found.reward_winner) == (
+    (found,) = finalists_of(rows, lambda row: {one.id: FoundNetwork(one)}[row["id"]], 3, "t", "h")
+    assert (found.id, found.top1_proxy, found.latency_ms_predicted, found.reward, found.reward_winner) == (
         one.id, 0.8, 0.1, 0.7, True)
+    assert found.network is not None
+    assert (found.network.shape.image_size, found.macs, found.target, found.host) == (8, one.macs, "t", "h")

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from deployment_fixtures import tiny_finalist, tiny_making
+from deployment_fixtures import tiny_baseline, tiny_making, tiny_network
 from safetensors.numpy import load_file
 
 from hwnas.front.make import make_all
-from hwnas.networks.baselines import Baseline
 from hwnas.system.run_folder import RunFolder
 
 
@@ -22,7 +21,7 @@ def made(run, making, workers, networks):
 
 
 def test_two_processes_make_the_weights_that_one_makes(tmp_path):
-    networks = [tiny_finalist(8), tiny_finalist(16)]
+    networks = [tiny_network(8), tiny_network(16)]
     one, two = RunFolder.create(tmp_path / "one"), RunFolder.create(tmp_path / "two")
     alone, together = made(one, tiny_making(), 1, networks), made(two, tiny_making(), 2, networks)
     for network in networks:
@@ -35,12 +34,12 @@ def test_two_processes_make_the_weights_that_one_makes(tmp_path):
 
 def test_a_network_that_fails_leaves_its_reason_and_the_others(tmp_path):
     making = tiny_making()
-    good = tiny_finalist(8)
+    good = tiny_network(8)
     broken = replace(making, recipe=replace(making.recipe, lr=10.0, clip_norm=0.0, optimizer="sgd"))
     run = RunFolder.create(tmp_path / "run")
-    outcomes = made(run, broken, 2, [good, Baseline("mobilenetv3_small_050", 0)])
+    outcomes = made(run, broken, 2, [good, tiny_baseline()])
     failed = outcomes["mobilenetv3_small_050"]
     assert failed.made is None
     assert failed.top1_fp32 is None
     assert "loss" in failed.reason
-    assert made(run, making, 2, [good, tiny_finalist(16)])[good.id].made is not None
+    assert made(run, making, 2, [good, tiny_network(16)])[good.id].made is not None

@@ -11,8 +11,7 @@ from hwnas import report
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, StudyError
 from hwnas.front.picture import PlotInfo
-from hwnas.front.report import plot_info, write_report
-from hwnas.front.report_page import ReportData, report_html
+from hwnas.front.report import ReportData, plot_info, read_report, report_html, write_report
 from hwnas.front.rows import save_front
 from hwnas.system.run_folder import RunFolder
 
@@ -35,7 +34,7 @@ def run(tmp_path) -> RunFolder:
 
 
 def test_report_is_whole_and_needs_no_network(run: RunFolder) -> None:
-    write_report(run)
+    write_report(run, read_report(run))
     page = run.report.read_text()
     checker = Balance()
     checker.feed(page)
@@ -56,7 +55,7 @@ def test_report_says(run: RunFolder, text: str) -> None:
     if text.startswith("3 of 4"):
         rows = [make_row(str(i), latency_ms=0.1 if i else 9.0) for i in range(4)]
         save_front(run, rows)
-    write_report(run)
+    write_report(run, read_report(run))
     assert text in run.report.read_text()
 
 
@@ -84,7 +83,7 @@ def test_names_from_outside_are_escaped() -> None:
 
 def test_the_password_of_the_study_stays_out_of_the_page(run: RunFolder) -> None:
     run.write_config({"seed": 0, "storage": "postgresql+psycopg://me:s3cret@host/name"})
-    write_report(run)
+    write_report(run, read_report(run))
     page = run.report.read_text()
     assert "postgresql+psycopg://me:***@host/name" in page
     assert "s3cret" not in page
@@ -93,7 +92,7 @@ def test_the_password_of_the_study_stays_out_of_the_page(run: RunFolder) -> None
 def test_picture_carries_nothing_from_outside_into_the_page(run: RunFolder) -> None:
     evil = "x --><script>alert(1)</script>"
     run.write_json(run.environment, {**ENVIRONMENT, "dataset": {"name": evil}})
-    write_report(run)
+    write_report(run, read_report(run))
     page = run.report.read_text()
     assert "<script" not in page
     assert "<!--" not in page
@@ -109,7 +108,7 @@ def test_unverified_run_names_the_command() -> None:
 def test_report_before_the_front_is_an_error(tmp_path) -> None:
     run = RunFolder.create(tmp_path)
     with pytest.raises(StudyError, match=r"front\.csv"):
-        write_report(run)
+        write_report(run, read_report(run))
 
 
 def test_command_writes_the_report_again(run: RunFolder) -> None:

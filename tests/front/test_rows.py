@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from hwnas.errors import StudyError
 from hwnas.front.rows import COLUMNS, front_csv, front_json, mark_front, read_front, sort_rows
-from hwnas.stats.intervals import wilson
 
 
 def test_issue_columns_are_all_there() -> None:
@@ -92,15 +91,6 @@ def test_every_row_off_the_front_is_dominated_by_one_on_it(points: list[tuple[fl
     for row in rows:
         if not row.on_front:
             assert any(other.latency_ms <= row.latency_ms and other.top1_test >= row.top1_test for other in front)
-
-
-def test_wilson_matches_the_textbook() -> None:
-    low, high = wilson(10, 20)  # Wilson 1927 / Newcombe 1998: 0.2993 to 0.7007
-    assert (round(low, 4), round(high, 4)) == (0.2993, 0.7007)
-    assert wilson(20, 20)[1] == 1.0
-    assert wilson(0, 20)[0] == 0.0
-    with pytest.raises(ValueError, match="3 of 2"):
-        wilson(3, 2)
 
 
 def test_rows_are_sorted_finalists_first_from_fast_to_slow() -> None:

@@ -6,29 +6,36 @@ import json
 from typing import Any
 
 import pytest
-from deployment_fixtures import measured, tiny_architecture, tiny_dataset, tiny_finalist, tiny_making
+from deployment_fixtures import (
+    finish,
+    measured,
+    tiny_architecture,
+    tiny_baseline,
+    tiny_dataset,
+    tiny_finalist,
+    tiny_making,
+)
 
 from hwnas import verify
 from hwnas.cli.progress import Console
 from hwnas.errors import DataError, ExportError, StudyError
 from hwnas.front import make as deployable
 from hwnas.front import score as scoring
-from hwnas.front.rows import load_front
+from hwnas.front.rows import FrontRow, load_front
 from hwnas.front.score import Timing
-from hwnas.front.verification import Facts, finish
-from hwnas.networks.baselines import Baseline
+from hwnas.front.verification import Facts
 from hwnas.system.run_folder import RunFolder
 from hwnas.target.host import Host
 
 HERE = Host.detect().name
 CONSOLE = Console(quiet=True)
-BASELINE = Baseline("mobilenetv3_small_050", 1)
+BASELINE = FrontRow.of(tiny_baseline("mobilenetv3_small_050", 1), target="ort_int8")
 FILES = {"config.yaml", "front.csv", "front.json", "front.png", "front.svg", "report.html", "environment.json",
          "comparisons.json", "models"}
 
 
 def facts(host: str = HERE, **changes: Any) -> Facts:
-    return Facts(host, host == HERE, "tiny", Timing(tiny_architecture(), seconds=1.0), **changes)
+    return Facts(host, "tiny", Timing(tiny_architecture(), seconds=1.0), **changes)
 
 
 @pytest.fixture
@@ -59,8 +66,8 @@ def run(tmp_path) -> RunFolder:
 def test_run_is_verified_and_every_file_is_there(run: RunFolder, clock) -> None:
     wide = tiny_finalist(16, reward_winner=True)
     clock.update({wide.id: 0.3, tiny_finalist().id: 0.1, BASELINE.id: 0.5})
-    rows = {row.id: row for row in finish(run, [tiny_finalist(), wide], [BASELINE], tiny_making(),
-                                          facts(cap_ms=0.25), CONSOLE)}
+    rows = {row.id: row for row in finish(run, [tiny_finalist(), wide, BASELINE], tiny_making(),
+                                          facts(cap_ms=0.25))}
     assert {path.name for path in run.path.iterdir()} == {*FILES, "trials.csv", "predictions.npz", "measurements.json"}
     assert all(row.verified and row.host == HERE and row.n_test == 40 and not row.reason for row in rows.values())
     assert rows[wide.id].latency_ms == pytest.approx(0.3, rel=0.01)
@@ -80,7 +87,7 @@ def test_run_is_verified_and_every_file_is_there(run: RunFolder, clock) -> None:
 
 
 def test_answers_and_samples_are_kept(run: RunFolder, clock) -> None:
-    (row,) = finish(run, [tiny_finalist()], [], tiny_making(), facts(), CONSOLE)
+    (row,) = finish(run, [tiny_finalist()], tiny_making(), facts())
     answers = run.read_predictions()
     assert (answers[row.id] == answers["labels"]).mean() == row.top1_test
     samples = json.loads(run.measurements.read_text())
@@ -93,7 +100,7 @@ def test_answers_and_samples_are_kept(run: RunFolder, clock) -> None:
 
 def test_comparison_is_written(run: RunFolder, clock) -> None:
     clock.update({tiny_finalist().id: 0.3, BASELINE.id: 0.1})
-    finish(run, [tiny_finalist()], [BASELINE], tiny_making(), facts(), CONSOLE)
+    finish(run, [tiny_finalist(), BASELINE], tiny_making(), facts())
     (found,) = json.loads(run.comparisons.read_text())
     assert found["verdict"] == "none as fast"
     assert "no finalist is as fast" in run.report.read_text()
@@ -108,7 +115,7 @@ def test_failed_network_is_a_row_with_its_reason(run: RunFolder, clock, monkeypa
         return whole(model, path, images)
 
     monkeypatch.setattr(deployable, "check_parity", fails_for_baseline)
-    rows = {row.id: row for row in finish(run, [tiny_finalist()], [BASELINE], tiny_making(), facts(), CONSOLE)}
+    rows = {row.id: row for row in finish(run, [tiny_finalist(), BASELINE], tiny_making(), facts())}
     assert rows[tiny_finalist().id].verified
     assert not rows[BASELINE.id].verified
     assert rows[BASELINE.id].reason == "parity failed over 256 images"
@@ -119,7 +126,7 @@ def test_failed_network_is_a_row_with_its_reason(run: RunFolder, clock, monkeypa
 def test_restless_machine_leaves_the_row_unverified(run: RunFolder, monkeypatch) -> None:
     monkeypatch.setattr(scoring, "measure", lambda calls, *args, **options: {
         name: measured(0.1, quiet_ms=0.1, reference_ms=0.2) for name in calls})
-    (row,) = finish(run, [tiny_finalist()], [], tiny_making(), facts(), CONSOLE)
+    (row,) = finish(run, [tiny_finalist()], tiny_making(), facts())
     assert not row.verified
     assert row.latency_ms is None
     assert row.top1_test is not None
@@ -127,7 +134,7 @@ def test_restless_machine_leaves_the_row_unverified(run: RunFolder, monkeypatch)
 
 
 def test_search_for_another_host_is_completed_over_there(run: RunFolder, clock, monkeypatch) -> None:
-    (row,) = finish(run, [tiny_finalist()], [], tiny_making(), facts("far-host"), CONSOLE)
+    (row,) = finish(run, [tiny_finalist()], tiny_making(), facts("far-host"))
     assert (row.verified, row.host, row.latency_ms, row.on_front) == (False, "far-host", None, True)
     assert row.top1_test_fp32 >= 0.9
     assert {path.name for path in run.path.iterdir()} == {*FILES, "trials.csv"}
@@ -142,7 +149,7 @@ def test_search_for_another_host_is_completed_over_there(run: RunFolder, clock, 
 
 
 def test_verify_refuses_other_data(run: RunFolder, clock, monkeypatch) -> None:
-    finish(run, [tiny_finalist()], [], tiny_making(), facts(), CONSOLE)
+    finish(run, [tiny_finalist()], tiny_making(), facts())
     import dataclasses
 
     monkeypatch.setattr("hwnas.data.loading.load_dataset",
@@ -155,7 +162,7 @@ def test_verify_again_drops_the_old_reason(run: RunFolder, clock, monkeypatch) -
     with monkeypatch.context() as patch:
         patch.setattr(scoring, "measure", lambda calls, *args, **options: {
             name: measured(0.1, quiet_ms=0.1, reference_ms=0.2) for name in calls})
-        finish(run, [tiny_finalist()], [], tiny_making(), facts(), CONSOLE)
+        finish(run, [tiny_finalist()], tiny_making(), facts())
     monkeypatch.setattr("hwnas.data.loading.load_dataset", lambda *args: tiny_dataset())
     verify.run({"run": run.path}, CONSOLE)
     (row,) = load_front(run)

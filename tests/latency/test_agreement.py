@@ -22,7 +22,6 @@ from hwnas.latency.agreement import (
     shared_kinds,
     summary,
     verdicts,
-    wilson,
     worst,
 )
 from hwnas.latency.held_out_networks import FRONT, RANDOM, Capacity, front_networks, held_out_networks, predicted_front
@@ -201,15 +200,6 @@ def test_a_lower_noise_ceiling_less_two_points_is_enough(value, ceiling, met, by
 @pytest.mark.parametrize(("coverage", "met"), [(0.84, False), (0.85, True), (0.95, True), (0.96, False)])
 def test_coverage_must_be_neither_too_low_nor_too_high(coverage, met):
     assert next(one.met for one in verdicts({"coverage": coverage}) if one.mark.name == "coverage") is met
-
-
-@given(st.integers(0, 60), st.integers(1, 60))
-def test_the_interval_of_a_share_holds_it_and_is_never_certain(hits, n):
-    hits = min(hits, n)
-    low, high = wilson(hits, n)
-    assert 0 <= low <= hits / n + 1e-6
-    assert hits / n - 1e-6 <= high <= 1
-    assert high - low > 0.01
 
 
 def test_intervals_narrow_with_more_networks():

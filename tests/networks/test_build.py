@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from hwnas.errors import ConfigError
-from hwnas.networks.build import build, count_macs, count_parameters, register
+from hwnas.networks.baselines import count_macs, count_params
+from hwnas.networks.build import build, register
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
 
@@ -40,7 +41,7 @@ def test_timm_networks_in_our_words_are_timms(name: str) -> None:
     ours = build(architecture)
     assert [(k, v.shape) for k, v in ours.state_dict().items()] == [
         (k, v.shape) for k, v in theirs.state_dict().items()]
-    assert architecture.params == count_parameters(theirs)
+    assert architecture.params == count_params(theirs)
     assert architecture.macs == count_macs(theirs, (3, 224, 224))
     ours.load_state_dict(theirs.state_dict())
     images = torch.randn(1, 3, 64, 64)
@@ -48,17 +49,18 @@ def test_timm_networks_in_our_words_are_timms(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "image_size", "n"),
-                         [("mnasnet_small", 32, 15), ("mnasnet", 64, 5), ("fused", 64, 5), ("nas_bench_macro", 32, 8)])
+                         [("mnasnet_small", 32, 15), ("mnasnet", 64, 5), ("fused", 64, 5), ("nas_bench_macro", 32, 8),
+                          ("convnext_small", 16, 6)])
 def test_counts_are_those_of_the_built_network(name: str, image_size: int, n: int) -> None:
     space = SearchSpace.load(name, channels=1, classes=7, image_size=image_size)
     for row in space.sample(np.random.default_rng(n), n):
         architecture = space.decode(space.to_params(row))
         network = build(architecture)
         assert network.training
-        assert count_parameters(network) == architecture.params
+        assert count_params(network) == architecture.params
         assert count_macs(network, (1, image_size, image_size)) == architecture.macs
         for i, stage in enumerate(architecture.staged_blocks()[1:-1]):
-            assert [count_parameters(block) for block in network.blocks[i]] == [block.params for block in stage], i
+            assert [count_params(block) for block in network.blocks[i]] == [block.params for block in stage], i
 
 
 @pytest.mark.parametrize("stages", [
@@ -70,7 +72,7 @@ def test_counts_are_those_of_the_built_network(name: str, image_size: int, n: in
 def test_every_kind_of_block_counts_right(stages: tuple[tuple[str, ...], ...], head: int) -> None:
     architecture = Architecture(stages, 20, 1, head, "hard_swish", 30, 2, 3)
     network = build(architecture)
-    assert count_parameters(network) == architecture.params
+    assert count_params(network) == architecture.params
     assert count_macs(network, (2, 30, 30)) == architecture.macs
     assert network(torch.zeros(2, 2, 30, 30)).shape == (2, 3)
     sizes = [b.out_size for stage in architecture.staged_blocks()[1:-1] for b in stage[-1:]]
@@ -108,6 +110,7 @@ def test_names_that_are_taken_or_odd_are_refused() -> None:
             register(TIMM["semnasnet_100"], name)
 
 
+@pytest.mark.soak
 def test_nas_bench_macro_has_the_published_parameters_and_macs(data_root: Path) -> None:
     table = data_root.parent / "benchmarks" / "nas_bench_macro.csv"
     if not table.is_file():

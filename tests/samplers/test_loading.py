@@ -179,6 +179,7 @@ def published() -> Published:
     return Published(path)
 
 
+@pytest.mark.soak
 def test_samplers_beat_chance_on_real_accuracies(tmp_path: Path, published: Published) -> None:
     slowest = published.space.decode(published.params("22222222")).macs / 1e8
 

@@ -24,7 +24,7 @@ from hwnas.latency.model import Predictions  # noqa: E402
 from hwnas.samplers.informed import Context, Scored, certified, informed, scored  # noqa: E402
 from hwnas.samplers.known import Mix  # noqa: E402
 from hwnas.samplers.loading import load_sampler  # noqa: E402
-from hwnas.search import prepare as prepared  # noqa: E402
+from hwnas.search import road  # noqa: E402
 from hwnas.space.search_space import SearchSpace  # noqa: E402
 from hwnas.study.objective import Objective  # noqa: E402
 
@@ -161,18 +161,16 @@ def test_a_search_computes_what_its_certificate_leaves_on(space: SearchSpace, da
     taus = {"zero_cost:params": 0.3, "zero_cost:macs": 0.2, "zero_cost:naswot": 0.5, "zero_cost:zico": 0.1}
     content = {"estimators": {name: {"kendall_tau": tau, "low": tau / 2, "high": 1} for name, tau in taus.items()}}
     certificate = Certificate(Path("certificate.json"), content)
-    monkeypatch.setattr("hwnas.accuracy.certificate.find_certificate", lambda *_: certificate)
     monkeypatch.setattr("hwnas.samplers.informed.scored", lambda *given: asked.append(given[2]) or "scores")
 
-    def options(sampler: str, names: list[str]) -> Any:
-        plan: Any = SimpleNamespace(config=SimpleNamespace(sampler=sampler), space=space, threads=1,
-                                    section=lambda key: {"zero_cost": names, "n_startup_trials": 4})
-        return prepared._sampler_options(plan, dataset, Console(stream=io.StringIO()))
+    def told(sampler: str, names: list[str]) -> Any:
+        plan: Any = SimpleNamespace(sampler_name=sampler, sampler_options={"zero_cost": names}, space=space, threads=1)
+        return road._zero_cost(plan, dataset, certificate, Console(stream=io.StringIO()))
 
-    assert options("hwnas", ["zico", "naswot"]) == ({"zero_cost": ["naswot"], "n_startup_trials": 4}, "scores")
-    assert options("hwnas", ["zico"]) == ({"zero_cost": [], "n_startup_trials": 4}, None)
-    assert options("hwnas", [])[1] is None
-    assert options("mine", ["naswot"]) == ({"zero_cost": ["naswot"], "n_startup_trials": 4}, None)
+    assert told("hwnas", ["zico", "naswot"]) == "scores"
+    assert told("hwnas", ["zico"])(SimpleNamespace(codes=np.zeros((3, 2)))).shape == (3, 0)
+    assert told("hwnas", []) is None
+    assert told("mine", ["naswot"]) is None
     assert asked == [["naswot"]]
 
 

@@ -179,11 +179,12 @@ def test_a_search_for_another_machine_stays_unverified_until_it_is_verified(run,
 
 
 def test_a_search_on_a_table_imports_no_runtime_until_the_verification(run, tmp_path):
-    code = ("import sys; from hwnas.search import __main__ as search; from hwnas.cli.command import run_command\n"
+    code = ("import sys; from hwnas.search import __main__ as search, road\n"
+            "from hwnas.cli.command import run_command\n"
             "def verify(*_):\n"
             "    held = {'openvino', 'onnxruntime'} & set(sys.modules)\n"
             "    print('imported', sorted(held)); sys.exit(1 if held else 0)\n"
-            "search._verify = verify\n"
+            "road.verified = verify\n"
             f"run_command(search.main, 'search', '', {[*SMALL, f'out={tmp_path}/table', 'n_trials=1']!r})")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import optuna
 import pytest
-from deployment_fixtures import measured, tiny_architecture, tiny_dataset, tiny_finalist, tiny_making
+from deployment_fixtures import finish, measured, tiny_architecture, tiny_dataset, tiny_finalist, tiny_making
 from front_fixtures import make_row
 from optuna.trial import TrialState
 from study_fixtures import IDENTITY, OBJECTIVE, Predictions, Scores, searched, url
@@ -25,11 +25,10 @@ from hwnas.errors import ConfigError, StudyError, UnknownName
 from hwnas.front import score as scoring
 from hwnas.front.finalists import choose_finalists
 from hwnas.front.picture import PlotInfo, front_figure, named
-from hwnas.front.report import write_report
-from hwnas.front.report_page import ReportData, report_html
+from hwnas.front.report import ReportData, read_report, report_html, write_report
 from hwnas.front.rows import COLUMNS, Cost, front_csv, front_json, load_front, mark_front, read_front
 from hwnas.front.score import Timing
-from hwnas.front.verification import Facts, finish
+from hwnas.front.verification import Facts
 from hwnas.latency.timing import prepare_network
 from hwnas.pictures.style import figure_bytes
 from hwnas.samplers import model
@@ -123,9 +122,9 @@ def test_a_price_is_of_a_million_images() -> None:
 def test_the_price_of_an_hour_is_the_targets_unless_it_is_given() -> None:
     target = Target("t", "openvino", "int8", price_per_hour=2.0)
     section = {"name": "pareto", "reward": "soft", "known": ["price"], "price_per_hour": None}
-    assert read_objective(section, target, 1.0).terms.price_per_hour == 2.0
-    assert read_objective({**section, "price_per_hour": 3.0}, target, 1.0).terms.price_per_hour == 3.0
-    assert read_objective({"name": "pareto", "reward": "soft"}, target, 1.0).known == ("latency_ms",)
+    assert read_objective(section, target).terms.price_per_hour == 2.0
+    assert read_objective({**section, "price_per_hour": 3.0}, target).terms.price_per_hour == 3.0
+    assert read_objective({"name": "pareto", "reward": "soft"}, target).known == ("latency_ms",)
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp32"])
@@ -291,8 +290,9 @@ def test_a_verified_front_holds_what_was_exported_and_measured(tmp_path: Path, m
     run.write_config({"seed": 0, "dataset": {"name": "sides", "root": None}, "objective": {
         "name": "pareto", "reward": "soft", "known": ["size_mb", "price"], "price_per_hour": 0.36}})
     here = Host.detect().name
-    finish(run, [tiny_finalist(), tiny_finalist(16)], [], tiny_making(),
-           Facts(here, True, "tiny", Timing(tiny_architecture(), seconds=1.0)), Console(quiet=True))
+    objective = Objective(None, known=("size_mb", "price"), terms=INT8)
+    finish(run, [tiny_finalist(), tiny_finalist(16)], tiny_making(),
+           Facts(here, "tiny", Timing(tiny_architecture(), seconds=1.0)), objective)
     for row in load_front(run):
         size, price = row.costs
         assert row.verified
@@ -309,7 +309,7 @@ def test_a_verified_front_holds_what_was_exported_and_measured(tmp_path: Path, m
     verify.run({"run": run.path}, Console(quiet=True))
     assert {row.id: row.costs for row in load_front(run)} == before
     shutil.rmtree(run.path / "models")
-    write_report(run)
+    write_report(run, read_report(run))
     assert {row.id: row.costs for row in load_front(run)} == before
 
 

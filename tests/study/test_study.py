@@ -19,8 +19,9 @@ from hwnas.errors import ConfigError, SpaceError, StudyError, TrainingError
 from hwnas.search.loop import SearchEvent
 from hwnas.space.architecture import Architecture
 from hwnas.study.objective import Objective
-from hwnas.study.record import COLUMNS, count, front_rows, trial_rows
+from hwnas.study.record import count, front_rows, trial_rows
 from hwnas.study.study import acquire_verifier, check_resumable, identity_of, load_study
+from hwnas.system.run_folder import OF_EVERY_TRIAL
 
 
 def by_outcome(study: optuna.Study, outcome: str) -> list[dict[str, Any]]:
@@ -32,7 +33,7 @@ def test_every_evaluated_trial_records_all_of_it(tmp_path: Path) -> None:
     ended = searched(study, 6, estimator=scores)
     rows = trial_rows(study)
     assert (ended.ended, ended.n_complete, len(set(scores.calls))) == ("done", 6, 6)
-    assert all(tuple(row) == COLUMNS for row in rows)
+    assert all(tuple(row) == tuple(OF_EVERY_TRIAL) for row in rows)
     for row in by_outcome(study, "evaluated"):
         trial = study.trials[row["number"]]
         codes = np.array([trial.user_attrs["codes"]])

@@ -13,7 +13,7 @@ from front_fixtures import make_row
 from hwnas.errors import StudyError, UserError
 from hwnas.front.rows import load_front, save_front
 from hwnas.system.run_folder import RunFolder
-from hwnas.system.tables import finite, read_table, table_csv
+from hwnas.system.tables import finite
 
 
 @pytest.fixture
@@ -88,9 +88,6 @@ def test_trials_round_trip_keeps_ids_text(run: RunFolder) -> None:
     assert first == {**rows[0], "curve": "[0.1, null]", "seconds": None}
     assert second == rows[1]
 
-
-def test_table_of_nothing_is_an_empty_table() -> None:
-    assert read_table(table_csv([])) == []
 
 
 def test_predictions_round_trip_without_pickle(run: RunFolder) -> None:

@@ -10,8 +10,10 @@ import pytest
 from hwnas.cli.command import compose
 from hwnas.cli.progress import Console
 from hwnas.errors import StudyError
-from hwnas.search import prepare as prepared
+from hwnas.search import road
+from hwnas.search.plan import make_plan
 from hwnas.system.paths import shipped
+from hwnas.system.run_folder import RunFolder
 
 
 class Costly:
@@ -25,15 +27,15 @@ class Costly:
 
 
 @pytest.mark.parametrize(("estimator", "seconds"), [(Costly(), 12.5), (SimpleNamespace(fingerprint="proxy"), 0.0)])
-def test_the_study_holds_what_came_before_the_trials(monkeypatch, estimator, seconds):
+def test_the_study_holds_what_came_before_the_trials(tmp_path, monkeypatch, estimator, seconds):
     study = optuna.create_study()
-    made = {"make_plan": SimpleNamespace(deployment=None, space=None, calibration=None, reuse=None), "_load_data": None,
-            "_chosen": SimpleNamespace(why="", accuracy="x"), "_estimator": estimator, "_making": None,
-            "latency_model": (None, None), "search_options": None, "_identity": {}, "_url": "sqlite:///none/study.db",
+    plan = SimpleNamespace(deployment=None, space=None, calibration=None, reuse=None, storage="sqlite:///none/study.db")
+    made = {"_load_data": None, "look_up": None, "_chosen": SimpleNamespace(why="", accuracy="x"),
+            "_estimator": estimator, "latency_model": (None, None), "search_options": None, "_identity": {},
             "_open_study": study}
     for name, value in made.items():
-        monkeypatch.setattr(prepared, name, lambda *_, value=value: value)
-    prepared.prepare(None, Console(quiet=True))
+        monkeypatch.setattr(road, name, lambda *_, value=value: value)
+    road.prepare(plan, RunFolder(tmp_path), Console(quiet=True))
     assert study.user_attrs["setup_seconds"] == seconds
 
 
@@ -42,11 +44,19 @@ def test_a_study_of_another_estimator_is_refused_before_that_one_works(tmp_path,
     host = max(path.name for path in shipped("latency_tables").iterdir() if path.is_dir())
     config = compose("search", ["+target=epyc_int8", f"host={host}", f"out={tmp_path}", "baselines=[]"])
     first, other = Costly(), Costly()
-    monkeypatch.setattr(prepared, "_estimator", lambda *_: first)
-    prepared.prepare(config, Console(quiet=True))
-    prepared.prepare(config, Console(quiet=True))
+    plan, run = make_plan(config, Console(quiet=True)), RunFolder(tmp_path)
+    monkeypatch.setattr(road, "_estimator", lambda *_: first)
+    road.prepare(plan, run, Console(quiet=True))
+    road.prepare(plan, run, Console(quiet=True))
     other.fingerprint = "other"
-    monkeypatch.setattr(prepared, "_estimator", lambda *_: other)
+    monkeypatch.setattr(road, "_estimator", lambda *_: other)
     with pytest.raises(StudyError, match=r"cannot resume, accuracy was proxy \(costly\), now proxy \(other\)"):
-        prepared.prepare(config, Console(quiet=True))
+        road.prepare(plan, run, Console(quiet=True))
     assert (first.setup_seconds, other.setup_seconds) == (12.5, 0)
+
+
+def test_a_plan_writes_nothing(tmp_path):
+    plan = make_plan(compose("search", ["+target=xeon_int8", f"out={tmp_path / 'run'}", "baselines=[]"]),
+                     Console(quiet=True))
+    assert plan.out == tmp_path / "run"
+    assert not list(tmp_path.iterdir())

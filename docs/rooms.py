@@ -1,0 +1,159 @@
+"""Draws docs/rooms.svg from the imports of the code: python docs/rooms.py
+
+A box is a package; an arrow goes from a package to one that it uses. Arrows that follow from others are left out.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from html import escape
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "hwnas"
+PICTURE = ROOT / "docs" / "rooms.svg"
+EVERYWHERE = {"errors", "face"}  # used by all, so arrows to them would say nothing
+OUTSIDE = {"testing", "network", "architecture", "baselines", "__init__"}  # for packages of others, and old names
+COMMANDS = "commands"
+WIDTH, BOX_WIDTH, BOX_HEIGHT, GAP, ROW = 1120, 206, 58, 14, 92
+INK, MUTED, LINE, FILL, EDGE = "#1c2430", "#667085", "#98a2b3", "#f8fafc", "#d0d5dd"
+
+
+def module_files() -> dict[str, Path]:
+    """Each module of the package by its name without `hwnas.`; a package by its own name."""
+    files = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        files[".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)] = path
+    return files
+
+
+def imports(path: Path, modules: Mapping[str, Path]) -> Iterator[str]:
+    """Modules of hwnas that a file imports, inside functions too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively; write hwnas.… in full"
+            names = [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
+        else:
+            continue
+        yield from (name.removeprefix("hwnas.") for name in names if name.startswith("hwnas.")
+                    and name.removeprefix("hwnas.") in modules)
+
+
+def graph() -> dict[str, set[str]]:
+    """For each module, the modules that it imports."""
+    modules = module_files()
+    return {name: set(imports(path, modules)) - {name} for name, path in modules.items()}
+
+
+def room(module: str) -> str:
+    """The package that a module belongs to, or its own name where it lies in the root."""
+    return module.partition(".")[0]
+
+
+def rooms() -> dict[str, set[str]]:
+    """For each package, the packages that it uses; the single-file commands count as one."""
+    uses: dict[str, set[str]] = {}
+    for module, imported in graph().items():
+        if room(module) not in EVERYWHERE | OUTSIDE:
+            uses.setdefault(_box(module), set()).update(_box(name) for name in imported if room(name) not in EVERYWHERE)
+    return {name: used - {name} for name, used in uses.items()}
+
+
+def _box(module: str) -> str:
+    return room(module) if (PACKAGE / room(module)).is_dir() else COMMANDS
+
+
+def _levels(uses: Mapping[str, set[str]]) -> dict[str, int]:
+    """A row for each package: above all that it uses, right below the lowest that uses it: arrows are short."""
+    lowest: dict[str, int] = {}
+
+    def bottom(name: str) -> int:
+        if name not in lowest:
+            lowest[name] = 1 + max(map(bottom, uses[name]), default=-1)
+        return lowest[name]
+
+    for name in uses:
+        bottom(name)
+    levels: dict[str, int] = {}
+    for name in sorted(uses, key=lambda name: -lowest[name]):
+        users = [levels[user] for user, used in uses.items() if name in used]
+        levels[name] = min(users, default=max(lowest.values()) + 1) - 1
+    return levels
+
+
+def _direct(uses: Mapping[str, set[str]]) -> dict[str, list[str]]:
+    """Of the packages that each uses, those that none of the others uses already (the transitive reduction)."""
+    def reached(name: str) -> set[str]:
+        return set().union(*({other} | reached(other) for other in uses[name]))
+
+    return {name: sorted(used for used in all_used if not any(used in reached(other) for other in all_used - {used}))
+            for name, all_used in uses.items()}
+
+
+def _about(name: str) -> tuple[str, str]:
+    """A package's size and the first words of its docstring."""
+    if name == COMMANDS:
+        names = sorted(module for module in module_files() if "." not in module
+                       and not (PACKAGE / module).is_dir() and module not in EVERYWHERE | OUTSIDE)
+        return f"{len(names)} modules", " · ".join(names)
+    doc = ast.get_docstring(ast.parse((PACKAGE / name / "__init__.py").read_text())) or ""
+    count = sum(path.name != "__init__.py" for path in (PACKAGE / name).glob("*.py"))
+    head, _, tail = doc.splitlines()[0].partition(": ")
+    return f"{count} modules", head if not tail or tail.startswith("python") else tail
+
+
+def _wrapped(text: str, width: int = 37, lines: int = 2) -> list[str]:
+    import textwrap
+
+    return textwrap.wrap(text, width, max_lines=lines, placeholder=" …")
+
+
+def draw() -> str:
+    """The picture as SVG text: packages that use nothing below, commands on top."""
+    uses = rooms()
+    levels, direct = _levels(uses), _direct(uses)
+    top = max(levels.values())
+    rows = [sorted(name for name in uses if levels[name] == level) for level in range(top, -1, -1)]
+    place: dict[str, tuple[float, float]] = {}
+    for number, row in enumerate(rows):
+        users = {name: [place[user][0] for user in direct if name in direct[user]] or [0.0] for name in row}
+        row.sort(key=lambda name, users=users: (sum(users[name]) / len(users[name]), name))
+        left = (WIDTH - len(row) * BOX_WIDTH - (len(row) - 1) * GAP) / 2
+        for column, name in enumerate(row):
+            place[name] = (left + column * (BOX_WIDTH + GAP), 20 + number * ROW)
+    height = 20 + len(rows) * ROW
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
+             f'viewBox="0 0 {WIDTH} {height}" font-family="DejaVu Sans, Verdana, sans-serif">',
+             f'<rect width="{WIDTH}" height="{height}" fill="white"/>']
+    parts += [_arrow(place[name], place[used]) for name in sorted(direct) for used in direct[name]]
+    parts += [_drawn_box(name, *place[name]) for name in sorted(place)]
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _arrow(user: tuple[float, float], used: tuple[float, float]) -> str:
+    x0, y0, x1, y1 = user[0] + BOX_WIDTH / 2, user[1] + BOX_HEIGHT, used[0] + BOX_WIDTH / 2, used[1]
+    bend = (y1 - y0) / 2
+    return (f'<path d="M{x0:.0f},{y0:.0f} C{x0:.0f},{y0 + bend:.0f} {x1:.0f},{y1 - bend:.0f} {x1:.0f},{y1:.0f}" '
+            f'fill="none" stroke="{LINE}" stroke-width="1.3"/>'
+            f'<circle cx="{x1:.0f}" cy="{y1:.0f}" r="3" fill="{LINE}"/>')
+
+
+def _drawn_box(name: str, x: float, y: float) -> str:
+    size, words = _about(name)
+    lines = [f'<rect x="{x:.0f}" y="{y:.0f}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="6" fill="{FILL}" '
+             f'stroke="{EDGE}"/>',
+             f'<text x="{x + 10:.0f}" y="{y + 18:.0f}" font-size="13" font-weight="bold" fill="{INK}">'
+             f'{escape(name)}</text>',
+             f'<text x="{x + BOX_WIDTH - 10:.0f}" y="{y + 18:.0f}" font-size="10" text-anchor="end" fill="{MUTED}">'
+             f'{escape(size)}</text>']
+    lines += [f'<text x="{x + 10:.0f}" y="{y + 34 + 13 * i:.0f}" font-size="9.5" fill="{MUTED}">{escape(line)}</text>'
+              for i, line in enumerate(_wrapped(words))]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    PICTURE.write_text(draw(), encoding="utf-8")

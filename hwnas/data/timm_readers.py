@@ -1,0 +1,222 @@
+"""Data sets that timm's readers read: Hugging Face data sets on disk (Arrow, parquet), and tar files."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hwnas.data.dataset import DatasetInfo, Listing, digest
+from hwnas.data.decoding import Decoder, look
+from hwnas.data.options import DatasetOptions
+from hwnas.errors import ConfigError, DataError
+from hwnas.system.paths import home
+from hwnas.system.torchvision_ops import declare_missing
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+PREFIX = "timm:"
+ALIASES = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
+OPTIONS = {"input_key": "image", "target_key": "label"}  # of dataset.options: columns of images and labels
+KINDS = "timm:hfds (Hugging Face data sets and parquet files in dataset.root), timm:hfds/NAME (with " \
+        "dataset.download=true) or timm:tar (dataset.root: a tar file, or a folder of train.tar, val.tar, test.tar)"
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderImage:
+    """One image that a reader of timm opens; readers share a file, so only one thread at a time reads from it."""
+
+    reader: Any
+    lock: Lock
+    row: int
+    name: str
+    identity: str
+
+    def open(self) -> Image.Image:
+        from PIL import Image
+
+        with self.lock, self.reader[self.row][0] as file:
+            content = file.read()
+        return Image.open(io.BytesIO(content))
+
+
+class SavedReader:
+    """What timm's ReaderHfds is to a data set that it loads, for a split that is loaded already."""
+
+    def __init__(self, dataset: Any, input_key: str, target_key: str) -> None:
+        import datasets
+
+        self.dataset = dataset.cast_column(input_key, datasets.Image(decode=False))
+        self._keys = input_key, target_key
+        names = getattr(dataset.features.get(target_key), "names", None) or ()
+        self.class_to_idx = {name: number for number, name in enumerate(names)}
+
+    def __getitem__(self, row: int) -> tuple[Any, Any]:
+        image, target = (self.dataset[row][key] for key in self._keys)
+        return io.BytesIO(image["bytes"] or Path(image["path"]).read_bytes()), target
+
+    def iter_targets(self) -> Iterator[Any]:
+        """Labels in order, without the images."""
+        yield from self.dataset[self._keys[1]]
+
+
+class TarReader:
+    """The images that timm finds in a tar file, read where they lie in it: timm itself leaves the file open."""
+
+    def __init__(self, path: Path) -> None:
+        declare_missing()
+        from timm.data.readers.reader_image_in_tar import ReaderImageInTar
+
+        reader = ReaderImageInTar(str(path), cache_tarinfo=False)
+        self.path, self.targets, self.class_to_idx = path, reader.targets, reader.class_name_to_idx
+        self._places = [(image.offset_data + (inner.offset_data if inner is not None else 0), image.size)
+                        for image, _, inner in reader.samples]
+
+    def __getitem__(self, row: int) -> tuple[io.BytesIO, int]:
+        start, size = self._places[row]
+        with open(self.path, "rb") as file:
+            file.seek(start)
+            return io.BytesIO(file.read(size)), int(self.targets[row])
+
+
+def timm_reader(options: DatasetOptions) -> Listing:
+    """List the data set `timm:KIND`; DataError when it is not there or its labels cannot be told.
+
+    Parts are the splits train, validation and test; without train there is nothing to learn from. Nothing is fetched
+    without `download`.
+    """
+    kind, _, name = options.name.removeprefix(PREFIX).partition("/")
+    unknown = sorted({*options.options} - {*OPTIONS})
+    if unknown:
+        raise ConfigError(f"no option is called dataset.options.{unknown[0]}; there are: {', '.join(OPTIONS)}.")
+    if kind == "hfds":
+        readers = _hugging_face(name, options)
+    elif kind == "tar" and not name:
+        readers = _tar(options)
+    else:
+        raise ConfigError(f"dataset={options.name}: write {KINDS}.")
+    if "train" not in readers:
+        raise DataError(f"{_where(options)}: no split is called train; there is {', '.join(readers) or 'none'}.")
+    return _listing(readers, options)
+
+
+def _where(options: DatasetOptions) -> str:
+    return str(options.root or options.name)
+
+
+def _listing(readers: Mapping[str, Any], options: DatasetOptions) -> Listing:
+    where = _where(options)
+    targets = {part: [int(value) for value in reader.targets] if hasattr(reader, "targets")
+               else list(reader.iter_targets()) for part, reader in readers.items()}
+    names = _class_names(readers["train"], targets, where)
+    index = {name: number for number, name in enumerate(names)}
+    labels = {part: np.asarray([index[value] if isinstance(value, str) else value for value in values], np.int64)
+              for part, values in targets.items()}
+    identity = _identity(readers, labels, names)
+    lock = Lock()
+    sources = {part: [ReaderImage(reader, lock, row, f"{where}: {part} image {row}", f"{identity}:{part}:{row}")
+                      for row in range(len(labels[part]))] for part, reader in readers.items()}
+    channels, native_size = look(sources["train"], options, where)
+    return Listing(DatasetInfo(options.name, channels, len(names), native_size), names, labels, identity, where,
+                   Decoder(sources, channels, options))
+
+
+def _class_names(reader: Any, targets: Mapping[str, Sequence[Any]], where: str) -> tuple[str, ...]:
+    """Names in the order of their numbers: the reader's, the labels themselves, or the numbers."""
+    values = {value for part in targets.values() for value in part}
+    if values and all(isinstance(value, str) for value in values):
+        return tuple(sorted(values))
+    if not values or not all(isinstance(value, int) and value >= 0 for value in values):
+        raise DataError(f"{where}: labels must be whole numbers from 0 or names, found "
+                        f"{sorted(map(repr, values))[:3]}. Name the column: dataset.options.target_key=NAME.")
+    known = {number: str(name) for name, number in reader.class_to_idx.items()}
+    return tuple(known.get(number, str(number)) for number in range(max(max(values), *known, 0) + 1))
+
+
+def _identity(readers: Mapping[str, Any], labels: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Changes with labels, names and the readers' own fingerprints of the content."""
+    marks = []
+    for part, reader in sorted(readers.items()):
+        if isinstance(reader, TarReader):
+            status = os.stat(reader.path)
+            mark = f"{reader.path.name}:{status.st_size}:{status.st_mtime_ns}"
+        else:
+            mark = reader.dataset._fingerprint
+        marks.append(f"{part} {mark} {labels[part].tobytes().hex()}")
+    return digest(*names, *marks)
+
+
+def _tar(options: DatasetOptions) -> dict[str, Any]:
+    """Readers of one tar file, or of train.tar, val.tar and test.tar in a folder; folders in them are classes."""
+    root = options.root
+    if root is None or not root.exists():
+        fact = "dataset.root is not set" if root is None else f"{root}: not found"
+        raise DataError(f"{fact}. Give dataset.root=FILE.tar, or a folder that holds train.tar.")
+    files = {"train": root} if root.is_file() else {
+        part: path for part, names in ALIASES.items() for name in names if (path := root / f"{name}.tar").is_file()}
+    if not files:
+        raise DataError(f"{root}: no train.tar. Give dataset.root=FILE.tar or a folder that holds train.tar.")
+    try:
+        readers = {part: TarReader(path) for part, path in files.items()}
+    except (OSError, ValueError, AssertionError, EOFError) as error:
+        raise DataError(f"{root}: cannot be read as tar of images ({' '.join(str(error).split())}).") from None
+    classes = {part: sorted(reader.class_to_idx) for part, reader in readers.items()}
+    for part, found in classes.items():
+        if found != classes["train"]:
+            raise DataError(f"{files[part]}: classes differ from those of {files['train'].name}. Give both the same.")
+    return readers
+
+
+def _hugging_face(name: str, options: DatasetOptions) -> dict[str, Any]:
+    """Readers of a Hugging Face data set's splits: saved on disk, parquet files in a folder, or NAME by download."""
+    root = options.root
+    if root is None and not (name and options.download):
+        raise DataError(f"dataset={options.name}: nothing is fetched without dataset.download=true. Give "
+                        "dataset.root=FOLDER that holds a saved data set or parquet files.")
+    if root is not None and not root.is_dir():
+        raise DataError(f"{root}: no such folder. Give dataset.root=FOLDER that holds a saved data set or parquet "
+                        "files.")
+    if root is not None:
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+        os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
+    try:
+        import datasets
+    except ImportError:
+        raise DataError("timm:hfds needs the package datasets. Install it: pip install 'hwnas[datasets]'.") from None
+    datasets.disable_progress_bars()
+    try:
+        saved = _saved(root, datasets)
+        place = name if root is None else str(root)
+        splits = list(saved) if saved else datasets.get_dataset_split_names(place)
+        parts = {part: split for part, aliases in ALIASES.items() for split in splits if split in aliases}
+        return {part: _reader(place, split, saved.get(split), options) for part, split in parts.items()}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(f"{_where(options)}: cannot be read as a data set ({reason}).") from None
+
+
+def _saved(root: Path | None, datasets: Any) -> dict[str, Any]:
+    """Splits of a data set that `save_to_disk` wrote; empty where it is something else."""
+    if root is None or not ((root / "dataset_dict.json").is_file() or (root / "state.json").is_file()):
+        return {}
+    loaded = datasets.load_from_disk(str(root))
+    return dict(loaded) if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
+
+
+def _reader(place: str, split: str, saved: Any, options: DatasetOptions) -> Any:
+    """A reader of one split: of `saved`, or timm's of what lies at `place`."""
+    input_key, target_key = (str(options.options.get(name, default)) for name, default in OPTIONS.items())
+    if saved is not None:
+        return SavedReader(saved, input_key, target_key)
+    declare_missing()
+    from timm.data.readers.reader_hfds import ReaderHfds
+
+    return ReaderHfds(place, root=str(home() / "cache" / "datasets"), split=split, input_key=input_key,
+                      target_key=target_key)

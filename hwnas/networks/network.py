@@ -1,0 +1,176 @@
+"""Network: what can be built, exported and timed, be it an architecture of a space or a timm baseline."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hwnas.networks.baselines import Baseline
+from hwnas.space.architecture import Architecture
+from hwnas.system.run_folder import ModelFolder
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from hwnas.space.blocks import BlockSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What goes in and comes out: square images of `channels`, `image_size` pixels wide, and logits of `classes`."""
+
+    channels: int
+    image_size: int
+    classes: int
+
+    @property
+    def image(self) -> tuple[int, int, int]:
+        """(channels, height, width) of one image."""
+        return self.channels, self.image_size, self.image_size
+
+
+@dataclass(frozen=True, slots=True)
+class Network(ABC):
+    """One network, from the search's trial or the list of baselines to its row of the front.
+
+    `is_baseline`: a timm network. `file` is the name of the file that `describe` fills.
+    """
+
+    is_baseline = False
+    file = "architecture.yaml"
+
+    @property
+    @abstractmethod
+    def id(self) -> str:
+        """Its folder in `models/`."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What sentences call it: timm's name of a baseline, otherwise the id."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> Shape:
+        """Its images and classes."""
+
+    @property
+    @abstractmethod
+    def identity(self) -> str:
+        """Names the network in fingerprints of weights: never changes for the same network."""
+
+    @property
+    def blocks(self) -> Sequence[BlockSpec] | None:
+        """The blocks that a runtime executes, where they are known."""
+        return None
+
+    @abstractmethod
+    def build(self) -> nn.Module:
+        """The torch network with random weights (seed torch first), in train mode."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Text of its `file`; `read_network` reads it back."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundNetwork(Network):
+    """An architecture of a search space."""
+
+    architecture: Architecture
+
+    @property
+    def id(self) -> str:
+        """The architecture's id."""
+        return self.architecture.id
+
+    @property
+    def name(self) -> str:
+        """As `id`."""
+        return self.architecture.id
+
+    @property
+    def shape(self) -> Shape:
+        """Its own: architectures hold their images' size."""
+        one = self.architecture
+        return Shape(one.channels, one.image_size, one.classes)
+
+    @property
+    def identity(self) -> str:
+        """The architecture as JSON."""
+        return json.dumps(self.architecture.to_dict())
+
+    @property
+    def blocks(self) -> Sequence[BlockSpec]:
+        """The architecture's blocks."""
+        return self.architecture.blocks()
+
+    def build(self) -> nn.Module:
+        """By timm's EfficientNet or the macro network."""
+        from hwnas.networks.build import build
+
+        return build(self.architecture)
+
+    def describe(self) -> str:
+        """Text of `architecture.yaml`."""
+        return self.architecture.to_yaml()
+
+    def __str__(self) -> str:
+        return str(self.architecture)
+
+
+@dataclass(frozen=True, slots=True)
+class TimmNetwork(Network):
+    """A timm network, for images and classes of `images`."""
+
+    is_baseline = True
+    file = "baseline.yaml"
+
+    baseline: Baseline
+    images: Shape
+
+    @property
+    def id(self) -> str:
+        """timm's name, and the stem's stride where it was changed."""
+        return self.baseline.id
+
+    @property
+    def name(self) -> str:
+        """timm's name."""
+        return self.baseline.name
+
+    @property
+    def shape(self) -> Shape:
+        """What it was made for."""
+        return self.images
+
+    @property
+    def identity(self) -> str:
+        """The baseline's text."""
+        return str(self.baseline)
+
+    def build(self) -> nn.Module:
+        """By timm; nothing is downloaded."""
+        return self.baseline.build(self.images.channels, self.images.classes, self.images.image_size)
+
+    def describe(self) -> str:
+        """Text of `baseline.yaml`."""
+        return self.baseline.to_yaml()
+
+    def __str__(self) -> str:
+        return str(self.baseline)
+
+
+def read_network(folder: ModelFolder, images: Shape) -> Network | None:
+    """The network that a folder of `models/` describes; None where it describes none.
+
+    `images`: of the data set, for a timm network, whose file does not say. StudyError for a file of another format.
+    """
+    if folder.architecture.is_file():
+        return FoundNetwork(Architecture.from_yaml(folder.architecture.read_text("utf-8"), str(folder.architecture)))
+    if folder.baseline.is_file():
+        return TimmNetwork(Baseline.from_yaml(folder.baseline.read_text("utf-8"), str(folder.baseline)), images)
+    return None

@@ -1,0 +1,310 @@
+"""The road of a search: plan, prepare, search, finalists, verify, report. `search` is all of it, top to bottom."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hwnas.accuracy.certificate import NAME, Certificate, Chosen, choose, look_up
+from hwnas.accuracy.estimator import Prepares
+from hwnas.cli.progress import Console, Report
+from hwnas.errors import StudyError
+from hwnas.latency.deployment import error_line, latency_model
+from hwnas.networks.network import FoundNetwork
+from hwnas.search.plan import Plan, make_plan
+from hwnas.system.processes import crew
+from hwnas.system.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    import optuna
+    from numpy.typing import NDArray
+
+    from hwnas.accuracy.estimator import AccuracyEstimator
+    from hwnas.data.dataset import Dataset
+    from hwnas.front.rows import FrontRow
+    from hwnas.front.verification import Facts
+    from hwnas.latency.model import LatencyModel
+    from hwnas.latency.table import LatencyTable
+    from hwnas.samplers.coding import Settings
+    from hwnas.search.loop import SearchEvent
+    from hwnas.search.trial import SearchOptions
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything that the trials and the verification work with."""
+
+    plan: Plan
+    run: RunFolder
+    dataset: Dataset
+    certificate: Certificate | StudyError | None
+    chosen: Chosen
+    estimator: AccuracyEstimator
+    table: LatencyTable
+    model: LatencyModel
+    options: SearchOptions
+    study: optuna.Study
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """A search that has ended: rows of trials.csv, rows of the front and their comparisons with the baselines.
+
+    `trials` and `rows` are empty where another process verifies the front.
+    """
+
+    run: RunFolder
+    study: optuna.Study
+    trials: Sequence[Mapping[str, Any]] = ()
+    rows: Sequence[FrontRow] = ()
+    comparisons: Sequence[Mapping[str, Any]] = ()
+
+
+def search(config: Any, console: Console) -> SearchResult:
+    """The whole road. Killed at any point, the same call goes on; several calls at once share the trials."""
+    from hwnas.study.record import trial_rows
+    from hwnas.study.study import acquire_verifier, wait_for_others
+
+    plan = make_plan(config, console)
+    run = RunFolder.create(plan.out)
+    prepared = prepare(plan, run, console)
+    run.write_config(plan.yaml)
+    with extra_workers(min(plan.workers, plan.n_trials) - 1, run, console):
+        search_trials(prepared, console)
+    lock = acquire_verifier(run.path)
+    if lock is None:
+        console.say(f"another worker verifies the front in {run.path}; nothing left to do here.")
+        return SearchResult(run, prepared.study)
+    with lock:
+        wait_for_others(prepared.study, waiting=lambda n: console.note(f"waiting for {n} other trials"))
+        trials = trial_rows(prepared.study)
+        run.write_trials(trials)
+        rows, comparisons = verified(prepared, trials, console)
+    return SearchResult(run, prepared.study, trials, rows, comparisons)
+
+
+def prepare(plan: Plan, run: RunFolder, console: Console) -> Prepared:
+    """Load the data, measure this host where it must be, open the study."""
+    from hwnas.study.server import storage_errors
+    from hwnas.study.study import check_resumable, database_path
+
+    url = plan.storage or database_path(run.path)
+    dataset = _load_data(plan, console)
+    certificate = look_up(dataset, plan.space)
+    chosen = _chosen(plan, dataset, certificate)
+    if chosen.why:
+        console.note(chosen.why)
+    estimator = _estimator(plan, chosen, dataset)
+    table, model = latency_model(plan.deployment, plan.space, plan.calibration, console)
+    options = search_options(plan, model)
+    identity = _identity(plan, table, dataset, f"{chosen.accuracy} ({estimator.fingerprint})", options)
+    setup_s = 0.0
+    if isinstance(estimator, Prepares):
+        check_resumable(url, identity)
+        estimator.prepare(console)
+        setup_s = estimator.setup_seconds
+    study = _open_study(plan, url, identity, model, dataset, certificate, options, console)
+    with storage_errors(url):
+        study.set_user_attr("setup_seconds", setup_s)  # part of what the search cost
+    if plan.reuse is not None:
+        from hwnas.search.reuse import reuse_trials
+
+        n = reuse_trials(study, plan.reuse, plan.space, model.predict, options)
+        console.note(f"reused: the accuracies of {n} networks of {plan.reuse}")
+    return Prepared(plan, run, dataset, certificate, chosen, estimator, table, model, options, study)
+
+
+def search_options(plan: Plan, model: LatencyModel) -> SearchOptions:
+    """The search's options; BudgetError when no network of the space keeps the cap."""
+    from hwnas.search.trial import SearchOptions
+    from hwnas.study.objective import check_cap
+
+    target_ms = plan.objective.target_ms or float(model.predict_architectures([plan.space.reference]).mean[0])
+    if plan.cap_ms is not None:
+        check_cap(plan.space, model.predict, plan.cap_ms, plan.cap_quantile)
+    known = [plan.space.encode(one) for one in plan.space.known.values()]
+    return SearchOptions(plan.n_trials, plan.objective.at(target_ms), seed=plan.seed, max_asks=plan.max_asks,
+                         cap_ms=plan.cap_ms, cap_quantile=plan.cap_quantile, enqueue=known)
+
+
+def extra_workers(n: int, run: RunFolder, console: Console) -> AbstractContextManager[None]:
+    """`n` workers beside this process while the block runs; they end with the search, or with this process."""
+    return crew([sys.executable, "-m", "hwnas.search.worker", "-q", f"run={run.path.absolute()}"], n, console.say)
+
+
+def search_trials(prepared: Prepared, console: Console) -> None:
+    """Evaluate architectures until the study is done, as one of its workers."""
+    from hwnas.search.loop import run_search
+
+    plan, options = prepared.plan, prepared.options
+    console.note(f"search: {options.n_trials} architectures of {plan.space.n_architectures:.3g} in space "
+                 f"{plan.space.name}, {options.objective}, sampler {plan.sampler_name}")
+    with console.step("search") as report:
+        outcome = run_search(prepared.study, plan.space, prepared.model.predict, prepared.estimator, options,
+                             _tell(report))
+    console.note(f"search ended: {outcome.reason} ({outcome.n_asks} asks, {outcome.n_pruned} over the cap, "
+                 f"{outcome.n_duplicates} duplicates, {outcome.n_failed} failed)")
+
+
+def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: Console
+             ) -> tuple[Sequence[FrontRow], Sequence[Mapping[str, Any]]]:
+    """Finalists and baselines made, verified and written, unless the run folder holds just that: rows, comparisons.
+
+    On another host than the one searched for nothing is verified: the rows keep their predictions, and
+    `python -m hwnas.verify run=DIR` over there completes them.
+    """
+    from hwnas.front.finalists import finalists_of
+    from hwnas.front.make import Making
+    from hwnas.front.rows import FrontRow
+    from hwnas.front.score import Scores
+    from hwnas.front.verification import environment_of, make_rows, results_of, verify_front, write_results
+
+    plan, run, deployment = prepared.plan, prepared.run, prepared.plan.deployment
+    target, host = deployment.target, deployment.host_name
+    rows = [*finalists_of(trials, _network_of(prepared), plan.k, target.name, host),
+            *(FrontRow.of(network, target=target.name, host=host) for network in plan.baselines)]
+    held = _verified_before(run, rows, asdict(plan.recipe))
+    if held:
+        console.say(f"the front in {run.path} is verified already; to time it again: "
+                    f"python -m hwnas.verify run={run.path}")
+        return held, run.read_json(run.comparisons, default=[])
+    making = Making(prepared.dataset, plan.recipe, plan.seed, target)
+    rows = make_rows(rows, run, making, plan.workers, console)
+    facts, objective = _facts(prepared, trials), prepared.options.objective
+    environment = environment_of(making, facts)
+    if deployment.here:
+        results = verify_front(rows, run, making, facts.timing, objective, environment, console)
+    else:
+        results = results_of(Scores(rows), run, making, objective, environment)
+        console.say(f"not verified: this is not {host}. Over there: python -m hwnas.verify run={run.path}")
+    write_results(run, results, making, trials, plan.yaml)
+    return results.rows, [one.to_dict() for one in results.comparisons]
+
+
+def _load_data(plan: Plan, console: Console) -> Dataset:
+    from hwnas.data.loading import load_dataset
+
+    with console.step("load data") as report:
+        data = load_dataset(plan.dataset, max(plan.space.image_sizes), plan.seed,
+                            lambda done, total: report(done / max(total, 1)))
+    console.note(f"{data.name}: {len(data.train)} training, {len(data.validation)} validation, {len(data.test)} test "
+                 f"images of {len(data.class_names)} classes at {data.image_size} px"
+                 + (f", {data.skipped} unreadable left out" if data.skipped else ""))
+    return data
+
+
+def _usable(certificate: Certificate | StudyError | None) -> Certificate | None:
+    """The certificate where something depends on it: then one that cannot be read is an error."""
+    if isinstance(certificate, StudyError):
+        raise certificate
+    return certificate
+
+
+def _chosen(plan: Plan, dataset: Dataset, certificate: Certificate | StudyError | None) -> Chosen:
+    """The estimator that was asked for, or the one that the certificate favours."""
+    if plan.accuracy != NAME:
+        return Chosen(plan.accuracy, plan.accuracy_options)
+    return choose(plan.accuracy_options, _usable(certificate), dataset, plan.space, plan.n_trials)
+
+
+def _estimator(plan: Plan, chosen: Chosen, dataset: Dataset) -> AccuracyEstimator:
+    from hwnas.accuracy.estimator import BUILT_IN, WITHOUT_IMAGES, load_estimator
+
+    name, options = chosen.accuracy, dict(chosen.options)
+    if name in BUILT_IN and name not in WITHOUT_IMAGES:
+        options = {"threads": plan.threads, **options}
+    return load_estimator(name, dataset=dataset, space=plan.space, config=options)
+
+
+def _identity(plan: Plan, table: LatencyTable, dataset: Dataset, accuracy: str, options: SearchOptions
+              ) -> dict[str, str]:
+    """What the study's trials depend on."""
+    deployment, cap = plan.deployment, "none" if plan.cap_ms is None else f"{plan.cap_ms:g} ms"
+    return {
+        "space": f"{plan.space.name} ({plan.space.fingerprint})", "data set": f"{dataset.name} ({dataset.fingerprint})",
+        "target": f"{deployment.target.name} ({table.key})", "host": deployment.host_name,
+        "latency table": f"{table.key} of {table.created}",
+        "accuracy": accuracy, "objective": str(options.objective),
+        "budget.latency_ms": cap, "seed": str(plan.seed)}
+
+
+def _open_study(plan: Plan, url: str, identity: dict[str, str], model: LatencyModel, dataset: Dataset,
+                certificate: Certificate | StudyError | None, options: SearchOptions, console: Console
+                ) -> optuna.Study:
+    from hwnas.samplers.informed import Context
+    from hwnas.study.study import open_study
+
+    scores = _zero_cost(plan, dataset, certificate, console)
+    context = Context(plan.space, model.predict, options.objective, options.cap_ms, options.cap_quantile, scores)
+    return open_study(url, identity, options.objective, plan.sampler(context))
+
+
+def _zero_cost(plan: Plan, dataset: Dataset, certificate: Certificate | StudyError | None, console: Console
+               ) -> Callable[[Settings], NDArray[np.float64]] | None:
+    """The zero-cost scores that our sampler is to see: those of `sampler_options.zero_cost` that the certificate of
+    this data set and space, where there is one, does not switch off; None where none was asked for."""
+    from hwnas.samplers.loading import OWN
+
+    if not plan.sampler_options.get("zero_cost") or plan.sampler_name != OWN:
+        return None
+    from hwnas.samplers.informed import certified, scored
+
+    content = _usable(certificate)
+    names = certified(plan.sampler_options["zero_cost"], content.content if content else None, console)
+    if not names:
+        return lambda settings: np.empty((len(settings.codes), 0))
+    return scored(dataset, plan.space, names, plan.threads, console)
+
+
+def _tell(report: Report) -> Callable[[SearchEvent], None]:
+    """What the bar hears of each event."""
+    best = 0.0
+
+    def tell(event: SearchEvent) -> None:
+        nonlocal best
+        best = max(best, event.top1 or 0.0)
+        at = f", {event.id} at {event.latency_ms:.3g} ms" if event.id and event.latency_ms else ""
+        report(event.counts.evaluated / event.n_trials,
+               f"{event.counts.evaluated} of {event.n_trials} evaluated, best estimated top-1 {best:.1%}{at}")
+
+    return tell
+
+
+def _network_of(prepared: Prepared) -> Callable[[Mapping[str, Any]], FoundNetwork]:
+    """The network of a row of trials.csv."""
+    trials = {trial.number: trial for trial in prepared.study.get_trials(deepcopy=False)}
+    return lambda row: FoundNetwork(prepared.plan.space.decode(trials[row["number"]].params))
+
+
+def _verified_before(run: RunFolder, rows: Sequence[FrontRow], recipe: Mapping[str, Any]) -> list[FrontRow]:
+    """The rows of a verified front of just these networks, trained by this recipe, where the run folder holds one."""
+    from hwnas.front.rows import load_front
+
+    if not run.front_csv.is_file() or not run.report.is_file():
+        return []
+    held = load_front(run)
+    known = (run.read_json(run.environment, default={}) or {}).get("recipe")
+    same = {row.id for row in held} == {row.id for row in rows} and all(row.verified for row in held)
+    return held if same and known == recipe else []
+
+
+def _facts(prepared: Prepared, trials: Sequence[Mapping[str, Any]]) -> Facts:
+    """What the report is told of the search."""
+    from hwnas.accuracy.certificate_text import certificate_facts
+    from hwnas.front.score import Timing
+    from hwnas.front.verification import Facts
+
+    plan, table, chosen = prepared.plan, prepared.table, prepared.chosen
+    timing = Timing(table.reference, table.quiet_ms if plan.deployment.here else None, plan.seconds, plan.seed)
+    latency = {**table.error[plan.space.name], "line": error_line(table, plan.space), "table": str(table.key),
+               "created": table.created, "overhead_ms": table.overhead_ms}
+    certificate = certificate_facts(prepared.certificate, prepared.dataset, plan.space, chosen.accuracy,
+                                    chosen.options, prepared.estimator.fingerprint)
+    outcome = {"accuracy": chosen.accuracy, "sampler": plan.sampler_name, "objective": str(prepared.options.objective),
+               "n_trials": sum(row["outcome"] == "evaluated" for row in trials), "asks": len(trials)}
+    return Facts(plan.deployment.host_name, plan.space.name, timing, plan.cap_ms, latency, outcome, certificate)

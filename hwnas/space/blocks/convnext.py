@@ -1,0 +1,76 @@
+"""ConvNeXt's block: depthwise convolution and norm, 1x1 expansion and activation, 1x1 projection, residual."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from hwnas.space.blocks.block import BlockKind, BlockSpec, Convolutions
+from hwnas.system.torchvision_ops import declare_missing
+
+if TYPE_CHECKING:
+    from torch import nn
+
+# Bytes of a block's nodes beyond those that any three convolutions have, in fp32 and int8 files.
+_BATCH_NORM, _LAYER_NORM, _BATCH_NORM_INT8, _LAYER_NORM_INT8 = -60.0, 940.0, 550.0, 1450.0
+
+
+class ConvNext(BlockKind):
+    """`cx` with batch norms, `cxl` with a layer norm (Liu et al., CVPR 2022).
+
+    The depthwise convolution comes first, so that it runs on the narrow side (kernel 7 and expansion 4 in the paper).
+    `cx` has a batch norm after each convolution, as MobileNetV4's "universal inverted bottleneck" without its second
+    depthwise convolution (Qin et al., ECCV 2024): runtimes fold them, and everything runs in int8. `cxl` normalises
+    over channels after the depthwise convolution, in fp32 in an int8 file too. Which is better when:
+    docs/decisions/convnext-block.md. There is no layer scale: it is a product that only very deep networks need.
+    """
+
+    expands, in_timm = True, False
+
+    def __init__(self, norm: Literal["batch", "layer"]) -> None:
+        self._layer_norm = norm == "layer"
+        self.name = "cxl" if self._layer_norm else "cx"
+        self.words = (self.name,)
+        self.label = f"ConvNeXt, {norm} norm ({self.name})"
+        self.color = "#4d7c0f" if self._layer_norm else "#84cc16"
+
+    def convolutions(self, block: BlockSpec) -> Convolutions:
+        """Depthwise, and two pointwise ones on the smaller map."""
+        i, o, m, s, t = block.in_channels, block.out_channels, block.mid_channels, block.size, block.out_size
+        return (("depthwise", i, i, block.kernel, s, t), ("pointwise", i, m, 1, t, t), ("pointwise", m, o, 1, t, t))
+
+    def norm_elements(self, block: BlockSpec) -> int:
+        """The layer norm's; batch norms are folded."""
+        return block.in_channels * block.out_size**2 if self._layer_norm else 0
+
+    def norm_params(self, block: BlockSpec) -> int:
+        """With a layer norm, its own and the biases of the two pointwise convolutions."""
+        if self._layer_norm:
+            return 2 * block.in_channels + block.mid_channels + block.out_channels
+        return super().norm_params(block)
+
+    def file_bytes(self, block: BlockSpec, int8: bool) -> float:
+        """Nodes and their names, fitted to 14 files of convnext_small: fewer activations, longer names; layer norms."""
+        if self._layer_norm:
+            return _LAYER_NORM_INT8 if int8 else _LAYER_NORM
+        return _BATCH_NORM_INT8 if int8 else _BATCH_NORM
+
+    def build(self, block: BlockSpec, drop_path: float) -> nn.Module:
+        """timm's UniversalInvertedResidual with one depthwise convolution, at the start."""
+        declare_missing()
+        from timm.layers import LayerNorm2d, get_act_layer
+        from timm.models._efficientnet_blocks import UniversalInvertedResidual
+        from torch import nn
+
+        activation = get_act_layer(block.activation)
+        network: Any = UniversalInvertedResidual(
+            block.in_channels, block.out_channels, dw_kernel_size_start=block.kernel, dw_kernel_size_mid=0,
+            stride=block.stride, exp_ratio=block.expansion, noskip=not block.skip, drop_path_rate=drop_path,
+            layer_scale_init_value=None, act_layer=activation)
+        if self._layer_norm:
+            network.dw_start.bn = LayerNorm2d(block.in_channels)
+            network.pw_exp.conv = nn.Conv2d(block.in_channels, block.mid_channels, 1)
+            network.pw_exp.bn = activation(inplace=True)
+            network.pw_proj.conv = nn.Conv2d(block.mid_channels, block.out_channels, 1)
+            network.pw_proj.bn = nn.Identity()
+        built: nn.Module = network
+        return built

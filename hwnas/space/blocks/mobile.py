@@ -1,0 +1,150 @@
+"""Kinds of timm's mobile networks: MobileNets, MnasNets, EfficientNets; with the stem and the head of all networks."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hwnas.space.blocks.block import BlockKind, BlockSpec, Convolutions
+from hwnas.system.torchvision_ops import declare_missing
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class Stem(BlockKind):
+    """The first convolution, batch norm and activation. Every network has one."""
+
+    name, label, color = "stem", "stem", "#475467"
+    takes_kernel, reads_image = False, True
+
+    def convolutions(self, block: BlockSpec) -> Convolutions:
+        """One, which reads the image."""
+        return _convolution(block)
+
+
+class Convolution(BlockKind):
+    """`cn`: convolution, batch norm, activation."""
+
+    name, label, color = "cn", "convolution (cn)", "#1f5fbf"
+    words, adds_input = ("conv", "cn"), False
+
+    def convolutions(self, block: BlockSpec) -> Convolutions:
+        """One."""
+        return _convolution(block)
+
+    def build(self, block: BlockSpec, drop_path: float) -> nn.Module:
+        """timm's ConvBnAct."""
+        declare_missing()
+        from timm.layers import get_act_layer
+        from timm.models._efficientnet_blocks import ConvBnAct
+
+        network: nn.Module = ConvBnAct(
+            block.in_channels, block.out_channels, block.kernel, block.stride, skip=block.skip,
+            drop_path_rate=drop_path, act_layer=get_act_layer(block.activation))
+        return network
+
+
+class Identity(BlockKind):
+    """`id`: a strided 1x1 convolution and batch norm that stand for identity where the shape changes; else nothing."""
+
+    name, label, color = "id", "identity (id)", "#b54708"
+    words, takes_kernel, vanishes, adds_input, in_timm, activations = ("id",), False, True, False, False, 0
+
+    def convolutions(self, block: BlockSpec) -> Convolutions:
+        """One of kernel 1."""
+        return (("pointwise", block.in_channels, block.out_channels, 1, block.size, block.out_size),)
+
+    def build(self, block: BlockSpec, drop_path: float) -> nn.Module:
+        """timm's ConvNormAct without the activation."""
+        declare_missing()
+        from timm.layers import ConvNormAct
+
+        network: nn.Module = ConvNormAct(block.in_channels, block.out_channels, 1, block.stride, apply_act=False)
+        return network
+
+
+class DepthwiseSeparable(BlockKind):
+    """`ds`: depthwise convolution, squeeze-and-excite if any, 1x1 projection."""
+
+    name, label, color = "ds", "depthwise-separable (ds)", "#c2410c"
+    words, takes_se = ("ds",), True
+
+    def convolutions(self, block: BlockSpec) -> Convolutions:
+        """Depthwise and pointwise, with the two of squeeze-and-excite between them."""
+        i, o, s, t = block.in_channels, block.out_channels, block.size, block.out_size
+        return (("depthwise", i, i, block.kernel, s, t), *_squeeze(block), ("pointwise", i, o, 1, t, t))
+
+    def build(self, block: BlockSpec, drop_path: float) -> nn.Module:
+        """timm's DepthwiseSeparableConv."""
+        return _residual("DepthwiseSeparableConv", block, drop_path, dw_kernel_size=block.kernel)
+
+
+class InvertedResidual(BlockKind):
+    """`ir`: 1x1 expansion, depthwise convolution, squeeze-and-excite if any, 1x1 projection (MobileNetV2)."""
+
+    name, label, color = "ir", "inverted residual (ir)", "#0e9384"
+    words, expands, takes_se, activations = ("ir",), True, True, 2
+
+    def convolutions(self, block: BlockSpec) -> Convolutions:
+        """Pointwise, depthwise, pointwise, with the two of squeeze-and-excite before the last."""
+        i, o, m, s, t = block.in_channels, block.out_channels, block.mid_channels, block.size, block.out_size
+        return (("pointwise", i, m, 1, s, s), ("depthwise", m, m, block.kernel, s, t), *_squeeze(block),
+                ("pointwise", m, o, 1, t, t))
+
+    def build(self, block: BlockSpec, drop_path: float) -> nn.Module:
+        """timm's InvertedResidual."""
+        return _residual("InvertedResidual", block, drop_path, dw_kernel_size=block.kernel, exp_ratio=block.expansion)
+
+
+class FusedResidual(BlockKind):
+    """`er`: fused ("edge") inverted residual: one dense convolution instead of expansion and depthwise."""
+
+    name, label, color = "er", "fused residual (er)", "#7a5af8"
+    words, expands, takes_se = ("er",), True, True
+
+    def convolutions(self, block: BlockSpec) -> Convolutions:
+        """Dense and pointwise, with the two of squeeze-and-excite between them."""
+        i, o, m, s, t = block.in_channels, block.out_channels, block.mid_channels, block.size, block.out_size
+        return (("dense", i, m, block.kernel, s, t), *_squeeze(block), ("pointwise", m, o, 1, t, t))
+
+    def build(self, block: BlockSpec, drop_path: float) -> nn.Module:
+        """timm's EdgeResidual."""
+        return _residual("EdgeResidual", block, drop_path, exp_kernel_size=block.kernel, exp_ratio=block.expansion)
+
+
+class Head(BlockKind):
+    """The last 1x1 convolution (`kernel` 0: none), global pooling and linear layer. Every network has one."""
+
+    name, label, color = "head", "head", "#c11574"
+    takes_kernel, ends = False, True
+
+    def convolutions(self, block: BlockSpec) -> Convolutions:
+        """Pointwise, if there is one, and linear."""
+        i, o, s = block.in_channels, block.out_channels, block.size
+        pointwise = (("pointwise", i, o, 1, s, s),) if block.kernel else ()
+        return (*pointwise, ("linear", o, block.classes, 1, 1, 1))
+
+
+def _convolution(block: BlockSpec) -> Convolutions:
+    role = "dense" if block.kernel > 1 else "pointwise"
+    return ((role, block.in_channels, block.out_channels, block.kernel, block.size, block.out_size),)
+
+
+def _squeeze(block: BlockSpec) -> Convolutions:
+    m, squeezed = block.mid_channels, block.se_channels
+    return (("se", m, squeezed, 1, 1, 1), ("se", squeezed, m, 1, 1, 1)) if block.se else ()
+
+
+def _residual(layer: str, block: BlockSpec, drop_path: float, **arguments: Any) -> nn.Module:
+    """One of timm's blocks that may have squeeze-and-excite and a residual, by its name."""
+    declare_missing()
+    from timm.layers import get_act_layer
+    from timm.models import _efficientnet_blocks as blocks
+
+    if block.se:
+        arguments["se_layer"] = partial(blocks.SqueezeExcite, rd_ratio=block.se_ratio)
+    network: nn.Module = getattr(blocks, layer)(
+        block.in_channels, block.out_channels, stride=block.stride, noskip=not block.skip, drop_path_rate=drop_path,
+        act_layer=get_act_layer(block.activation), **arguments)
+    return network

@@ -1,0 +1,136 @@
+"""One data set as a folder, arrays, parquet, a saved data set and a tar file: the same splits and pixels."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hwnas.data.dataset import Dataset
+from hwnas.data.loading import inspect_dataset, load_dataset
+from hwnas.errors import ConfigError, DataError
+
+CLASSES, A_CLASS, SIZE = ("bolt", "nut", "washer"), 12, 12
+
+
+def pictures(seed: int = 0) -> dict[str, np.ndarray]:
+    """Colour images [n, h, w, 3] of each class, larger than what the tests ask for."""
+    rng = np.random.default_rng(seed)
+    return {name: rng.integers(0, 256, (A_CLASS, 20, 24, 3), np.uint8) for name in CLASSES}
+
+
+@pytest.fixture(scope="module")
+def forms(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """The `dataset` section of each form."""
+    datasets = pytest.importorskip("datasets")
+    top = tmp_path_factory.mktemp("forms")
+    folder = top / "folder"
+    for name, images in pictures().items():
+        (folder / name).mkdir(parents=True)
+        for number, image in enumerate(images):
+            Image.fromarray(image).save(folder / name / f"{number:02}.png")
+    images = np.concatenate(list(pictures().values()))
+    labels = np.repeat(np.arange(len(CLASSES)), A_CLASS)
+    np.savez(top / "parts.npz", images=images, labels=labels, class_names=np.array(CLASSES))
+    (top / "npy").mkdir()
+    np.save(top / "npy" / "images.npy", np.moveaxis(images, 3, 1))
+    np.save(top / "npy" / "labels.npy", np.array(CLASSES)[labels])
+    files = [{"bytes": path.read_bytes(), "path": None} for name in CLASSES
+             for path in sorted((folder / name).iterdir())]
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=list(CLASSES))})
+    table = datasets.Dataset.from_dict({"image": files, "label": labels}, features=features)
+    (top / "parquet").mkdir()
+    table.to_parquet(str(top / "parquet" / "train-00000-of-00001.parquet"))
+    table.save_to_disk(str(top / "saved"))
+    with tarfile.open(top / "parts.tar", "w") as tar:
+        tar.add(folder, arcname=".")
+    places = {"folder": ("imagefolder", folder), "npz": ("arrays", top / "parts.npz"), "npy": ("arrays", top / "npy"),
+              "parquet": ("timm:hfds", top / "parquet"), "saved": ("timm:hfds", top / "saved"),
+              "tar": ("timm:tar", top / "parts.tar")}
+    return {form: {"name": name, "root": str(root)} for form, (name, root) in places.items()}
+
+
+def load(section: dict[str, Any]) -> Dataset:
+    return load_dataset(section, SIZE, 3)
+
+
+@pytest.mark.parametrize("form", ["npz", "npy", "parquet", "saved", "tar"])
+def test_each_form_gives_the_splits_and_pixels_of_the_folder(forms: dict[str, dict[str, Any]], form: str) -> None:
+    expected, dataset = load(forms["folder"]), load(forms[form])
+    assert dataset.class_names == expected.class_names == CLASSES
+    for part in ("train", "validation", "test"):
+        np.testing.assert_array_equal(getattr(dataset, part).labels, getattr(expected, part).labels)
+        np.testing.assert_array_equal(getattr(dataset, part).images, getattr(expected, part).images)
+    assert inspect_dataset(forms[form]).channels == 3
+
+
+@pytest.mark.parametrize("form", ["folder", "npz", "parquet"])
+def test_one_training_gives_one_top1_in_each_form(forms: dict[str, dict[str, Any]], form: str) -> None:
+    from hwnas.accuracy import load_estimator
+    from hwnas.space.search_space import SearchSpace
+
+    space = SearchSpace.load("mnasnet_small", channels=3, classes=len(CLASSES), image_size=SIZE)
+    values = [load_estimator("proxy", dataset=load(forms[name]), space=space, config={"max_steps": 3, "threads": 1})
+              .evaluate(space.reference, [], 0).value for name in ("folder", form)]
+    assert values[0] == values[1]
+
+
+def test_a_changed_pixel_or_label_changes_the_fingerprint(tmp_path: Path) -> None:
+    images, labels = np.concatenate(list(pictures().values())), np.repeat(np.arange(len(CLASSES)), A_CLASS)
+    fingerprints = set()
+    for pixel, label in ((0, 0), (1, 0), (0, 1)):
+        images[0, 0, 0, 0], labels[0] = pixel, label
+        np.savez(tmp_path / "x.npz", images=images, labels=labels)
+        fingerprints.add(load({"name": "arrays", "root": str(tmp_path / "x.npz")}).fingerprint)
+    assert len(fingerprints) == 3
+
+
+def test_parts_held_apart_stay_apart(tmp_path: Path) -> None:
+    images, labels = np.concatenate(list(pictures().values())), np.repeat(np.arange(len(CLASSES)), A_CLASS)
+    np.savez(tmp_path / "x.npz", train_images=images, train_labels=labels, test_images=images[::4],
+             test_labels=labels[::4])
+    assert len(load({"name": "arrays", "root": str(tmp_path / "x.npz")}).test) == len(images[::4])
+
+
+@pytest.mark.parametrize(("arrays", "message"), [
+    ({"images": np.zeros((4, 8, 8), np.float32), "labels": np.arange(4)}, "must be uint8"),
+    ({"images": np.zeros((4, 8, 8, 5), np.uint8), "labels": np.arange(4)}, "which axis holds the channels"),
+    ({"images": np.zeros((4, 8, 8), np.uint8)}, "without labels"),
+    ({"images": np.zeros((4, 8, 8), np.uint8), "labels": np.arange(3)}, "one for each of 4 images"),
+    ({"images": np.zeros((4, 8, 8), np.uint8), "labels": np.array([0, 1, 2, -1])}, "label -1"),
+    ({"images": np.zeros((2, 8, 8), np.uint8), "labels": np.array([0, 3]), "class_names": np.array(["a", "b"])},
+     "label 3"),
+    ({"pictures": np.zeros((4, 8, 8), np.uint8)}, "no images and labels; there is pictures"),
+    ({"images": np.zeros((4, 8, 8), np.uint8), "labels": np.array([None] * 4)}, "without objects"),
+])
+def test_arrays_that_cannot_be_meant_are_refused(tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:
+    np.savez(tmp_path / "x.npz", **arrays)
+    with pytest.raises(DataError, match=message):
+        load({"name": "arrays", "root": str(tmp_path / "x.npz")})
+
+
+@pytest.mark.parametrize(("content", "message"), [(b"", "cannot be read"), (b"PK\x03\x04 torn", "cannot be read")])
+def test_a_torn_file_is_told_in_one_line(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "x.npz").write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        load({"name": "arrays", "root": str(tmp_path / "x.npz")})
+
+
+@pytest.mark.parametrize(("section", "error", "message"), [
+    ({"name": "timm:hfds"}, DataError, "nothing is fetched"),
+    ({"name": "timm:hfds/cifar10"}, DataError, "nothing is fetched"),
+    ({"name": "timm:wds", "root": "."}, ConfigError, "timm:tar"), ({"name": "timm:tar"}, DataError, "train.tar"),
+    ({"name": "timm:hfds", "root": "nowhere"}, DataError, "no such folder"),
+    ({"name": "timm:tar", "root": "."}, DataError, "no train.tar"),
+    ({"name": "timm:hfds", "options": {"colour": 1}}, ConfigError, "input_key, target_key"),
+    ({"name": "arrays"}, DataError, "dataset.root is not set"),
+    ({"name": "arrays", "root": "x"}, DataError, "no such file")])
+def test_what_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, section: dict[str, Any],
+                                   error: type[Exception], message: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=message):
+        load(section)

@@ -1,0 +1,48 @@
+"""Intervals against textbooks and against drawing one by one."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hwnas.stats.intervals import Z90, bootstrap_mean, log_odds, wilson
+
+
+def test_wilson_matches_the_textbook() -> None:
+    low, high = wilson(10, 20)  # Wilson 1927 / Newcombe 1998: 0.2993 to 0.7007
+    assert (round(low, 4), round(high, 4)) == (0.2993, 0.7007)
+    assert wilson(20, 20)[1] == 1.0
+    assert wilson(0, 20)[0] == 0.0
+    with pytest.raises(ValueError, match="3 of 2"):
+        wilson(3, 2)
+
+
+@given(st.integers(0, 60), st.integers(1, 60), st.sampled_from([(0.95, 1.959964), (0.9, Z90)]))
+def test_the_interval_of_a_share_is_the_formulas_and_never_certain(hits: int, n: int, of: tuple[float, float]) -> None:
+    hits, (level, z) = min(hits, n), of
+    low, high = wilson(hits, n, level)
+    share = hits / n
+    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    assert [low, high] == pytest.approx([max(0, centre - half), min(1, centre + half)], abs=2e-5)
+    assert 0 <= low <= share + 1e-6
+    assert share - 1e-6 <= high <= 1
+    assert high - low > 0.01
+
+
+def test_log_odds_keep_off_the_ends() -> None:
+    assert log_odds([0.0, 0.5, 0.9, 1.0], 0.01).tolist() == pytest.approx(
+        [-math.log(99), 0, math.log(9), math.log(99)])
+
+
+def test_a_mean_from_counts_agrees_with_drawing_each_value() -> None:
+    values = np.repeat([-1.0, 0.0, 0.5], [30, 400, 70])
+    mean, low, high = bootstrap_mean([-1, 0, 0.5], [30, 400, 70], level=0.9)
+    drawn = values[np.random.default_rng(1).integers(0, 500, (4000, 500))].mean(axis=1)
+    assert mean == pytest.approx(values.mean())
+    assert (low, high) == (pytest.approx(np.quantile(drawn, 0.05), abs=0.003),
+                           pytest.approx(np.quantile(drawn, 0.95), abs=0.003))
