@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hwnas.errors import TableError
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
 _SPACE = "mnasnet_small"
 _LEAST_SIZE = 8  # pixels: smaller images do not survive that space's strides
-_NULL_MS = 0.1
 
 
 @cache
@@ -61,28 +59,6 @@ class Reference:
         """Remember the quiet time of these, where it is this host's to remember."""
         if self.quiet_times is not None:
             self.quiet_times.store(min(found.quiet_ms for found in measurements))
-
-
-def reference_file(target: Target, folder: Path, network: Architecture | None = None) -> Path:
-    """The reference's exported file in `folder`, int8 for an int8 target."""
-    import torch
-
-    from hwnas.latency.timing import prepare_network
-
-    threads = torch.get_num_threads()
-    try:
-        path = prepare_network(network or reference_network(), target, folder)
-    finally:
-        torch.set_num_threads(threads)
-    if target.runtime == "null":
-        import onnx
-
-        from hwnas.runtimes.null import METADATA_KEY
-
-        proto = onnx.load(str(path))
-        onnx.helper.set_model_props(proto, {METADATA_KEY: str(_NULL_MS)})
-        onnx.save(proto, str(path))
-    return path
 
 
 class QuietTimes:

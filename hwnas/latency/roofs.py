@@ -20,8 +20,7 @@ import numpy as np
 from hwnas.errors import MeasurementInvalid
 from hwnas.latency.harness import measure, undisturbed
 from hwnas.latency.measurement import Protocol
-from hwnas.latency.reference import reference_file
-from hwnas.latency.timing import TimedFile, bind_copies, image_shape, noise
+from hwnas.latency.timing import TimedFile, bind_copies, image_shape, noise, reference_file
 from hwnas.runtimes.runtime import threads_of
 from hwnas.target.host import measuring_lock, usable_cores
 from hwnas.target.target import Target

@@ -22,7 +22,7 @@ import numpy as np
 from hwnas.errors import CandidateError, MeasurementInvalid
 from hwnas.latency.harness import Progress, measure
 from hwnas.latency.measurement import Measurement, Protocol
-from hwnas.latency.reference import Reference, reference_file
+from hwnas.latency.reference import Reference, reference_network
 from hwnas.space.architecture import Architecture
 from hwnas.target.host import usable_cores
 from hwnas.target.target import Target
@@ -117,6 +117,26 @@ def prepare_network(architecture: Architecture, target: Target, folder: Path) ->
     return int8
 
 
+def reference_file(target: Target, folder: Path, network: Architecture | None = None) -> Path:
+    """The reference's exported file in `folder`, int8 for an int8 target."""
+    import torch
+
+    threads = torch.get_num_threads()
+    try:
+        path = prepare_network(network or reference_network(), target, folder)
+    finally:
+        torch.set_num_threads(threads)
+    if target.runtime == "null":
+        import onnx
+
+        from hwnas.runtimes.null import METADATA_KEY
+
+        proto = onnx.load(str(path))
+        onnx.helper.set_model_props(proto, {METADATA_KEY: str(_NULL_MS)})
+        onnx.save(proto, str(path))
+    return path
+
+
 def prepare_compiled(architecture: Architecture, target: Target, folder: Path) -> tuple[Path, Path | None]:
     """`prepare_network`, and the compiled network beside it where the runtime can keep one (else None)."""
     from hwnas.runtimes.runtime import load_runtime
@@ -126,6 +146,7 @@ def prepare_compiled(architecture: Architecture, target: Target, folder: Path) -
     return path, None if save is None else save(path, target)
 
 WAVE = 24
+_NULL_MS = 0.1  # what the reference is made to take on the null runtime
 REFERENCE_COPIES = 2  # times the protocol's copies: where the reference lands shifts the whole run
 Timed = Callable[[Architecture, Measurement, "Compiled"], None]
 _Export = Future[tuple[Path, Path | None]]
