@@ -17,8 +17,8 @@ from hwnas import train
 from hwnas.cli.command import compose, run_command
 from hwnas.cli.progress import Console
 from hwnas.compress import __main__ as compress
-from hwnas.compress import step as compress_score
 from hwnas.compress.job import CompressJob, make_job
+from hwnas.latency import timing
 from hwnas.networks.build import build
 from hwnas.networks.export import export_onnx
 from hwnas.networks.weights import load_weights
@@ -83,7 +83,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
                 call()
         return {name: measured(times.get(name, 0.2)) for name in calls}
 
-    monkeypatch.setattr(compress_score, "measure", measure)
+    monkeypatch.setattr(timing, "measure", measure)
     return times
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,12 +20,10 @@ from hwnas.cli.progress import Console
 from hwnas.errors import StudyError
 from hwnas.front.score import LEAST_ROUNDS
 from hwnas.latency.measurement import Measurement, Protocol
+from hwnas.latency.reference import Reference, reference_network
+from hwnas.latency.timing import TimedFile, time_files
 from hwnas.system.paths import write_atomic
 from hwnas.system.tables import finite
-from hwnas.target.target import Target
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 FORMAT = "hwnas-contest-latency/1"
 
@@ -120,45 +117,19 @@ def _circumstances(options: Options) -> dict[str, Any]:
 
 def _measure(files: Mapping[str, Path], networks: Sequence[Network], options: Options, console: Console,
              ) -> dict[str, Measurement]:
-    from hwnas.latency.harness import measure
-    from hwnas.latency.timing import prepare_network
-    from hwnas.space.search_space import SearchSpace
-
     protocol = Protocol(min_rounds=LEAST_ROUNDS, max_rounds=2 * LEAST_ROUNDS, max_seconds=options.seconds)
     if options.batch > 1:  # a batch takes long, and its throughput is known well enough from fewer calls
         protocol = Protocol(min_rounds=8, min_calls=2, max_calls=8, max_seconds=options.seconds)
     info, sizes = data_info(options), _sizes(options, networks)
-    network = SearchSpace.load("mnasnet_small", channels=info.channels, classes=info.classes,
-                               image_size=max(sizes.values())).reference  # as calibrations have it
-    with tempfile.TemporaryDirectory(prefix="hwnas-") as folder, console.step(f"time {len(files)} files") as report:
-        def copies(path: Path, precision: str, batch: int, size: int) -> list[Callable[[], None]]:
-            images = np.random.default_rng(0).standard_normal((batch, info.channels, size, size), dtype=np.float32)
-            return _copies(path, target_of(options, precision, batch), images, protocol.copies, Path(folder))
-
-        calls = {}
-        for index, (name, path) in enumerate(files.items()):
-            label, precision = name.rsplit(" ", 1)
-            calls[name] = copies(path, precision, options.batch, sizes[label])
-            report(0.3 * index / len(files), f"compile {name}")
-        target = target_of(options, "int8", 1)
-        reference = copies(prepare_network(network, target, Path(folder)), "int8", 1, network.image_size)
-        return measure(calls, reference, protocol, threads=target.threads,
-                       progress=lambda share, note: report(0.3 + 0.7 * share, note))
-
-
-def _copies(path: Path, target: Target, images: NDArray[np.float32], n: int, folder: Path) -> list[Callable[[], None]]:
-    """One network compiled once and loaded `n` times, so that every call has another place in memory."""
-    from hwnas.runtimes.runtime import load_runtime
-
-    runtime: Any = load_runtime(target.runtime)
-    if not hasattr(runtime, "save_compiled"):
-        return [runtime.compile(path, target).bind(images) for _ in range(n)]
-    copy = folder / f"compiled_{path.name}"
-    copy.write_bytes(path.read_bytes())  # what is compiled lands beside its file
-    blob = runtime.save_compiled(copy, target)
-    found = [runtime.load_compiled(blob, copy, target).bind(images) for _ in range(n)]
-    blob.unlink()
-    return found
+    timed = {}
+    for name, path in files.items():
+        label, precision = name.rsplit(" ", 1)
+        shape = info.channels, sizes[label], sizes[label]
+        timed[name] = TimedFile(path, target_of(options, precision, options.batch), shape)
+    target = target_of(options, "int8", 1)
+    network = reference_network(info.channels, info.classes, max(sizes.values()))
+    with console.step(f"time {len(files)} files") as report:
+        return time_files(timed, target, Reference(network), protocol, progress=report)
 
 
 def _sizes(options: Options, networks: Sequence[Network]) -> dict[str, int]:

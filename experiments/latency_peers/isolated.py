@@ -13,14 +13,12 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from experiments.latency_peers.parts import Part, build_part
 from hwnas.errors import CandidateError, ConfigError
 from hwnas.latency.harness import measure
 from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.table import LatencyTable
-from hwnas.latency.timing import bound_input, prepare_network
+from hwnas.latency.timing import TimedFile, bind_copies, image_shape, noise, prepare_network
 from hwnas.runtimes.runtime import Runtime, load_runtime
 from hwnas.target.host import Host, usable_cores
 from hwnas.target.target import Target
@@ -106,8 +104,8 @@ def time_parts(parts: Sequence[Part], table: LatencyTable, known: Isolated, seco
     with tempfile.TemporaryDirectory(prefix="hwnas-parts-") as folder, ProcessPoolExecutor(
             len(spare), mp_context=get_context("spawn"), initializer=_settle, initargs=(spare,)) as pool:
         path = prepare_network(table.reference, target, Path(folder))
-        images = bound_input(table.reference, target.batch)
-        reference = [runtime.compile(path, target).bind(images) for _ in range(table.protocol.copies)]
+        reference = bind_copies(TimedFile(path, target, image_shape(table.reference)), table.protocol.copies,
+                                Path(folder))
         waves = [open_parts[start : start + WAVE] for start in range(0, len(open_parts), WAVE)]
         jobs = _submit(pool, waves[0], target, folder)
         for index, wave in enumerate(waves):
@@ -168,7 +166,7 @@ def _time_wave(wave: Sequence[Part], jobs: Sequence[Future[Path]], target: Targe
     calls: dict[str, Any] = {}
     start = time.monotonic()
     for part, job in zip(wave, jobs, strict=True):
-        images = np.random.default_rng(0).standard_normal((target.batch, *part.input_shape), dtype=np.float32)
+        images = noise(target.batch, part.input_shape)
         try:
             path = job.result()
             calls[part.key] = [runtime.compile(path, target).bind(images) for _ in range(protocol.copies)]

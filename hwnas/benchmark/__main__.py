@@ -53,7 +53,8 @@ def benchmark(config: Any, console: Console) -> Benchmark:
     from hwnas.benchmark.model import ModelOptions, model_file
     from hwnas.benchmark.report import Benchmark
     from hwnas.latency.deployment import Deployment
-    from hwnas.latency.reference import QuietTimes, reference_file
+    from hwnas.latency.reference import QuietTimes
+    from hwnas.latency.timing import reference_file
     from hwnas.networks.baselines import TIMM
     from hwnas.runtimes.child import WAITING, run_child
     from hwnas.runtimes.runtime import load_runtime

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hwnas.errors import CandidateError, ModelError
-from hwnas.latency.harness import Call, Progress, call_overhead_ms, measure, time_calls
+from hwnas.latency.harness import Call, Copies, Progress, call_overhead_ms, measure, time_calls
 from hwnas.latency.measurement import P99_SAMPLES, Protocol
+from hwnas.latency.timing import TimedFile, bind_copies, noise
 from hwnas.networks.quantize import name_nodes
 from hwnas.runtimes.foreign import ModelInput, check_batches, check_path, input_of, load_checked, sized
 from hwnas.runtimes.runtime import Compiled, Runtime, one_line, quantised_in_file
@@ -56,10 +57,10 @@ def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Prog
         del proto
         network = _Network(runtime, file, label, shape, job["memory_mb"])
         compiled = {batch: network.compile(replace(target, batch=batch)) for batch in batches}
-        reference = _reference(runtime, job["reference"], target)
+        reference = _reference(job["reference"], target, Path(folder))
         overhead_ms = call_overhead_ms(_nothing(batches[0]))
         protocol, timed = _timed(network, compiled, target, reference, job, progress)
-        loads = [_load(network, replace(target, batch=batch), reference, protocol, job, progress)
+        loads = [_load(network, replace(target, batch=batch), reference[0], protocol, job, progress)
                  for batch in batches if job["streams"]]
     return {"input": {"name": found.name, "image": list(shape)}, "overhead_us": round(overhead_ms * 1e3, 3),
             "protocol": protocol.to_dict(), "latency": timed, "load": loads}
@@ -73,15 +74,11 @@ def _nothing(batch: int) -> Call:
     return NullCompiled(0.0, 1, Target("null", "null", "fp32", batch=batch)).bind(np.zeros((batch, 1), np.float32))
 
 
-def _reference(runtime: Runtime, path: str, target: Target) -> Call:
+def _reference(path: str, target: Target, folder: Path) -> list[Call]:
     import onnx
 
-    shape = [axis.dim_value for axis in onnx.load(path).graph.input[0].type.tensor_type.shape.dim[1:]]
-    return runtime.compile(path, replace(target, batch=1)).bind(_images(1, shape))
-
-
-def _images(batch: int, shape: Sequence[int]) -> np.ndarray:
-    return np.random.default_rng(0).standard_normal((batch, *shape), dtype=np.float32)
+    shape = tuple(axis.dim_value for axis in onnx.load(path).graph.input[0].type.tensor_type.shape.dim[1:])
+    return bind_copies(TimedFile(Path(path), replace(target, batch=1), shape), Protocol().copies, folder)
 
 
 def _prepared(proto: ModelProto, found: ModelInput, shape: Sequence[int], job: Mapping[str, Any], target: Target,
@@ -136,7 +133,7 @@ class _Network:
     def bind(self, compiled: Compiled, target: Target) -> Call:
         """A bound call that has run once."""
         try:
-            call = compiled.bind(_images(target.batch, self.shape))
+            call = compiled.bind(noise(target.batch, self.shape))
             call()
         except MemoryError:
             raise
@@ -167,7 +164,7 @@ class _Network:
                              "Add memory_mb=N to allow more.")
 
 
-def _timed(network: _Network, compiled: Mapping[int, Compiled], target: Target, reference: Call,
+def _timed(network: _Network, compiled: Mapping[int, Compiled], target: Target, reference: Copies,
            job: Mapping[str, Any], progress: Progress) -> tuple[Protocol, list[dict[str, Any]]]:
     """Latency at every batch, all in the same rounds."""
     calls = {str(batch): network.bind(one, replace(target, batch=batch)) for batch, one in compiled.items()}

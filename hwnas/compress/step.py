@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -20,13 +19,13 @@ from hwnas.compress.job import CompressJob
 from hwnas.errors import CandidateError, MeasurementInvalid, StudyError
 from hwnas.front.comparison import paired_bootstrap
 from hwnas.front.score import LEAST_ROUNDS
-from hwnas.latency.harness import measure
 from hwnas.latency.measurement import Measurement, Protocol
+from hwnas.latency.reference import Reference
+from hwnas.latency.timing import TimedFile, time_files
 from hwnas.runtimes.answers import predict
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.system.paths import write_atomic
 from hwnas.system.tables import finite
-from hwnas.target.host import Host
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -68,38 +67,21 @@ class Scorer:
 
         MeasurementInvalid when the machine was too restless, or the time too short, for one of them.
         """
-        from hwnas.latency.reference import QuietTimes, reference_file
-
-        job, shape = self.job, self.job.source.shape
-        quiet = QuietTimes(Host.detect(), load_runtime(job.target.runtime).version(), job.target)
+        job = self.job
+        reference = Reference.of_host(job.target, load_runtime(job.target.runtime).version())
         protocol = Protocol(copies=copies, min_rounds=LEAST_ROUNDS, max_seconds=job.options.seconds)
-
-        def bound(path: Path, target: Target, shape: tuple[int, ...]) -> list[Callable[[], None]]:
-            images = np.random.default_rng(0).standard_normal((target.batch, *shape), dtype=np.float32)
-            runtime = load_runtime(target.runtime)
-            return [runtime.compile(path, target).bind(images) for _ in range(copies)]
-
-        with tempfile.TemporaryDirectory(prefix="hwnas-") as folder, console.step("time") as report:
-            calls = {name: bound(path, self.target(precision), shape) for name, (path, precision) in files.items()}
-            target = replace(self.target("int8"), batch=1)
-            path = reference_file(target, Path(folder))
-            reference = bound(path, target, _image_of(path))
-            found = measure(calls, reference, protocol, seed=job.options.seed, quiet_ms=quiet.load(), progress=report,
-                            threads=job.target.threads)
+        timed = {name: TimedFile(path, self.target(precision), job.source.shape)
+                 for name, (path, precision) in files.items()}
+        with console.step("time") as report:
+            found = time_files(timed, self.target("int8"), reference, protocol, seed=job.options.seed, progress=report)
         invalid = [f"{name}: {one.reason or 'too few turns for an error'}" for name, one in found.items()
                    if not np.isfinite(one.std_ms)]
         if invalid:
             raise MeasurementInvalid(f"{len(invalid)} of {len(found)} files could not be timed ({invalid[0]}). Stop "
                                      "what else runs here and give the command again, perhaps with more seconds=N: "
                                      "finished steps stay.")
-        quiet.store(min(one.quiet_ms for one in found.values()))
+        reference.keep(found.values())
         return found
-
-
-def _image_of(path: Path) -> tuple[int, ...]:
-    import onnx
-
-    return tuple(axis.dim_value for axis in onnx.load(str(path)).graph.input[0].type.tensor_type.shape.dim[1:])
 
 
 FORMAT = "hwnas-compress-step/1"

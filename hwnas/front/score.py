@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from hwnas.cli.progress import Console
 from hwnas.errors import CandidateError, TargetError
 from hwnas.front.rows import FrontRow
-from hwnas.latency.harness import measure
 from hwnas.latency.measurement import Measurement, Protocol
+from hwnas.latency.reference import Reference
+from hwnas.latency.timing import TimedFile, time_files
 from hwnas.runtimes.answers import FP32, predict
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.space.architecture import Architecture
@@ -24,6 +22,7 @@ from hwnas.target.host import Host
 from hwnas.target.target import Target
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from hwnas.data.dataset import Dataset
@@ -104,37 +103,18 @@ def _time(paths: Mapping[str, Path], sizes: Mapping[str, int], dataset: Dataset,
           console: Console) -> dict[str, Measurement]:
     if not paths:
         return {}
-    runtime, protocol = load_runtime(target.runtime), Protocol(min_rounds=LEAST_ROUNDS, max_seconds=timing.seconds)
-
-    def copies(path: Path, channels: int, size: int) -> list[Callable[[], None]]:
-        images = np.random.default_rng(0).standard_normal((target.batch, channels, size, size), dtype=np.float32)
-        return [runtime.compile(path, target).bind(images) for _ in range(protocol.copies)]
-
-    with tempfile.TemporaryDirectory(prefix="hwnas-") as folder, console.step("time networks") as report:
-        calls = {name: copies(path, dataset.channels, sizes[name]) for name, path in paths.items()}
-        network = timing.reference
-        reference = copies(_reference(network, target, Path(folder)), network.channels, network.image_size)
-        found = measure(calls, reference, protocol, seed=timing.seed, quiet_ms=timing.quiet_ms, progress=report,
-                        threads=target.threads)
+    protocol = Protocol(min_rounds=LEAST_ROUNDS, max_seconds=timing.seconds)
+    files = {name: TimedFile(path, target, (dataset.channels, sizes[name], sizes[name]))
+             for name, path in paths.items()}
+    with console.step("time networks") as report:
+        found = time_files(files, target, Reference(timing.reference, timing.quiet_ms, target.batch), protocol,
+                           seed=timing.seed, progress=report)
     quiet_ms = next(iter(found.values())).quiet_ms
     if timing.quiet_ms and quiet_ms > timing.quiet_ms * (1 + protocol.drift):
         above = f"{quiet_ms / timing.quiet_ms - 1:.0%}"
         console.say(f"note: the reference network takes {quiet_ms:.4f} ms, {above} more than when this host was "
                     "calibrated: latencies are those of a slower moment.")
     return found
-
-
-def _reference(architecture: Architecture, target: Target, folder: Path) -> Path:
-    """The file of the network that every round is held against, as calibration builds it."""
-    import torch
-
-    from hwnas.latency.timing import prepare_network
-
-    threads = torch.get_num_threads()
-    try:
-        return prepare_network(architecture, target, folder)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _filled(row: FrontRow, scores: Scores, dataset: Dataset, target: Target) -> FrontRow:

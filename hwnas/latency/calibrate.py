@@ -17,8 +17,9 @@ from hwnas.latency.harness import call_overhead_ms
 from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.model import LatencyModel
 from hwnas.latency.prior import learnt_model
+from hwnas.latency.reference import QuietTimes, reference_network
 from hwnas.latency.table import LEAST_NETWORKS, LatencyTable, TableKey, TimedNetwork, table_path
-from hwnas.latency.timing import WAVE, NetworkTimer, bound_input
+from hwnas.latency.timing import WAVE, NetworkTimer, image_shape, noise
 from hwnas.space.architecture import Architecture
 from hwnas.system.paths import home
 from hwnas.target.host import Host
@@ -127,7 +128,8 @@ def calibrate(target: Target, space: SearchSpace, runtime: Runtime, options: Cal
     if fresh:
         partial_path(path).unlink(missing_ok=True)
     table = _resumed(path, key, host, runtime, console) or table or LatencyTable(
-        key, host.to_dict(), runtime.version(), _now(), Protocol(), space.reference, 0.0, call_overhead_ms(_nothing))
+        key, host.to_dict(), runtime.version(), _now(), Protocol(),
+        reference_network(space.channels, space.classes, max(space.image_sizes)), 0.0, call_overhead_ms(_nothing))
     _Calibration(table, space, target, runtime, options, partial_path(path), console, before).run()
     table.created = _now()
     model, notes = learnt_model(table, space)
@@ -135,6 +137,7 @@ def calibrate(target: Target, space: SearchSpace, runtime: Runtime, options: Cal
         console.note(note)
     table.error[space.name], table.learnt = model.error, {space.name: model.learnt.to_dict()}
     table.save(path)
+    QuietTimes(host, runtime.version(), target, table.reference, target.batch).store(table.quiet_ms)
     partial_path(path).unlink(missing_ok=True)
     return LatencyTable.load(path)  # as every later run will read it: times are rounded when stored
 
@@ -252,7 +255,7 @@ def _profiled(network: TimedNetwork, compiled: Compiled, batch: int) -> TimedNet
     names = block_names(network.architecture)
     times = dict.fromkeys(names, 0.0)
     other = 0.0
-    for node in compiled.profile(bound_input(network.architecture, batch), PROFILE_REPEATS):
+    for node in compiled.profile(noise(batch, image_shape(network.architecture)), PROFILE_REPEATS):
         name = block_of_node(node.name)
         if name in times:
             times[name] += node.ms

@@ -20,6 +20,7 @@ import numpy as np
 from hwnas.errors import MeasurementInvalid
 from hwnas.latency.harness import measure, undisturbed
 from hwnas.latency.measurement import Protocol
+from hwnas.latency.timing import TimedFile, bind_copies, image_shape, noise, reference_file
 from hwnas.runtimes.runtime import threads_of
 from hwnas.target.host import measuring_lock, usable_cores
 from hwnas.target.target import Target
@@ -116,7 +117,8 @@ def measured_peak(runtime: Runtime, target: Target, networks: Sequence[Dense] | 
     runtime.check(target)
     with TemporaryDirectory(prefix="hwnas-") as folder:
         calls = {str(one): _bound(one, runtime, target, Path(folder)) for one in networks}
-        beside = (_bound_reference(reference, runtime, target, Path(folder)) if reference
+        beside = (bind_copies(TimedFile(reference_file(target, Path(folder), reference), target,
+                                        image_shape(reference)), 1, Path(folder)) if reference
                   else calls[str(min(networks, key=lambda one: one.macs))])
         protocol = Protocol(min_calls=5, max_seconds=seconds)
         found = measure(calls, beside, protocol, quiet_ms=quiet_ms, progress=progress, threads=threads_of(target))
@@ -129,17 +131,6 @@ def measured_peak(runtime: Runtime, target: Target, networks: Sequence[Dense] | 
     return Peak(target.precision, tried[best], best, runtime.version(), tried)
 
 
-def _bound_reference(one: Architecture, runtime: Runtime, target: Target, folder: Path) -> Callable[[], None]:
-    from hwnas.latency.timing import prepare_network
-
-    shape = (one.channels, one.image_size, one.image_size)
-    return runtime.compile(prepare_network(one, target, folder), target).bind(_images(target, shape))
-
-
-def _images(target: Target, shape: tuple[int, int, int]) -> np.ndarray:
-    return np.random.default_rng(0).standard_normal((target.batch, *shape), dtype=np.float32)
-
-
 def _bound(one: Dense, runtime: Runtime, target: Target, folder: Path) -> Callable[[], None]:
     from hwnas.networks.export import export_onnx, randomise
     from hwnas.networks.quantize import quantize_static, tuning_of
@@ -150,7 +141,7 @@ def _bound(one: Dense, runtime: Runtime, target: Target, folder: Path) -> Callab
     if target.precision == "int8":
         fp32, path = path, path.with_suffix(".int8.onnx")
         quantize_static(fp32, path, None, tuned_for=tuning_of(target))
-    return runtime.compile(path, target).bind(_images(target, shape))
+    return runtime.compile(path, target).bind(noise(target.batch, shape))
 
 
 def _network(one: Dense) -> nn.Module:

@@ -1,15 +1,17 @@
-"""Times networks: exported, compiled several times, and run in interleaved turns on a machine that others share."""
+"""Times networks and files: compiled several times, and run in interleaved turns on a machine that others share."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +22,7 @@ import numpy as np
 from hwnas.errors import CandidateError, MeasurementInvalid
 from hwnas.latency.harness import Progress, measure
 from hwnas.latency.measurement import Measurement, Protocol
+from hwnas.latency.reference import Reference, reference_network
 from hwnas.space.architecture import Architecture
 from hwnas.target.host import usable_cores
 from hwnas.target.target import Target
@@ -27,6 +30,65 @@ from hwnas.target.target import Target
 if TYPE_CHECKING:
     from hwnas.runtimes.runtime import Compiled, Runtime
 
+
+
+@dataclass(frozen=True, slots=True)
+class TimedFile:
+    """An ONNX file as it is timed: compiled for `target`, fed batches of noise images `shape` [channels, h, w]."""
+
+    path: Path
+    target: Target
+    shape: tuple[int, ...]
+
+
+def time_files(files: Mapping[str, TimedFile], target: Target, reference: Reference, protocol: Protocol, *,
+               seed: int = 0, progress: Progress | None = None) -> dict[str, Measurement]:
+    """Latency of every file, all in the same interleaved rounds beside `reference`; INVALID ones with their reason.
+
+    All run in the runtime and on the threads of `target`, in `protocol.copies` compilations each; so does the
+    reference, in the precision of `target`. CandidateError for a file that cannot be compiled.
+    """
+    with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
+        calls = {}
+        for index, (name, file) in enumerate(files.items()):
+            calls[name] = bind_copies(file, protocol.copies, Path(folder))
+            if progress:
+                progress(0.0, f"compiled {index + 1} of {len(files)}")
+        one, beside = reference.network, replace(target, batch=reference.batch)
+        path = reference_file(beside, Path(folder), one)
+        reference_calls = bind_copies(TimedFile(path, beside, image_shape(one)), protocol.copies, Path(folder))
+        return measure(calls, reference_calls, protocol, seed=seed, quiet_ms=reference.quiet_ms, progress=progress,
+                       threads=target.threads)
+
+
+def bind_copies(file: TimedFile, copies: int, folder: Path) -> list[Callable[[], None]]:
+    """Bound calls of as many compilations, each with another place in memory; `folder` is for what they leave.
+
+    Where the runtime can keep a compiled network, it is compiled once and loaded instead.
+    """
+    from hwnas.runtimes.runtime import load_runtime
+
+    runtime = load_runtime(file.target.runtime)
+    images = noise(file.target.batch, file.shape)
+    save, load = getattr(runtime, "save_compiled", None), getattr(runtime, "load_compiled", None)
+    if save is None or load is None:
+        return [runtime.compile(file.path, file.target).bind(images) for _ in range(copies)]
+    copy = Path(tempfile.mkdtemp(dir=folder), file.path.name)
+    copy.write_bytes(file.path.read_bytes())  # what is compiled lands beside its file
+    saved = save(copy, file.target)
+    calls = [load(saved, copy, file.target).bind(images) for _ in range(copies)]
+    shutil.rmtree(copy.parent)
+    return calls
+
+
+def noise(batch: int, shape: Sequence[int]) -> np.ndarray:
+    """A fixed random batch of normalised images, float32 [batch, *shape]."""
+    return np.random.default_rng(0).standard_normal((batch, *shape), dtype=np.float32)
+
+
+def image_shape(architecture: Architecture) -> tuple[int, int, int]:
+    """[channels, height, width] of the images that it takes."""
+    return architecture.channels, architecture.image_size, architecture.image_size
 
 
 def prepare_network(architecture: Architecture, target: Target, folder: Path) -> Path:
@@ -44,8 +106,7 @@ def prepare_network(architecture: Architecture, target: Target, folder: Path) ->
     network = build(architecture).eval()
     randomise(network, int(architecture.id, 16))
     fp32 = folder / f"{architecture.id}.onnx"
-    shape = (architecture.channels, architecture.image_size, architecture.image_size)
-    export_onnx(network, fp32, shape)
+    export_onnx(network, fp32, image_shape(architecture))
     if target.precision != "int8":
         return fp32
     from hwnas.networks.quantize import quantize_static, tuning_of
@@ -54,6 +115,26 @@ def prepare_network(architecture: Architecture, target: Target, folder: Path) ->
     quantize_static(fp32, int8, None, tuned_for=tuning_of(target))
     fp32.unlink()
     return int8
+
+
+def reference_file(target: Target, folder: Path, network: Architecture | None = None) -> Path:
+    """The reference's exported file in `folder`, int8 for an int8 target."""
+    import torch
+
+    threads = torch.get_num_threads()
+    try:
+        path = prepare_network(network or reference_network(), target, folder)
+    finally:
+        torch.set_num_threads(threads)
+    if target.runtime == "null":
+        import onnx
+
+        from hwnas.runtimes.null import METADATA_KEY
+
+        proto = onnx.load(str(path))
+        onnx.helper.set_model_props(proto, {METADATA_KEY: str(_NULL_MS)})
+        onnx.save(proto, str(path))
+    return path
 
 
 def prepare_compiled(architecture: Architecture, target: Target, folder: Path) -> tuple[Path, Path | None]:
@@ -65,6 +146,7 @@ def prepare_compiled(architecture: Architecture, target: Target, folder: Path) -
     return path, None if save is None else save(path, target)
 
 WAVE = 24
+_NULL_MS = 0.1  # what the reference is made to take on the null runtime
 REFERENCE_COPIES = 2  # times the protocol's copies: where the reference lands shifts the whole run
 Timed = Callable[[Architecture, Measurement, "Compiled"], None]
 _Export = Future[tuple[Path, Path | None]]
@@ -176,7 +258,7 @@ class NetworkTimer:
         return [self.runtime.compile(path, self.target) for _ in copies]
 
     def _bound(self, one: Architecture, copies: Sequence[Compiled]) -> list[Callable[[], None]]:
-        return [copy.bind(bound_input(one, self.target.batch)) for copy in copies]
+        return [copy.bind(noise(self.target.batch, image_shape(one))) for copy in copies]
 
 
 def time_networks(architectures: Sequence[Architecture], target: Target, runtime: Runtime, reference: Architecture,
@@ -199,12 +281,6 @@ def _part(progress: Progress | None, index: int, parts: int) -> Progress | None:
     if progress is None:
         return None
     return lambda share, note: progress((index + share) / parts, f"wave {index + 1} of {parts}, {note}")
-
-
-def bound_input(architecture: Architecture, batch: int) -> np.ndarray:
-    """A fixed random batch of normalised images, float32 [batch, channels, size, size]."""
-    shape = (batch, architecture.channels, architecture.image_size, architecture.image_size)
-    return np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
 
 
 def _settle(cores: Sequence[int]) -> None:

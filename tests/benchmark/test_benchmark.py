@@ -18,12 +18,12 @@ from onnx import TensorProto as T
 from onnx import helper, numpy_helper
 
 from hwnas.benchmark import __main__ as command
-from hwnas.benchmark import model as benchmark_model
 from hwnas.benchmark import task as benchmarking
 from hwnas.benchmark.picture import batch_figure
 from hwnas.benchmark.report import Benchmark, lines
 from hwnas.cli.command import run_command
 from hwnas.errors import CandidateError, ModelError, TableError, UnknownNetwork
+from hwnas.latency import timing
 from hwnas.latency.load import _busy_seconds, _lost_seconds, measure_load
 from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.reference import QuietTimes
@@ -62,7 +62,7 @@ def tiny_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "reference"
     folder.mkdir()
     path = network(folder, ("batch", 3, 16, 16), null_ms=0.1)
-    monkeypatch.setattr(benchmark_model, "reference_file", lambda target, folder: path)
+    monkeypatch.setattr(timing, "reference_file", lambda target, folder: path)
     monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
     return path
 

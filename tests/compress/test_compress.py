@@ -24,6 +24,7 @@ from hwnas.compress import compression as compress_steps
 from hwnas.compress import step as compress_score
 from hwnas.compress.step import Step, Steps
 from hwnas.errors import CandidateError, TargetError
+from hwnas.latency import timing
 from hwnas.latency.measurement import Measurement
 from hwnas.networks.export import export_onnx
 from hwnas.runtimes.onnxruntime import OnnxRuntime
@@ -139,8 +140,9 @@ from deployment_fixtures import measured
 from hwnas.cli.command import run_command
 from hwnas.compress import __main__ as compress
 from hwnas.compress import step as compress_score
+from hwnas.latency import timing
 from hwnas.compress.step import Step, Steps
-compress_score.measure = lambda calls, *a, **b: {name: measured(0.2) for name in calls}
+timing.measure = lambda calls, *a, **b: {name: measured(0.2) for name in calls}
 store = Steps._store
 def storing(self, step, settings):
     if step.name == sys.argv[1]:
@@ -216,7 +218,7 @@ def test_times_without_an_error_choose_nothing(trained: Path, tmp_path: Path, ca
         whole = measured(0.2)
         short = replace(whole, turns=whole.turns[:whole.protocol.copies])
         assert short.valid
-        patch.setattr(compress_score, "measure", lambda calls, *_, **__: dict.fromkeys(calls, short))
+        patch.setattr(timing, "measure", lambda calls, *_, **__: dict.fromkeys(calls, short))
         assert command(trained, tmp_path, "max_drop=3") == 1
     assert "too few turns for an error" in one_line(capsys)
     assert not (tmp_path / "model_int8.onnx").exists()

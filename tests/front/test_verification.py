@@ -20,10 +20,10 @@ from hwnas import verify
 from hwnas.cli.progress import Console
 from hwnas.errors import DataError, ExportError, StudyError
 from hwnas.front import make as deployable
-from hwnas.front import score as scoring
 from hwnas.front.rows import FrontRow, load_front
 from hwnas.front.score import Timing
 from hwnas.front.verification import Facts
+from hwnas.latency import timing as scoring
 from hwnas.system.run_folder import RunFolder
 from hwnas.target.host import Host
 

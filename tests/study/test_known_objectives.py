@@ -22,13 +22,13 @@ from hwnas import verify
 from hwnas.cli.command import run_command
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, StudyError, UnknownName
-from hwnas.front import score as scoring
 from hwnas.front.finalists import choose_finalists
 from hwnas.front.picture import PlotInfo, front_figure, named
 from hwnas.front.report import ReportData, read_report, report_html, write_report
 from hwnas.front.rows import COLUMNS, Cost, front_csv, front_json, load_front, mark_front, read_front
 from hwnas.front.score import Timing
 from hwnas.front.verification import Facts
+from hwnas.latency import timing as scoring
 from hwnas.latency.timing import prepare_network
 from hwnas.pictures.style import figure_bytes
 from hwnas.samplers import model
