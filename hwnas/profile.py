@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from hwnas.cli.command import run_command
@@ -34,5 +35,10 @@ def main(config: Any, console: Console) -> None:
     console.say(error_line(table, space))
 
 
+def command(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `python -m hwnas.profile`."""
+    return run_command(main, "profile", USAGE, argv, paths=("space",))
+
+
 if __name__ == "__main__":
-    sys.exit(run_command(main, "profile", USAGE))
+    sys.exit(command())

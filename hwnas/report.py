@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hwnas.errors import ConfigError
@@ -22,12 +22,12 @@ def run(config: Mapping[str, Any], console: Console) -> None:
     console.say(f"report: {folder.report}")
 
 
-def main() -> int:
+def command(argv: Sequence[str] | None = None) -> int:
     """Entry point of `python -m hwnas.report`."""
     from hwnas.cli.command import run_command
 
-    return run_command(run, "report", __doc__ or "", target=False)
+    return run_command(run, "report", __doc__ or "", argv, target=False)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(command())

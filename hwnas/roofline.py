@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from hwnas.cli.command import run_command
@@ -22,5 +23,10 @@ def main(config: Any, console: Console) -> None:
     finish(make_roofline(config, console), out, console)
 
 
+def command(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `python -m hwnas.roofline`."""
+    return run_command(main, "roofline", USAGE, argv, paths=("space",))
+
+
 if __name__ == "__main__":
-    sys.exit(run_command(main, "roofline", USAGE))
+    sys.exit(command())

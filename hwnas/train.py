@@ -23,7 +23,7 @@ USAGE = """Train one network in full: an architecture that a search found, or a 
 
 The same command again resumes after the last whole epoch. --show-config prints every option."""
 
-_PATHS = ("architecture", "model", "weights", "out", "dataset.root", "teacher.model", "teacher.weights")
+PATHS = ("architecture", "model", "weights", "teacher.model", "teacher.weights")
 
 
 def main(config: Any, console: Console) -> None:
@@ -57,16 +57,11 @@ def _locked(folder: Path, ranks: Ranks, console: Console) -> Iterator[None]:
         yield
 
 
-def readable_overrides(argv: Sequence[str]) -> list[str]:
-    """Let paths and names be taken as they are typed, though Hydra's grammar has uses for some of their characters."""
-    found = []
-    for text in argv:
-        key, equals, value = text.partition("=")
-        if key in _PATHS and value and value[0] not in "'\"" and value != "null":
-            value = "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-        found.append(key + equals + value)
-    return found
+def command(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `python -m hwnas.train`."""
+    return run_command(main, "train", USAGE, argv, target=False, paths=PATHS,
+                       apart=("architecture", "model", "dataset"))
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main, "train", USAGE, readable_overrides(sys.argv[1:]), target=False))
+    sys.exit(command())

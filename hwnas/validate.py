@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from hwnas.cli.command import run_command
@@ -21,5 +22,10 @@ def main(config: Any, console: Console) -> None:
     validate(config, console)
 
 
+def command(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `python -m hwnas.validate`."""
+    return run_command(main, "validate", USAGE, argv, paths=("space", "measured"))
+
+
 if __name__ == "__main__":
-    sys.exit(run_command(main, "validate", USAGE))
+    sys.exit(command())

@@ -6,7 +6,7 @@ folder and the data set: dataset.root=DIR says where the images lie here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hwnas.errors import ConfigError, DataError, StudyError
@@ -97,12 +97,12 @@ def timing_of(environment: Mapping[str, Any], seconds: float | None) -> Timing:
                   found["seconds"] if seconds is None else float(seconds), found["seed"])
 
 
-def main() -> int:
+def command(argv: Sequence[str] | None = None) -> int:
     """Entry point of `python -m hwnas.verify`."""
     from hwnas.cli.command import run_command
 
-    return run_command(run, "verify", __doc__ or "", target=False)
+    return run_command(run, "verify", __doc__ or "", argv, target=False)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(command())

@@ -14,7 +14,7 @@ from deployment_fixtures import measured
 from safetensors.torch import save_file
 
 from hwnas import train
-from hwnas.cli.command import compose, run_command
+from hwnas.cli.command import as_typed, compose, run_command
 from hwnas.cli.progress import Console
 from hwnas.compress import __main__ as compress
 from hwnas.compress.job import CompressJob, make_job
@@ -88,7 +88,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 
 
 def overrides_of(model: Path, out: Path, *more: str, target: str = "ort_int8") -> list[str]:
-    return compress.readable_overrides([f"+target={target}", f"model={model}", f"out={out}", *TINY, *more])
+    return as_typed([f"+target={target}", f"model={model}", f"out={out}", *TINY, *more], compress.PATHS)
 
 
 def job_of(model: Path, out: Path, *more: str, target: str = "ort_int8") -> CompressJob:

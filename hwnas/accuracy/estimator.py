@@ -131,6 +131,11 @@ def load_estimator(name: str, *, dataset: Dataset | None = None, space: SearchSp
     return cast("AccuracyEstimator", others[name].load()(dataset=dataset, space=space, config=options))
 
 
+def options_of(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Every option of one of BUILT_IN as plain values, where `given` are set; UnknownName, ConfigError."""
+    return cast("dict[str, Any]", import_module(BUILT_IN[name]).all_options(given))
+
+
 def meaning(name: str) -> str:
     """What the values of the estimator called `name` are."""
     return _MEANINGS.get(name, f"top-1 as {name} estimates it")

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from hwnas.accuracy.estimator import Earlier, Estimate
 from hwnas.accuracy.rungs import Forecast, Halving, hopeless
 from hwnas.accuracy.untrained import LEAST_ANCHORS, UntrainedRung
-from hwnas.cli.options import names_of, option, read_options
+from hwnas.cli.options import names_of, option, plain, read_options
 from hwnas.data.dataset import Subsets, digest
 from hwnas.errors import ConfigError
 from hwnas.space.architecture import Architecture
 from hwnas.stats.intervals import Z90, binomial_std
 from hwnas.system.memory import release_memory
 from hwnas.training.loop import predict, seeded, top1, train
-from hwnas.training.recipe import Recipe
+from hwnas.training.recipe import Recipe, recipe_options
 
 if TYPE_CHECKING:
     from torch import nn
@@ -198,6 +198,15 @@ class MultiFidelity:
         stopped = predicted is not None
         return Estimate(value, max(0.0, value - Z90 * std), min(1.0, value + Z90 * std), std, "proxy", seconds,
                         tuple(curve), stopped, self.options.rungs[:len(curve)], extrapolated=stopped)
+
+
+def all_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Every option with its value, for `--show-config`."""
+    mine = names_of(FidelityOptions)
+    recipe = recipe_options({key: value for key, value in given.items() if key not in mine}, MULTI_FIDELITY,
+                            "multi_fidelity")
+    options = read_options(FidelityOptions, given, "multi_fidelity", others=names_of(Recipe))
+    return {**plain(options), **{key: value for key, value in recipe.items() if key not in LENGTHS}}
 
 
 def load(config: Mapping[str, Any], dataset: Dataset, space: SearchSpace | None = None) -> MultiFidelity:

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 from hwnas.accuracy.estimator import Estimate
-from hwnas.cli.options import names_of, option, read_options
+from hwnas.cli.options import names_of, option, plain, read_options
 from hwnas.data.dataset import Dataset, Progress, Split, Subsets
 from hwnas.data.splits import subset
 from hwnas.space.architecture import Architecture
 from hwnas.stats.intervals import Z90, binomial_std
 from hwnas.system.memory import release_memory
 from hwnas.training.loop import predict, seeded, top1, train
-from hwnas.training.recipe import PROXY, Recipe
+from hwnas.training.recipe import PROXY, Recipe, recipe_options
 
 CHECK_IMAGES = 512
 
@@ -147,6 +147,14 @@ class Proxy:
         std = (binomial_std(value, n_images) ** 2 + spread) ** 0.5
         return Estimate(value, max(0.0, value - Z90 * std), min(1.0, value + Z90 * std), std, "proxy", seconds,
                         tuple(float(x) for x in curve), stopped)
+
+
+def all_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Every option with its value, for `--show-config`."""
+    mine = names_of(ProxyOptions)
+    recipe = {key: value for key, value in given.items() if key not in mine}
+    options = read_options(ProxyOptions, given, "proxy", others=names_of(Recipe))
+    return {**plain(options), **recipe_options(recipe, PROXY, "proxy")}
 
 
 def load(config: Mapping[str, Any], dataset: Dataset, space: object = None) -> Proxy:

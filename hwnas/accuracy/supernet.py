@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hwnas.accuracy.estimator import Estimate
+from hwnas.cli.options import plain
 from hwnas.data.dataset import Dataset, Split, resize
 from hwnas.data.splits import subset
 from hwnas.errors import ConfigError, StudyError
@@ -128,6 +129,11 @@ class Supernet:
 def _part(split: Split, n: int, size: int) -> Split:
     chosen = split if not n or n >= len(split) else split.take(subset(split.labels, n, 0))
     return Split(resize(chosen.images, size), chosen.labels)
+
+
+def all_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Every option with its value, for `--show-config`."""
+    return dict(plain(SupernetOptions.from_config(given)))
 
 
 def load(config: Mapping[str, Any], dataset: Dataset, space: SearchSpace | None) -> Supernet:

@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any, Protocol
 
 from hwnas.accuracy.estimator import Estimate
-from hwnas.cli.options import option, read_options
+from hwnas.cli.options import defaults, option, read_options
 from hwnas.errors import ConfigError, DataError, SpaceError
 from hwnas.space.architecture import Architecture
 from hwnas.stats.intervals import Z90
@@ -111,6 +111,11 @@ def _read(options: TabularOptions) -> dict[str, tuple[float, float]]:
     if not found:
         raise DataError(f"{path}: no rows. Give tabular.path=FILE with at least one network.")
     return found
+
+
+def all_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Every option with its value, for `--show-config`."""
+    return {**defaults(TabularOptions), **given}
 
 
 def load(config: Mapping[str, Any], dataset: object, space: Decodes | None) -> Tabular:

@@ -16,7 +16,7 @@ from hwnas.accuracy.anchors import Anchor, anchors, chosen
 from hwnas.accuracy.estimator import Estimate
 from hwnas.accuracy.proxy import Proxy
 from hwnas.accuracy.scores import Scorer
-from hwnas.cli.options import option, read_options
+from hwnas.cli.options import option, plain, read_options
 from hwnas.data.dataset import Dataset, digest
 from hwnas.errors import CandidateError, ConfigError, DataError
 from hwnas.space.architecture import Architecture
@@ -249,6 +249,11 @@ class ZeroCost:
 def _table(good: Sequence[Anchor], names: Sequence[str]) -> NDArray[np.float64]:
     """Scores [n, k]."""
     return np.array([[one.scores[name] for name in names] for one in good], float)
+
+
+def all_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Every option with its value, for `--show-config`."""
+    return {**plain(read_options(ZeroCostOptions, given, "zero_cost", others=("threads",))), "threads": 0}
 
 
 def load(config: Mapping[str, Any], dataset: Dataset, space: SearchSpace | None = None) -> ZeroCost:

@@ -25,6 +25,8 @@ USAGE = """Time one network on this host: an ONNX file, or a timm network by nam
     python -m hwnas.benchmark +target=xeon_int8 model=timm:mobilenetv3_small_050 image_size=64 batch=1,2,4,8,16
     python -m hwnas.benchmark +target=ort_fp32 model=model.onnx streams=2 out=b.json"""
 
+PATHS = ("model", "plot")
+
 
 def main(config: Any, console: Console) -> None:
     """Time, print, store; MeasurementInvalid, after all was printed and stored, when the machine was too restless."""
@@ -151,18 +153,10 @@ def _slower_than_ever(found: Benchmark) -> str:
             f"slower for good, remove {home() / 'reference_times.json'}.)")
 
 
-def readable_overrides(argv: Sequence[str]) -> list[str]:
-    """Let `batch=1,2,4` be a list, which Hydra would read as a sweep, and paths be taken as they are typed."""
-    found = []
-    for text in argv:
-        key, equals, value = text.partition("=")
-        if key == "batch" and re.fullmatch(r"\d+(,\d+)+", value):
-            value = f"[{value}]"
-        elif key in ("model", "out", "plot") and value and value[0] not in "'\"" and value != "null":
-            value = "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-        found.append(key + equals + value)
-    return found
+def command(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `python -m hwnas.benchmark`."""
+    return run_command(main, "benchmark", USAGE, argv, paths=PATHS, lists=("batch",))
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main, "benchmark", USAGE, readable_overrides(sys.argv[1:])))
+    sys.exit(command())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hwnas.cli.command import run_command
@@ -36,6 +37,13 @@ def main(config: Any, console: Console) -> None:
         judge(job, console)
 
 
+def all_options(config: Any) -> dict[str, dict[str, Any]]:
+    """Every option of the section that holds just what was given."""
+    from hwnas.certify.plan import all_training
+
+    return {"training": all_training()}
+
+
 def judge(job: CertifyJob, console: Console) -> None:
     """Ask every estimator, and write what came of it and of those that were asked before."""
     from hwnas.certify.estimates import estimate_all, judged_before
@@ -55,5 +63,11 @@ def _images(job: CertifyJob, console: Console) -> Dataset:
                             lambda done, total: report(done / max(total, 1)))
 
 
+def command(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `python -m hwnas.certify`."""
+    return run_command(main, "certify", USAGE, argv, target=False, paths=("space",), apart=("space", "dataset"),
+                       sections=all_options)
+
+
 if __name__ == "__main__":
-    sys.exit(run_command(main, "certify", USAGE, target=False))
+    sys.exit(command())

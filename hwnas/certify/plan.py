@@ -158,6 +158,22 @@ def _torn(path: Path, error: Exception) -> StudyError:
                       "what it held is made again.")
 
 
+# What differs from conf/train.yaml.
+IN_FULL = {"device": "cpu", "threads": 1, "train_images": 10_000, "validation_images": 2000, "epochs": 12,
+           "warmup": 0.1, "ema_decay": 0.99}
+
+
+def all_training() -> dict[str, Any]:
+    """Every option of a training in full, with its default."""
+    from omegaconf import OmegaConf
+
+    from hwnas.cli.command import compose
+
+    values = OmegaConf.to_container(compose("train", [], target=False))
+    assert isinstance(values, dict)
+    return {**{str(key): value for key, value in values.items() if key not in _NOT_OURS}, **IN_FULL}
+
+
 def training_config(dataset: Mapping[str, Any], training: Mapping[str, Any]) -> DictConfig:
     """conf/train.yaml with these values in their places, checked; ConfigError, UnknownName."""
     from omegaconf import OmegaConf

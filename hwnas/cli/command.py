@@ -3,50 +3,74 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import re
+import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hwnas.cli.options import MANDATORY, defaults
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, HwnasError, UnknownName, UserError
-from hwnas.system.paths import config_dir
+from hwnas.system.paths import config_dirs
 
 if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig
 
 
-GROUPS = {"dataset": "data set", "objective": "objective"}  # groups of files in conf/ that have a default
-OPEN = ("proxy.", "multi_fidelity.", "supernet.", "zero_cost.", "tabular.", "finalists.recipe.", "sampler_options.",
-        "dataset.options.", "training.")
+COMMANDS = {  # name: its module, and what it does
+    "search": ("hwnas.search", "find the front of accuracy and latency on this host: the main job"),
+    "profile": ("hwnas.profile", "measure this host for a target and a space"),
+    "validate": ("hwnas.validate", "hold predicted latency against measured, on networks never seen"),
+    "roofline": ("hwnas.roofline", "which blocks are memory-bound, and where int8 does not pay"),
+    "benchmark": ("hwnas.benchmark", "time one network"),
+    "train": ("hwnas.train", "train one network in full"),
+    "compress": ("hwnas.compress", "int8 with an accuracy limit kept"),
+    "certify": ("hwnas.certify", "how well accuracy estimators rank on a data set"),
+    "verify": ("hwnas.verify", "score and time a run's finalists on this machine"),
+    "report": ("hwnas.report", "write a run's pictures and report again"),
+    "worker": ("hwnas.search.worker", "join a search as one more worker"),
+}
+GROUPS = {"target": "target", "dataset": "data set", "objective": "objective"}  # folders of conf/ to choose from
+_DATASETS = "hwnas.datasets"  # entry points: data sets of other packages
+# Sections whose keys and defaults are a dataclass's; conf/ holds only what differs from them.
+_SECTIONS = {"target": "hwnas.target.target:Target", "dataset": "hwnas.data.options:DatasetOptions",
+             "calibration": "hwnas.latency.calibrate:CalibrationOptions"}
+_PATHS = ("out", "run", "dataset.root")
 Main = Callable[["DictConfig", Console], None]
+Sections = Callable[["DictConfig"], Mapping[str, Mapping[str, Any]]]
 
 
-def run_command(main: Main, config_name: str, usage: str, argv: Sequence[str] | None = None,
-                target: bool = True) -> int:
+def run_command(main: Main, config_name: str, usage: str, argv: Sequence[str] | None = None, target: bool = True,
+                paths: Sequence[str] = (), lists: Sequence[str] = (), apart: Sequence[str] | None = None,
+                sections: Sections | None = None) -> int:
     """Compose `conf/<config_name>.yaml` with the command line's overrides and call `main`; returns the exit code.
 
     0 done, 1 failed for a reason the user cannot mend by options, 2 bad input (one line on stderr), 130 interrupted.
+    `target`: one must be chosen. `paths`: options beside `out` and the like whose values are taken as they are typed;
+    `lists`: those for which 1,2,4 is a list. `apart`: options that the default of `out`, a folder, is named after
+    (None: it is no folder); others get folders of their own in a multirun. `sections` tells all options of sections
+    of which the configuration holds just what is given.
     """
     os.environ.setdefault("OPENVINO_TELEMETRY_OPTOUT", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads cost training ten times on a busy machine
-    parser = argparse.ArgumentParser(prog=f"python -m hwnas.{config_name}", description=usage,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-q", "--quiet", action="store_true", help="print results and warnings only")
-    parser.add_argument("--show-config", action="store_true", help="print the composed configuration and stop")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides of the configuration")
-    if target:
-        parser.epilog = f"targets: {', '.join(names_in('target'))}"
-    options = parser.parse_args(argv)
+    options = _parser(config_name, usage, target).parse_intermixed_args(argv)
     console = Console(quiet=options.quiet)
     try:
-        config = compose(config_name, options.overrides, target)
-        if options.show_config:
-            from omegaconf import OmegaConf
-
-            print(OmegaConf.to_yaml(config), end="")
+        overrides = as_typed(options.overrides, paths, () if options.multirun else lists, options.multirun)
+        if options.multirun:
+            runs = split_runs(config_name, overrides, target, apart)
+            return _run_all(config_name, runs, options)
+        config = compose(config_name, overrides, target)
+        if options.show_config or options.cfg:
+            print(_shown(config, sections(config) if sections else {}), end="")
             return 0
         main(config, console)
         return 0
@@ -62,13 +86,62 @@ def run_command(main: Main, config_name: str, usage: str, argv: Sequence[str] | 
         return 1
 
 
+def _parser(config_name: str, usage: str, target: bool) -> argparse.ArgumentParser:
+    from hwnas import __version__
+
+    prog = f"python -m {COMMANDS[config_name][0]}"
+    if Path(sys.argv[0]).stem == "hwnas":  # the console script
+        prog = f"hwnas {config_name}"
+        usage = re.sub(r"python -m hwnas\.(?:search\.(?=worker))?(\w+)", r"hwnas \1", usage)
+    parser = argparse.ArgumentParser(prog=prog, description=usage,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-q", "--quiet", action="store_true", help="print results and warnings only")
+    parser.add_argument("--show-config", action="store_true", help="print every option with its value and stop")
+    parser.add_argument("--cfg", "-c", choices=["job"], help="as --show-config")
+    parser.add_argument("-m", "--multirun", action="store_true",
+                        help="run once for each combination of values given as key=a,b, one after another")
+    parser.add_argument("--version", action="version", version=f"hwnas {__version__}")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides of the configuration")
+    if target:
+        parser.epilog = f"targets: {', '.join(names_in('target'))}"
+    return parser
+
+
 def names_in(group: str) -> list[str]:
-    """Names of the YAML files in a config group."""
-    return sorted(path.stem for path in (config_dir() / group).glob("*.yaml"))
+    """Names to choose from in a config group: YAML files, the user's too, and data sets of other packages."""
+    names = {path.stem for folder in config_dirs() for path in (folder / group).glob("*.yaml")}
+    if group == "dataset":
+        names |= {point.name for point in entry_points(group=_DATASETS)}
+    return sorted(names)
+
+
+def file_in(group: str, name: str) -> Path | None:
+    """The YAML file of a config group, the user's before the shipped; None where there is none of this name."""
+    files = (folder / group / f"{name}.yaml" for folder in config_dirs())
+    return next((file for file in files if file.is_file()), None)
+
+
+def as_typed(overrides: Sequence[str], paths: Sequence[str] = (), lists: Sequence[str] = (), several: bool = False
+             ) -> list[str]:
+    """Overrides with paths (and names) quoted, though Hydra's grammar has uses for some of their characters, and
+    `1,2,4` of `lists` in brackets. `several`: commas part the paths of a multirun."""
+    done = []
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if key in lists and re.fullmatch(r"\d+(,\d+)+", value):
+            value = f"[{value}]"
+        elif key in (*_PATHS, *paths) and value and value[0] not in "'\"" and value != "null":
+            parts = value.split(",") if several else [value]
+            value = ",".join("'" + part.replace("\\", "\\\\").replace("'", "\\'") + "'" for part in parts)
+        done.append(key + equals + value)
+    return done
 
 
 def compose(config_name: str, overrides: Sequence[str], target: bool = True) -> DictConfig:
-    """The configuration, checked: nothing in it may name code, and a target must be chosen."""
+    """The configuration, checked: nothing in it may name code, and a target must be chosen.
+
+    YAML in $HWNAS_HOME/conf (targets, data sets, objectives) comes before the shipped.
+    """
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.errors import HydraException
@@ -76,9 +149,15 @@ def compose(config_name: str, overrides: Sequence[str], target: bool = True) -> 
     from omegaconf.errors import OmegaConfBaseException
 
     _check_overrides(overrides, target)
+    first, *others = _folders()
+    wanted = [part for text in overrides for part in _for_hydra(config_name, text, overrides)]
+    if others:
+        wanted.append(f"hydra.searchpath=[{','.join(_quoted(f'file://{folder}') for folder in others)}]")
     try:
-        with initialize_config_dir(str(config_dir()), version_base="1.3", job_name=config_name):
-            config = hydra_compose(config_name, overrides=[_opened(text) for text in overrides])
+        with initialize_config_dir(str(first), version_base="1.3", job_name=config_name):
+            config = hydra_compose(config_name, overrides=wanted)
+        refuse_code(OmegaConf.to_container(config), "")  # before ${…} is resolved, and after
+        _fill(config)
         values = OmegaConf.to_container(config, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_hydra_message(error, overrides)) from None
@@ -86,9 +165,81 @@ def compose(config_name: str, overrides: Sequence[str], target: bool = True) -> 
     return config
 
 
-def _opened(override: str) -> str:
-    """Keys of the open sections need no plus, though the configuration does not list them."""
-    return f"++{override}" if override.startswith(OPEN) else override
+def _folders() -> list[Path]:
+    """Folders of configuration that are there, the user's first; ConfigError where that holds a command's own."""
+    folders = [folder for folder in config_dirs() if folder.is_dir()]
+    for folder in folders[:-1]:
+        for name in COMMANDS:
+            if (folder / f"{name}.yaml").exists():
+                raise ConfigError(f"{folder / name}.yaml: defaults of a command cannot be changed there. Remove it; "
+                                  f"own files go to {folder}/target, dataset or objective.")
+    return folders
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _for_hydra(config_name: str, text: str, overrides: Sequence[str]) -> list[str]:
+    """An override as Hydra wants it: targets are added, other packages' data sets have no file, and options that the
+    configuration does not list, because their dataclass does, need no plus."""
+    key, equals, value = text.partition("=")
+    if key in ("target", "+target"):
+        return [f"+target={value}"]
+    if key == "dataset" and file_in("dataset", value) is None:
+        return ["~dataset", f"+dataset.name={_quoted(value)}"]
+    given = {name: value for name, _, value in (other.partition("=") for other in overrides)}
+    return [f"++{text}"] if equals and key[0] not in "+~" and _is_open(config_name, key, given) else [text]
+
+
+def _is_open(config_name: str, key: str, given: Mapping[str, str]) -> bool:
+    """Whether `key` lies in a section that is filled from a dataclass, empty in conf/, or that of the estimator of
+    another package that is chosen."""
+    base = _base(config_name)
+    head = key.partition(".")[0]
+    groups = {name for part in base.get("defaults", ()) if isinstance(part, dict) for name in part}
+    if head == key:
+        return False
+    if head in _SECTIONS and (head in groups or head in given or f"+{head}" in given):
+        return True
+    if head not in base:
+        return "accuracy" in base and head == given.get("accuracy")
+    if head == "calibration":
+        return True
+    section: Any = base
+    for part in key.split("."):
+        section = section.get(part, MANDATORY) if isinstance(section, dict) else MANDATORY
+        if section == {}:
+            return True
+    return False
+
+
+@cache
+def _base(config_name: str) -> dict[str, Any]:
+    """The command's own YAML file."""
+    import yaml
+
+    content = yaml.safe_load((config_dirs()[-1] / f"{config_name}.yaml").read_text(encoding="utf-8"))
+    return dict(content)
+
+
+def _fill(config: DictConfig) -> None:
+    """Put the defaults of their dataclasses below the sections; UnknownName for a key that is not theirs."""
+    from omegaconf import DictConfig, OmegaConf, open_dict
+
+    for name, place in _SECTIONS.items():
+        if name not in config or OmegaConf.is_missing(config, name) or not isinstance(config[name], DictConfig):
+            continue
+        module, _, cls = place.partition(":")
+        known = defaults(getattr(import_module(module), cls))
+        if "name" in known and "name" not in config[name]:
+            continue  # of another command: what differs from a data set already chosen
+        for key in config[name]:
+            if key not in known:
+                raise UnknownName(f"key of {name}", key, known)
+        whole = {key: value for key, value in known.items() if value != MANDATORY or key in config[name]}
+        with open_dict(config):
+            config[name] = OmegaConf.merge(whole, config[name])
 
 
 def _check_overrides(overrides: Sequence[str], target: bool) -> None:
@@ -97,12 +248,13 @@ def _check_overrides(overrides: Sequence[str], target: bool) -> None:
         key, equals, value = text.partition("=")
         if not equals and not text.startswith("~"):
             raise ConfigError(f"{text!r} is not an override. Write key=value; --show-config prints all there are.")
+        if sweep(text):
+            raise ConfigError(f"{text} gives several values. Add -m to run once for each, or write {key}=[{value}] "
+                              "where the option takes a list.")
         name = key.lstrip("+")
         if name == "target":
             chosen = value
-            if key == "target":
-                raise ConfigError(f"write +target={value} (with the plus): targets: {', '.join(names_in('target'))}.")
-        if name in GROUPS and value not in names_in(name):
+        elif name in GROUPS and value not in names_in(name):
             raise UnknownName(GROUPS[name], value, names_in(name))
     if chosen is None and not target:
         return
@@ -110,6 +262,86 @@ def _check_overrides(overrides: Sequence[str], target: bool) -> None:
         raise ConfigError(f"no target chosen. Add +target=NAME: {', '.join(names_in('target'))}.")
     if chosen not in names_in("target"):
         raise UnknownName("target", chosen, names_in("target"))
+
+
+def sweep(text: str) -> list[str]:
+    """The overrides, one a value, that `key=a,b` or `key=range(…)` stands for; [] where it stands for one value."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        override: Override = OverridesParser.create().parse_override(text)
+        if not override.is_sweep_override():
+            return []
+        if not override.is_discrete_sweep():
+            raise ConfigError(f"{text}: give the values, as key=a,b or key=range(start,stop).")
+        return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+    except HydraException as error:
+        raise ConfigError(_hydra_message(error, [text])) from None
+
+
+def split_runs(config_name: str, overrides: Sequence[str], target: bool, apart: Sequence[str] | None
+               ) -> dict[str, list[str]]:
+    """The overrides of each run of a multirun, by its name, all composed once; each run has an `out` of its own."""
+    choices = [sweep(text) or [text] for text in overrides]
+    runs = {}
+    for parts in itertools.product(*choices):
+        swept = [part for part, choice in zip(parts, choices, strict=True) if len(choice) > 1]
+        name = ",".join(part.lstrip("+") for part in swept) or "one run"
+        runs[name] = [*parts, *_own_out(config_name, parts, swept, name, apart)]
+        compose(config_name, runs[name], target)
+    return runs
+
+
+def _own_out(config_name: str, parts: Iterable[str], swept: Sequence[str], name: str, apart: Sequence[str] | None
+             ) -> list[str]:
+    """`out=…` for one run where several would share one: a folder named after its values, below `out`."""
+    keys = {part.partition("=")[0].lstrip("+") for part in swept}
+    base = _base(config_name)
+    given = [part.partition("=")[2].strip("'\"") for part in parts if part.startswith("out=")]
+    out = given[-1] if given else base.get("out")
+    if not swept or "out" not in base or "out" in keys:
+        return []
+    if out in (None, "null"):
+        if apart is None or keys <= {*apart}:
+            return []
+        out = f"runs/{config_name}"
+    label = re.sub(r"[^\w.,=+-]+", "-", name)
+    path = Path(out).parent / label / Path(out).name if Path(out).suffix else Path(out) / label
+    return [f"out={_quoted(str(path))}"]
+
+
+def _run_all(config_name: str, runs: Mapping[str, Sequence[str]], options: argparse.Namespace) -> int:
+    """Each run in a process of its own, one after another; the worst exit code, after the failures were named."""
+    flags = ["-q"] * options.quiet + ["--show-config"] * bool(options.show_config or options.cfg)
+    failed = {}
+    for name, overrides in runs.items():
+        print(f"[{name}]", flush=True)
+        command = [sys.executable, "-m", COMMANDS[config_name][0], *flags, *overrides]
+        process = subprocess.Popen(command)
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:
+            process.wait()  # it was told too, and keeps what it has
+            raise
+        if code == 130:
+            return code
+        if code:
+            failed[name] = code
+    if failed:
+        each = ", ".join(f"{name} (exit code {code})" for name, code in failed.items())
+        print(f"{len(failed)} of {len(runs)} runs failed: {each}. The same command goes on with them.", file=sys.stderr)
+    return max((code if code > 0 else 1 for code in failed.values()), default=0)
+
+
+def _shown(config: DictConfig, sections: Mapping[str, Mapping[str, Any]]) -> str:
+    """The configuration as YAML, with the options of `sections` (by dotted key) that were not given."""
+    from omegaconf import OmegaConf
+
+    shown = OmegaConf.create(OmegaConf.to_container(config))
+    for key, values in sections.items():
+        OmegaConf.update(shown, key, {**values, **(OmegaConf.select(config, key) or {})}, merge=False)
+    return OmegaConf.to_yaml(shown)
 
 
 def _hydra_message(error: Exception, overrides: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ USAGE = """int8 under an accuracy limit: quantise, leave sensitive nodes in fp32
 Validation images decide; the file chosen is then asked about the test images once. The same command again goes on
 after the last finished step. --show-config prints every option."""
 
-_PATHS = ("model", "out", "dataset.root")
+PATHS = ("model",)
 
 
 def main(config: Any, console: Console) -> None:
@@ -40,16 +40,10 @@ def main(config: Any, console: Console) -> None:
     console.say(sentence(summary, job))
 
 
-def readable_overrides(argv: Sequence[str]) -> list[str]:
-    """Let paths be taken as they are typed, though Hydra's grammar has uses for some of their characters."""
-    found = []
-    for text in argv:
-        key, equals, value = text.partition("=")
-        if key in _PATHS and value and value[0] not in "'\"" and value != "null":
-            value = "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-        found.append(key + equals + value)
-    return found
+def command(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `python -m hwnas.compress`."""
+    return run_command(main, "compress", USAGE, argv, paths=PATHS, apart=("model", "target"))
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main, "compress", USAGE, readable_overrides(sys.argv[1:])))
+    sys.exit(command())

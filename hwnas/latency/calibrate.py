@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hwnas.cli.options import option
 from hwnas.cli.progress import Console, Report
 from hwnas.errors import MeasurementInvalid
 from hwnas.latency.harness import call_overhead_ms
@@ -105,11 +106,11 @@ class CalibrationOptions:
     It ends earlier when held-out networks are predicted within 5 % this often (`goal_within_5`).
     """
 
-    networks: int = 600
-    minutes: float = 10.0
-    profiles: int = 12
-    goal_within_5: float = 0.97
-    seed: int = 0
+    networks: int = option(96, low=LEAST_NETWORKS, high=10_000, help="most networks of the space")
+    minutes: float = option(1.5, low=0.05, high=1440, help="most minutes from start to end")
+    profiles: int = option(12, low=0, high=10_000, help="networks that are also timed block by block")
+    goal_within_5: float = option(0.97, low=0, high=1, help="share of held-out networks predicted within 5 %")
+    seed: int = option(20260, low=0)
 
 
 def calibrate(target: Target, space: SearchSpace, runtime: Runtime, options: CalibrationOptions, console: Console,

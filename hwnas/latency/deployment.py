@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hwnas.cli.options import number
+from hwnas.cli.options import number, read_options
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, MissingLatency, UnknownName
 from hwnas.latency.table import LatencyTable, TableKey, find_table, known_hosts, table_path
@@ -69,13 +69,8 @@ def space_of(config: Any) -> SearchSpace:
 def calibration_options(config: Any) -> CalibrationOptions:
     """The `calibration` section, checked."""
     from hwnas.latency.calibrate import CalibrationOptions
-    from hwnas.latency.table import LEAST_NETWORKS
 
-    return CalibrationOptions(number(config, "calibration.networks", LEAST_NETWORKS, 10_000, whole=True),
-                              float(number(config, "calibration.minutes", 0.05, 1440)),
-                              number(config, "calibration.profiles", 0, 10_000, whole=True),
-                              float(number(config, "calibration.goal_within_5", 0, 1)),
-                              number(config, "calibration.seed", 0, whole=True))
+    return read_options(CalibrationOptions, config.calibration, "calibration")
 
 
 def latency_model(deployment: Deployment, space: SearchSpace, options: CalibrationOptions, console: Console,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from hwnas.cli.command import names_in
+from hwnas.cli.command import file_in, names_in
 from hwnas.cli.options import number
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, MissingLatency, UnknownName
@@ -341,11 +341,10 @@ def named_target(name: str) -> Target:
     """A target of conf/target by its name; UnknownName lists them."""
     from omegaconf import OmegaConf
 
-    from hwnas.system.paths import config_dir
-
-    if name not in names_in("target"):
+    file = file_in("target", name)
+    if file is None:
         raise UnknownName("target", name, names_in("target"))
-    return Target.from_config(OmegaConf.to_container(OmegaConf.load(config_dir() / "target" / f"{name}.yaml")))  # type: ignore[arg-type]
+    return Target.from_config(OmegaConf.to_container(OmegaConf.load(file), resolve=True))  # type: ignore[arg-type]
 
 
 def table_of(deployment: Deployment, space: SearchSpace) -> LatencyTable | None:

@@ -38,6 +38,11 @@ def sampler_names() -> list[str]:
     return sorted({OWN, *_BUILT_IN, *(point.name for point in entry_points(group=GROUP))})
 
 
+def default_options(name: str) -> dict[str, Any]:
+    """The options of a sampler with their defaults; {} for another package's, which knows its own."""
+    return dict(_OWN_OPTIONS) if name == OWN else dict(_BUILT_IN[name][1]) if name in _BUILT_IN else {}
+
+
 def load_sampler(name: str, seed: int, context: Context | None = None, **options: Any) -> Asking:
     """The sampler `name`, seeded. `context`: what ours is told; without one it knows nothing of the networks."""
     return read_sampler(name, seed, options)(context)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from hwnas.cli.command import run_command
@@ -18,6 +19,22 @@ USAGE = """Search, train, quantise and verify networks for a target. Results lie
         budget.latency_ms=2.5 n_trials=200
 
 The same command again resumes; in another terminal it joins as a worker. --show-config prints every option."""
+
+
+def all_options(config: Any) -> dict[str, dict[str, Any]]:
+    """Every option of the sections that hold just what was given, by dotted key."""
+    from hwnas.accuracy.estimator import BUILT_IN, options_of
+    from hwnas.cli.options import section
+    from hwnas.samplers.loading import default_options
+    from hwnas.training.recipe import FINALIST, recipe_options
+
+    recipe = recipe_options(section(config.finalists, "recipe"), FINALIST, "finalists.recipe")
+    known = {name: options_of(name, section(config, name)) for name in BUILT_IN}
+    for name, options in known.items():
+        if "threads" in options:
+            options["threads"] = config[name].get("threads", config.threads)
+    return {**known, "finalists.recipe": {**recipe, "threads": config.finalists.recipe.get("threads", config.threads)},
+            "sampler_options": default_options(str(config.sampler))}
 
 
 def main(config: Any, console: Console) -> None:
@@ -40,5 +57,11 @@ def conclude(result: SearchResult, console: Console) -> None:
         console.say(f"report: {result.run.report}")
 
 
+def command(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `python -m hwnas.search`."""
+    return run_command(main, "search", USAGE, argv, paths=("space", "search.reuse"),
+                       apart=("target", "space", "dataset"), sections=all_options)
+
+
 if __name__ == "__main__":
-    sys.exit(run_command(main, "search", USAGE))
+    sys.exit(command())

@@ -66,7 +66,7 @@ def make_plan(config: Any, console: Console) -> Plan:
     from hwnas.data.loading import inspect_dataset
     from hwnas.samplers.loading import read_sampler
     from hwnas.space.search_space import SearchSpace
-    from hwnas.study.objective import read_objective
+    from hwnas.study.objective import check_quantile, read_objective
     from hwnas.training.recipe import FINALIST, Recipe
 
     n_trials, seed = number(config, "n_trials", 1, whole=True), number(config, "seed", 0, whole=True)
@@ -75,7 +75,7 @@ def make_plan(config: Any, console: Console) -> Plan:
     workers = number(config, "workers", 0, 256, whole=True) or len(usable_cores())
     k, seconds = number(config, "finalists.k", 1, 100, whole=True), number(config, "verification.seconds", 1, 86_400)
     cap_ms = number(config, "budget.latency_ms", 1e-6, optional=True)
-    cap_quantile = float(number(config, "budget.quantile", 0.5, 0.999))
+    cap_quantile = check_quantile(config.budget.quantile)
     number(config, "objective.target_ms", 1e-6, optional=True)
     accuracy, sampler_options = str(config.accuracy), section(config, "sampler_options")
     sampler = read_sampler(str(config.sampler), seed, sampler_options)

@@ -7,6 +7,7 @@ verification to the search itself, which starts such workers on its own (workers
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from hwnas.cli.command import refuse_code, run_command
@@ -31,5 +32,10 @@ def main(config: Any, console: Console) -> None:
     search_trials(prepare(plan, folder, console), console)
 
 
+def command(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `python -m hwnas.search.worker`."""
+    return run_command(main, "worker", __doc__ or "", argv, target=False)
+
+
 if __name__ == "__main__":
-    sys.exit(run_command(main, "worker", __doc__ or "", target=False))
+    sys.exit(command())

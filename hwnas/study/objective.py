@@ -19,7 +19,7 @@ from hwnas.target.target import Target
 
 KINDS = ("pareto", "reward", "cap")
 REWARDS: dict[str, tuple[float, float]] = {"soft": (-0.07, -0.07), "hard": (0.0, -1.0)}
-CAP_QUANTILE = 0.95
+CAP_QUANTILE = 0.9  # as conf/search.yaml
 
 
 class Predictions(Protocol):
@@ -147,8 +147,8 @@ def upper_ms(predictions: Predictions, quantile: float = CAP_QUANTILE) -> NDArra
 
 
 def check_quantile(value: Any) -> float:
-    """`value` as the cap's quantile; ConfigError unless 0.5 <= value < 1."""
-    return float(read_value(value, float, "budget.quantile", low=0.5, below=1))
+    """`value` as the cap's quantile; ConfigError unless it lies from 0.5 to 0.999."""
+    return float(read_value(value, float, "budget.quantile", low=0.5, high=0.999))
 
 
 def fastest(space: Coded, predict: Predict, quantile: float = CAP_QUANTILE, seed: int = 0

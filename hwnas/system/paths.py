@@ -48,6 +48,11 @@ def config_dir() -> Path:
     return shipped("conf")
 
 
+def config_dirs() -> list[Path]:
+    """Folders of configuration, in the order they are looked through: the user's, which need not exist, the shipped."""
+    return [home() / "conf", config_dir()]
+
+
 def search_space_dirs() -> list[Path]:
     """Folders that hold search spaces, in the order they are looked through: the user's, then the shipped one."""
     return [home() / "search_spaces", shipped("search_spaces")]

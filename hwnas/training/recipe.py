@@ -87,6 +87,12 @@ class Recipe:
         return math.ceil(self.steps_for(n_images) / max(1, n_images // self.batch_for(n_images)))
 
 
+def recipe_options(given: Mapping[str, Any], preset: Recipe, where: str) -> dict[str, Any]:
+    """Every field of `preset` but its name, with `given` in their places, for `--show-config`."""
+    recipe = Recipe.from_config(given, preset, where)
+    return {f.name: getattr(recipe, f.name) for f in fields(recipe) if f.name != "name"}
+
+
 def _checked(where: str, key: str, kind: type, value: Any) -> Any:
     if key in _CHOICES:
         if value not in _CHOICES[key]:

@@ -21,7 +21,7 @@ from hwnas.benchmark import __main__ as command
 from hwnas.benchmark import task as benchmarking
 from hwnas.benchmark.picture import batch_figure
 from hwnas.benchmark.report import Benchmark, lines
-from hwnas.cli.command import run_command
+from hwnas.cli.command import as_typed, run_command
 from hwnas.errors import CandidateError, ModelError, TableError, UnknownNetwork
 from hwnas.latency import timing
 from hwnas.latency.load import _busy_seconds, _lost_seconds, measure_load
@@ -78,7 +78,8 @@ def run(target: Target, todo: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def command_line(*overrides: str) -> int:
-    return run_command(command.main, "benchmark", command.USAGE, ["-q", *command.readable_overrides(overrides)])
+    return run_command(command.main, "benchmark", command.USAGE, ["-q", *overrides], paths=command.PATHS,
+                       lists=("batch",))
 
 
 # What is printed and stored: from programmed samples
@@ -212,7 +213,8 @@ def test_what_the_user_can_mend_is_one_line(overrides: list[str], why: str, tmp_
 
 
 def test_lists_and_paths_are_taken_as_typed() -> None:
-    assert command.readable_overrides(["batch=1,2,4", "model=a (1),b.onnx", "batch=[1]", "seed=3", "out=null"]) == [
+    overrides = ["batch=1,2,4", "model=a (1),b.onnx", "batch=[1]", "seed=3", "out=null"]
+    assert as_typed(overrides, command.PATHS, ("batch",)) == [
         "batch=[1,2,4]", "model='a (1),b.onnx'", "batch=[1]", "seed=3", "out=null"]
 
 

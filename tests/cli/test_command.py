@@ -21,7 +21,12 @@ def search(*overrides: str) -> int:
 @pytest.mark.parametrize(("overrides", "named"), [
     ([], ["xeon_int8", "ort_fp32", "+target="]),
     (["+target=xeon_int9"], ["xeon_int9", "Did you mean xeon_int8"]),
-    (["target=xeon_int8"], ["+target=xeon_int8"]),
+    (["target=xeon_int9"], ["xeon_int9", "Did you mean xeon_int8"]),
+    ([TARGET, "seed=0,1"], ["seed=0,1", "-m", "[0,1]"]),
+    (["+target=xeon_int8,ort_int8"], ["several values", "-m"]),
+    ([TARGET, "calibration.network=30"], ["key of calibration", "networks"]),
+    ([TARGET, "dataset.rooot=/x"], ["key of dataset", "root"]),
+    ([TARGET, "mine.epochs=3"], ["mine.epochs", "--show-config"]),
     ([TARGET, "dataset=digitz"], ["data set", "digitz", "digits"]),
     ([TARGET, "space=mnasnett"], ["search space", "mnasnett", "mnasnet"]),
     ([TARGET, "sampler=nsga4"], ["sampler", "nsga4", "nsga2"]),

@@ -23,7 +23,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hwnas.cli.command import compose, run_command
+from hwnas.cli.command import as_typed, compose, run_command
 from hwnas.cli.progress import Console
 from hwnas.data.dataset import Dataset
 from hwnas.data.task import Task
@@ -33,7 +33,7 @@ from hwnas.networks.build import build
 from hwnas.networks.export import export_onnx
 from hwnas.networks.weights import load_weights
 from hwnas.space.architecture import Architecture
-from hwnas.train import main, readable_overrides
+from hwnas.train import PATHS, main
 from hwnas.training import job as training_job
 from hwnas.training import run as training_run
 from hwnas.training.batches import Batches, own_randomness
@@ -66,11 +66,11 @@ def overrides(architecture: Path, tmp_path: Path) -> list[str]:
 
 
 def job_of(overrides: list[str], *more: str) -> TrainingJob:
-    return make_job(compose("train", readable_overrides([*overrides, *more]), target=False), QUIET)
+    return make_job(compose("train", as_typed([*overrides, *more], PATHS), target=False), QUIET)
 
 
 def command(overrides: list[str], *more: str) -> int:
-    return run_command(main, "train", "usage", ["-q", *readable_overrides([*overrides, *more])], target=False)
+    return run_command(main, "train", "usage", ["-q", *as_typed([*overrides, *more], PATHS)], target=False)
 
 
 def names(folder: Path) -> set[str]:
@@ -168,7 +168,7 @@ run_command(main, "train", "usage", ["-q", *sys.argv[1:]], target=False)
 
 
 def test_killed_while_a_checkpoint_is_written(overrides: list[str], whole: Path, tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", KILLED, *readable_overrides(overrides)], timeout=300, check=False)
+    done = subprocess.run([sys.executable, "-c", KILLED, *as_typed(overrides, PATHS)], timeout=300, check=False)
     assert done.returncode == -9
     found = Checkpoint.load(tmp_path / "out" / "checkpoint.safetensors")
     assert found is not None
@@ -558,9 +558,9 @@ def test_a_summary_that_is_none_is_refused(overrides: list[str], tmp_path: Path)
 
 
 def test_paths_are_taken_as_they_are_typed() -> None:
-    assert readable_overrides(["out=runs/a b=(c)", "epochs=3", "weights=null"]) == [
+    assert as_typed(["out=runs/a b=(c)", "epochs=3", "weights=null"], PATHS) == [
         "out='runs/a b=(c)'", "epochs=3", "weights=null"]
-    config: Any = compose("train", readable_overrides(["out=runs/it's, [x]"]), target=False)
+    config: Any = compose("train", as_typed(["out=runs/it's, [x]"]), target=False)
     assert config.out == "runs/it's, [x]"
 
 
@@ -638,7 +638,7 @@ def test_two_processes_train_one_network_and_a_kill_changes_no_bit(overrides: li
         return subprocess.Popen(
             [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
              *(program or ("-m", "hwnas.train")),
-             *readable_overrides([*overrides, "epochs=12", f"out={tmp_path / out}"])], stderr=subprocess.PIPE,
+             *as_typed([*overrides, "epochs=12", f"out={tmp_path / out}"], PATHS)], stderr=subprocess.PIPE,
             text=True)
 
     whole = torchrun("whole")
