@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hwnas.cli.options import MANDATORY, defaults
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, HwnasError, UnknownName, UserError
-from hwnas.system.paths import config_dirs
+from hwnas.system.paths import config_dir, config_dirs
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -149,12 +149,14 @@ def compose(config_name: str, overrides: Sequence[str], target: bool = True) -> 
     from omegaconf.errors import OmegaConfBaseException
 
     _check_overrides(overrides, target)
-    first, *others = _folders()
+    own = config_dirs()[0] / f"{config_name}.yaml"
+    if own.exists():
+        raise ConfigError(f"{own}: a command's defaults cannot be changed there. Remove it; targets, data sets and "
+                          "objectives have folders of their own beside it.")
+    _search_user_folder()
     wanted = [part for text in overrides for part in _for_hydra(config_name, text, overrides)]
-    if others:
-        wanted.append(f"hydra.searchpath=[{','.join(_quoted(f'file://{folder}') for folder in others)}]")
     try:
-        with initialize_config_dir(str(first), version_base="1.3", job_name=config_name):
+        with initialize_config_dir(str(config_dir()), version_base="1.3", job_name=config_name):
             config = hydra_compose(config_name, overrides=wanted)
         refuse_code(OmegaConf.to_container(config), "")  # before ${…} is resolved, and after
         _fill(config)
@@ -165,15 +167,21 @@ def compose(config_name: str, overrides: Sequence[str], target: bool = True) -> 
     return config
 
 
-def _folders() -> list[Path]:
-    """Folders of configuration that are there, the user's first; ConfigError where that holds a command's own."""
-    folders = [folder for folder in config_dirs() if folder.is_dir()]
-    for folder in folders[:-1]:
-        for name in COMMANDS:
-            if (folder / f"{name}.yaml").exists():
-                raise ConfigError(f"{folder / name}.yaml: defaults of a command cannot be changed there. Remove it; "
-                                  f"own files go to {folder}/target, dataset or objective.")
-    return folders
+@cache
+def _search_user_folder() -> None:
+    """Let Hydra look for targets, data sets and objectives in the user's folder before ours."""
+    from hydra.core.config_search_path import ConfigSearchPath
+    from hydra.core.plugins import Plugins
+    from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+    class UserFolder(SearchPathPlugin):
+        def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+            *users, ours = config_dirs()
+            if any(part.path in (str(ours), f"file://{ours}") for part in search_path.get_path()):
+                for folder in filter(Path.is_dir, users):
+                    search_path.prepend("hwnas", f"file://{folder}", "main")
+
+    Plugins.instance().register(UserFolder)
 
 
 def _quoted(text: str) -> str:

@@ -62,15 +62,15 @@ def test_quantile_must_be_an_upper_one(value: object) -> None:
 
 
 def test_fastest_is_found() -> None:
-    codes, latency_ms = fastest(TinySpace(5), predict)
+    codes, latency_ms = fastest(TinySpace(5), predict, 0.95)
     assert codes.tolist() == [0] * 15
     assert latency_ms == pytest.approx(1.1)
 
 
 def test_a_cap_that_nothing_meets_names_the_fastest() -> None:
-    check_cap(TinySpace(), predict, 1.11)
+    check_cap(TinySpace(), predict, 1.11, 0.95)
     with pytest.raises(BudgetError, match=r"budget.latency_ms=1 is below .*: 1.1 ms \(10% above.* at least 1\.10\d"):
-        check_cap(TinySpace(), predict, 1.0)
+        check_cap(TinySpace(), predict, 1.0, 0.95)
     with pytest.raises(ConfigError, match=r"budget\.latency_ms"):
         check_cap(TinySpace(), predict, -1.0)
 

@@ -67,7 +67,7 @@ def test_front_is_of_evaluated_trials_only(tmp_path: Path) -> None:
 
 def test_over_the_cap_nothing_is_trained(tmp_path: Path) -> None:
     study, scores = opened(tmp_path), Scores()
-    ended = searched(study, 8, estimator=scores, cap_ms=1.6)
+    ended = searched(study, 8, estimator=scores, cap_ms=1.6, cap_quantile=0.95)
     over = by_outcome(study, "infeasible")
     assert ended.n_complete == len(scores.calls) == 8
     assert len(over) == ended.n_pruned > 0
