@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from hwnas.cli.text import number
+from hwnas.cli.text import text_table as table_lines
 from hwnas.errors import HwnasError, TableError
 from hwnas.latency.agreement import rank_correlation
 from hwnas.latency.fit import Timed
 from hwnas.latency.model import timed_networks
 from hwnas.latency.table import LEAST_NETWORKS, LatencyTable, TimedNetwork
-from hwnas.pictures.style import GRID, INK, MUTED
 from hwnas.space.search_space import SearchSpace
 from hwnas.system.paths import write_atomic
 from hwnas.target.host import Host
@@ -81,33 +82,10 @@ def save_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def text_table(rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as their entries: the first to the left, the others to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join("  ".join(text.ljust(width) if index == 0 else text.rjust(width)
-                               for index, (text, width) in enumerate(zip(row, widths, strict=True))).rstrip()
-                     for row in rows)
+    """The first row is the head, the first column names."""
+    return "\n".join(table_lines(rows))
 
 
 def percent(value: float | None) -> str:
     """With one decimal; a dash for what cannot be told."""
-    return "–" if value is None or not np.isfinite(value) else f"{value:.1%}"
-
-
-def style() -> Any:
-    """The project's look, as a context."""
-    import matplotlib
-
-    return matplotlib.rc_context({
-        "font.family": "DejaVu Sans", "font.size": 9.5, "axes.edgecolor": "#98a2b3", "axes.labelcolor": INK,
-        "axes.spines.top": False, "axes.spines.right": False, "xtick.color": MUTED, "ytick.color": MUTED,
-        "axes.grid": True, "grid.color": GRID, "grid.linewidth": 0.7, "axes.axisbelow": True})
-
-
-def new_figure(width: float, height: float) -> Any:
-    """An empty figure that needs no display."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=150, facecolor="white")
-    FigureCanvasAgg(figure)
-    return figure
+    return number(value, ".1%")

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from experiments.common import new_figure, style
 from experiments.contest.entries import Entry
 from hwnas.front.picture import BASELINE, FRONT
 from hwnas.pictures.labels import Line, draw_better, place_labels
-from hwnas.pictures.style import INK, MUTED, figure_bytes, plain_log_ticks, title
+from hwnas.pictures.style import INK, MUTED, blank_figure, figure_bytes, plain_log_ticks, style, title
 from hwnas.stats.pareto import non_dominated
 
 STOCK = "#e9a23b"
@@ -25,7 +24,7 @@ def picture(entries: Sequence[Entry], heading: str, subtitle: str) -> bytes:
     """As PNG. What was not timed is left out."""
     shown = [one for one in entries if one.latency]
     near = _near(shown)
-    figure = new_figure(14.0, 6.6)
+    figure = blank_figure(14.0, 6.6)
     with style():
         panels = figure.subplots(1, 2, width_ratios=(1.0, 1.1)) if near else [figure.subplots()]
         figure.subplots_adjust(left=0.05, right=0.988, top=0.855, bottom=0.135, wspace=0.1)

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from experiments.common import COLOURS, figures, new_figure, percent, style, text_table
+from experiments.common import COLOURS, figures, percent, text_table
 from experiments.latency_peers.methods import Method
 from hwnas.errors import MeasurementInvalid
 from hwnas.latency.agreement import Compared, ceilings
 from hwnas.latency.held_out_networks import TimedOne
-from hwnas.pictures.style import INK, MUTED, figure_bytes, plain_log_ticks
+from hwnas.pictures.style import INK, MUTED, blank_figure, figure_bytes, plain_log_ticks, style
 
 MEASURES = (("mean_error", "mean error"), ("within_5", "within 5 %"), ("within_10", "within 10 %"),
             ("spearman", "Spearman"), ("kendall", "Kendall"))
@@ -105,7 +105,7 @@ def _cell(key: str, value: float | None) -> str:
 def picture(found: Evaluated, target: str, space: str, host: str) -> bytes:
     """Predicted against measured for each method, and the shares of networks within an error."""
     names = list(found.summaries)
-    figure = new_figure(14.5, 7.4)
+    figure = blank_figure(14.5, 7.4)
     with style():
         columns = -(-len(names) // 2)
         grid = figure.add_gridspec(2, columns + 1, left=0.05, right=0.985, top=0.825, bottom=0.075, wspace=0.32,

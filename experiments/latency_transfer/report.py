@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from experiments.common import new_figure, percent, style, text_table
+from experiments.common import percent, text_table
 from experiments.latency_transfer.study import ANY, CONTROL
-from hwnas.pictures.style import INK, MUTED, figure_bytes
+from hwnas.pictures.style import INK, MUTED, blank_figure, figure_bytes, style
 
 WAYS = ("scratch", "ungated", "gated")
 NOISE = 2.0  # standard errors that a loss must exceed to count
@@ -85,7 +85,7 @@ def picture(found: Sequence[Mapping[str, Any]], space: str, seeds: int) -> bytes
     destinations = sorted({one["destination"] for one in found})
     columns = min(len(destinations), 2)
     rows = -(-len(destinations) // columns)
-    figure = new_figure(6.0 * columns, 3.9 * rows + 0.8)
+    figure = blank_figure(6.0 * columns, 3.9 * rows + 0.8)
     with style():
         panels = np.array(figure.subplots(rows, columns, sharey=False)).reshape(-1)
         for axes, destination in zip(panels, destinations, strict=False):

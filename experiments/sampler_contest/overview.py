@@ -17,11 +17,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 
-from experiments.common import command, new_figure, style
+from experiments.common import command
 from experiments.sampler_contest.options import AWARE, NAMES, OURS
 from experiments.sampler_contest.picture import COLOURS
 from hwnas.errors import ConfigError, DataError
-from hwnas.pictures.style import INK, MUTED, figure_bytes
+from hwnas.pictures.style import INK, MUTED, blank_figure, figure_bytes, style
 from hwnas.system.paths import write_atomic
 from hwnas.system.tables import read_table
 
@@ -88,7 +88,7 @@ def picture(contests: Sequence[Contest]) -> bytes:
     rows = -(-len(contests) // COLUMNS)
     columns = min(COLUMNS, len(contests))
     height = 1.35 + 2.75 * rows
-    figure = new_figure(3.5 * columns + 0.4, height)
+    figure = blank_figure(3.5 * columns + 0.4, height)
     with style():
         figure.text(0.012, 1 - 0.3 / height, "How few trained networks a sampler needs", fontsize=13, fontweight="bold",
                     color=INK)

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from experiments.common import new_figure, style
 from experiments.sampler_contest.options import AWARE, OURS
 from experiments.sampler_contest.scores import EVERY, Scores, mean_and_error
-from hwnas.pictures.style import INK, MUTED, figure_bytes
+from hwnas.pictures.style import INK, MUTED, blank_figure, figure_bytes, style
 
 COLOURS = {"hwnas": "#1f5fbf", "linas": "#7a5af8", "stratified": "#d444f1", "tpe": "#c2410c",
            "tpe_multivariate": "#e9a23b", "nsga2": "#0e9384", "nsga2_small": "#5fb8ab", "gp": "#667085",
@@ -22,7 +21,7 @@ _TICKS = (10, 25, 50, 100, 200, 400, 800, 1600, 3200, 6400, 12800)
 
 def picture(found: Sequence[Scores], title: str, subtitle: str) -> bytes:
     """A line a sampler, named at its end; peers that know latency are dashed."""
-    figure = new_figure(8.6, 5.4)
+    figure = blank_figure(8.6, 5.4)
     with style():
         axes = figure.add_axes((0.085, 0.105, 0.735, 0.735))
         figure.text(0.085, 0.935, title, fontsize=13.5, fontweight="bold", color=INK)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.common import COLOURS, new_figure, style
+from experiments.common import COLOURS
 from experiments.sampler_search.fronts import fronts, own_front
 from experiments.sampler_search.reading import SearchRun
 from experiments.sampler_search.scores import Scored
@@ -16,7 +16,7 @@ from hwnas.front.comparison import describe
 from hwnas.front.picture import BASELINE
 from hwnas.front.rows import FrontRow
 from hwnas.pictures.labels import Line, place_labels
-from hwnas.pictures.style import INK, MUTED, figure_bytes, plain_log_ticks, title
+from hwnas.pictures.style import INK, MUTED, blank_figure, figure_bytes, plain_log_ticks, style, title
 
 NAMED = {"hwnas": "#1f5fbf", "nsga2": "#0e9384", "nsga3": "#7a5af8", "tpe": "#e9a23b", "gp": "#d444f1",
          "random": "#98a2b3"}
@@ -26,7 +26,7 @@ MARKERS, SIZES = "osv^P", (8.5, 6.5, 5.0)  # a network that two searches found s
 def picture(found: Sequence[Scored], heading: str, subtitle: str) -> bytes:
     """Left: test top-1 against measured latency, first verified seed. Right: a thin line a search, a thick one a
     sampler's mean."""
-    figure = new_figure(12.2, 5.6)
+    figure = blank_figure(12.2, 5.6)
     names = list(dict.fromkeys(one.run.sampler for one in found))
     with style():
         left, right = figure.subplots(1, 2, width_ratios=(1.35, 1))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hwnas.accuracy.certificate import TRIALS, Certificate, favoured, ranked
+from hwnas.cli.text import interval, number
 from hwnas.errors import StudyError
 from hwnas.system.paths import search_space_dirs
 
@@ -35,27 +36,10 @@ def rows(content: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 def _row(label: str, one: Mapping[str, Any]) -> tuple[str, ...]:
     regret, lost = one.get("top_k_regret"), one.get("hypervolume_loss")
-    return (label, _number(one["kendall_tau"], 2), _range(one["low"], one["high"]), _number(one["spearman"], 2),
-            _number(None if regret is None else 100 * regret, 2), "" if lost is None else f"{lost:.1%}",
-            _number(one["cpu_seconds"], 3), f"{one['setup_seconds']:.0f}", _number(one["cpu_seconds_amortised"], 3),
-            f"{one['share_of_full']:.2%}")
-
-
-def text_table(content: Mapping[str, Any]) -> list[str]:
-    """The same as lines of text."""
-    lines = [COLUMNS, *rows(content)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(COLUMNS))]
-    return ["  ".join(cell.ljust(width) if column == 0 else cell.rjust(width)
-                      for column, (cell, width) in enumerate(zip(line, widths, strict=True))).rstrip()
-            for line in lines]
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def _range(low: float | None, high: float | None) -> str:
-    return "-" if low is None or high is None else f"{low:.2f} to {high:.2f}"
+    return (label, number(one["kendall_tau"], ".2f"), interval(one["low"], one["high"], ".2f"),
+            number(one["spearman"], ".2f"), number(None if regret is None else 100 * regret, ".2f"),
+            "" if lost is None else f"{lost:.1%}", number(one["cpu_seconds"], ".3f"), f"{one['setup_seconds']:.0f}",
+            number(one["cpu_seconds_amortised"], ".3f"), f"{one['share_of_full']:.2%}")
 
 
 def _truth(content: Mapping[str, Any]) -> str:
@@ -76,7 +60,7 @@ def _ceiling(content: Mapping[str, Any]) -> str:
                "a good one may come out somewhat above." if one["kendall_tau"] >= LEAST_CEILING else
                "these trainings rank by chance more than by merit. Train longer, on more images or with more seeds.")
     return (f"One full training ranks the networks as another seed's does with tau {one['kendall_tau']:.2f} "
-            f"({_range(one['low'], one['high'])}): {meaning}")
+            f"({interval(one['low'], one['high'], '.2f')}): {meaning}")
 
 
 def _favoured(content: Mapping[str, Any]) -> str:
@@ -89,7 +73,8 @@ def _favoured(content: Mapping[str, Any]) -> str:
     others = [(name, one) for name, one in ranked(content) if name != label]
     overlap = [name for name, one in others if one["high"] is not None and best["low"] is not None
                and one["high"] >= best["low"] and best["high"] >= one["low"]]
-    words = f"{within} {label} is favoured: tau {best['kendall_tau']:.2f} ({_range(best['low'], best['high'])})"
+    between = interval(best["low"], best["high"], ".2f")
+    words = f"{within} {label} is favoured: tau {best['kendall_tau']:.2f} ({between})"
     if others:
         words += (f"; its interval overlaps {'those of ' if len(overlap) > 1 else 'that of '}{', '.join(overlap)}"
                   if overlap else "; no other's interval overlaps its own")
@@ -161,7 +146,7 @@ def _used(found: Certificate, accuracy: str, options: Mapping[str, Any], fingerp
     kind = ("another recipe of it" if same is None else
             _other_images(found, dataset) if other_images else "this recipe")
     tau = "no rank correlation" if one["kendall_tau"] is None else \
-        f"Kendall tau {one['kendall_tau']:.2f} ({_range(one['low'], one['high'])})"
+        f"Kendall tau {one['kendall_tau']:.2f} ({interval(one['low'], one['high'], '.2f')})"
     return (f"This search used accuracy={accuracy}. Certified with {kind} ({label}): {tau} against full training, "
             f"{one['cpu_seconds_amortised']:.3g} s a network with its share of the setup over {TRIALS}, "
             f"{one['share_of_full']:.2%} of a full training.")

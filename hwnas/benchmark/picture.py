@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hwnas.benchmark.report import Benchmark, Latency, Load
 from hwnas.front.picture import BASELINE, FRONT
-from hwnas.pictures.style import INK, MUTED, style, title
+from hwnas.pictures.style import MUTED, new_figure, title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,19 +16,11 @@ if TYPE_CHECKING:
 
 def batch_figure(found: Benchmark, date: str) -> Figure:
     """Left: latency of one batch. Right: images/s, one call after another and, where it was measured, under load."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10.5, 4.6), dpi=160, facecolor="white")
-    FigureCanvasAgg(figure)
-    with style():
+    image = "×".join(map(str, found.image))
+    with new_figure(10.5, 4.6, f"{_short(found.model)} on {found.target.name}: batch curve",
+                    f"measured on {found.host.name} · {found.runtime} · input {image} · {date}", left=0.07) as figure:
         left, right = figure.subplots(1, 2)
         figure.subplots_adjust(left=0.07, right=0.985, top=0.79, bottom=0.125, wspace=0.2)
-        image = "×".join(map(str, found.image))
-        figure.suptitle(f"{_short(found.model)} on {found.target.name}: batch curve", x=0.07, y=0.965, ha="left",
-                        fontsize=13.5, fontweight="bold", color=INK)
-        figure.text(0.07, 0.87, f"measured on {found.host.name} · {found.runtime} · input {image} · {date}",
-                    fontsize=9.5, color=MUTED, ha="left")
         valid = [one for one in found.latency if one.measurement.valid]
         _draw_latency(left, valid)
         _draw_throughput(right, valid, [one for one in found.load if one.found.windows.valid])

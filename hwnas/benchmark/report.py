@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from hwnas.cli.text import UNKNOWN, number, text_table
 from hwnas.latency.load import Throughput
 from hwnas.latency.measurement import P90_SAMPLES, P99_SAMPLES, Measurement, Protocol
 from hwnas.system.paths import write_atomic
@@ -164,7 +165,7 @@ def _single(one: Latency) -> Iterator[tuple[str, str]]:
 def _spread(found: Measurement) -> Iterator[tuple[str, str]]:
     for q, needed in _NEEDED.items():
         value = found.percentile_ms(q)
-        text = f"- (needs {needed} samples)" if value is None else f"{value:.4g} ms"
+        text = f"{UNKNOWN} (needs {needed} samples)" if value is None else f"{value:.4g} ms"
         yield f"p{round(100 * q)}", text
 
 
@@ -187,13 +188,11 @@ def _wandered(found: Measurement) -> str:
 def _table(found: Benchmark) -> Iterator[str]:
     head = ("batch", "latency ms", "90 % interval", "p50", "p90", "p99", "images/s", "int8", "noise")
     rows = [head, *(_row(one) for one in found.latency)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head) - 1)]
-    for row in rows:
-        yield "  ".join([*(text.rjust(width) for text, width in zip(row, widths, strict=False)), row[-1]])
+    yield from text_table(rows, words=[len(head) - 1])
     lacking = [q for q in _NEEDED if any(one.measurement.valid and one.measurement.percentile_ms(q) is None
                                          for one in found.latency)]
     if lacking:
-        yield "-: " + ", ".join(f"p{round(100 * q)} needs {_NEEDED[q]} samples" for q in lacking)
+        yield f"{UNKNOWN}: " + ", ".join(f"p{round(100 * q)} needs {_NEEDED[q]} samples" for q in lacking)
     valid = [one.measurement for one in found.latency if one.measurement.valid]
     if valid:
         yield _wandered(max(valid, key=lambda one: max(turn.reference_ms for turn in one.turns)))
@@ -201,10 +200,10 @@ def _table(found: Benchmark) -> Iterator[str]:
 
 def _row(one: Latency) -> tuple[str, ...]:
     found, share = one.measurement, one.execution["int8_share"]
-    int8 = "-" if share is None else f"{share:.0%}"
+    int8 = number(share, ".0%")
     if not found.valid:
-        return (str(one.batch), *["-"] * 6, int8, f"INVALID: {found.reason}")
-    spread = ["-" if value is None else f"{value:.4g}" for value in map(found.percentile_ms, _NEEDED)]
+        return (str(one.batch), *[UNKNOWN] * 6, int8, f"INVALID: {found.reason}")
+    spread = [number(found.percentile_ms(q), ".4g") for q in _NEEDED]
     goal = found.protocol.half_width
     reached = "" if found.half_width <= goal else f", goal {goal:.0%} not reached"
     return (str(one.batch), f"{found.latency_ms:.4g}", f"{found.latency_ms_low:.4g} to {found.latency_ms_high:.4g}",

@@ -10,7 +10,7 @@ import numpy as np
 
 from hwnas.accuracy.certificate import ranked
 from hwnas.front.picture import CAP, FRONT, OTHER
-from hwnas.pictures.style import INK, MUTED, style, title
+from hwnas.pictures.style import INK, MUTED, new_figure, title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,19 +22,12 @@ _ACROSS = 3
 def certificate_figure(content: Mapping[str, Any]) -> Figure:
     """Left: Kendall's tau of each estimator, beside what full training reaches. Right: estimates against truth, marked
     by cost."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     labels = [label for label, _ in ranked(content)]
     down = max(1, math.ceil(len(labels) / _ACROSS))
     height = 1.9 + 2.6 * down
-    figure = Figure(figsize=(13.5, height), dpi=160, facecolor="white")
-    FigureCanvasAgg(figure)
-    with style():
-        figure.suptitle(f"How well estimates rank: {content['space']['name']} on {_data(content)}, "
-                        f"{content['dataset']['image_size']} px", x=0.02, y=1 - 0.3 / height, ha="left", fontsize=14,
-                        fontweight="bold", color=INK)
-        figure.text(0.02, 1 - 0.72 / height, _subtitle(content), fontsize=9.5, color=MUTED, ha="left")
+    heading = (f"How well estimates rank: {content['space']['name']} on {_data(content)}, "
+               f"{content['dataset']['image_size']} px")
+    with new_figure(13.5, height, heading, _subtitle(content), left=0.02) as figure:
         halves = figure.add_gridspec(1, 2, left=0.02, right=0.985, top=1 - 1.3 / height, bottom=0.62 / height,
                                      width_ratios=(1, 1.9), wspace=0.13)
         inner = halves[0].subgridspec(1, 2, width_ratios=(0.38, 1), wspace=0)

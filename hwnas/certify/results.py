@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hwnas.accuracy.certificate import FORMAT, cost_of, keep, key_of, ranked
-from hwnas.accuracy.certificate_text import sentences, text_table
+from hwnas.accuracy.certificate_text import COLUMNS, rows, sentences
 from hwnas.certify.estimates import FORMAT as ESTIMATES
 from hwnas.certify.estimates import Judged
 from hwnas.certify.picture import certificate_figure
 from hwnas.certify.plan import CertifyPlan, read_document
 from hwnas.certify.truth import Training, read_training
 from hwnas.cli.progress import Console
+from hwnas.cli.text import text_table
 from hwnas.errors import DataError
 from hwnas.pictures.style import figure_bytes
 from hwnas.stats.intervals import LEVEL, Array, OfRows, with_interval
@@ -197,7 +198,7 @@ def write_certificate(plan: CertifyPlan, judged: Sequence[Judged], dataset: Data
     write_atomic(plan.out / "certificate.csv", table_csv(_table(content)))
     write_atomic(plan.out / "certificate.png", figure_bytes(certificate_figure(content), "png"))
     write_atomic(plan.out / "certificate.json", text)
-    for line in (*text_table(content), *sentences(content)):
+    for line in (*text_table([COLUMNS, *rows(content)]), *sentences(content)):
         console.say(line)
     console.say(f"certificate: {plan.out / 'certificate.json'}")
     if not truth.whole:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hwnas.cli.progress import Console
+from hwnas.cli.text import UNKNOWN, number, text_table
 from hwnas.compress.job import CompressJob
 from hwnas.compress.step import REFERENCE, Step, Steps
 from hwnas.errors import CandidateError, QuantizeError, StudyError, TableError
@@ -205,19 +206,15 @@ def sentence(summary: Mapping[str, Any], job: CompressJob) -> str:
 def printed(table: Sequence[Mapping[str, Any]]) -> list[str]:
     """The table for a terminal, a line a step."""
     head = ("step", "validation", "drop", "95 %", "latency ms", "speed", "int8", "fp32 nodes", "")
-    lines = [head, *(_printed(row) for row in table)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    return ["  ".join(text.ljust(width) if index in (0, len(head) - 1) else text.rjust(width)
-                      for index, (text, width) in enumerate(zip(line, widths, strict=True))).rstrip()
-            for line in lines]
+    return text_table([head, *(_printed(row) for row in table)], words=(0, len(head) - 1))
 
 
 def _printed(row: Mapping[str, Any]) -> tuple[str, ...]:
     if row["reason"]:
-        return (str(row["name"]), *["-"] * 7, f"failed: {row['reason']}")
+        return (str(row["name"]), *[UNKNOWN] * 7, f"failed: {row['reason']}")
     share, ms = row["int8_share"], row["latency_ms"]
-    times = ("-", "-") if ms is None else (f"{ms:.4g}", f"{row['speedup']:.2f}×")
+    times = (UNKNOWN, UNKNOWN) if ms is None else (f"{ms:.4g}", f"{row['speedup']:.2f}×")
     return (str(row["name"]), f"{row['top1_validation']:.2%}", f"{row['drop_points']:+.2f}",
             f"{row['drop_points_low']:+.2f} to {row['drop_points_high']:+.2f}", *times,
-            "-" if share is None else f"{share:.0%}", str(row["fp32_nodes"]),
+            number(share, ".0%"), str(row["fp32_nodes"]),
             "" if row["name"] == REFERENCE else "keeps the limit" if row["keeps_limit"] else "")

@@ -12,7 +12,7 @@ from hwnas.accuracy.estimator import meaning
 from hwnas.front.comparison import describe
 from hwnas.front.rows import FrontRow
 from hwnas.pictures.labels import Line, draw_better, place_labels
-from hwnas.pictures.style import INK, MUTED, _is_number, _log_axis, _percent_axis, style, title
+from hwnas.pictures.style import MUTED, is_number, log_axis, new_figure, percent_axis, title
 from hwnas.study.costs import KNOWN
 
 if TYPE_CHECKING:
@@ -75,20 +75,13 @@ def front_figure(rows: Sequence[FrontRow], trials: Sequence[Mapping[str, Any]], 
     Rows that are not verified are drawn hollow at their predicted latency. What the search minimised beside latency is
     the size of a mark. `trials` are rows of `trials.csv`.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11.5, 5.6), dpi=160, facecolor="white")
-    FigureCanvasAgg(figure)
-    with style():
+    verified = any(row.verified for row in rows)
+    where = f"measured on {info.host}" if verified else f"predicted for {info.host}, not verified"
+    heading = f"{info.target} on {info.dataset}: {'verified' if verified else 'unverified'} front"
+    subtitle = " · ".join(part for part in (where, info.space and f"space {info.space}", info.date) if part)
+    with new_figure(11.5, 5.6, heading, subtitle, left=0.065) as figure:
         main, seen = figure.subplots(1, 2, width_ratios=(1.75, 1))
         figure.subplots_adjust(left=0.065, right=0.985, top=0.83, bottom=0.115, wspace=0.2)
-        verified = any(row.verified for row in rows)
-        where = f"measured on {info.host}" if verified else f"predicted for {info.host}, not verified"
-        figure.suptitle(f"{info.target} on {info.dataset}: {'verified' if verified else 'unverified'} front",
-                        x=0.065, y=0.965, ha="left", fontsize=14, fontweight="bold", color=INK)
-        figure.text(0.065, 0.893, " · ".join(part for part in (where, info.space and f"space {info.space}", info.date)
-                                             if part), fontsize=9.5, color=MUTED, ha="left")
         _draw_front(main, rows, info, verified)
         _draw_trials(seen, rows, trials, info)
     return figure
@@ -160,7 +153,7 @@ def _draw_trials(axes: Axes, rows: Sequence[FrontRow], trials: Sequence[Mapping[
     axes.set_ylabel(f"{meaning(info.accuracy)} (%)")
     axes.set_xlabel("predicted latency (ms, log scale)")
     points = [(trial["latency_ms_predicted"], 100 * trial["top1_proxy"]) for trial in trials
-              if _is_number(trial.get("latency_ms_predicted")) and _is_number(trial.get("top1_proxy"))]
+              if is_number(trial.get("latency_ms_predicted")) and is_number(trial.get("top1_proxy"))]
     chosen = [(row.latency_ms_predicted, 100 * row.top1_proxy) for row in rows if not row.is_baseline
               and row.latency_ms_predicted is not None and row.top1_proxy is not None]
     if not points and not chosen:
@@ -172,8 +165,8 @@ def _draw_trials(axes: Axes, rows: Sequence[FrontRow], trials: Sequence[Mapping[
     if chosen:
         axes.scatter([x for x, _ in chosen], [y for _, y in chosen], s=34, facecolor="none", edgecolor=FRONT, lw=1.4,
                      zorder=3, label="chosen as finalists")
-    _percent_axis(axes)
-    _log_axis(axes, [x for x, _ in points + chosen] + ([info.cap_ms] if info.cap_ms else []))
+    percent_axis(axes)
+    log_axis(axes, [x for x, _ in points + chosen] + ([info.cap_ms] if info.cap_ms else []))
     _cap(axes, info.cap_ms)
     _legend(axes, points + chosen)
 
@@ -213,14 +206,14 @@ def _limits(axes: Axes, rows: Sequence[FrontRow], cap_ms: float | None) -> None:
     ends = [[*(value for value in pair)] for of in ("latency", "top1") for pair in zip(*_errors(rows, of), strict=True)]
     half = len(rows)
     x = [row.best_latency_ms or 0.0 for row in rows]
-    _log_axis(axes, [*(v - e[0] for v, e in zip(x, ends[:half], strict=True)),
+    log_axis(axes, [*(v - e[0] for v, e in zip(x, ends[:half], strict=True)),
                      *(v + e[1] for v, e in zip(x, ends[:half], strict=True)), *([cap_ms] if cap_ms else [])])
     y = [100 * (row.best_top1 or 0.0) for row in rows]
     low = min(v - e[0] for v, e in zip(y, ends[half:], strict=True))
     high = max(v + e[1] for v, e in zip(y, ends[half:], strict=True))
     room = max(0.12 * (high - low), 0.5)
     axes.set_ylim(max(low - 1.2 * room, -1.0), min(high + 1.2 * room, 100.0 + 0.7 * room))
-    _percent_axis(axes)
+    percent_axis(axes)
 
 
 def _cap(axes: Axes, cap_ms: float | None) -> None:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hwnas.cli.progress import Console
+from hwnas.cli.text import text_table
 from hwnas.latency.roofline import OVERHEAD_SHARE, SOURCES, Group, Point, Roofline, group_of
-from hwnas.pictures.style import INK, MUTED, figure_bytes, style, title
+from hwnas.pictures.style import INK, MUTED, figure_bytes, new_figure, plain_log_ticks, title
 from hwnas.space.blocks import KINDS
 from hwnas.system.paths import write_atomic
 
@@ -43,24 +44,21 @@ def precisions_of(found: Roofline) -> tuple[str, str]:
 
 def _table(found: Roofline) -> list[str]:
     this, other = precisions_of(found)
-    ratio = f"  time {this}/{other}  longer for certain" if other else ""
-    lines = [f"{_head(this)}{ratio}".rstrip(), *(_row(one, this, other) for one in found.groups)]
-    return [*lines, "", _head(other).rstrip(), *map(_row, found.other_groups)] if other else lines
+    head = ("blocks", "FLOP/byte", "GFLOP/s", "of roof", "left of ridge", "verdict")
+    ratio = (f"time {this}/{other}", "longer for certain") if other else ()
+    lines = text_table([(this, *head, *ratio), *((*_row(one), *_ratio(one)[:len(ratio)]) for one in found.groups)],
+                       words=(0, 6))
+    return [*lines, "", *text_table([(other, *head), *map(_row, found.other_groups)], words=(0, 6))] if other else lines
 
 
-def _head(precision: str) -> str:
-    return (f"{precision:<10}{'blocks':>8}{'FLOP/byte':>11}{'GFLOP/s':>9}{'of roof':>9}{'left of ridge':>15}  "
-            f"{'verdict':<23}")
-
-
-def _row(one: Group, this: str = "", other: str = "") -> str:
+def _row(one: Group) -> tuple[str, ...]:
     share = one.verdicts[one.verdict] / one.n
-    verdict = one.verdict if share == 1 else f"{one.verdict} ({share:.0%})"
-    text = (f"{one.name:<10}{one.n:>8}{one.intensity:>11.1f}{one.gflops:>9.1f}{one.share:>9.1%}"
-            f"{one.left_of_ridge:>15.0%}  {verdict:<23}")
-    if one.ratio is not None:
-        text += f"{one.ratio:>{len(f'  time {this}/{other}')}.2f}{f'{one.n_slower} of {one.n_compared}':>20}"
-    return text.rstrip()
+    return (one.name, str(one.n), f"{one.intensity:.1f}", f"{one.gflops:.1f}", f"{one.share:.1%}",
+            f"{one.left_of_ridge:.0%}", one.verdict if share == 1 else f"{one.verdict} ({share:.0%})")
+
+
+def _ratio(one: Group) -> tuple[str, str]:
+    return ("", "") if one.ratio is None else (f"{one.ratio:.2f}", f"{one.n_slower} of {one.n_compared}")
 
 
 def _above(found: Roofline) -> list[str]:
@@ -94,18 +92,11 @@ CROWDED = 400  # points of one precision, from which they are drawn small
 
 def roofline_figure(found: Roofline) -> Figure:
     """Left: GFLOP/s against FLOP a byte. Right, where there is another target: time ratios of the blocks."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(13.0, 7.0), dpi=150, facecolor="white")
-    FigureCanvasAgg(figure)
-    with style():
+    heading = f"{' against '.join(filter(None, found.names))}: blocks of {found.space} under the roofs"
+    with new_figure(13.0, 7.0, heading, _subtitle(found), left=0.06) as figure:
         columns = figure.subplots(1, 2 if found.ratios else 1, width_ratios=(2.1, 1) if found.ratios else None,
                                   squeeze=False)[0]
         figure.subplots_adjust(left=0.06, right=0.985, top=0.845, bottom=0.175, wspace=0.27)
-        figure.suptitle(f"{' against '.join(filter(None, found.names))}: blocks of {found.space} under the roofs",
-                        x=0.06, y=0.972, ha="left", fontsize=14, fontweight="bold", color=INK)
-        figure.text(0.06, 0.912, _subtitle(found), fontsize=9.5, color=MUTED, ha="left")
         _draw_roofline(columns[0], found)
         if found.ratios:
             _draw_ratios(columns[1], found)
@@ -131,7 +122,8 @@ def _draw_roofline(axes: Axes, found: Roofline) -> None:
     title(axes, "Blocks as they stand inside networks")
     axes.set_xlabel("arithmetic intensity (FLOP per byte read and written, log scale)")
     axes.set_ylabel("achieved GFLOP/s (int8: GOP/s; log scale)")
-    _plain_ticks(axes)
+    for axis, ends in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        plain_log_ticks(axis, *ends)
     _draw_roofs(axes, found)
     for marker, points in zip(MARKERS, (found.points, found.others), strict=True):
         _draw_points(axes, points, marker)
@@ -230,31 +222,11 @@ def _draw_ratios(axes: Axes, found: Roofline) -> None:
     axes.text(1, -0.5, f" {this} slower", color=SLOWER, fontsize=8.5, va="center", ha="left")
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("ratio (log scale); bars: medians")
-    _ratio_ticks(axes, low, high)
+    plain_log_ticks(axes.xaxis, low, high)
 
 
 def _row_name(one: Group) -> str:
     return f"{one.name}\nn={one.n_compared}, median {one.ratio:.2f}"
-
-
-def _plain_ticks(axes: Axes) -> None:
-    """1, 10, 100, never powers of ten; with 2 and 5 where there are few decades."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
-        steps = (1.0,) if math.log10(high / low) > 3.5 else (1.0, 2.0, 5.0)
-        axis.set_major_locator(LogLocator(subs=steps))
-        axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-
-
-def _ratio_ticks(axes: Axes, low: float, high: float) -> None:
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
-    steps = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20) if high / low > 8 else (0.3, 0.5, 0.7, 1, 1.5, 2, 3)
-    axes.xaxis.set_major_locator(FixedLocator([step for step in steps if low <= step <= high]))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def finish(found: Roofline, out: Path, console: Console) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from hwnas.cli.text import interval, number, text_table
 from hwnas.latency.agreement import (
     Compared,
     Verdict,
@@ -20,7 +21,7 @@ from hwnas.latency.agreement import (
 )
 from hwnas.latency.held_out_networks import Pace, TimedOne
 from hwnas.latency.model import Predictions
-from hwnas.pictures.style import INK, MUTED, plain_log_ticks, style, title
+from hwnas.pictures.style import INK, MUTED, new_figure, plain_log_ticks, title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -102,12 +103,12 @@ def _figures(report: Mapping[str, Any]) -> list[str]:
                                  ("mean_error", "mean error", "ceiling_mean"), ("bias", "median signed error", ""),
                                  ("spearman", "Spearman", "ceiling_spearman"), ("kendall", "Kendall", ""),
                                  ("coverage", "coverage of 90 %", ""), ("median_half_width", "its half-width", "")):
-        form = _plain if name in ("spearman", "kendall") else _signed if name == "bias" else _percent
+        form = ".4f" if name in ("spearman", "kendall") else "+.1%" if name == "bias" else ".1%"
         between = ends.get(name)
-        rows.append([text, *(form(figures[name]) for _, figures in columns),
-                     f"{form(between[0])} to {form(between[1])}" if between else "",
-                     form(report[ceiling]) if ceiling else ""])
-    return _table(rows)
+        rows.append([text, *(number(figures[name], form) for _, figures in columns),
+                     interval(between[0], between[1], form) if between else "",
+                     number(report[ceiling], form) if ceiling else ""])
+    return text_table(rows)
 
 
 def _goal(report: Mapping[str, Any]) -> list[str]:
@@ -134,25 +135,25 @@ def _asked(one: Verdict) -> str:
 
 
 def _value(one: Verdict, value: float | None) -> str:
-    return _plain(value) if one.mark.name == "spearman" else _percent(value)
+    return number(value, ".4f" if one.mark.name == "spearman" else ".1%")
 
 
 def _quartile_lines(report: Mapping[str, Any]) -> list[str]:
     rows = [["measured latency", "networks", "error p50", "p90", "p95", "max", "median signed", "coverage"]]
     for part in report["quantiles"]:
         rows.append([f"{part['from_ms']:.3g} to {part['to_ms']:.3g} ms", str(part["n"]),
-                     *(_percent(part[f"error_{q}"]) for q in ("p50", "p90", "p95", "max")), _signed(part["bias"]),
-                     _percent(part["coverage"])])
-    return _table(rows)
+                     *(number(part[f"error_{q}"], ".1%") for q in ("p50", "p90", "p95", "max")),
+                     number(part["bias"], "+.1%"), number(part["coverage"], ".1%")])
+    return text_table(rows)
 
 
 def _worst_lines(report: Mapping[str, Any]) -> list[str]:
     rows = [[f"worst {len(report['worst'])}", "group", "predicted", "measured", "error", "network"]]
     for one in report["worst"]:
         rows.append([one["id"], one["group"], f"{one['predicted_ms']:.3f} ms", f"{one['measured_ms']:.3f} ms",
-                     _signed(one["error"]) + ("" if one["inside"] else " !"), one["network"]])
+                     number(one["error"], "+.1%") + ("" if one["inside"] else " !"), one["network"]])
     note = "; !: outside of its predicted interval" if any(not one["inside"] for one in report["worst"]) else ""
-    return [*_table(rows), f"(errors above 0: the network is faster than predicted{note})"]
+    return [*text_table(rows, words=(0, 5)), f"(errors above 0: the network is faster than predicted{note})"]
 
 
 def _kind_lines(report: Mapping[str, Any]) -> list[str]:
@@ -166,7 +167,7 @@ def _kind_lines(report: Mapping[str, Any]) -> list[str]:
         lines.append(f"  {one['kind']} in {one['place']}: in {one['n_worst']} of the {n_worst} worst, in "
                      f"{one['n_all']} of all {report['n']} ({one['lift']:.1f} times as often); networks with it are "
                      f"predicted {abs(one['mean_error']):.1%} {way} on average"
-                     f"{'' if without is None else f', those without {_signed(without)}'}")
+                     + ("" if without is None else f", those without {without:+.1%}"))
     return lines
 
 
@@ -182,36 +183,16 @@ def _circumstances(report: Mapping[str, Any]) -> list[str]:
     if anchors["n"]:
         lines.append(f"{anchors['n']} networks of the calibration measured again: {anchors['factor'] - 1:+.1%} (± "
                      f"{anchors['standard_error']:.1%}) by the reference; this pace of the run is taken out above")
-    lines.append(f"held against the reference alone, {_percent(report['within_5_by_reference'])} lie within 5 % and "
-                 f"{_percent(report['within_10_by_reference'])} within 10 % of the prediction; as they were, "
-                 f"{_percent(report['within_5_absolute'])} and {_percent(report['within_10_absolute'])}")
+    within = [number(report[name], ".1%") for name in ("within_5_by_reference", "within_10_by_reference",
+                                                       "within_5_absolute", "within_10_absolute")]
+    lines.append(f"held against the reference alone, {within[0]} lie within 5 % and {within[1]} within 10 % of the "
+                 f"prediction; as they were, {within[2]} and {within[3]}")
     if report["n_ceiling"] < report["n"]:
         lines.append(f"{report['n'] - report['n_ceiling']} of {report['n']} measurements stopped before their interval "
                      "was narrow enough: not counted in the noise ceiling (longer: seconds=NUMBER)")
     if report["n_invalid"]:
         lines.append(f"{report['n_invalid']} networks INVALID: the machine was too restless; in none of the figures")
     return lines
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns as wide as their entries; the first to the left, the last as it comes, the others to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    last = len(widths) - 1
-    return ["  ".join(text if column == last and len(text) > 20 else text.ljust(width) if column == 0
-                      else text.rjust(min(width, 20) if column == last else width)
-                      for column, (text, width) in enumerate(zip(row, widths, strict=True))).rstrip() for row in rows]
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1%}"
-
-
-def _signed(value: float | None) -> str:
-    return "–" if value is None else f"{value:+.1%}"
-
-
-def _plain(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}"
 
 
 BAND_5, BAND_10, NOISE, OUTSIDE = "#d7e4f7", "#eef3fb", "#c2410c", "#b42318"
@@ -221,17 +202,10 @@ OTHER = ("#667085", "s", "other")
 
 def validation_figure(found: Compared, groups: Sequence[str], report: Mapping[str, Any]) -> Figure:
     """Four panels of `found`, whose networks are of `groups`; `report` is the content of the validation's file."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11.5, 9.4), dpi=150, facecolor="white")
-    FigureCanvasAgg(figure)
-    with style():
+    heading = f"{report['target']} on {report['space']['name']}: predicted against measured latency"
+    with new_figure(11.5, 9.4, heading, _subtitle(report), left=0.07) as figure:
         (scatter, errors), (shares, cover) = figure.subplots(2, 2)
         figure.subplots_adjust(left=0.07, right=0.985, top=0.875, bottom=0.06, wspace=0.18, hspace=0.3)
-        figure.suptitle(f"{report['target']} on {report['space']['name']}: predicted against measured latency",
-                        x=0.07, y=0.972, ha="left", fontsize=14, fontweight="bold", color=INK)
-        figure.text(0.07, 0.924, _subtitle(report), fontsize=9.5, color=MUTED, ha="left")
         _draw_scatter(scatter, found, groups)
         _draw_errors(errors, found, groups, report)
         _draw_shares(shares, found)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -37,7 +38,31 @@ def style() -> Any:
         "axes.grid": True, "grid.color": GRID, "grid.linewidth": 0.7, "axes.axisbelow": True})
 
 
-def _is_number(value: object) -> bool:
+def blank_figure(width: float, height: float, dpi: int = 150) -> Figure:
+    """An empty figure of so many inches, that needs no display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=dpi, facecolor="white")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+@contextmanager
+def new_figure(width: float, height: float, heading: str, subtitle: str, *, left: float) -> Iterator[Figure]:
+    """A figure of so many inches with a title block from `left` (share of the width), drawn in the pictures' look.
+
+    The block takes the upper 0.75 inches.
+    """
+    figure = blank_figure(width, height, 160)
+    with style():
+        figure.suptitle(heading, x=left, y=1 - 0.2 / height, ha="left", fontsize=14, fontweight="bold", color=INK)
+        figure.text(left, 1 - 0.6 / height, subtitle, fontsize=9.5, color=MUTED, ha="left")
+        yield figure
+
+
+def is_number(value: object) -> bool:
+    """Whether it is one that can be drawn."""
     return isinstance(value, int | float) and math.isfinite(value)
 
 
@@ -46,13 +71,14 @@ def title(axes: Axes, text: str) -> None:
     axes.set_title(text, loc="left", fontsize=10.5, color=INK, pad=7)
 
 
-def _percent_axis(axes: Axes) -> None:
+def percent_axis(axes: Axes) -> None:
+    """Some eight round ticks on the y axis."""
     from matplotlib.ticker import MaxNLocator
 
     axes.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
 
 
-def _log_axis(axes: Axes, values: Iterable[float]) -> None:
+def log_axis(axes: Axes, values: Iterable[float]) -> None:
     """Log axis over `values`."""
     found = [value for value in values if value > 0]
     low, high = min(found) / 1.18, max(found) * 1.18

@@ -13,11 +13,12 @@ from certify_fixtures import digits, plan_of, pretend_trained, tiny_space
 from front_fixtures import Balance
 
 from hwnas.accuracy.certificate import Certificate, favoured, find_certificate, keep, key_of, look_up, read_certificate
-from hwnas.accuracy.certificate_text import certificate_facts, rows, sentences, text_table
+from hwnas.accuracy.certificate_text import COLUMNS, certificate_facts, rows, sentences
 from hwnas.certify.estimates import FORMAT, Judged
 from hwnas.certify.picture import certificate_figure
 from hwnas.certify.plan import CertifyPlan
 from hwnas.certify.results import Truth, certificate_of
+from hwnas.cli.text import text_table
 from hwnas.data.dataset import Dataset
 from hwnas.errors import DataError, StudyError
 from hwnas.front.picture import PlotInfo
@@ -174,7 +175,7 @@ def test_the_words_name_who_is_favoured_and_whose_interval_overlaps(content: dic
     assert "Costs taken otherwise: good: scaled by another's." in sentences(content)
     content["ceiling"]["kendall_tau"] = 0.1
     assert "by chance more than by merit" in " ".join(sentences(content))
-    lines = text_table(content)
+    lines = text_table([COLUMNS, *rows(content)])
     assert [line.split()[0] for line in lines] == ["estimator", "good", "bad", "flat"]
 
 
