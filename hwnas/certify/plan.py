@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from hwnas.errors import ConfigError, StudyError, UnknownName, UserError
 from hwnas.space.architecture import Architecture
 from hwnas.space.coding import Codes
-from hwnas.space.search_space import SearchSpace
+from hwnas.space.search_space import SearchSpace, macs
+from hwnas.space.search_space import spread as spread_rows
 from hwnas.system.paths import write_atomic
 
 if TYPE_CHECKING:
@@ -47,19 +48,13 @@ def spread(space: SearchSpace, n: int, seed: int, costs: Callable[[Codes], NDArr
     rng = np.random.default_rng([seed, _STREAM])
     codes = _different(space, n, rng)
     cost = np.asarray(costs(codes), np.float64)
-    order = np.lexsort((*codes.T[::-1], cost))
-    chosen = [int(rng.choice(part)) for part in np.array_split(order, n)]
+    chosen = spread_rows(cost, n, lambda part: int(rng.choice(part)))
     return [Network(space.decode(space.to_params(codes[row])), float(cost[row])) for row in chosen]
 
 
 def macs_of(space: SearchSpace) -> Callable[[Codes], NDArray[np.float64]]:
-    """Multiply-accumulates [n] of codes [n, p], from their segments."""
-    def macs(codes: Codes) -> NDArray[np.float64]:
-        segments = space.segments(codes)
-        known = {int(one): sum(block.macs for block in space.segment_blocks(int(one))) for one in np.unique(segments)}
-        return np.array([sum(known[int(one)] for one in row) for row in segments], np.float64)
-
-    return macs
+    """Multiply-accumulates [n] of codes [n, p]."""
+    return lambda codes: space.totals(codes, macs)[:, 0]
 
 
 def _different(space: SearchSpace, n: int, rng: np.random.Generator) -> Codes:

@@ -22,13 +22,13 @@ from hwnas.latency.reference import QuietTimes, reference_network
 from hwnas.latency.table import LEAST_NETWORKS, LatencyTable, TableKey, TimedNetwork, table_path
 from hwnas.latency.timing import WAVE, NetworkTimer, image_shape, noise
 from hwnas.space.architecture import Architecture
+from hwnas.space.search_space import SearchSpace, spread
 from hwnas.system.paths import home
 from hwnas.target.host import Host
 from hwnas.target.target import Target
 
 if TYPE_CHECKING:
     from hwnas.runtimes.runtime import Compiled, Runtime
-    from hwnas.space.search_space import SearchSpace
 
 
 Planned = list[tuple[str, Architecture]]  # origin (known, extreme, random, front) and network
@@ -68,14 +68,13 @@ class Plan:
         """Random ones, spread over the range of MACs: one from each of as many slices as are wanted."""
         if n <= 0:
             return []
-        sample = sorted(self._drawn(_SLICES * n), key=lambda one: one.macs)
-        picked: Planned = []
-        for part in np.array_split(np.arange(len(sample)), n):
-            order = self._rng.permutation(part)
-            one = next((sample[int(index)] for index in order if self._new(sample[int(index)])), None)
-            if one is not None:
-                picked.append(("random", one))
-        return picked
+        sample = self._drawn(_SLICES * n)
+
+        def new(part: np.ndarray) -> Architecture | None:
+            drawn = (sample[int(row)] for row in self._rng.permutation(part))
+            return next((one for one in drawn if self._new(one)), None)
+
+        return [("random", one) for one in spread([one.macs for one in sample], n, new)]
 
     def _front(self, n: int, predict: Predict) -> Planned:
         from hwnas.latency.held_out_networks import front_networks

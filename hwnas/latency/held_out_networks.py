@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,10 +16,8 @@ from hwnas.errors import SpaceError
 from hwnas.latency.measurement import Measurement, robust_error
 from hwnas.latency.table import LatencyTable
 from hwnas.space.architecture import Architecture
+from hwnas.space.search_space import SearchSpace, macs, params, spread
 from hwnas.stats.pareto import non_dominated
-
-if TYPE_CHECKING:
-    from hwnas.space.search_space import SearchSpace
 
 RANDOM, FRONT, ANCHOR = "random", "front", "anchor"
 Predict = Callable[[np.ndarray], np.ndarray]
@@ -70,9 +68,8 @@ def front_networks(space: SearchSpace, predict: Predict, rng: np.random.Generato
     """
     if not n:
         return []
-    lookup = Capacity(space)
-    fronts = [predicted_front(space, predict, lambda codes: lookup(codes)[:, 0], rng),
-              predicted_front(space, predict, lambda codes: lookup(codes)[:, 1], rng)]
+    fronts = [predicted_front(space, predict, lambda codes: space.totals(codes, macs)[:, 0], rng),
+              predicted_front(space, predict, lambda codes: space.totals(codes, params)[:, 0], rng)]
 
     def mutants(wanted: int) -> np.ndarray:
         parents = [_evenly(front, predict, rng, -(-SPARE * wanted // 2)) for front in fronts]
@@ -95,23 +92,6 @@ def predicted_front(space: SearchSpace, predict: Predict, capacity: Callable[[np
     front = non_dominated(scores, (False, True))
     order = np.argsort(scores[front, 1], kind="stable")
     return np.asarray(codes[front][order])
-
-
-class Capacity:
-    """MACs and trainable parameters of codes: [n, 2], summed over segments that are looked up once."""
-
-    def __init__(self, space: SearchSpace) -> None:
-        self._space = space
-        self._known = np.zeros(space.n_segments, bool)
-        self._values = np.zeros((space.n_segments, 2))
-
-    def __call__(self, codes: np.ndarray) -> np.ndarray:
-        segments = self._space.segments(codes)
-        for segment in np.unique(segments[~self._known[segments]]):
-            blocks = self._space.segment_blocks(int(segment))
-            self._values[segment] = sum(block.macs for block in blocks), sum(block.params for block in blocks)
-            self._known[segment] = True
-        return np.asarray(self._values[segments].sum(axis=1))
 
 
 def _parents(codes: np.ndarray, scores: np.ndarray) -> np.ndarray:
@@ -155,11 +135,14 @@ def _spread(space: SearchSpace, predict: Predict, rng: np.random.Generator, n: i
         if not missing:
             return list(found.values())
         codes = np.unique(draw(missing), axis=0)
-        order = np.argsort(predict(codes), kind="stable")
-        for part in np.array_split(order, min(missing, len(order))):
+
+        def new(part: np.ndarray, codes: np.ndarray = codes) -> Architecture | None:
             one = next(_new(space, codes[rng.permutation(part)], known_ids, found), None)
             if one is not None:
                 found[one.id] = one
+            return one
+
+        spread(predict(codes), min(missing, len(codes)), new)
     raise SpaceError(f"space {space.name}: only {len(found)} of {n} networks were found that are not in the latency "
                      "table. Ask for fewer: n=NUMBER.")
 

@@ -18,21 +18,19 @@ from hwnas.errors import DataError
 from hwnas.samplers.coding import Codes, Settings
 from hwnas.samplers.known import KNOWN, LEARNT, KnownObjectiveSampler, Mix
 from hwnas.samplers.model import WORST
+from hwnas.space.search_space import Figure, SearchSpace, macs, params
 from hwnas.stats.ranking import spearman
 from hwnas.study.objective import CAP_QUANTILE, Objective, Predict, upper_ms
 
 if TYPE_CHECKING:
     from hwnas.cli.progress import Console
     from hwnas.data.dataset import Dataset
-    from hwnas.space.blocks import BlockSpec
-    from hwnas.space.search_space import SearchSpace
 
 Array = NDArray[np.float64]
 STOPPED_STD = 0.1  # of the top-1 of a training that was ended early as hopeless: it is that of an early epoch
 LEAST_SCORED = 16  # networks of a pool that must have a score
 _FOLDS = 8  # of the pool, each left out once to say how well its scores are read
 _ALPHAS = tuple(np.logspace(-2, 3, 11))
-Figure = Callable[["tuple[BlockSpec, ...]"], float]
 
 
 @dataclass(frozen=True)
@@ -95,10 +93,7 @@ class Physical:
 
     def __init__(self, space: SearchSpace, latency_ms: Any, more: Sequence[Figure] = ()) -> None:
         self._space, self._latency_ms = space, latency_ms
-        self._figures: list[Figure] = [lambda blocks: sum(block.macs for block in blocks),
-                                       lambda blocks: sum(block.params for block in blocks), len, *more]
-        self._known = np.zeros(space.n_segments, bool)
-        self._rows = np.zeros((space.n_segments, len(self._figures)))
+        self._figures: tuple[Figure, ...] = (macs, params, len, *more)
 
     def __call__(self, settings: Settings) -> Array:
         found = self.of(_codes(settings))
@@ -108,10 +103,10 @@ class Physical:
 
     def of(self, codes: NDArray[np.int64]) -> Array:
         """What is known without a latency model."""
-        macs, params, depth = self._parts(codes)[:3]
-        total = np.maximum(macs.sum(axis=1), 1.0)
-        return np.column_stack([np.log(total), np.log(np.maximum(params.sum(axis=1), 1.0)), depth.sum(axis=1),
-                                macs / total[:, None]])
+        products, weights, depth = self._parts(codes)[:3]
+        total = np.maximum(products.sum(axis=1), 1.0)
+        return np.column_stack([np.log(total), np.log(np.maximum(weights.sum(axis=1), 1.0)), depth.sum(axis=1),
+                                products / total[:, None]])
 
     def sums(self, settings: Settings) -> Array:
         """What `more` says of networks, summed over their segments [len(more), n]."""
@@ -119,12 +114,7 @@ class Physical:
 
     def _parts(self, codes: NDArray[np.int64]) -> Array:
         """Each figure of each segment [figures, n, segments]."""
-        segments = self._space.segments(codes)
-        for segment in np.unique(segments[~self._known[segments]]):
-            blocks = self._space.segment_blocks(int(segment))
-            self._rows[segment] = [figure(blocks) for figure in self._figures]
-            self._known[segment] = True
-        return np.moveaxis(self._rows[segments], 2, 0)
+        return np.moveaxis(self._space.parts(codes, *self._figures), 2, 0)
 
 
 class Scored:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hwnas.errors import SpaceError, UnknownName
 from hwnas.space.architecture import Architecture
@@ -22,6 +23,27 @@ from hwnas.space.reading import SpaceFile, known_settings, read_space
 from hwnas.system.paths import search_space_dirs
 
 _MAX_BYTES = 1 << 20
+
+
+Figure = Callable[[Sequence[BlockSpec]], float]
+Picked = TypeVar("Picked")
+
+
+def macs(blocks: Sequence[BlockSpec]) -> float:
+    """Multiply-accumulates of one image."""
+    return sum(block.macs for block in blocks)
+
+
+def params(blocks: Sequence[BlockSpec]) -> float:
+    """Trainable parameters."""
+    return sum(block.params for block in blocks)
+
+
+def spread(costs: Sequence[float] | NDArray[np.float64], n: int, pick: Callable[[NDArray[np.int64]], Picked | None]
+           ) -> list[Picked]:
+    """What `pick` takes of each of `n` equal parts of the rows of `costs`, cheapest part first; None takes nothing."""
+    parts = np.array_split(np.argsort(np.asarray(costs), kind="stable"), n)
+    return [picked for part in parts if (picked := pick(part)) is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +71,7 @@ class SearchSpace:
         self.parameters = tuple(Parameter(*every[index]) for index in self._columns)
         self._codes_of = [{_plain(c): i for i, c in enumerate(p.choices)} for p in self.parameters]
         self.known: dict[str, Architecture] = {}
+        self._figures: dict[tuple[Figure, ...], tuple[NDArray[np.bool_], NDArray[np.float64]]] = {}
 
     @classmethod
     def load(cls, name_or_path: str | os.PathLike[str], *, channels: int, classes: int,
@@ -168,6 +191,23 @@ class SearchSpace:
     def segment_blocks(self, segment_id: int) -> tuple[BlockSpec, ...]:
         """The blocks of one segment; those of a network are its segments' blocks in order."""
         return self.coding.segment_blocks(int(segment_id))
+
+    def parts(self, codes: Codes, *figures: Figure) -> NDArray[np.float64]:
+        """What `figures` say of each segment of codes [n, p]: [n, segments, figures]. Each segment is asked once."""
+        if figures not in self._figures:
+            self._figures[figures] = np.zeros(self.n_segments, bool), np.zeros((self.n_segments, len(figures)))
+        asked, values = self._figures[figures]
+        segments = self.segments(codes)
+        for segment in np.unique(segments[~asked[segments]]):
+            blocks = self.segment_blocks(int(segment))
+            values[segment] = [figure(blocks) for figure in figures]
+            asked[segment] = True
+        return values[segments]
+
+    def totals(self, codes: Codes, *figures: Figure) -> NDArray[np.float64]:
+        """What `figures` say of the networks of codes [n, p], summed over their blocks: [n, figures]."""
+        total: NDArray[np.float64] = self.parts(codes, *figures).sum(axis=1)
+        return total
 
     def _full(self, codes: Codes) -> Codes:
         full = np.zeros((len(codes), self._n_fields), dtype=np.int64)

@@ -24,22 +24,21 @@ from hwnas.latency.agreement import (
     verdicts,
     worst,
 )
-from hwnas.latency.held_out_networks import FRONT, RANDOM, Capacity, front_networks, held_out_networks, predicted_front
-from hwnas.space.search_space import SearchSpace
+from hwnas.latency.held_out_networks import FRONT, RANDOM, front_networks, held_out_networks, predicted_front
+from hwnas.space.search_space import SearchSpace, macs, params
 
 
 class Additive:
     """A predictor: MACs at a price that depends on the segment, so that some segments look like bargains."""
 
     def __init__(self, space: SearchSpace) -> None:
-        self.space, self.capacity = space, Capacity(space)
+        self.space = space
         self.price = np.random.default_rng(1).lognormal(0, 0.1, space.n_segments)
 
     def predict(self, codes: np.ndarray) -> SimpleNamespace:
-        self.capacity(codes)
         segments = self.space.segments(codes)
-        return SimpleNamespace(mean=0.05 + (self.capacity._values[segments][..., 0] * self.price[segments]
-                                            ).sum(axis=1) * 1e-8)
+        return SimpleNamespace(mean=0.05 + (self.space.parts(codes, macs)[..., 0] * self.price[segments]
+                                      ).sum(axis=1) * 1e-8)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +88,7 @@ def test_the_front_beats_random_networks_and_its_mutants_lie_near_it(space, mode
         return model.predict(codes).mean
 
     def capacity(codes):
-        return model.capacity(codes)[:, 0]
+        return space.totals(codes, macs)[:, 0]
 
     front = predicted_front(space, predict, capacity, rng)
     random = space.sample(rng, 3000)
@@ -110,7 +109,7 @@ def test_the_front_beats_random_networks_and_its_mutants_lie_near_it(space, mode
 def test_capacity_is_the_architecture_s_own(space, model):
     codes = space.sample(np.random.default_rng(5), 20)
     networks = [space.decode(space.to_params(row)) for row in codes]
-    assert Capacity(space)(codes).tolist() == [[one.macs, one.params] for one in networks]
+    assert space.totals(codes, macs, params).tolist() == [[one.macs, one.params] for one in networks]
 
 
 def test_a_space_without_enough_networks_says_so(tmp_path):

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from pathlib import Path
+
 import pytest
 
-from hwnas.space.blocks import BlockSpec, round_to_divisor
+import hwnas
+from hwnas.space.architecture import BlockDef
+from hwnas.space.blocks import KINDS, BlockSpec, round_to_divisor
+
+torch = pytest.importorskip("torch")
 
 
 @pytest.mark.parametrize(("channels", "expected"), [
@@ -46,3 +54,34 @@ def test_moved_elements_count_the_residual() -> None:
 def test_unknown_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown block kind 'xy'"):
         BlockSpec("xy", 8, 8, 8).convolutions()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_kind_says_all_that_is_asked_of_it(name: str) -> None:
+    kind = KINDS[name]
+    assert (kind.name, bool(kind.label)) == (name, True)
+    assert re.fullmatch("#[0-9a-f]{6}", kind.color)
+    block = BlockSpec(name, 16, 24, 8, 3, 1, 2.0 if kind.expands else 1.0, classes=10 if kind.ends else 0)
+    assert block.key.startswith(f"{name}/16x8x8/24/s1/k3/")
+    assert block.params > block.weights > 0
+    assert block.macs > 0
+    assert {role for role, *_ in block.convolutions()} <= {"dense", "pointwise", "depthwise", "se", "linear"}
+    if kind.words:
+        text = str(BlockDef.parse(f"{name}_k3_c24"))
+        assert BlockDef.parse(text) == BlockDef.parse(f"{name}_k3_c24")
+        assert isinstance(block.rules.build(block, 0.0), torch.nn.Module)
+
+
+def test_colors_and_words_tell_kinds_apart() -> None:
+    assert len({kind.color for kind in KINDS.values()}) == len(KINDS)
+    words = [word for kind in KINDS.values() for word in kind.words]
+    assert len(set(words)) == len(words)
+
+
+def test_no_module_but_the_kinds_own_knows_one_by_name() -> None:
+    package = Path(hwnas.__file__).parent
+    names = {name for name, kind in KINDS.items() if kind.words} - {"id"}  # also a column's name
+    knowing = {str(path.relative_to(package)) for path in package.rglob("*.py")
+               for node in ast.walk(ast.parse(path.read_text()))
+               if isinstance(node, ast.Constant) and node.value in names}
+    assert knowing == {"space/blocks/mobile.py", "space/blocks/convnext.py"}

@@ -1,0 +1,36 @@
+"""The whole road on ConvNeXt's block: timed, searched, trained, quantised, verified, and drawn under the roofs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from search_fixtures import rows_of
+
+from hwnas import roofline
+from hwnas.cli.command import run_command
+from hwnas.search.__main__ import main
+
+INPUT = ["+target=ort_int8", "space=convnext_small", "dataset.image_size=16"]
+SMALL = ["n_trials=2", "workers=1", "calibration.networks=14", "calibration.profiles=2", "calibration.minutes=4",
+         "proxy.epochs=1", "proxy.min_steps=4", "proxy.train_images=256", "finalists.k=1",
+         "finalists.recipe.epochs=1", "finalists.recipe.min_steps=4", "baselines=[]", "verification.seconds=40"]
+
+
+@pytest.mark.soak
+def test_the_whole_road_on_digits_in_int8_onnx_runtime(tmp_path: Path) -> None:
+    assert run_command(main, "search", "usage", [*INPUT, *SMALL, f"out={tmp_path / 'run'}"]) == 0
+    rows = rows_of(tmp_path / "run" / "front.csv")
+    assert rows
+    for row in rows:
+        assert "cx" in row["architecture"]
+        assert row["verified"] == "true", row["reason"]
+        assert (row["precision"], float(row["int8_share"]), row["fallback_share"]) == ("int8", 1.0, "0")
+        assert 0 < float(row["latency_ms_predicted_low"]) < float(row["latency_ms_predicted_high"])
+        assert (tmp_path / "run" / "models" / row["id"] / "model_int8.onnx").stat().st_size > 0
+    picture = tmp_path / "roofline.png"
+    assert run_command(roofline.main, "roofline", "usage", [*INPUT, "-q", "seconds=10", f"out={picture}"]) == 0
+    points = json.loads(picture.with_suffix(".json").read_text())["points"]
+    assert {"stem", "head"} < {point["block"].split("/")[0] for point in points}
+    assert any(point["block"].startswith(("cx/", "cxl/")) for point in points)
