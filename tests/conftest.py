@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clock_fixtures import VirtualClock
 
 STARTED = time.monotonic()
 LATE = "not run: the minutes of this run were over"
@@ -79,3 +80,19 @@ def data_root() -> Path:
     if not root.is_dir():
         pytest.fail(f"HWNAS_DATA={chosen} is no folder")
     return root
+
+
+@pytest.fixture
+def virtual_clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
+    """The clock of the harness: calls take exactly what they say, and nobody else runs on this machine."""
+    from hwnas.latency import harness, load
+    from hwnas.runtimes import null
+
+    clock = VirtualClock()
+    for module in (harness, load, null):
+        monkeypatch.setattr(module, "time", clock)
+    for module in (harness, load):
+        monkeypatch.setattr(module, "stolen_seconds", lambda cores: 0.0)
+        monkeypatch.setattr(module, "throttle_count", lambda: 0)
+    monkeypatch.setattr(load, "_busy_seconds", lambda cores: 0.0)
+    return clock

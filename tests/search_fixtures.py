@@ -6,6 +6,7 @@ import csv
 import sqlite3
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from hwnas.system.paths import shipped
@@ -18,19 +19,35 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def acknowledged(out: Path) -> set[str]:
-    """Numbers of the trials that the database holds as complete, asked while others write to it."""
+def asked(out: Path, query: str) -> set[str]:
+    """The first column of what the study's database answers, asked while others write to it."""
     if not (out / "study.db").is_file():
         return set()
     try:
         with sqlite3.connect(f"file:{out / 'study.db'}?mode=ro", uri=True, timeout=10) as database:
-            rows = database.execute("select number from trials where state = 'COMPLETE'").fetchall()
-            return {str(row[0]) for row in rows}
+            return {str(row[0]) for row in database.execute(query).fetchall()}
     except sqlite3.OperationalError:
         return set()
 
 
+def acknowledged(out: Path) -> set[str]:
+    """Numbers of the trials that the database holds as complete."""
+    return asked(out, "select number from trials where state = 'COMPLETE'")
+
+
 def wait_for_trials(out: Path, n: int, worker: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 180
-    while len(acknowledged(out)) < n and time.monotonic() < deadline and worker.poll() is None:
+    wait_until(lambda: len(acknowledged(out)) >= n, worker)
+
+
+def workers_of(out: Path) -> set[str]:
+    """Workers that have begun a trial."""
+    return asked(out, "select value_json from trial_user_attributes where key = 'worker'")
+
+
+def wait_until(reached: Callable[[], bool], *workers: subprocess.Popen[str]) -> None:
+    """Return once it is reached; a worker that ends before fails the test."""
+    deadline = time.monotonic() + 900
+    while not reached():
+        assert [worker.poll() for worker in workers] == [None] * len(workers)
+        assert time.monotonic() < deadline
         time.sleep(0.05)

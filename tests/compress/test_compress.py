@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from compress_fixtures import clock, command, hostile, job_of, overrides_of, trained  # noqa: F401
+from compress_fixtures import command, job_of, overrides_of
 from deployment_fixtures import measured
 
 from hwnas.compress import compression as compress_steps
@@ -49,7 +49,7 @@ def one_line(capsys) -> str:
     return line
 
 
-def test_the_plain_step_is_enough_where_it_keeps_the_limit(trained: Path, tmp_path: Path, capsys) -> None:  # noqa: F811
+def test_the_plain_step_is_enough_where_it_keeps_the_limit(trained: Path, tmp_path: Path, capsys) -> None:
     out = tmp_path / "out"
     assert command(trained, out, "max_drop=3") == 0
     assert list(table_of(out)) == ["fp32", "mse"]
@@ -66,7 +66,7 @@ def test_the_plain_step_is_enough_where_it_keeps_the_limit(trained: Path, tmp_pa
 
 
 def test_a_hostile_network_needs_more_than_the_plain_step(
-        hostile: Callable[[float], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+        hostile: Callable[[float], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A channel's range a hundred times the others': the weights of a whole tensor cannot share one scale, and its
     activations no range; what clips, corrects, computes in fp32 or trains gets most of it back."""
     small, large = tmp_path / "small", tmp_path / "large"
@@ -88,7 +88,7 @@ def test_a_hostile_network_needs_more_than_the_plain_step(
     assert summary_of(large)["keeps_limit"]
 
 
-def test_kept_nodes_are_named_with_the_reason(hostile: Callable[[float], Path], tmp_path: Path,  # noqa: F811
+def test_kept_nodes_are_named_with_the_reason(hostile: Callable[[float], Path], tmp_path: Path,
                                               monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setattr(Step, "keeps", lambda self, reference, limit: "_kept1" in self.name)
     assert command(hostile(100.0), tmp_path / "out") == 0
@@ -101,7 +101,7 @@ def test_kept_nodes_are_named_with_the_reason(hostile: Callable[[float], Path], 
 
 
 def test_a_limit_out_of_reach_writes_no_file_and_names_the_nearest(
-        trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:  # noqa: F811
+        trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     out = tmp_path / "out"
     assert command(trained, out, "max_drop=3") == 0
     monkeypatch.setattr(Step, "keeps", lambda self, reference, limit: False)
@@ -154,7 +154,7 @@ sys.exit(run_command(compress.main, "compress", "usage", ["-q", *sys.argv[2:]]))
 """
 
 
-def test_killed_it_goes_on_after_the_last_finished_step(trained: Path, tmp_path: Path,  # noqa: F811
+def test_killed_it_goes_on_after_the_last_finished_step(trained: Path, tmp_path: Path,
                                                         monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Step, "keeps", lambda self, reference, limit: self.name == "percentile")
     out = tmp_path / "cut"
@@ -180,7 +180,7 @@ def test_killed_it_goes_on_after_the_last_finished_step(trained: Path, tmp_path:
     assert made == ["percentile"]
 
 
-def test_a_full_disk_keeps_what_is_finished(trained: Path, tmp_path: Path, capsys,  # noqa: F811
+def test_a_full_disk_keeps_what_is_finished(trained: Path, tmp_path: Path, capsys,
                                             monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -200,7 +200,7 @@ def test_a_full_disk_keeps_what_is_finished(trained: Path, tmp_path: Path, capsy
     assert command(trained, tmp_path, "max_drop=3") == 0
 
 
-def test_a_restless_machine_fails_and_keeps_the_steps(trained: Path, tmp_path: Path, capsys,  # noqa: F811
+def test_a_restless_machine_fails_and_keeps_the_steps(trained: Path, tmp_path: Path, capsys,
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(Measurement, "reason", "no turn was quiet")
@@ -211,7 +211,7 @@ def test_a_restless_machine_fails_and_keeps_the_steps(trained: Path, tmp_path: P
     assert command(trained, tmp_path, "max_drop=3") == 0
 
 
-def test_times_without_an_error_choose_nothing(trained: Path, tmp_path: Path, capsys,  # noqa: F811
+def test_times_without_an_error_choose_nothing(trained: Path, tmp_path: Path, capsys,
                                               monkeypatch: pytest.MonkeyPatch) -> None:
     """As many turns as copies tell no spread: every file would count as fast as the fastest."""
     with monkeypatch.context() as patch:
@@ -224,7 +224,7 @@ def test_times_without_an_error_choose_nothing(trained: Path, tmp_path: Path, ca
     assert not (tmp_path / "model_int8.onnx").exists()
 
 
-def test_a_step_that_the_runtime_refuses_is_a_gap_in_the_table(trained: Path, tmp_path: Path,  # noqa: F811
+def test_a_step_that_the_runtime_refuses_is_a_gap_in_the_table(trained: Path, tmp_path: Path,
                                                                monkeypatch: pytest.MonkeyPatch) -> None:
     compile_ = OnnxRuntime.compile
 
@@ -239,7 +239,7 @@ def test_a_step_that_the_runtime_refuses_is_a_gap_in_the_table(trained: Path, tm
     assert summary_of(tmp_path)["step"] == "minmax"
 
 
-def bare(trained: Path, path: Path, change: Callable[[onnx.ModelProto], None] = lambda proto: None) -> Path:  # noqa: F811
+def bare(trained: Path, path: Path, change: Callable[[onnx.ModelProto], None] = lambda proto: None) -> Path:
     proto = onnx.load(str(trained / "model.onnx"))
     change(proto)
     path.write_bytes(proto.SerializeToString())
@@ -253,7 +253,7 @@ def without_names(proto: onnx.ModelProto) -> None:
     del proto.metadata_props[:]
 
 
-def test_a_bare_file_gets_every_step_but_training(trained: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_a_bare_file_gets_every_step_but_training(trained: Path, tmp_path: Path) -> None:
     model = bare(trained, tmp_path / "net.onnx", without_names)
     assert command(model, tmp_path / "out", "all=true", "max_drop=3") == 0
     table = table_of(tmp_path / "out")
@@ -277,13 +277,13 @@ def missing_operator(proto: onnx.ModelProto) -> None:
 
 @pytest.mark.parametrize(("change", "said"), [
     (torn, "torn"), (fixed_batch, "batch axis of input 'images' is fixed to 1"), (missing_operator, "Rrelu")])
-def test_a_bare_file_is_refused_in_one_line(trained: Path, tmp_path: Path, capsys, change, said: str) -> None:  # noqa: F811
+def test_a_bare_file_is_refused_in_one_line(trained: Path, tmp_path: Path, capsys, change, said: str) -> None:
     assert command(bare(trained, tmp_path / "net.onnx", change), tmp_path / "out") == 2
     assert said in one_line(capsys)
     assert not (tmp_path / "out" / "summary.json").exists()
 
 
-def test_a_quantised_file_is_refused(trained: Path, tmp_path: Path, capsys) -> None:  # noqa: F811
+def test_a_quantised_file_is_refused(trained: Path, tmp_path: Path, capsys) -> None:
     assert command(trained, tmp_path / "out", "max_drop=3") == 0
     capsys.readouterr()
     assert command(tmp_path / "out" / "model_int8.onnx", tmp_path / "again") == 2
@@ -298,12 +298,12 @@ def test_a_quantised_file_is_refused(trained: Path, tmp_path: Path, capsys) -> N
     (["all=maybe"], "all must be true or false"),
     (["qat.epochs=0"], "qat.epochs must be"), (["sensitivity.nodes=0.5"], "sensitivity.nodes must be"),
     (["dataset.image_size=7"], "dataset.image_size must be"), (["nonsense=1"], "no option is called 'nonsense'")])
-def test_options_out_of_range(trained: Path, tmp_path: Path, capsys, overrides: list[str], said: str) -> None:  # noqa: F811
+def test_options_out_of_range(trained: Path, tmp_path: Path, capsys, overrides: list[str], said: str) -> None:
     assert command(trained, tmp_path / "out", *overrides) == 2
     assert said in one_line(capsys)
 
 
-def test_a_target_that_is_not_int8_or_not_of_this_host(trained: Path, tmp_path: Path, capsys,  # noqa: F811
+def test_a_target_that_is_not_int8_or_not_of_this_host(trained: Path, tmp_path: Path, capsys,
                                                        monkeypatch: pytest.MonkeyPatch) -> None:
     assert command(trained, tmp_path / "out", target="ort_fp32") == 2
     assert "runs fp32; compressing is for int8 targets, such as +target=ort_int8" in one_line(capsys)
@@ -316,7 +316,7 @@ def test_a_target_that_is_not_int8_or_not_of_this_host(trained: Path, tmp_path: 
     assert one_line(capsys) == "TargetError: target ort_int8: this host has no int8."
 
 
-def test_folders_that_cannot_be_compressed(trained: Path, tmp_path: Path, capsys) -> None:  # noqa: F811
+def test_folders_that_cannot_be_compressed(trained: Path, tmp_path: Path, capsys) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     steps = [("neither architecture.yaml nor baseline.yaml", "architecture.yaml"),
@@ -335,7 +335,7 @@ def test_folders_that_cannot_be_compressed(trained: Path, tmp_path: Path, capsys
 @pytest.mark.parametrize(("channels", "classes", "said"), [
     (3, 10, "made for 3 channels, the data set digits has 1"), (1, 7, "made for 7 classes, the data set digits has 10"),
 ])
-def test_a_network_for_other_images(trained: Path, tmp_path: Path, capsys, channels: int, classes: int,  # noqa: F811
+def test_a_network_for_other_images(trained: Path, tmp_path: Path, capsys, channels: int, classes: int,
                                     said: str) -> None:
     import torch
 
@@ -348,7 +348,7 @@ def test_a_network_for_other_images(trained: Path, tmp_path: Path, capsys, chann
     assert said in one_line(capsys)
 
 
-def test_other_options_need_another_folder(trained: Path, hostile: Callable[[float], Path], tmp_path: Path,  # noqa: F811
+def test_other_options_need_another_folder(trained: Path, hostile: Callable[[float], Path], tmp_path: Path,
                                            capsys) -> None:
     assert command(trained, tmp_path, "max_drop=3") == 0
     capsys.readouterr()
@@ -361,12 +361,12 @@ def test_other_options_need_another_folder(trained: Path, hostile: Callable[[flo
     assert "Remove it to take that step again" in one_line(capsys)
 
 
-def test_another_split_is_said(trained: Path, tmp_path: Path, capsys) -> None:  # noqa: F811
+def test_another_split_is_said(trained: Path, tmp_path: Path, capsys) -> None:
     assert command(trained, tmp_path, "max_drop=50", "split_seed=1") == 0
     assert "some of those it is judged on may have trained it" in capsys.readouterr().err
 
 
-def test_another_data_set_of_the_same_shape_is_refused(trained: Path, tmp_path: Path, capsys) -> None:  # noqa: F811
+def test_another_data_set_of_the_same_shape_is_refused(trained: Path, tmp_path: Path, capsys) -> None:
     """Its answers are chance before and after, so that every limit would be kept."""
     def elsewhere(proto: onnx.ModelProto) -> None:
         next(entry for entry in proto.metadata_props if entry.key == "dataset").value = "fashion_mnist"
@@ -375,7 +375,7 @@ def test_another_data_set_of_the_same_shape_is_refused(trained: Path, tmp_path: 
     assert "was trained on the data set fashion_mnist, this is digits. Give dataset=fashion_mnist" in one_line(capsys)
 
 
-def test_where_nothing_can_be_made_it_says_so(trained: Path, tmp_path: Path, capsys,  # noqa: F811
+def test_where_nothing_can_be_made_it_says_so(trained: Path, tmp_path: Path, capsys,
                                               monkeypatch: pytest.MonkeyPatch) -> None:
     compile_ = OnnxRuntime.compile
 
@@ -391,7 +391,7 @@ def test_where_nothing_can_be_made_it_says_so(trained: Path, tmp_path: Path, cap
     assert {row["reason"] for name, row in table_of(tmp_path).items() if name != "fp32"} == {"this runtime likes none"}
 
 
-def test_a_step_is_taken_again_when_its_settings_change(trained: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_a_step_is_taken_again_when_its_settings_change(trained: Path, tmp_path: Path) -> None:
     job = job_of(trained, tmp_path)
     steps, made = Steps(job, compress_score.Scorer(job)), list[int]()
 
@@ -404,7 +404,7 @@ def test_a_step_is_taken_again_when_its_settings_change(trained: Path, tmp_path:
     assert len(made) == 2
 
 
-def test_a_folder_with_the_files_of_others_is_left_alone(trained: Path, tmp_path: Path, capsys) -> None:  # noqa: F811
+def test_a_folder_with_the_files_of_others_is_left_alone(trained: Path, tmp_path: Path, capsys) -> None:
     folder = tmp_path / "net"
     shutil.copytree(trained, folder)
     (folder / "model_int8.onnx").write_bytes(b"deployed")
@@ -414,7 +414,7 @@ def test_a_folder_with_the_files_of_others_is_left_alone(trained: Path, tmp_path
     assert before.items() <= {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}.items()
 
 
-def test_a_file_refused_for_a_folder_does_not_replace_the_one_in_use(trained: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_a_file_refused_for_a_folder_does_not_replace_the_one_in_use(trained: Path, tmp_path: Path) -> None:
     first = job_of(bare(trained, tmp_path / "net.onnx"), tmp_path / "out").source
     held = first.path.read_bytes()
     other = job_of(bare(trained, tmp_path / "other.onnx", without_names), tmp_path / "out").source
@@ -422,7 +422,7 @@ def test_a_file_refused_for_a_folder_does_not_replace_the_one_in_use(trained: Pa
     assert first.path.read_bytes() == held
 
 
-def test_only_images_that_the_training_had_may_be_learnt_from(trained: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_only_images_that_the_training_had_may_be_learnt_from(trained: Path, tmp_path: Path) -> None:
     from hwnas.data.splits import subset
 
     whole, part = job_of(trained, tmp_path / "a"), job_of(trained, tmp_path / "b", "train_images=200")
@@ -433,7 +433,7 @@ def test_only_images_that_the_training_had_may_be_learnt_from(trained: Path, tmp
     assert part.identity != whole.identity
 
 
-def test_answers_of_an_earlier_file_do_not_outlive_it(trained: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_answers_of_an_earlier_file_do_not_outlive_it(trained: Path, tmp_path: Path) -> None:
     job = job_of(trained, tmp_path)
     steps, proto = Steps(job, compress_score.Scorer(job)), onnx.load(str(trained / "model.onnx"))
     steps.take("one", "", lambda: (proto, {}), {"lr": 0.1})
@@ -448,7 +448,7 @@ def test_answers_of_an_earlier_file_do_not_outlive_it(trained: Path, tmp_path: P
     assert not stored.exists()
 
 
-def test_a_file_of_an_earlier_limit_goes_where_every_step_fails(trained: Path, tmp_path: Path,  # noqa: F811
+def test_a_file_of_an_earlier_limit_goes_where_every_step_fails(trained: Path, tmp_path: Path,
                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
     assert command(trained, tmp_path, "max_drop=3") == 0
     monkeypatch.setattr(Steps, "take", lambda self, name, what, *_: Step(

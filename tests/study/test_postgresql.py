@@ -324,7 +324,7 @@ def test_a_worker_killed_while_it_asks_leaves_no_fantasy(place: str, keep: Keep,
 
 def test_a_worker_elsewhere_that_never_began_to_train_is_given_up_by_the_servers_clock(
         place: str, keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
-    study = keep(opened(place, heartbeat_s=1, grace_s=1))
+    study = keep(opened(place, heartbeat_s=1, grace_s=1200))
     monkeypatch.setattr(hwnas.study.storage, "worker_name", lambda: "elsewhere/1/1")
     ask(study)
     with psycopg().connect(place.replace("+psycopg", "")) as connection:
@@ -335,7 +335,8 @@ def test_a_worker_elsewhere_that_never_began_to_train_is_given_up_by_the_servers
     assert [abs((beat - now).total_seconds()) < 1000 for beat, now in found] == [True]
     assert hwnas.study.study.release_lost(study) == 0
     assert study.trials[0].state == TrialState.RUNNING
-    time.sleep(1.5)
+    with psycopg().connect(place.replace("+psycopg", "")) as connection:
+        connection.execute("UPDATE trial_heartbeats SET heartbeat = heartbeat - interval '1201 seconds'")
     hwnas.study.study.release_lost(study)
     assert study.trials[0].state == TrialState.FAIL
 

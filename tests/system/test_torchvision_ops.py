@@ -15,8 +15,9 @@ def _run(code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_timm_imports_after_declaring() -> None:
-    done = _run("from hwnas.system.torchvision_ops import declare_missing as f; f(); f(); import timm")
-    assert done.returncode == 0, done.stderr
+    done = _run("from hwnas.system.torchvision_ops import declare_missing as f; f(); f(); import timm, torch\n"
+                "print(timm.is_model('resnet18'), hasattr(torch.ops.torchvision, 'nms'))")
+    assert done.stdout.split() == ["True", "True"], done.stderr
 
 
 def test_missing_library_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,6 +34,8 @@ def test_nothing_is_declared_where_the_library_loads(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torchvision_ops, "_loads_compiled", lambda: True)
     monkeypatch.setattr(torchvision_ops, "_SCHEMAS", {"never": "not a schema"})
     torchvision_ops.declare_missing.cache_clear()
-    torchvision_ops.declare_missing()
+    kept = len(torchvision_ops._kept)
+    torchvision_ops.declare_missing()  # the schema would be refused
     monkeypatch.undo()
     torchvision_ops.declare_missing.cache_clear()
+    assert len(torchvision_ops._kept) == kept
