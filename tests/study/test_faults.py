@@ -50,7 +50,7 @@ def evaluated(folder: Path) -> list[dict[str, Any]]:
     return [row for row in trial_rows(load_study(url(folder))) if row["outcome"] == "evaluated"]
 
 
-@pytest.mark.parametrize("word", ["training", "told-evaluated"])
+@pytest.mark.parametrize("word", ["training", pytest.param("told-evaluated", marks=pytest.mark.soak)])
 def test_sigkill_loses_at_most_the_running_trial(tmp_path: Path, start: Callable[..., Worker], word: str) -> None:
     worker = start(tmp_path, 50, 0.05, 30, 120)
     worker.until(word, 4)

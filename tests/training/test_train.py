@@ -633,24 +633,30 @@ run_command(main, "train", "", sys.argv[1:], target=False)
 """
 
 
-def test_two_processes_train_one_network_and_a_kill_changes_no_bit(overrides: list[str], tmp_path: Path) -> None:
-    def torchrun(out: str, *program: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-             *(program or ("-m", "hwnas.train")),
-             *as_typed([*overrides, "epochs=12", f"out={tmp_path / out}"], PATHS)], stderr=subprocess.PIPE,
-            text=True)
+def torchrun(overrides: list[str], out: Path, *program: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+         *(program or ("-m", "hwnas.train")), *as_typed([*overrides, "epochs=12", f"out={out}"], PATHS)],
+        stderr=subprocess.PIPE, text=True)
 
-    whole = torchrun("whole")
-    said = whole.communicate(timeout=300)[1]
+
+def test_two_processes_train_one_network(overrides: list[str], tmp_path: Path) -> None:
+    whole = torchrun(overrides, tmp_path / "whole")
+    said = whole.communicate(timeout=900)[1]
     assert whole.returncode == 0, said[-2000:]
     assert said.count("test top-1") == 1
     assert names(tmp_path / "whole") == FILES
     assert json.loads((tmp_path / "whole" / "summary.json").read_text())["identity"]["processes"] == 2
 
+
+@pytest.mark.soak
+def test_a_kill_of_two_processes_changes_no_bit(overrides: list[str], tmp_path: Path) -> None:
+    whole = torchrun(overrides, tmp_path / "whole")
+    said = whole.communicate(timeout=900)[1]
+    assert whole.returncode == 0, said[-2000:]
     waiting = tmp_path / "waiting.py"  # kills come at any epoch but the last, however late this process sees one
     waiting.write_text(WAITING)
-    killed = torchrun("killed", str(waiting))
+    killed = torchrun(overrides, tmp_path / "killed", str(waiting))
     while not (tmp_path / "killed" / "checkpoint.safetensors").exists():
         assert killed.poll() is None
         time.sleep(0.005)
@@ -659,7 +665,7 @@ def test_two_processes_train_one_network_and_a_kill_changes_no_bit(overrides: li
         os.kill(pid, signal.SIGKILL)
     killed.communicate()
     assert (tmp_path / "killed" / "checkpoint.safetensors").exists()
-    again = torchrun("killed")
-    said = again.communicate(timeout=300)[1]
+    again = torchrun(overrides, tmp_path / "killed")
+    said = again.communicate(timeout=900)[1]
     assert "going on after epoch" in said
     assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
