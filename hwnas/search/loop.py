@@ -17,11 +17,22 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hwnas.cli.options import read_value
 from hwnas.errors import CandidateError
-from hwnas.search.trial import Estimator, Evaluate, SearchOptions, Space, keep_result, settle
+from hwnas.search.trial import (
+    AtWork,
+    Estimator,
+    SearchOptions,
+    Setting,
+    Space,
+    keep_result,
+    record_failure,
+    run_trial,
+    settle,
+)
 from hwnas.study.objective import Predict, check_quantile, positive_ms, upper_ms
 from hwnas.study.record import Counts, count, known, outcome
 from hwnas.study.server import storage_errors
 from hwnas.study.study import release_lost, storage_of, study_lock
+from hwnas.system.signals import Interrupts
 
 _DRAW = 256
 ENUMERABLE = 100_000
@@ -101,8 +112,8 @@ def run_search(study: optuna.Study, space: Space, predict: Predict, estimator: E
     are, database errors as a StudyError, Ctrl-C as KeyboardInterrupt after its trial was marked and queued again.
     """
     url = storage_of(study).url
-    search = _Search(study, space, predict, estimator, options, progress)
-    with storage_errors(url), search.evaluate.interrupts.held():
+    search = _Search(Setting(study, space, predict, estimator, options), progress)
+    with storage_errors(url), search.interrupts.held():
         try:
             with study_lock(url):
                 release_lost(study)
@@ -113,7 +124,7 @@ def run_search(study: optuna.Study, space: Space, predict: Predict, estimator: E
         except BaseException:
             # What ended the search matters more than a database that cannot even be told so.
             with contextlib.suppress(StorageInternalError, UpdateFinishedTrialError):
-                settle(search.evaluate)
+                settle(study, search.at_work)
                 storage_of(study).flush()
             raise
         storage_of(study).flush()
@@ -121,11 +132,11 @@ def run_search(study: optuna.Study, space: Space, predict: Predict, estimator: E
 
 
 class _Search:
-    def __init__(self, study: optuna.Study, space: Space, predict: Predict, estimator: Estimator,
-                 options: SearchOptions, progress: Callable[[SearchEvent], None]) -> None:
-        self.study, self.space, self.predict, self.options, self.progress = study, space, predict, options, progress
-        self.max_asks = check_options(options)
-        self.evaluate = Evaluate(study, space, predict, estimator, options, self._on_train)
+    def __init__(self, setting: Setting, progress: Callable[[SearchEvent], None]) -> None:
+        self.setting, self.study, self.options, self.progress = setting, setting.study, setting.options, progress
+        self.max_asks = check_options(setting.options)
+        self.interrupts = Interrupts()
+        self.at_work: AtWork | None = None
         self.ended: SearchOutcome | None = None
         self.unproductive = 0
         self.counts = Counts(0, 0, 0, 0, 0, 0, 0)
@@ -134,31 +145,46 @@ class _Search:
         self._look()
         while self.ended is None:
             try:
-                self.study.optimize(self.evaluate, catch=(CandidateError,), callbacks=[self._after_trial])
+                self.study.optimize(self._evaluate, catch=(CandidateError,), callbacks=[self._after_trial])
             except (AssertionError, ValueError, UpdateFinishedTrialError) as error:
                 # Optuna's words for telling a trial that others failed while this worker was stopped.
                 self._check_given_up(error)
-                keep_result(self.evaluate)
+                keep_result(self.study, self.at_work)
                 self._look()
         return self.ended
 
+    def _evaluate(self, trial: optuna.Trial) -> tuple[float, ...]:
+        """Run one trial and write its result; Optuna is told its values, or that it was skipped."""
+        self.at_work = at_work = AtWork(trial)
+        try:
+            at_work.result = result = run_trial(trial, self.setting, self._on_train, self.interrupts)
+            storage_of(self.study).write_attrs(trial, result.attrs)
+            if result.values is None:
+                raise TrialPruned(result.reason)
+            return result.values
+        except BaseException as error:
+            at_work.error = error
+            record_failure(self.study, trial, error)
+            raise
+
     def _check_given_up(self, error: BaseException) -> None:
         """Return when others gave up the trial at work; otherwise raise what really went wrong."""
-        evaluate, raised = self.evaluate, self.evaluate.raised
+        at_work = self.at_work
+        raised = None if at_work is None else at_work.error
         if raised is not None and not isinstance(raised, (TrialPruned, CandidateError, UpdateFinishedTrialError)):
             raise raised
-        if evaluate.trial is None or evaluate.storage.get_trial(evaluate.trial._trial_id).state != TrialState.FAIL:
+        if at_work is None or storage_of(self.study).fresh(at_work.trial).state != TrialState.FAIL:
             raise error
 
     def _on_train(self, number: int, name: str, latency_ms: float) -> None:
         self.progress(SearchEvent("training", self.counts, self.options.n_trials, number, name, latency_ms))
 
     def _after_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
-        trained = self.evaluate.result is not None
-        self.evaluate.trial = None
+        trained = self.at_work is not None and self.at_work.evaluated is not None
+        self.at_work = None
         if trained:
             storage_of(study).flush()
-        self.evaluate.interrupts.check()
+        self.interrupts.check()
         self.unproductive = 0 if trained else self.unproductive + 1
         self._look(trial)
         if self.ended is None and self.unproductive and self.unproductive % UNPRODUCTIVE == 0:
@@ -176,7 +202,7 @@ class _Search:
                 attrs.get("latency_ms_predicted"), attrs.get("top1_proxy"), attrs.get("reason")))
         while not self._over() and self.counts.evaluated + self.counts.running >= self.options.n_trials:
             self.progress(SearchEvent("waiting", self.counts, self.options.n_trials))
-            with self.evaluate.interrupts.allowed():
+            with self.interrupts.allowed():
                 time.sleep(POLL_S)
             release_lost(self.study)
             self.counts = count(self.study.get_trials(deepcopy=False))
@@ -205,13 +231,13 @@ class _Search:
         seen = {*known(trials), *(str(trial.user_attrs.get("architecture_id")) for trial in trials
                                   if trial.state == TrialState.RUNNING)}
         rng = np.random.default_rng([self.options.seed, len(trials)])
-        params = unseen_params(self.space, seen, self._over_ms, rng)
+        params = unseen_params(self.setting.space, seen, self._over_ms, rng)
         if params is not None:
             self.study.enqueue_trial(params)
-        elif self.space.size <= ENUMERABLE or len(seen) >= self.space.n_architectures:
+        elif self.setting.space.size <= ENUMERABLE or len(seen) >= self.setting.space.n_architectures:
             self._end("exhausted", "every network of the space was seen")
 
     def _over_ms(self, codes: NDArray[np.int64]) -> NDArray[np.float64]:
         if self.options.cap_ms is None:
             return np.zeros(len(codes))
-        return upper_ms(self.predict(codes), self.options.cap_quantile) - self.options.cap_ms
+        return upper_ms(self.setting.predict(codes), self.options.cap_quantile) - self.options.cap_ms

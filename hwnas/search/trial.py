@@ -76,160 +76,177 @@ class SearchOptions:
     enqueue: Sequence[Mapping[str, Any]] = ()
 
 
-class Evaluate:
-    """The function that Optuna calls for each trial, and what it is at.
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What every trial of a search works with."""
 
-    `trial` is the one at work, `result` its values and attributes once it is trained, `raised` what it raised: with
-    these the loop tells its own failures from those of the study, and keeps a result that the study refused.
+    study: optuna.Study
+    space: Space
+    predict: Predict
+    estimator: Estimator
+    options: SearchOptions
+
+
+@dataclass(frozen=True, slots=True)
+class TrialResult:
+    """What became of a trial: its outcome, what to write with it and, where it was evaluated, the study's values.
+
+    `reason` says why it was not evaluated.
     """
 
-    def __init__(self, study: optuna.Study, space: Space, predict: Predict, estimator: Estimator,
-                 options: SearchOptions, on_train: Callable[[int, str, float], None]) -> None:
-        self.study, self.space, self.predict, self.estimator = study, space, predict, estimator
-        self.options, self.on_train = options, on_train
-        self.storage = storage_of(study)
-        self.interrupts = Interrupts()
-        self.trial: optuna.Trial | None = None
-        self.result: tuple[tuple[float, ...], dict[str, Any]] | None = None
-        self.raised: BaseException | None = None
-        self._upper_ms = 0.0
+    outcome: str
+    attrs: Mapping[str, Any]
+    values: tuple[float, ...] | None = None
+    reason: str = ""
 
-    def __call__(self, trial: optuna.Trial) -> tuple[float, ...]:
-        self.trial, self.result, self.raised = trial, None, None
-        try:
-            return self._run(trial)
-        except BaseException as error:
-            self.raised = error
-            self._record_failure(trial, error)
-            raise
 
-    def _record_failure(self, trial: optuna.Trial, error: BaseException) -> None:
-        if isinstance(error, TrialPruned | UpdateFinishedTrialError):
-            return
-        if isinstance(error, INTERRUPTIONS):
-            kind, reason = INTERRUPTED, "interrupted"
-        else:
-            kind = FAILED if isinstance(error, CandidateError) else ERROR
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        try:
-            self.storage.write_attrs(trial._trial_id, {"outcome": kind, "reason": reason[:1000]})
-            if kind == INTERRUPTED or isinstance(error, UserError):
-                requeue(self.study, self.storage.get_trial(trial._trial_id), counts=False)
-        except (UpdateFinishedTrialError, optuna.exceptions.StorageInternalError):
-            return  # The error itself is on its way and matters more.
+@dataclass(slots=True)
+class AtWork:
+    """The trial that a worker is at, its result once there is one, and what it raised: with these the loop tells its
+    own failures from those of the study, and keeps a result that the study refused."""
 
-    def _run(self, trial: optuna.Trial) -> tuple[float, ...]:
-        with self.storage.params_together(trial._trial_id):
-            params = {parameter.name: trial.suggest_categorical(parameter.name, parameter.choices)
-                      for parameter in self.space.parameters}
-        architecture = self.space.decode(params)
-        latency_ms = self._record_prediction(trial, architecture, self.space.to_codes(params))
-        self._skip_known(trial, architecture.id)
-        over = 0.0 if self.options.cap_ms is None else self._upper_ms - self.options.cap_ms
-        if over > 0:
-            self.storage.write_attrs(trial._trial_id, {"outcome": INFEASIBLE})
-            raise TrialPruned(f"{over:.4g} ms over the cap")
-        self.on_train(trial.number, architecture.id, latency_ms)
-        estimate = self._estimate(architecture, latency_ms)
-        if not math.isfinite(estimate.value):
-            raise TrainingError(f"top-1 is {estimate.value}")
-        objective = self.options.objective
-        attrs = {
-            "outcome": EVALUATED, "top1_proxy": float(estimate.value), "top1_std": float(estimate.std),
-            "seconds": float(estimate.seconds), "curve": [float(value) for value in estimate.curve],
-            "stopped": bool(estimate.stopped), "reward": objective.reward(estimate.value, latency_ms)}
-        if estimate.curve_epochs:
-            attrs["curve_epochs"] = list(estimate.curve_epochs)
-        if estimate.extrapolated:
-            attrs["extrapolated"] = True
-        values = objective.values(float(estimate.value), latency_ms, architecture)
-        self._skip_evaluated(trial, architecture.id)
-        self.result = values, attrs
-        self.storage.write_attrs(trial._trial_id, attrs)
-        return values
+    trial: optuna.Trial
+    result: TrialResult | None = None
+    error: BaseException | None = None
 
-    def _estimate(self, architecture: Architecture, latency_ms: float) -> Estimate:
-        trials = self.study._get_trials(deepcopy=False, use_cache=True)  # as they were at this trial's ask
-        seed = self.options.seed
-        if isinstance(self.estimator, EvaluatesAmong):
-            costs = self.options.objective.costs(latency_ms, architecture) or {KNOWN[LATENCY].predicted: latency_ms}
-            among = evaluated_networks(trials, list(costs))
-            with self.interrupts.allowed():
-                return self.estimator.evaluate_among(architecture, tuple(costs.values()), among, seed)
-        history = curves(trials)
-        with self.interrupts.allowed():
-            return self.estimator.evaluate(architecture, history, seed)
+    @property
+    def evaluated(self) -> TrialResult | None:
+        """The result of a network that was trained."""
+        return self.result if self.result is not None and self.result.values is not None else None
 
-    def _record_prediction(self, trial: optuna.Trial, architecture: Architecture, codes: NDArray[np.int64]) -> float:
-        options, row = self.options, np.asarray(codes, dtype=np.int64).reshape(1, -1)
-        found = self.predict(row)
-        mean = float(found.mean[0])
-        self._upper_ms = float(upper_ms(found, options.cap_quantile)[0])
-        constraints = {CAP: self._upper_ms - options.cap_ms} if options.cap_ms is not None else {}
-        self.storage.write_attrs(trial._trial_id, {
-            "architecture_id": architecture.id, "architecture": str(architecture), "codes": row[0].tolist(),
-            "seed": options.seed,
-            "latency_ms_predicted": mean, "latency_ms_predicted_low": float(found.low[0]),
-            "latency_ms_predicted_high": float(found.high[0]), **options.objective.costs(mean, architecture)},
-            constraints)
-        return mean
 
-    def _skip_known(self, trial: optuna.Trial, name: str) -> None:
-        earlier = known(same_architecture(self.study, name), before=trial.number).get(name)
-        if earlier is not None:
-            self._skip(trial, earlier)
+def run_trial(trial: optuna.Trial, setting: Setting, on_train: Callable[[int, str, float], None],
+              interrupts: Interrupts) -> TrialResult:
+    """Decode what is asked, predict its latency, skip it where it is known or over the cap, estimate its top-1.
 
-    def _skip_evaluated(self, trial: optuna.Trial, name: str) -> None:
-        """Another worker may have evaluated the same architecture meanwhile; the first result stands."""
-        for other in same_architecture(self.study, name):
-            if other.state == TrialState.COMPLETE:
-                self._skip(trial, other)
+    What is known before training is written at once; the result is for the caller to write. `on_train` hears number,
+    id and predicted latency (ms) before an estimate. CandidateError when the estimator cannot tell.
+    """
+    storage, options = storage_of(setting.study), setting.options
+    with storage.params_together(trial):
+        params = {parameter.name: trial.suggest_categorical(parameter.name, parameter.choices)
+                  for parameter in setting.space.parameters}
+    architecture = setting.space.decode(params)
+    latency_ms, over_ms = _record_prediction(trial, setting, architecture, setting.space.to_codes(params))
+    earlier = known(same_architecture(setting.study, architecture.id), before=trial.number).get(architecture.id)
+    if earlier is not None:
+        return _duplicate(earlier)
+    if over_ms > 0:
+        return TrialResult(INFEASIBLE, {"outcome": INFEASIBLE}, reason=f"{over_ms:.4g} ms over the cap")
+    on_train(trial.number, architecture.id, latency_ms)
+    estimate = _estimate(setting, architecture, latency_ms, interrupts)
+    if not math.isfinite(estimate.value):
+        raise TrainingError(f"top-1 is {estimate.value}")
+    values = options.objective.values(float(estimate.value), latency_ms, architecture)
+    for other in same_architecture(setting.study, architecture.id):
+        if other.state == TrialState.COMPLETE:  # Another worker evaluated it meanwhile; the first result stands.
+            return _duplicate(other)
+    reward = options.objective.reward(estimate.value, latency_ms)
+    return TrialResult(EVALUATED, {"outcome": EVALUATED, **_attrs_of(estimate), "reward": reward}, values)
 
-    def _skip(self, trial: optuna.Trial, earlier: FrozenTrial) -> None:
-        attrs: dict[str, Any] = {"outcome": DUPLICATE, "duplicate_of": earlier.number}
-        for key in ("top1_proxy", "top1_std", "reward"):
-            if key in earlier.user_attrs:
-                attrs[key] = earlier.user_attrs[key]
-        self.storage.write_attrs(trial._trial_id, attrs)
-        raise TrialPruned(f"same architecture as trial {earlier.number}")
+
+def _record_prediction(trial: optuna.Trial, setting: Setting, architecture: Architecture, codes: NDArray[np.int64]
+                       ) -> tuple[float, float]:
+    """Write what is known before training; the predicted latency and how far it is over the cap (ms; 0: no cap)."""
+    options, row = setting.options, np.asarray(codes, dtype=np.int64).reshape(1, -1)
+    predicted = setting.predict(row)
+    mean = float(predicted.mean[0])
+    over_ms, constraints = 0.0, {}
+    if options.cap_ms is not None:
+        over_ms = float(upper_ms(predicted, options.cap_quantile)[0]) - options.cap_ms
+        constraints[CAP] = over_ms
+    storage_of(setting.study).write_attrs(trial, {
+        "architecture_id": architecture.id, "architecture": str(architecture), "codes": row[0].tolist(),
+        "seed": options.seed,
+        "latency_ms_predicted": mean, "latency_ms_predicted_low": float(predicted.low[0]),
+        "latency_ms_predicted_high": float(predicted.high[0]), **options.objective.costs(mean, architecture)},
+        constraints)
+    return mean, over_ms
+
+
+def _estimate(setting: Setting, architecture: Architecture, latency_ms: float, interrupts: Interrupts) -> Estimate:
+    trials, options = setting.study.get_trials(deepcopy=False), setting.options
+    if isinstance(setting.estimator, EvaluatesAmong):
+        costs = options.objective.costs(latency_ms, architecture) or {KNOWN[LATENCY].predicted: latency_ms}
+        among = evaluated_networks(trials, list(costs))
+        with interrupts.allowed():
+            return setting.estimator.evaluate_among(architecture, tuple(costs.values()), among, options.seed)
+    history = curves(trials)
+    with interrupts.allowed():
+        return setting.estimator.evaluate(architecture, history, options.seed)
+
+
+def _attrs_of(estimate: Estimate) -> dict[str, Any]:
+    attrs = {"top1_proxy": float(estimate.value), "top1_std": float(estimate.std), "seconds": float(estimate.seconds),
+             "curve": [float(value) for value in estimate.curve], "stopped": bool(estimate.stopped)}
+    if estimate.curve_epochs:
+        attrs["curve_epochs"] = list(estimate.curve_epochs)
+    if estimate.extrapolated:
+        attrs["extrapolated"] = True
+    return attrs
+
+
+def _duplicate(earlier: FrozenTrial) -> TrialResult:
+    attrs: dict[str, Any] = {"outcome": DUPLICATE, "duplicate_of": earlier.number}
+    attrs |= {key: earlier.user_attrs[key] for key in ("top1_proxy", "top1_std", "reward") if key in earlier.user_attrs}
+    return TrialResult(DUPLICATE, attrs, reason=f"same architecture as trial {earlier.number}")
 
 
 def same_architecture(study: optuna.Study, name: str) -> list[FrozenTrial]:
     """Every trial that was given the architecture `name`, as it is now."""
-    ids = storage_of(study).with_attr(study._study_id, "architecture_id", name)
-    return [study._storage.get_trial(trial_id) for trial_id in ids]
+    return storage_of(study).with_attr(study, "architecture_id", name)
 
 
-def keep_result(evaluate: Evaluate) -> bool:
+def record_failure(study: optuna.Study, trial: optuna.Trial, error: BaseException) -> None:
+    """Write why a trial failed, and queue it again where that was not its own fault."""
+    if isinstance(error, TrialPruned | UpdateFinishedTrialError):
+        return
+    if isinstance(error, INTERRUPTIONS):
+        kind, reason = INTERRUPTED, "interrupted"
+    else:
+        kind = FAILED if isinstance(error, CandidateError) else ERROR
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    storage = storage_of(study)
+    try:
+        storage.write_attrs(trial, {"outcome": kind, "reason": reason[:1000]})
+        if kind == INTERRUPTED or isinstance(error, UserError):
+            requeue(study, storage.fresh(trial), counts=False)
+    except (UpdateFinishedTrialError, optuna.exceptions.StorageInternalError):
+        return  # The error itself is on its way and matters more.
+
+
+def keep_result(study: optuna.Study, at_work: AtWork | None) -> bool:
     """Add the result of a trial that others gave up (its worker was stopped past the heartbeat's grace) as a finished
     trial; False when there is none, or when its architecture was evaluated by somebody else meanwhile."""
-    if evaluate.trial is None or evaluate.result is None:
+    if at_work is None or at_work.evaluated is None:
         return False
-    lost = evaluate.storage.get_trial(evaluate.trial._trial_id)
-    same = same_architecture(evaluate.study, lost.user_attrs["architecture_id"])
+    storage, result = storage_of(study), at_work.evaluated
+    lost = storage.fresh(at_work.trial)
+    same = same_architecture(study, lost.user_attrs["architecture_id"])
     if lost.state != TrialState.FAIL or any(trial.state == TrialState.COMPLETE for trial in same):
         return False
-    values, attrs = evaluate.result
     system = {key: value for key, value in lost.system_attrs.items() if key != "fixed_params"}
-    evaluate.study.add_trial(optuna.create_trial(
-        state=TrialState.COMPLETE, values=list(values), params=lost.params, distributions=lost.distributions,
-        user_attrs={**lost.user_attrs, **attrs, "rescued_from": lost.number}, system_attrs=system))
-    evaluate.storage.flush()
+    study.add_trial(optuna.create_trial(
+        state=TrialState.COMPLETE, values=list(result.values or ()), params=lost.params,
+        distributions=lost.distributions, system_attrs=system,
+        user_attrs={**lost.user_attrs, **result.attrs, "rescued_from": lost.number}))
+    storage.flush()
     return True
 
 
-def settle(evaluate: Evaluate) -> None:
+def settle(study: optuna.Study, at_work: AtWork | None) -> None:
     """Leave no trial of this process running when the search ends by force: finish it where its result is there,
     otherwise fail it as interrupted and queue it again. One that was still being asked for counts as well."""
-    # From the database itself: what ended the search may have left Optuna's cache behind it.
-    running = evaluate.storage.get_all_trials(evaluate.study._study_id, deepcopy=False, states=(TrialState.RUNNING,))
-    for trial in [trial for trial in running if trial.user_attrs.get("worker") == worker_name()]:
-        at_work = evaluate.trial is not None and evaluate.trial._trial_id == trial._trial_id
-        if at_work and evaluate.result is not None:
-            evaluate.storage.write_attrs(trial._trial_id, evaluate.result[1])
-            evaluate.storage.set_trial_state_values(trial._trial_id, TrialState.COMPLETE, evaluate.result[0])
+    storage = storage_of(study)
+    for trial in storage.running(study):
+        if trial.user_attrs.get("worker") != worker_name():
             continue
-        evaluate.storage.write_attrs(trial._trial_id, {"outcome": INTERRUPTED, "reason": "interrupted"})
-        evaluate.storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
-        if not at_work or evaluate.raised is None:
-            requeue(evaluate.study, trial, counts=False)
+        mine = at_work is not None and at_work.trial.number == trial.number
+        if mine and at_work is not None and at_work.evaluated is not None:
+            storage.write_attrs(trial, at_work.evaluated.attrs)
+            storage.finish(trial, TrialState.COMPLETE, at_work.evaluated.values)
+            continue
+        storage.write_attrs(trial, {"outcome": INTERRUPTED, "reason": "interrupted"})
+        storage.finish(trial, TrialState.FAIL)
+        if not mine or at_work is None or at_work.error is None:
+            requeue(study, trial, counts=False)

@@ -40,6 +40,17 @@ BUSY_S = 60.0
 # A kill loses nothing with NORMAL; against a power cut the log is flushed after each evaluated trial (`flush`).
 PRAGMAS: tuple[str, ...] = ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=NORMAL")
 _log = logging.getLogger(__name__)
+AnyTrial = optuna.Trial | FrozenTrial
+
+
+def trial_id_of(trial: AnyTrial) -> int:
+    """The trial's key in the database. Optuna tells it by no public name: here alone it is taken."""
+    return trial._trial_id
+
+
+def study_id_of(study: optuna.Study) -> int:
+    """The study's key in the database; as `trial_id_of`."""
+    return study._study_id
 
 
 class Storage(RDBStorage):
@@ -110,18 +121,30 @@ class Storage(RDBStorage):
             trial.state, trial.datetime_complete = TrialState.FAIL, datetime.now()
         return True
 
-    def has_heartbeat(self, trial_id: int) -> bool:
+    def has_heartbeat(self, trial: AnyTrial) -> bool:
         """Whether the trial's worker ever said that it lives."""
         with self._session() as session:
-            return models.TrialHeartbeatModel.where_trial_id(trial_id, session) is not None
+            return models.TrialHeartbeatModel.where_trial_id(trial_id_of(trial), session) is not None
+
+    def fresh(self, trial: AnyTrial) -> FrozenTrial:
+        """The trial as it is now."""
+        return self.get_trial(trial_id_of(trial))
+
+    def finish(self, trial: AnyTrial, state: TrialState, values: Sequence[float] | None = None) -> None:
+        """Give a running trial its last state."""
+        self.set_trial_state_values(trial_id_of(trial), state, values)
+
+    def running(self, study: optuna.Study) -> list[FrozenTrial]:
+        """Trials at work, from the database itself: what ended a search may have left Optuna's cache behind it."""
+        return self.get_all_trials(study_id_of(study), deepcopy=False, states=(TrialState.RUNNING,))
 
     @contextlib.contextmanager
-    def params_together(self, trial_id: int) -> Iterator[None]:
-        """Keep the parameters that `trial_id` is given inside back, and write them in one transaction at the end.
+    def params_together(self, trial: AnyTrial) -> Iterator[None]:
+        """Keep the parameters that `trial` is given inside back, and write them in one transaction at the end.
 
         They are not compared with earlier trials' distributions: that a study keeps its space is checked on opening.
         """
-        self._kept = []
+        trial_id, self._kept = trial_id_of(trial), []
         try:
             yield
         finally:
@@ -139,9 +162,10 @@ class Storage(RDBStorage):
         else:
             self._kept.append((param_name, param_value_internal, distribution))
 
-    def write_attrs(self, trial_id: int, user: Mapping[str, Any], constraints: Mapping[str, float] | None = None
+    def write_attrs(self, trial: AnyTrial, user: Mapping[str, Any], constraints: Mapping[str, float] | None = None
                     ) -> None:
         """Set user attributes and constraints of a running trial in one transaction."""
+        trial_id = trial_id_of(trial)
         system = {f"constraints:{key}": float(value) for key, value in (constraints or {}).items()}
         with self._session() as session:
             self._check_running(trial_id, session)
@@ -183,14 +207,14 @@ class Storage(RDBStorage):
         finally:
             session.close()
 
-    def with_attr(self, study_id: int, key: str, value: Any) -> list[int]:
-        """Ids of the study's trials that have this user attribute, read without loading the trials."""
+    def with_attr(self, study: optuna.Study, key: str, value: Any) -> list[FrozenTrial]:
+        """The study's trials that have this user attribute, found without loading the others."""
         attrs: Any = models.TrialUserAttributeModel
         with self._session() as session:
             rows = session.query(models.TrialModel.trial_id).join(attrs, attrs.trial_id == models.TrialModel.trial_id)
-            found = rows.filter(models.TrialModel.study_id == study_id, attrs.key == key,
+            found = rows.filter(models.TrialModel.study_id == study_id_of(study), attrs.key == key,
                                 attrs.value_json == json.dumps(value)).all()
-        return [int(trial_id) for (trial_id,) in found]
+        return [study._storage.get_trial(int(trial_id)) for (trial_id,) in found]  # by Optuna's cache
 
     def flush(self) -> None:
         """Put everything acknowledged on the disk itself, as SQLite does only when it empties its write-ahead log."""
@@ -247,7 +271,8 @@ def open_storage(url: str, *, heartbeat_s: int = HEARTBEAT_S, grace_s: int = GRA
     path = sqlite_path(url)
     with storage_errors(url), driver_errors(url):
         if path is not None:
-            check_file(path, busy_s) if not read_only else None
+            if not read_only:
+                check_file(path, busy_s)
             options: dict[str, Any] = {"creator": _connector(path, busy_s, read_only)}
         else:
             options = server_options(url)

@@ -188,10 +188,10 @@ def release_lost(study: optuna.Study, *, retry: bool = True) -> int:
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         worker = trial.user_attrs.get("worker")
         old = trial.datetime_start is not None and trial.datetime_start < long_ago
-        unborn = old and not storage.has_heartbeat(trial._trial_id)
+        unborn = old and not storage.has_heartbeat(trial)
         if unborn or (worker is not None and is_dead(worker)):
             try:
-                storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
+                storage.finish(trial, TrialState.FAIL)
             except UpdateFinishedTrialError:
                 continue
             released += 1

@@ -70,7 +70,8 @@ def test_a_network_whose_worker_died_between_its_result_and_the_telling_is_evalu
     study = opened(tmp_path / "s")
     storage, trial_id = storage_of(study), study._storage.create_new_trial(study._study_id)
     gone = worker_name().rsplit("/", 1)[0] + "/1"
-    storage.write_attrs(trial_id, {"worker": gone, "architecture_id": "ab", "outcome": EVALUATED, "top1_proxy": 0.5})
+    storage.write_attrs(storage.get_trial(trial_id), {"worker": gone, "architecture_id": "ab", "outcome": EVALUATED,
+                                                      "top1_proxy": 0.5})
     assert release_lost(study) == 1
     assert outcome(study.trials[0]) == LOST
     assert known(study.trials) == {}

@@ -98,11 +98,11 @@ def test_a_trial_given_up_between_its_result_and_the_telling_is_kept(tmp_path: P
     write_attrs = storage.write_attrs
     given_up = []
 
-    def then_give_up(trial_id: int, user: Any, constraints: Any = None) -> None:
-        write_attrs(trial_id, user, constraints)
+    def then_give_up(trial: Any, user: Any, constraints: Any = None) -> None:
+        write_attrs(trial, user, constraints)
         if "top1_proxy" in user and not given_up:
-            given_up.append(trial_id)
-            storage.set_trial_state_values(trial_id, TrialState.FAIL)
+            given_up.append(trial)
+            storage.finish(trial, TrialState.FAIL)
 
     storage.write_attrs = then_give_up  # type: ignore[method-assign]
     scores = Scores()
@@ -271,7 +271,8 @@ def test_a_network_that_kills_its_worker_is_given_up(tmp_path: Path) -> None:
     for _ in range(MAX_RETRIES + 1):
         trial_id = study._pop_waiting_trial_id()
         assert trial_id is not None
-        storage_of(study).write_attrs(trial_id, {"worker": worker_name().rsplit("/", 1)[0] + "/1"})
+        storage = storage_of(study)
+        storage.write_attrs(storage.get_trial(trial_id), {"worker": worker_name().rsplit("/", 1)[0] + "/1"})
         assert release_lost(study) == 1
     assert [trial.state for trial in study.trials] == [TrialState.FAIL] * (MAX_RETRIES + 1)
     assert {row["reason"] for row in trial_rows(study)} == {"its worker died or was stopped for too long"}
@@ -306,7 +307,8 @@ def test_a_worker_killed_while_it_asks_is_noticed_at_once(tmp_path: Path, monkey
 def test_trials_that_never_beat_are_released_after_the_grace(tmp_path: Path) -> None:
     study = opened(tmp_path, heartbeat_s=1, grace_s=1200)
     trial_id = study._storage.create_new_trial(study._study_id)
-    storage_of(study).write_attrs(trial_id, {"worker": "elsewhere/1/1"})
+    storage = storage_of(study)
+    storage.write_attrs(storage.get_trial(trial_id), {"worker": "elsewhere/1/1"})
     assert release_lost(study) == 0
     started = study.trials[0].datetime_start
     assert started is not None

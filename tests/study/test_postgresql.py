@@ -253,12 +253,12 @@ def test_trials_asked_for_at_once_get_numbers_of_their_own(place: str, keep: Kee
 def test_attributes_are_written_together_replaced_and_kept_from_finished_trials(place: str, keep: Keep) -> None:
     study = keep(opened(place))
     storage, trial_id = storage_of(study), ask(study)
-    storage.write_attrs(trial_id, {"a": 1, "b": [0.5, None]}, {"latency_ms": -0.1})
-    storage.write_attrs(trial_id, {"a": "ä\x00"})
+    storage.write_attrs(storage.get_trial(trial_id), {"a": 1, "b": [0.5, None]}, {"latency_ms": -0.1})
+    storage.write_attrs(storage.get_trial(trial_id), {"a": "ä\x00"})
     trial = storage.get_trial(trial_id)
     assert {key: trial.user_attrs[key] for key in "ab"} == {"a": "ä\x00", "b": [0.5, None]}
     assert trial.constraints == {"latency_ms": -0.1}
-    assert storage.with_attr(study._study_id, "a", "ä\x00") == [trial_id]
+    assert [found.number for found in storage.with_attr(study, "a", "ä\x00")] == [trial.number]
     # Another worker gives the trial up while its result is being written: it must wait, or be first.
     giving_up = threading.Thread(target=storage.set_trial_state_values, args=(trial_id, TrialState.FAIL))
     with storage._session() as session:
@@ -269,7 +269,7 @@ def test_attributes_are_written_together_replaced_and_kept_from_finished_trials(
     giving_up.join(60)
     assert storage.get_trial(trial_id).state == TrialState.FAIL
     with pytest.raises(optuna.exceptions.UpdateFinishedTrialError):
-        storage.write_attrs(trial_id, {"a": 3})
+        storage.write_attrs(storage.get_trial(trial_id), {"a": 3})
 
 
 def test_a_lock_on_the_server_is_held_by_one_at_a_time_and_ends_with_its_process(place: str) -> None:
