@@ -29,7 +29,7 @@ import numpy as np
 from experiments.common import command, save_csv, save_json, text_table
 from experiments.many_workers.race import Race, Result, crew, load_problem, run
 from hwnas.errors import ConfigError, DataError, UnknownName, UserError
-from hwnas.study.server import parse_url
+from hwnas.study.storage import parse_url
 from hwnas.system.paths import shipped
 from hwnas.target.host import Host
 

@@ -6,9 +6,8 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,7 @@ from hwnas.networks.export import RECIPE_KEY, Parity, check_parity, export_onnx,
 from hwnas.networks.network import Network
 from hwnas.networks.quantize import calibration_images, quantize_static, tuning_of
 from hwnas.system.paths import write_atomic
+from hwnas.system.processes import Pool
 from hwnas.system.run_folder import ModelFolder, RunFolder
 from hwnas.target.target import Target
 
@@ -178,8 +178,7 @@ def make_all(networks: Sequence[Network], run: RunFolder, making: Making, worker
         return
     with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
         parked = _park(making, Path(folder))
-        with ProcessPoolExecutor(min(workers, len(networks)), mp_context=get_context("spawn"),
-                                 initializer=_start, initargs=(parked, Path(folder), run)) as pool:
+        with Pool(min(workers, len(networks)), _start, (parked, Path(folder), run)) as pool:
             jobs = {pool.submit(_job, network): network for network in reversed(networks)}
             try:
                 for done, job in enumerate(as_completed(jobs), start=1):

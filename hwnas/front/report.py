@@ -111,7 +111,7 @@ def report_data(rows: Sequence[FrontRow], trials: Sequence[Mapping[str, Any]],
                 comparisons: Sequence[Mapping[str, Any]], environment: Mapping[str, Any], config_yaml: str
                 ) -> ReportData:
     """What the page of a run shows; `config_yaml` is shown without the password that storage= may hold."""
-    from hwnas.study.server import hidden
+    from hwnas.study.storage import hidden
 
     return ReportData(plot_info(environment), rows, trials, comparisons, environment, config_yaml=hidden(config_yaml))
 

@@ -9,10 +9,9 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -24,6 +23,7 @@ from hwnas.latency.harness import Progress, measure
 from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.reference import Reference, reference_network
 from hwnas.space.architecture import Architecture
+from hwnas.system.processes import Pool
 from hwnas.target.host import usable_cores
 from hwnas.target.target import Target
 
@@ -172,8 +172,7 @@ class NetworkTimer:
         self._folder = tempfile.TemporaryDirectory(prefix="hwnas-")
         cores = usable_cores()
         self._spare = cores[: -target.threads] if 0 < target.threads < len(cores) else []
-        self._pool = ProcessPoolExecutor(max(1, len(self._spare or cores)), mp_context=get_context("spawn"),
-                                         initializer=_settle, initargs=(self._spare or cores,))
+        self._pool = Pool(max(1, len(self._spare or cores)), _settle, (self._spare or cores,))
         self._reference: list[Callable[[], None]] = []
         self._reference_export = self._exported(reference, Path(self._folder.name, "reference"))
 

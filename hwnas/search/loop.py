@@ -30,7 +30,7 @@ from hwnas.search.trial import (
 )
 from hwnas.study.objective import Predict, check_quantile, positive_ms, upper_ms
 from hwnas.study.record import Counts, count, known, outcome
-from hwnas.study.server import storage_errors
+from hwnas.study.storage import storage_errors
 from hwnas.study.study import release_lost, storage_of, study_lock
 from hwnas.system.signals import Interrupts
 

@@ -16,7 +16,7 @@ from hwnas.errors import StudyError
 from hwnas.search.trial import SearchOptions, Space
 from hwnas.study.objective import Predict, upper_ms
 from hwnas.study.record import EVALUATED, REUSED, known, outcome
-from hwnas.study.server import storage_errors
+from hwnas.study.storage import storage_errors
 from hwnas.study.study import database_path, identity_of, load_study, storage_of, study_lock
 
 SAME = ("space", "data set", "accuracy")  # what accuracies depend on

@@ -90,7 +90,7 @@ def search(config: Any, console: Console) -> SearchResult:
 
 def prepare(plan: Plan, run: RunFolder, console: Console) -> Prepared:
     """Load the data, measure this host where it must be, open the study."""
-    from hwnas.study.server import storage_errors
+    from hwnas.study.storage import storage_errors
     from hwnas.study.study import check_resumable, database_path
 
     url = plan.storage or database_path(run.path)

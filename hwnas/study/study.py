@@ -20,8 +20,17 @@ from hwnas.errors import StudyError
 from hwnas.study.costs import LATENCY
 from hwnas.study.objective import Objective
 from hwnas.study.record import OBJECTIVES, RECORD, front_rows, minimised, trial_rows
-from hwnas.study.server import server_lock, shown, sqlite_path, storage_errors
-from hwnas.study.storage import BUSY_S, GRACE_S, HEARTBEAT_S, Storage, open_storage
+from hwnas.study.storage import (
+    BUSY_S,
+    GRACE_S,
+    HEARTBEAT_S,
+    Storage,
+    open_storage,
+    server_lock,
+    shown,
+    sqlite_path,
+    storage_errors,
+)
 from hwnas.system.processes import is_dead
 
 __all__ = ["acquire_verifier", "front_rows", "load_study", "open_study", "study_lock", "trial_rows", "wait_for_others"]
@@ -216,34 +225,16 @@ def wait_for_others(study: optuna.Study, *, poll_s: float = 1.0, waiting: Callab
         time.sleep(poll_s)
 
 
-class VerifierLock:
-    """Held until `release`, the end of its `with` block, or the end of the process."""
-
-    def __init__(self, lock: FileLock) -> None:
-        self._lock = lock
-
-    def release(self) -> None:
-        """Let another worker verify."""
-        self._lock.release()
-
-    def __enter__(self) -> VerifierLock:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.release()
-
-
-def acquire_verifier(folder: Path) -> VerifierLock | None:
-    """The right to verify the run in `folder`, or None when another worker has it.
+def acquire_verifier(folder: Path) -> contextlib.AbstractContextManager[object] | None:
+    """The right to verify the run in `folder` for a `with` block, or None when another worker has it.
 
     An operating-system lock on `verify.lock`: it ends with the process that holds it, however that ends.
     """
     lock = FileLock(folder / "verify.lock")
     try:
-        lock.acquire(timeout=0)
+        return lock.acquire(timeout=0)
     except Timeout:
         return None
     except OSError as error:
         raise StudyError(f"cannot write {folder / 'verify.lock'}: {error.strerror or error}. "
                          "Make the run folder writable or choose another.") from error
-    return VerifierLock(lock)

@@ -8,10 +8,15 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 
 def _started(pid: int) -> str:
@@ -79,6 +84,22 @@ def crew(command: Sequence[str], n: int, say: Callable[[str], None]) -> Iterator
                 if worker.poll() is None:
                     worker.send_signal(signal.SIGINT)
                     worker.wait()
+
+
+class Pool(ProcessPoolExecutor):
+    """`n` fresh processes that do not import the caller's script: it needs no `if __name__ == "__main__"`."""
+
+    def __init__(self, n: int, initializer: Callable[..., None] | None = None, initargs: tuple[Any, ...] = ()) -> None:
+        super().__init__(n, get_context("spawn"), initializer, initargs)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """As Executor.submit, which starts processes: Python tells each of them where the main module lies."""
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")
+        try:
+            return super().submit(fn, *args, **kwargs)
+        finally:
+            sys.modules["__main__"] = main
 
 
 def _die_with_parent() -> None:

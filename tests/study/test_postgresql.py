@@ -29,7 +29,7 @@ from hwnas.errors import ConfigError, StudyError
 from hwnas.samplers.history import PROPOSAL, proposals
 from hwnas.samplers.loading import load_sampler
 from hwnas.study.record import trial_rows
-from hwnas.study.server import hidden, server_lock
+from hwnas.study.storage import hidden, server_lock
 from hwnas.study.study import load_study, open_study, storage_of, study_lock
 from hwnas.system.processes import worker_name
 
@@ -284,7 +284,7 @@ def test_a_lock_on_the_server_is_held_by_one_at_a_time_and_ends_with_its_process
 
     assert at_once(4, hold) == [None] * 4
     assert inside[::2] == inside[1::2]
-    script = f"from hwnas.study.server import server_lock\nimport os\n" \
+    script = f"from hwnas.study.storage import server_lock\nimport os\n" \
              f"with server_lock({place!r}, 'study'):\n    os._exit(7)"
     assert subprocess.run([sys.executable, "-c", script], timeout=300).returncode == 7
     hold(9)

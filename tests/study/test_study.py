@@ -270,7 +270,7 @@ def test_reading_needs_a_study(tmp_path: Path) -> None:
 
 
 def test_passwords_are_not_shown() -> None:
-    from hwnas.study.server import shown
+    from hwnas.study.storage import shown
 
     assert shown("postgresql://me:secret@host/db") == "postgresql://me:***@host/db"
 
