@@ -28,10 +28,9 @@ PATHS = ("architecture", "model", "weights", "teacher.model", "teacher.weights")
 
 def main(config: Any, console: Console) -> None:
     """Check, train (or go on), export, score; the result in one line."""
-    from hwnas.training.job import make_job
+    from hwnas.training.job import make_job, train
     from hwnas.training.ranks import Ranks
     from hwnas.training.results import read_summary, sentence, write_results
-    from hwnas.training.run import train
 
     ranks = Ranks.of_environment()
     console = console if ranks.first else Console(quiet=True)

@@ -71,7 +71,7 @@ def making_of(folder: RunFolder, config: Mapping[str, Any], environment: Mapping
     from hwnas.data.loading import load_dataset
     from hwnas.front.make import Making
     from hwnas.target.target import Target
-    from hwnas.training.recipe import FINALIST, Recipe
+    from hwnas.training.recipe import FULL_TRAINING, Recipe
 
     if not isinstance(config.get("dataset"), dict) or not isinstance(config.get("seed"), int):
         raise StudyError(f"{folder.config} has no dataset section or no seed: was it written by hwnas.search?")
@@ -81,8 +81,8 @@ def making_of(folder: RunFolder, config: Mapping[str, Any], environment: Mapping
     if dataset.fingerprint != wanted["fingerprint"]:
         raise DataError(f"the data set {dataset.name} here has fingerprint {dataset.fingerprint}, the finalists were "
                         f"trained on {wanted['fingerprint']}. Point dataset.root at the same images.")
-    known = {name: value for name, value in environment["recipe"].items() if hasattr(FINALIST, name)}
-    recipe = Recipe.from_config(known, FINALIST, "environment.json: recipe")  # for the cards; nothing is trained
+    known = {name: value for name, value in environment["recipe"].items() if hasattr(FULL_TRAINING, name)}
+    recipe = Recipe.from_config(known, FULL_TRAINING, "environment.json: recipe")  # for the cards; nothing is trained
     return Making(dataset, recipe, config["seed"], Target.from_config(environment["target"]))
 
 

@@ -22,7 +22,7 @@ from hwnas.study.objective import Objective
 from hwnas.system.run_folder import RunFolder
 from hwnas.target.host import Host
 from hwnas.target.target import Target
-from hwnas.training.recipe import FINALIST, Recipe
+from hwnas.training.recipe import FULL_TRAINING, Recipe
 
 
 def tiny_split(n: int, seed: int) -> Split:
@@ -75,7 +75,7 @@ def finish(run: RunFolder, rows: Sequence[FrontRow], making: Making, facts: Fact
 
 def tiny_recipe(**changes: Any) -> Recipe:
     values = {"epochs": 3, "min_steps": 24, "shift": 0.0, "zoom": 0.0, "rotate": 0.0, "threads": 1, **changes}
-    return Recipe.from_config(values, FINALIST)
+    return Recipe.from_config(values, FULL_TRAINING)
 
 
 def tiny_making(target: Target | None = None, **changes: Any) -> Making:

@@ -11,12 +11,13 @@ from typing import Any
 from hwnas.cli.command import names_in
 from hwnas.cli.options import number
 from hwnas.errors import ConfigError, UnknownName
+from hwnas.training.recipe import FULL_TRAINING
 
 STEPS = ("train", "score", "time", "report")
 SETS: Mapping[str, tuple[str, int]] = {"fashion_mnist": ("fashion_mnist", 32), "eurosat": ("imagefolder", 64)}
 # The same for all: batch, optimizer and schedule are not tuned to any network. What is not named is conf/train.yaml's.
-RECIPE: Mapping[str, Any] = {"batch_size": 64, "optimizer": "adamw", "warmup": 0.1, "schedule": "cosine",
-                             "ema_decay": 0.99, "split_seed": 0}
+RECIPE: Mapping[str, Any] = {**{key: getattr(FULL_TRAINING, key) for key in (
+    "batch_size", "optimizer", "warmup", "schedule", "ema_decay")}, "split_seed": 0}
 # By timm's name: cost of a training step relative to each other, roughly (depthwise networks cost more than their MACs
 # say); it decides the order alone. semnasnet_100 is MnasNet-A1.
 BASELINES: Mapping[str, float] = {
@@ -41,10 +42,10 @@ class Options:
     ours: Path | None = None
     networks: tuple[str, ...] = tuple(BASELINES)
     seeds: int = 2
-    epochs: int = 6
+    epochs: int = FULL_TRAINING.epochs
     train_images: int = 10_000
     validation_images: int = 2_000
-    lr: float = 0.005
+    lr: float = FULL_TRAINING.lr
     bf16: tuple[str, ...] = ()
     jobs: int = 2
     batch: int = 1

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from hwnas.accuracy.estimator import Earlier, Estimate
 from hwnas.accuracy.rungs import Forecast, Halving, hopeless
 from hwnas.accuracy.untrained import LEAST_ANCHORS, UntrainedRung
-from hwnas.cli.options import names_of, option, plain, read_options
+from hwnas.cli.options import option
 from hwnas.data.dataset import Subsets, digest
 from hwnas.errors import ConfigError
 from hwnas.space.architecture import Architecture
 from hwnas.stats.intervals import Z90, binomial_std
 from hwnas.system.memory import release_memory
 from hwnas.training.loop import predict, seeded, top1, train
-from hwnas.training.recipe import Recipe, recipe_options
+from hwnas.training.recipe import Recipe, all_with_recipe, content, read_with_recipe
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # The rate falls over the whole length (cosine): at the top that came out above a constant rate with a decay in the end,
 # and above restarts at each rung.
-MULTI_FIDELITY = Recipe("multi_fidelity", epochs=4, lr=5e-3, schedule="cosine", warmup=0.1, shift=0.06)
+MULTI_FIDELITY = Recipe("multi_fidelity", epochs=4, shift=0.06)
 POOL_EPOCHS = 8  # that may each have images of their own: these lie in memory
 LENGTHS = ("epochs", "min_steps", "max_steps")  # of a Recipe: here the rungs say how long
 
@@ -64,6 +64,11 @@ class FidelityOptions:
     def halving(self) -> Halving:
         """The rule by which trainings are stopped."""
         return Halving(len(self.rungs), self.eta, self.quantile, self.min_history)
+
+
+# What decides a training, in the order of the fingerprints that are in use.
+_NAMED = ("rungs", "eta", "quantile", "min_history", "train_images", "validation_images", "image_size", "untrained",
+          "anchors")
 
 
 @dataclass(eq=False)
@@ -106,17 +111,14 @@ class MultiFidelity:
             if key in config:
                 raise ConfigError(f"multi_fidelity.{key} is decided by the rungs. Give epochs as "
                                   "multi_fidelity.rungs=[1,2,4].")
-        mine = names_of(FidelityOptions)
-        recipe = Recipe.from_config({k: v for k, v in config.items() if k not in mine}, MULTI_FIDELITY,
-                                    "multi_fidelity")
-        options = read_options(FidelityOptions, config, "multi_fidelity", others=names_of(Recipe))
+        options, recipe = read_with_recipe(FidelityOptions, config, MULTI_FIDELITY, "multi_fidelity")
         return cls(dataset, recipe, options, space=space)
 
     @property
     def fingerprint(self) -> str:
         """Names all that decides its values, besides the architecture and the networks before it."""
-        trained = replace(self.options, untrained=0, anchors=0)
-        return digest(self.dataset.fingerprint, self.recipe.fingerprint, trained,
+        trained = content(replace(self.options, untrained=0, anchors=0), _NAMED, separator=", ")
+        return digest(self.dataset.fingerprint, self.recipe.fingerprint, f"FidelityOptions({trained})",
                       *([self.untrained.fingerprint] if self.untrained else []))
 
     @property
@@ -202,11 +204,8 @@ class MultiFidelity:
 
 def all_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Every option with its value, for `--show-config`."""
-    mine = names_of(FidelityOptions)
-    recipe = recipe_options({key: value for key, value in given.items() if key not in mine}, MULTI_FIDELITY,
-                            "multi_fidelity")
-    options = read_options(FidelityOptions, given, "multi_fidelity", others=names_of(Recipe))
-    return {**plain(options), **{key: value for key, value in recipe.items() if key not in LENGTHS}}
+    options = all_with_recipe(FidelityOptions, given, MULTI_FIDELITY, "multi_fidelity")
+    return {key: value for key, value in options.items() if key not in LENGTHS}
 
 
 def load(config: Mapping[str, Any], dataset: Dataset, space: SearchSpace | None = None) -> MultiFidelity:

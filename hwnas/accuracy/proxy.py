@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 from hwnas.accuracy.estimator import Estimate
-from hwnas.cli.options import names_of, option, plain, read_options
+from hwnas.cli.options import option
 from hwnas.data.dataset import Dataset, Progress, Split, Subsets
 from hwnas.data.splits import subset
 from hwnas.space.architecture import Architecture
 from hwnas.stats.intervals import Z90, binomial_std
 from hwnas.system.memory import release_memory
 from hwnas.training.loop import predict, seeded, top1, train
-from hwnas.training.recipe import PROXY, Recipe, recipe_options
+from hwnas.training.recipe import PROXY, Recipe, all_with_recipe, content, read_with_recipe
 
 CHECK_IMAGES = 512
 
@@ -45,6 +45,10 @@ class ProxyOptions:
     min_history: int = option(8, low=1, high=10**6, help="earlier runs before one is stopped")
 
 
+# In the order of the fingerprints that are in use.
+_NAMED = ("train_images", "validation_images", "image_size", "seeds", "stop_ratio", "min_history")
+
+
 @dataclass(eq=False)
 class Proxy:
     """An AccuracyEstimator: trains an architecture for a few epochs and returns its validation top-1.
@@ -65,15 +69,15 @@ class Proxy:
     @classmethod
     def from_config(cls, config: Mapping[str, Any], dataset: Dataset) -> Proxy:
         """`config` holds fields of ProxyOptions and of Recipe (preset `proxy`); UnknownName, ConfigError."""
-        mine = names_of(ProxyOptions)
-        recipe = Recipe.from_config({k: v for k, v in config.items() if k not in mine}, PROXY, "proxy")
-        return cls(dataset, recipe, read_options(ProxyOptions, config, "proxy", others=names_of(Recipe)))
+        options, recipe = read_with_recipe(ProxyOptions, config, PROXY, "proxy")
+        return cls(dataset, recipe, options)
 
     @property
     def fingerprint(self) -> str:
         """Names all that decides its values, besides the architecture."""
-        content = f"{self.dataset.fingerprint}|{self.recipe.fingerprint}|{self.options}"
-        return hashlib.sha256(content.encode()).hexdigest()[:12]
+        options = f"ProxyOptions({content(self.options, _NAMED, separator=', ')})"
+        text = f"{self.dataset.fingerprint}|{self.recipe.fingerprint}|{options}"
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def evaluate(self, architecture: Architecture, history: Sequence[Sequence[float]] = (), seed: int = 0) -> Estimate:
         """Validation top-1 after a short training, its 90 % interval and curve; TrainingError when it diverges.
@@ -151,10 +155,7 @@ class Proxy:
 
 def all_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Every option with its value, for `--show-config`."""
-    mine = names_of(ProxyOptions)
-    recipe = {key: value for key, value in given.items() if key not in mine}
-    options = read_options(ProxyOptions, given, "proxy", others=names_of(Recipe))
-    return {**plain(options), **recipe_options(recipe, PROXY, "proxy")}
+    return all_with_recipe(ProxyOptions, given, PROXY, "proxy")
 
 
 def load(config: Mapping[str, Any], dataset: Dataset, space: object = None) -> Proxy:

@@ -20,12 +20,12 @@ from hwnas.stats.intervals import Z90, binomial_std
 from hwnas.system.memory import release_memory
 from hwnas.system.paths import home
 from hwnas.training.loop import predict, seeded, top1
-from hwnas.training.supernet import SupernetOptions
+from hwnas.training.recipe import Recipe, all_recipe
+from hwnas.training.supernet import SUPERNET, SupernetJob, SupernetOptions, bank_in, inherit, train
 
 if TYPE_CHECKING:
     from hwnas.cli.progress import Console
     from hwnas.networks.shared_weights import Bank
-    from hwnas.training.supernet import SupernetJob
 
 CHECKPOINT = "supernet.safetensors"
 
@@ -42,6 +42,7 @@ class Supernet:
     dataset: Dataset
     space: SearchSpace
     options: SupernetOptions = field(default_factory=SupernetOptions)
+    recipe: Recipe = SUPERNET
     setup_seconds: float = 0.0
     setup_here: bool = False
     _bank: Bank | None = field(default=None, repr=False)
@@ -56,9 +57,9 @@ class Supernet:
         self._train = _part(self.dataset.train, options.train_images, size)
         self._validation = _part(self.dataset.validation, options.validation_images, size)
         self._data = replace(self.dataset, train=self._train, validation=self._validation, image_size=size)
-        if len(self._train) < options.batch_size:
-            raise ConfigError(f"supernet.batch_size is {options.batch_size}, but there are {len(self._train)} images "
-                              f"to train on. Set supernet.batch_size={len(self._train)} or less.")
+        if len(self._train) < self.recipe.batch_size:
+            raise ConfigError(f"supernet.batch_size is {self.recipe.batch_size}, but there are {len(self._train)} "
+                              f"images to train on. Set supernet.batch_size={len(self._train)} or less.")
         self._recalibration = self._train.images[subset(self._train.labels, options.recalibration_images, 1)]
 
     @property
@@ -74,7 +75,7 @@ class Supernet:
                 "classes": list(self.dataset.class_names), "dataset": self.dataset.name,
                 "dataset.fingerprint": self.dataset.fingerprint, "dataset.flip": self.dataset.flip,
                 "image_size": self._data.image_size, "train_images": len(self._train),
-                "training": self.options.training}
+                "training": self.options.training(self.recipe)}
 
     @property
     def folder(self) -> Path:
@@ -86,8 +87,6 @@ class Supernet:
     def prepare(self, console: Console) -> None:
         """Train the supernet from its last whole epoch, or find it trained; other processes wait."""
         from hwnas.system.locks import file_lock
-        from hwnas.training.inherit import bank_in
-        from hwnas.training.supernet import train
 
         path = self.folder / CHECKPOINT
         if self.options.path is not None and not path.is_file():
@@ -115,15 +114,12 @@ class Supernet:
 
     def network(self, architecture: Architecture) -> Any:
         """The architecture's network with inherited weights, in eval mode: also what a training may begin with."""
-        from hwnas.training.inherit import inherit
-
         assert self._bank is not None
         return inherit(self._bank, architecture, self._recalibration, self._data)
 
     def _job(self, path: Path) -> SupernetJob:
-        from hwnas.training.supernet import SupernetJob
-
-        return SupernetJob(self.space, self._data, self._train, self.options, self.identity, path)
+    
+        return SupernetJob(self.space, self._data, self._train, self.options, self.recipe, self.identity, path)
 
 
 def _part(split: Split, n: int, size: int) -> Split:
@@ -133,11 +129,12 @@ def _part(split: Split, n: int, size: int) -> Split:
 
 def all_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Every option with its value, for `--show-config`."""
-    return dict(plain(SupernetOptions.from_config(given)))
+    options, recipe = SupernetOptions.from_config(given)
+    return {**all_recipe(recipe), **plain(options)}
 
 
 def load(config: Mapping[str, Any], dataset: Dataset, space: SearchSpace | None) -> Supernet:
     """The door of `hwnas.accuracy.load_estimator`."""
     if space is None:
         raise ConfigError("accuracy=supernet needs a search space. Give space=NAME.")
-    return Supernet(dataset, space, SupernetOptions.from_config(config))
+    return Supernet(dataset, space, *SupernetOptions.from_config(config))

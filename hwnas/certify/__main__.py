@@ -40,8 +40,9 @@ def main(config: Any, console: Console) -> None:
 def all_options(config: Any) -> dict[str, dict[str, Any]]:
     """Every option of the section that holds just what was given."""
     from hwnas.certify.plan import all_training
+    from hwnas.cli.options import section
 
-    return {"training": all_training()}
+    return {"training": all_training(section(config, "training"))}
 
 
 def judge(job: CertifyJob, console: Console) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hwnas.certify.estimates import Judged, read_judged
-from hwnas.certify.plan import IN_FULL, CertifyPlan, Network, macs_of, read_plan, spread, training_config
+from hwnas.certify.plan import CertifyPlan, Network, in_full, macs_of, read_plan, spread, training_config
 from hwnas.cli.options import number, section
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError
@@ -45,7 +45,7 @@ def prepare(config: Any, console: Console) -> CertifyJob:
         raise ConfigError(f"only must be truth, estimators or null, got {config.only!r}.")
     judged = read_judged(_plain(config.estimators))
     estimator_seeds = number(config, "estimator_seeds", 1, 100, whole=True)
-    data, training = section(config, "dataset"), {**IN_FULL, **section(config, "training")}
+    data, training = section(config, "dataset"), in_full(section(config, "training"))
     training_config(data, training)
     info = inspect_dataset(data)
     space = SearchSpace.load(str(config.space), channels=info.channels, classes=info.classes,

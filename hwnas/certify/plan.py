@@ -153,20 +153,29 @@ def _torn(path: Path, error: Exception) -> StudyError:
                       "what it held is made again.")
 
 
-# What differs from conf/train.yaml.
-IN_FULL = {"device": "cpu", "threads": 1, "train_images": 10_000, "validation_images": 2000, "epochs": 12,
-           "warmup": 0.1, "ema_decay": 0.99}
+IN_FULL = {"device": "cpu", "threads": 1, "train_images": 10_000, "validation_images": 2000}  # besides the recipe
 
 
-def all_training() -> dict[str, Any]:
-    """Every option of a training in full, with its default."""
+def in_full(training: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a training in full differs from conf/train.yaml: FULL_TRAINING, with the changes in `training`."""
+    from hwnas.cli.command import compose
+    from hwnas.training.recipe import FULL_TRAINING
+
+    stock, length = compose("train", [], target=False), ("min_steps", "max_steps")
+    own = {key: value for key, value in FULL_TRAINING.to_dict().items()
+           if key not in ("name", "threads") and value != stock[key] and not ("epochs" in training and key in length)}
+    return {**IN_FULL, **own, **training}
+
+
+def all_training(training: Mapping[str, Any]) -> dict[str, Any]:
+    """Every option of a training in full, with its value."""
     from omegaconf import OmegaConf
 
     from hwnas.cli.command import compose
 
     values = OmegaConf.to_container(compose("train", [], target=False))
     assert isinstance(values, dict)
-    return {**{str(key): value for key, value in values.items() if key not in _NOT_OURS}, **IN_FULL}
+    return {**{str(key): value for key, value in values.items() if key not in _NOT_OURS}, **in_full(training)}
 
 
 def training_config(dataset: Mapping[str, Any], training: Mapping[str, Any]) -> DictConfig:
@@ -174,7 +183,7 @@ def training_config(dataset: Mapping[str, Any], training: Mapping[str, Any]) -> 
     from omegaconf import OmegaConf
 
     from hwnas.cli.command import compose
-    from hwnas.training.options import TrainingOptions
+    from hwnas.training.job import recipe_of
 
     config = compose("train", [], target=False)
     known = [str(key) for key in config if key not in _NOT_OURS]
@@ -185,7 +194,7 @@ def training_config(dataset: Mapping[str, Any], training: Mapping[str, Any]) -> 
     for key, value in {**training, "dataset": dict(dataset)}.items():
         OmegaConf.update(config, key, value, merge=key == "teacher")
     try:
-        TrainingOptions.from_config(config)
+        recipe_of(config)
     except UserError as error:
         raise ConfigError(f"training: {error}") from None
     return config

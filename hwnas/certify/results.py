@@ -17,7 +17,7 @@ from hwnas.certify.estimates import FORMAT as ESTIMATES
 from hwnas.certify.estimates import Judged
 from hwnas.certify.picture import certificate_figure
 from hwnas.certify.plan import CertifyPlan, read_document
-from hwnas.certify.truth import Training, read_training
+from hwnas.certify.truth import Training, epochs_done, read_training
 from hwnas.cli.progress import Console
 from hwnas.cli.text import text_table
 from hwnas.errors import DataError
@@ -81,7 +81,7 @@ class Truth:
         shares = np.array([(one.top1 or 0.0) for one in good])
         return {
             "trainings": len(good), "failed": len(self.done) - len(good), "seeds": self.plan.seeds,
-            "networks": int(np.isfinite(self.mean).sum()), "epochs": self.plan.epochs, "n_test": good[0].n_test,
+            "networks": int(np.isfinite(self.mean).sum()), "epochs": epochs_done(self.plan), "n_test": good[0].n_test,
             "top1_low": float(np.nanmin(self.mean)), "top1_high": float(np.nanmax(self.mean)),
             "std_networks": float(np.nanstd(self.mean, ddof=1)), "std_seeds": float(spread),
             "std_binomial": float(np.sqrt(np.mean(shares * (1 - shares)) / good[0].n_test)),

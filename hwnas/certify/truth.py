@@ -106,8 +106,8 @@ class Jobs:
 def _train(job: TrainingJob, heard: Callable[[], None]) -> None:
     """Train, export and score, unless that is done."""
     from hwnas.training.checkpoint import Checkpoint
+    from hwnas.training.job import train
     from hwnas.training.results import read_summary, write_results
-    from hwnas.training.run import train
 
     if read_summary(job) is not None:
         return
@@ -155,6 +155,14 @@ def read_training(plan: CertifyPlan, network: Network, seed: int) -> Training | 
                     cost.get("cpu_seconds"), str(found["identity"]["dataset.fingerprint"]))
 
 
+def epochs_done(plan: CertifyPlan) -> int:
+    """Epochs of a finished training: more than `plan.epochs` where they were raised to the recipe's least steps."""
+    from hwnas.training.results import FORMAT
+
+    found = (read_document(plan.folder(*one) / "summary.json", FORMAT) for one in trainings(plan))
+    return next((int(one.get("epochs", plan.epochs)) for one in found if one is not None), plan.epochs)
+
+
 def _write(path: Path, form: str, content: dict[str, Any]) -> None:
     write_atomic(path, json.dumps({"format": form, **content}, indent=1) + "\n")
 
@@ -194,7 +202,7 @@ def _heard(plan: CertifyPlan, report: Report, every_s: float = 5.0) -> Callable[
         done = sum(is_done(plan.folder(*one)) for one in trainings(plan))
         epochs = sum(_epochs(plan, *one) for one in trainings(plan))
         n = len(plan.networks) * plan.seeds
-        report(epochs / (n * plan.epochs), f"{done} of {n} trainings done")
+        report(min(1.0, epochs / (n * plan.epochs)), f"{done} of {n} trainings done")
 
     return hear
 

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import math
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import kl_div, log_softmax
 
-from hwnas.cli.progress import Console, Report
+from hwnas.cli.progress import Console
 from hwnas.compress.job import CompressJob
 from hwnas.compress.post_training import Quantisation
 from hwnas.compress.step import Step, Steps
-from hwnas.errors import QuantizeError, TrainingError
+from hwnas.errors import QuantizeError
 from hwnas.networks.qdq import Graph, Range, quantised_nodes, quantised_tensors, scale_of
 from hwnas.networks.quantize import TunedFor, load_fp32
 from hwnas.runtimes.torch_graph import OnnxModule
 from hwnas.system.paths import write_atomic
-from hwnas.training.augment import augment
-from hwnas.training.batches import own_randomness, reseed
-from hwnas.training.checkpoint import Checkpoint, check_identity
-from hwnas.training.loop import predict, seeded, top1
+from hwnas.training.batches import Batches
+from hwnas.training.loop import Training, laid_out, predict, seeded, top1
 from hwnas.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -94,6 +90,7 @@ class FakeQuantised(OnnxModule):
         return proto
 
 NAME = "qat"
+QAT = Recipe(NAME, epochs=1, weight_decay=0.0, warmup=0.0, label_smoothing=0.0)  # the rest is `conf/compress.yaml`'s
 
 
 class FineTuning:
@@ -138,97 +135,48 @@ def checkpoint_of(job: CompressJob) -> Path:
 
 def fine_tune(job: CompressJob, base: Quantisation, console: Console) -> tuple[FakeQuantised, list[dict[str, Any]]]:
     """The network after the last epoch, in eval mode, and a row an epoch. Goes on after the last whole epoch, with the
-    same weights as without an interruption. TrainingError when the loss is not finite."""
+    same weights as without an interruption. TrainingError when the loss is not finite or memory runs out."""
     if len(job.dataset.train) < job.options.batch_size:
         raise QuantizeError(f"not fine-tuned: qat.batch_size is {job.options.batch_size}, but there are "
                             f"{len(job.dataset.train)} images to train on.")
-    with seeded(job.options.seed, job.threads), own_randomness(), console.step("fine-tune for int8") as report:
-        state = _State(job, base)
-        state.train(report)
-        return state.model.eval(), state.rows
+    with seeded(job.options.seed, job.threads), console.step("fine-tune for int8") as report:
+        training = _FineTuning(job, base)
+        training.run(training.report(report))
+        return training.network.eval(), training.rows
 
 
-class _State:
-    """Network, optimiser and log after `epoch` whole epochs."""
+class _FineTuning(Training):
+    """The fake-quantised network in training beside the fp32 one, whose answers it may learn."""
+
+    name = "fine-tuning for int8"
+    advice = "Set a smaller qat.lr."
+    less = "Set a smaller qat.batch_size."
 
     def __init__(self, job: CompressJob, base: Quantisation) -> None:
-        self.job, self.options = job, job.options
-        self.model = FakeQuantised(job.source.path, base.ranges, base.tuned_for)
-        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.teacher = OnnxModule(job.source.path).eval() if self.options.distil else None
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.options.lr, weight_decay=0.0)
-        self.steps = len(job.dataset.train) // self.options.batch_size
-        self.epoch, self.rows = 0, list[dict[str, Any]]()
-        self.path = checkpoint_of(job)
-        self.identity = {**job.identity, **job.options.tuning(), "ranges": base.note}
-        found = Checkpoint.load(self.path)
-        if found is not None:
-            check_identity(found.identity, self.identity, self.path)
-            found.restore(self.model, None, self.optimizer)
-            self.epoch, self.rows = found.epoch, found.rows
+        self.job, options = job, job.options
+        recipe = replace(QAT, epochs=options.epochs, batch_size=options.batch_size, lr=options.lr,
+                         shift=options.shift, zoom=options.zoom, rotate=options.rotate)
+        self.network = FakeQuantised(job.source.path, base.ranges, base.tuned_for)
+        batches = Batches(job.dataset.train, job.dataset, recipe, options.seed)
+        super().__init__(laid_out(self.network, recipe), batches, recipe)
+        self.teacher = OnnxModule(job.source.path).eval() if options.distil else None
+        self.identity = {**job.identity, **options.tuning(), "ranges": base.note}
+        self.resume(checkpoint_of(job), self.identity)
 
-    def train(self, report: Report) -> None:
-        """Every epoch that is left, a checkpoint after each."""
-        first = self.epoch
-        for epoch in range(first + 1, self.options.epochs + 1):
-            def heard(share: float, epoch: int = epoch) -> None:
-                report((epoch - 1 - first + share) / (self.options.epochs - first), self._note(epoch))
-
-            start = time.monotonic()
-            loss = self._epoch(epoch, heard)
-            validation = self.job.validation
-            found = top1(predict(self.model, validation.images, self.job.dataset), validation.labels)
-            self.rows.append({"epoch": epoch, "train_loss": loss, "top1_validation": found,
-                              "seconds": time.monotonic() - start})
-            self.epoch = epoch
-            Checkpoint(self.identity, epoch, self.rows, self.model.state_dict(), {},
-                       self.optimizer.state_dict()).save(self.path)
-
-    def _note(self, epoch: int) -> str:
-        last = f", validation {self.rows[-1]['top1_validation']:.2%}" if self.rows else ""
-        return f"epoch {epoch} of {self.options.epochs}{last}"
-
-    def _epoch(self, epoch: int, progress: Callable[[float], None]) -> float:
-        """Mean loss of an epoch, from 1."""
-        total, all_steps = 0.0, self.steps * self.options.epochs
-        self.model.train()
-        for index, (images, labels) in enumerate(self._batches(epoch)):
-            done = ((epoch - 1) * self.steps + index) / all_steps
-            rate = self.options.lr * (1 + math.cos(math.pi * done)) / 2
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
-            loss = self._loss(images, labels)
-            if not math.isfinite(value := float(loss.detach())):
-                raise TrainingError(f"loss is {value} in epoch {epoch} of {self.options.epochs} of the fine-tuning, "
-                                    f"learning rate {rate:.3g}. Set a smaller qat.lr.")
-            self.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-            self.optimizer.step()
-            total += value
-            progress((index + 1) / self.steps)
-        return total / self.steps
-
-    def _batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Whole batches, decided by (seed, epoch, step) alone."""
-        options, data = self.options, self.job.dataset
-        moves = Recipe(NAME, options.epochs, shift=options.shift, zoom=options.zoom, rotate=options.rotate)
-        order = np.random.default_rng([options.seed, epoch]).permutation(len(data.train))
-        for step in range(self.steps):
-            reseed(options.seed, epoch, step)
-            rows = np.sort(order[step * options.batch_size:(step + 1) * options.batch_size])
-            generator = torch.Generator().manual_seed(int(torch.randint(1 << 62, ())))
-            images = torch.from_numpy(data.normalise(np.asarray(data.train.images[rows])))
-            images = augment(images, moves, data.flip, generator).contiguous(memory_format=torch.channels_last)
-            yield images, torch.from_numpy(data.train.labels[rows])
-
-    def _loss(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Cross-entropy, and the divergence from the fp32 network's answers in its share."""
-        logits = self.model(images)
-        loss = self.job.dataset.task.loss(logits, labels, 0.0)
+    def loss(self, images: Tensor, targets: Tensor) -> Tensor:
+        """The task's, and the divergence from the fp32 network's answers in its share."""
+        logits, share = self.network(images), self.job.options.distil
+        loss = self.of_logits(logits, targets)
         if self.teacher is None:
             return loss
         with torch.no_grad():
             taught = log_softmax(self.teacher(images), 1)
         apart = kl_div(log_softmax(logits, 1), taught, reduction="batchmean", log_target=True)
-        return (1 - self.options.distil) * loss + self.options.distil * apart
+        return (1 - share) * loss + share * apart
+
+    def look(self) -> Mapping[str, Any]:
+        part = self.job.validation
+        return {"top1_validation": top1(predict(self.network, part.images, self.job.dataset), part.labels)}
+
+    def keep(self) -> None:
+        self.checkpoint(self.identity).save(checkpoint_of(self.job))

@@ -26,9 +26,9 @@ def all_options(config: Any) -> dict[str, dict[str, Any]]:
     from hwnas.accuracy.estimator import BUILT_IN, options_of
     from hwnas.cli.options import section
     from hwnas.samplers.loading import default_options
-    from hwnas.training.recipe import FINALIST, recipe_options
+    from hwnas.training.recipe import FULL_TRAINING, Recipe, all_recipe
 
-    recipe = recipe_options(section(config.finalists, "recipe"), FINALIST, "finalists.recipe")
+    recipe = all_recipe(Recipe.from_config(section(config.finalists, "recipe"), FULL_TRAINING, "finalists.recipe"))
     known = {name: options_of(name, section(config, name)) for name in BUILT_IN}
     for name, options in known.items():
         if "threads" in options:

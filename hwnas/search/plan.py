@@ -67,7 +67,7 @@ def make_plan(config: Any, console: Console) -> Plan:
     from hwnas.samplers.loading import read_sampler
     from hwnas.space.search_space import SearchSpace
     from hwnas.study.objective import check_quantile, read_objective
-    from hwnas.training.recipe import FINALIST, Recipe
+    from hwnas.training.recipe import FULL_TRAINING, Recipe
 
     n_trials, seed = number(config, "n_trials", 1, whole=True), number(config, "seed", 0, whole=True)
     max_asks = number(config, "max_asks", 1, whole=True, optional=True)
@@ -87,7 +87,7 @@ def make_plan(config: Any, console: Console) -> Plan:
     info = inspect_dataset(dataset)
     space = SearchSpace.load(str(config.space), channels=info.channels, classes=info.classes,
                              image_size=config.dataset.image_size)
-    recipe = Recipe.from_config({"threads": threads, **section(config, "finalists")["recipe"]}, FINALIST,
+    recipe = Recipe.from_config({"threads": threads, **section(config, "finalists")["recipe"]}, FULL_TRAINING,
                                 "finalists.recipe")
     baselines = _baselines(config.baselines, space)
     out = Path(config.out) if config.out else default_out(deployment.target.name, str(config.space), info.name)

@@ -1,11 +1,8 @@
-"""What a training is fed: every batch, its augmentation and its targets decided by (seed, epoch, step) alone.
-
-A training that was interrupted after any epoch therefore sees what it would have seen without.
-"""
+"""What a training is fed: batches of images, changed at random, with their targets; seeds decide all of it."""
 
 from __future__ import annotations
 
-import contextlib
+import math
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,26 +11,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import affine_grid, grid_sample
 
 from hwnas.data.dataset import Dataset, Images, Split
+from hwnas.errors import ConfigError
 from hwnas.system.torchvision_ops import declare_missing
-from hwnas.training.augment import augment
-from hwnas.training.options import TrainingOptions
 from hwnas.training.ranks import ALONE, Ranks
-from hwnas.training.recipe import Recipe
+from hwnas.training.recipe import Moves, Recipe
 
 _STRONGEST = 9.999  # at 10 timm posterises to 0 bits, which Pillow refuses
-
-
-@contextlib.contextmanager
-def own_randomness() -> Iterator[None]:
-    """Python's and numpy's global generators, which timm's augmentation draws from, are afterwards as they were."""
-    before = random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
 
 
 def reseed(*key: int) -> None:
@@ -45,46 +31,135 @@ def reseed(*key: int) -> None:
 
 
 class Batches:
-    """The training set `split` of `dataset` in batches on `device`; of each the share of this process."""
+    """The training images `split` of `dataset` in batches on `device`; of each the share of this process.
 
-    def __init__(self, split: Split, dataset: Dataset, options: TrainingOptions, seed: int,
-                 device: str = "cpu", ranks: Ranks = ALONE) -> None:
+    Every batch, its augmentation and its targets are decided by (seed, epoch, step) alone: a training that was
+    interrupted after any epoch sees what it would have seen without. ConfigError where no batch is full.
+    """
+
+    def __init__(self, split: Split, dataset: Dataset, recipe: Recipe, seed: int, device: str = "cpu",
+                 ranks: Ranks = ALONE) -> None:
         declare_missing()
-        self.ranks = ranks
-        self.split, self.dataset, self.options, self.seed, self.device = split, dataset, options, seed, device
-        self._moves = Recipe("train", options.epochs, shift=options.shift, zoom=options.zoom, rotate=options.rotate)
-        self._change = _rand_augment(options, dataset) if options.rand_augment else None
-        self._erase = _random_erasing(options) if options.erase else None
-        self._mix = _mixup(options, len(dataset.class_names)) if options.mixes else None
+        self.split, self.dataset, self.recipe, self.seed = split, dataset, recipe, seed
+        self.device, self.ranks = device, ranks
+        self.batch, self.per_epoch, self.steps = self._lengths()
+        self._change = _rand_augment(recipe, dataset) if recipe.rand_augment else None
+        self._erase = _random_erasing(recipe) if recipe.erase else None
+        self._mix = _mixup(recipe, len(dataset.class_names)) if recipe.mixes else None
 
-    def __len__(self) -> int:
-        """Steps of an epoch."""
-        return self.options.steps_for(len(self.split))
+    def _lengths(self) -> tuple[int, int, int]:
+        """Images of a batch, batches of an epoch, steps of the whole training."""
+        n, batch = len(self.split), self.recipe.batch_size
+        if n < batch:
+            raise ConfigError(f"batch_size is {batch}, but there are {n} images to train on. Set "
+                              f"batch_size={n - n % 2} or less.")
+        return batch, n // batch, self.recipe.length(n // batch, whole=True)
+
+    @property
+    def epochs(self) -> int:
+        """Epochs of the whole training; the last may be a part of one."""
+        return math.ceil(self.steps / self.per_epoch)
+
+    def steps_of(self, epoch: int) -> range:
+        """The steps of an epoch (from 1), counted from the training's first (0)."""
+        return range((epoch - 1) * self.per_epoch, min(epoch * self.per_epoch, self.steps))
 
     def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """(images float32 [n, c, h, w], targets) of each step: classes int64 [n], or shares [n, classes] when mixed.
 
         All generators are set before a batch is made; what the network draws (dropout) follows from them too.
         """
-        batch = self.options.batch_size
         order = np.random.default_rng([self.seed, epoch]).permutation(len(self.split))
-        layout = torch.channels_last if self.options.channels_last else torch.contiguous_format
-        for step in range(len(self)):
+        for step in range(len(self.steps_of(epoch))):
             reseed(self.seed, epoch, step, *([self.ranks.rank] if self.ranks.world > 1 else []))
-            rows = order[step * batch:(step + 1) * batch][self.ranks.rank::self.ranks.world]
+            rows = order[step * self.batch:(step + 1) * self.batch][self.ranks.rank::self.ranks.world]
             # Not sorted: mixing pairs the first with the last
-            images, targets = self._images(rows), torch.from_numpy(self.split.labels[rows])
-            if self._mix is not None:
-                images, targets = self._mix(images, targets)
-            yield images.contiguous(memory_format=layout).to(self.device), targets.to(self.device)
+            yield self._made(rows, torch.Generator().manual_seed(int(torch.randint(1 << 62, ()))))
 
-    def _images(self, rows: NDArray[np.int64]) -> Tensor:
+    def _made(self, rows: NDArray[np.int64], generator: torch.Generator) -> tuple[Tensor, Tensor]:
         pixels: Images = np.asarray(self.split.images[rows])
         if self._change is not None:
             pixels = np.stack([_changed(image, self._change) for image in pixels])
-        generator = torch.Generator().manual_seed(int(torch.randint(1 << 62, ())))
-        images = augment(torch.from_numpy(self.dataset.normalise(pixels)), self._moves, self.dataset.flip, generator)
-        return images if self._erase is None else self._erase(images)
+        images = augment(torch.from_numpy(self.dataset.normalise(pixels)), self.recipe.moves, self.dataset.flip,
+                         generator)
+        targets = torch.from_numpy(self.split.labels[rows])
+        if self._erase is not None:
+            images = self._erase(images)
+        if self._mix is not None:
+            images, targets = self._mix(images, targets)
+        layout = torch.channels_last if self.recipe.channels_last else torch.contiguous_format
+        return images.contiguous(memory_format=layout).to(self.device), targets.to(self.device)
+
+
+class Stream(Batches):
+    """Batches drawn one after another from one generator: for short trainings, which begin anew when interrupted.
+
+    An epoch is `epoch_images` of the split (0: all), each going on where the last one ended; the order is new in each
+    pass over the split. Small sets get smaller batches.
+    """
+
+    def __init__(self, split: Split, dataset: Dataset, recipe: Recipe, seed: int, epoch_images: int = 0) -> None:
+        self._images = min(epoch_images or len(split), len(split))
+        super().__init__(split, dataset, recipe, seed)
+        self._per_pass = max(1, len(split) // self.batch)
+        self._generator = torch.Generator().manual_seed(seed)
+        self._order = np.arange(0)
+
+    def _lengths(self) -> tuple[int, int, int]:
+        batch = self.recipe.batch_for(self._images)
+        return batch, max(1, self._images // batch), self.recipe.steps_for(self._images)
+
+    def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """As of Batches; ask for the epochs in order."""
+        for step in self.steps_of(epoch):
+            position = step % self._per_pass
+            if position == 0:
+                self._order = torch.randperm(len(self.split), generator=self._generator).numpy()
+            rows = self._order[position * self.batch:(position + 1) * self.batch]
+            yield self._made(rows if self.recipe.mixes else np.sort(rows), self._generator)
+
+
+def augment(images: Tensor, moves: Moves, flip: bool, generator: torch.Generator) -> Tensor:
+    """Float images [n, c, h, w] shifted, mirrored, zoomed and rotated at random, within `moves`.
+
+    Shifts and mirrorings alone move whole pixels (edges repeated); zoom and rotation sample bilinearly.
+    """
+    n, _, height, width = images.shape
+    if moves.zoom or moves.rotate:
+        images = _affine(images, moves, flip, generator)
+    elif moves.shift or flip:
+        rows = _offsets(n, moves.shift * height, generator) + torch.arange(height)
+        columns = torch.arange(width).expand(n, width)
+        if flip:
+            mirrored = torch.rand(n, 1, generator=generator) < 0.5
+            columns = torch.where(mirrored, columns.flip(1), columns)
+        columns = columns + _offsets(n, moves.shift * width, generator)
+        rows, columns = rows.clamp_(0, height - 1), columns.clamp_(0, width - 1)
+        picked = images.permute(0, 2, 3, 1)[torch.arange(n)[:, None, None], rows[:, :, None], columns[:, None, :]]
+        images = picked.permute(0, 3, 1, 2)
+    return images
+
+
+def _offsets(n: int, most: float, generator: torch.Generator) -> Tensor:
+    bound = round(most)
+    return torch.randint(-bound, bound + 1, (n, 1), generator=generator)
+
+
+def _affine(images: Tensor, moves: Moves, flip: bool, generator: torch.Generator) -> Tensor:
+    n = len(images)
+
+    def uniform() -> Tensor:
+        return torch.rand(n, generator=generator) * 2 - 1
+
+    angle = uniform() * math.radians(moves.rotate)
+    scale = 1 + uniform() * moves.zoom
+    mirror = torch.where(uniform() < 0, -1.0, 1.0) if flip else torch.ones(n)
+    cosine, sine = scale * angle.cos(), scale * angle.sin()
+    theta = torch.stack([
+        torch.stack([cosine * mirror, -sine, 2 * moves.shift * uniform()], 1),
+        torch.stack([sine * mirror, cosine, 2 * moves.shift * uniform()], 1)], 1)
+    grid = affine_grid(theta, list(images.shape), align_corners=False)
+    return grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 
 def _changed(image: Images, change: Callable[[Any], Any]) -> Images:
@@ -96,27 +171,27 @@ def _changed(image: Images, change: Callable[[Any], Any]) -> Images:
     return found[None] if grey else found.transpose(2, 0, 1)
 
 
-def _rand_augment(options: TrainingOptions, dataset: Dataset) -> Callable[[Any], Any]:
+def _rand_augment(recipe: Recipe, dataset: Dataset) -> Callable[[Any], Any]:
     from timm.data.auto_augment import rand_augment_transform
 
     mean = tuple(round(255 * value) for value in dataset.mean)
     found: Callable[[Any], Any] = rand_augment_transform(
-        f"rand-m{options.rand_augment}-n{options.rand_layers}-mstd0.5-inc1",
+        f"rand-m{recipe.rand_augment}-n{recipe.rand_layers}-mstd0.5-inc1",
         {"img_mean": mean[0] if len(mean) == 1 else mean, "magnitude_max": _STRONGEST})
     return found
 
 
-def _random_erasing(options: TrainingOptions) -> Callable[[Tensor], Tensor]:
+def _random_erasing(recipe: Recipe) -> Callable[[Tensor], Tensor]:
     from timm.data.random_erasing import RandomErasing
 
-    found: Callable[[Tensor], Tensor] = RandomErasing(options.erase, mode=options.erase_mode, device="cpu")
+    found: Callable[[Tensor], Tensor] = RandomErasing(recipe.erase, mode=recipe.erase_mode, device="cpu")
     return found
 
 
-def _mixup(options: TrainingOptions, classes: int) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def _mixup(recipe: Recipe, classes: int) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
     from timm.data.mixup import Mixup
 
     found: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = Mixup(
-        options.mixup, options.cutmix, prob=options.mix_prob, label_smoothing=options.label_smoothing,
+        recipe.mixup, recipe.cutmix, prob=recipe.mix_prob, label_smoothing=recipe.label_smoothing,
         num_classes=classes)
     return found

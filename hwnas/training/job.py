@@ -1,29 +1,41 @@
-"""TrainingJob: what one training is made of, checked before it starts; its identity names all that decides it."""
+"""TrainingJob: a training that takes long, checked before it starts, kept after each epoch, resumed bit for bit.
+
+Its identity names all that decides it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hwnas.cli.options import file_option, number, section
+import torch
+from torch import Tensor, nn
+
+from hwnas.cli.options import file_option, names_of, number, section
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, DataError, TargetError, UnknownName
 from hwnas.networks.baselines import TIMM, Baseline
 from hwnas.space.architecture import Architecture
 from hwnas.system.documents import content_of
+from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import ModelFolder, RunFolder
+from hwnas.system.tables import table_csv
 from hwnas.target.host import usable_cores
-from hwnas.training.options import TeacherOptions, TrainingOptions
+from hwnas.training.batches import Batches, reseed
+from hwnas.training.loop import Training, laid_out, predict, seeded, top1
 from hwnas.training.ranks import ALONE, Ranks
+from hwnas.training.recipe import Recipe
+from hwnas.training.teacher import Teacher, TeacherOptions, distilled, teacher_of
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from hwnas.data.dataset import Dataset, DatasetInfo, Split
 
 _LARGEST_PX = 224  # at which a timm network is trained on larger images, unless dataset.image_size says otherwise
+_INITIAL = 1 << 32  # no epoch: the key of the random numbers that weights are made of
+_LATER = {"min_steps": 0, "max_steps": 0}  # what identities leave out: trainings begun before know no such option
 _BF16 = {"avx512_bf16", "amx_bf16", "bf16"}
 
 
@@ -35,7 +47,7 @@ class TrainingJob:
     dataset: Dataset
     train: Split
     validation: Split
-    options: TrainingOptions
+    recipe: Recipe
     teacher: TeacherOptions | None
     weights: Path | None
     seed: int
@@ -82,7 +94,7 @@ class TrainingJob:
 
     def _inherits(self, model: nn.Module, weights: Path) -> bool:
         """Take them from a supernet, where the file is one."""
-        from hwnas.training.inherit import load_inherited
+        from hwnas.training.supernet import load_inherited
 
         return isinstance(self.network, Architecture) and load_inherited(model, self.network, weights)
 
@@ -93,39 +105,51 @@ def make_job(config: Any, console: Console) -> TrainingJob:
     from hwnas.data.splits import subset
 
     ranks = Ranks.of_environment()
-    options = TrainingOptions.from_config(config)
+    recipe = recipe_of(config)
     seed, split_seed = number(config, "seed", 0, whole=True), number(config, "split_seed", 0, whole=True)
     threads = number(config, "threads", 0, 4096, whole=True)
     most = {key: number(config, f"{key}_images", 2, whole=True, optional=True) for key in ("train", "validation")}
     device = _device(config.device)
-    _check_precision(options.precision, device)
+    _check_precision(recipe.precision, device)
     network, weights = _network(config), file_option(config, "weights")
     data = section(config, "dataset")
     info = inspect_dataset(data)
-    teacher = TeacherOptions.from_config(config, info.channels)
+    teacher = TeacherOptions.from_config(config["teacher"], info.channels)
     size = _image_size(network, data.get("image_size"), info)
     folder = RunFolder.create(str(config.out) if config.out else _default_out(network, info.name)).path
     with console.step("read images") as report:
         dataset = load_dataset(data, size, split_seed, lambda done, total: report(done / total))
     if weights is not None:
-        from hwnas.training.inherit import note_other_split
+        from hwnas.training.supernet import note_other_split
 
         note_other_split(weights, dataset, console)
     parts = {key: getattr(dataset, key) for key in most}
     parts |= {key: parts[key].take(subset(parts[key].labels, n, split_seed)) for key, n in most.items() if n}
     train, validation = parts["train"], parts["validation"]
-    options.steps_for(len(train))
-    _check_shares(options, ranks)
+    Batches(train, dataset, recipe, seed)  # says where there are too few images
+    _check_shares(recipe, ranks)
     identity = {
         "network": str(network), "dataset": dataset.name, "dataset.fingerprint": dataset.fingerprint,
         "dataset.flip": dataset.flip, "image_size": size, "train_images": len(train),
         "validation_images": len(validation), "seed": seed,
-        "weights": weights and content_of(weights), **options.to_dict(),
+        "weights": weights and content_of(weights), **_identity(recipe),
         **{f"teacher.{key}": value for key, value in (teacher.to_dict() if teacher else {"model": None}).items()},
         **({"processes": ranks.world} if ranks.world > 1 else {})}
     threads = threads or max(1, len(usable_cores()) // ranks.world)
-    return TrainingJob(network, dataset, train, validation, options, teacher, weights, seed, threads, device,
+    return TrainingJob(network, dataset, train, validation, recipe, teacher, weights, seed, threads, device,
                        ModelFolder(folder), identity, ranks)
+
+
+def recipe_of(config: Any) -> Recipe:
+    """The recipe at the top level of `conf/train.yaml`; UnknownName, ConfigError."""
+    given = {key: config[key] for key in names_of(Recipe) if key in config and key not in ("name", "threads")}
+    return Recipe.from_config(given, Recipe("train", epochs=1), "")
+
+
+def _identity(recipe: Recipe) -> dict[str, Any]:
+    """The recipe in an identity, by key."""
+    return {key: value for key, value in recipe.to_dict().items()
+            if key not in ("name", "threads") and (key, value) not in _LATER.items()}
 
 
 def _network(config: Any) -> Architecture | Baseline:
@@ -167,8 +191,6 @@ def _image_size(network: Architecture | Baseline, asked: int | None, info: Datas
 
 
 def _device(asked: object) -> str:
-    import torch
-
     if asked not in ("auto", "cpu", "cuda"):
         raise UnknownName("device", asked, ("auto", "cpu", "cuda"))
     if asked == "cuda" and not torch.cuda.is_available():
@@ -177,18 +199,16 @@ def _device(asked: object) -> str:
     return "cuda" if asked != "cpu" and torch.cuda.is_available() else "cpu"
 
 
-def _check_shares(options: TrainingOptions, ranks: Ranks) -> None:
+def _check_shares(recipe: Recipe, ranks: Ranks) -> None:
     """Every process takes as many images of a batch; those that are mixed come in pairs."""
-    part = 2 * ranks.world if options.mixes else ranks.world
-    if options.batch_size % part:
-        raise ConfigError(f"batch_size={options.batch_size} cannot be shared by {ranks.world} processes"
-                          f"{' in pairs to be mixed' if options.mixes else ''}. Set "
-                          f"batch_size={max(part, options.batch_size // part * part)}.")
+    part = 2 * ranks.world if recipe.mixes else ranks.world
+    if recipe.batch_size % part:
+        raise ConfigError(f"batch_size={recipe.batch_size} cannot be shared by {ranks.world} processes"
+                          f"{' in pairs to be mixed' if recipe.mixes else ''}. Set "
+                          f"batch_size={max(part, recipe.batch_size // part * part)}.")
 
 
 def _check_precision(precision: str, device: str) -> None:
-    import torch
-
     from hwnas.target.host import Host
 
     if precision != "bf16":
@@ -201,3 +221,104 @@ def _check_precision(precision: str, device: str) -> None:
 
 def _default_out(network: Architecture | Baseline, dataset: str) -> Path:
     return Path("runs") / f"train-{network.id}-{dataset}"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained network on the CPU in eval mode: the average or the last weights, whichever validates better."""
+
+    model: nn.Module
+    rows: list[dict[str, Any]]
+    averaged: bool
+
+
+def train(job: TrainingJob, console: Console) -> Trained:
+    """Train from the last whole epoch to the end; the same weights as without an interruption (on one machine, with
+    the same threads). Of several processes the first alone validates, and has rows.
+
+    StudyError for a checkpoint of another training, TrainingError when the loss is not finite or memory runs out.
+    """
+    with seeded(job.seed, job.threads), deterministic(job.device), contextlib.ExitStack() as held:
+        training = _JobTraining(job)
+        training.resume(job.checkpoint, job.identity)
+        if training.epoch:
+            console.note(f"going on after epoch {training.epoch} of {training.batches.epochs}")
+        if training.epoch < training.batches.epochs:
+            if job.teacher is not None:
+                training.teacher = held.enter_context(
+                    teacher_of(job.teacher, job.dataset, training.batches.batch, job.threads, job.device))
+            with console.step("train") as report:
+                training.run(training.report(report))
+        return training.result()
+
+
+@contextlib.contextmanager
+def deterministic(device: str) -> Iterator[None]:
+    """cuDNN's deterministic kernels inside; nothing to do on a CPU."""
+    before = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
+    if device == "cuda":
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before
+
+
+class _JobTraining(Training):
+    """A job's network in training, with a teacher where there is one; validated and kept after each epoch."""
+
+    less = "Set a smaller batch_size; where an epoch is done already, with another out=FOLDER."
+
+    def __init__(self, job: TrainingJob) -> None:
+        self.job = job
+        self.teacher: Teacher | None = None
+        batches = Batches(job.train, job.dataset, job.recipe, job.seed, job.device, job.ranks)
+        reseed(job.seed, _INITIAL)
+        super().__init__(laid_out(job.build().to(job.device), job.recipe), batches, job.recipe)
+        self.advice = (f"The last whole epoch stays in {job.folder.path}; set a smaller lr or clip_norm, or a longer "
+                       "warmup, and another out=FOLDER.")
+
+    def loss(self, images: Tensor, targets: Tensor) -> Tensor:
+        logits = self.parallel(images).float()
+        loss = self.of_logits(logits, targets)
+        if self.teacher is None or self.job.teacher is None:
+            return loss
+        with torch.no_grad():
+            taught = self.teacher(images)
+        return distilled(loss, logits, taught, self.job.teacher)
+
+    def look(self) -> Mapping[str, Any]:
+        if not self.job.ranks.first:
+            return {}
+        average = None if self.average is None else self._top1(self.average.module)
+        return {"top1_validation": self._top1(self.model), "top1_validation_ema": average}
+
+    def _top1(self, model: nn.Module) -> float:
+        part = self.job.validation
+        return top1(predict(_FromCpu(model, self.job.device), part.images, self.job.dataset), part.labels)
+
+    def keep(self) -> None:
+        if self.job.ranks.first:
+            self.checkpoint(self.job.identity).save(self.job.checkpoint)
+            write_atomic(self.job.log, table_csv(self.rows))
+
+    def result(self) -> Trained:
+        """The better of the two on validation images, the average where both are as good."""
+        if not self.job.ranks.first:
+            return Trained(self.model.cpu().eval(), [], False)
+        last = self.rows[-1]
+        averaged = self.average is not None and last["top1_validation_ema"] >= last["top1_validation"]
+        return Trained((self.current if averaged else self.model).cpu().eval(), self.rows, averaged)
+
+
+class _FromCpu(nn.Module):
+    """A network on `device` for images and answers in main memory."""
+
+    def __init__(self, network: nn.Module, device: str) -> None:
+        super().__init__()
+        self.network, self._device = network, device
+        self.training = network.training
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.network(images.to(self._device)).float().cpu()
+        return logits

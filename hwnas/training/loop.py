@@ -1,24 +1,29 @@
-"""Training by a Recipe, and asking a network: seeded, so that the same seed gives the same weights on one machine."""
+"""The training loop: seeded, so that the same seed gives the same weights on one machine; and asking a network."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import random
 import re
-from collections.abc import Callable, Iterator
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from hwnas.data.dataset import Dataset, Images, Progress, Split
 from hwnas.data.task import top1 as top1
 from hwnas.errors import TrainingError
 from hwnas.system.memory import kept_memory
 from hwnas.target.host import usable_cores
-from hwnas.training.augment import augment
+from hwnas.training.batches import Batches, Stream
+from hwnas.training.checkpoint import Checkpoint, check_identity
 from hwnas.training.recipe import Recipe
 
 OnEpoch = Callable[[int, nn.Module], "bool | None"]
@@ -26,31 +31,20 @@ OnEpoch = Callable[[int, nn.Module], "bool | None"]
 
 @contextlib.contextmanager
 def seeded(seed: int, threads: int = 0) -> Iterator[None]:
-    """torch's global generator seeded and its threads set inside, both as before afterwards; what is freed is kept."""
-    before = torch.get_num_threads()
+    """Inside, every global generator (torch, numpy, Python) follows from `seed`, torch has `threads` (0: every core),
+    and what is freed is kept; afterwards all are as before."""
+    before, drawn = torch.get_num_threads(), (random.getstate(), np.random.get_state())
     with torch.random.fork_rng(devices=[]), kept_memory():
         torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % (1 << 32))
         torch.set_num_threads(threads or max(1, len(usable_cores())))
         try:
             yield
         finally:
             torch.set_num_threads(before)
-
-
-def train(model: nn.Module, split: Split, *, recipe: Recipe, dataset: Dataset, seed: int,
-          on_epoch: OnEpoch | None = None, progress: Progress | None = None, epoch_images: int = 0) -> nn.Module:
-    """Train `model` in place on `split` (of `dataset`, whose normalisation and `flip` count); its average if asked.
-
-    An epoch is `epoch_images` of the split (0: all), each epoch going on where the last one ended.
-
-    `on_epoch(epoch, network)` is called after each epoch (from 1) with the network as it would be returned then;
-    returning True ends the training. `progress(step, steps)` counts steps. The result is in eval mode. TrainingError
-    when the loss is not finite or memory runs out.
-    """
-    doing = f"training at batch {recipe.batch_size}, {dataset.image_size} px"
-    with seeded(seed, recipe.threads), no_memory(doing, "Set a smaller batch_size."):
-        batches = _Batches(split, recipe, dataset, seed, epoch_images)
-        return _train(model, batches, recipe, on_epoch, progress).eval()
+            random.setstate(drawn[0])
+            np.random.set_state(drawn[1])
 
 
 @contextlib.contextmanager
@@ -64,95 +58,202 @@ def no_memory(doing: str, advice: str) -> Iterator[None]:
         raise
 
 
-def _train(model: nn.Module, batches: _Batches, recipe: Recipe, on_epoch: OnEpoch | None, progress: Progress | None
-           ) -> nn.Module:
-    steps = batches.steps
-    if recipe.channels_last:
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    optimizer, scheduler = _optimizer(model, recipe, steps)
-    average = _average(model, recipe)
-    current = model if average is None else average.module
-    model.train()
-    for step, (epoch, last, images, labels) in enumerate(batches, 1):
-        loss = batches.task.loss(model(images), labels, recipe.label_smoothing)
-        if not math.isfinite(value := float(loss.detach())):
-            rate = float(optimizer.param_groups[0]["lr"])
-            raise TrainingError(f"loss is {value} in epoch {epoch}, step {step} of {steps}, at learning rate "
-                                f"{rate:.3g}, recipe {recipe.name}. Set a smaller lr.")
-        optimizer.zero_grad(set_to_none=True)
+class Training:
+    """A network in training: moving average, optimiser, schedule, and a log with a row for each of `epoch` epochs.
+
+    What a kind of training does its own way it overrides: `loss`, or `learn` where a step has several; `look`; `keep`.
+    """
+
+    name = "training"
+    advice = "Set a smaller lr."  # where the loss is not finite
+    less = "Set a smaller batch_size."  # where memory runs out
+
+    def __init__(self, model: nn.Module, batches: Batches, recipe: Recipe) -> None:
+        self.model, self.batches, self.recipe = model, batches, recipe
+        self.average = make_average(model, recipe)
+        self.optimizer = make_optimizer(model, recipe)
+        self.schedule = make_schedule(self.optimizer, recipe, batches.steps)
+        self.parallel = batches.ranks.wrapped(model)
+        self.epoch, self.rows = 0, list[dict[str, Any]]()
+
+    def loss(self, images: Tensor, targets: Tensor) -> Tensor:
+        """Of a batch."""
+        return self.of_logits(self.parallel(images).float(), targets)
+
+    def of_logits(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The task's loss of logits [n, classes] for classes [n], or for shares [n, classes]."""
+        mixed = targets.ndim == 2  # then timm has smoothed them
+        return self.batches.dataset.task.loss(logits, targets, 0.0 if mixed else self.recipe.label_smoothing)
+
+    def learn(self, images: Tensor, targets: Tensor, step: int) -> float:
+        """Add the gradients of the training's `step` (from 0); its loss, the mean over the ranks."""
+        device = self.batches.device
+        with torch.autocast(device, torch.bfloat16, enabled=self.recipe.precision == "bf16"):
+            loss = self.loss(images, targets)
         loss.backward()
-        if recipe.clip_norm:
-            nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_norm)
-        optimizer.step()
-        scheduler.step_update(step)
-        if average is not None:
-            average.update(model, step)
-        if progress is not None:
-            progress(step, steps)
-        if last and on_epoch is not None:
-            if on_epoch(epoch, current):
-                break
-            model.train()
-    return current
+        return self.batches.ranks.mean(float(loss.detach()), device)
+
+    def look(self) -> Mapping[str, Any] | None:
+        """What the log says of the epoch that is over, besides its loss; None ends the training."""
+        return {}
+
+    def keep(self) -> None:
+        """Called after each epoch, with its row in the log."""
+
+    @property
+    def current(self) -> nn.Module:
+        """The network as it would be returned now: the average where there is one."""
+        return self.model if self.average is None else self.average.module
+
+    def in_memory(self) -> contextlib.AbstractContextManager[None]:
+        """TrainingError when memory runs out inside."""
+        return no_memory(f"{self.name} at batch {self.batches.batch}, {self.batches.dataset.image_size} px", self.less)
+
+    def run(self, progress: Progress | None = None) -> None:
+        """Every epoch that is left; `progress(step, steps)` counts steps from the training's first.
+
+        TrainingError when the loss is not finite or memory runs out.
+        """
+        with self.in_memory():
+            while self.epoch < self.batches.epochs:
+                start = time.monotonic()
+                loss, rate = self._epoch(self.epoch + 1, progress)
+                self.epoch += 1
+                seen = self.look()
+                self.rows.append({"epoch": self.epoch, "lr": rate, "train_loss": loss, **(seen or {}),
+                                  "seconds": time.monotonic() - start})
+                self.keep()
+                if seen is None:
+                    return
+
+    def _epoch(self, epoch: int, progress: Progress | None) -> tuple[float, float]:
+        """Mean loss of an epoch (from 1) and the learning rate of its last step."""
+        total, steps = 0.0, self.batches.steps_of(epoch)
+        self.model.train()
+        for step, (images, targets) in zip(steps, self.batches.epoch(epoch), strict=True):
+            self.schedule.step_update(step)
+            rate = float(self.optimizer.param_groups[0]["lr"])
+            self.optimizer.zero_grad(set_to_none=True)
+            value = self.learn(images, targets, step)
+            if not math.isfinite(value):
+                raise TrainingError(f"{self.name}: loss is {value} in epoch {epoch} of {self.batches.epochs}, step "
+                                    f"{step - steps.start + 1} of {len(steps)}, learning rate {rate:.3g}. "
+                                    f"{self.advice}")
+            if self.recipe.clip_norm:
+                nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip_norm)
+            self.optimizer.step()
+            if self.average is not None:
+                self.average.update(self.model, step + 1)
+            total += value
+            if progress is not None:
+                progress(step + 1, self.batches.steps)
+        return total / len(steps), rate
+
+    def report(self, report: Callable[[float, str], None]) -> Progress:
+        """A `progress` that tells `report` the share of what was left when this was called, and the epoch."""
+        left = self.batches.steps - self.batches.steps_of(self.epoch + 1).start
+
+        def tell(step: int, steps: int) -> None:
+            last = self.rows[-1].get("top1_validation") if self.rows else None
+            report(1 - (steps - step) / left, f"epoch {self.epoch + 1} of {self.batches.epochs}"
+                   + (f", validation {self.best(self.rows[-1]):.2%}" if last is not None else ""))
+
+        return tell
+
+    @staticmethod
+    def best(row: Mapping[str, Any]) -> float:
+        """Validation top-1 of the better of network and average."""
+        return float(max(row["top1_validation"], row.get("top1_validation_ema") or 0.0))
+
+    def checkpoint(self, identity: Mapping[str, Any]) -> Checkpoint:
+        """All that it takes to go on; `identity` is what decides the training."""
+        average = {} if self.average is None else self.average.module.state_dict()
+        return Checkpoint(identity, self.epoch, self.rows, self.model.state_dict(), average,
+                          self.optimizer.state_dict())
+
+    def resume(self, path: Path, identity: Mapping[str, Any],
+               step: str = "Give the same options, or another out=FOLDER.") -> None:
+        """Take up the checkpoint at `path`, where there is one. StudyError, which advises `step`, for another's."""
+        found = Checkpoint.load(path)
+        if found is None:
+            return
+        check_identity(found.identity, identity, path, step)
+        found.restore(self.model, None if self.average is None else self.average.module, self.optimizer)
+        self.epoch, self.rows = found.epoch, found.rows
 
 
-class _Batches:
-    """Iterates over (epoch from 1, whether it ends here, images, labels) of a training: a new order each pass over the
-    split, what makes no batch left out."""
+class _Short(Training):
+    """A training of seconds, which `on_epoch` watches and may end; nothing of it is kept."""
 
-    def __init__(self, split: Split, recipe: Recipe, dataset: Dataset, seed: int, epoch_images: int = 0) -> None:
-        self._split, self._recipe, self._dataset, self._seed = split, recipe, dataset, seed
-        self.task = dataset.task
-        n_images = min(epoch_images or len(split), len(split))
-        self.batch, self.steps = recipe.batch_for(n_images), recipe.steps_for(n_images)
-        self._per_epoch, self._per_pass = (max(1, n // self.batch) for n in (n_images, len(split)))
+    def __init__(self, model: nn.Module, batches: Batches, recipe: Recipe, on_epoch: OnEpoch | None) -> None:
+        super().__init__(model, batches, recipe)
+        self.name, self._on_epoch = f"training by recipe {recipe.name}", on_epoch
 
-    def __iter__(self) -> Iterator[tuple[int, bool, torch.Tensor, torch.Tensor]]:
-        generator = torch.Generator().manual_seed(self._seed)
-        layout = torch.channels_last if self._recipe.channels_last else torch.contiguous_format
-        for step in range(self.steps):
-            position = step % self._per_pass
-            if position == 0:
-                order = torch.randperm(len(self._split), generator=generator).numpy()
-            rows = np.sort(order[position * self.batch:(position + 1) * self.batch])
-            images = augment(torch.from_numpy(self._dataset.normalise(self._split.images[rows])), self._recipe,
-                             self._dataset.flip, generator)
-            last = (step + 1) % self._per_epoch == 0 or step + 1 == self.steps
-            yield (step // self._per_epoch + 1, last, images.contiguous(memory_format=layout),
-                   torch.from_numpy(self._split.labels[rows]))
+    def look(self) -> Mapping[str, Any] | None:
+        ended = self._on_epoch is not None and self._on_epoch(self.epoch, self.current)
+        return None if ended else {}
 
 
-def _optimizer(model: nn.Module, recipe: Recipe, steps: int) -> tuple[torch.optim.Optimizer, Any]:
-    """timm's optimiser (no decay on norms and biases) and its cosine; OneCycle is torch's behind the same call."""
-    from hwnas.system.torchvision_ops import declare_missing
+def train(model: nn.Module, split: Split, *, recipe: Recipe, dataset: Dataset, seed: int,
+          on_epoch: OnEpoch | None = None, progress: Progress | None = None, epoch_images: int = 0) -> nn.Module:
+    """Train `model` in place on `split` (of `dataset`, whose normalisation and `flip` count); its average if asked.
 
-    declare_missing()
+    An epoch is `epoch_images` of the split (0: all), each epoch going on where the last one ended.
+
+    `on_epoch(epoch, network)` is called after each epoch (from 1) with the network as it would be returned then;
+    returning True ends the training. `progress(step, steps)` counts steps. The result is in eval mode. TrainingError
+    when the loss is not finite or memory runs out.
+    """
+    with seeded(seed, recipe.threads):
+        training = _Short(laid_out(model, recipe), Stream(split, dataset, recipe, seed, epoch_images), recipe, on_epoch)
+        training.run(progress)
+        return training.current.eval()
+
+
+def laid_out(model: nn.Module, recipe: Recipe) -> nn.Module:
+    """`model` in the memory layout of `recipe`."""
+    return model.to(memory_format=torch.channels_last) if recipe.channels_last else model  # type: ignore[call-overload]
+
+
+def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    """timm's, without weight decay of norms and biases."""
     from timm.optim import create_optimizer_v2
-    from timm.scheduler import CosineLRScheduler
 
-    optimizer = create_optimizer_v2(model, recipe.optimizer, lr=recipe.lr, weight_decay=recipe.weight_decay)
-    if recipe.schedule == "cosine":
-        warmup = round(recipe.warmup * steps)
-        return optimizer, CosineLRScheduler(optimizer, max(2, steps - warmup), warmup_t=warmup, t_in_epochs=False,
-                                            warmup_lr_init=recipe.lr / 25, warmup_prefix=True)
-    return optimizer, _OneCycle(optimizer, recipe, steps)
+    optimizer: torch.optim.Optimizer = create_optimizer_v2(model, recipe.optimizer, lr=recipe.lr,
+                                                           weight_decay=recipe.weight_decay)
+    return optimizer
+
+
+def make_schedule(optimizer: torch.optim.Optimizer, recipe: Recipe, steps: int) -> Any:
+    """timm's, with a step for its unit, or torch's OneCycle; `step_update(step)` sets what the step alone decides."""
+    from timm.scheduler import create_scheduler_v2
+
+    if recipe.schedule == "onecycle":
+        return _OneCycle(optimizer, recipe, steps)
+    warmup = min(round(recipe.warmup * steps), steps - 1)
+    schedule, _ = create_scheduler_v2(
+        optimizer, recipe.schedule, num_epochs=max(2, steps - warmup), warmup_epochs=warmup, warmup_prefix=True,
+        warmup_lr=recipe.lr / 25, min_lr=recipe.lr_end, decay_rate=recipe.decay_rate,
+        decay_epochs=max(1, round(recipe.decay_every * steps)), step_on_epochs=False, updates_per_epoch=1)
+    return schedule
 
 
 class _OneCycle:
-    """torch's OneCycleLR with timm's `step_update`; the last step keeps the last rate."""
+    """torch's OneCycleLR with timm's `step_update`."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, recipe: Recipe, steps: int) -> None:
-        self._steps = max(steps + 1, 5)  # below, torch divides by the length of an empty phase
+        total = max(steps + 1, 5)  # below, torch divides by the length of an empty phase
         self._inner = torch.optim.lr_scheduler.OneCycleLR(
-            optimizer, recipe.lr, total_steps=self._steps, pct_start=max(recipe.warmup, 2 / self._steps),
-            final_div_factor=1e3)
+            optimizer, recipe.lr, total_steps=total, pct_start=max(recipe.warmup, 2 / total), final_div_factor=1e3)
 
     def step_update(self, step: int) -> None:
-        if step < self._steps:
-            self._inner.step()
+        with warnings.catch_warnings():  # torch warns of steps before the optimiser's, which a resumed training takes
+            warnings.simplefilter("ignore")
+            while self._inner.last_epoch < step:
+                self._inner.step()
 
 
-def _average(model: nn.Module, recipe: Recipe) -> Any:
+def make_average(model: nn.Module, recipe: Recipe) -> Any:
     """timm's moving average with a warm-up that suits few steps, or None."""
     if not recipe.ema_decay:
         return None

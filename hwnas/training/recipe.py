@@ -1,115 +1,169 @@
-"""Recipe: how a network is trained, as data. Proxies, finalists and baselines differ in its fields only."""
+"""Recipe: how a network is trained, as data. Every training is done by one; they differ in its fields.
+
+What a recipe's fingerprint names is written out in `_NAMED`: renaming or adding a field voids no study, certificate or
+weights.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from typing import Any, TypeVar
 
-from hwnas.errors import ConfigError, UnknownName
+from hwnas.cli.options import names_of, option, plain, read_options
+from hwnas.errors import ConfigError
 
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "optimizer": ("adamw", "sgd", "nadamw", "lamb", "lion"),
-    "schedule": ("onecycle", "cosine"),
-}
-_RANGES: dict[str, tuple[float, float]] = {
-    "epochs": (1, 10_000), "min_steps": (0, 10**7), "max_steps": (0, 10**9), "batch_size": (2, 8192),
-    "lr": (1e-6, 10), "weight_decay": (0, 1), "warmup": (0, 0.9), "label_smoothing": (0, 0.9),
-    "ema_decay": (0, 0.99999), "clip_norm": (0, 1000), "shift": (0, 0.5), "zoom": (0, 0.5), "rotate": (0, 180),
-    "erase": (0, 1), "threads": (0, 4096),
-}
+Own = TypeVar("Own")
+
+# The order is part of the fingerprints that are in use. A field that is not here is named where it differs from its
+# default, so its default must do what a recipe without the field did.
+_NAMED = ("epochs", "min_steps", "max_steps", "batch_size", "optimizer", "lr", "weight_decay", "schedule", "warmup",
+          "label_smoothing", "ema_decay", "clip_norm", "shift", "zoom", "rotate", "erase", "channels_last")
+_UNNAMED = ("name", "threads")  # threads change rounding, not what is asked
+
+
+def content(options: Any, named: Sequence[str], unnamed: Sequence[str] = (), separator: str = ";") -> str:
+    """`key=value` of the fields `named`, in this order, then of each other field that differs from its default.
+
+    The text that fingerprints are made of: it stays when a class is renamed, or gets a field.
+    """
+    later = [field.name for field in fields(options) if field.name not in (*named, *unnamed)
+             and field.default is not MISSING and getattr(options, field.name) != field.default]
+    return separator.join(f"{key}={getattr(options, key)!r}" for key in (*named, *later))
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """Bounds of a random affine map: `shift` (of the side), `zoom` (scale 1 ± zoom) and `rotate` (degrees)."""
+
+    shift: float = 0.0
+    zoom: float = 0.0
+    rotate: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Everything that decides a training besides network, data and seed.
+    """Everything that decides a training besides network, data, seed and teacher; `conf/train.yaml` explains each.
 
     `epochs` are raised until `min_steps` optimiser steps are done and cut at `max_steps` (0: no limit), so that small
-    data sets are learnt and large ones end in time. `warmup` is a fraction of all steps. `ema_decay` 0: no moving
-    average. `shift` (of the side), `zoom` (scale 1 ± zoom) and `rotate` (degrees) bound the random affine map; `erase`
-    is the probability of a random rectangle; mirroring is the data set's (`flip`). `clip_norm` 0: gradients are not
-    clipped. `threads` 0: every core the process may use.
+    data sets are learnt and large ones end in time. `warmup` and `decay_every` are shares of all steps. `ema_decay` 0:
+    no moving average. Mirroring is the data set's (`flip`). `clip_norm` 0: gradients are not clipped. `threads` 0:
+    every core the process may use.
     """
 
     name: str
-    epochs: int
-    min_steps: int = 0
-    max_steps: int = 0
-    batch_size: int = 64
-    optimizer: str = "adamw"
-    lr: float = 2e-2
-    weight_decay: float = 0.05
-    schedule: str = "onecycle"
-    warmup: float = 0.2
-    label_smoothing: float = 0.1
-    ema_decay: float = 0.0
-    clip_norm: float = 1.0
-    shift: float = 0.1
-    zoom: float = 0.0
-    rotate: float = 0.0
-    erase: float = 0.0
-    channels_last: bool = True
-    threads: int = 0
+    epochs: int = option(low=1, high=100_000, help="passes through the training images")
+    min_steps: int = option(0, low=0, high=10**9, help="epochs are raised until so many steps are done")
+    max_steps: int = option(0, low=0, high=10**9, help="most steps (0: no limit)")
+    batch_size: int = option(64, low=2, high=65_536, help="images a step")
+    # Those of timm's whose whole state is in `state_dict()`, so that they can be resumed bit for bit.
+    optimizer: str = option("adamw", help="timm's", choices=(
+        "adabelief", "adam", "adamw", "lamb", "lars", "lion", "nadamw", "radam", "rmsproptf", "sgd"))
+    lr: float = option(5e-3, low=1e-8, high=100, help="highest learning rate")
+    weight_decay: float = option(0.05, low=0, high=1, help="not of norms and biases")
+    clip_norm: float = option(1.0, low=0, high=1000, help="0: gradients are not clipped")
+    schedule: str = option("cosine", choices=("cosine", "onecycle", "poly", "step", "tanh"),
+                           help="timm's, or torch's onecycle, step by step")
+    warmup: float = option(0.1, low=0, high=0.9, help="share of all steps in which the learning rate rises")
+    lr_end: float = option(0.0, low=0, high=100, help="cosine, poly, tanh: the lowest learning rate")
+    decay_rate: float = option(0.1, low=0, high=10, help="step: factor; poly: power")
+    decay_every: float = option(0.3, low=0.001, high=1, help="step: share of all steps between two decays")
+    ema_decay: float = option(0.0, low=0, high=0.999999, help="moving average of the weights (0: none)")
+    label_smoothing: float = option(0.1, low=0, high=0.9, help="share of each label that is spread over all")
+    shift: float = option(0.1, low=0, high=0.5, help="share of the side")
+    zoom: float = option(0.0, low=0, high=0.5, help="scale 1 ± zoom")
+    rotate: float = option(0.0, low=0, high=180, help="degrees")
+    rand_augment: int = option(0, low=0, high=10, help="magnitude of RandAugment (0: off)")
+    rand_layers: int = option(2, low=1, high=10, help="its operations an image")
+    mixup: float = option(0.0, low=0, high=10, help="alpha (0: off)")
+    cutmix: float = option(0.0, low=0, high=10, help="alpha (0: off); with both, half of the batches each")
+    mix_prob: float = option(1.0, low=0, high=1, help="share of the batches that are mixed")
+    erase: float = option(0.0, low=0, high=1, help="probability of random erasing")
+    erase_mode: str = option("pixel", choices=("const", "pixel", "rand"), help="what erases")
+    precision: str = option("fp32", choices=("fp32", "bf16"), help="bf16: autocast, where the device has it")
+    channels_last: bool = option(True, help="memory layout of the images")
+    threads: int = option(0, low=0, high=4096, help="0: every core")
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], preset: Recipe, where: str = "recipe") -> Recipe:
-        """`preset` with the fields in `config` put in its place, checked; ConfigError names key, rule and value.
+        """`preset` with the fields in `config` put in its place, checked; UnknownName, ConfigError.
 
         Who gives `epochs` gets just these: the preset's `min_steps` and `max_steps` no longer count.
         """
-        known = {f.name: type(getattr(preset, f.name)) for f in fields(cls)}
-        values: dict[str, Any] = {"min_steps": 0, "max_steps": 0} if "epochs" in config else {}
-        for key, value in config.items():
-            if key not in known:
-                raise UnknownName(f"key of {where}", key, known)
-            values[key] = _checked(f"{where}.{key}", key, known[key], value)
-        return replace(preset, **values)
+        if "epochs" in config:
+            config = {"min_steps": 0, "max_steps": 0, **config}
+        recipe = read_options(cls, config, where, base=preset)
+        if "lr_end" in config and recipe.lr_end > recipe.lr:
+            prefix = f"{where}." if where else ""
+            raise ConfigError(f"{prefix}lr_end must not be above {prefix}lr={recipe.lr:g}, got {recipe.lr_end:g}.")
+        if recipe.mixes and recipe.batch_size % 2:
+            raise ConfigError(f"{where + '.' if where else ''}batch_size must be even with mixup or cutmix, got "
+                              f"{recipe.batch_size}.")
+        return replace(recipe, lr_end=min(recipe.lr_end, recipe.lr))
 
     @property
     def fingerprint(self) -> str:
-        """Names the recipe's content; `threads` is left out: it changes rounding, not what is asked."""
-        content = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.name not in ("name", "threads")]
-        return hashlib.sha256(";".join(content).encode()).hexdigest()[:12]
+        """Names the recipe's content, but for its name and `threads`."""
+        text = content(self, _NAMED, (*_UNNAMED, "erase_mode"))
+        if self.erase:  # before there were modes, an erased rectangle was all zero
+            text += f";erase_mode={self.erase_mode!r}"
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @property
+    def moves(self) -> Moves:
+        """Bounds of the random affine map."""
+        return Moves(self.shift, self.zoom, self.rotate)
+
+    @property
+    def mixes(self) -> bool:
+        """Whether images are mixed with each other."""
+        return (self.mixup > 0 or self.cutmix > 0) and self.mix_prob > 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values by key."""
+        return asdict(self)
 
     def batch_for(self, n_images: int) -> int:
         """Images per step: `batch_size`, less for small sets, so that an epoch has eight steps at least."""
-        return max(2, min(self.batch_size, n_images // 8))
+        batch = max(2, min(self.batch_size, n_images // 8))
+        return batch - batch % 2 if self.mixes else batch
 
     def steps_for(self, n_images: int) -> int:
         """Optimiser steps on a set of `n_images`; an incomplete last batch is left out of an epoch."""
-        steps = max(self.epochs * max(1, n_images // self.batch_for(n_images)), self.min_steps)
-        return min(steps, self.max_steps) if self.max_steps else steps
+        return self.length(max(1, n_images // self.batch_for(n_images)))
 
     def epochs_for(self, n_images: int) -> int:
         """Epochs begun in `steps_for(n_images)` steps; the last may be a part of one."""
         return math.ceil(self.steps_for(n_images) / max(1, n_images // self.batch_for(n_images)))
 
-
-def recipe_options(given: Mapping[str, Any], preset: Recipe, where: str) -> dict[str, Any]:
-    """Every field of `preset` but its name, with `given` in their places, for `--show-config`."""
-    recipe = Recipe.from_config(given, preset, where)
-    return {f.name: getattr(recipe, f.name) for f in fields(recipe) if f.name != "name"}
-
-
-def _checked(where: str, key: str, kind: type, value: Any) -> Any:
-    if key in _CHOICES:
-        if value not in _CHOICES[key]:
-            raise UnknownName(where, value, _CHOICES[key])
-        return value
-    if kind is bool or kind is str:
-        if not isinstance(value, kind):
-            raise ConfigError(f"{where} must be {'true or false' if kind is bool else 'a text'}, got {value!r}.")
-        return value
-    low, high = _RANGES[key]
-    number = isinstance(value, int) or (kind is float and isinstance(value, float))
-    if isinstance(value, bool) or not number or not low <= value <= high:
-        rule = "a whole number" if kind is int else "a number"
-        raise ConfigError(f"{where} must be {rule} from {low:g} to {high:g}, got {value!r}.")
-    return kind(value)
+    def length(self, per_epoch: int, whole: bool = False) -> int:
+        """Steps of a training whose epochs have `per_epoch`; `whole`: `min_steps` is rounded up to whole epochs."""
+        least = -(-self.min_steps // per_epoch) * per_epoch if whole else self.min_steps
+        steps = max(self.epochs * per_epoch, least)
+        return min(steps, self.max_steps) if self.max_steps else steps
 
 
-PROXY = Recipe("proxy", epochs=1, min_steps=80, max_steps=80, lr=5e-3, schedule="cosine", warmup=0.1, shift=0.06)
-FINALIST = Recipe("finalist", epochs=10, min_steps=160, max_steps=2000, warmup=0.15, ema_decay=0.99)
-PRESETS = {recipe.name: recipe for recipe in (PROXY, FINALIST)}
+def read_with_recipe(cls: type[Own], section: Mapping[str, Any], preset: Recipe, where: str) -> tuple[Own, Recipe]:
+    """A section that holds options of `cls` beside fields of a recipe, each of them read; UnknownName, ConfigError."""
+    own = names_of(cls)
+    options = read_options(cls, section, where, others=names_of(Recipe))
+    given = {key: value for key, value in section.items() if key not in own}
+    return options, Recipe.from_config(given, preset, where)
+
+
+def all_with_recipe(cls: type[Any], section: Mapping[str, Any], preset: Recipe, where: str) -> dict[str, Any]:
+    """Every option of such a section with its value, as plain values, for `--show-config`."""
+    options, recipe = read_with_recipe(cls, section, preset, where)
+    return {**all_recipe(recipe), **plain(options)}
+
+
+def all_recipe(recipe: Recipe) -> dict[str, Any]:
+    """Every option of a recipe with its value, for `--show-config`."""
+    return {key: value for key, value in recipe.to_dict().items() if key != "name"}
+
+
+PROXY = Recipe("proxy", epochs=1, min_steps=80, max_steps=80, shift=0.06)
+# What "trained in full" means: finalists, baselines, certificates and contests are trained by it.
+FULL_TRAINING = Recipe("full", epochs=6, min_steps=936, max_steps=2000, lr_end=1e-5, ema_decay=0.99)

@@ -22,8 +22,7 @@ from hwnas.system.run_folder import RunFolder
 from hwnas.system.tables import finite, table_csv
 from hwnas.target.host import Host
 from hwnas.training.checkpoint import check_identity, plain
-from hwnas.training.job import TrainingJob
-from hwnas.training.run import Trained
+from hwnas.training.job import Trained, TrainingJob
 
 FORMAT = "hwnas-training/1"
 _PACKAGES = ("torch", "timm", "onnx", "onnxruntime")
@@ -59,7 +58,7 @@ def write_results(job: TrainingJob, trained: Trained, console: Console) -> dict[
     summary = finite({
         "format": FORMAT, "network": str(job.network), "id": job.network.id, "recipe": _fingerprint(job), **scored,
         "top1_validation": trained.rows[-1]["top1_validation_ema" if trained.averaged else "top1_validation"],
-        "weights": "average" if trained.averaged else "last", "epochs": job.options.epochs,
+        "weights": "average" if trained.averaged else "last", "epochs": len(trained.rows),
         "params": count_params(trained.model), "macs": macs, "parity_max_abs_error": parity.max_abs_error,
         "parity_top1_agreement": parity.top1_agreement, "seconds_training": sum(row["seconds"] for row in trained.rows),
         "identity": job.identity, "device": job.device, "threads": job.threads, "host": Host.detect().name,

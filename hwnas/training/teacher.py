@@ -8,6 +8,8 @@ import socket
 import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,15 +17,60 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate, kl_div, log_softmax
 
+from hwnas.cli.options import option, read_options
 from hwnas.data.dataset import Dataset
-from hwnas.errors import CandidateError, DataError, HwnasError, ModelError
+from hwnas.errors import CandidateError, ConfigError, DataError, HwnasError, ModelError
 from hwnas.networks.baselines import TIMM, Baseline
 from hwnas.networks.weights import build_timm, load_weights
 from hwnas.runtimes.child import run_child
+from hwnas.system.documents import content_of
 from hwnas.target.target import Target
-from hwnas.training.options import TeacherOptions
 
 _POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherOptions:
+    """A network to learn from: `timm:NAME` with `weights`, or an ONNX file; `alpha` is its share in the loss."""
+
+    model: str | None = option(None)
+    weights: Path | None = option(None, is_file=True)
+    alpha: float = option(0.5, low=0, high=1)
+    temperature: float = option(2.0, low=0.1, high=100)
+    image_size: int | None = option(None, low=8, high=1024)
+    mean: tuple[float, ...] | None = option(None, low=-10, high=10)
+    std: tuple[float, ...] | None = option(None, low=1e-6, high=10)
+    memory_mb: int = option(4096, low=1)
+    timeout: float = option(120.0, low=1)
+
+    @classmethod
+    def from_config(cls, section: Any, channels: int) -> TeacherOptions | None:
+        """Read the `teacher` section, for images of `channels`; None without a model. ConfigError."""
+        options = read_options(cls, section, "teacher")
+        if not options.model:
+            if options.weights:
+                raise ConfigError("teacher.weights goes with teacher.model=timm:NAME. Give it, or leave both out.")
+            return None
+        if options.model.startswith(TIMM) != (options.weights is not None):
+            raise ConfigError("a timm teacher needs teacher.weights=FILE.safetensors, an ONNX teacher must have none; "
+                              f"got teacher.model={options.model}, teacher.weights={options.weights}.")
+        for key in ("mean", "std"):
+            numbers = getattr(options, key)
+            if numbers is not None and len(numbers) != channels:
+                raise ConfigError(f"teacher.{key} must be {channels} number{'s' if channels > 1 else ''}, one for each "
+                                  f"channel, got {list(numbers)}.")
+        return options
+
+    @property
+    def file(self) -> Path:
+        """Where its weights lie."""
+        return self.weights or Path(str(self.model))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values of what decides its answers and their weight, by key; `model` is named by its content."""
+        return {"model": self.model if self.weights else "ONNX", "file": content_of(self.file), "alpha": self.alpha,
+                "temperature": self.temperature, "image_size": self.image_size,
+                "mean": self.mean and list(self.mean), "std": self.std and list(self.std)}
 
 
 class Teacher(Protocol):
@@ -36,7 +83,7 @@ class Teacher(Protocol):
 def teacher_of(options: TeacherOptions, dataset: Dataset, batch_size: int, threads: int, device: str
                ) -> Iterator[Teacher]:
     """The teacher, until the context ends. UserError when it cannot teach this data set."""
-    if options.model.startswith(TIMM):
+    if str(options.model).startswith(TIMM):
         yield _timm(options, dataset, device)
         return
     with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
@@ -58,7 +105,7 @@ def distilled(loss: Tensor, logits: Tensor, taught: Tensor, options: TeacherOpti
 def _timm(options: TeacherOptions, dataset: Dataset, device: str) -> Teacher:
     size, classes = options.image_size or dataset.image_size, len(dataset.class_names)
     with torch.random.fork_rng(devices=[]):  # its random weights are replaced: the student's seed must not feel them
-        network = build_timm(Baseline(options.model.removeprefix(TIMM)), dataset.channels, classes, size)
+        network = build_timm(Baseline(str(options.model).removeprefix(TIMM)), dataset.channels, classes, size)
     load_weights(network, options.file, f"teacher.weights {options.file}", classes)
     network.eval().requires_grad_(False).to(device)
 
@@ -88,7 +135,7 @@ class OnnxTeacher:
         self._options, self._dataset = options, dataset
         where = os.path.join(folder, "teacher")
         job: Mapping[str, Any] = {
-            "path": os.path.abspath(options.model), "label": f"teacher {options.model}", "socket": where,
+            "path": os.path.abspath(options.file), "label": f"teacher {options.model}", "socket": where,
             "channels": dataset.channels, "image_size": dataset.image_size, "asked_size": options.image_size}
         self._pool = ThreadPoolExecutor(1)
         with socket.socket(socket.AF_UNIX) as door:
@@ -96,7 +143,7 @@ class OnnxTeacher:
             door.listen(1)
             door.settimeout(_POLL_S)
             self._child = self._pool.submit(run_child, "hwnas.training.teacher_child", job, target,
-                                            timeout_s=options.timeout_s, memory_mb=options.memory_mb)
+                                            timeout_s=options.timeout, memory_mb=options.memory_mb)
             self._line = self._accepted(door)
         self._stream = self._line.makefile("rwb")
         self._classes, height, width = np.frombuffer(self._read(12), "<i4").tolist()

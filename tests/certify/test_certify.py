@@ -31,7 +31,7 @@ from hwnas.cli.command import run_command
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, StudyError, TrainingError, UnknownName, UserError
 from hwnas.space.search_space import SearchSpace
-from hwnas.training import run as training_run
+from hwnas.training import job as training_job
 from hwnas.training.checkpoint import Checkpoint
 
 QUIET = Console(quiet=True)
@@ -125,7 +125,7 @@ def test_the_same_command_again_trains_and_asks_nothing(copied: Path, space_file
     def refuse(*_: object) -> None:
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(training_run, "train", refuse)
+    monkeypatch.setattr(training_job, "train", refuse)
     monkeypatch.setattr("hwnas.accuracy.proxy.Proxy.evaluate", refuse)
     before = document(copied / "certificate.json")
     assert run_command(main, "certify", "usage", arguments(space_file, copied), target=False) == 0
@@ -192,7 +192,7 @@ def test_a_training_that_diverges_is_kept_as_failed_and_not_tried_again(copied: 
     assert plan is not None
     folder = plan.folder(plan.networks[1], 1)
     (folder / "summary.json").unlink()
-    monkeypatch.setattr(training_run, "train", diverge)
+    monkeypatch.setattr(training_job, "train", diverge)
     command = arguments(space_file, copied)
     for _ in range(2):
         assert run_command(main, "certify", "usage", command, target=False) == 0

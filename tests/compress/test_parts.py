@@ -216,7 +216,7 @@ def test_a_loss_that_is_not_finite_names_epoch_and_rate(trained: Path, tmp_path:
     job = job_of(trained, tmp_path, "qat.lr=100", "qat.distil=0")
     job = replace(job, dataset=replace(job.dataset, std=(1e-38,)))
     base = PostTraining(Steps(job, Scorer(job)), QUIET).quantisation("mse")
-    with pytest.raises(TrainingError, match=r"epoch 1 of 2 .*learning rate 100"):
+    with pytest.raises(TrainingError, match=r"epoch 1 of 2, .*learning rate 100"):
         fine_tune(job, replace(base, ranges={name: (low, float("inf")) for name, (low, _) in base.ranges.items()}),
                   QUIET)
 

@@ -26,10 +26,16 @@ from hwnas.networks.build import build
 from hwnas.networks.shared_weights import bank_of, covering, extreme
 from hwnas.space.search_space import SearchSpace
 from hwnas.testing import check_estimator
-from hwnas.training import supernet as training
 from hwnas.training.checkpoint import Checkpoint
-from hwnas.training.inherit import inherit, load_inherited, note_other_split, recalibrate
-from hwnas.training.supernet import Curriculum, SupernetOptions
+from hwnas.training.loop import Training
+from hwnas.training.supernet import (
+    Curriculum,
+    SupernetTraining,
+    inherit,
+    load_inherited,
+    note_other_split,
+    recalibrate,
+)
 
 SPACE = """
 image_size: 16
@@ -180,7 +186,7 @@ def test_another_process_finds_it_trained(space: SearchSpace, dataset: Dataset, 
     first, largest = supernet(dataset, space), space.decode(extreme(space, {}, max))
     first.prepare(QUIET)
     assert first.setup_here
-    monkeypatch.setattr(training._State, "train", lambda *_: pytest.fail("trained twice"))
+    monkeypatch.setattr(SupernetTraining, "run", lambda *_: pytest.fail("trained twice"))
     second = supernet(dataset, space, path=str(first.folder))
     second.prepare(QUIET)
     assert not second.setup_here
@@ -194,15 +200,15 @@ def test_an_interruption_changes_no_bit(space: SearchSpace, dataset: Dataset, tm
     whole.prepare(QUIET)
     path = whole.folder / CHECKPOINT
     monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "other"))
-    broken, epoch = supernet(dataset, space), training._State._epoch
+    broken, epoch = supernet(dataset, space), Training._epoch
 
-    def until_the_third(self: Any, number: int, progress: Any) -> float:
+    def until_the_third(self: Any, number: int, progress: Any) -> tuple[float, float]:
         if number == 3:
             raise KeyboardInterrupt
         return epoch(self, number, progress)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training._State, "_epoch", until_the_third)
+        patch.setattr(Training, "_epoch", until_the_third)
         with pytest.raises(KeyboardInterrupt):
             broken.prepare(QUIET)
     broken.prepare(QUIET)
@@ -306,7 +312,7 @@ def ask_by(loss: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch) -
 def test_a_loss_that_is_not_finite_stops_and_names_epoch_and_learning_rate(
         space: SearchSpace, dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     ask_by(lambda logits, *_: logits.sum() * float("nan"), monkeypatch)
-    with pytest.raises(TrainingError, match="loss is nan in epoch 1 of 3, learning rate"):
+    with pytest.raises(TrainingError, match="supernet: loss is nan in epoch 1 of 3, step 1 of 3, learning rate"):
         supernet(dataset, space).prepare(QUIET)
 
 
@@ -319,7 +325,7 @@ def test_a_loss_that_is_not_finite_is_seen_in_any_network_of_a_step(
         asked += 1
         return cross_entropy(*arguments) * (1.0 if asked % 2 else float("nan"))
 
-    monkeypatch.setattr(training._State, "forecast", lambda _: "")
+    monkeypatch.setattr(SupernetTraining, "forecast", lambda _: "")
     ask_by(last_is_not, monkeypatch)
     estimator = supernet(dataset, space, sandwich=0, n_random=2)
     with pytest.raises(TrainingError, match="loss is nan in epoch 1 of 3"):
@@ -331,8 +337,8 @@ def test_out_of_memory_is_one_line(space: SearchSpace, dataset: Dataset, monkeyp
     def full(*_: object) -> None:
         raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
 
-    monkeypatch.setattr(training._State, "_gradients", full)
-    with pytest.raises(TrainingError, match="out of memory while training at batch 32, 16 px"):
+    monkeypatch.setattr(SupernetTraining, "gradients", full)
+    with pytest.raises(TrainingError, match="out of memory while training the supernet at batch 32, 16 px"):
         supernet(dataset, space).prepare(QUIET)
 
 
@@ -352,9 +358,9 @@ def test_what_cannot_share_weights_is_named(space: SearchSpace, dataset: Dataset
     ({"epoch": 3}, "epoch"), ({"epochs": 0}, "supernet.epochs must be a whole number from 1"),
     ({"lr": "big"}, "supernet.lr must be a number"), ({"path": ""}, "supernet.path must be"),
 ])
-def test_bad_options_are_one_line(config: dict[str, Any], said: str) -> None:
+def test_bad_options_are_one_line(config: dict[str, Any], said: str, space: SearchSpace, dataset: Dataset) -> None:
     with pytest.raises(UserError, match=said):
-        SupernetOptions.from_config(config)
+        load_estimator("supernet", dataset=dataset, space=space, config=config)
 
 
 def test_fewer_images_than_a_batch_are_refused(space: SearchSpace, dataset: Dataset) -> None:
