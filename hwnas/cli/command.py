@@ -203,9 +203,8 @@ def _for_hydra(config_name: str, text: str, overrides: Sequence[str]) -> list[st
 def _is_open(config_name: str, key: str, given: Mapping[str, str]) -> bool:
     """Whether `key` lies in a section that is filled from a dataclass, empty in conf/, or that of the estimator of
     another package that is chosen."""
-    base = _base(config_name)
+    base, groups = _base(config_name), _groups(config_name)
     head = key.partition(".")[0]
-    groups = {name for part in base.get("defaults", ()) if isinstance(part, dict) for name in part}
     if head == key:
         return False
     if head in _SECTIONS and (head in groups or head in given or f"+{head}" in given):
@@ -231,15 +230,42 @@ def _base(config_name: str) -> dict[str, Any]:
     return dict(content)
 
 
+def _groups(config_name: str) -> list[str]:
+    """The groups that a command chooses a file of, but `target`."""
+    return [name for part in _base(config_name).get("defaults", ()) if isinstance(part, dict) for name in part]
+
+
+def option_keys(config_name: str) -> list[str]:
+    """Options of a command as they are typed, `key=`, or `section.` where the configuration does not list its keys."""
+    base, groups = _base(config_name), _groups(config_name)
+    groups += ["target"] if "target" in base or config_name == "certify" else []
+    keys = [f"{name}=" for name in groups]
+    keys += [key for name, value in base.items() if name not in ("defaults", "target") for key in _typed(name, value)]
+    for name in _SECTIONS:
+        if name in groups or (name == "calibration" and name in base):
+            keys += [f"{name}.{key}=" for key in defaults(_section_class(name)) if key != "name"]
+    return list(dict.fromkeys(keys))
+
+
+def _typed(key: str, value: Any) -> list[str]:
+    if not isinstance(value, dict):
+        return [f"{key}="]
+    return [typed for name, part in value.items() for typed in _typed(f"{key}.{name}", part)] or [f"{key}."]
+
+
+def _section_class(name: str) -> Any:
+    module, _, cls = _SECTIONS[name].partition(":")
+    return getattr(import_module(module), cls)
+
+
 def _fill(config: DictConfig) -> None:
     """Put the defaults of their dataclasses below the sections; UnknownName for a key that is not theirs."""
     from omegaconf import DictConfig, OmegaConf, open_dict
 
-    for name, place in _SECTIONS.items():
+    for name in _SECTIONS:
         if name not in config or OmegaConf.is_missing(config, name) or not isinstance(config[name], DictConfig):
             continue
-        module, _, cls = place.partition(":")
-        known = defaults(getattr(import_module(module), cls))
+        known = defaults(_section_class(name))
         if "name" in known and "name" not in config[name]:
             continue  # of another command: what differs from a data set already chosen
         for key in config[name]:

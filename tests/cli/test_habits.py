@@ -1,0 +1,179 @@
+"""Hydra's habits at the command line, the user's own YAML, doors of other packages, and `hwnas COMMAND`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hwnas.__main__ import completions, main
+from hwnas.cli.command import COMMANDS, as_typed, compose, names_in, split_runs
+from hwnas.cli.options import names_of
+from hwnas.data.options import DatasetOptions
+from hwnas.errors import ConfigError, UnknownName
+from hwnas.latency.calibrate import CalibrationOptions
+from hwnas.study.objective import CAP_QUANTILE
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's folder of configuration, with a name that Hydra's grammar has uses for."""
+    home = tmp_path / "a home, mine"
+    monkeypatch.setenv("HWNAS_HOME", str(home))
+    for group in ("target", "dataset", "objective"):
+        (home / "conf" / group).mkdir(parents=True)
+    return home / "conf"
+
+
+def shown(capsys: pytest.CaptureFixture[str], *argv: str) -> dict:
+    assert main([*argv, "--show-config"]) == 0
+    return yaml.safe_load(capsys.readouterr().out)
+
+
+def test_show_config_prints_every_option_with_its_value(capsys):
+    config = shown(capsys, "search", "target=xeon_int8", "proxy.seeds=3", "finalists.recipe.epochs=7", "threads=2",
+                   "dataset.image_size=16")
+    assert config["proxy"]["seeds"] == 3
+    assert config["proxy"]["lr"] == 0.005
+    assert config["proxy"]["threads"] == 2
+    assert (config["proxy"]["epochs"], config["proxy"]["min_steps"]) == (1, 80)
+    assert config["finalists"]["recipe"]["epochs"] == 7
+    assert config["multi_fidelity"]["rungs"] == [2, 4]
+    assert config["supernet"]["n_random"] == 2
+    assert config["zero_cost"]["score"] == "naswot"
+    assert config["tabular"]["key"] == "codes"
+    assert config["sampler_options"]["n_startup_trials"] == 8
+    assert list(config["calibration"]) == names_of(CalibrationOptions)
+    assert list(config["dataset"]) == names_of(DatasetOptions)
+    assert config["budget"]["quantile"] == CAP_QUANTILE
+    empty = [key for key, value in config.items() if value == {}]
+    assert not empty
+
+
+def test_cfg_job_is_the_same_and_shows_a_training_in_full(capsys):
+    assert main(["certify", "training.lr=0.1", "--cfg", "job"]) == 0
+    training = yaml.safe_load(capsys.readouterr().out)["training"]
+    assert (training["lr"], training["epochs"], training["batch_size"]) == (0.1, 12, 64)
+
+
+@pytest.mark.parametrize("written", ["target=ort_int8", "+target=ort_int8"])
+def test_a_target_is_chosen_with_or_without_the_plus(written):
+    assert compose("search", [written]).target.name == "ort_int8"
+    assert compose("certify", [written], target=False).target.name == "ort_int8"
+
+
+def test_own_files_come_before_the_shipped(own, monkeypatch):
+    monkeypatch.setenv("IMAGES", "/images")
+    (own / "target" / "mine.yaml").write_text('name: mine\nruntime: "null"\nprecision: fp32\n')
+    (own / "target" / "ort_int8.yaml").write_text("name: ort_int8\nruntime: onnxruntime\nprecision: int8\nbatch: 4\n")
+    (own / "dataset" / "parts.yaml").write_text("name: imagefolder\nroot: ${oc.env:IMAGES}/parts\n")
+    (own / "objective" / "slow.yaml").write_text("name: reward\nreward: hard\ntarget_ms: 5\n")
+    assert {"mine", "xeon_int8"} <= set(names_in("target"))
+    config = compose("search", ["target=mine", "target.threads=2", "dataset=parts", "objective=slow"])
+    assert (config.target.runtime, config.target.threads, config.target.device) == ("null", 2, "cpu")
+    assert (config.dataset.root, config.dataset.validation_fraction) == ("/images/parts", 0.15)
+    assert config.objective.target_ms == 5
+    assert compose("search", ["target=ort_int8"]).target.batch == 4
+    with pytest.raises(UnknownName, match=r"Known: .*parts"):
+        compose("search", ["target=mine", "dataset=part"])
+
+
+@pytest.mark.parametrize("text", ["_target_: os.system\n", "options: {a: [{_target_: os.system}]}\n",
+                                  'image_size: "${oc.create:{_target_:os.system}}"\n'])
+def test_own_files_cannot_run_code(own, text):
+    (own / "dataset" / "bad.yaml").write_text(f"name: digits\n{text}")
+    with pytest.raises(ConfigError, match="_target_: configurations cannot name code"):
+        compose("search", ["target=ort_int8", "dataset=bad"])
+
+
+def test_own_files_are_checked_as_the_shipped(own):
+    (own / "dataset" / "bad.yaml").write_text("name: digits\nflipp: true\n")
+    with pytest.raises(UnknownName, match=r"key of dataset 'flipp'\. Did you mean flip"):
+        compose("search", ["target=ort_int8", "dataset=bad"])
+    (own / "search.yaml").write_text("seed: 1\n")
+    with pytest.raises(ConfigError, match=r"search\.yaml: a command's defaults cannot be changed there"):
+        compose("search", ["target=ort_int8"])
+
+
+PACKAGE = """
+import numpy as np
+from hwnas.data.dataset import Listing
+
+def parts(options):
+    raise SystemExit(f"asked for {options.name} with {dict(options.options)} at {options.image_size} px")
+"""
+
+
+def test_a_data_set_of_another_package_is_chosen_by_its_name(tmp_path):
+    """Installed as pip leaves it: a module and a dist-info folder that names the entry point."""
+    (tmp_path / "parts.py").write_text(PACKAGE)
+    info = tmp_path / "parts-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: parts\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[hwnas.datasets]\nparts = parts:parts\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "hwnas.search", "+target=null_fp32", "dataset=parts", "dataset.options.side=3",
+         "dataset.image_size=16", f"out={tmp_path / 'out'}"], capture_output=True, text=True, timeout=300, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])})
+    assert "asked for parts with {'side': 3} at 16 px" in done.stderr
+
+
+def test_a_multirun_gives_each_run_a_folder_of_its_own():
+    runs = split_runs("search", ["+target=xeon_int8,ort_int8", "dataset=digits"], True, ("target", "dataset"))
+    assert list(runs) == ["target=xeon_int8", "target=ort_int8"]
+    assert [compose("search", run).target.name for run in runs.values()] == ["xeon_int8", "ort_int8"]
+    assert [compose("search", run).out for run in runs.values()] == [None, None]  # the default names the target
+    outs = [compose("search", run).out for run in split_runs(
+        "search", ["target=ort_int8", "seed=range(0,2)", "n_trials=3,4"], True, ("target", "dataset")).values()]
+    assert outs == ["runs/search/seed=0,n_trials=3", "runs/search/seed=0,n_trials=4", "runs/search/seed=1,n_trials=3",
+                    "runs/search/seed=1,n_trials=4"]
+    given = as_typed(["target=xeon_int8,ort_int8", "out=my runs/x"], several=True)
+    assert [compose("search", run).out for run in split_runs("search", given, True, ("target",)).values()] == [
+        "my runs/x/target=xeon_int8", "my runs/x/target=ort_int8"]
+    with pytest.raises(UnknownName, match="ort_int9"):
+        split_runs("search", ["target=ort_int8,ort_int9"], True, ("target",))
+
+
+def test_a_failed_run_of_several_is_told_at_the_end(tmp_path, capfd):
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    assert main(["report", "-m", f"run={bad},{good}"]) == 2
+    said = capfd.readouterr()
+    assert [line for line in said.out.splitlines() if line.startswith("[")] == [f"[run='{bad}']", f"[run='{good}']"]
+    assert said.err.splitlines()[-1].startswith("2 of 2 runs failed: run=")
+    assert main(["search", "-q", "-m", "target=ort_int8,xeon_int8", "--show-config"]) == 0
+
+
+def test_every_command_goes_by_its_name(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/hwnas"])
+    for name in COMMANDS:
+        with pytest.raises(SystemExit) as ended:
+            main([name, "--help"])
+        said = capsys.readouterr().out
+        assert ended.value.code == 0
+        assert said.startswith(f"usage: hwnas {name} ")
+        assert "python -m" not in said.partition("positional")[0].replace("torchrun --nproc-per-node=2 -m", "")
+    assert main(["--help"]) == main([]) == main(["--version"]) == 0
+    said = capsys.readouterr().out
+    assert all(f"  {name} " in said for name in COMMANDS)
+    assert main(["serch"]) == 2
+    assert "Did you mean search" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("line", "some"), [
+    ("hwnas se", "search "), ("hwnas search se", "seed="), ("hwnas search +target=xe", "+target=xeon_int8 "),
+    ("hwnas search target=xeon_int8,o", "target=xeon_int8,ort_int8 "), ("hwnas search dataset=", "dataset=digits "),
+    ("hwnas search space=", "space=mnasnet_small "), ("hwnas search calibration.", "calibration.networks="),
+    ("hwnas train teacher", "teacher.alpha="), ("hwnas certify ", "target=")])
+def test_completion_knows_commands_keys_and_names(line, some):
+    assert some in completions(line)
+
+
+def test_bash_completes():
+    script = f"""hwnas() {{ {sys.executable} -m hwnas "$@"; }}; eval "$(hwnas -sc install=bash)"
+COMP_LINE="hwnas search target=xeon_i"; COMP_POINT=${{#COMP_LINE}}; _hwnas; printf '%s|' "${{COMPREPLY[@]}}" """
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "xeon_int8 |", done.stderr
