@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hwnas.data.task import Task
 from hwnas.front.rows import FrontRow
 from hwnas.target.target import Target
 
@@ -13,14 +14,14 @@ _HINTS = {"int8": "f32", "fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """What a network is fed: square images of `channels`, scaled to 0..1, minus `mean`, over `std`."""
+    """What a network is fed, square images of `channels`, scaled to 0..1, minus `mean`, over `std`; and its task."""
 
     dataset: str
     channels: int
     size: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    class_names: tuple[str, ...]
+    task: Task
 
 
 def card_text(row: FrontRow, given: Input, target: Target, *, date: str, runtime: str, recipe: str = "") -> str:
@@ -33,7 +34,7 @@ def card_text(row: FrontRow, given: Input, target: Target, *, date: str, runtime
         "## OpenVINO", _code(_openvino(file, target)),
         "## ONNX Runtime", _code(_onnxruntime(file)),
         "## timm (fp32 weights, e.g. to train on)", _code(_timm(row, given)),
-        "## Measured", _measured(row, target, date, runtime),
+        "## Measured", _measured(row, given.task.metric, target, date, runtime),
         "## The same with OpenVINO's own tool", _code(_benchmark_app(file, shape, target), "sh"),
         _note(target),
     ]
@@ -44,7 +45,7 @@ def card_text(row: FrontRow, given: Input, target: Target, *, date: str, runtime
 
 def _summary(row: FrontRow, given: Input, target: Target) -> str:
     kind = "A timm baseline" if row.is_baseline else "A network found by hwnas"
-    return (f"{kind} for {given.dataset} ({len(given.class_names)} classes), deployed as `{target.name}` "
+    return (f"{kind} for {given.dataset} ({len(given.task.class_names)} classes), deployed as `{target.name}` "
             f"({target.runtime}, {target.precision}, {target.threads or 'all'} thread(s), batch {target.batch}).\n\n"
             f"`{row.architecture}`\n\n{row.params:,} parameters, {row.macs / 1e6:.2f} million multiply-accumulates.")
 
@@ -52,9 +53,9 @@ def _summary(row: FrontRow, given: Input, target: Target) -> str:
 def _input(given: Input) -> str:
     kind = "one grey channel" if given.channels == 1 else f"{given.channels} channels (RGB order)"
     return (f"`images`: float32 [n, {given.channels}, {given.size}, {given.size}], {kind}. "
-            f"Output `logits`: float32 [n, {len(given.class_names)}].\n\n"
+            f"Output `logits`: float32 [n, {len(given.task.class_names)}].\n\n"
             f"`images = (pixels / 255 - mean) / std` with mean = {_numbers(given.mean)}, std = {_numbers(given.std)} "
-            f"per channel.\n\nClasses, in order: {', '.join(given.class_names)}.")
+            f"per channel.\n\nClasses, in order: {', '.join(given.task.class_names)}.")
 
 
 def _numbers(values: Sequence[float]) -> str:
@@ -79,7 +80,7 @@ def _onnxruntime(file: str) -> str:
 
 def _timm(row: FrontRow, given: Input) -> str:
     if row.is_baseline:
-        shape, stem_stride = f"{given.channels}, {len(given.class_names)}, {given.size}", int(row.id != row.name)
+        shape, stem_stride = f"{given.channels}, {len(given.task.class_names)}, {given.size}", int(row.id != row.name)
         return ("import safetensors.torch; from hwnas.networks.baselines import Baseline\n"
                 f'model = Baseline("{row.name}", {stem_stride}).build({shape})  # a timm network\n'
                 'model.load_state_dict(safetensors.torch.load_file("weights.safetensors"))')
@@ -90,9 +91,9 @@ def _timm(row: FrontRow, given: Input) -> str:
             'model.load_state_dict(safetensors.torch.load_file("weights.safetensors"))')
 
 
-def _measured(row: FrontRow, target: Target, date: str, runtime: str) -> str:
-    lines = [("test top-1, deployed", _percent(row.top1_test, row.top1_test_low, row.top1_test_high, row.n_test)),
-             ("test top-1, fp32", _percent(row.top1_test_fp32)),
+def _measured(row: FrontRow, metric: str, target: Target, date: str, runtime: str) -> str:
+    lines = [(f"test {metric}, deployed", _percent(row.top1_test, row.top1_test_low, row.top1_test_high, row.n_test)),
+             (f"test {metric}, fp32", _percent(row.top1_test_fp32)),
              ("latency of one batch", _ms(row.latency_ms, row.latency_ms_low, row.latency_ms_high)),
              ("latency predicted", _ms(row.latency_ms_predicted, row.latency_ms_predicted_low,
                                        row.latency_ms_predicted_high)),

@@ -11,12 +11,13 @@ import pytest
 from deployment_fixtures import tiny_baseline, tiny_making, tiny_network
 from front_fixtures import make_row
 
+from hwnas.data.task import Task
 from hwnas.front.card import Input, card_text
 from hwnas.front.make import make
 from hwnas.system.run_folder import ModelFolder
 from hwnas.target.target import Target
 
-GIVEN = Input("sides", 1, 16, (0.4,), (0.3,), ("left", "right"))
+GIVEN = Input("sides", 1, 16, (0.4,), (0.3,), Task(("left", "right")))
 TARGET = Target("xeon_int8", "openvino", "int8")
 
 
