@@ -47,12 +47,12 @@ def main(config: Any, console: Console) -> None:
 @contextlib.contextmanager
 def _locked(folder: Path, ranks: Ranks, console: Console) -> Iterator[None]:
     """One training at a time in a folder; the first process holds the lock for all."""
-    from hwnas.system.locks import file_lock
+    from hwnas.system.locks import hold
 
     if not ranks.first:
         yield
         return
-    with file_lock(folder / ".training.lock", lambda: console.say(f"another process trains in {folder}; waiting")):
+    with hold(folder / ".training.lock", lambda: console.say(f"another process trains in {folder}; waiting")):
         yield
 
 

@@ -16,7 +16,7 @@ from hwnas.data.dataset import Dataset
 from hwnas.data.loading import load_dataset
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
-from hwnas.training.results import FORMAT
+from hwnas.training.results import SUMMARY
 
 SPACE = """
 image_size: 8
@@ -63,14 +63,14 @@ def pretend_trained(plan: CertifyPlan, dataset: Dataset, top1: Callable[[int, in
             folder.mkdir(parents=True, exist_ok=True)
             value = top1(row, seed)
             if value is None:
-                content = {"format": FAILED, "reason": "loss is nan in epoch 1"}
+                content = {**FAILED.header, "reason": "loss is nan in epoch 1"}
                 (folder / "failed.json").write_text(json.dumps(content))
                 continue
             identity = {"seed": seed, "dataset.fingerprint": dataset.fingerprint}
             (folder / "summary.json").write_text(json.dumps({
-                "format": FORMAT, "id": network.id, "top1_test": value, "n_test": 400, "seconds_training": 50.0,
+                **SUMMARY.header, "id": network.id, "top1_test": value, "n_test": 400, "seconds_training": 50.0,
                 "identity": identity}))
-            (folder / "cost.json").write_text(json.dumps({"format": COST, "cpu_seconds": 40.0, "epochs_timed": 3}))
+            (folder / "cost.json").write_text(json.dumps({**COST.header, "cpu_seconds": 40.0, "epochs_timed": 3}))
 
 
 class Told:

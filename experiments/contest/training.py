@@ -20,7 +20,7 @@ from experiments.contest.networks import Network, Training, overrides, ready, va
 from experiments.contest.options import Options
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, StudyError
-from hwnas.system.locks import file_lock
+from hwnas.system.locks import hold
 from hwnas.system.paths import write_atomic
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -151,7 +151,7 @@ def _add_cost(out: Path, training: Training, cpu_s: float) -> None:
     """Under a lock: the same command may run twice in one folder, and one waits while the other trains."""
     path = _cost_file(out, training)
     held: Mapping[str, Any] = {}
-    with file_lock(path.with_suffix(".lock")):
+    with hold(path.with_suffix(".lock")):
         with contextlib.suppress(OSError, ValueError):
             held = json.loads(path.read_text())
         write_atomic(path, json.dumps({"cpu_s": [*held.get("cpu_s", ()), round(cpu_s, 2)]}) + "\n")

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from hwnas.accuracy.scores import Scorer
 from hwnas.data.dataset import Dataset, digest
-from hwnas.errors import CandidateError, ConfigError, DataError, UserError
+from hwnas.errors import CandidateError, ConfigError, DataError
 from hwnas.space.architecture import Architecture
-from hwnas.system.locks import file_lock
+from hwnas.system.documents import Document
+from hwnas.system.locks import hold
 from hwnas.system.paths import home, write_atomic
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from hwnas.space.search_space import SearchSpace
 
 
-FORMAT = "hwnas-anchors/1"
+ANCHORS = Document("hwnas-anchors", 1, "trained anchors", "Delete it, and they are trained again.", DataError)
 _DRAWN = 1024  # random networks that the anchors are chosen from
 
 
@@ -62,36 +63,27 @@ def anchors(path: Path, networks: Sequence[Architecture], measure: Callable[[Arc
     def waiting() -> None:
         console.note(f"another process trains the {len(networks)} anchors; waiting for it")
 
-    with file_lock(path.with_suffix(".lock"), waiting):
+    with hold(path.with_suffix(".lock"), waiting):
         found = _read(path, networks)
         if len(found) == len(networks):
             return found
         with console.step(f"train {len(networks)} anchors") as report:
             for network in networks[len(found):]:
                 found.append(measure(network))
-                write_atomic(path, json.dumps({"format": FORMAT, "networks": [asdict(one) for one in found]}, indent=1))
+                write_atomic(path, json.dumps({**ANCHORS.header, "networks": [asdict(one) for one in found]}, indent=1))
                 report(len(found) / len(networks), f"{len(found)} of {len(networks)} anchors")
     return found
 
 
 def _read(path: Path, networks: Sequence[Architecture]) -> list[Anchor]:
     """The anchors that are there, in order; DataError for a file that is not of these networks."""
-    try:
-        text = path.read_text()
-    except FileNotFoundError:
+    content = ANCHORS.find(path)
+    if content is None:
         return []
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read ({error}). Make it readable or delete it.") from None
-    try:
-        content: Any = json.loads(text)
-        if content["format"] != FORMAT:
-            raise ValueError(f"format {content['format']!r} instead of {FORMAT!r}")
+    with ANCHORS.reading(path):
         found = [_anchor(one) for one in content["networks"]]
         if [one.id for one in found] != [network.id for network in networks[: len(found)]]:
             raise ValueError("its networks are others")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path}: not the anchors that were kept there ({type(error).__name__}: {error}). Delete it, "
-                        "and they are trained again.") from None
     return found
 
 
@@ -102,7 +94,7 @@ def _anchor(row: dict[str, Any]) -> Anchor:
         raise ValueError(f"anchor {one.id}: {row}")
     return one
 
-POOL_FORMAT = "hwnas-scores/1"
+SCORES = Document("hwnas-scores", 1, "scores of networks", "Delete it, and they are computed again.", DataError)
 POOL = 256  # networks; about the number from which more tell little more of the others
 IMAGES = 32
 _EVERY = 8  # networks between two writes: a kill loses seconds
@@ -132,7 +124,7 @@ class Pool:
         def waiting() -> None:
             console.note("sampler: another process computes zero-cost scores; waiting for it")
 
-        with file_lock(self.path.with_suffix(".lock"), waiting):
+        with hold(self.path.with_suffix(".lock"), waiting):
             found, self.seconds = _read_pool(self.path)
             open_ones = [(one, name) for one in networks for name in self.names if name not in found.get(one.id, {})]
             if open_ones:
@@ -150,22 +142,15 @@ class Pool:
         return np.array([[found[one.id][name] for name in self.names] for one in networks], float)
 
     def _write(self, found: dict[str, dict[str, float | None]]) -> None:
-        write_atomic(self.path, json.dumps({"format": POOL_FORMAT, "seconds": self.seconds, "scores": found}))
+        write_atomic(self.path, json.dumps({**SCORES.header, "seconds": self.seconds, "scores": found}))
 
 
 def _read_pool(path: Path) -> tuple[dict[str, dict[str, float | None]], float]:
     """Scores by id and name, and their seconds; DataError for another file."""
-    try:
-        content: Any = json.loads(path.read_text())
-        if content["format"] != POOL_FORMAT:
-            raise ValueError(f"format {content['format']!r} instead of {POOL_FORMAT!r}")
+    content = SCORES.find(path)
+    if content is None:
+        return {}, 0.0
+    with SCORES.reading(path):
         scores = {str(one): {str(name): None if value is None else float(value) for name, value in row.items()}
                   for one, row in content["scores"].items()}
         return scores, float(content["seconds"])
-    except FileNotFoundError:
-        return {}, 0.0
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error}). Make it readable or delete it.") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path}: not the scores that were kept there ({type(error).__name__}: {error}). Delete it, "
-                        "and they are computed again.") from None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hwnas.cli.options import read_value
 from hwnas.errors import ConfigError, StudyError, UnknownName
+from hwnas.system.documents import Document
 from hwnas.system.paths import certificate_dirs, home, write_atomic
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from hwnas.space.search_space import SearchSpace
 
 
-FORMAT = "hwnas-certificate/1"
+CERTIFICATE = Document("hwnas-certificate", 1, "a certificate", "Remove it, and certify again.")
 TRIALS = 200  # networks of a search over which the work before the first estimate is spread
 _NEEDED = ("dataset", "space", "n", "truth", "estimators", "created")
 
@@ -61,12 +62,9 @@ def key_of(dataset: Dataset) -> str:
 
 def read_certificate(path: Path) -> Certificate:
     """The certificate in a file; StudyError when it is missing, torn or foreign."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise StudyError(f"cannot read {path}: {error}. Remove it, and certify again.") from None
-    if not isinstance(content, dict) or content.get("format") != FORMAT or any(key not in content for key in _NEEDED):
-        raise StudyError(f"{path} is no whole certificate of format {FORMAT}. Remove it, and certify again.")
+    content = CERTIFICATE.read(path)
+    if any(key not in content for key in _NEEDED):
+        raise StudyError(f"{path}: no whole certificate. {CERTIFICATE.remedy}")
     return Certificate(path, content)
 
 

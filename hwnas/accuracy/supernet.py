@@ -86,12 +86,12 @@ class Supernet:
 
     def prepare(self, console: Console) -> None:
         """Train the supernet from its last whole epoch, or find it trained; other processes wait."""
-        from hwnas.system.locks import file_lock
+        from hwnas.system.locks import hold
 
         path = self.folder / CHECKPOINT
         if self.options.path is not None and not path.is_file():
             raise StudyError(f"supernet.path: no {CHECKPOINT} in {self.folder}. Leave supernet.path out to train one.")
-        with file_lock(self.folder / ".training.lock", lambda: console.say(f"another process trains {path}; waiting")):
+        with hold(self.folder / ".training.lock", lambda: console.say(f"another process trains {path}; waiting")):
             self.setup_here = not path.is_file()
             found = train(self._job(path), console)
         self.setup_seconds = sum(row["seconds"] for row in found.rows)

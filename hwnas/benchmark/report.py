@@ -17,11 +17,12 @@ from typing import Any
 from hwnas.cli.text import UNKNOWN, number, text_table
 from hwnas.latency.load import Throughput
 from hwnas.latency.measurement import P90_SAMPLES, P99_SAMPLES, Measurement, Protocol
+from hwnas.system.documents import Document
 from hwnas.system.paths import write_atomic
 from hwnas.target.host import Host
 from hwnas.target.target import Target
 
-FORMAT, VERSION = "hwnas-benchmark", 1
+BENCHMARK = Document("hwnas-benchmark", 1, "a benchmark", "Measure again.", two_fields=True)
 _NEEDED = {0.5: 1, 0.9: P90_SAMPLES, 0.99: P99_SAMPLES}
 
 
@@ -87,7 +88,7 @@ class Benchmark:
     def save(self, path: Path) -> None:
         """Write the JSON file: statistics for reading, raw samples to compute them again."""
         data = {
-            "format": FORMAT, "version": VERSION, "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            **BENCHMARK.header, "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "model": self.model, "made_up_ranges": self.made_up, "target": asdict(self.target),
             "host": self.host.to_dict(), "runtime": self.runtime, "seed": self.seed, "input": self.raw["input"],
             "call_overhead_us": self.raw["overhead_us"], "protocol": self.raw["protocol"],
@@ -225,7 +226,7 @@ def _load(one: Load, benchmark: Benchmark) -> Iterator[tuple[str, str]]:
 
 
 def _load_reason(found: Throughput) -> str:
-    return found.windows.reason.replace("turns", "windows").replace("steal", "cores taken by others")
+    return found.windows.reason_in("windows", "cores taken by others")
 
 
 def _load_noise(found: Throughput) -> str:

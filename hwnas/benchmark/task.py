@@ -111,9 +111,9 @@ def _quantised(fp32: Path, job: Mapping[str, Any], target: Target) -> Path:
 
     int8 = fp32.with_name("model_int8.onnx")
     try:
-        quantize_static(fp32, int8, None, tuned_for=tuning_of(target))
+        quantize_static(fp32, int8, None, tuned_for=tuning_of(target), label=job["label"])
     except CandidateError as error:
-        raise ModelError(str(error).replace(os.fspath(fp32), job["label"])) from None
+        raise ModelError(str(error)) from None
     return int8
 
 

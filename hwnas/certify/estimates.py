@@ -24,10 +24,11 @@ from hwnas.accuracy.estimator import (
     load_estimator,
 )
 from hwnas.accuracy.zero_cost import CHOICES, label
-from hwnas.certify.plan import CertifyPlan, Network, read_document
+from hwnas.certify.plan import CertifyPlan, Network
 from hwnas.cli.progress import Console
 from hwnas.errors import CandidateError, ConfigError, DataError, SpaceError, StudyError, UnknownName, UserError
-from hwnas.system.locks import file_lock
+from hwnas.system.documents import Document
+from hwnas.system.locks import hold
 from hwnas.system.paths import write_atomic
 from hwnas.system.tables import finite
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from hwnas.data.dataset import Dataset
     from hwnas.space.search_space import SearchSpace
 
-FORMAT = "hwnas-estimates/1"
+ESTIMATES = Document("hwnas-estimates", 1, "an estimator's answers", "Remove it to judge anew.")
 DEFAULT = ("proxy", "supernet", "multi_fidelity", *map(label, CHOICES))
 _LABEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,59}")
 _STREAM = 0x04DE
@@ -104,7 +105,7 @@ def estimate_all(plan: CertifyPlan, judged: Sequence[Judged], seeds: int, datase
 
     One that cannot be prepared for this space and data is said and left out, unless it is the only one.
     """
-    with file_lock(plan.out / ".estimates.lock", lambda: console.say(f"another process judges in {plan.out}; waiting")):
+    with hold(plan.out / ".estimates.lock", lambda: console.say(f"another process judges in {plan.out}; waiting")):
         warm = False
         for one in judged:
             work = _Work(plan, one, dataset, space)
@@ -136,7 +137,7 @@ def judged_before(plan: CertifyPlan, judged: Sequence[Judged], dataset: Dataset,
         if any(one.file(plan.out) == path for one in judged):
             continue
         try:
-            document = read_document(path, FORMAT) or {}
+            document = ESTIMATES.find(path) or {}
             one = Judged(str(document.get("label")), str(document.get("accuracy")), document.get("options") or {})
             if not _Work(plan, one, dataset, space).left(1):
                 found.append(one)
@@ -184,7 +185,7 @@ class _Work:
 
     def _content(self) -> dict[str, Any]:
         path, fingerprint = self.judged.file(self.plan.out), self.estimator.fingerprint
-        found = read_document(path, FORMAT)
+        found = ESTIMATES.find(path)
         if found is not None and found.get("fingerprint") != fingerprint:
             raise StudyError(f"{path} is of another recipe (fingerprint {found.get('fingerprint')}, now {fingerprint})."
                              " Remove it to judge anew, or give the estimator another label.")
@@ -192,7 +193,7 @@ class _Work:
         if found is not None and any(one["id"] not in networks for one in found["results"]):
             raise StudyError(f"{path} is of other networks than {self.plan.out} has now. Remove it to judge anew.")
         return found or {
-            "format": FORMAT, "label": self.judged.label, "accuracy": self.judged.accuracy,
+            **ESTIMATES.header, "label": self.judged.label, "accuracy": self.judged.accuracy,
             "options": dict(self.judged.options), "fingerprint": fingerprint, "setup_seconds": 0.0,
             "setup_cpu_seconds": None, "results": []}
 
@@ -214,7 +215,7 @@ class _Work:
     def _shared_cpu_seconds(self) -> float | None:
         """What another label of the same estimator spent on the very same setup: it took as many seconds, exactly."""
         for path in sorted(self.judged.file(self.plan.out).parent.glob("*.json")):
-            found = read_document(path, FORMAT) or {}
+            found = ESTIMATES.find(path) or {}
             if all(found[key] == self.content[key] for key in ("accuracy", "setup_seconds")) \
                     and found["setup_cpu_seconds"] is not None:
                 return float(found["setup_cpu_seconds"])

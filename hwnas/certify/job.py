@@ -11,7 +11,7 @@ from hwnas.certify.plan import CertifyPlan, Network, in_full, macs_of, read_plan
 from hwnas.cli.options import number, section
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError
-from hwnas.system.locks import file_lock
+from hwnas.system.locks import hold
 from hwnas.system.run_folder import RunFolder
 from hwnas.target.host import usable_cores
 
@@ -55,7 +55,7 @@ def prepare(config: Any, console: Console) -> CertifyJob:
         **{f"dataset.{key}": value for key, value in data.items() if key not in ("root", "download")},
         **{f"training.{key}": value for key, value in training.items() if key not in ("device", "threads")}}
     out = RunFolder.create(config.out or Path("runs") / f"certificate-{space.name}-{info.name}").path
-    with file_lock(out / ".plan.lock"):
+    with hold(out / ".plan.lock"):
         found = read_plan(out, identity)
         networks, cost, source = ((found.networks, found.cost, found.cost_source) if found else
                                   _choose(config, space, n, seed, console))

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hwnas.errors import ConfigError, StudyError, UnknownName, UserError
+from hwnas.errors import ConfigError, UnknownName, UserError
 from hwnas.space.architecture import Architecture
 from hwnas.space.coding import Codes
 from hwnas.space.search_space import SearchSpace, macs
 from hwnas.space.search_space import spread as spread_rows
+from hwnas.system.documents import Document, check_identity
 from hwnas.system.paths import write_atomic
 
 if TYPE_CHECKING:
@@ -67,7 +68,8 @@ def _different(space: SearchSpace, n: int, rng: np.random.Generator) -> Codes:
     raise ConfigError(f"n={n}: {len(codes)} different networks were found in space {space.name} by drawing settings. "
                       "Give a smaller n.")
 
-FORMAT = "hwnas-certify/1"
+_AGAIN = "Remove it, and what it held is made again; or choose another out=FOLDER."
+PLAN = Document("hwnas-certify", 1, "a certificate's plan", _AGAIN)
 _NOT_OURS = ("architecture", "model", "stem_stride", "weights", "out", "seed", "split_seed", "dataset")
 
 
@@ -101,7 +103,7 @@ class CertifyPlan:
             write_atomic(self.architecture_file(network), network.architecture.to_yaml())
         networks = [{"id": one.id, "cost": one.cost, "architecture": one.architecture.to_dict()}
                     for one in self.networks]
-        content = {"format": FORMAT, "cost": self.cost, "cost_source": self.cost_source, "seed": self.seed,
+        content = {**PLAN.header, "cost": self.cost, "cost_source": self.cost_source, "seed": self.seed,
                    "seeds": self.seeds, "identity": self.identity, "dataset": self.dataset, "training": self.training,
                    "networks": networks}
         write_atomic(plan_file(self.out), json.dumps(content, indent=1, allow_nan=False) + "\n")
@@ -119,38 +121,16 @@ def plan_file(out: Path) -> Path:
 def read_plan(out: Path, identity: Mapping[str, Any] | None = None) -> CertifyPlan | None:
     """The plan in a folder, None where there is none; StudyError for one that is torn or not of `identity`."""
     path = plan_file(out)
-    content = read_document(path, FORMAT)
+    content = PLAN.find(path)
     if content is None:
         return None
     if identity is not None:
-        from hwnas.training.checkpoint import check_identity
-
         check_identity(content["identity"], identity, path)
-    try:
+    with PLAN.reading(path):
         networks = tuple(Network(Architecture.from_dict(one["architecture"], str(path)), float(one["cost"]))
                          for one in content["networks"])
         return CertifyPlan(out, networks, content["cost"], content["cost_source"], content["dataset"],
                            content["training"], content["seed"], content["seeds"], content["identity"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise _torn(path, error) from None
-
-
-def read_document(path: Path, form: str) -> dict[str, Any] | None:
-    """A JSON file of this format, None where there is none; StudyError for a torn or foreign one."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise _torn(path, error) from None
-    if not isinstance(found, dict) or found.get("format") != form:
-        raise StudyError(f"{path} is not of format {form}. Choose another out=FOLDER.")
-    return found
-
-
-def _torn(path: Path, error: Exception) -> StudyError:
-    return StudyError(f"{path} is torn ({type(error).__name__}: {' '.join(str(error).split())[:100]}). Remove it, and "
-                      "what it held is made again.")
 
 
 IN_FULL = {"device": "cpu", "threads": 1, "train_images": 10_000, "validation_images": 2000}  # besides the recipe

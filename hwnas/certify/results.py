@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hwnas.accuracy.certificate import FORMAT, cost_of, keep, key_of, ranked
+from hwnas.accuracy.certificate import CERTIFICATE, cost_of, keep, key_of, ranked
 from hwnas.accuracy.certificate_text import COLUMNS, rows, sentences
-from hwnas.certify.estimates import FORMAT as ESTIMATES
-from hwnas.certify.estimates import Judged
+from hwnas.certify.estimates import ESTIMATES, Judged
 from hwnas.certify.picture import certificate_figure
-from hwnas.certify.plan import CertifyPlan, read_document
+from hwnas.certify.plan import CertifyPlan
 from hwnas.certify.truth import Training, epochs_done, read_training
 from hwnas.cli.progress import Console
 from hwnas.cli.text import text_table
@@ -106,13 +105,13 @@ def certificate_of(truth: Truth, judged: Sequence[Judged], dataset: Dataset, spa
 
     plan = truth.plan
     documents = {one.label: document for one in judged
-                 if (document := read_document(one.file(plan.out), ESTIMATES))}
+                 if (document := ESTIMATES.find(one.file(plan.out)))}
     estimates = {label: _values(plan, found) for label, found in documents.items()}
     summary = truth.summary()
     full = summary["cpu_seconds"] or summary["seconds"]
     entries = {label: _entry(documents[label], estimates[label], truth, full) for label in documents}
     content = {
-        "format": FORMAT, "created": now(), "host": Host.detect().name, "versions": versions(),
+        **CERTIFICATE.header, "created": now(), "host": Host.detect().name, "versions": versions(),
         "dataset": _described(plan, dataset),
         "space": {"name": space.name, "fingerprint": space.fingerprint}, "n": len(plan.networks), "seed": plan.seed,
         "cost": plan.cost, "cost_source": plan.cost_source, "k": K, "level": LEVEL, "truth": summary,

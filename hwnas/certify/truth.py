@@ -15,18 +15,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hwnas.certify.plan import CertifyPlan, Network, read_document, training_config
+from hwnas.certify.plan import CertifyPlan, Network, training_config
 from hwnas.cli.progress import Console, Report
-from hwnas.errors import CandidateError, StudyError, UserError
-from hwnas.system.locks import file_lock
+from hwnas.errors import CandidateError, StudyError
+from hwnas.system.documents import Document
+from hwnas.system.locks import hold
 from hwnas.system.paths import write_atomic
 from hwnas.system.processes import crew
 
 if TYPE_CHECKING:
     from hwnas.training.job import TrainingJob
 
-FAILED = "hwnas-certify-failure/1"
-COST = "hwnas-certify-cost/1"
+_AGAIN = "Remove it, and that training is made again."
+FAILED = Document("hwnas-certify-failure", 1, "a failed training", _AGAIN)
+COST = Document("hwnas-certify-cost", 1, "the cost of a training", _AGAIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +69,8 @@ def work(plan: CertifyPlan, heard: Callable[[], None], wait: bool) -> None:
     jobs = Jobs(plan)
     for network, seed in trainings(plan):
         folder = plan.folder(network, seed)
-        lock = file_lock if wait else _free_lock
-        with lock(folder / ".training.lock") as busy:
-            if not busy and not is_failed(folder):
+        with hold(folder / ".training.lock", wait=wait) as held:
+            if held and not is_failed(folder):
                 _train(jobs.job(network, seed), heard)
 
 
@@ -139,16 +140,16 @@ def is_failed(folder: Path) -> bool:
 
 def read_training(plan: CertifyPlan, network: Network, seed: int) -> Training | None:
     """What became of a training, None where it is not finished; StudyError for a torn or foreign file."""
-    from hwnas.training.results import FORMAT
+    from hwnas.training.results import SUMMARY
 
     folder = plan.folder(network, seed)
-    failed = read_document(folder / "failed.json", FAILED)
+    failed = FAILED.find(folder / "failed.json")
     if failed is not None:
         return Training(seed, None, 0, 0.0, None, "", str(failed["reason"]))
-    found = read_document(folder / "summary.json", FORMAT)
+    found = SUMMARY.find(folder / "summary.json")
     if found is None:
         return None
-    cost = read_document(folder / "cost.json", COST) or {}
+    cost = COST.find(folder / "cost.json") or {}
     if (found.get("id"), found.get("identity", {}).get("seed")) != (network.id, seed):
         raise StudyError(f"{folder / 'summary.json'} is of another training. Choose another out=FOLDER.")
     return Training(seed, float(found["top1_test"]), int(found["n_test"]), float(found["seconds_training"]),
@@ -157,37 +158,14 @@ def read_training(plan: CertifyPlan, network: Network, seed: int) -> Training | 
 
 def epochs_done(plan: CertifyPlan) -> int:
     """Epochs of a finished training: more than `plan.epochs` where they were raised to the recipe's least steps."""
-    from hwnas.training.results import FORMAT
+    from hwnas.training.results import SUMMARY
 
-    found = (read_document(plan.folder(*one) / "summary.json", FORMAT) for one in trainings(plan))
+    found = (SUMMARY.find(plan.folder(*one) / "summary.json") for one in trainings(plan))
     return next((int(one.get("epochs", plan.epochs)) for one in found if one is not None), plan.epochs)
 
 
-def _write(path: Path, form: str, content: dict[str, Any]) -> None:
-    write_atomic(path, json.dumps({"format": form, **content}, indent=1) + "\n")
-
-
-@contextmanager
-def _free_lock(path: Path) -> Iterator[bool]:
-    """Hold the lock if no other process does; yields whether one does. UserError where there is no place for it."""
-    from filelock import FileLock, Timeout
-
-    busy = False
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path, mode=0o666)
-        lock.acquire(timeout=0)
-    except Timeout:
-        busy = True
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}. Make its folder writable.") from None
-    if busy:
-        yield True
-        return
-    try:
-        yield False
-    finally:
-        lock.release()
+def _write(path: Path, document: Document, content: dict[str, Any]) -> None:
+    write_atomic(path, json.dumps({**document.header, **content}, indent=1) + "\n")
 
 
 def _heard(plan: CertifyPlan, report: Report, every_s: float = 5.0) -> Callable[[], None]:

@@ -26,11 +26,11 @@ def main(config: Any, console: Console) -> None:
     from hwnas.compress.compression import printed, sentence, taken, timed, write_results
     from hwnas.compress.job import check_folder, make_job
     from hwnas.compress.step import Scorer, Steps
-    from hwnas.system.locks import file_lock
+    from hwnas.system.locks import hold
 
     job = make_job(config, console)
     folder = job.folder.path
-    with file_lock(folder / ".compress.lock", lambda: console.say(f"another process works in {folder}; waiting")):
+    with hold(folder / ".compress.lock", lambda: console.say(f"another process works in {folder}; waiting")):
         check_folder(job)
         steps = Steps(job, Scorer(job))
         found = taken(steps, console)

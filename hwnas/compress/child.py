@@ -36,10 +36,7 @@ def check(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Pr
     check_path(path, job["memory_mb"])
     proto = load_checked(path)
     found = input_of(proto, label)
-    try:
-        shape = sized(found, label, None, job["image_size"])
-    except ModelError as error:
-        raise ModelError(str(error).replace("image_size", "dataset.image_size")) from None
+    shape = sized(found, label, None, job["image_size"], size_option="dataset.image_size")
     if len(shape) != 3:
         raise ModelError(f"{label} takes inputs of {len(shape)} axes; images [channels, height, width] are expected.")
     if found.shape[0] is not None:
@@ -54,11 +51,11 @@ def check(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Pr
     try:
         onnx.load_external_data_for_model(proto, str(path.parent))
         write_atomic(job["copy"], proto.SerializeToString())
-        load_fp32(job["copy"])
+        load_fp32(job["copy"], label)
     except (ValueError, OSError, onnx.checker.ValidationError) as error:
         raise ModelError(f"{label} cannot be copied: {one_line(error)}. Export it again.") from None
     except CandidateError as error:
-        raise ModelError(str(error).replace(job["copy"], label)) from None
+        raise ModelError(str(error)) from None
     logits = runtime.compile(job["copy"], replace(target, precision="fp32")).logits(
         np.zeros((_IMAGES, *shape), np.float32))
     if logits.ndim != 2 or len(logits) != _IMAGES:

@@ -13,17 +13,17 @@ from hwnas.cli.progress import Console
 from hwnas.cli.text import UNKNOWN, number, text_table
 from hwnas.compress.job import CompressJob
 from hwnas.compress.step import REFERENCE, Step, Steps
-from hwnas.errors import CandidateError, QuantizeError, StudyError, TableError
+from hwnas.errors import CandidateError, QuantizeError
 from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.stats.intervals import wilson
-from hwnas.system.documents import content_of
+from hwnas.system.documents import Document, content_of
 from hwnas.system.paths import write_atomic
 from hwnas.system.tables import finite, table_csv
 from hwnas.target.host import Host
 
-FORMAT = "hwnas-compression/1"
-TIMING_FORMAT = "hwnas-compress-timing/1"
+COMPRESSION = Document("hwnas-compression", 1, "the summary of a compression", "Give the command again.")
+TIMING = Document("hwnas-compress-timing", 1, "the timing of a compression", "Remove it to time again.")
 _PACKAGES = ("torch", "onnx", "onnxruntime", "openvino")
 
 
@@ -80,24 +80,20 @@ def timed(steps: Steps, found: Sequence[Step], console: Console) -> dict[str, Me
         stored = steps.scorer.time(files, console)
         first = next(iter(stored.values()))
         write_atomic(path, json.dumps(finite({
-            "format": TIMING_FORMAT, "protocol": first.protocol.to_dict(), "contents": contents,
+            **TIMING.header, "protocol": first.protocol.to_dict(), "contents": contents,
             "files": {name: one.to_dict() for name, one in stored.items()}}), separators=(",", ":")) + "\n")
     return {name: stored[name] for name in files}
 
 
 def _stored_timing(path: Path, contents: Mapping[str, str]) -> dict[str, Measurement]:
     """The measurements of an earlier run, of those files that are the same."""
-    if not path.is_file():
+    data = TIMING.find(path)
+    if data is None:
         return {}
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        if data["format"] != TIMING_FORMAT:
-            raise ValueError(f"not of format {TIMING_FORMAT}")
+    with TIMING.reading(path):
         protocol = Protocol(**data["protocol"])
         return {name: Measurement.from_dict(one, protocol, str(path)) for name, one in data["files"].items()
                 if data["contents"][name] == contents.get(name)}
-    except (OSError, ValueError, KeyError, TypeError, TableError) as error:
-        raise StudyError(f"cannot read {path}: {error}. Remove it to time again.") from None
 
 
 def best(found: Sequence[Step], reference: Step, latency: Mapping[str, Measurement], max_drop: float) -> Step | None:
@@ -156,7 +152,7 @@ def write_results(steps: Steps, found: Sequence[Step], latency: Mapping[str, Mea
     if told is None:
         raise QuantizeError(f"no int8 file of {job.source.label} could be made: {found[0].error}")
     summary = finite({
-        "format": FORMAT, "model": job.source.label, "keeps_limit": chosen is not None, "max_drop_points": limit,
+        **COMPRESSION.header, "model": job.source.label, "keeps_limit": chosen is not None, "max_drop_points": limit,
         "file": None if chosen is None else deployed.name, "step": told.name, "what": told.what,
         **{key: value for key, value in next(row for row in table if row["name"] == told.name).items()
            if key not in ("name", "what", "file", "reason", "keeps_limit")},

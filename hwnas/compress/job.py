@@ -16,7 +16,7 @@ from hwnas.cli.progress import Console
 from hwnas.data.dataset import Dataset, DatasetInfo
 from hwnas.errors import CandidateError, ConfigError, DataError, ModelError, StudyError
 from hwnas.runtimes.foreign import check_path, input_of, load_checked, sized
-from hwnas.system.documents import content_of
+from hwnas.system.documents import check_identity, content_of
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import ModelFolder, RunFolder
 from hwnas.target.target import Target
@@ -311,8 +311,6 @@ def _parts(dataset: Dataset, options: CompressOptions, split_seed: int) -> tuple
 def check_folder(job: CompressJob) -> None:
     """StudyError when the folder holds the steps of another compression (naming what differs), or files that a search
     or a training wrote there: an int8 file and a summary would take the place of theirs."""
-    from hwnas.training.checkpoint import check_identity
-
     path, folder = job.steps / "identity.json", job.folder
     if not path.is_file():
         theirs = [file.name for file in (folder.architecture, folder.baseline, folder.weights, folder.onnx, folder.int8,
@@ -326,7 +324,4 @@ def check_folder(job: CompressJob) -> None:
         stored = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise StudyError(f"cannot read {path}: {error}. Choose another out=FOLDER.") from None
-    try:
-        check_identity(stored if isinstance(stored, dict) else {}, job.identity, path)
-    except StudyError as error:
-        raise StudyError(str(error).replace("another training", "another compression")) from None
+    check_identity(stored if isinstance(stored, dict) else {}, job.identity, path, work="compression")

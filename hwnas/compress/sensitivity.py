@@ -16,9 +16,9 @@ import numpy as np
 from hwnas.cli.progress import Console
 from hwnas.compress.post_training import Quantisation, spread
 from hwnas.compress.step import Step, Steps
-from hwnas.errors import CandidateError, StudyError
+from hwnas.errors import CandidateError
 from hwnas.networks.qdq import Graph, quantised_nodes
-from hwnas.system.documents import content_of
+from hwnas.system.documents import Document, content_of
 from hwnas.system.paths import write_atomic
 from hwnas.system.tables import finite
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import ModelProto
 
-FORMAT = "hwnas-sensitivity/1"
+SENSITIVITY = Document("hwnas-sensitivity", 1, "what single nodes cost", "Remove it to measure again.")
 _COPIES = 2  # of each network in the timing of single nodes, of which there are many
 _LEAST_COST = 0.005  # of the whole latency: below this a node's cost is noise
 _ALL_INT8 = ""
@@ -85,9 +85,9 @@ class KeptNodes:
     def _sensitivities(self, scratch: Path) -> list[Sensitivity]:
         """The most sensitive nodes, the one that recovers most in a millisecond first; kept from run to run."""
         path = self._job.steps / f"{self._prefix}_sensitivity.json"
-        stored = _read(path)
-        if stored.get("settings") != self._settings:
-            stored = {"format": FORMAT, "settings": self._settings}
+        stored = SENSITIVITY.find(path)
+        if stored is None or stored.get("settings") != self._settings:
+            stored = {**SENSITIVITY.header, "settings": self._settings}
         if "chosen" not in stored:
             errors = self._errors(path, stored, scratch)
             stored["chosen"] = [asdict(one) for one in self._timed(errors)]
@@ -144,18 +144,6 @@ class KeptNodes:
             bargain = recovered[name] / max(cost_ms, _LEAST_COST * base_ms)
             timed.append(Sensitivity(name, recovered[name], -10 * float(np.log10(errors[name])), cost_ms, bargain))
         return sorted(timed, key=lambda one: -one.bargain)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {"format": FORMAT}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if found["format"] == FORMAT:
-            return dict(found)
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    raise StudyError(f"cannot read {path} as {FORMAT}. Remove it to measure again.")
 
 
 def _write(path: Path, data: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from hwnas.cli.progress import Console
 from hwnas.compress.job import CompressJob
-from hwnas.errors import CandidateError, MeasurementInvalid, StudyError
+from hwnas.errors import CandidateError, MeasurementInvalid
 from hwnas.front.comparison import paired_bootstrap
 from hwnas.front.score import LEAST_ROUNDS
 from hwnas.latency.measurement import Measurement, Protocol
@@ -24,6 +24,7 @@ from hwnas.latency.reference import Reference
 from hwnas.latency.timing import TimedFile, time_files
 from hwnas.runtimes.answers import predict
 from hwnas.runtimes.runtime import load_runtime
+from hwnas.system.documents import Document
 from hwnas.system.paths import write_atomic
 from hwnas.system.tables import finite
 
@@ -84,7 +85,7 @@ class Scorer:
         return found
 
 
-FORMAT = "hwnas-compress-step/1"
+STEP = Document("hwnas-compress-step", 1, "a step of a compression", "Remove it to take that step again.")
 REFERENCE = "fp32"
 
 
@@ -160,23 +161,21 @@ class Steps:
         return found
 
     def _store(self, step: Step, settings: Mapping[str, Any]) -> None:
-        data = finite({"format": FORMAT, "name": step.name, "what": step.what, "error": step.error,
+        data = finite({**STEP.header, "name": step.name, "what": step.what, "error": step.error,
                        "settings": settings, "about": step.about,
                        "validation_images": len(step.right), "right": np.packbits(step.right).tobytes().hex()})
         write_atomic(step.path.with_suffix(".json"), json.dumps(data, indent=1) + "\n")
 
     def _stored(self, name: str, what: str, path: Path, settings: Mapping[str, Any]) -> Step | None:
         where = path.with_suffix(".json")
-        if not where.is_file():
+        data = STEP.find(where)
+        if data is None:
             return None
-        try:
-            data = json.loads(where.read_text(encoding="utf-8"))
-            if data["format"] != FORMAT or (not data["error"] and not path.is_file()):
-                raise ValueError(f"not of format {FORMAT}, or without its file")
+        with STEP.reading(where):
+            if not data["error"] and not path.is_file():
+                raise ValueError("its file is not there")
             if data["settings"] != settings:
                 return None
             bits = np.frombuffer(bytes.fromhex(data["right"]), np.uint8)
             right = np.unpackbits(bits, count=data["validation_images"]).astype(bool)
             return Step(name, what, path, right, data["about"], data["error"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise StudyError(f"cannot read {where}: {error}. Remove it to take that step again.") from None

@@ -11,7 +11,7 @@ from hwnas.cli.options import number, read_options
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, MissingLatency, UnknownName
 from hwnas.latency.table import LatencyTable, TableKey, find_table, known_hosts, table_path
-from hwnas.system.locks import file_lock
+from hwnas.system.locks import hold
 from hwnas.system.paths import home
 from hwnas.target.host import Host
 from hwnas.target.target import Target
@@ -137,10 +137,10 @@ def _calibrate(deployment: Deployment, space: SearchSpace, options: CalibrationO
         return calibrate(deployment.target, space, runtime, options, console, table)
 
 
-def calibration_lock(host_name: str, key: TableKey, console: Console) -> AbstractContextManager[None]:
+def calibration_lock(host_name: str, key: TableKey, console: Console) -> AbstractContextManager[bool]:
     """One calibration of a table at a time; the second says that it waits."""
     path = table_path(home() / "latency_tables", host_name, key).with_suffix(".lock")
-    return file_lock(path, lambda: console.say(f"waiting for another calibration of {key}"))
+    return hold(path, lambda: console.say(f"waiting for another calibration of {key}"))
 
 
 def _version_here(deployment: Deployment) -> str | None:

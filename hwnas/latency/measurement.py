@@ -110,14 +110,18 @@ class Measurement:
     @property
     def reason(self) -> str:
         """Why it is INVALID; empty when it is a number."""
+        return self.reason_in("turns", "steal")
+
+    def reason_in(self, turns: str, steal: str) -> str:
+        """`reason`, with these words for the turns and for what disturbed them."""
         good, needed = len(self.values_ms), min(3, self.protocol.min_rounds)
         if good >= needed:
             return ""
         if not self.turns:
             return "no turn was timed before the time cap"
         worst = max(turn.reference_ms for turn in self.turns) / self.quiet_ms - 1
-        return (f"only {good} of {len(self.turns)} turns were quiet (reference up to {worst:.0%} above its quiet "
-                f"{self.quiet_ms:.3f} ms, steal up to {max(turn.steal for turn in self.turns):.0%}"
+        return (f"only {good} of {len(self.turns)} {turns} were quiet (reference up to {worst:.0%} above its quiet "
+                f"{self.quiet_ms:.3f} ms, {steal} up to {max(turn.steal for turn in self.turns):.0%}"
                 f"{', throttled' if any(turn.throttled for turn in self.turns) else ''})")
 
     @property

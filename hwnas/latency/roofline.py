@@ -23,6 +23,7 @@ from hwnas.latency.roofs import Roofs, cache_bytes, measured_bandwidths, measure
 from hwnas.latency.table import LatencyTable, TimedNetwork, find_table
 from hwnas.space.blocks import BlockSpec
 from hwnas.stats.intervals import Z90
+from hwnas.system.documents import Document
 from hwnas.target.target import Target
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 # The file's format history: 1 is the first: host, runtimes, targets, roofs (and how each was measured), groups, ratios,
 # points.
-FORMAT, VERSION = "hwnas-roofline", 1
+ROOFLINE = Document("hwnas-roofline", 1, "a roofline", "Draw it again.", two_fields=True)
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
 OVERHEAD_SHARE = 0.1  # of what the roof allows: a block below that is held up by something else than the two roofs
@@ -268,7 +269,7 @@ class Roofline:
         """The content of the file beside the picture."""
         groups = {name: [{**asdict(one), "verdict": one.verdict} for one in found]
                   for name, found in zip(self.names, (self.groups, self.other_groups), strict=True) if name}
-        data = {"format": FORMAT, "version": VERSION, "created": self.created, "space": self.space,
+        data = {**ROOFLINE.header, "created": self.created, "space": self.space,
                 "targets": list(filter(None, self.names)), "runtimes": list(filter(None, self.runtimes)),
                 "times": SOURCES[self.source], "host": dict(self.host), "roofs": self.roofs.to_dict(),
                 "groups": groups, "ratios": [one.to_dict() for one in self.ratios],

@@ -19,13 +19,12 @@ from typing import Any
 from hwnas.errors import HwnasError, TableError
 from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.space.architecture import Architecture
-from hwnas.system.documents import read_document
+from hwnas.system.documents import Document
 from hwnas.system.paths import table_dirs, write_atomic
 from hwnas.target.target import Target
 
-FORMAT = "hwnas-latency-table"
-VERSION = 2
-_REMEDY = "Move it away; the next run measures anew."
+TABLE = Document("hwnas-latency-table", 2, "a latency table", "Move it away; the next run measures anew.", TableError,
+                 two_fields=True)
 LEAST_NETWORKS = 12  # fewer of a space cannot be split into fitted and held-out ones
 
 
@@ -101,7 +100,7 @@ class LatencyTable:
     def save(self, path: Path) -> None:
         """Write the file whole or not at all."""
         data = {
-            "format": FORMAT, "version": VERSION, "host": self.host, "runtime": self.runtime_version,
+            **TABLE.header, "host": self.host, "runtime": self.runtime_version,
             "created": self.created,
             "key": {**{name: getattr(self.key, name) for name in TableKey.__slots__}, "sizes": list(self.key.sizes)},
             "protocol": self.protocol.to_dict(), "overhead_us": round(self.overhead_ms * 1e3, 3),
@@ -116,13 +115,13 @@ class LatencyTable:
     @classmethod
     def load(cls, path: Path) -> LatencyTable:
         """Read a table; TableError names file, place and what is wrong with it."""
-        data = read_document(path, FORMAT, VERSION, "a latency table", _REMEDY)
+        data = TABLE.read(path)
         try:
             return cls._from_dict(data, path)
         except TableError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, HwnasError) as error:
-            raise TableError(f"{path}: {type(error).__name__}: {error}. {_REMEDY}") from None
+            raise TableError(f"{path}: {type(error).__name__}: {error}. {TABLE.remedy}") from None
 
     @classmethod
     def _from_dict(cls, data: Mapping[str, Any], path: Path) -> LatencyTable:

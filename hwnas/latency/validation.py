@@ -19,7 +19,7 @@ from hwnas.latency.held_out_networks import ANCHOR, TimedOne, chosen_anchors, he
 from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.table import LatencyTable
 from hwnas.space.architecture import Architecture
-from hwnas.system.documents import read_document
+from hwnas.system.documents import Document
 from hwnas.system.paths import write_atomic
 
 if TYPE_CHECKING:
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from hwnas.space.search_space import SearchSpace
 
 
-FORMAT, VERSION = "hwnas-validation", 1
-PARTIAL = "hwnas-validation-partial"
+VALIDATION = Document("hwnas-validation", 1, "a validation", "Name the JSON file that hwnas.validate wrote.",
+                      TableError, two_fields=True)
+PARTIAL = replace(VALIDATION, format="hwnas-validation-partial", name="an unfinished validation")
 
 
 @dataclass(frozen=True)
@@ -65,13 +66,13 @@ def network_to_dict(one: TimedOne, predicted: tuple[float, float, float]) -> dic
 
 def save(path: Path, report: Mapping[str, Any]) -> None:
     """Write the file whole or not at all."""
-    text = json.dumps({"format": FORMAT, "version": VERSION, **report}, separators=(",", ":"), allow_nan=False)
+    text = json.dumps({**VALIDATION.header, **report}, separators=(",", ":"), allow_nan=False)
     write_atomic(path, text)
 
 
 def load(path: Path) -> Stored:
     """Read what was measured; TableError names file, place and what is wrong with it."""
-    data = read_document(path, FORMAT, VERSION, "a validation", "Name the JSON file that hwnas.validate wrote.")
+    data = VALIDATION.read(path)
     try:
         protocol = Protocol(**data["protocol"])
         networks = [_timed(entry, protocol, f"{path}: networks[{index}]")
@@ -93,7 +94,7 @@ class Partial:
 
     def __init__(self, path: Path, header: Mapping[str, Any], protocol: Protocol) -> None:
         self.path, self.protocol = path, protocol
-        self.header = json.loads(json.dumps({"format": PARTIAL, "version": VERSION, **header}))
+        self.header = json.loads(json.dumps({**PARTIAL.header, **header}))
 
     def measured(self) -> dict[str, Measurement]:
         """Valid measurements by architecture id; none when the file is missing or of another validation."""

@@ -39,17 +39,18 @@ def tuning_of(target: Target) -> TunedFor:
 
 def quantize_static(fp32_path: str | os.PathLike[str], int8_path: str | os.PathLike[str],
                     calibration: NDArray[np.float32] | None, *, tuned_for: TunedFor = "openvino",
-                    method: Method = "mse", threads: int = 1) -> None:
+                    method: Method = "mse", threads: int = 1, label: str = "") -> None:
     """Write the int8 QDQ version of an fp32 ONNX file, metadata kept.
 
     `calibration`: normalised training images [n,c,h,w] that give the activations' ranges, by smallest squared error
     ("mse"), by extremes ("minmax"), or as `activation_ranges` says. None gives made-up ranges: right for timing,
     useless for answers; the graph has the same structure. `tuned_for` matters only around swish, hard-swish and GELU.
-    QuantizeError when the network cannot be quantised; UserError when the file cannot be written.
+    QuantizeError, which calls it `label`, when the network cannot be quantised; UserError when the file cannot be
+    written.
     """
     if tuned_for not in get_args(TunedFor) or method not in get_args(Method):
         raise ValueError(f"tuned_for={tuned_for!r}, method={method!r}: not among {TunedFor}, {Method}")
-    proto = load_fp32(fp32_path)
+    proto = load_fp32(fp32_path, label)
     if calibration is None:
         graph = Graph(proto)
         ranges = {name: _made_up(graph, name) for name in quantised_tensors(graph, tuned_for)}
@@ -80,23 +81,27 @@ def quantise_graph(proto: ModelProto, ranges: Mapping[str, Range], *, note: str,
         raise QuantizeError(f"the quantised graph is not valid ONNX: {_one_line(error)}") from error
 
 
-def load_fp32(path: str | os.PathLike[str]) -> ModelProto:
-    """An ONNX network that can be quantised; QuantizeError for one that is torn, old, int8 already or without names."""
+def load_fp32(path: str | os.PathLike[str], label: str = "") -> ModelProto:
+    """An ONNX network that can be quantised; QuantizeError for one that is torn, old, int8 already or without names.
+
+    Errors call it `label`, or by its path.
+    """
     import onnx
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
+    label = label or os.fspath(path)
     try:
         proto = onnx.load(os.fspath(path))
     except (OSError, DecodeError) as error:
-        raise QuantizeError(f"cannot read {os.fspath(path)}: {_one_line(error)}") from error
+        raise QuantizeError(f"cannot read {label}: {_one_line(error)}") from error
     opset = max((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), default=0)
     if opset < MIN_OPSET:
-        raise QuantizeError(f"{os.fspath(path)} has opset {opset}; per-channel weights need {MIN_OPSET}. Export again.")
+        raise QuantizeError(f"{label} has opset {opset}; per-channel weights need {MIN_OPSET}. Export again.")
     if any(node.op_type == "QuantizeLinear" for node in proto.graph.node):
-        raise QuantizeError(f"{os.fspath(path)} is quantised already; give the fp32 file.")
+        raise QuantizeError(f"{label} is quantised already; give the fp32 file.")
     names = [node.name for node in proto.graph.node]
     if len(set(names)) < len(names) or "" in names:
-        raise QuantizeError(f"{os.fspath(path)} has nodes without a name of their own; "
+        raise QuantizeError(f"{label} has nodes without a name of their own; "
                             "export it with hwnas.networks.export.")
     return proto
 

@@ -17,6 +17,7 @@ from hwnas.errors import StudyError
 from hwnas.latency.deployment import error_line, latency_model
 from hwnas.networks.network import FoundNetwork
 from hwnas.search.plan import Plan, make_plan
+from hwnas.system.locks import hold
 from hwnas.system.processes import crew
 from hwnas.system.run_folder import RunFolder
 
@@ -68,7 +69,7 @@ class SearchResult:
 def search(config: Any, console: Console) -> SearchResult:
     """The whole road. Killed at any point, the same call goes on; several calls at once share the trials."""
     from hwnas.study.record import trial_rows
-    from hwnas.study.study import acquire_verifier, wait_for_others
+    from hwnas.study.study import wait_for_others
 
     plan = make_plan(config, console)
     run = RunFolder.create(plan.out)
@@ -76,11 +77,10 @@ def search(config: Any, console: Console) -> SearchResult:
     run.write_config(plan.yaml)
     with extra_workers(min(plan.workers, plan.n_trials) - 1, run, console):
         search_trials(prepared, console)
-    lock = acquire_verifier(run.path)
-    if lock is None:
-        console.say(f"another worker verifies the front in {run.path}; nothing left to do here.")
-        return SearchResult(run, prepared.study)
-    with lock:
+    with hold(run.path / "verify.lock", wait=False) as held:
+        if not held:
+            console.say(f"another worker verifies the front in {run.path}; nothing left to do here.")
+            return SearchResult(run, prepared.study)
         wait_for_others(prepared.study, waiting=lambda n: console.note(f"waiting for {n} other trials"))
         trials = trial_rows(prepared.study)
         run.write_trials(trials)

@@ -11,7 +11,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import optuna
-from filelock import FileLock, Timeout
 from optuna.exceptions import DuplicatedStudyError, UpdateFinishedTrialError
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
@@ -31,9 +30,10 @@ from hwnas.study.storage import (
     sqlite_path,
     storage_errors,
 )
+from hwnas.system.locks import hold
 from hwnas.system.processes import is_dead
 
-__all__ = ["acquire_verifier", "front_rows", "load_study", "open_study", "study_lock", "trial_rows", "wait_for_others"]
+__all__ = ["front_rows", "load_study", "open_study", "study_lock", "trial_rows", "wait_for_others"]
 
 FORMAT = "hwnas-study/1"
 NAME = "hwnas"
@@ -50,16 +50,8 @@ def study_lock(url: str) -> Iterator[None]:
         return
     if not path.parent.is_dir():
         raise StudyError(f"study {path}: no folder {path.parent}. Check that its folder exists and can be written.")
-    try:
-        lock = FileLock(f"{path}.lock", timeout=BUSY_S)
-        lock.acquire()
-    except OSError as error:
-        raise StudyError(f"study {path}: {error.strerror or error}. "
-                         "Check that its folder exists and can be written.") from error
-    try:
+    with hold(Path(f"{path}.lock"), most_s=BUSY_S):
         yield
-    finally:
-        lock.release()
 
 
 def open_study(url: str, identity: Mapping[str, str], objective: Objective, sampler: BaseSampler, *,
@@ -223,18 +215,3 @@ def wait_for_others(study: optuna.Study, *, poll_s: float = 1.0, waiting: Callab
         if waiting is not None:
             waiting(len(running))
         time.sleep(poll_s)
-
-
-def acquire_verifier(folder: Path) -> contextlib.AbstractContextManager[object] | None:
-    """The right to verify the run in `folder` for a `with` block, or None when another worker has it.
-
-    An operating-system lock on `verify.lock`: it ends with the process that holds it, however that ends.
-    """
-    lock = FileLock(folder / "verify.lock")
-    try:
-        return lock.acquire(timeout=0)
-    except Timeout:
-        return None
-    except OSError as error:
-        raise StudyError(f"cannot write {folder / 'verify.lock'}: {error.strerror or error}. "
-                         "Make the run folder writable or choose another.") from error

@@ -1,38 +1,92 @@
-"""Versioned JSON documents: what every stored format checks before it reads its own fields."""
+"""Documents: JSON files that state their format and version; and the identity of a work that a folder was begun for."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hwnas.errors import ConfigError, TableError
+from hwnas.errors import ConfigError, StudyError, UserError
+
+_NAMED = 4  # changed keys that an error lists
 
 
-def read_document(path: Path, form: str, version: int, name: str, remedy: str) -> dict[str, Any]:
-    """The content of a JSON file (also .gz) of format `form` up to `version`.
+@dataclass(frozen=True)
+class Document:
+    """One kind of JSON file: its format, the newest version that is read, and what to do about one that is not.
 
-    TableError names file and fault, says what a file of this kind is called (`name`) and what to do (`remedy`).
+    `name` is what such a file is called. A file says `"format": "<format>/<version>"`, or, where `two_fields`,
+    `"format"` and `"version"` apart. Every fault is an `error` of one line: file, fault, `remedy`.
     """
-    try:
-        content = path.read_bytes()
-        data = json.loads(gzip.decompress(content) if path.suffix == ".gz" else content)
-    except gzip.BadGzipFile as error:
-        raise TableError(f"{path}: not gzip ({error}). {remedy}") from None
-    except (EOFError, zlib.error) as error:
-        raise TableError(f"{path}: torn ({error}). {remedy}") from None
-    except OSError as error:
-        raise TableError(f"{path}: cannot be read: {error.strerror}. {remedy}") from None
-    except ValueError as error:
-        raise TableError(f"{path}: not whole JSON ({error}). {remedy}") from None
-    if not isinstance(data, dict) or data.get("format") != form:
-        raise TableError(f"{path}: not {name} of hwnas. {remedy}")
-    found = data.get("version")
-    if not isinstance(found, int) or found > version:
-        raise TableError(f"{path}: format version {found!r}; this hwnas reads up to {version}. Update hwnas.")
-    return data
+
+    format: str
+    version: int
+    name: str
+    remedy: str
+    error: type[UserError] = StudyError
+    two_fields: bool = False
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """What a file of this kind begins with."""
+        if self.two_fields:
+            return {"format": self.format, "version": self.version}
+        return {"format": f"{self.format}/{self.version}"}
+
+    def read(self, path: Path) -> dict[str, Any]:
+        """The content of a file (also .gz) of this format and a version up to this one."""
+        data = self._json(path)
+        said = data.get("format") if isinstance(data, dict) else None
+        form, _, version = said.partition("/") if isinstance(said, str) else ("", "", "")
+        if form != self.format or bool(version) == self.two_fields:
+            raise self.error(f"{path}: not {self.name} of hwnas. {self.remedy}")
+        number = data.get("version") if self.two_fields else int(version) if version.isdigit() else version
+        if not isinstance(number, int) or number > self.version:
+            raise self.error(f"{path}: format version {number!r}; this hwnas reads up to {self.version}. Update hwnas.")
+        return dict(data)
+
+    def find(self, path: Path) -> dict[str, Any] | None:
+        """`read`, or None where there is no file."""
+        return self.read(path) if path.exists() else None
+
+    @contextmanager
+    def reading(self, path: Path) -> Iterator[None]:
+        """What a block finds missing or wrong in the content is said of the file."""
+        try:
+            yield
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            said = " ".join(str(error).split())[:200]
+            raise self.error(f"{path}: not whole ({type(error).__name__}: {said}). {self.remedy}") from None
+
+    def _json(self, path: Path) -> Any:
+        try:
+            content = path.read_bytes()
+            return json.loads(gzip.decompress(content) if path.suffix == ".gz" else content)
+        except gzip.BadGzipFile as error:
+            fault = f"not gzip ({error})"
+        except (EOFError, zlib.error) as error:
+            fault = f"torn ({error})"
+        except OSError as error:
+            fault = f"cannot be read: {error.strerror}"
+        except ValueError as error:
+            fault = f"torn, not whole JSON ({error})"
+        raise self.error(f"{path}: {fault}. {self.remedy}")
+
+
+def check_identity(stored: Mapping[str, Any], wanted: Mapping[str, Any], where: Path,
+                   step: str = "Give the same options, or another out=FOLDER.", work: str = "training") -> None:
+    """StudyError unless both are the same: names `where`, the `work`, what differs (dotted keys), the next `step`."""
+    before, now = json.loads(json.dumps(dict(stored))), json.loads(json.dumps(dict(wanted)))
+    changed = [key for key in dict.fromkeys([*before, *now]) if before.get(key) != now.get(key)]
+    if changed:
+        text = ", ".join(f"{key} was {before.get(key)}, is {now.get(key)}" for key in changed[:_NAMED])
+        more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
+        raise StudyError(f"{where} is of another {work}: {text}{more}. {step}")
 
 
 def content_of(path: Path) -> str:

@@ -10,8 +10,13 @@ from hwnas.errors import UserError
 
 
 @contextmanager
-def file_lock(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[None]:
-    """Hold an operating-system lock on `path`; `waiting` is called once when another process has it."""
+def hold(path: Path, waiting: Callable[[], None] | None = None, *, wait: bool = True, most_s: float = -1
+         ) -> Iterator[bool]:
+    """Hold an operating-system lock on `path` inside the block; yields whether it is held.
+
+    Where another process has it, `waiting` is called once, then it is waited for (`most_s` at most; -1: without end);
+    with `wait` false the block is entered at once, without the lock. UserError where it cannot be written or had.
+    """
     from filelock import FileLock, Timeout
 
     try:
@@ -20,12 +25,15 @@ def file_lock(path: Path, waiting: Callable[[], None] | None = None) -> Iterator
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            if waiting is not None:
-                waiting()
-            lock.acquire()
+            if wait:
+                if waiting is not None:
+                    waiting()
+                lock.acquire(timeout=most_s)
+    except Timeout:
+        raise UserError(f"another process has held {path} for {most_s:g} s. Wait for it, or end it.") from None
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}. Make its folder writable.") from None
     try:
-        yield
+        yield lock.is_locked
     finally:
         lock.release()

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hwnas.system.locks import file_lock
+from hwnas.system.locks import hold
 
 ISA_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16",
              "asimd", "asimddp", "i8mm", "bf16", "sve")
@@ -113,5 +113,5 @@ def measuring_lock(cores: Iterable[int], waiting: Callable[[], None] | None = No
     """One measurement at a time on each of `cores`: two would disturb each other. Taken in order: no ring."""
     with ExitStack() as held:
         for core in sorted(cores):
-            held.enter_context(file_lock(Path(tempfile.gettempdir()) / f"hwnas-measuring-core{core}.lock", waiting))
+            held.enter_context(hold(Path(tempfile.gettempdir()) / f"hwnas-measuring-core{core}.lock", waiting))
         yield

@@ -22,7 +22,6 @@ from hwnas.system.paths import write_atomic
 
 FORMAT = "hwnas-checkpoint/1"
 KEY = "hwnas_checkpoint"
-_NAMED = 4  # changed keys that an error lists
 
 
 @dataclass(frozen=True)
@@ -81,17 +80,6 @@ class Checkpoint:
             for name, value in state.items():
                 if isinstance(value, Tensor) and value.shape == parameter.shape:
                     state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
-
-
-def check_identity(stored: Mapping[str, Any], wanted: Mapping[str, Any], where: Path,
-                   step: str = "Give the same options, or another out=FOLDER.") -> None:
-    """StudyError naming what differs (dotted keys) and the next `step` unless both are the same."""
-    one, other = json.loads(json.dumps(dict(stored))), json.loads(json.dumps(dict(wanted)))
-    changed = [key for key in dict.fromkeys([*one, *other]) if one.get(key) != other.get(key)]
-    if changed:
-        text = ", ".join(f"{key} was {one.get(key)}, is {other.get(key)}" for key in changed[:_NAMED])
-        more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
-        raise StudyError(f"{where} is of another training: {text}{more}. {step}")
 
 
 def plain(tensor: Tensor) -> Tensor:

@@ -20,10 +20,11 @@ from torch import Tensor, nn
 from hwnas.data.dataset import Dataset, Images, Progress, Split
 from hwnas.data.task import top1 as top1
 from hwnas.errors import TrainingError
+from hwnas.system.documents import check_identity
 from hwnas.system.memory import kept_memory
 from hwnas.target.host import usable_cores
 from hwnas.training.batches import Batches, Stream
-from hwnas.training.checkpoint import Checkpoint, check_identity
+from hwnas.training.checkpoint import Checkpoint
 from hwnas.training.recipe import Recipe
 
 OnEpoch = Callable[[int, nn.Module], "bool | None"]

@@ -10,34 +10,31 @@ from pathlib import Path
 from typing import Any
 
 from hwnas.cli.progress import Console
-from hwnas.errors import ExportError, StudyError
+from hwnas.errors import ExportError
 from hwnas.networks.baselines import count_macs, count_params
 from hwnas.networks.export import RECIPE_KEY, Parity, check_parity, export_onnx, parity_images
 from hwnas.runtimes.answers import FP32, predict
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.space.architecture import Architecture
 from hwnas.stats.intervals import wilson
+from hwnas.system.documents import Document, check_identity
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import RunFolder
 from hwnas.system.tables import finite, table_csv
 from hwnas.target.host import Host
-from hwnas.training.checkpoint import check_identity, plain
+from hwnas.training.checkpoint import plain
 from hwnas.training.job import Trained, TrainingJob
 
-FORMAT = "hwnas-training/1"
+SUMMARY = Document("hwnas-training", 1, "the summary of a training", "Remove it to write it again, or choose another "
+                   "out=FOLDER.")
 _PACKAGES = ("torch", "timm", "onnx", "onnxruntime")
 
 
 def read_summary(job: TrainingJob) -> dict[str, Any] | None:
     """The summary of this very training where it is finished, None where it is not; StudyError for another's."""
-    if not job.summary.is_file():
+    found = SUMMARY.find(job.summary)
+    if found is None:
         return None
-    try:
-        found = json.loads(job.summary.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise StudyError(f"cannot read {job.summary}: {error}. Remove it to write it again.") from None
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise StudyError(f"{job.summary} is not a summary of format {FORMAT}. Choose another out=FOLDER.")
     check_identity(found["identity"], job.identity, job.summary)
     return found
 
@@ -56,7 +53,7 @@ def write_results(job: TrainingJob, trained: Trained, console: Console) -> dict[
         report(0.5, "test images")
         scored = _score(job)
     summary = finite({
-        "format": FORMAT, "network": str(job.network), "id": job.network.id, "recipe": _fingerprint(job), **scored,
+        **SUMMARY.header, "network": str(job.network), "id": job.network.id, "recipe": _fingerprint(job), **scored,
         "top1_validation": trained.rows[-1]["top1_validation_ema" if trained.averaged else "top1_validation"],
         "weights": "average" if trained.averaged else "last", "epochs": len(trained.rows),
         "params": count_params(trained.model), "macs": macs, "parity_max_abs_error": parity.max_abs_error,

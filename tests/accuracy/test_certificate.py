@@ -14,7 +14,7 @@ from front_fixtures import Balance
 
 from hwnas.accuracy.certificate import Certificate, favoured, find_certificate, keep, key_of, look_up, read_certificate
 from hwnas.accuracy.certificate_text import COLUMNS, certificate_facts, rows, sentences
-from hwnas.certify.estimates import FORMAT, Judged
+from hwnas.certify.estimates import ESTIMATES, Judged
 from hwnas.certify.picture import certificate_figure
 from hwnas.certify.plan import CertifyPlan
 from hwnas.certify.results import Truth, certificate_of
@@ -56,7 +56,7 @@ def write_estimates(plan: CertifyPlan, label: str, values: Any, seconds: float =
     results = [{"id": network.id, "seed": 0, "seconds": 2 * seconds, "cpu_seconds": seconds, **one}
                for network, one in zip(plan.networks, told, strict=True)]
     path.write_text(json.dumps({
-        "format": FORMAT, "label": label, "accuracy": accuracy, "options": judged.options, "fingerprint": fingerprint,
+        **ESTIMATES.header, "label": label, "accuracy": accuracy, "options": judged.options, "fingerprint": fingerprint,
         "setup_seconds": setup, "setup_cpu_seconds": None, "results": results}))
     return judged
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hwnas.accuracy.certificate import FORMAT, choose, find_certificate, key_of
+from hwnas.accuracy.certificate import CERTIFICATE, choose, find_certificate, key_of
 from hwnas.data.dataset import Dataset, Split
 from hwnas.errors import ConfigError, UnknownName
 from hwnas.space.search_space import SearchSpace
@@ -34,7 +34,7 @@ def certificate(space: SearchSpace, dataset: Dataset, tmp_path: Path, monkeypatc
                 "cpu_seconds": seconds, "setup_seconds": setup, "setup_cpu_seconds": setup}
 
     content = {
-        "format": FORMAT, "dataset": {"key": key_of(dataset)}, "space": {"fingerprint": space.fingerprint}, "n": 16,
+        **CERTIFICATE.header, "dataset": {"key": key_of(dataset)}, "space": {"fingerprint": space.fingerprint}, "n": 16,
         "truth": {"trainings": 32}, "created": "2026-01-01",
         "estimators": {"proxy": entry("proxy", 0.4, 0.1, 5, 0), "long": entry("proxy", 0.6, 0.3, 10, 0, epochs=6),
                        "supernet": entry("supernet", 0.8, 0.5, 1, 1000), "chance": entry("zero_cost", 0.9, -0.1, 0, 0)}}

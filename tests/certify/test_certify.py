@@ -465,7 +465,7 @@ def test_a_worker_that_meets_a_torn_plan_says_so(plan: CertifyPlan) -> None:
     done = subprocess.run([sys.executable, "-m", "hwnas.certify.worker", str(plan.out)], capture_output=True, text=True,
                           check=False, stdin=subprocess.DEVNULL)
     assert done.returncode == 2
-    assert "plan.json is torn" in done.stderr
+    assert "plan.json: torn" in done.stderr
 
 
 def test_names_and_sections_may_stand_in_one_list() -> None:

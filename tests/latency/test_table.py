@@ -8,7 +8,7 @@ import pytest
 
 from hwnas.errors import TableError
 from hwnas.latency.measurement import Measurement, Protocol, Turn
-from hwnas.latency.table import FORMAT, LatencyTable, TableKey, TimedNetwork, find_table, table_path
+from hwnas.latency.table import TABLE, LatencyTable, TableKey, TimedNetwork, find_table, table_path
 from hwnas.space.architecture import Architecture
 from hwnas.system.paths import home
 from hwnas.target.target import Target
@@ -94,7 +94,7 @@ def test_an_edited_file_is_refused_with_what_is_wrong(table, tmp_path, change, m
     path = tmp_path / "t.json"
     table.save(path)
     data = json.loads(path.read_text())
-    assert data["format"] == FORMAT
+    assert data["format"] == TABLE.format
     change(data)
     path.write_text(json.dumps(data))
     with pytest.raises(TableError, match=message):

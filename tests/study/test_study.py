@@ -20,7 +20,8 @@ from hwnas.search.loop import SearchEvent
 from hwnas.space.architecture import Architecture
 from hwnas.study.objective import Objective
 from hwnas.study.record import count, front_rows, trial_rows
-from hwnas.study.study import acquire_verifier, check_resumable, identity_of, load_study
+from hwnas.study.study import check_resumable, identity_of, load_study
+from hwnas.system.locks import hold
 from hwnas.system.run_folder import OF_EVERY_TRIAL
 
 
@@ -286,11 +287,11 @@ def test_counts_take_an_architecture_once(tmp_path: Path) -> None:
 
 
 def test_one_worker_verifies(tmp_path: Path) -> None:
-    lock = acquire_verifier(tmp_path)
-    assert lock is not None
-    script = f"from pathlib import Path\nfrom hwnas.study.study import acquire_verifier\n" \
-             f"print(acquire_verifier(Path({str(tmp_path)!r})) is None)"
-    with lock:
+    path = tmp_path / "verify.lock"
+    script = f"from pathlib import Path\nfrom hwnas.system.locks import hold\n" \
+             f"with hold(Path({str(path)!r}), wait=False) as held:\n    print(not held)"
+    with hold(path, wait=False) as held_here:
+        assert held_here
         held = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300)
     free = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300)
     assert (held.stdout.strip(), free.stdout.strip()) == ("True", "False")

@@ -33,10 +33,11 @@ from hwnas.networks.build import build
 from hwnas.networks.export import export_onnx
 from hwnas.networks.weights import load_weights
 from hwnas.space.architecture import Architecture
+from hwnas.system.documents import check_identity
 from hwnas.train import PATHS, main
 from hwnas.training import job as training_job
 from hwnas.training.batches import Batches
-from hwnas.training.checkpoint import Checkpoint, check_identity
+from hwnas.training.checkpoint import Checkpoint
 from hwnas.training.job import TrainingJob, make_job, train
 from hwnas.training.loop import make_schedule, seeded
 from hwnas.training.ranks import Ranks
