@@ -133,8 +133,9 @@ def run_trial(trial: optuna.Trial, setting: Setting, on_train: Callable[[int, st
         return _duplicate(earlier)
     if over_ms > 0:
         return TrialResult(INFEASIBLE, {"outcome": INFEASIBLE}, reason=f"{over_ms:.4g} ms over the cap")
+    trials = setting.study.get_trials(deepcopy=False)  # now: a worker that is stopped in training must hold no lock
     on_train(trial.number, architecture.id, latency_ms)
-    estimate = _estimate(setting, architecture, latency_ms, interrupts)
+    estimate = _estimate(setting, trials, architecture, latency_ms, interrupts)
     if not math.isfinite(estimate.value):
         raise TrainingError(f"top-1 is {estimate.value}")
     values = options.objective.values(float(estimate.value), latency_ms, architecture)
@@ -164,8 +165,9 @@ def _record_prediction(trial: optuna.Trial, setting: Setting, architecture: Arch
     return mean, over_ms
 
 
-def _estimate(setting: Setting, architecture: Architecture, latency_ms: float, interrupts: Interrupts) -> Estimate:
-    trials, options = setting.study.get_trials(deepcopy=False), setting.options
+def _estimate(setting: Setting, trials: Sequence[FrozenTrial], architecture: Architecture, latency_ms: float,
+              interrupts: Interrupts) -> Estimate:
+    options = setting.options
     if isinstance(setting.estimator, EvaluatesAmong):
         costs = options.objective.costs(latency_ms, architecture) or {KNOWN[LATENCY].predicted: latency_ms}
         among = evaluated_networks(trials, list(costs))

@@ -33,10 +33,17 @@ def test_objectives_say_what_the_study_is_told() -> None:
     assert str(single) == "reward, hard reward at 2 ms"
 
 
-@pytest.mark.parametrize("value", [0, -1.5, float("nan"), float("inf"), "fast", True, None])
+@pytest.mark.parametrize("value", [0, -1.5, float("nan"), float("inf"), "fast", True])
 def test_targets_must_be_latencies(value: object) -> None:
     with pytest.raises(ConfigError, match=r"objective\.target_ms must be a number of milliseconds above 0"):
         Objective(value)  # type: ignore[arg-type]
+
+
+def test_no_reward_is_told_before_its_target_is_known() -> None:
+    open_target = Objective(None)
+    with pytest.raises(ValueError, match="T of the reward is not known yet"):
+        open_target.reward(0.5, 1.0)
+    assert open_target.at(2.0).reward(0.5, 1.0) == Objective(2.0).reward(0.5, 1.0)
 
 
 def test_names_are_checked() -> None:
