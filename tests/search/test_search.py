@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 from search_fixtures import acknowledged, asked, rows_of, wait_for_trials, wait_until, workers_of
 
-from hwnas.cli.command import run_command
+from hwnas.cli.command import compose, run_command
+from hwnas.cli.progress import Console
 from hwnas.search.__main__ import main
+from hwnas.search.road import search as road
 
 SMALL = ["+target=xeon_int8", "n_trials=3", "calibration.networks=14", "calibration.profiles=2",
          "calibration.minutes=0.6", "proxy.epochs=1", "proxy.min_steps=4", "proxy.train_images=256", "finalists.k=2",
@@ -97,6 +99,13 @@ def test_a_verified_front_is_left_alone(run, capsys):
     assert search(run) == 0
     assert "verified already" in capsys.readouterr().err
     assert (run / "front.csv").read_bytes() == before
+
+
+def test_the_road_returns_what_the_command_writes(run):
+    result = road(compose("search", [*SMALL, f"out={run}"]), Console(quiet=True))
+    assert (result.run.path, len(result.trials), len(result.study.trials)) == (run, 3, 3)
+    assert [row.id for row in result.rows] == [row["id"] for row in rows_of(run / "front.csv")]
+    assert len(result.comparisons) == 1
 
 
 def test_one_worker_and_one_seed_give_one_result(run, tmp_path):
