@@ -8,12 +8,15 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
+
+import numpy as np
 
 from hwnas.accuracy.estimator import Estimate
 from hwnas.cli.options import defaults, option, read_options
 from hwnas.errors import ConfigError, DataError, SpaceError
 from hwnas.space.architecture import Architecture
+from hwnas.space.search_space import SearchSpace
 from hwnas.stats.intervals import Z90
 from hwnas.system.tables import read_cells
 
@@ -32,14 +35,6 @@ class TabularOptions:
     percent: bool = option(True, help="whether accuracies are given in percent")
 
 
-class Decodes(Protocol):
-    """What a search space must do for `key=codes`: the network that integer codes stand for."""
-
-    def to_params(self, codes: Any) -> dict[str, Any]: ...
-
-    def decode(self, params: Mapping[str, Any]) -> Architecture: ...
-
-
 @dataclass(eq=False, slots=True)
 class Tabular:
     """An AccuracyEstimator that reads published accuracies from a CSV or Parquet file.
@@ -53,7 +48,7 @@ class Tabular:
     rows: Mapping[str, tuple[float, float]] = field(repr=False)
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], space: Decodes | None) -> Tabular:
+    def from_config(cls, config: Mapping[str, Any], space: SearchSpace | None) -> Tabular:
         """Read the table. ConfigError for an option, DataError for a file that is missing, torn or not a table."""
         options = read_options(TabularOptions, config, "tabular")
         rows = _read(options)
@@ -76,7 +71,7 @@ class Tabular:
         return Estimate(value, max(0.0, value - Z90 * std), min(1.0, value + Z90 * std), std, "published")
 
 
-def _by_id(rows: Mapping[str, tuple[float, float]], path: Path, space: Decodes | None
+def _by_id(rows: Mapping[str, tuple[float, float]], path: Path, space: SearchSpace | None
            ) -> dict[str, tuple[float, float]]:
     """Rows keyed by codes, keyed by `Architecture.id` instead."""
     if space is None:
@@ -84,7 +79,7 @@ def _by_id(rows: Mapping[str, tuple[float, float]], path: Path, space: Decodes |
     groups: dict[str, list[tuple[float, float]]] = {}
     for codes, row in rows.items():
         try:
-            architecture = space.decode(space.to_params([int(digit) for digit in codes]))
+            architecture = space.decode(space.to_params(np.array([int(digit) for digit in codes])))
         except (ValueError, IndexError, SpaceError) as error:
             raise DataError(f"{path}: {codes!r} is no network of the search space ({error}). Give the space that the "
                             "table was made of.") from error
@@ -118,6 +113,6 @@ def all_options(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**defaults(TabularOptions), **given}
 
 
-def load(config: Mapping[str, Any], dataset: object, space: Decodes | None) -> Tabular:
+def load(config: Mapping[str, Any], dataset: object, space: SearchSpace | None) -> Tabular:
     """The door of `hwnas.accuracy.load_estimator`."""
     return Tabular.from_config(config, space)

@@ -15,19 +15,19 @@ from numpy.typing import NDArray
 from optuna.exceptions import StorageInternalError, TrialPruned, UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
+from hwnas.accuracy.estimator import AccuracyEstimator
 from hwnas.cli.options import read_value
 from hwnas.errors import CandidateError
 from hwnas.search.trial import (
     AtWork,
-    Estimator,
     SearchOptions,
     Setting,
-    Space,
     keep_result,
     record_failure,
     run_trial,
     settle,
 )
+from hwnas.space.search_space import SearchSpace
 from hwnas.study.objective import Predict, check_quantile, positive_ms, upper_ms
 from hwnas.study.record import Counts, count, known, outcome
 from hwnas.study.storage import storage_errors
@@ -38,7 +38,7 @@ _DRAW = 256
 ENUMERABLE = 100_000
 
 
-def unseen_params(space: Space, seen: Container[str], over_ms: Callable[[NDArray[np.int64]], NDArray[np.float64]],
+def unseen_params(space: SearchSpace, seen: Container[str], over_ms: Callable[[NDArray[np.int64]], NDArray[np.float64]],
                   rng: np.random.Generator) -> dict[str, Any] | None:
     """Parameters of a random network whose id is not in `seen`, within the cap where one is found.
 
@@ -54,7 +54,7 @@ def unseen_params(space: Space, seen: Container[str], over_ms: Callable[[NDArray
     return found
 
 
-def _first_unseen(space: Space, codes: NDArray[np.int64], seen: Container[str],
+def _first_unseen(space: SearchSpace, codes: NDArray[np.int64], seen: Container[str],
                   over_ms: Callable[[NDArray[np.int64]], NDArray[np.float64]]) -> dict[str, Any] | None:
     order = np.argsort(np.maximum(over_ms(codes), 0.0), kind="stable")
     for row in codes[order]:
@@ -104,8 +104,8 @@ def check_options(options: SearchOptions) -> int:
     return options.max_asks or 20 * options.n_trials + 100
 
 
-def run_search(study: optuna.Study, space: Space, predict: Predict, estimator: Estimator, options: SearchOptions,
-               progress: Callable[[SearchEvent], None] = lambda event: None) -> SearchOutcome:
+def run_search(study: optuna.Study, space: SearchSpace, predict: Predict, estimator: AccuracyEstimator,
+               options: SearchOptions, progress: Callable[[SearchEvent], None] = lambda event: None) -> SearchOutcome:
     """Work on `study` until it is done, as one of any number of workers; see `SearchOptions`.
 
     A CandidateError fails its trial and the search goes on. Everything else ends it: programming errors as they

@@ -13,7 +13,8 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState
 
 from hwnas.errors import StudyError
-from hwnas.search.trial import SearchOptions, Space
+from hwnas.search.trial import SearchOptions
+from hwnas.space.search_space import SearchSpace
 from hwnas.study.objective import Predict, upper_ms
 from hwnas.study.record import EVALUATED, REUSED, known, outcome
 from hwnas.study.storage import storage_errors
@@ -24,7 +25,8 @@ _KEPT = ("architecture_id", "architecture", "codes", "top1_proxy", "top1_std", "
          "curve_epochs")
 
 
-def reuse_trials(study: optuna.Study, folder: Path, space: Space, predict: Predict, options: SearchOptions) -> int:
+def reuse_trials(study: optuna.Study, folder: Path, space: SearchSpace, predict: Predict, options: SearchOptions
+                 ) -> int:
     """Add the evaluated networks of the run in `folder` to `study` with this search's costs; how many were new.
 
     They count as known, not as evaluated here; those over the cap are left out, and those that were stopped because
@@ -53,7 +55,7 @@ def reuse_trials(study: optuna.Study, folder: Path, space: Space, predict: Predi
     return added
 
 
-def _carried_over(trial: FrozenTrial, folder: Path, space: Space, predict: Predict, options: SearchOptions
+def _carried_over(trial: FrozenTrial, folder: Path, space: SearchSpace, predict: Predict, options: SearchOptions
                   ) -> FrozenTrial | None:
     predicted = predict(space.to_codes(trial.params).reshape(1, -1))
     if options.cap_ms is not None and float(upper_ms(predicted, options.cap_quantile)[0]) > options.cap_ms:

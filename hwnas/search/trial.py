@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import optuna
@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from optuna.exceptions import TrialPruned, UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
-from hwnas.accuracy.estimator import Estimate, EvaluatesAmong
+from hwnas.accuracy.estimator import AccuracyEstimator, Estimate, EvaluatesAmong
 from hwnas.errors import CandidateError, TrainingError, UserError
 from hwnas.space.architecture import Architecture
+from hwnas.space.search_space import SearchSpace
 from hwnas.study.costs import KNOWN, LATENCY
 from hwnas.study.objective import CAP_QUANTILE, Objective, Predict, upper_ms
 from hwnas.study.record import (
@@ -35,30 +36,6 @@ from hwnas.system.processes import worker_name
 from hwnas.system.signals import Interrupts
 
 INTERRUPTIONS = (KeyboardInterrupt, SystemExit)
-
-
-class Space(Protocol):
-    """What a search needs of a search space; `hwnas.space.SearchSpace` has it."""
-
-    @property
-    def parameters(self) -> tuple[Any, ...]: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def n_architectures(self) -> int: ...
-    def decode(self, params: Mapping[str, Any]) -> Architecture: ...
-    def to_codes(self, params: Mapping[str, Any]) -> NDArray[np.int64]: ...
-    def to_params(self, codes: NDArray[np.int64]) -> dict[str, Any]: ...
-    def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]: ...
-
-
-class Estimator(Protocol):
-    """Top-1 of an architecture; `history` is what earlier trials reached, epoch by epoch.
-
-    One that also has `evaluate_among` (`hwnas.accuracy.EvaluatesAmong`) is asked by that.
-    """
-
-    def evaluate(self, architecture: Architecture, history: Sequence[Sequence[float]], seed: int) -> Estimate: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +58,9 @@ class Setting:
     """What every trial of a search works with."""
 
     study: optuna.Study
-    space: Space
+    space: SearchSpace
     predict: Predict
-    estimator: Estimator
+    estimator: AccuracyEstimator
     options: SearchOptions
 
 

@@ -6,48 +6,27 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hwnas.cli.options import read_value
 from hwnas.errors import BudgetError, UnknownName
-from hwnas.space.blocks import BlockSpec
 from hwnas.study.costs import KNOWN, LATENCY, KnownObjective, Terms, check_known
 from hwnas.target.target import Target
+
+if TYPE_CHECKING:
+    from hwnas.latency.model import Predictions
+    from hwnas.space.architecture import Architecture
+    from hwnas.space.search_space import SearchSpace
 
 KINDS = ("pareto", "reward", "cap")
 REWARDS: dict[str, tuple[float, float]] = {"soft": (-0.07, -0.07), "hard": (0.0, -1.0)}
 CAP_QUANTILE = 0.9  # as conf/search.yaml
 
 
-class Predictions(Protocol):
-    """Predicted latencies of n architectures in ms: mean and the ends of the 90 % interval, arrays [n]."""
-
-    @property
-    def mean(self) -> NDArray[np.float64]: ...
-    @property
-    def low(self) -> NDArray[np.float64]: ...
-    @property
-    def high(self) -> NDArray[np.float64]: ...
-
-
-Predict = Callable[[NDArray[np.int64]], Predictions]
-
-
-class Coded(Protocol):
-    """What finding the fastest network needs of a search space."""
-
-    @property
-    def parameters(self) -> tuple[Any, ...]: ...
-    def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]: ...
-
-
-class Built(Protocol):
-    """A network, as far as its costs go: `hwnas.space.architecture.Architecture` is one."""
-
-    def blocks(self) -> tuple[BlockSpec, ...]: ...
+Predict = Callable[[NDArray[np.int64]], "Predictions"]
 
 
 def reward(top1: ArrayLike, latency_ms: ArrayLike, target_ms: float, kind: str = "soft") -> Any:
@@ -103,7 +82,7 @@ class Objective:
         costs: list[Literal["minimize"]] = ["minimize" for _ in self.minimised]
         return "maximize", *costs
 
-    def costs(self, latency_ms: float, network: Built | None = None) -> dict[str, float]:
+    def costs(self, latency_ms: float, network: Architecture | None = None) -> dict[str, float]:
         """The minimised costs by their column in trials.csv; latency and price need no `network`."""
         blocks = network.blocks() if network is not None and any(not one.of_latency for one in self.minimised) else ()
         return {one.predicted: one.of(latency_ms, blocks, self.terms) for one in self.minimised}
@@ -122,7 +101,7 @@ class Objective:
         """The reward of one network."""
         return float(self.rewards(top1, latency_ms))
 
-    def values(self, top1: float, latency_ms: float, network: Built | None = None) -> tuple[float, ...]:
+    def values(self, top1: float, latency_ms: float, network: Architecture | None = None) -> tuple[float, ...]:
         """What the study is told about one network."""
         if self.kind == "reward":
             return (self.reward(top1, latency_ms),)
@@ -151,7 +130,7 @@ def check_quantile(value: Any) -> float:
     return float(read_value(value, float, "budget.quantile", low=0.5, high=0.999))
 
 
-def fastest(space: Coded, predict: Predict, quantile: float = CAP_QUANTILE, seed: int = 0
+def fastest(space: SearchSpace, predict: Predict, quantile: float = CAP_QUANTILE, seed: int = 0
             ) -> tuple[NDArray[np.int64], float]:
     """Codes [p] and ms of the network with the lowest predicted `quantile` that a sample and a descent find.
 
@@ -176,7 +155,8 @@ def fastest(space: Coded, predict: Predict, quantile: float = CAP_QUANTILE, seed
         best, value = codes[scores.argmin()], float(scores.min())
 
 
-def check_cap(space: Coded, predict: Predict, cap_ms: float, quantile: float = CAP_QUANTILE, seed: int = 0) -> None:
+def check_cap(space: SearchSpace, predict: Predict, cap_ms: float, quantile: float = CAP_QUANTILE, seed: int = 0
+              ) -> None:
     """BudgetError naming the nearest reachable latency when no network of the space meets the cap."""
     positive_ms("budget.latency_ms", cap_ms)
     _, nearest = fastest(space, predict, check_quantile(quantile), seed)
