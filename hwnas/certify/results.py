@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hwnas.accuracy.certificate import CERTIFICATE, cost_of, keep, key_of, ranked
-from hwnas.accuracy.certificate_text import COLUMNS, rows, sentences
+from hwnas.accuracy.certificate import CERTIFICATE, COLUMNS, cost_of, keep, key_of, ranked, rows, sentences
 from hwnas.certify.estimates import ESTIMATES, Judged
 from hwnas.certify.picture import certificate_figure
 from hwnas.certify.plan import CertifyPlan

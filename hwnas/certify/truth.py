@@ -2,11 +2,13 @@
 
 Each training has its own folder, lock and checkpoints, so any number of processes may work on a plan at once, and a
 killed one loses an epoch at most. All networks are trained with the first seed before any is with the second.
+`python -m hwnas.certify.truth FOLDER` is one such process, started by hwnas.certify.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,9 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hwnas.certify.plan import CertifyPlan, Network, training_config
+from hwnas.certify.plan import CertifyPlan, Network, read_plan, training_config
 from hwnas.cli.progress import Console, Report
-from hwnas.errors import CandidateError, StudyError
+from hwnas.errors import CandidateError, HwnasError, StudyError
 from hwnas.system.documents import Document
 from hwnas.system.locks import hold
 from hwnas.system.paths import write_atomic
@@ -50,7 +52,7 @@ class Training:
 
 def train_all(plan: CertifyPlan, workers: int, console: Console) -> None:
     """Train all that is not trained yet, in `workers` processes of which this is one; a failure is kept as one."""
-    command = [sys.executable, "-m", "hwnas.certify.worker", str(plan.out.absolute())]
+    command = [sys.executable, "-m", "hwnas.certify.truth", str(plan.out.absolute())]
     left = sum(not is_done(plan.folder(network, seed)) for network, seed in trainings(plan))
     if not left:
         return
@@ -206,3 +208,22 @@ class _Inside(Console):
     def step(self, title: str) -> Iterator[Report]:
         """Whatever is reported calls `heard`."""
         yield lambda share, note="": self._heard()
+
+
+def main() -> int:
+    """One more process on a plan's trainings: trains what no other process is at; errors as one line."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    try:
+        plan = read_plan(Path(sys.argv[1]))
+        if plan is not None:
+            work(plan, lambda: None, wait=False)
+    except HwnasError as error:
+        print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -295,7 +295,7 @@ def _verified_before(run: RunFolder, rows: Sequence[FrontRow], recipe: Mapping[s
 
 def _facts(prepared: Prepared, trials: Sequence[Mapping[str, Any]]) -> Facts:
     """What the report is told of the search."""
-    from hwnas.accuracy.certificate_text import certificate_facts
+    from hwnas.accuracy.certificate import certificate_facts
     from hwnas.front.score import Timing
     from hwnas.front.verification import Facts
 

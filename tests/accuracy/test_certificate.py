@@ -12,8 +12,19 @@ import pytest
 from certify_fixtures import digits, plan_of, pretend_trained, tiny_space
 from front_fixtures import Balance
 
-from hwnas.accuracy.certificate import Certificate, favoured, find_certificate, keep, key_of, look_up, read_certificate
-from hwnas.accuracy.certificate_text import COLUMNS, certificate_facts, rows, sentences
+from hwnas.accuracy.certificate import (
+    COLUMNS,
+    Certificate,
+    certificate_facts,
+    favoured,
+    find_certificate,
+    keep,
+    key_of,
+    look_up,
+    read_certificate,
+    rows,
+    sentences,
+)
 from hwnas.certify.estimates import ESTIMATES, Judged
 from hwnas.certify.picture import certificate_figure
 from hwnas.certify.plan import CertifyPlan

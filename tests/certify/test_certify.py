@@ -462,7 +462,7 @@ def test_names_of_scores_and_labels_are_read() -> None:
 
 def test_a_worker_that_meets_a_torn_plan_says_so(plan: CertifyPlan) -> None:
     (plan.out / "plan.json").write_text("{")
-    done = subprocess.run([sys.executable, "-m", "hwnas.certify.worker", str(plan.out)], capture_output=True, text=True,
+    done = subprocess.run([sys.executable, "-m", "hwnas.certify.truth", str(plan.out)], capture_output=True, text=True,
                           check=False, stdin=subprocess.DEVNULL)
     assert done.returncode == 2
     assert "plan.json: torn" in done.stderr
