@@ -16,23 +16,9 @@ USAGE = """Measure this host for a target and a search space (a latency table in
 
 def main(config: Any, console: Console) -> None:
     """Calibrate, print the held-out error and where the table lies."""
-    from hwnas.latency.calibrate import calibrate
-    from hwnas.latency.deployment import Deployment, calibration_lock, calibration_options, error_line, key_of, space_of
-    from hwnas.latency.table import find_table
-    from hwnas.runtimes.runtime import load_runtime
+    from hwnas.latency.deployment import profile
 
-    deployment = Deployment.from_config(config, console)
-    options = calibration_options(config)
-    space = space_of(config)
-    runtime = load_runtime(deployment.target.runtime)
-    key = key_of(deployment, space)
-    with calibration_lock(deployment.host_name, key, console):
-        table = None if config.fresh else find_table(deployment.host_name, key)
-        if table is not None:
-            table.check(key, deployment.host_name, runtime.version())
-        table = calibrate(deployment.target, space, runtime, options, console, table, fresh=bool(config.fresh))
-    console.say(f"{table.path}: {len(table.networks)} networks")
-    console.say(error_line(table, space))
+    profile(config, console)
 
 
 def command(argv: Sequence[str] | None = None) -> int:

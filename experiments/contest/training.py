@@ -4,7 +4,6 @@ again."""
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -22,11 +21,11 @@ from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, StudyError
 from hwnas.system.locks import hold
 from hwnas.system.paths import write_atomic
+from hwnas.system.processes import die_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
 NICE = 15
 POLL_S = 0.3
-_PR_SET_PDEATHSIG = 1
 
 
 def folder_of(out: Path, training: Training) -> Path:
@@ -132,8 +131,7 @@ def _command(training: Training, options: Options) -> list[str]:
 def _modest() -> None:
     """In the child: leave the cores to others where they want them, and end with the parent (Linux)."""
     os.nice(NICE)
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
 
 
 def _ended(child: _Child, out: Path) -> int | None:

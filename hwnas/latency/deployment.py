@@ -137,6 +137,25 @@ def _calibrate(deployment: Deployment, space: SearchSpace, options: CalibrationO
         return calibrate(deployment.target, space, runtime, options, console, table)
 
 
+def profile(config: Any, console: Console) -> None:
+    """Measure this host as `conf/profile.yaml` asks; say where the table lies and what its predictions are worth."""
+    from hwnas.latency.calibrate import calibrate
+    from hwnas.runtimes.runtime import load_runtime
+
+    deployment = Deployment.from_config(config, console)
+    options = calibration_options(config)
+    space = space_of(config)
+    runtime = load_runtime(deployment.target.runtime)
+    key = key_of(deployment, space)
+    with calibration_lock(deployment.host_name, key, console):
+        table = None if config.fresh else find_table(deployment.host_name, key)
+        if table is not None:
+            table.check(key, deployment.host_name, runtime.version())
+        table = calibrate(deployment.target, space, runtime, options, console, table, fresh=bool(config.fresh))
+    console.say(f"{table.path}: {len(table.networks)} networks")
+    console.say(error_line(table, space))
+
+
 def calibration_lock(host_name: str, key: TableKey, console: Console) -> AbstractContextManager[bool]:
     """One calibration of a table at a time; the second says that it waits."""
     path = table_path(home() / "latency_tables", host_name, key).with_suffix(".lock")

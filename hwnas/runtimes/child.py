@@ -21,6 +21,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from hwnas import errors
 from hwnas.errors import CandidateError, HwnasError, ModelError
+from hwnas.system.processes import die_with_parent
 from hwnas.target.target import Target
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def run_child(module: str, job: Mapping[str, Any], target: Target, *, timeout_s:
     with tempfile.TemporaryFile("w+", errors="replace") as said:
         process = subprocess.Popen([sys.executable, "-P", "-m", module, json.dumps(full)], stdin=subprocess.DEVNULL,
                                    stdout=subprocess.PIPE, stderr=said, text=True, errors="replace", env=environment,
-                                   start_new_session=True)
+                                   start_new_session=True, preexec_fn=die_with_parent)
         lines: queue.Queue[str] = queue.Queue()
         reader = threading.Thread(target=_read, args=(process.stdout, lines), daemon=True)
         reader.start()

@@ -60,6 +60,7 @@ def is_dead(worker: str) -> bool:
         return False
     return False
 
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -72,7 +73,7 @@ def crew(command: Sequence[str], n: int, say: Callable[[str], None]) -> Iterator
     with contextlib.ExitStack() as stack:
         logs = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(n)]
         workers = [subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                    preexec_fn=_die_with_parent) for log in logs]
+                                    preexec_fn=die_with_parent) for log in logs]
         try:
             yield
             for worker, log in zip(workers, logs, strict=True):
@@ -102,7 +103,7 @@ class Pool(ProcessPoolExecutor):
             sys.modules["__main__"] = main
 
 
-def _die_with_parent() -> None:
-    """Linux: a killed search takes its workers with it; their trials are taken up again."""
+def die_with_parent() -> None:
+    """In a child, before its command starts (Linux): a killed parent takes it with it, whatever it is at."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
