@@ -67,7 +67,7 @@ def test_other_styles_torn_archives_and_missing_fields_are_told_too(tmp_path: Pa
 
 def test_an_identity_names_the_work_and_what_differs() -> None:
     check_identity({"a": (1, 2)}, {"a": [1, 2]}, Path("x"))
-    with pytest.raises(StudyError, match=r"x is of another compression: a was 1, is 2, b was None, is 3. Give the same"):
+    with pytest.raises(StudyError, match=r"x is of another compression: a was 1, is 2, b was None, is 3. Give"):
         check_identity({"a": 1}, {"a": 2, "b": 3}, Path("x"), work="compression")
 
 
