@@ -86,6 +86,7 @@ class Jobs:
 
     def job(self, network: Network, seed: int) -> TrainingJob:
         """The training of a network with a seed."""
+        from hwnas.networks.network import FoundNetwork
         from hwnas.system.run_folder import ModelFolder
 
         size = network.architecture.image_size
@@ -93,7 +94,7 @@ class Jobs:
             self._first[size] = self._make(network, seed)
         first = self._first[size]
         identity = {**first.identity, "network": str(network.architecture), "seed": seed}
-        return replace(first, network=network.architecture, seed=seed, identity=identity,
+        return replace(first, network=FoundNetwork(network.architecture), seed=seed, identity=identity,
                        folder=ModelFolder(self.plan.folder(network, seed)))
 
     def _make(self, network: Network, seed: int) -> TrainingJob:

@@ -153,8 +153,10 @@ class TimmNetwork(Network):
         return str(self.baseline)
 
     def build(self) -> nn.Module:
-        """By timm; nothing is downloaded."""
-        return self.baseline.build(self.images.channels, self.images.classes, self.images.image_size)
+        """By timm; nothing is downloaded. ConfigError when timm cannot build it for these images."""
+        from hwnas.networks.weights import build_timm
+
+        return build_timm(self.baseline, self.images.channels, self.images.classes, self.images.image_size)
 
     def describe(self) -> str:
         """Text of `baseline.yaml`."""

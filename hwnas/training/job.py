@@ -18,6 +18,7 @@ from hwnas.cli.options import file_option, names_of, number, section
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, DataError, TargetError, UnknownName
 from hwnas.networks.baselines import TIMM, Baseline
+from hwnas.networks.network import FoundNetwork, Network, Shape, TimmNetwork
 from hwnas.space.architecture import Architecture
 from hwnas.system.documents import content_of
 from hwnas.system.paths import write_atomic
@@ -43,7 +44,7 @@ _BF16 = {"avx512_bf16", "amx_bf16", "bf16"}
 class TrainingJob:
     """A network, the data and the recipe. `device` is `cpu` or `cuda`; it and `threads` change rounding only."""
 
-    network: Architecture | Baseline
+    network: Network
     dataset: Dataset
     train: Split
     validation: Split
@@ -75,28 +76,22 @@ class TrainingJob:
     @property
     def shape(self) -> tuple[int, int, int]:
         """(channels, height, width) of an image."""
-        return self.dataset.channels, self.dataset.image_size, self.dataset.image_size
+        return self.network.shape.image
 
     def build(self) -> nn.Module:
         """The network in train mode, with random weights (seed torch first) or those it begins with."""
-        from hwnas.networks.weights import build_timm, load_weights
+        from hwnas.networks.weights import load_weights
 
-        classes = len(self.dataset.class_names)
-        if isinstance(self.network, Baseline):
-            model = build_timm(self.network, self.dataset.channels, classes, self.dataset.image_size)
-        else:
-            from hwnas.networks.build import build
-
-            model = build(self.network)
+        model = self.network.build()
         if self.weights is not None and not self._inherits(model, self.weights):
-            load_weights(model, self.weights, f"weights {self.weights}", classes)
+            load_weights(model, self.weights, f"weights {self.weights}", self.network.shape.classes)
         return model
 
     def _inherits(self, model: nn.Module, weights: Path) -> bool:
         """Take them from a supernet, where the file is one."""
         from hwnas.training.supernet import load_inherited
 
-        return isinstance(self.network, Architecture) and load_inherited(model, self.network, weights)
+        return isinstance(self.network, FoundNetwork) and load_inherited(model, self.network.architecture, weights)
 
 
 def make_job(config: Any, console: Console) -> TrainingJob:
@@ -111,11 +106,12 @@ def make_job(config: Any, console: Console) -> TrainingJob:
     most = {key: number(config, f"{key}_images", 2, whole=True, optional=True) for key in ("train", "validation")}
     device = _device(config.device)
     _check_precision(recipe.precision, device)
-    network, weights = _network(config), file_option(config, "weights")
+    source, weights = _source(config), file_option(config, "weights")
     data = section(config, "dataset")
     info = inspect_dataset(data)
+    network = _network(source, data.get("image_size"), info)
+    size = network.shape.image_size
     teacher = TeacherOptions.from_config(config["teacher"], info.channels)
-    size = _image_size(network, data.get("image_size"), info)
     folder = RunFolder.create(str(config.out) if config.out else _default_out(network, info.name)).path
     with console.step("read images") as report:
         dataset = load_dataset(data, size, split_seed, lambda done, total: report(done / total))
@@ -152,7 +148,7 @@ def _identity(recipe: Recipe) -> dict[str, Any]:
             if key not in ("name", "threads") and (key, value) not in _LATER.items()}
 
 
-def _network(config: Any) -> Architecture | Baseline:
+def _source(config: Any) -> Architecture | Baseline:
     from hwnas.networks.weights import check_timm
 
     if bool(config.architecture) == bool(config.model):
@@ -175,19 +171,19 @@ def _network(config: Any) -> Architecture | Baseline:
         raise ConfigError(f"architecture: {path} cannot be read ({error}).") from None
 
 
-def _image_size(network: Architecture | Baseline, asked: int | None, info: DatasetInfo) -> int:
-    """Pixels; DataError when an architecture was made for other images."""
-    if isinstance(network, Baseline):
-        return asked or min(info.native_size, _LARGEST_PX)
-    for what, its, wanted in (("channels", info.channels, network.channels),
-                              ("classes", info.classes, network.classes)):
+def _network(source: Architecture | Baseline, asked: int | None, info: DatasetInfo) -> Network:
+    """The network for a data set's images; DataError when an architecture was made for others."""
+    if isinstance(source, Baseline):
+        return TimmNetwork(source, Shape(info.channels, asked or min(info.native_size, _LARGEST_PX), info.classes))
+    for what, its, wanted in (("channels", info.channels, source.channels),
+                              ("classes", info.classes, source.classes)):
         if its != wanted:
             raise DataError(f"the architecture was made for {wanted} {what}, the data set {info.name} has {its}. "
                             "Give the data set that it was searched on.")
-    if asked not in (None, network.image_size):
-        raise DataError(f"the architecture was made for {network.image_size} px, dataset.image_size is {asked}. "
+    if asked not in (None, source.image_size):
+        raise DataError(f"the architecture was made for {source.image_size} px, dataset.image_size is {asked}. "
                         "Leave dataset.image_size out.")
-    return network.image_size
+    return FoundNetwork(source)
 
 
 def _device(asked: object) -> str:
@@ -219,7 +215,7 @@ def _check_precision(precision: str, device: str) -> None:
                           "precision=fp32.")
 
 
-def _default_out(network: Architecture | Baseline, dataset: str) -> Path:
+def _default_out(network: Network, dataset: str) -> Path:
     return Path("runs") / f"train-{network.id}-{dataset}"
 
 

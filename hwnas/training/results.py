@@ -15,7 +15,6 @@ from hwnas.networks.baselines import count_macs, count_params
 from hwnas.networks.export import RECIPE_KEY, Parity, check_parity, export_onnx, parity_images
 from hwnas.runtimes.answers import FP32, predict
 from hwnas.runtimes.runtime import load_runtime
-from hwnas.space.architecture import Architecture
 from hwnas.stats.intervals import wilson
 from hwnas.system.documents import Document, check_identity
 from hwnas.system.paths import write_atomic
@@ -44,7 +43,7 @@ def write_results(job: TrainingJob, trained: Trained, console: Console) -> dict[
 
     ExportError when the network cannot be exported as it is; its weights stay.
     """
-    _describe(job)
+    write_atomic(job.folder.path / job.network.file, job.network.describe())
     write_atomic(job.log, table_csv(trained.rows))
     write_atomic(job.folder.weights, _weights(job, trained))
     macs = count_macs(trained.model, job.shape)
@@ -71,13 +70,6 @@ def sentence(summary: dict[str, Any], folder: Path) -> str:
             f"{summary['top1_test_high']:.2%}) on {summary['n_test']} images, validation "
             f"{summary['top1_validation']:.2%}, {summary['epochs']} epochs in {summary['seconds_training']:.0f} s: "
             f"{folder}")
-
-
-def _describe(job: TrainingJob) -> None:
-    if isinstance(job.network, Architecture):
-        write_atomic(job.folder.architecture, job.network.to_yaml())
-    else:
-        write_atomic(job.folder.baseline, job.network.to_yaml())
 
 
 def _weights(job: TrainingJob, trained: Trained) -> bytes:
