@@ -26,8 +26,17 @@ from study_fixtures import OBJECTIVE, Scores, TinySpace, opened, predict, search
 from training_fixtures import stripes  # noqa: E402
 
 from hwnas.accuracy.estimator import Earlier, Estimate, EvaluatesAmong, load_estimator  # noqa: E402  # noqa: E402
-from hwnas.accuracy.multi_fidelity import MULTI_FIDELITY, FidelityOptions, MultiFidelity  # noqa: E402
-from hwnas.accuracy.rungs import Forecast, Halving, among_best, dominated, forecast, hopeless  # noqa: E402
+from hwnas.accuracy.multi_fidelity import (  # noqa: E402
+    MULTI_FIDELITY,
+    FidelityOptions,
+    Forecast,
+    Halving,
+    MultiFidelity,
+    among_best,
+    dominated,
+    forecast,
+    hopeless,
+)
 from hwnas.cli.command import run_command  # noqa: E402
 from hwnas.data.dataset import Dataset  # noqa: E402
 from hwnas.errors import ConfigError, TrainingError, UnknownName  # noqa: E402

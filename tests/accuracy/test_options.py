@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 
+from experiments.contest.options import Options
+from hwnas.accuracy.estimator import load_estimator
 from hwnas.accuracy.multi_fidelity import MULTI_FIDELITY, FidelityOptions
 from hwnas.accuracy.proxy import ProxyOptions
 from hwnas.accuracy.zero_cost import ZeroCostOptions
+from hwnas.certify.plan import in_full, training_config
 from hwnas.cli.options import read_options
+from hwnas.data.dataset import Dataset, Split
 from hwnas.data.options import DatasetOptions
+from hwnas.space.search_space import SearchSpace
 from hwnas.target.target import Target
-from hwnas.training.recipe import PROXY
+from hwnas.training.job import recipe_of
+from hwnas.training.recipe import FULL_TRAINING, PROXY
 from hwnas.training.supernet import SupernetOptions
 
 PROXY_TEXT = ("ProxyOptions(train_images=5120, validation_images=2048, image_size=0, seeds={}, "
@@ -55,3 +66,35 @@ def test_what_decides_shared_weights_stays(given, text):
 
 def test_recipes_that_certificates_judge_keep_their_fingerprint():
     assert (PROXY.fingerprint, MULTI_FIDELITY.fingerprint) == ("b5da6f5683a4", "c25b60710a1f")
+
+
+SHIPPED = sorted((Path(__file__).parents[2] / "certificates").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_certificates_judge_the_estimators_and_the_full_training_of_now(path: Path) -> None:
+    """Their estimators have the fingerprints of today's, and their networks were trained as finalists are."""
+    content = json.loads(path.read_text())
+    about, full = content["dataset"], content["truth"]["options"]
+    images = Split(np.zeros((64, about["channels"], 8, 8), np.uint8), np.arange(64) % 10)
+    dataset = Dataset(about["name"], images, images, images, tuple(about["class_names"]), about["channels"],
+                      about["image_size"], (0.5,) * about["channels"], (0.5,) * about["channels"], about["fingerprint"])
+    space = SearchSpace.load("mnasnet_small", channels=about["channels"], classes=10, image_size=None)
+    assert space.fingerprint == content["space"]["fingerprint"]
+    for label in ("proxy", "multi_fidelity", "zero_cost:naswot", "zero_cost:ensemble"):
+        held = content["estimators"][label]
+        now = load_estimator(held["accuracy"], dataset=dataset, space=space, config={"threads": 1, **held["options"]})
+        assert now.fingerprint == held["fingerprint"], label
+    recipe = recipe_of(training_config({"name": "digits"}, full))
+    long = full["train_images"] // recipe.batch_size
+    assert recipe.length(long) == FULL_TRAINING.length(long) == 936
+    assert replace(recipe, name="full", min_steps=936, max_steps=2000) == FULL_TRAINING
+    now = in_full({})
+    assert {key: now[key] for key in full} == full
+
+
+def test_contests_are_trained_as_finalists_are() -> None:
+    recipe = Options("digits", Path("out"), ()).recipe
+    assert {key: recipe[key] for key in recipe if hasattr(FULL_TRAINING, key)} == {
+        key: getattr(FULL_TRAINING, key) for key in recipe if hasattr(FULL_TRAINING, key)}
+    assert recipe["lr"] == 0.005
