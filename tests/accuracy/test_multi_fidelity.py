@@ -288,7 +288,7 @@ def test_config_sets_recipe_rungs_and_rule(dataset: Dataset, space: SearchSpace)
     ({"anchors": 3}, r"multi_fidelity\.anchors must be a whole number from 4 to 1000, got 3"),
     ({"epochs": 3}, r"multi_fidelity\.epochs is decided by the rungs\. Give epochs as multi_fidelity\.rungs"),
     ({"max_steps": 3}, r"multi_fidelity\.max_steps is decided by the rungs"),
-    ({"lr": 100}, r"multi_fidelity\.lr must be a number")])
+    ({"lr": 1000}, r"multi_fidelity\.lr must be a number from 1e-08 to 100")])
 def test_a_wrong_option_is_named_in_one_line(dataset: Dataset, wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
         load_estimator("multi_fidelity", dataset=dataset, config=wrong)
