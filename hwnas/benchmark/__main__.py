@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hwnas.cli.command import run_command
-from hwnas.cli.options import number
+from hwnas.cli.options import flag, number, read_value
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, MeasurementInvalid
 
@@ -93,9 +93,7 @@ def benchmark(config: Any, console: Console) -> Benchmark:
 
 
 def _job(config: Any, target: Target) -> dict[str, Any]:
-    if not isinstance(config.quantize, bool):
-        raise ConfigError(f"quantize must be true or false, got {config.quantize!r}.")
-    return {"batches": _batches(config.batch, target), "quantize": config.quantize,
+    return {"batches": _batches(config.batch, target), "quantize": flag(config, "quantize"),
             "streams": number(config, "streams", 1, 1024, whole=True, optional=True) or 0,
             "seconds": float(number(config, "seconds", 1, 86_400)), "seed": number(config, "seed", 0, whole=True),
             "channels": number(config, "channels", 1, 4096, whole=True, optional=True),
@@ -108,11 +106,13 @@ def _batches(batch: Any, target: Target) -> list[int]:
     from omegaconf import ListConfig
 
     found = [target.batch] if batch is None else list(batch) if isinstance(batch, ListConfig) else [batch]
-    right = all(isinstance(one, int) and not isinstance(one, bool) and 1 <= one <= 4096 for one in found)
-    if not found or not right or len(set(found)) < len(found):
-        raise ConfigError("batch must be one or several different whole numbers from 1 to 4096, e.g. batch=1,2,4; "
-                          f"got {batch}.")
-    return sorted(found)
+    read: tuple[int, ...] = read_value(found, tuple[int, ...], "batch", low=1, high=4096, check=_differ, what=(
+        "one or several different whole numbers from 1 to 4096, e.g. batch=1,2,4"))
+    return sorted(read)
+
+
+def _differ(batches: tuple[int, ...]) -> bool:
+    return 0 < len(batches) == len({*batches})
 
 
 def _picture_path(config: Any) -> Path | None:

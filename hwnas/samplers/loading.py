@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -13,24 +14,68 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler, GPSampler, NSGAIIISampler, NSGAIISampler, RandomSampler, TPESampler
 
 from hwnas.accuracy.zero_cost import SCORES
+from hwnas.cli.options import defaults, option, read_options, read_value
 from hwnas.errors import ConfigError, UnknownName
 from hwnas.samplers.asking import Asking
 from hwnas.samplers.informed import Context, informed
 
 GROUP = "hwnas.samplers"
 
-# What each may be given, with our defaults. A generation of 10 suits some 30 to 500 evaluations, where Optuna's 50
-# would leave the first fifty random. TPE samples its parameters jointly: one look at the study an ask, not one each.
-_GENETIC: dict[str, Any] = {"population_size": 10, "mutation_prob": None, "crossover_prob": 0.9, "swapping_prob": 0.5}
 OWN = "hwnas"
-_OWN_OPTIONS: dict[str, Any] = {"n_startup_trials": 8, "worst_quantile": 0.25, "zero_cost": ()}
-_BUILT_IN: dict[str, tuple[Callable[..., BaseSampler], dict[str, Any]]] = {
-    "nsga2": (NSGAIISampler, _GENETIC),
-    "nsga3": (NSGAIIISampler, {**_GENETIC, "dividing_parameter": 12}),
-    "tpe": (TPESampler, {"n_startup_trials": 10, "n_ei_candidates": 24, "multivariate": True, "constant_liar": True}),
-    "gp": (GPSampler, {"n_startup_trials": 10}),
-    "random": (RandomSampler, {}),
-}
+
+
+@dataclass(frozen=True, slots=True)
+class OwnOptions:
+    """Of our known-objective sampler."""
+
+    n_startup_trials: int = option(8, low=1, help="random networks first")
+    worst_quantile: float = option(0.25, low=0, high=1, help="of top-1, from which on a front is wanted")
+    zero_cost: tuple[str, ...] = option((), choices=SCORES, check=lambda names: len({*names}) == len(names),
+                                        what="a list of different zero-cost scores", help="scores that it sees too")
+
+
+@dataclass(frozen=True, slots=True)
+class GeneticOptions:
+    """Of NSGA-II. A generation of 10 suits some 30 to 500 evaluations, where Optuna's 50 leave the first 50 random."""
+
+    population_size: int = option(10, low=1)
+    mutation_prob: float | None = option(None, low=0, high=1)
+    crossover_prob: float = option(0.9, low=0, high=1)
+    swapping_prob: float = option(0.5, low=0, high=1)
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceOptions(GeneticOptions):
+    """Of NSGA-III."""
+
+    dividing_parameter: int = option(12, low=1)
+
+
+@dataclass(frozen=True, slots=True)
+class ParzenOptions:
+    """Of TPE. It samples its parameters jointly: one look at the study an ask, not one each."""
+
+    n_startup_trials: int = option(10, low=1)
+    n_ei_candidates: int = option(24, low=1)
+    multivariate: bool = True
+    constant_liar: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessOptions:
+    """Of Optuna's Gaussian process."""
+
+    n_startup_trials: int = option(10, low=1)
+
+
+@dataclass(frozen=True, slots=True)
+class NoOptions:
+    """Of random search."""
+
+
+_BUILT_IN: dict[str, tuple[Callable[..., BaseSampler], type[Any]]] = {
+    "nsga2": (NSGAIISampler, GeneticOptions), "nsga3": (NSGAIIISampler, ReferenceOptions),
+    "tpe": (TPESampler, ParzenOptions), "gp": (GPSampler, ProcessOptions), "random": (RandomSampler, NoOptions)}
 
 
 def sampler_names() -> list[str]:
@@ -40,7 +85,7 @@ def sampler_names() -> list[str]:
 
 def default_options(name: str) -> dict[str, Any]:
     """The options of a sampler with their defaults; {} for another package's, which knows its own."""
-    return dict(_OWN_OPTIONS) if name == OWN else dict(_BUILT_IN[name][1]) if name in _BUILT_IN else {}
+    return defaults(OwnOptions if name == OWN else _BUILT_IN[name][1]) if name == OWN or name in _BUILT_IN else {}
 
 
 def load_sampler(name: str, seed: int, context: Context | None = None, **options: Any) -> Asking:
@@ -55,18 +100,15 @@ def read_sampler(name: str, seed: int, options: Mapping[str, Any]) -> Callable[[
     The cap needs no constraints_func: trials carry their constraint (Optuna 5). UnknownName for another name,
     ConfigError for an option that the sampler has not or whose value it refuses.
     """
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ConfigError(f"seed must be a whole number of at least 0, got {seed!r}.")
+    read_value(seed, int, "seed", low=0)
     if name == OWN:
-        _check_options(name, options, _OWN_OPTIONS)
-        wanted = {**_OWN_OPTIONS, **options}
+        wanted = asdict(read_options(OwnOptions, options, "sampler_options"))
         return lambda context: Asking(_made(name, partial(informed, context), seed, wanted), seed)
     if name in _BUILT_IN:
-        make, defaults = _BUILT_IN[name]
-        _check_options(name, options, defaults)
+        make, cls = _BUILT_IN[name]
+        options = asdict(read_options(cls, options, "sampler_options"))
         if name == "gp" and not (find_spec("torch") and find_spec("scipy")):
             raise ConfigError("sampler gp needs torch and scipy: pip install torch scipy, or choose another sampler.")
-        options = {**defaults, **options}
     else:
         points = {point.name: point for point in entry_points(group=GROUP)}
         if name not in points:
@@ -83,31 +125,3 @@ def _made(name: str, make: Callable[..., BaseSampler], seed: int, options: Mappi
             return make(seed=seed, **options)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"sampler {name}: {' '.join(str(error).split())} (options {dict(options)}).") from error
-
-
-def _check_options(name: str, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    for key, value in options.items():
-        if key not in defaults:
-            raise UnknownName(f"option of sampler {name}", key, defaults)
-        default = defaults[key]
-        if isinstance(default, tuple):
-            _check_scores(key, value)
-            continue
-        if isinstance(default, bool) or isinstance(value, bool):
-            fits = isinstance(default, bool) and isinstance(value, bool)
-        elif isinstance(default, int):
-            fits = isinstance(value, int) and value >= 1
-        else:
-            fits = isinstance(value, int | float) and 0 <= value <= 1
-        if not fits and not (value is None and default is None):
-            rule = ("true or false" if isinstance(default, bool) else "a whole number of at least 1"
-                    if isinstance(default, int) else "a number from 0 to 1")
-            raise ConfigError(f"sampler_options.{key} must be {rule}, got {value!r}.")
-
-
-def _check_scores(key: str, value: Any) -> None:
-    if not isinstance(value, list | tuple) or len({*map(str, value)}) < len(value):
-        raise ConfigError(f"sampler_options.{key} must be a list of different zero-cost scores, got {value!r}.")
-    for name in value:
-        if name not in SCORES:
-            raise UnknownName(f"sampler_options.{key}", name, SCORES)

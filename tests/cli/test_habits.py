@@ -17,6 +17,7 @@ from hwnas.data.options import DatasetOptions
 from hwnas.errors import ConfigError, UnknownName
 from hwnas.latency.calibrate import CalibrationOptions
 from hwnas.study.objective import CAP_QUANTILE
+from hwnas.training.recipe import FULL_TRAINING
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def test_show_config_prints_every_option_with_its_value(capsys):
 def test_cfg_job_is_the_same_and_shows_a_training_in_full(capsys):
     assert main(["certify", "training.lr=0.1", "--cfg", "job"]) == 0
     training = yaml.safe_load(capsys.readouterr().out)["training"]
-    assert (training["lr"], training["epochs"], training["batch_size"]) == (0.1, 12, 64)
+    assert (training["lr"], training["epochs"], training["batch_size"]) == (0.1, FULL_TRAINING.epochs, 64)
 
 
 @pytest.mark.parametrize("written", ["target=ort_int8", "+target=ort_int8"])

@@ -123,7 +123,7 @@ def test_names_load(name: str) -> None:
 def test_unknown_names_and_options_are_refused() -> None:
     with pytest.raises(UnknownName, match=r"unknown sampler 'nsga'\. Did you mean nsga"):
         load_sampler("nsga", 0)
-    with pytest.raises(UnknownName, match=r"option of sampler nsga2 'populationsize'\. Did you mean population_size"):
+    with pytest.raises(UnknownName, match=r"key of sampler_options 'populationsize'\. Did you mean population_size"):
         load_sampler("nsga2", 0, populationsize=4)
     for options in ({"population_size": 1}, {"population_size": "ten"}, {"crossover_prob": 3}, {"mutation_prob": True}):
         with pytest.raises(ConfigError):

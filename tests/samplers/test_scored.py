@@ -183,7 +183,7 @@ def test_a_search_computes_what_its_certificate_leaves_on(space: SearchSpace, da
 def test_wrong_names_are_told_before_anything_is_scored(value: Any, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         load_sampler("hwnas", 0, None, zero_cost=value)
-    with pytest.raises(UnknownName, match="option of sampler random"):
+    with pytest.raises(UnknownName, match="key of sampler_options"):
         load_sampler("random", 0, None, zero_cost=["naswot"])
 
 
