@@ -106,12 +106,12 @@ def test_one_batch_prints_everything_beside_its_number() -> None:
                  "0.20 µs", "openvino 1", "1 thread\n", Host.detect().name, "images/s, one call after another",
                  "valid: 8 of 8 turns quiet", "(goal 2%: reached)", "reference beside it 0.1 to 0.1 ms"):
         assert part in text
-    assert "p99            - (needs 662 samples)" in text
+    assert "p99            – (needs 662 samples)" in text
     assert "p90            0.50" in text
 
 
 def test_percentiles_follow_the_number_of_samples() -> None:
-    assert "p90            - (needs 64 samples)" in "\n".join(lines(found((1, measured(0.5, 8, 7)))))
+    assert "p90            – (needs 64 samples)" in "\n".join(lines(found((1, measured(0.5, 8, 7)))))
     assert "p99            0.50" in "\n".join(lines(found((1, measured(0.5, 8, 90)))))
 
 
@@ -121,7 +121,7 @@ def test_the_curve_is_a_table_with_a_row_a_batch() -> None:
     assert next(row for row in rows if row[:1] == ["1"])[-2] == "valid,"
     assert next(row for row in rows if row[:1] == ["4"])[1].startswith("1.00")
     assert "INVALID:" in next(row for row in rows if row[:1] == ["8"])
-    assert "-: p99 needs 662 samples" in "\n".join(lines(one))
+    assert "–: p99 needs 662 samples" in "\n".join(lines(one))
     assert figure_bytes(batch_figure(one, "2026-01-01"), "png").startswith(b"\x89PNG")
 
 
