@@ -19,6 +19,7 @@ from hwnas.cli.options import MANDATORY, defaults
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, HwnasError, UnknownName, UserError
 from hwnas.system.paths import config_dir, config_dirs
+from hwnas.system.processes import die_with_parent
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -352,7 +353,7 @@ def _run_all(config_name: str, runs: Mapping[str, Sequence[str]], options: argpa
     for name, overrides in runs.items():
         print(f"[{name}]", flush=True)
         command = [sys.executable, "-m", COMMANDS[config_name][0], *flags, *overrides]
-        process = subprocess.Popen(command)
+        process = subprocess.Popen(command, preexec_fn=die_with_parent)
         try:
             code = process.wait()
         except KeyboardInterrupt:
