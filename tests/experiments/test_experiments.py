@@ -34,11 +34,6 @@ def space() -> SearchSpace:
     return SearchSpace.load("mnasnet_small", channels=1, classes=10)
 
 
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT))
-
-
 def true_ms(block, depthwise: float = 4e-8) -> float:
     """A machine: a call and MACs by kind for each convolution."""
     total = 0.005 if block.kind in ("stem", "head") else 0.0
@@ -281,7 +276,7 @@ def test_peers_runs_whole_goes_on_and_refuses_what_does_not_belong_together(spac
     table, path, held = table_of(space, 30), tmp_path / "table.json", tmp_path / "v.json"
     # On a busy or hot machine every turn counts here, however long it took, and no part is left out for want of time.
     table.protocol = replace(table.protocol, drift=1e9, steal=1e9, run_drift=1e9, max_seconds=1e6)
-    monkeypatch.setattr("hwnas.latency.measure.throttle_count", lambda: 0)
+    monkeypatch.setattr("hwnas.latency.harness.throttle_count", lambda: 0)
     table.save(path)
     validation_of(held, table, networks(space, 12, 9))
     command = ["--table", str(path), "--validation", str(held), "--space", space.name, "--out", str(tmp_path),

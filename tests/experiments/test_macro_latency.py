@@ -31,11 +31,6 @@ COLUMNS = ["arch", "network", "accuracy", "accuracy_std", "params", "flops", "la
            "latency_ms_measured_high", "latency_ms_as_timed", "group", "calibrated", "true_front"]
 
 
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT))
-
-
 @pytest.fixture(scope="module")
 def space() -> SearchSpace:
     return SearchSpace.load("nas_bench_macro", channels=3, classes=10)

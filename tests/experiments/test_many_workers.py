@@ -11,11 +11,6 @@ import pytest
 from hwnas.errors import ConfigError, DataError, UnknownName
 
 
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2]))
-
-
 def result(workers: int, seed: int, share: float, storage: str = "sqlite", **figures: Any) -> Any:
     from experiments.many_workers.race import Race, Result
 

@@ -27,11 +27,6 @@ OURS = ((0.7, 2.0), (0.6, 1.0), (0.55, 8.0))
 THEIRS = ((0.6, 2.0), (0.7, 4.0), (0.5, 8.0))
 
 
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT))
-
-
 def trial(number: int, begin: float, end: float | None, outcome: str = "evaluated", **more) -> dict:
     """A row of trials.csv, from seconds after noon."""
     values = {"number": number, "state": "COMPLETE", "outcome": outcome, "id": f"{number:08x}", "top1_proxy": 0.5,

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -31,19 +31,6 @@ from hwnas.study.study import MAX_RETRIES, load_study, release_lost, storage_of,
 from hwnas.system.processes import is_dead, worker_name
 
 WORKER = Path(__file__).parents[1] / "study_worker.py"
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[..., Worker]]:
-    workers: list[Worker] = []
-
-    def begin(*args: Any) -> Worker:
-        workers.append(Worker(*args))
-        return workers[-1]
-
-    yield begin
-    for worker in workers:
-        worker.close()
 
 
 def evaluated(folder: Path) -> list[dict[str, Any]]:

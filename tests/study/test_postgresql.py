@@ -146,20 +146,6 @@ def keep() -> Iterator[Callable[[optuna.Study], optuna.Study]]:
         storage_of(study).engine.dispose()
 
 
-@pytest.fixture
-def start() -> Iterator[Callable[..., Worker]]:
-    workers: list[Worker] = []
-
-    def begin(*args: Any) -> Worker:
-        workers.append(Worker(*args))
-        return workers[-1]
-
-    yield begin
-    for worker in workers:
-        if worker.process.poll() is None:
-            worker.kill()
-
-
 Keep = Callable[[optuna.Study], optuna.Study]
 Start = Callable[..., Worker]
 
