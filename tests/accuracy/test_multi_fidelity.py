@@ -16,12 +16,7 @@ torch = pytest.importorskip("torch")
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from search_fixtures import (  # noqa: E402
-    HOSTS,
-    acknowledged,
-    rows_of,
-    wait_for_trials,
-)
+from search_fixtures import HOSTS, acknowledged, rows_of  # noqa: E402
 from study_fixtures import OBJECTIVE, Scores, TinySpace, opened, predict, searched  # noqa: E402
 from training_fixtures import stripes  # noqa: E402
 
@@ -386,6 +381,25 @@ def trials(out: Path) -> dict[str, tuple[str, ...]]:
             if row["outcome"] == "evaluated"}
 
 
+KILLED = """
+import os, signal, sys
+from hwnas.accuracy.multi_fidelity import MultiFidelity
+from hwnas.cli.command import run_command
+from hwnas.search.__main__ import main as search
+
+evaluate, asked = MultiFidelity.evaluate_among, []
+
+def seventh(self, *given, **named):
+    asked.append(1)
+    if len(asked) == 7:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return evaluate(self, *given, **named)
+
+MultiFidelity.evaluate_among = seventh
+run_command(search, "search", "usage", sys.argv[1:])
+"""
+
+
 def test_a_killed_search_goes_on_with_what_its_networks_taught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HWNAS_OWN_TABLES")
     whole, killed = [*COMMAND, f"out={tmp_path / 'whole'}"], [*COMMAND, f"out={tmp_path / 'killed'}"]
@@ -397,13 +411,11 @@ def test_a_killed_search_goes_on_with_what_its_networks_taught(tmp_path: Path, m
     assert all(row[3] in ("1", "2") and row[5] == "true" for row in stopped)
     assert all(row[3] == "3" for row in uninterrupted.values() if row not in stopped)
 
-    worker = subprocess.Popen([sys.executable, "-m", "hwnas.search", *killed], stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, text=True, stdin=subprocess.DEVNULL)
-    wait_for_trials(tmp_path / "killed", 6, worker)
-    worker.send_signal(signal.SIGKILL)
-    worker.communicate()
+    worker = subprocess.run([sys.executable, "-c", KILLED, *killed], capture_output=True, text=True, check=False,
+                            stdin=subprocess.DEVNULL)
+    assert worker.returncode == -signal.SIGKILL, worker.stderr
     kept = acknowledged(tmp_path / "killed")
-    assert len(kept) >= 6
+    assert len(kept) == 6
     assert run_command(search, "search", "usage", killed) == 0
     resumed = trials(tmp_path / "killed")
     assert len(resumed) == 14

@@ -271,7 +271,8 @@ class HerePool:
 def test_peers_runs_whole_goes_on_and_refuses_what_does_not_belong_together(space, tmp_path, capsys, monkeypatch):
     from experiments.latency_peers.run import main
 
-    monkeypatch.setattr("experiments.latency_peers.isolated.load_runtime", lambda name: NullRuntime(0.02))
+    for place in ("experiments.latency_peers.isolated", "hwnas.runtimes.runtime"):
+        monkeypatch.setattr(f"{place}.load_runtime", lambda name: NullRuntime(0.02))
     monkeypatch.setattr("experiments.latency_peers.isolated.ProcessPoolExecutor", HerePool)
     table, path, held = table_of(space, 30), tmp_path / "table.json", tmp_path / "v.json"
     # On a busy or hot machine every turn counts here, however long it took, and no part is left out for want of time.

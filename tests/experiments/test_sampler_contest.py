@@ -446,10 +446,11 @@ def test_drawn_noise_is_that_of_the_seed_and_rougher_for_some(tmp_path):
         ablation.main(command(write(tmp_path / "t.csv", grid()), tmp_path / "out", "noisy=[accuracy]", "drawn_noise=1"))
 
 
+@pytest.mark.soak
 def test_the_ablation_in_a_large_space_is_paired_and_repeats(tmp_path, capsys):
     from experiments.sampler_ablation.large import main
 
-    arguments = [f"out={tmp_path}", "space=mnasnet_small", "evals=12", "seeds=2", "variants=[whole,no_evolution]",
+    arguments = [f"out={tmp_path}", "space=mnasnet_small", "evals=25", "seeds=2", "variants=[whole,no_evolution]",
                  f"table={ROOT / 'latency_tables/amd-epyc-f26m2s1-2c/openvino-int8-t1-b1-32px-c1-k10.json.gz'}"]
     main(arguments)
     first = (tmp_path / "large.csv").read_text()
