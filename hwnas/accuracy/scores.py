@@ -18,7 +18,6 @@ from hwnas.data.task import cross_entropy
 from hwnas.errors import ConfigError, TrainingError
 from hwnas.networks.build import activation_layers
 from hwnas.space.architecture import Architecture
-from hwnas.space.blocks import ACTIVATIONS
 from hwnas.system.memory import release_memory
 from hwnas.training.loop import no_memory, seeded
 
@@ -71,7 +70,8 @@ def naswot(network: nn.Module, images: Tensor, labels: Tensor) -> float:
     network = copy.deepcopy(network).train()
     watched = [module for module in network.modules() if isinstance(module, activation_layers())]
     if not watched:
-        raise TrainingError(f"naswot: the network has no {', '.join(ACTIVATIONS)} to watch. Use another score.")
+        names = ", ".join(layer.__name__ for layer in activation_layers())
+        raise TrainingError(f"naswot: the network has no {names} to watch. Use another score.")
     for module in watched:
         module.register_forward_pre_hook(watch)
     with torch.no_grad():
