@@ -1,21 +1,28 @@
-"""Contract tests for the doors: what a third party's runtime or estimator must pass. Plain assertions, for any test
-runner."""
+"""Contract tests for the doors: what a third party's runtime, estimator, sampler, data set or objective must pass.
+
+Plain assertions, for any test runner."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
 from hwnas.errors import HwnasError
 
 if TYPE_CHECKING:
+    from optuna.samplers import BaseSampler
+
     from hwnas.accuracy.estimator import AccuracyEstimator
+    from hwnas.data.dataset import Listing
+    from hwnas.data.options import DatasetOptions
     from hwnas.runtimes.runtime import Runtime
     from hwnas.space.architecture import Architecture
+    from hwnas.space.blocks import BlockSpec
+    from hwnas.study.costs import KnownObjective, Terms
     from hwnas.target.target import Target
 
 
@@ -116,3 +123,60 @@ def check_estimator(estimator: AccuracyEstimator, architecture: Architecture) ->
     later = estimator.evaluate(architecture, history, 7)
     assert 0 <= later.value <= 1, "a history of better trials may stop it, not fail it"
     assert estimator.fingerprint == fingerprint, "evaluating changes no fingerprint"
+
+
+def check_sampler(make: Callable[..., BaseSampler], n_trials: int = 12) -> None:
+    """Assert that `make(seed=…)`, the entry point of a sampler, gives one that a search can use and repeat."""
+    import optuna
+
+    def asked(seed: int) -> list[dict[str, Any]]:
+        sampler = make(seed=seed)
+        assert isinstance(sampler, optuna.samplers.BaseSampler), "make(seed=) gives an Optuna BaseSampler"
+        study = optuna.create_study(sampler=sampler, directions=["maximize", "minimize"])
+        for _ in range(n_trials):
+            trial = study.ask()
+            depth, kernel = trial.suggest_int("depth", 0, 9), trial.suggest_categorical("kernel", (3, 5))
+            study.tell(trial, (depth / 10, float(depth + kernel)))
+        return [trial.params for trial in study.trials]
+
+    first = asked(3)
+    assert first == asked(3), "the same seed asks for the same networks"
+    assert len({tuple(params.values()) for params in first}) > 1, "it asks for different networks"
+
+
+def check_dataset(listing_of: Callable[[DatasetOptions], Listing], options: DatasetOptions) -> None:
+    """Assert that `listing_of`, the entry point of a data set, keeps the `Listing` contract for these options."""
+    from hwnas.data.dataset import Listing
+
+    listing, again = listing_of(options), listing_of(options)
+    assert isinstance(listing, Listing), "the entry point returns a Listing"
+    assert listing.identity, "identity names the content"
+    assert listing.identity == again.identity, "the same content has the same identity"
+    assert listing.info.classes == len(listing.class_names) >= 2, "class_names name every class, two at least"
+    assert "train" in listing.parts, "parts hold train"
+    assert {*listing.parts} <= {"train", "val", "test"}, "parts are train, val and test"
+    for part, labels in listing.parts.items():
+        assert labels.dtype == np.int64, f"{part}: labels are int64"
+        assert labels.min() >= 0, f"{part}: labels count from 0"
+        assert labels.max() < listing.info.classes, f"{part}: labels are below the number of classes"
+        rows = np.arange(0, len(labels), max(1, len(labels) // 8))
+        (images, kept), = listing.read([(part, rows)], 16, None)
+        assert images.dtype == np.uint8, "images are uint8"
+        assert images.shape == (int(kept.sum()), listing.info.channels, 16, 16), "images are [kept, c, size, size]"
+        assert kept.shape == rows.shape, "kept says of each row whether it could be read"
+        (other, _), = listing.read([(part, rows)], 16, None)
+        assert np.array_equal(images, other), "the same rows give the same images"
+
+
+def check_cost(cost: KnownObjective, blocks: Sequence[BlockSpec], terms: Terms | None = None) -> None:
+    """Assert that a known objective can be told of a network's `blocks` before it is trained."""
+    from hwnas.study.costs import KnownObjective, Terms
+
+    assert isinstance(cost, KnownObjective), "the entry point is a KnownObjective"
+    assert cost.predicted != cost.exact or cost.of_file is None, "what is measured has a column of its own"
+    terms = terms or Terms()
+    value = float(cost.of(1.0, blocks, terms))
+    assert np.isfinite(value), "a cost is a number"
+    assert value == float(cost.of(1.0, blocks, terms)), "the same network has the same cost"
+    assert cost.shown(value), "a cost can be shown"
+    assert cost.shown(None) == "", "a cost that is not known is shown as nothing"

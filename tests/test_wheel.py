@@ -1,8 +1,11 @@
-"""The wheel, built and installed where the checkout is not on the path, is all that a user needs."""
+"""The wheel, installed where the checkout is not on the path, is all that a user needs, and all that a third party's
+package needs to open every door."""
 
 from __future__ import annotations
 
+import csv
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -17,8 +20,8 @@ FOLDERS = ("conf", "search_spaces", "latency_tables", "certificates")
 pytest.importorskip("hatchling", reason="building the wheel needs the dev extra")
 
 
-def run(*command: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    surroundings = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+def run(*command: str | Path, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    surroundings = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | environment
     return subprocess.run([str(part) for part in command], cwd=folder, env=surroundings, capture_output=True, text=True,
                           timeout=300, check=False, stdin=subprocess.DEVNULL)
 
@@ -70,3 +73,75 @@ def test_without_a_target_the_command_lists_them(python: Path, tmp_path: Path) -
     assert targets
     assert all(name in done.stderr for name in targets)
     assert not list(tmp_path.iterdir())
+
+
+CONTRACTS = """
+from pathlib import Path
+from third_party import BYTES_READ, Cheapest, MyRuntime, linear, stripes
+from hwnas.data.options import DatasetOptions
+from hwnas.networks.build import build
+from hwnas.networks.export import export_onnx
+from hwnas.space import SearchSpace
+from hwnas.target import Target
+from hwnas.testing import check_cost, check_dataset, check_estimator, check_runtime, check_sampler
+space = SearchSpace.load("mnasnet_small", channels=1, classes=3)
+check_dataset(stripes, DatasetOptions("stripes", options={"n": 20}))
+check_cost(BYTES_READ, space.reference.blocks())
+check_sampler(Cheapest)
+check_estimator(linear(None, space, {"slope": 1.0}), space.reference)
+network = space.reference
+export_onnx(build(network).eval(), Path("m.onnx"), (network.channels, network.image_size, network.image_size))
+check_runtime(MyRuntime(), "m.onnx", Target("mine_fp32", "mine", "fp32"))
+print("kept")
+"""
+TARGET = "# @package target\nname: mine_fp32\nruntime: mine\nprecision: fp32\n"
+
+
+@pytest.fixture(scope="module")
+def third_party(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter, with the package of `third_party/` in its site-packages as well."""
+    folder = tmp_path_factory.mktemp("third")
+    shutil.copytree(Path(__file__).with_name("third_party"), folder / "source")
+    done = run(sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", "install", "--no-deps",
+               "--no-index", "--no-build-isolation", folder / "source", folder=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return python
+
+
+def test_a_third_party_keeps_the_contracts(third_party: Path, tmp_path: Path) -> None:
+    done = run(third_party, "-c", CONTRACTS, folder=tmp_path)
+    assert done.stdout.strip() == "kept", done.stdout + done.stderr
+
+
+def test_one_search_goes_through_every_door(third_party: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    (home / "conf" / "target").mkdir(parents=True)
+    (home / "conf" / "target" / "mine_fp32.yaml").write_text(TARGET)
+    (home / "search_spaces").mkdir()
+    space = (ROOT / "search_spaces" / "mnasnet_small.yaml").read_text().replace("image_size: 32", "image_size: 12")
+    (home / "search_spaces" / "mine.yaml").write_text(space)
+    done = run(third_party, "-m", "hwnas.search", "target=mine_fp32", "space=mine", "dataset=stripes",
+               "dataset.options={n: 40}", "accuracy=linear", "linear.slope=1.5", "sampler=cheapest",
+               "objective.known=[latency_ms,bytes_read]", "n_trials=4", "workers=1", "finalists.k=1", "baselines=[]",
+               "finalists.recipe.max_steps=2", "calibration.networks=12", "calibration.profiles=0",
+               "calibration.minutes=2", "verification.seconds=2", "out=run", folder=tmp_path, HWNAS_HOME=str(home))
+    assert done.returncode == 0, done.stdout + done.stderr
+    with open(tmp_path / "run" / "trials.csv", newline="") as file:
+        trials = list(csv.DictReader(file))
+    assert sum(row["outcome"] == "evaluated" for row in trials) == 4
+    with open(tmp_path / "run" / "front.csv", newline="") as file:
+        (row,) = csv.DictReader(file)
+    size = (tmp_path / "run" / "models" / row["id"] / "model.onnx").stat().st_size
+    assert float(row["bytes_read"]) == pytest.approx(size / 1e3, rel=1e-5)  # measured, unlike the prediction
+    assert float(row["bytes_read_predicted"]) == pytest.approx(float(row["macs"]) / 1e4, rel=1e-3)
+    assert row["target"] == "mine_fp32"
+    assert "mine 1.0" in (tmp_path / "run" / "environment.json").read_text()
+
+
+def test_a_runtime_that_is_not_there_is_told_with_those_that_are(third_party: Path, tmp_path: Path) -> None:
+    (tmp_path / "conf" / "target").mkdir(parents=True)
+    (tmp_path / "conf" / "target" / "other.yaml").write_text(TARGET.replace("runtime: mine", "runtime: theirs"))
+    done = run(third_party, "-m", "hwnas.search", "target=other", folder=tmp_path, HWNAS_HOME=str(tmp_path))
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "theirs" in done.stderr
+    assert "mine" in done.stderr

@@ -13,7 +13,7 @@ from hwnas.front.comparison import describe
 from hwnas.front.rows import FrontRow
 from hwnas.pictures.labels import Line, draw_better, place_labels
 from hwnas.pictures.style import MUTED, is_number, log_axis, new_figure, percent_axis, title
-from hwnas.study.costs import KNOWN
+from hwnas.study.costs import COSTS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,8 +25,8 @@ _LEAST, _MOST = 4.5, 12.0  # diameters of marks in points
 
 def named(name: str, row: FrontRow) -> str:
     """`name` with what the search minimised beside latency; a price, which goes with latency, only where it is all."""
-    costs = [one for one in row.costs if not KNOWN[one.name].of_latency] or row.costs
-    return " · ".join([name, *(KNOWN[one.name].shown(one.best) for one in costs if one.best is not None)])
+    costs = [one for one in row.costs if not COSTS[one.name].of_latency] or row.costs
+    return " · ".join([name, *(COSTS[one.name].shown(one.best) for one in costs if one.best is not None)])
 
 
 def diameters(rows: Iterable[FrontRow]) -> dict[str, float]:
@@ -40,7 +40,7 @@ def explain(axes: Axes, rows: Sequence[FrontRow], sizes: dict[str, float], color
     """Legend entries for the smallest and the largest mark."""
     known = sorted((row for row in rows if row.id in sizes), key=lambda row: sizes[row.id])
     for row in known[:1] + known[1:][-1:]:
-        one = KNOWN[row.costs[0].name]
+        one = COSTS[row.costs[0].name]
         axes.plot([], [], "o", ms=sizes[row.id], mfc="none", mec=color,
                   label=f"{one.label} {one.shown(row.costs[0].best)}")
 

@@ -13,7 +13,7 @@ from hwnas.accuracy.estimator import meaning
 from hwnas.front.picture import PlotInfo, front_figure
 from hwnas.front.rows import COLUMNS, Cost, FrontRow, load_front, sort_rows
 from hwnas.pictures.style import figure_bytes
-from hwnas.study.costs import KNOWN, LATENCY
+from hwnas.study.costs import COSTS, LATENCY
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import RunFolder
 
@@ -214,19 +214,19 @@ def _front(data: ReportData) -> str:
 
 def _columns(rows: Sequence[FrontRow]) -> list[str]:
     """Columns of the table of `rows`: what the search minimised, where that is no column anyway, before the notes."""
-    found = [KNOWN[one.name] for one in _more(rows[0])]
+    found = [COSTS[one.name] for one in _more(rows[0])]
     return [*_COLUMNS[:-1], *(f"{one.label} ({one.unit})" if one.unit else one.label for one in found), _COLUMNS[-1]]
 
 
 def _more(row: FrontRow) -> list[Cost]:
-    return [one for one in row.costs if KNOWN[one.name].exact not in COLUMNS]
+    return [one for one in row.costs if COSTS[one.name].exact not in COLUMNS]
 
 
 def _costs(row: FrontRow) -> str:
     """What the front is made of, where that is not top-1 and latency."""
     if row.objectives == (LATENCY,):
         return ""
-    names = " and ".join(KNOWN[name].label for name in row.objectives)
+    names = " and ".join(COSTS[name].label for name in row.objectives)
     return (f'<p class="note">On the front: no other finalist is as good in top-1, {escape(names)}, and better in one '
             "of them; as exported and measured, or as predicted where nothing was.</p>")
 

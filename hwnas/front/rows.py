@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 
 from hwnas.errors import StudyError
 from hwnas.networks.network import Network, Shape, read_network
-from hwnas.study.costs import KNOWN, LATENCY, KnownObjective, Terms
+from hwnas.study.costs import COSTS, LATENCY, KnownObjective, Terms
 from hwnas.study.objective import Objective
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import ModelFolder, RunFolder
@@ -113,9 +113,14 @@ class FrontRow:
 
 
 COLUMNS = tuple(column.name for column in fields(FrontRow) if column.name not in ("objectives", "costs", "network"))
-_HINTS = get_type_hints(FrontRow)
-TYPES = {column: float | None for one in KNOWN.values() for column in (one.predicted, one.exact)} | {
-    name: _HINTS[name] for name in COLUMNS}  # of the columns of front.csv; text where not named
+
+
+def column_types() -> dict[str, Any]:
+    """Types of the columns of front.csv; what is not named is text."""
+    hints = get_type_hints(FrontRow)
+    costs: dict[str, Any] = {
+        column: float | None for cost in COSTS.values() for column in (cost.predicted, cost.exact)}
+    return costs | {name: hints[name] for name in COLUMNS}
 
 
 def dominates(one: FrontRow, other: FrontRow) -> bool:
@@ -167,7 +172,7 @@ def _values(row: FrontRow) -> dict[str, Any]:
         return values
     values["objectives"] = " ".join(row.objectives)
     for one in row.costs:
-        values |= {KNOWN[one.name].predicted: one.predicted, KNOWN[one.name].exact: one.exact}
+        values |= {COSTS[one.name].predicted: one.predicted, COSTS[one.name].exact: one.exact}
     return values
 
 
@@ -189,7 +194,7 @@ def read_front(path: str | Path) -> list[FrontRow]:
     if missing:
         raise StudyError(f"{path}: no column {missing[0]!r}; was it written by another version of hwnas?")
     try:
-        rows = read_table(text, TYPES)
+        rows = read_table(text, column_types())
     except ValueError as error:
         raise StudyError(f"{path}, {error}") from None
     return [_parse(row, f"{path}, line {number}") for number, row in enumerate(rows, 2)]
@@ -216,10 +221,10 @@ def with_networks(rows: Iterable[FrontRow], run: RunFolder, images: Shape) -> li
 
 def _parse(row: Mapping[str, Any], where: str) -> FrontRow:
     names = tuple((row.get("objectives") or LATENCY).split())
-    unknown = [name for name in names if name not in KNOWN]
+    unknown = [name for name in names if name not in COSTS]
     if unknown:
         raise StudyError(f"{where}: objectives cannot be {unknown[0]!r}.")
-    costs = tuple(Cost(name, row.get(KNOWN[name].predicted), row.get(KNOWN[name].exact))
+    costs = tuple(Cost(name, row.get(COSTS[name].predicted), row.get(COSTS[name].exact))
                   for name in names if name != LATENCY)
     return FrontRow(**{name: row[name] for name in COLUMNS}, objectives=names, costs=costs)
 

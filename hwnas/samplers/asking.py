@@ -19,7 +19,7 @@ from optuna.samplers import BaseGASampler, BaseSampler
 from optuna.samplers._lazy_random_state import LazyRandomState
 from optuna.trial import FrozenTrial, TrialState
 
-from hwnas.study.costs import KNOWN
+from hwnas.study.costs import COSTS
 from hwnas.study.record import DUPLICATE, FAILED, INFEASIBLE, minimised, outcome
 
 
@@ -123,7 +123,7 @@ class View(optuna.Study):
         earlier = [other.values for other in raw if other.state == TrialState.COMPLETE and other.number < trial.number]
         values = np.mean(earlier, axis=0).tolist() if earlier else [0.0] * len(self.directions)
         for index, name in enumerate(minimised(self._study)[:len(values) - 1], 1):
-            cost = trial.user_attrs.get(KNOWN[name].predicted, math.nan)
+            cost = trial.user_attrs.get(COSTS[name].predicted, math.nan)
             if math.isfinite(cost):
                 values[index] = cost
         return [float(value) for value in values]

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import entry_points
 from importlib.util import find_spec
+from inspect import signature
 from typing import Any
 
 from optuna.exceptions import ExperimentalWarning
@@ -96,7 +97,8 @@ def load_sampler(name: str, seed: int, context: Context | None = None, **options
 def read_sampler(name: str, seed: int, options: Mapping[str, Any]) -> Callable[[Context | None], Asking]:
     """Check the options of the sampler `name`; what is returned gives it, once it is told what ours needs to know.
 
-    A third party's entry point is a callable `(seed, **options) -> BaseSampler`.
+    A third party's entry point is a callable `(seed, **options) -> BaseSampler`; one that takes `context` is handed the
+    Context that ours gets: space, predicted latency, objective with its costs, cap.
     The cap needs no constraints_func: trials carry their constraint (Optuna 5). UnknownName for another name,
     ConfigError for an option that the sampler has not or whose value it refuses.
     """
@@ -114,6 +116,8 @@ def read_sampler(name: str, seed: int, options: Mapping[str, Any]) -> Callable[[
         if name not in points:
             raise UnknownName("sampler", name, sampler_names())
         make = points[name].load()
+        if "context" in signature(make).parameters:
+            return lambda context: Asking(_made(name, partial(make, context=context), seed, options), seed)
     sampler = Asking(_made(name, make, seed, options), seed)
     return lambda context: sampler
 

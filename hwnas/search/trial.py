@@ -17,7 +17,7 @@ from hwnas.accuracy.estimator import AccuracyEstimator, Estimate, EvaluatesAmong
 from hwnas.errors import CandidateError, TrainingError, UserError
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
-from hwnas.study.costs import KNOWN, LATENCY
+from hwnas.study.costs import COSTS, LATENCY
 from hwnas.study.objective import CAP_QUANTILE, Objective, Predict, upper_ms
 from hwnas.study.record import (
     CAP,
@@ -146,7 +146,7 @@ def _estimate(setting: Setting, trials: Sequence[FrozenTrial], architecture: Arc
               interrupts: Interrupts) -> Estimate:
     options = setting.options
     if isinstance(setting.estimator, EvaluatesAmong):
-        costs = options.objective.costs(latency_ms, architecture) or {KNOWN[LATENCY].predicted: latency_ms}
+        costs = options.objective.costs(latency_ms, architecture) or {COSTS[LATENCY].predicted: latency_ms}
         among = evaluated_networks(trials, list(costs))
         with interrupts.allowed():
             return setting.estimator.evaluate_among(architecture, tuple(costs.values()), among, options.seed)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from hwnas.errors import ConfigError, UnknownName
 from hwnas.space.blocks import BlockSpec
 from hwnas.space.blocks.block import weights_of
 
+GROUP = "hwnas.objectives"  # entry points of other packages
 LATENCY = "latency_ms"
 # Bytes of an ONNX file. Exact: a number in fp32, and int8's bias, scales and zero points of an output channel.
 FP32, CHANNEL_INT8 = 4, 17
@@ -91,7 +94,7 @@ def _price(latency_ms: Any, terms: Terms) -> Any:
     return latency_ms * ((terms.price_per_hour or math.nan) / terms.batch / 3.6)
 
 
-KNOWN = {one.name: one for one in (
+_BUILT_IN = (
     KnownObjective(LATENCY, "latency", "ms", "latency_ms_predicted", LATENCY, of_latency=lambda ms, terms: ms),
     KnownObjective("size_mb", "file size", "MB", "size_mb_predicted", "size_mb",
                    of_block=lambda block, terms: file_bytes(block, terms) / 1e6,
@@ -99,21 +102,48 @@ KNOWN = {one.name: one for one in (
     KnownObjective("macs", "MACs", "M MACs", "macs", "macs", of_block=lambda block, terms: block.macs, scale=1e-6),
     KnownObjective("price", "price of a million images", "", "price_per_million_predicted", "price_per_million",
                    of_latency=_price),
-)}
+)
+
+
+class Costs(Mapping[str, KnownObjective]):
+    """Known objectives by name: ours, then those that other packages offer as entry points `hwnas.objectives`."""
+
+    @cached_property
+    def _all(self) -> dict[str, KnownObjective]:
+        costs = {cost.name: cost for cost in _BUILT_IN}
+        for point in entry_points(group=GROUP):
+            cost = point.load()
+            if not isinstance(cost, KnownObjective) or cost.name != point.name or cost.name in costs:
+                raise ConfigError(f"objective {point.name!r} of {point.value} is no hwnas.study.KnownObjective of that "
+                                  "name, or one of ours has it. Update that package or remove it.")
+            costs[cost.name] = cost
+        return costs
+
+    def __getitem__(self, name: str) -> KnownObjective:
+        return self._all[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+
+COSTS = Costs()
 
 
 def check_known(names: Any, terms: Terms) -> tuple[str, ...]:
-    """`objective.known` as names in KNOWN's order; one line says what is wrong with another value."""
+    """`objective.known` as names in COSTS's order; one line says what is wrong with another value."""
     if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(one, str) for one in names):
         raise ConfigError(f"objective.known must be a list of names, e.g. [latency_ms,size_mb], got {names!r}.")
     for name in names:
-        if name not in KNOWN:
-            raise UnknownName("known objective", name, KNOWN)
+        if name not in COSTS:
+            raise UnknownName("known objective", name, COSTS)
         if names.count(name) > 1:
             raise ConfigError(f"objective.known names {name} twice. Name each once.")
     if not 1 <= len(names) <= MOST_KNOWN:
-        raise ConfigError(f"objective.known must hold one or two of {', '.join(KNOWN)}, got {len(names)}.")
-    timed = [name for name in names if KNOWN[name].of_latency]
+        raise ConfigError(f"objective.known must hold one or two of {', '.join(COSTS)}, got {len(names)}.")
+    timed = [name for name in names if COSTS[name].of_latency]
     if len(timed) > 1:
         raise ConfigError(f"objective.known: {' and '.join(timed)} are proportional to each other, so the front would "
                           "be that of one of them. Take one of the two.")
@@ -121,11 +151,11 @@ def check_known(names: Any, terms: Terms) -> tuple[str, ...]:
         read_value(terms.price_per_hour, float, "objective.price_per_hour", above=0,
                    what="what an hour of the machine costs, for objective.known=[price]: "
                         "objective.price_per_hour=NUMBER, above 0")
-    return tuple(name for name in KNOWN if name in names)
+    return tuple(name for name in COSTS if name in names)
 
 
 def known_costs(row: Mapping[str, Any]) -> tuple[float, ...]:
     """What the search of a row of trials.csv minimised, in order (latency where it does not say); NaN: not known."""
     names = str(row.get("objectives") or LATENCY).split()
-    values = (row.get(KNOWN[name].predicted) for name in names)
+    values = (row.get(COSTS[name].predicted) for name in names)
     return tuple(math.nan if value is None else float(value) for value in values)

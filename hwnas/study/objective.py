@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hwnas.cli.options import read_value
 from hwnas.errors import BudgetError, UnknownName
-from hwnas.study.costs import KNOWN, LATENCY, KnownObjective, Terms, check_known
+from hwnas.study.costs import COSTS, LATENCY, KnownObjective, Terms, check_known
 from hwnas.target.target import Target
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Objective:
     @property
     def minimised(self) -> tuple[KnownObjective, ...]:
         """The costs that the study is told, in the order of `values`."""
-        return tuple(KNOWN[name] for name in self.known) if self.kind == "pareto" else ()
+        return tuple(COSTS[name] for name in self.known) if self.kind == "pareto" else ()
 
     @property
     def directions(self) -> tuple[Literal["maximize", "minimize"], ...]:

@@ -11,7 +11,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hwnas.accuracy.estimator import Earlier
 from hwnas.stats.pareto import non_dominated
-from hwnas.study.costs import KNOWN, LATENCY, known_costs
+from hwnas.study.costs import COSTS, LATENCY, known_costs
 from hwnas.system.run_folder import OF_EVERY_TRIAL
 
 # Outcomes of a finished trial, in the user attribute `outcome`. A FAIL without one was lost with its worker.
@@ -118,7 +118,7 @@ def trial_rows(study: optuna.Study) -> list[dict[str, Any]]:
     """
     rows, first, costs = [], dict[str, int](), minimised(study)
     more = {OBJECTIVES: " ".join(costs)} if costs != (LATENCY,) else {}
-    columns = [KNOWN[name].predicted for name in costs if more and name != LATENCY]
+    columns = [COSTS[name].predicted for name in costs if more and name != LATENCY]
     for trial in study.get_trials(deepcopy=False):
         if trial.state == TrialState.WAITING:
             continue

@@ -40,7 +40,7 @@ from hwnas.search.__main__ import main
 from hwnas.search.reuse import reuse_trials
 from hwnas.search.trial import SearchOptions
 from hwnas.space.search_space import SearchSpace
-from hwnas.study.costs import KNOWN, MOST_KNOWN, Terms, check_known, file_bytes
+from hwnas.study.costs import COSTS, MOST_KNOWN, Terms, check_known, file_bytes
 from hwnas.study.objective import Objective, read_objective
 from hwnas.study.record import front_rows, trial_rows
 from hwnas.study.study import open_study
@@ -341,9 +341,9 @@ def test_the_report_has_the_column() -> None:
 
 
 def test_every_known_objective_can_be_shown() -> None:
-    assert {name: one.shown(2e6) for name, one in KNOWN.items()} == {
+    assert {name: one.shown(2e6) for name, one in COSTS.items()} == {
         "latency_ms": "2e+06 ms", "size_mb": "2e+06 MB", "macs": "2 M MACs", "price": "2e+06"}
-    assert KNOWN["price"].shown(None) == ""
+    assert COSTS["price"].shown(None) == ""
 
 
 # Whole commands
