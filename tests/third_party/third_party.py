@@ -32,7 +32,7 @@ class Linear:
 
     def evaluate(self, architecture: Any, history: Any, seed: int) -> Estimate:
         value = min(0.99, max(0.01, self._slope * np.log10(architecture.macs) / 10))
-        return Estimate(value, value, value, 0.0, "tabular", 0.0)
+        return Estimate(value, value, value, 0.0, "table", 0.0)
 
 
 def linear(dataset: Any, space: Any, config: dict[str, Any]) -> Linear:
