@@ -1,3 +1,19 @@
 """hwnas: hardware-aware neural architecture search with verified accuracy-latency fronts."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hwnas.face import face
+
+if TYPE_CHECKING:
+    from hwnas.api import Model as Model
+    from hwnas.api import Run as Run
+    from hwnas.api import benchmark as benchmark
+    from hwnas.api import load as load
+    from hwnas.api import profile as profile
+    from hwnas.api import search as search
+
 __version__ = "0.1.0"
+__getattr__, __dir__ = face(
+    __name__, dict.fromkeys(("Model", "Run", "benchmark", "load", "profile", "search"), "api"))

@@ -1,10 +1,15 @@
-"""Faces: a package offers a few names of its modules, and loads none of them before it is asked for that name."""
+"""Faces: a package offers a few names of its modules, and loads none of them before it is asked for that name.
+
+`hwnas.search` is a function for users and a package for Python, which puts the package in the function's place as soon
+as it is imported: such a module is made callable, and a call goes to the function.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 
@@ -19,3 +24,13 @@ def face(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], 
         return value
 
     return load, lambda: sorted({*vars(sys.modules[package]), *names})
+
+
+def call(module: str, function: str) -> None:
+    """Let `module`, which is being imported, be called as `function` of `hwnas.api`."""
+
+    class Called(ModuleType):
+        def __call__(self, *values: Any, **options: Any) -> Any:
+            return getattr(import_module("hwnas.api"), function)(*values, **options)
+
+    sys.modules[module].__class__ = Called

@@ -8,6 +8,7 @@ from typing import Any
 
 from hwnas.cli.command import run_command
 from hwnas.cli.progress import Console
+from hwnas.face import call
 
 USAGE = """Measure this host for a target and a search space (a latency table in $HWNAS_HOME/latency_tables).
 
@@ -25,6 +26,8 @@ def command(argv: Sequence[str] | None = None) -> int:
     """Entry point of `python -m hwnas.profile`."""
     return run_command(main, "profile", USAGE, argv, paths=("space",))
 
+
+call(__name__, "profile")  # hwnas.profile(…) of hwnas/api.py
 
 if __name__ == "__main__":
     sys.exit(command())

@@ -18,7 +18,7 @@ PACKAGE = Path(hwnas.__file__).parent
 ORDER = ("errors", "face", "stats", "pictures", "system", "cli", "space", "target", "data", "networks", "runtimes",
          "training", "latency", "accuracy", "study", "samplers", "front", "search", "certify", "compress", "benchmark")
 COMMANDS = {"__main__", "profile", "validate", "roofline", "verify", "train", "report"}
-OUTSIDE = {"testing", "network", "architecture", "baselines"}  # for packages of others and cards of earlier versions
+OUTSIDE = {"api", "testing", "network", "architecture", "baselines"}  # for users, and old names
 LIGHT = ("errors", "face", "stats.pareto", "system.paths", "space", "target", "study.objective",
          "latency.table", "latency.model")
 HEAVY = {"torch", "torchvision", "timm", "openvino", "onnx", "onnxruntime", "optuna", "sklearn", "scipy", "matplotlib",

@@ -137,7 +137,7 @@ def _calibrate(deployment: Deployment, space: SearchSpace, options: CalibrationO
         return calibrate(deployment.target, space, runtime, options, console, table)
 
 
-def profile(config: Any, console: Console) -> None:
+def profile(config: Any, console: Console) -> LatencyTable:
     """Measure this host as `conf/profile.yaml` asks; say where the table lies and what its predictions are worth."""
     from hwnas.latency.calibrate import calibrate
     from hwnas.runtimes.runtime import load_runtime
@@ -154,6 +154,7 @@ def profile(config: Any, console: Console) -> None:
         table = calibrate(deployment.target, space, runtime, options, console, table, fresh=bool(config.fresh))
     console.say(f"{table.path}: {len(table.networks)} networks")
     console.say(error_line(table, space))
+    return table
 
 
 def calibration_lock(host_name: str, key: TableKey, console: Console) -> AbstractContextManager[bool]:

@@ -1,1 +1,5 @@
 """The search: python -m hwnas.search +target=xeon_int8"""
+
+from hwnas.face import call
+
+call(__name__, "search")

@@ -135,7 +135,8 @@ def test_unknown_names_and_options_are_refused() -> None:
 def test_third_parties_register_theirs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     point = EntryPoint("mine", "study_plugin:make", "hwnas.samplers")
     monkeypatch.setattr(EntryPoint, "load", lambda self: lambda seed, *, odd: RandomSampler(seed=seed + odd))
-    monkeypatch.setattr(hwnas.samplers.loading, "entry_points", lambda group: [point] if group == "hwnas.samplers" else [])
+    monkeypatch.setattr(hwnas.samplers.loading, "entry_points",
+                        lambda group: [point] if group == "hwnas.samplers" else [])
     assert "mine" in sampler_names()
     assert searched(opened(tmp_path, "mine", sampler_options={"odd": 1}), 3).n_complete == 3
     with pytest.raises(ConfigError, match="sampler mine"):

@@ -1,0 +1,297 @@
+"""A search from Python: what the commands do, with keywords for their options, and results as objects.
+
+    import hwnas
+    run = hwnas.search("xeon_int8", "/data/parts", space="mnasnet_small", n_trials=24, out="runs/parts", seed=0)
+    run.to_frame()[["id", "top1_test", "latency_ms", "on_front"]]
+    run.best(latency_ms=0.3).session().logits(images)
+
+The same checks, the same folder, the same resume as the commands. Errors are `hwnas.errors.HwnasError`s.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from hwnas.cli.command import compose, names_in
+from hwnas.cli.progress import Console
+from hwnas.errors import BudgetError, ConfigError, DataError, StudyError
+from hwnas.system.paths import home, write_atomic
+from hwnas.system.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    import optuna
+    import pandas as pd
+    from matplotlib.figure import Figure
+    from torch import nn
+
+    from hwnas.benchmark.report import Benchmark
+    from hwnas.front.rows import FrontRow
+    from hwnas.latency.table import LatencyTable
+    from hwnas.runtimes.runtime import Compiled
+    from hwnas.target.target import Target
+
+_PLAIN = re.compile(r"[A-Za-z_][\w.:-]*")  # text that Hydra takes as it is
+_WORDS = ("true", "false", "null", "nan", "inf")
+
+
+def search(target: str, data: Any = "digits", *, out: str | os.PathLike[str] | None = None, quiet: bool = False,
+           **options: Any) -> Run:
+    """Search, train, quantise and verify networks for `target`, as `python -m hwnas.search` does; resumes `out`.
+
+    `data`: a name of conf/dataset, a folder of images or an .npz file, a pair (images uint8, labels) or a Hugging Face
+    Dataset. `options` are those of the command: `n_trials=24`, `budget={"latency_ms": 2.5}` or
+    `**{"budget.latency_ms": 2.5}`. Raises what the command would print.
+    """
+    from hwnas.search.road import search as go
+
+    given = {"target": target, **_dataset_options(data), **({} if out is None else {"out": os.fspath(out)}), **options}
+    return Run(go(_composed("search", given), Console(quiet)).run)
+
+
+def load(folder: str | os.PathLike[str]) -> Run:
+    """A run that `search` or the command left in `folder`, which need not be writable; StudyError when it is none."""
+    run = RunFolder(Path(folder))
+    if not run.config.is_file():
+        raise StudyError(f"{run.path} is not a run folder (no config.yaml). Make one: hwnas.search(…, out={folder!r}).")
+    return Run(run)
+
+
+def benchmark(model: str | os.PathLike[str], target: str, *, quiet: bool = True, **options: Any) -> Benchmark:
+    """Time one network on this host: a path of an ONNX file, or `timm:NAME`; options as `python -m hwnas.benchmark`.
+
+    Where the machine was too restless the result says so in `invalid`.
+    """
+    from hwnas.benchmark.__main__ import benchmark as go
+
+    config = _composed("benchmark", {"target": target, "model": os.fspath(model), **options})
+    return go(config, Console(quiet))
+
+
+def profile(target: str, space: str, *, minutes: float | None = None, quiet: bool = True, **options: Any
+            ) -> LatencyTable:
+    """Measure this host for a target and a search space, as `python -m hwnas.profile` does; the stored table."""
+    from hwnas.latency.deployment import profile as go
+
+    given = {"target": target, "space": space, **({} if minutes is None else {"budget": {"minutes": minutes}})}
+    return go(_composed("profile", {**given, **options}), Console(quiet))
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder, read: its tables, picture, study and networks."""
+
+    folder: RunFolder
+
+    @property
+    def path(self) -> Path:
+        """Where its files lie."""
+        return self.folder.path
+
+    def to_frame(self, table: Literal["front", "trials"] = "front") -> pd.DataFrame:
+        """`front.csv` or `trials.csv` with a type for each column; what is not known is NA."""
+        from hwnas.front.rows import column_types
+        from hwnas.study.record import COLUMNS
+        from hwnas.system.tables import read_frame
+
+        if table not in ("front", "trials"):
+            raise ConfigError(f"to_frame takes 'front' or 'trials', got {table!r}.")
+        path = self.folder.front_csv if table == "front" else self.folder.trials_csv
+        if not path.is_file():
+            raise StudyError(f"{path}: not there yet. Finish the search first: the same call goes on.")
+        return read_frame(path.read_text(encoding="utf-8"), column_types() if table == "front" else COLUMNS)
+
+    def plot(self) -> Figure:
+        """The picture of the report."""
+        from hwnas.front.picture import front_figure
+        from hwnas.front.report import read_report
+
+        data = read_report(self.folder)
+        return front_figure(data.rows, data.trials, data.info)
+
+    @cached_property
+    def study(self) -> optuna.Study:
+        """The Optuna study, to be read."""
+        from hwnas.study.study import database_path, load_study
+
+        return load_study(str(self.folder.read_config().get("storage") or database_path(self.path)))
+
+    @property
+    def models(self) -> list[Model]:
+        """Finalists and baselines, as in front.csv."""
+        from hwnas.front.rows import load_front
+
+        return [Model(self.folder, row) for row in load_front(self.folder)]
+
+    def best(self, latency_ms: float | None = None) -> Model:
+        """The most accurate verified network, baselines included, that was measured within `latency_ms`.
+
+        BudgetError where none is; it names the fastest.
+        """
+        verified = [model for model in self.models
+                    if model.row.verified and model.row.latency_ms is not None and model.row.top1_test is not None]
+        if not verified:
+            raise StudyError(f"{self.path}: no network is verified. On the machine it is for: "
+                             f"python -m hwnas.verify run={self.path}")
+        fitting = [model for model in verified if latency_ms is None or model.latency_ms <= latency_ms]
+        if not fitting:
+            fastest = min(verified, key=lambda model: model.latency_ms)
+            raise BudgetError(f"no network of {self.path} was measured within {latency_ms:g} ms; the fastest, "
+                              f"{fastest.id}, takes {fastest.latency_ms:.3g} ms. Search with budget.latency_ms.")
+        return max(fitting, key=lambda model: (model.top1_test, -model.latency_ms))
+
+
+@dataclass(frozen=True)
+class Model:
+    """One network of a run, with its row of front.csv."""
+
+    folder: RunFolder
+    row: FrontRow
+
+    @property
+    def id(self) -> str:
+        """Its folder in `models/`."""
+        return self.row.id
+
+    @property
+    def latency_ms(self) -> float:
+        """Measured, of one batch; infinite where it was not measured."""
+        return float("inf") if self.row.latency_ms is None else self.row.latency_ms
+
+    @property
+    def top1_test(self) -> float:
+        """Of the deployed file on the test images, 0 to 1; NaN where it was not scored."""
+        return float("nan") if self.row.top1_test is None else self.row.top1_test
+
+    @property
+    def card(self) -> str:
+        """Text of `card.md`."""
+        return self.folder.model(self.id).card.read_text(encoding="utf-8")
+
+    @property
+    def file(self) -> Path:
+        """The ONNX file that the target runs."""
+        return self.folder.model(self.id).deployed(self._target.precision)
+
+    def session(self) -> Compiled:
+        """The deployed file in the target's runtime: `logits(images)`, images as the card says."""
+        from hwnas.runtimes.runtime import load_runtime
+
+        return load_runtime(self._target.runtime).compile(self.file, self._target)
+
+    def torch(self) -> nn.Module:
+        """The trained network in torch (fp32), in evaluation mode."""
+        from hwnas.networks.network import Shape, read_network
+        from hwnas.networks.weights import load_weights
+
+        folder, data = self.folder.model(self.id), self._environment["dataset"]
+        classes = len(data["class_names"])
+        network = read_network(folder, Shape(data["channels"], data["image_size"], classes))
+        if network is None:
+            raise StudyError(f"{folder.path}: no architecture.yaml or baseline.yaml. Search again, with the same "
+                             "options.")
+        model = network.build()
+        load_weights(model, folder.weights, str(folder.weights), classes)
+        return model.eval()
+
+    @property
+    def _environment(self) -> Mapping[str, Any]:
+        content = self.folder.read_json(self.folder.environment)
+        if not isinstance(content, dict) or "dataset" not in content or "target" not in content:
+            raise StudyError(f"{self.folder.environment} is missing or of another version. Search again, with the same "
+                             "options.")
+        return content
+
+    @property
+    def _target(self) -> Target:
+        from hwnas.target.target import Target
+
+        return Target.from_config(self._environment["target"])
+
+
+def _composed(command: str, options: Mapping[str, Any]) -> Any:
+    """The configuration of a command with these options, checked as the command checks it."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the commands do, for the processes that they start
+    return compose(command, [f"{key}={_text(value)}" for key, value in _flat(options)])
+
+
+def _flat(options: Mapping[str, Any], head: str = "") -> list[tuple[str, Any]]:
+    pairs: list[tuple[str, Any]] = []
+    for key, value in options.items():
+        if isinstance(value, Mapping):
+            pairs += _flat(value, f"{head}{key}.")
+        else:
+            pairs.append((f"{head}{key}", value))
+    return pairs
+
+
+def _text(value: Any) -> str:
+    """A value in Hydra's grammar."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_text, value))}]"
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(text, str):
+        raise ConfigError(f"an option must be text, a number, true, false, None or a list of these, got {value!r}.")
+    if _PLAIN.fullmatch(text) and text.lower() not in _WORDS:
+        return text
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _dataset_options(data: Any) -> dict[str, Any]:
+    """The options that choose `data`; arrays and Hugging Face data sets are stored below the user's folder."""
+    if isinstance(data, str) and (data in names_in("dataset") or data.startswith("timm:")):
+        return {"dataset": data}
+    if isinstance(data, str | os.PathLike):
+        path = Path(data)
+        if not path.exists():
+            raise DataError(f"data={os.fspath(data)!r} is neither a data set ({', '.join(names_in('dataset'))}) nor a "
+                            "folder or file that is there.")
+        kind = "arrays" if path.is_file() or any(path.glob("*.npy")) else "imagefolder"
+        return {"dataset": kind, "dataset.root": str(path.resolve())}
+    if isinstance(data, tuple) and len(data) == 2:
+        return {"dataset": "arrays", "dataset.root": str(_stored_arrays(*data))}
+    if hasattr(data, "save_to_disk"):
+        return {"dataset": "timm:hfds", "dataset.root": str(_stored_dataset(data))}
+    raise DataError(f"data must be a name, a folder, (images, labels) or a Hugging Face Dataset, got "
+                    f"{type(data).__name__}.")
+
+
+def _stored_arrays(images: Any, labels: Any) -> Path:
+    import hashlib
+    import io
+
+    import numpy as np
+
+    images, labels = np.asarray(images), np.asarray(labels)
+    if images.dtype.hasobject or labels.dtype.hasobject:
+        raise DataError(f"images and labels must be arrays of numbers (labels may be text), got {images.dtype} and "
+                        f"{labels.dtype}.")
+    out = io.BytesIO()
+    np.savez(out, images=images, labels=labels)
+    path = home() / "cache" / f"arrays-{hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()[:12]}.npz"
+    if not path.is_file():
+        write_atomic(path, out.getvalue())
+    return path
+
+
+def _stored_dataset(data: Any) -> Path:
+    from hwnas.data.dataset import digest
+
+    parts = data.values() if isinstance(data, Mapping) else [data]
+    path = home() / "cache" / f"dataset-{digest(*(part._fingerprint for part in parts))}"
+    if not path.is_dir():
+        beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        data.save_to_disk(str(beside))
+        os.replace(beside, path)
+    return path
