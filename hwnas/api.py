@@ -96,7 +96,8 @@ class Run:
     def to_frame(self, table: Literal["front", "trials"] = "front") -> pd.DataFrame:
         """`front.csv` or `trials.csv` with a type for each column; what is not known is NA."""
         from hwnas.front.rows import column_types
-        from hwnas.study.record import COLUMNS
+        from hwnas.study.costs import COSTS
+        from hwnas.system.run_folder import TRIALS
         from hwnas.system.tables import read_frame
 
         if table not in ("front", "trials"):
@@ -104,7 +105,9 @@ class Run:
         path = self.folder.front_csv if table == "front" else self.folder.trials_csv
         if not path.is_file():
             raise StudyError(f"{path}: not there yet. Finish the search first: the same call goes on.")
-        return read_frame(path.read_text(encoding="utf-8"), column_types() if table == "front" else COLUMNS)
+        columns = column_types() if table == "front" else {
+            **{cost.predicted: float | None for cost in COSTS.values()}, **TRIALS}
+        return read_frame(path.read_text(encoding="utf-8"), columns)
 
     def plot(self) -> Figure:
         """The picture of the report."""

@@ -1,0 +1,148 @@
+"""A search from Python: as an unguarded script with workers, again from its folder, and in a notebook."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hwnas
+from hwnas.api import _dataset_options, _text
+from hwnas.errors import BudgetError, ConfigError, DataError, StudyError, UnknownName
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPT = """
+import sys
+import numpy as np
+import hwnas
+rng = np.random.default_rng(0)
+labels = np.repeat([0, 1, 2], 40)
+images = (rng.integers(0, 80, (120, 12, 12)) + 80 * (np.arange(12) // (1 + labels[:, None, None]) % 2)).astype(np.uint8)
+run = hwnas.search("ort_int8", (images, labels), space="mnasnet_small", n_trials=3, out="parts", seed=0, workers=2,
+                   quiet=True, dataset={"image_size": 12, "flip": False}, proxy={"max_steps": 2}, finalists={"k": 2},
+                   **{"finalists.recipe.max_steps": 3, "baselines": ["resnet10t"], "verification.seconds": 4,
+                      "calibration.networks": 12, "calibration.profiles": 0, "calibration.minutes": 2})
+assert len(run.to_frame()) >= 2
+print("ended")
+"""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folder of SCRIPT, which guards nothing and starts a worker and pools."""
+    folder = tmp_path_factory.mktemp("api")
+    (folder / "script.py").write_text(SCRIPT)
+    done = subprocess.run([sys.executable, "script.py"], cwd=folder, capture_output=True, text=True, timeout=900,
+                          check=False, stdin=subprocess.DEVNULL,
+                          env={**os.environ, "PYTHONPATH": str(ROOT), "HWNAS_HOME": str(folder / "home")})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.split() == ["ended"], "run once, and by the main process alone"
+    return folder / "parts"
+
+
+def test_frames_are_the_files(finished: Path) -> None:
+    import pandas as pd
+
+    run = hwnas.load(finished)
+    front, text = run.to_frame(), pd.read_csv(finished / "front.csv")
+    assert list(front.columns) == list(text.columns)
+    for name in ("id", "top1_test", "latency_ms", "on_front", "is_baseline"):
+        assert front[name].tolist() == text[name].tolist()
+    trials = run.to_frame("trials")
+    assert (trials["outcome"] == "evaluated").sum() == 3
+    assert len(run.study.trials) >= 3
+    with pytest.raises(ConfigError, match="'front' or 'trials'"):
+        run.to_frame("models")  # type: ignore[arg-type]
+
+
+def test_the_best_is_the_most_accurate_within_the_limit(finished: Path) -> None:
+    run = hwnas.load(finished)
+    rows = run.to_frame()
+    assert run.best().top1_test == rows["top1_test"].max()
+    slowest = float(rows["latency_ms"].max())
+    assert run.best(latency_ms=slowest).id == run.best().id
+    with pytest.raises(BudgetError, match=r"the fastest, \S+, takes"):
+        run.best(latency_ms=float(rows["latency_ms"].min()) / 2)
+
+
+def test_a_model_answers_in_runtime_and_torch_alike(finished: Path) -> None:
+    import torch
+
+    model = hwnas.load(finished).best()
+    assert model.card.startswith(f"# {model.id}")
+    images = np.random.default_rng(0).standard_normal((8, 1, 12, 12)).astype(np.float32)
+    answers = model.session().logits(images)
+    with torch.no_grad():
+        expected = model.torch()(torch.from_numpy(images)).numpy()
+    assert answers.shape == expected.shape == (8, 3)
+    assert np.corrcoef(answers.ravel(), expected.ravel())[0, 1] > 0.95  # int8 against fp32
+
+
+def test_a_folder_that_cannot_be_written_is_read(finished: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(finished, copy)
+    for path in [*copy.rglob("*"), copy]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    run = hwnas.load(copy)
+    assert len(run.to_frame()) == len(hwnas.load(finished).to_frame())
+    assert len(run.study.trials) >= 3
+    assert run.plot().axes
+    for path in [copy, *copy.rglob("*")]:
+        path.chmod(0o755)
+
+
+def test_what_is_no_run_is_told(tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match="is not a run folder"):
+        hwnas.load(tmp_path)
+
+
+def test_search_stays_callable_after_its_package_was_imported() -> None:
+    import hwnas.search.plan
+
+    with pytest.raises(UnknownName, match="target"):
+        hwnas.search("no_such_target")
+    with pytest.raises(UnknownName, match="target"):
+        hwnas.benchmark("timm:resnet18", "no_such_target")
+    with pytest.raises(UnknownName, match="target"):
+        hwnas.profile("no_such_target", "mnasnet_small")
+
+
+def test_importing_loads_and_changes_nothing() -> None:
+    code = ("import os, sys, logging; before = dict(os.environ), logging.root.level, list(logging.root.handlers)\n"
+            "import hwnas; hwnas.search, hwnas.load, hwnas.api\n"
+            "assert before == (dict(os.environ), logging.root.level, list(logging.root.handlers))\n"
+            "print(sorted({'torch', 'openvino', 'onnxruntime', 'pandas', 'optuna', 'hydra'} & set(sys.modules)))")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+@pytest.mark.parametrize(("value", "text"), [
+    (None, "null"), (True, "true"), (3, "3"), (0.25, "0.25"), ("mnasnet_small", "mnasnet_small"), ("true", "'true'"),
+    ("1e3", "'1e3'"), ("it's, a=b", r"'it\'s, a=b'"), ([1, "a b"], "[1,'a b']"), (Path("/data/x y"), "'/data/x y'")])
+def test_values_are_written_in_hydras_grammar(value: Any, text: str) -> None:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    assert _text(value) == text
+    read = OverridesParser.create().parse_override(f"key={text}").value()
+    assert (str(read) if isinstance(value, str | Path) else read) == (
+        str(value) if isinstance(value, str | Path) else [1, "a b"] if isinstance(value, list) else value)
+
+
+def test_data_is_told_by_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
+    assert _dataset_options("digits") == {"dataset": "digits"}
+    assert _dataset_options(tmp_path)["dataset"] == "imagefolder"
+    images, labels = np.zeros((4, 8, 8), np.uint8), np.arange(4)
+    first, again = _dataset_options((images, labels)), _dataset_options((images.copy(), labels))
+    assert first == again
+    assert first["dataset"] == "arrays"
+    assert _dataset_options((images + 1, labels)) != first
+    for wrong in (tmp_path / "nowhere", 3, (images, np.array([None] * 4))):
+        with pytest.raises(DataError):
+            _dataset_options(wrong)
