@@ -97,6 +97,11 @@ def test_a_folder_that_cannot_be_written_is_read(finished: Path, tmp_path: Path)
         path.chmod(0o755)
 
 
+def test_what_is_given_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match="dataset is given twice"):
+        hwnas.search("ort_int8", "digits", dataset="fashion_mnist")
+
+
 def test_what_is_no_run_is_told(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match="is not a run folder"):
         hwnas.load(tmp_path)

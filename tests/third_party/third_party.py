@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from optuna.distributions import CategoricalDistribution
 from optuna.samplers import RandomSampler
 
 from hwnas.accuracy import Estimate
@@ -47,7 +48,8 @@ class Cheapest(RandomSampler):
         self._context, self._draws = context, np.random.default_rng(seed)
 
     def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, Any]:
-        return self._context.space.distributions if self._context else {}
+        parameters = self._context.space.parameters if self._context else ()
+        return {parameter.name: CategoricalDistribution(parameter.choices) for parameter in parameters}
 
     def sample_relative(self, study: Any, trial: Any, search_space: dict[str, Any]) -> dict[str, Any]:
         if self._context is None:
