@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import graphlib
+import importlib.util
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,37 +24,14 @@ HEAVY = {"torch", "torchvision", "timm", "openvino", "onnx", "onnxruntime", "opt
          "pandas"}
 
 
-def module_files() -> dict[str, Path]:
-    found = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(PACKAGE).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)] = path
-    return found
-
-
-FILES = module_files()
-
-
-def imports(module: str) -> Iterator[str]:
-    """Modules of hwnas that `module` imports, anywhere in its file."""
-    for node in ast.walk(ast.parse(FILES[module].read_text())):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module} imports relatively; write hwnas.… in full"
-            names = [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
-        else:
-            continue
-        yield from (name.removeprefix("hwnas.") for name in names if name.removeprefix("hwnas.") in FILES
-                    and name.startswith("hwnas."))
-
-
-GRAPH = {module: set(imports(module)) - {module} for module in FILES}
-
-
-def room(module: str) -> str:
-    """The package, or the module in the root, that `module` belongs to."""
-    return module.partition(".")[0]
+SPEC = importlib.util.spec_from_file_location("rooms", PACKAGE.parent / "docs" / "rooms.py")
+assert SPEC is not None
+assert SPEC.loader is not None
+rooms = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(rooms)
+FILES = rooms.module_files()
+GRAPH = {module: used for module, used in rooms.graph().items() if module != "__init__"}  # that is api's face
+room = rooms.room
 
 
 def test_every_module_has_a_place_in_the_order() -> None:
@@ -84,3 +60,7 @@ def test_light_modules_import_nothing_heavy(statements: str) -> None:
     script = f"{statements}\nimport sys\nprint(*sorted({{name.split('.')[0] for name in sys.modules}} & {HEAVY!r}))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
+
+
+def test_the_picture_of_rooms_is_drawn_from_these_imports() -> None:
+    assert rooms.PICTURE.read_text(encoding="utf-8") == rooms.draw(), "draw it again: python docs/rooms.py"
