@@ -1,3 +1,2 @@
 """Architectures stand in `hwnas.space.architecture`; cards of earlier versions import this name."""
 
-from hwnas.space.architecture import Architecture as Architecture

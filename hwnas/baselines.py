@@ -1,3 +1,2 @@
 """Baselines stand in `hwnas.networks.baselines`; cards of earlier versions import this name."""
 
-from hwnas.networks.baselines import Baseline as Baseline

@@ -16,8 +16,7 @@ USAGE = """Arithmetic intensity of a space's blocks against the GFLOP/s that the
 
 def main(config: Any, console: Console) -> None:
     """Measure the roofs, place the blocks of the latency tables under them; print, draw and store."""
-    from hwnas.latency.roofline import make_roofline, out_path
-    from hwnas.latency.roofline_report import finish
+    from hwnas.latency.roofline import finish, make_roofline, out_path
 
     out = out_path(str(config.out))
     finish(make_roofline(config, console), out, console)

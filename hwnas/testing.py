@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hwnas.data.options import DatasetOptions
     from hwnas.runtimes.runtime import Runtime
     from hwnas.space.architecture import Architecture
-    from hwnas.space.blocks import BlockSpec
+    from hwnas.space.blocks.block import BlockSpec
     from hwnas.study.costs import KnownObjective, Terms
     from hwnas.target.target import Target
 

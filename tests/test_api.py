@@ -108,7 +108,7 @@ def test_what_is_no_run_is_told(tmp_path: Path) -> None:
 
 
 def test_search_stays_callable_after_its_package_was_imported() -> None:
-    import hwnas.search.plan
+    import hwnas.search.road
 
     with pytest.raises(UnknownName, match="target"):
         hwnas.search("no_such_target")

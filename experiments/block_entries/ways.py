@@ -8,12 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from hwnas.latency import fit as fitting
-from hwnas.latency.costs import RIDGE, Costs
-from hwnas.latency.features import NAMES, block_features
+from hwnas.latency.features import NAMES, RIDGE, Costs, block_features
 from hwnas.latency.fit import Fit, Timed
 from hwnas.latency.residual import COSTS, fitted, kernels, position, totals
 from hwnas.latency.table import TimedNetwork
-from hwnas.space.blocks import BlockSpec
+from hwnas.space.blocks.block import BlockSpec
 
 _LEAST_MS = 1e-4  # clocks of profilers count whole microseconds: a block of 0 is not to be divided by
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hwnas.space.blocks import BlockSpec
+from hwnas.space.blocks.block import BlockSpec
 
 # isort: split
 from timm.layers import SqueezeExcite, create_classifier, create_conv2d, get_act_layer, get_norm_act_layer

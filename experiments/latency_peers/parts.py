@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hwnas.space.architecture import Architecture
-from hwnas.space.blocks import BlockSpec
+from hwnas.space.blocks.block import BlockSpec
 
 if TYPE_CHECKING:
     from torch import nn

@@ -21,7 +21,7 @@ from experiments.common import circumstances, command, save_csv, save_json, time
 from experiments.latency_transfer.report import describe, picture, summaries
 from experiments.latency_transfer.study import CONTROL, RandomPrior, study
 from hwnas.errors import ConfigError
-from hwnas.latency.costs import Prior
+from hwnas.latency.features import Prior
 from hwnas.latency.prior import FittedPrior
 from hwnas.latency.table import LatencyTable
 

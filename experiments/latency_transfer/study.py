@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from experiments.common import figures
-from hwnas.latency.costs import Prior
+from hwnas.latency.features import Prior
 from hwnas.latency.fit import Fit, Timed
 from hwnas.latency.prior import Gain, best, held_out_errors
-from hwnas.space.blocks import BlockSpec
+from hwnas.space.blocks.block import BlockSpec
 
 ANY = "any"  # whichever of all the sources the gate takes
 CONTROL = "control"  # random entries, which say nothing: a gate must refuse them

@@ -18,8 +18,7 @@ from hwnas.cli.progress import Console
 
 def main(config: Any, console: Console) -> None:
     """As hwnas.search does it, up to the last trial."""
-    from hwnas.search.plan import make_plan
-    from hwnas.search.road import extra_workers, prepare, search_trials
+    from hwnas.search.road import extra_workers, make_plan, prepare, search_trials
     from hwnas.study.record import trial_rows
     from hwnas.study.study import wait_for_others
     from hwnas.system.run_folder import RunFolder

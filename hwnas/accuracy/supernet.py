@@ -13,13 +13,14 @@ from hwnas.accuracy.estimator import Estimate
 from hwnas.cli.options import plain
 from hwnas.data.dataset import Dataset, Split, resize
 from hwnas.data.splits import subset
+from hwnas.data.task import top1
 from hwnas.errors import ConfigError, StudyError
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
 from hwnas.stats.intervals import Z90, binomial_std
 from hwnas.system.memory import release_memory
 from hwnas.system.paths import home
-from hwnas.training.loop import predict, seeded, top1
+from hwnas.training.loop import predict, seeded
 from hwnas.training.recipe import Recipe, all_recipe
 from hwnas.training.supernet import SUPERNET, SupernetJob, SupernetOptions, bank_in, inherit, train
 

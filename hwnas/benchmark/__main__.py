@@ -55,8 +55,7 @@ def benchmark(config: Any, console: Console) -> Benchmark:
     from hwnas.benchmark.model import ModelOptions, model_file
     from hwnas.benchmark.report import Benchmark
     from hwnas.latency.deployment import Deployment
-    from hwnas.latency.reference import QuietTimes
-    from hwnas.latency.timing import reference_file
+    from hwnas.latency.timing import QuietTimes, reference_file
     from hwnas.networks.baselines import TIMM
     from hwnas.runtimes.child import WAITING, run_child
     from hwnas.runtimes.runtime import load_runtime
@@ -136,7 +135,7 @@ def _picture_path(config: Any) -> Path | None:
 
 
 def _draw(found: Benchmark, path: Path) -> None:
-    from hwnas.benchmark.picture import batch_figure
+    from hwnas.benchmark.report import batch_figure
     from hwnas.pictures.style import figure_bytes
     from hwnas.system.paths import write_atomic
 

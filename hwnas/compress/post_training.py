@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hwnas.cli.progress import Console
 from hwnas.compress.step import Step, Steps
-from hwnas.networks.bias import copied, corrected
-from hwnas.networks.quantize import Method, activation_ranges, load_fp32, quantise_graph
+from hwnas.networks.quantize import Method, activation_ranges, copied, corrected, load_fp32, quantise_graph
 
 if TYPE_CHECKING:
     from onnx import ModelProto

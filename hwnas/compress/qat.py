@@ -16,13 +16,14 @@ from hwnas.cli.progress import Console
 from hwnas.compress.job import CompressJob
 from hwnas.compress.post_training import Quantisation
 from hwnas.compress.step import Step, Steps
+from hwnas.data.task import top1
 from hwnas.errors import QuantizeError
 from hwnas.networks.qdq import Graph, Range, quantised_nodes, quantised_tensors, scale_of
 from hwnas.networks.quantize import TunedFor, load_fp32
-from hwnas.runtimes.torch_graph import OnnxModule
+from hwnas.runtimes.torch import OnnxModule
 from hwnas.system.paths import write_atomic
 from hwnas.training.batches import Batches
-from hwnas.training.loop import Training, laid_out, predict, seeded, top1
+from hwnas.training.loop import Training, laid_out, predict, seeded
 from hwnas.training.recipe import Recipe
 
 if TYPE_CHECKING:

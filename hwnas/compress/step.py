@@ -20,8 +20,7 @@ from hwnas.errors import CandidateError, MeasurementInvalid
 from hwnas.front.comparison import paired_bootstrap
 from hwnas.front.score import LEAST_ROUNDS
 from hwnas.latency.measurement import Measurement, Protocol
-from hwnas.latency.reference import Reference
-from hwnas.latency.timing import TimedFile, time_files
+from hwnas.latency.timing import Reference, TimedFile, time_files
 from hwnas.runtimes.answers import predict
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.system.documents import Document

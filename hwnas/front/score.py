@@ -11,8 +11,7 @@ from hwnas.cli.progress import Console
 from hwnas.errors import CandidateError, TargetError
 from hwnas.front.rows import FrontRow
 from hwnas.latency.measurement import Measurement, Protocol
-from hwnas.latency.reference import Reference
-from hwnas.latency.timing import TimedFile, time_files
+from hwnas.latency.timing import Reference, TimedFile, time_files
 from hwnas.runtimes.answers import FP32, predict
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.space.architecture import Architecture

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hwnas.space.architecture import Architecture
-from hwnas.space.blocks import BlockSpec
+from hwnas.space.blocks.block import BlockSpec
 from hwnas.stats.intervals import draws, percentiles, wilson
 from hwnas.stats.ranking import kendall_tau, spearman
 

@@ -18,9 +18,8 @@ from hwnas.latency.harness import call_overhead_ms
 from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.model import LatencyModel
 from hwnas.latency.prior import learnt_model
-from hwnas.latency.reference import QuietTimes, reference_network
 from hwnas.latency.table import LEAST_NETWORKS, LatencyTable, TableKey, TimedNetwork, table_path
-from hwnas.latency.timing import WAVE, NetworkTimer, image_shape, noise
+from hwnas.latency.timing import WAVE, NetworkTimer, QuietTimes, image_shape, noise, reference_network
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace, spread
 from hwnas.system.paths import home

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hwnas.latency.costs import Costs, Features, Prior
-from hwnas.latency.features import columns_that_count, operators, placed
+from hwnas.latency.features import Costs, Features, Prior, columns_that_count, operators, placed
 from hwnas.latency.residual import (
     COSTS,
     LEVELS,
@@ -23,7 +22,7 @@ from hwnas.latency.residual import (
     totals,
     tuned,
 )
-from hwnas.space.blocks import BlockSpec
+from hwnas.space.blocks.block import BlockSpec
 from hwnas.stats.intervals import Z90, conformal_quantile
 from hwnas.stats.ranking import kendall_tau, spearman
 

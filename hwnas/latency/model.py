@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hwnas.errors import MissingLatency
-from hwnas.latency.costs import Prior
-from hwnas.latency.features import operators, placed, usual_place
+from hwnas.latency.features import Prior, operators, placed, usual_place
 from hwnas.latency.fit import FOLDS, Fit, Timed, cross_validate, interval_end, interval_scores
 from hwnas.latency.residual import PARTS, RUN, position, totals
 from hwnas.latency.table import LEAST_NETWORKS, LatencyTable, TimedNetwork
 from hwnas.space.architecture import Architecture
-from hwnas.space.blocks import BlockSpec
+from hwnas.space.blocks.block import BlockSpec
 
 if TYPE_CHECKING:
     from hwnas.space.search_space import SearchSpace

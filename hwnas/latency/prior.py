@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hwnas.errors import HwnasError, TableError
-from hwnas.latency.costs import Prior
-from hwnas.latency.features import usual_place
+from hwnas.latency.features import Prior, usual_place
 from hwnas.latency.fit import Fit, Timed
 from hwnas.latency.model import LatencyModel, timed_networks, usable
 from hwnas.latency.residual import PARTS, START
 from hwnas.latency.table import LEAST_NETWORKS, LatencyTable, TableKey
-from hwnas.space.blocks import BlockSpec
+from hwnas.space.blocks.block import BlockSpec
 from hwnas.system.paths import table_dirs
 
 if TYPE_CHECKING:

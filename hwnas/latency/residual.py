@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hwnas.latency.features import block_coordinates, block_family, operators
-from hwnas.space.blocks import KINDS, BlockSpec
+from hwnas.space.blocks.block import KINDS, BlockSpec
 
 PARTS = ("operators_alike", "operator", "blocks_alike", "block", "operators_after", "networks_alike", "costs", "run",
          "noise")

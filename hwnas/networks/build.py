@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from hwnas.errors import ConfigError
 from hwnas.space.architecture import Architecture
-from hwnas.space.blocks import ACTIVATIONS
+from hwnas.space.blocks.block import ACTIVATIONS
 
 # timm turns strides beyond this into dilation; ours are meant as written.
 _ANY_STRIDE = 1 << 30

@@ -15,7 +15,7 @@ from hwnas.system.run_folder import ModelFolder
 if TYPE_CHECKING:
     from torch import nn
 
-    from hwnas.space.blocks import BlockSpec
+    from hwnas.space.blocks.block import BlockSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ from hwnas.networks.build import build
 
 if TYPE_CHECKING:
     from hwnas.space.architecture import Architecture
-    from hwnas.space.blocks import BlockSpec
-    from hwnas.space.definition import Value
+    from hwnas.space.blocks.block import BlockSpec
+    from hwnas.space.reading import Value
     from hwnas.space.search_space import SearchSpace
 
 ELASTIC = ("channels", "repeats", "kernel", "se", "width", "head")

@@ -18,7 +18,7 @@ import numpy as np
 from hwnas.errors import CandidateError
 from hwnas.runtimes.runtime import Execution, NodeTime, judge, one_line, quantised_in_file, require, threads_of
 from hwnas.system.paths import write_atomic
-from hwnas.system.signals import use_own_stack
+from hwnas.system.processes import use_own_stack
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

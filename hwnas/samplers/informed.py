@@ -168,7 +168,7 @@ class Scored:
 def scored(dataset: Dataset, space: SearchSpace, names: Sequence[str], threads: int, console: Console) -> Scored:
     """Score the space's pool with `names`, or find it scored; says in one line what that took and how well others are
     read from it."""
-    from hwnas.accuracy.anchors import Pool
+    from hwnas.accuracy.zero_cost import Pool
 
     pool = Pool(dataset, space, names, threads=threads)
     found = Scored(space, pool.codes, pool.scores(console))

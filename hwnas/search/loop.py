@@ -18,21 +18,13 @@ from optuna.trial import FrozenTrial, TrialState
 from hwnas.accuracy.estimator import AccuracyEstimator
 from hwnas.cli.options import read_value
 from hwnas.errors import CandidateError
-from hwnas.search.trial import (
-    AtWork,
-    SearchOptions,
-    Setting,
-    keep_result,
-    record_failure,
-    run_trial,
-    settle,
-)
+from hwnas.search.trial import AtWork, SearchOptions, Setting, keep_result, record_failure, run_trial, settle
 from hwnas.space.search_space import SearchSpace
 from hwnas.study.objective import Predict, check_quantile, positive_ms, upper_ms
 from hwnas.study.record import Counts, count, known, outcome
 from hwnas.study.storage import storage_errors
 from hwnas.study.study import release_lost, storage_of, study_lock
-from hwnas.system.signals import Interrupts
+from hwnas.system.processes import Interrupts
 
 _DRAW = 256
 ENUMERABLE = 100_000

@@ -32,8 +32,7 @@ from hwnas.study.record import (
     known,
 )
 from hwnas.study.study import requeue, storage_of
-from hwnas.system.processes import worker_name
-from hwnas.system.signals import Interrupts
+from hwnas.system.processes import Interrupts, worker_name
 
 INTERRUPTIONS = (KeyboardInterrupt, SystemExit)
 

@@ -19,8 +19,7 @@ def main(config: Any, console: Console) -> None:
     """Work on the search that `run` names until it is done."""
     from omegaconf import OmegaConf
 
-    from hwnas.search.plan import make_plan
-    from hwnas.search.road import prepare, search_trials
+    from hwnas.search.road import make_plan, prepare, search_trials
     from hwnas.system.run_folder import RunFolder
 
     if not config.get("run"):

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from hwnas.errors import SpaceError
-from hwnas.space.blocks import ACTIVATIONS, KINDS, BlockKind, BlockSpec
+from hwnas.space.blocks.block import ACTIVATIONS, KINDS, BlockKind, BlockSpec
 
 FORMAT = "hwnas-architecture/1"
 _TOKEN = re.compile(r"(?P<skip>skip|noskip)|(?P<key>se|[rksec])(?P<value>\d+(?:\.\d+)?)")

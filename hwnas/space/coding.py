@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from hwnas.errors import SpaceError
 from hwnas.space.architecture import Architecture, BlockDef
-from hwnas.space.blocks import BlockSpec
-from hwnas.space.definition import SpaceDef, StageDef
+from hwnas.space.blocks.block import BlockSpec
+from hwnas.space.reading import SpaceDef, StageDef
 
 Codes = NDArray[np.int64]
 IMAGE_SIZE, WIDTH, STEM_WIDTH, STEM_STRIDE, ACTIVATION, HEAD = range(6)

@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 
 from hwnas.errors import SpaceError, UnknownName
 from hwnas.space.architecture import Architecture
-from hwnas.space.blocks import BlockSpec
+from hwnas.space.blocks.block import BlockSpec
 from hwnas.space.coding import Codes, Coding, count_networks, match
-from hwnas.space.definition import SpaceDef, Value, fields
-from hwnas.space.reading import SpaceFile, known_settings, read_space
+from hwnas.space.reading import SpaceDef, SpaceFile, Value, fields, known_settings, read_space
 from hwnas.system.paths import search_space_dirs
 
 _MAX_BYTES = 1 << 20

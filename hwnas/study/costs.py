@@ -12,8 +12,7 @@ from typing import Any
 
 from hwnas.cli.options import read_value
 from hwnas.errors import ConfigError, UnknownName
-from hwnas.space.blocks import BlockSpec
-from hwnas.space.blocks.block import weights_of
+from hwnas.space.blocks.block import BlockSpec, weights_of
 
 GROUP = "hwnas.objectives"  # entry points of other packages
 LATENCY = "latency_ms"

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from hwnas.cli.options import file_option, names_of, number, section
 from hwnas.cli.progress import Console
+from hwnas.data.task import top1
 from hwnas.errors import ConfigError, DataError, TargetError, UnknownName
 from hwnas.networks.baselines import TIMM, Baseline
 from hwnas.networks.network import FoundNetwork, Network, Shape, TimmNetwork
@@ -26,7 +27,7 @@ from hwnas.system.run_folder import ModelFolder, RunFolder
 from hwnas.system.tables import table_csv
 from hwnas.target.host import usable_cores
 from hwnas.training.batches import Batches, reseed
-from hwnas.training.loop import Training, laid_out, predict, seeded, top1
+from hwnas.training.loop import Training, laid_out, predict, seeded
 from hwnas.training.ranks import ALONE, Ranks
 from hwnas.training.recipe import Recipe
 from hwnas.training.teacher import Teacher, TeacherOptions, distilled, teacher_of

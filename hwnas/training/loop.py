@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hwnas.data.dataset import Dataset, Images, Progress, Split
-from hwnas.data.task import top1 as top1
 from hwnas.errors import TrainingError
 from hwnas.system.documents import check_identity
 from hwnas.system.memory import kept_memory

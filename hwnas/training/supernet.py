@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hwnas.cli.progress import Console
     from hwnas.data.dataset import Dataset, Images, Split
     from hwnas.space.architecture import Architecture
-    from hwnas.space.definition import Value
+    from hwnas.space.reading import Value
     from hwnas.space.search_space import SearchSpace
 
 

@@ -26,9 +26,8 @@ from hwnas.accuracy.certificate import (
     sentences,
 )
 from hwnas.certify.estimates import ESTIMATES, Judged
-from hwnas.certify.picture import certificate_figure
 from hwnas.certify.plan import CertifyPlan
-from hwnas.certify.results import Truth, certificate_of
+from hwnas.certify.results import Truth, certificate_figure, certificate_of
 from hwnas.cli.text import text_table
 from hwnas.data.dataset import Dataset
 from hwnas.errors import DataError, StudyError

@@ -1,3 +1,4 @@
+# ruff: noqa: E402
 from __future__ import annotations
 
 import math
@@ -14,14 +15,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from search_fixtures import HOSTS, acknowledged, rows_of  # noqa: E402
-from study_fixtures import OBJECTIVE, Scores, TinySpace, opened, predict, searched  # noqa: E402
-from training_fixtures import stripes  # noqa: E402
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from search_fixtures import HOSTS, acknowledged, rows_of
+from study_fixtures import OBJECTIVE, Scores, TinySpace, opened, predict, searched
+from training_fixtures import stripes
 
-from hwnas.accuracy.estimator import Earlier, Estimate, EvaluatesAmong, load_estimator  # noqa: E402  # noqa: E402
-from hwnas.accuracy.multi_fidelity import (  # noqa: E402
+from hwnas.accuracy.estimator import Earlier, Estimate, EvaluatesAmong, load_estimator
+from hwnas.accuracy.multi_fidelity import (
     MULTI_FIDELITY,
     FidelityOptions,
     Forecast,
@@ -32,19 +33,19 @@ from hwnas.accuracy.multi_fidelity import (  # noqa: E402
     forecast,
     hopeless,
 )
-from hwnas.cli.command import run_command  # noqa: E402
-from hwnas.data.dataset import Dataset  # noqa: E402
-from hwnas.errors import ConfigError, TrainingError, UnknownName  # noqa: E402
-from hwnas.samplers.informed import STOPPED_STD, _top1  # noqa: E402
-from hwnas.search.__main__ import main as search  # noqa: E402
-from hwnas.search.reuse import reuse_trials  # noqa: E402
-from hwnas.search.trial import SearchOptions  # noqa: E402
-from hwnas.space.architecture import Architecture  # noqa: E402
-from hwnas.space.search_space import SearchSpace  # noqa: E402
-from hwnas.stats.intervals import binomial_std  # noqa: E402
-from hwnas.study.objective import Objective  # noqa: E402
-from hwnas.study.record import trial_rows  # noqa: E402
-from hwnas.testing import check_estimator  # noqa: E402
+from hwnas.cli.command import run_command
+from hwnas.data.dataset import Dataset
+from hwnas.errors import ConfigError, TrainingError, UnknownName
+from hwnas.samplers.informed import STOPPED_STD, _top1
+from hwnas.search.__main__ import main as search
+from hwnas.search.reuse import reuse_trials
+from hwnas.search.trial import SearchOptions
+from hwnas.space.architecture import Architecture
+from hwnas.space.search_space import SearchSpace
+from hwnas.stats.intervals import binomial_std
+from hwnas.study.objective import Objective
+from hwnas.study.record import trial_rows
+from hwnas.testing import check_estimator
 
 ARCHITECTURE = Architecture((("ds_r1_k3_s2_c8",), ("ir_r1_k3_s2_e3_c16",)), 8, 1, 0, "relu", 16, 1, 4)
 SHORT = replace(MULTI_FIDELITY, batch_size=16, threads=1)

@@ -1,3 +1,4 @@
+# ruff: noqa: E402
 from __future__ import annotations
 
 import math
@@ -10,21 +11,23 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from scipy.stats import kendalltau  # noqa: E402
-from training_fixtures import stripes  # noqa: E402
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import kendalltau
+from training_fixtures import stripes
 
-from hwnas.accuracy.estimator import Earlier, Prepares  # noqa: E402
-from hwnas.accuracy.multi_fidelity import MultiFidelity  # noqa: E402
-from hwnas.accuracy.untrained import Scale  # noqa: E402
-from hwnas.cli.progress import Console  # noqa: E402
-from hwnas.data.dataset import Dataset  # noqa: E402
-from hwnas.errors import ConfigError, DataError, TrainingError  # noqa: E402
-from hwnas.space.architecture import Architecture  # noqa: E402
-from hwnas.space.search_space import SearchSpace  # noqa: E402
-from hwnas.stats.intervals import binomial_std  # noqa: E402
-from hwnas.testing import check_estimator  # noqa: E402
+from hwnas.accuracy.estimator import Earlier, Prepares
+from hwnas.accuracy.multi_fidelity import (
+    MultiFidelity,
+    Scale,
+)
+from hwnas.cli.progress import Console
+from hwnas.data.dataset import Dataset
+from hwnas.errors import ConfigError, DataError, TrainingError
+from hwnas.space.architecture import Architecture
+from hwnas.space.search_space import SearchSpace
+from hwnas.stats.intervals import binomial_std
+from hwnas.testing import check_estimator
 
 SCALE = Scale.of([0.5, 0.6, 0.7, 0.8], [1.0, 2.0, 3.0, 4.0])
 TOP1, SCORE = st.floats(0, 1), st.floats(-1e9, 1e9)

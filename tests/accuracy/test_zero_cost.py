@@ -1,3 +1,4 @@
+# ruff: noqa: E402
 from __future__ import annotations
 
 import errno
@@ -19,30 +20,21 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from training_fixtures import stripes  # noqa: E402
+from training_fixtures import stripes
 
-from hwnas.accuracy import zero_cost as zero_cost_module  # noqa: E402
-from hwnas.accuracy.anchors import anchors, chosen  # noqa: E402
-from hwnas.accuracy.estimator import Prepares, load_estimator  # noqa: E402
-from hwnas.accuracy.scores import (  # noqa: E402
-    SCORE_FUNCTIONS,
-    Scorer,
-    _log_determinant,
-    grad_norm,
-    naswot,
-    synflow,
-    zico,
-)
-from hwnas.accuracy.zero_cost import CONTROLS, SCORES, fit, worthwhile  # noqa: E402
-from hwnas.cli.progress import Console  # noqa: E402
-from hwnas.data.dataset import Dataset  # noqa: E402
-from hwnas.errors import ConfigError, DataError, TrainingError, UnknownName, UserError  # noqa: E402
-from hwnas.networks.build import build  # noqa: E402
-from hwnas.space.architecture import Architecture  # noqa: E402
-from hwnas.space.blocks import ACTIVATIONS  # noqa: E402
-from hwnas.space.search_space import SearchSpace  # noqa: E402
-from hwnas.testing import check_estimator  # noqa: E402
-from hwnas.training.loop import seeded  # noqa: E402
+from hwnas.accuracy import zero_cost as zero_cost_module
+from hwnas.accuracy.estimator import Prepares, load_estimator
+from hwnas.accuracy.scores import SCORE_FUNCTIONS, Scorer, _log_determinant, grad_norm, naswot, synflow, zico
+from hwnas.accuracy.zero_cost import CONTROLS, SCORES, anchors, chosen, fit, worthwhile
+from hwnas.cli.progress import Console
+from hwnas.data.dataset import Dataset
+from hwnas.errors import ConfigError, DataError, TrainingError, UnknownName, UserError
+from hwnas.networks.build import build
+from hwnas.space.architecture import Architecture
+from hwnas.space.blocks.block import ACTIVATIONS
+from hwnas.space.search_space import SearchSpace
+from hwnas.testing import check_estimator
+from hwnas.training.loop import seeded
 
 SPACE = """\
 image_size: 16
@@ -295,7 +287,7 @@ def test_anchors_are_spread_over_the_macs_and_decided_by_the_seed(space: SearchS
 CHILD = """
 import os, signal, sys
 from pathlib import Path
-from hwnas.accuracy.anchors import Anchor, anchors, chosen
+from hwnas.accuracy.zero_cost import Anchor, anchors, chosen
 from hwnas.cli.progress import Console
 from hwnas.space import SearchSpace
 done = []

@@ -20,14 +20,13 @@ from onnx import helper, numpy_helper
 
 from hwnas.benchmark import __main__ as command
 from hwnas.benchmark import task as benchmarking
-from hwnas.benchmark.picture import batch_figure
-from hwnas.benchmark.report import Benchmark, lines
+from hwnas.benchmark.report import Benchmark, batch_figure, lines
 from hwnas.cli.command import as_typed, run_command
 from hwnas.errors import CandidateError, ModelError, TableError, UnknownNetwork
 from hwnas.latency import harness, load, timing
 from hwnas.latency.load import MIN_WINDOWS, _busy_seconds, _lost_seconds, measure_load
 from hwnas.latency.measurement import Measurement, Protocol, Turn
-from hwnas.latency.reference import QuietTimes
+from hwnas.latency.timing import QuietTimes
 from hwnas.pictures.style import figure_bytes
 from hwnas.runtimes import child
 from hwnas.runtimes.runtime import load_runtime

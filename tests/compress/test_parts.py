@@ -18,10 +18,9 @@ from hwnas.compress.qat import FakeQuantised, fine_tune
 from hwnas.compress.sensitivity import KeptNodes
 from hwnas.compress.step import Scorer, Steps
 from hwnas.errors import StudyError, TrainingError
-from hwnas.networks.bias import corrected
 from hwnas.networks.export import export_onnx, randomise
 from hwnas.networks.qdq import Graph, quantised_nodes
-from hwnas.networks.quantize import activation_ranges, load_fp32, quantise_graph
+from hwnas.networks.quantize import activation_ranges, corrected, load_fp32, quantise_graph
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.system.torchvision_ops import declare_missing
 from hwnas.target.target import Target

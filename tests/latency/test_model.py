@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from hwnas.errors import MissingLatency
-from hwnas.latency.costs import Costs, Features
-from hwnas.latency.features import NAMES, block_features
+from hwnas.latency.features import NAMES, Costs, Features, block_features
 from hwnas.latency.fit import Fit, interval_scores
 from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.model import LatencyModel, timed_networks

@@ -20,22 +20,24 @@ from hwnas.latency.roofline import (
     MEMORY,
     OVERHEAD,
     BlockTime,
+    Roofline,
     blocks_of,
     bytes_moved,
+    describe,
     group_of,
     groups_of,
     inferred_times,
     points_of,
     profiled_times,
     ratios_of,
+    roofline_figure,
 )
-from hwnas.latency.roofline_report import Roofline, describe, roofline_figure
 from hwnas.latency.roofs import Bandwidth, Dense, Peak, Roofs, cache_bytes, measured_bandwidths, measured_peak
 from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork, table_path
 from hwnas.runtimes.null import NullRuntime
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.space.architecture import Architecture
-from hwnas.space.blocks import BlockSpec
+from hwnas.space.blocks.block import BlockSpec
 from hwnas.space.search_space import SearchSpace
 from hwnas.system.paths import home
 from hwnas.target.host import Host

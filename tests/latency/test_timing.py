@@ -12,8 +12,7 @@ from deployment_fixtures import measured
 
 from hwnas.latency import timing
 from hwnas.latency.measurement import Measurement, Protocol
-from hwnas.latency.reference import QuietTimes, Reference, reference_network
-from hwnas.latency.timing import TimedFile, noise, reference_file, time_files
+from hwnas.latency.timing import QuietTimes, Reference, TimedFile, noise, reference_file, reference_network, time_files
 from hwnas.target.host import Host
 from hwnas.target.target import Target
 

@@ -18,9 +18,9 @@ from hwnas.networks.export import block_of_node, check_parity, export_onnx, rand
 from hwnas.networks.qdq import Graph, quantised_nodes
 from hwnas.networks.quantize import load_fp32, quantize_static
 from hwnas.runtimes.runtime import load_runtime
-from hwnas.runtimes.torch_graph import OnnxModule
+from hwnas.runtimes.torch import OnnxModule
 from hwnas.space.architecture import Architecture
-from hwnas.space.blocks import BlockSpec
+from hwnas.space.blocks.block import BlockSpec
 from hwnas.space.search_space import SearchSpace
 from hwnas.study.costs import Terms, file_bytes
 from hwnas.target.target import Target

@@ -164,7 +164,7 @@ def test_null_takes_the_programmed_time(files: dict[str, Path]) -> None:
 
 
 def test_exported_graph_rebuilt_in_torch_answers_alike(files: dict[str, Path]) -> None:
-    from hwnas.runtimes.torch_graph import OnnxModule
+    from hwnas.runtimes.torch import OnnxModule
 
     module = OnnxModule(files["fp32"])
     got = module(torch.from_numpy(contract_images(files["fp32"], 5))).numpy()

@@ -11,7 +11,7 @@ from hwnas.cli.command import compose
 from hwnas.cli.progress import Console
 from hwnas.errors import StudyError
 from hwnas.search import road
-from hwnas.search.plan import make_plan
+from hwnas.search.road import make_plan
 from hwnas.system.paths import shipped
 from hwnas.system.run_folder import RunFolder
 

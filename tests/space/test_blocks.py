@@ -10,7 +10,7 @@ import pytest
 
 import hwnas
 from hwnas.space.architecture import BlockDef
-from hwnas.space.blocks import KINDS, BlockSpec, round_to_divisor
+from hwnas.space.blocks.block import KINDS, BlockSpec, round_to_divisor
 
 torch = pytest.importorskip("torch")
 

@@ -17,7 +17,7 @@ WORKER = Path(__file__).parents[1] / "study_worker.py"
 
 SCRIPT = """
 import os, signal, sys, threading
-from hwnas.system.signals import Interrupts
+from hwnas.system.processes import Interrupts
 interrupts, before = Interrupts(), signal.getsignal(signal.SIGINT)
 
 def go(acts):

@@ -1,3 +1,4 @@
+# ruff: noqa: E402
 from __future__ import annotations
 
 import hashlib
@@ -9,16 +10,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from training_fixtures import stripes  # noqa: E402
+from training_fixtures import stripes
 
-from hwnas.accuracy.proxy import ProxyOptions  # noqa: E402
-from hwnas.data.dataset import Dataset, Split  # noqa: E402
-from hwnas.errors import ConfigError, TrainingError, UnknownName  # noqa: E402
-from hwnas.networks.build import build  # noqa: E402
-from hwnas.space.architecture import Architecture  # noqa: E402
-from hwnas.training.batches import Stream, augment  # noqa: E402
-from hwnas.training.loop import predict, seeded, top1, train  # noqa: E402
-from hwnas.training.recipe import FULL_TRAINING, PROXY, Moves, Recipe, content  # noqa: E402
+from hwnas.accuracy.proxy import ProxyOptions
+from hwnas.data.dataset import Dataset, Split
+from hwnas.data.task import top1
+from hwnas.errors import ConfigError, TrainingError, UnknownName
+from hwnas.networks.build import build
+from hwnas.space.architecture import Architecture
+from hwnas.training.batches import Stream, augment
+from hwnas.training.loop import predict, seeded, train
+from hwnas.training.recipe import FULL_TRAINING, PROXY, Moves, Recipe, content
 
 SHORT = replace(PROXY, epochs=2, min_steps=0, max_steps=0, batch_size=16, threads=1)
 

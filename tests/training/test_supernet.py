@@ -28,14 +28,7 @@ from hwnas.space.search_space import SearchSpace
 from hwnas.testing import check_estimator
 from hwnas.training.checkpoint import Checkpoint
 from hwnas.training.loop import Training
-from hwnas.training.supernet import (
-    Curriculum,
-    SupernetTraining,
-    inherit,
-    load_inherited,
-    note_other_split,
-    recalibrate,
-)
+from hwnas.training.supernet import Curriculum, SupernetTraining, inherit, load_inherited, note_other_split, recalibrate
 
 SPACE = """
 image_size: 16
