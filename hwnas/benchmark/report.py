@@ -1,4 +1,8 @@
-"""The picture of the batch curve: latency and images/s against the batch, with intervals."""
+"""What a benchmark found: as a readable block, as a table, and as a JSON file with every raw sample.
+
+Format history of the JSON file
+    1   first: model, target, host, runtime, input, reference, protocol, latency and load with raw samples.
+"""
 
 from __future__ import annotations
 

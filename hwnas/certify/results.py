@@ -1,4 +1,4 @@
-"""The picture of a certificate: rank correlations with their intervals, and each estimate against full training."""
+"""A certificate put together from trainings and estimates, and written with its table and picture."""
 
 from __future__ import annotations
 

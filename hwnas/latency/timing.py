@@ -1,4 +1,4 @@
-"""Reference: the small network that every timing is held against, and its quiet time, when nothing disturbed it."""
+"""Times networks and files: compiled several times, and run in interleaved turns on a machine that others share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Exported ONNX graphs as torch modules: the operators that `hwnas.networks.export` writes, and no others."""
+"""torch on CUDA in fp16: the exported fp32 ONNX file, rebuilt from its own nodes, replayed as one CUDA graph.
+
+The network comes from the ONNX file alone, as in every other runtime, so that one file is what all of them time.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plan: what the options of a search ask for, each read and checked once, before anything is made."""
+"""The road of a search: plan, prepare, search, finalists, verify, report. `search` is all of it, top to bottom."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a search space allows, as checked data: the operations, kernels, channels ... that each stage may choose."""
+"""Reads a search space's YAML file and checks it: an error names key, rule and value."""
 
 from __future__ import annotations
 
