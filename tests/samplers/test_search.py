@@ -58,7 +58,13 @@ def test_an_earlier_run_for_another_target_is_reused_once(tmp_path: Path) -> Non
         reuse_trials(foreign, tmp_path / "a", SPACE, predict, options)
 
 
-def test_four_workers_lose_nothing_and_ask_for_no_duplicate(tmp_path: Path) -> None:
+def test_four_workers_lose_nothing(tmp_path: Path) -> None:
+    told = race(tmp_path, 12, (0,))
+    assert check_race(load_study(url(tmp_path), name=named(0)), told[0], 12) <= 1
+
+
+@pytest.mark.soak
+def test_four_workers_ask_for_no_duplicate_and_find_what_one_finds(tmp_path: Path) -> None:
     told = race(tmp_path, 40, (0,))
     study = load_study(url(tmp_path), name=named(0))
     assert check_race(study, told[0], 40) <= math.ceil(0.02 * 40)
