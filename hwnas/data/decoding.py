@@ -31,10 +31,14 @@ class Source(Protocol):
     """One encoded image. `name` is for messages, `identity` changes with its content."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What messages call the image: a path, or a place in an array."""
+        ...
 
     @property
-    def identity(self) -> str: ...
+    def identity(self) -> str:
+        """A text that changes when the image's content does."""
+        ...
 
     def open(self) -> Image.Image:
         """The image, not yet decoded; raises what Pillow does."""

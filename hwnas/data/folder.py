@@ -125,10 +125,12 @@ class Entry:
 
     @property
     def name(self) -> str:
+        """The path, for messages."""
         return self.path
 
     @property
     def identity(self) -> str:
+        """Path, time of change (ns) and size (bytes): another text for another content."""
         return f"{self.path}:{self.changed}:{self.size}"
 
     def open(self) -> Image.Image:

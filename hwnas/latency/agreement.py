@@ -236,4 +236,5 @@ def _share(place: str, kind: str, has: np.ndarray, chosen: np.ndarray, errors: n
 
 
 def finite(value: float) -> float | None:
+    """`value` to six decimals; None where it is infinite or NaN, which JSON cannot hold."""
     return round(float(value), 6) if math.isfinite(value) else None
