@@ -20,8 +20,8 @@ from hwnas.training.loop import seeded
 MEGABYTES = 48
 
 def faults():
-    "Page faults of twelve large blocks, each freed before the next; the first ones do not count."
-    for _ in range(2):
+    "Page faults of twelve large blocks, each freed before the next, once the heap has grown to what they need."
+    for _ in range(12):
         torch.ones(MEGABYTES << 18)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(12):
