@@ -16,7 +16,7 @@ PICTURE = ROOT / "docs" / "rooms.svg"
 EVERYWHERE = {"errors", "face"}  # used by all, so arrows to them would say nothing
 OUTSIDE = {"api", "testing", "network", "architecture", "baselines", "__init__"}  # for users and cards
 COMMANDS = "commands"
-WIDTH, BOX_WIDTH, BOX_HEIGHT, GAP, ROW = 1120, 206, 58, 14, 92
+WIDTH, BOX_WIDTH, BOX_HEIGHT, GAP, ROW = 1180, 206, 70, 28, 108
 INK, MUTED, LINE, FILL, EDGE = "#1c2430", "#667085", "#98a2b3", "#f8fafc", "#d0d5dd"
 
 
@@ -101,12 +101,12 @@ def _about(name: str) -> tuple[str, str]:
                        and not (PACKAGE / module).is_dir() and module not in EVERYWHERE | OUTSIDE)
         return f"{len(names)} modules", " · ".join(names)
     doc = ast.get_docstring(ast.parse((PACKAGE / name / "__init__.py").read_text())) or ""
-    count = sum(path.name != "__init__.py" for path in (PACKAGE / name).glob("*.py"))
+    count = sum(path.name != "__init__.py" for path in (PACKAGE / name).rglob("*.py"))
     head, _, tail = doc.splitlines()[0].partition(": ")
     return f"{count} modules", head if not tail or tail.startswith("python") else tail
 
 
-def _wrapped(text: str, width: int = 37, lines: int = 2) -> list[str]:
+def _wrapped(text: str, width: int = 37, lines: int = 3) -> list[str]:
     import textwrap
 
     return textwrap.wrap(text, width, max_lines=lines, placeholder=" …")
@@ -129,17 +129,29 @@ def draw() -> str:
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
              f'viewBox="0 0 {WIDTH} {height}" font-family="DejaVu Sans, Verdana, sans-serif">',
              f'<rect width="{WIDTH}" height="{height}" fill="white"/>']
-    parts += [_arrow(place[name], place[used]) for name in sorted(direct) for used in direct[name]]
+    parts += [_arrow(place[name], place[used], place) for name in sorted(direct) for used in direct[name]]
     parts += [_drawn_box(name, *place[name]) for name in sorted(place)]
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def _arrow(user: tuple[float, float], used: tuple[float, float]) -> str:
-    x0, y0, x1, y1 = user[0] + BOX_WIDTH / 2, user[1] + BOX_HEIGHT, used[0] + BOX_WIDTH / 2, used[1]
-    bend = (y1 - y0) / 2
-    return (f'<path d="M{x0:.0f},{y0:.0f} C{x0:.0f},{y0 + bend:.0f} {x1:.0f},{y1 - bend:.0f} {x1:.0f},{y1:.0f}" '
-            f'fill="none" stroke="{LINE}" stroke-width="1.3"/>'
-            f'<circle cx="{x1:.0f}" cy="{y1:.0f}" r="3" fill="{LINE}"/>')
+def _arrow(user: tuple[float, float], used: tuple[float, float], place: Mapping[str, tuple[float, float]]) -> str:
+    """From the foot of one box to the head of another; rows in between are passed beside their boxes."""
+    x, y, end = user[0] + BOX_WIDTH / 2, user[1] + BOX_HEIGHT, used[0] + BOX_WIDTH / 2
+    path = f"M{x:.0f},{y:.0f}"
+    for top in sorted({top for _, top in place.values() if user[1] < top < used[1]}):
+        lefts = sorted(left for left, other in place.values() if other == top)
+        lanes = [lefts[0] - GAP / 2, *(left + BOX_WIDTH + GAP / 2 for left in lefts)]
+        straight = x + (end - x) * (top - y) / (used[1] - y)
+        lane = min(lanes, key=lambda lane, straight=straight: abs(lane - straight))
+        path += f"{_bend(x, y, lane, top)} V{top + BOX_HEIGHT:.0f}"
+        x, y = lane, top + BOX_HEIGHT
+    return (f'<path d="{path}{_bend(x, y, end, used[1])}" fill="none" stroke="{LINE}" stroke-width="1.3"/>'
+            f'<circle cx="{end:.0f}" cy="{used[1]:.0f}" r="3" fill="{LINE}"/>')
+
+
+def _bend(x0: float, y0: float, x1: float, y1: float) -> str:
+    middle = (y0 + y1) / 2
+    return f" C{x0:.0f},{middle:.0f} {x1:.0f},{middle:.0f} {x1:.0f},{y1:.0f}"
 
 
 def _drawn_box(name: str, x: float, y: float) -> str:
