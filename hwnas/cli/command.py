@@ -381,9 +381,9 @@ def _shown(config: DictConfig, sections: Mapping[str, Mapping[str, Any]]) -> str
 
 def _hydra_message(error: Exception, overrides: Sequence[str]) -> str:
     text = " ".join(str(error).split())
-    found = re.search(r"Could not override '([^']+)'", text)
-    if found:
-        return f"no option is called {found[1]!r}. --show-config prints all there are."
+    match = re.search(r"Could not override '([^']+)'", text)
+    if match:
+        return f"no option is called {match[1]!r}. --show-config prints all there are."
     return f"{text} (in: {' '.join(overrides)})"
 
 

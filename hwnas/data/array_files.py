@@ -51,15 +51,15 @@ def array_files(options: DatasetOptions) -> Listing:
         place = "dataset.root is not set" if root is None else f"{root}: no such file or folder"
         raise DataError(f"{place}. Give dataset.root=FILE.npz, or a folder of .npy files, that holds {LAYOUT}.")
     arrays = _load(root)
-    found = {part: pair for part in PARTS if (pair := _pair(arrays, part, root)) is not None}
-    if "train" not in found:
+    pairs = {part: pair for part in PARTS if (pair := _pair(arrays, part, root)) is not None}
+    if "train" not in pairs:
         raise DataError(f"{root}: no images and labels; there is {', '.join(sorted(arrays)) or 'nothing'}. "
                         f"It must hold {LAYOUT}.")
-    names, labels = _numbered({part: pair[1] for part, pair in found.items()}, arrays.get("class_names"), root)
-    identity = _identity({**{f"{part}_images": pair[0] for part, pair in found.items()},
-                          **{f"{part}_labels": pair[1] for part, pair in found.items()}}, names)
+    names, labels = _numbered({part: pair[1] for part, pair in pairs.items()}, arrays.get("class_names"), root)
+    identity = _identity({**{f"{part}_images": pair[0] for part, pair in pairs.items()},
+                          **{f"{part}_labels": pair[1] for part, pair in pairs.items()}}, names)
     sources = {part: [ArrayImage(image, f"{root}: {part} image {row}", f"{identity}:{part}:{row}")
-                      for row, image in enumerate(pair[0])] for part, pair in found.items()}
+                      for row, image in enumerate(pair[0])] for part, pair in pairs.items()}
     channels, native_size = look(sources["train"], options, str(root))
     return Listing(DatasetInfo(options.name, channels, len(names), native_size), names, labels, identity, str(root),
                    Decoder(sources, channels, options))

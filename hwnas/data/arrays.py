@@ -43,25 +43,25 @@ def fashion_mnist(options: DatasetOptions) -> Listing:
     files = {part: (f"{stem}-images-idx3-ubyte", f"{stem}-labels-idx1-ubyte")
              for part, stem in (("train", "train"), ("test", "t10k"))}
     wanted = [name for pair in files.values() for name in pair]
-    found = _find(options, ("FashionMNIST/raw", "raw", "."), wanted, "FashionMNIST/raw/*-ubyte.gz",
+    paths = _find(options, ("FashionMNIST/raw", "raw", "."), wanted, "FashionMNIST/raw/*-ubyte.gz",
                   _download_fashion_mnist)
-    labels = {part: read_idx(found[pair[1]], 1).astype(np.int64) for part, pair in files.items()}
-    return _listing(options, FASHION_CLASSES, labels, lambda part: read_idx(found[files[part][0]], 3)[:, None], 28, 1,
-                    _file_identity(found), str(found[wanted[0]].parent))
+    labels = {part: read_idx(paths[pair[1]], 1).astype(np.int64) for part, pair in files.items()}
+    return _listing(options, FASHION_CLASSES, labels, lambda part: read_idx(paths[files[part][0]], 3)[:, None], 28, 1,
+                    _file_identity(paths), str(paths[wanted[0]].parent))
 
 
 def cifar10(options: DatasetOptions) -> Listing:
     """CIFAR-10 from `root`/cifar-10-batches-bin (*.bin) or, as torchvision unpacks it, cifar-10-batches-py."""
     _channels(options, 3)
     names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
-    found = _find(options, ("cifar-10-batches-bin", "cifar-10-batches-py", "."), names, "cifar-10-batches-py",
+    paths = _find(options, ("cifar-10-batches-bin", "cifar-10-batches-py", "."), names, "cifar-10-batches-py",
                   _download_cifar10)
-    batches = {name: read_cifar_batch(path) for name, path in found.items()}
+    batches = {name: read_cifar_batch(path) for name, path in paths.items()}
     parts = {"train": names[:5], "test": names[5:]}
     labels = {part: np.concatenate([batches[name][1] for name in group]) for part, group in parts.items()}
     return _listing(options, CIFAR_CLASSES, labels,
                     lambda part: np.concatenate([batches[name][0] for name in parts[part]]), 32, 3,
-                    _file_identity(found), str(found[names[0]].parent))
+                    _file_identity(paths), str(paths[names[0]].parent))
 
 
 def _listing(options: DatasetOptions, classes: tuple[str, ...], labels: Mapping[str, Labels],
@@ -73,13 +73,13 @@ def _listing(options: DatasetOptions, classes: tuple[str, ...], labels: Mapping[
             if len(array) != len(labels[part]):
                 raise DataError(f"{where}: {len(array)} images but {len(labels[part])} labels in the {part} part. "
                                 "Fetch the files again.")
-        total, done, found = sum(len(rows) for _, rows in selection), 0, []
+        total, done, parts = sum(len(rows) for _, rows in selection), 0, []
         for part, rows in selection:
-            found.append((resize(decoded[part][rows], image_size), np.ones(len(rows), bool)))
+            parts.append((resize(decoded[part][rows], image_size), np.ones(len(rows), bool)))
             done += len(rows)
             if progress is not None:
                 progress(done, total)
-        return found
+        return parts
 
     for part, values in labels.items():
         if values.size == 0 or values.min() < 0 or values.max() >= len(classes):
@@ -100,11 +100,11 @@ def _find(options: DatasetOptions, folders: Iterable[str], names: list[str], lay
     root = options.root or home() / "data" / options.name
     for attempt in ("as it is", "downloaded"):
         for folder in folders:
-            found = {name: path for name in names if (path := _present(root / folder / name))}
-            if len(found) == len(names):
-                return found
-            if found:
-                missing = next(name for name in names if name not in found)
+            paths = {name: path for name in names if (path := _present(root / folder / name))}
+            if len(paths) == len(names):
+                return paths
+            if paths:
+                missing = next(name for name in names if name not in paths)
                 raise DataError(f"{root / folder}: {missing} is missing. Fetch the data set again.")
         if not options.download or attempt == "downloaded":
             break
@@ -145,8 +145,8 @@ def _fetch(download: Callable[[], object], name: str) -> None:
                         "Fetch it elsewhere and give dataset.root=FOLDER.") from error
 
 
-def _file_identity(found: Mapping[str, Path]) -> str:
-    return digest_files([(path.name, path.stat().st_size) for _, path in sorted(found.items())])
+def _file_identity(paths: Mapping[str, Path]) -> str:
+    return digest_files([(path.name, path.stat().st_size) for _, path in sorted(paths.items())])
 
 
 def read_idx(path: Path, dimensions: int) -> Images:

@@ -113,12 +113,12 @@ class Decoder:
             kept = self._decode_all(sources, images, progress)
         else:
             images, kept = self._mapped(sources, shape, progress)
-        found, row, position = [], 0, 0
+        parts, row, position = [], 0, 0
         for _, rows in selection:
             here = kept[row:row + len(rows)]
             row, start, position = row + len(rows), position, position + int(here.sum())
-            found.append((images[start:position], here))
-        return found
+            parts.append((images[start:position], here))
+        return parts
 
     def _decode_all(self, sources: Sequence[Source], images: Images, progress: Progress | None) -> NDArray[np.bool_]:
         """Fill `images` from the front with those that can be read; which those were."""

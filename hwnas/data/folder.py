@@ -36,16 +36,16 @@ def image_folder(options: DatasetOptions) -> Listing:
                         "per class.")
     folders = _parts(root)
     names = {part: _class_names(folder) for part, folder in folders.items()}
-    for part, found in names.items():
-        if found != names["train"]:
-            only = sorted(set(found) - set(names["train"])), sorted(set(names["train"]) - set(found))
+    for part, part_names in names.items():
+        if part_names != names["train"]:
+            only = sorted(set(part_names) - set(names["train"])), sorted(set(names["train"]) - set(part_names))
             raise DataError(f"{folders[part]}: classes differ from {folders['train'].name}/: "
                             f"{_few(only[0]) or 'none'} only here, {_few(only[1]) or 'none'} only there. "
                             "Give both the same class folders.")
     files = {part: _files(folder, names[part]) for part, folder in folders.items()}
     channels, native_size = look(files["train"], options, str(root))
-    labels = {part: np.asarray([entry.label for entry in found], np.int64) for part, found in files.items()}
-    listed = [(os.path.relpath(entry.path, root), entry.size) for found in files.values() for entry in found]
+    labels = {part: np.asarray([entry.label for entry in entries], np.int64) for part, entries in files.items()}
+    listed = [(os.path.relpath(entry.path, root), entry.size) for entries in files.values() for entry in entries]
     reader = Decoder(files, channels, options)
     return Listing(DatasetInfo(options.name, channels, len(names["train"]), native_size), names["train"], labels,
                    digest_files(listed), str(root), reader)
@@ -54,17 +54,17 @@ def image_folder(options: DatasetOptions) -> Listing:
 def _parts(root: Path) -> dict[str, Path]:
     """{part: folder}; the root itself is `train` when it holds the classes. A `train` folder without subfolders is
     a class of that name."""
-    found: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
     for part, aliases in ALIASES.items():
         present = [root / name for name in aliases if _folders(root / name)]
         if len(present) > 1:
             raise DataError(f"{root}: {present[0].name}/ and {present[1].name}/ mean the same. Keep one of them.")
         if present:
-            found[part] = present[0]
-    if found and "train" not in found:
-        raise DataError(f"{root}: {next(iter(found.values())).name}/ without train/. Give train/, or one folder per "
+            folders[part] = present[0]
+    if folders and "train" not in folders:
+        raise DataError(f"{root}: {next(iter(folders.values())).name}/ without train/. Give train/, or one folder per "
                         "class.")
-    return found or {"train": root}
+    return folders or {"train": root}
 
 
 def _folders(folder: Path) -> list[str]:
@@ -90,13 +90,13 @@ def _few(names: Sequence[str], most: int = 3) -> str:
 
 
 def _files(folder: Path, names: Sequence[str]) -> list[Entry]:
-    found = []
+    files = []
     for label, name in enumerate(names):
         entries = sorted(_walk(str(folder / name), label), key=lambda entry: entry.path)
         if not entries:
             raise DataError(f"{folder / name}: no images ({', '.join(EXTENSIONS)}). Add some or remove the folder.")
-        found += entries
-    return found
+        files += entries
+    return files
 
 
 def _walk(folder: str, label: int) -> Iterator[Entry]:

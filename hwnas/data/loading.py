@@ -37,9 +37,9 @@ def load_dataset(config: Mapping[str, Any], image_size: int, seed: int, progress
     size = options.image_size or image_size
     chosen = split(listing.parts, listing.class_names, options, seed, listing.where)
     names = ("train", "validation", "test")
-    found = listing.read([chosen[name] for name in names], size, progress)
+    decoded = listing.read([chosen[name] for name in names], size, progress)
     sets = {}
-    for name, (images, kept) in zip(names, found, strict=True):
+    for name, (images, kept) in zip(names, decoded, strict=True):
         part, rows = chosen[name]
         labels = listing.parts[part][rows][kept]
         check_counts(labels, listing.class_names, LEAST[name],
@@ -48,7 +48,7 @@ def load_dataset(config: Mapping[str, Any], image_size: int, seed: int, progress
     mean, std = _statistics(sets["train"].images)
     return Dataset(
         **sets, name=options.name, class_names=listing.class_names, channels=listing.info.channels, image_size=size,
-        mean=mean, std=std, flip=options.flip, skipped=sum(int((~kept).sum()) for _, kept in found),
+        mean=mean, std=std, flip=options.flip, skipped=sum(int((~kept).sum()) for _, kept in decoded),
         fingerprint=digest(listing.identity, size, seed, options.validation_fraction, options.test_fraction,
                             options.skip_unreadable, listing.info.channels))
 

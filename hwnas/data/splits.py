@@ -45,16 +45,16 @@ def split(parts: Mapping[str, Labels], class_names: Sequence[str], options: Data
 def _carve(labels: Labels, fractions: Mapping[str, float], seed: int) -> dict[str, NDArray[np.int64]]:
     """Rows of `labels` for each of `fractions` (at least one per class) and the rest for `train`."""
     rng = np.random.default_rng([seed, 0x5EED])
-    found: dict[str, list[NDArray[np.int64]]] = {name: [] for name in ("train", *fractions)}
+    parts: dict[str, list[NDArray[np.int64]]] = {name: [] for name in ("train", *fractions)}
     for label in range(int(labels.max()) + 1):
         rows = rng.permutation(np.flatnonzero(labels == label))
         start = 0
         for name, fraction in fractions.items():
             end = start + max(1, round(fraction * len(rows)))
-            found[name].append(rows[start:end])
+            parts[name].append(rows[start:end])
             start = end
-        found["train"].append(rows[start:])
-    return {name: np.sort(np.concatenate(rows)) for name, rows in found.items()}
+        parts["train"].append(rows[start:])
+    return {name: np.sort(np.concatenate(rows)) for name, rows in parts.items()}
 
 
 def subset(labels: Labels, size: int, seed: int) -> NDArray[np.int64]:
@@ -66,14 +66,14 @@ def subset(labels: Labels, size: int, seed: int) -> NDArray[np.int64]:
 
 def check_counts(labels: Labels, class_names: Sequence[str], least: int, rule: str) -> None:
     """DataError unless every class has `least` images; names the class that has fewest."""
-    found = np.bincount(labels, minlength=len(class_names))
-    worst = int(found.argmin())
-    if found[worst] < least:
+    counts = np.bincount(labels, minlength=len(class_names))
+    worst = int(counts.argmin())
+    if counts[worst] < least:
         raise DataError(f"{rule} at least {least} image{'s' if least > 1 else ''}; {class_names[worst]!r} has "
-                        f"{found[worst]}. Add images of that class or remove it.")
+                        f"{counts[worst]}. Add images of that class or remove it.")
 
 
 def count(labels: Labels, class_names: Sequence[str]) -> dict[str, Any]:
     """Images of each class, for reports."""
-    found = np.bincount(labels, minlength=len(class_names))
-    return {name: int(n) for name, n in zip(class_names, found, strict=True)}
+    counts = np.bincount(labels, minlength=len(class_names))
+    return {name: int(n) for name, n in zip(class_names, counts, strict=True)}

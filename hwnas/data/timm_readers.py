@@ -168,8 +168,8 @@ def _tar(options: DatasetOptions) -> dict[str, Any]:
     except (OSError, ValueError, AssertionError, EOFError) as error:
         raise DataError(f"{root}: cannot be read as tar of images ({' '.join(str(error).split())}).") from None
     classes = {part: sorted(reader.class_to_idx) for part, reader in readers.items()}
-    for part, found in classes.items():
-        if found != classes["train"]:
+    for part, present in classes.items():
+        if present != classes["train"]:
             raise DataError(f"{files[part]}: classes differ from those of {files['train'].name}. Give both the same.")
     return readers
 

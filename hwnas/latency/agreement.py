@@ -78,68 +78,71 @@ class Verdict:
     by_ceiling: bool
 
 
-def summary(found: Compared) -> dict[str, Any]:
+def summary(comparison: Compared) -> dict[str, Any]:
     """The headline figures and the noise ceilings."""
-    error = np.abs(found.error)
-    return {"n": len(found), "within_5": _mean(error <= 0.05), "within_10": _mean(error <= 0.10),
-            "mean_error": _mean(error), "bias": _plain(np.median(found.error)) if len(found) else None,
-            "spearman": rank_correlation(found.predicted_ms, found.measured_ms, "spearman"),
-            "kendall": rank_correlation(found.predicted_ms, found.measured_ms, "kendall"),
-            "coverage": _mean(found.inside), "median_half_width": _median_half_width(found), **ceilings(found)}
+    error = np.abs(comparison.error)
+    return {"n": len(comparison), "within_5": _mean(error <= 0.05), "within_10": _mean(error <= 0.10),
+            "mean_error": _mean(error), "bias": _plain(np.median(comparison.error)) if len(comparison) else None,
+            "spearman": rank_correlation(comparison.predicted_ms, comparison.measured_ms, "spearman"),
+            "kendall": rank_correlation(comparison.predicted_ms, comparison.measured_ms, "kendall"),
+            "coverage": _mean(comparison.inside), "median_half_width": _median_half_width(comparison),
+            **ceilings(comparison)}
 
 
-def ceilings(found: Compared) -> dict[str, Any]:
+def ceilings(comparison: Compared) -> dict[str, Any]:
     """What a perfect predictor would reach: two halves of one measurement differ by twice the noise of the whole."""
-    halves = found.halves_ms[found.converged & np.isfinite(found.halves_ms).all(axis=1)]
+    halves = comparison.halves_ms[comparison.converged & np.isfinite(comparison.halves_ms).all(axis=1)]
     noise = np.abs(np.log(halves[:, 0] / halves[:, 1])) / 2
     return {"ceiling_within_5": _mean(noise <= 0.05), "ceiling_within_10": _mean(noise <= 0.10),
             "ceiling_mean": _mean(noise), "ceiling_spearman": rank_correlation(halves[:, 0], halves[:, 1], "spearman"),
             "n_ceiling": len(halves)}
 
 
-def intervals(found: Compared, seed: int = 0) -> dict[str, list[float] | None]:
+def intervals(comparison: Compared, seed: int = 0) -> dict[str, list[float] | None]:
     """90 % intervals of the figures, for the few networks they rest on: Wilson's for shares, else by resampling.
 
     (Resampling a share that is 100 % gives 100 to 100 %, which a few dozen networks cannot show.)
     """
-    n, error = len(found), np.abs(found.error)
-    shares = {"within_5": error <= 0.05, "within_10": error <= 0.10, "coverage": found.inside}
+    n, error = len(comparison), np.abs(comparison.error)
+    shares = {"within_5": error <= 0.05, "within_10": error <= 0.10, "coverage": comparison.inside}
     values: dict[str, list[float] | None] = {
         name: _ends(wilson(int(hits.sum()), n, 0.9)) if n else None for name, hits in shares.items()}
     values["mean_error"] = values["spearman"] = None
     if n > 2:
         rows = draws(n, seed, BOOTSTRAP)
         values["mean_error"] = _ends(percentiles(error[rows].mean(axis=1), 0.9))
-        values["spearman"] = _ends(percentiles(spearman(found.predicted_ms[rows[:300]], found.measured_ms[rows[:300]]),
-                                               0.9))
+        few = rows[:300]
+        values["spearman"] = _ends(percentiles(
+            spearman(comparison.predicted_ms[few], comparison.measured_ms[few]), 0.9))
     return values
 
 
-def quartiles(found: Compared) -> list[dict[str, Any]]:
+def quartiles(comparison: Compared) -> list[dict[str, Any]]:
     """Errors and coverage in each quarter of the measured latencies, fastest first."""
     rows = []
-    for part in np.array_split(np.argsort(found.measured_ms, kind="stable"), 4):
+    for part in np.array_split(np.argsort(comparison.measured_ms, kind="stable"), 4):
         if len(part):
-            one = found[part]
-            error = np.abs(one.error)
-            rows.append({"n": len(part), "from_ms": _plain(one.measured_ms[0]), "to_ms": _plain(one.measured_ms[-1]),
+            quarter = comparison[part]
+            error = np.abs(quarter.error)
+            rows.append({"n": len(part), "from_ms": _plain(quarter.measured_ms[0]),
+                         "to_ms": _plain(quarter.measured_ms[-1]),
                          **{f"error_p{q}": _plain(np.quantile(error, q / 100)) for q in (50, 90, 95)},
-                         "error_max": _plain(error.max()), "bias": _plain(np.median(one.error)),
-                         "coverage": _mean(one.inside), "within_5": _mean(error <= 0.05)})
+                         "error_max": _plain(error.max()), "bias": _plain(np.median(quarter.error)),
+                         "coverage": _mean(quarter.inside), "within_5": _mean(error <= 0.05)})
     return rows
 
 
 def verdicts(figures: Mapping[str, Any]) -> list[Verdict]:
     """The marks against a `summary`; where a noise ceiling lies below its mark, the ceiling less two points counts."""
-    found = []
+    results = []
     for mark in MARKS:
         value, ceiling = figures.get(mark.name), figures.get(mark.ceiling)
         met = value is not None and (mark.low is None or value >= mark.low) and (
             mark.high is None or value <= mark.high)
         lower = ceiling is not None and mark.low is not None and ceiling < mark.low
         by_ceiling = not met and value is not None and lower and bool(value >= float(ceiling or 0) - NOISE_POINTS)
-        found.append(Verdict(mark, value, ceiling, met or by_ceiling, by_ceiling))
-    return found
+        results.append(Verdict(mark, value, ceiling, met or by_ceiling, by_ceiling))
+    return results
 
 
 def rank_correlation(first: np.ndarray, second: np.ndarray, kind: str) -> float | None:
@@ -149,9 +152,11 @@ def rank_correlation(first: np.ndarray, second: np.ndarray, kind: str) -> float 
     return _plain((spearman if kind == "spearman" else kendall_tau)(first, second))
 
 
-def _median_half_width(found: Compared) -> float | None:
+def _median_half_width(comparison: Compared) -> float | None:
     """Half of the predicted interval, as a share of the prediction."""
-    return _plain(np.median((found.high_ms - found.low_ms) / 2 / found.predicted_ms)) if len(found) else None
+    if not len(comparison):
+        return None
+    return _plain(np.median((comparison.high_ms - comparison.low_ms) / 2 / comparison.predicted_ms))
 
 
 def _ends(interval: tuple[float, float]) -> list[float] | None:
@@ -204,11 +209,11 @@ def kind_of(block: BlockSpec) -> str:
 
 def kinds_of(architecture: Architecture) -> set[tuple[str, str]]:
     """(place, kind) of all its blocks but stem and head; each counts at its stage and as `any stage`."""
-    found = set()
+    kinds = set()
     for index, blocks in enumerate(architecture.staged_blocks()[1:-1]):
         for block in blocks:
-            found |= {(f"stage {index + 1}", kind_of(block)), ("any stage", kind_of(block))}
-    return found
+            kinds |= {(f"stage {index + 1}", kind_of(block)), ("any stage", kind_of(block))}
+    return kinds
 
 
 def shared_kinds(architectures: Sequence[Architecture], errors: np.ndarray) -> list[KindShare]:
@@ -216,14 +221,14 @@ def shared_kinds(architectures: Sequence[Architecture], errors: np.ndarray) -> l
     if len(architectures) < 2 * LEAST_WORST:
         return []
     chosen = worst(errors)
-    kinds = [kinds_of(one) for one in architectures]
-    found = []
+    kinds = [kinds_of(architecture) for architecture in architectures]
+    shares = []
     for place, kind in sorted(set().union(*kinds)):
-        has = np.array([(place, kind) in one for one in kinds])
+        has = np.array([(place, kind) in own for own in kinds])
         share = _share(place, kind, has, chosen, errors)
         if share.lift > 1 and share.n_worst >= 3 and share.chance <= CHANCE:
-            found.append(share)
-    return sorted(found, key=lambda share: (share.chance, share.place, share.kind))
+            shares.append(share)
+    return sorted(shares, key=lambda share: (share.chance, share.place, share.kind))
 
 
 def _share(place: str, kind: str, has: np.ndarray, chosen: np.ndarray, errors: np.ndarray) -> KindShare:

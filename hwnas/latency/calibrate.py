@@ -49,19 +49,19 @@ class Plan:
 
         `predict` (codes [n, p] -> latency_ms [n]) comes with the first model; until then all are random.
         """
-        found = [self._first.pop(0) for _ in range(min(size, len(self._first)))]
-        wanted = size - len(found)
+        planned = [self._first.pop(0) for _ in range(min(size, len(self._first)))]
+        wanted = size - len(planned)
         if predict is not None and wanted > 1:
-            found += self._front(wanted // 2, predict)
-        found += self._random(size - len(found))
-        return found
+            planned += self._front(wanted // 2, predict)
+        planned += self._random(size - len(planned))
+        return planned
 
     def _opening(self) -> Planned:
         """The space's known networks, and the smallest and the largest of a sample."""
-        found: Planned = [("known", one) for one in self.space.known.values()]
-        sample = sorted(self._drawn(_EXTREMES), key=lambda one: one.macs)
-        found += [("extreme", one) for one in (sample[0], sample[-1])]
-        return [(origin, one) for origin, one in found if self._new(one)]
+        planned: Planned = [("known", network) for network in self.space.known.values()]
+        sample = sorted(self._drawn(_EXTREMES), key=lambda network: network.macs)
+        planned += [("extreme", network) for network in (sample[0], sample[-1])]
+        return [(origin, network) for origin, network in planned if self._new(network)]
 
     def _random(self, n: int) -> Planned:
         """Random ones, spread over the range of MACs: one from each of as many slices as are wanted."""
@@ -71,22 +71,22 @@ class Plan:
 
         def new(part: np.ndarray) -> Architecture | None:
             drawn = (sample[int(row)] for row in self._rng.permutation(part))
-            return next((one for one in drawn if self._new(one)), None)
+            return next((network for network in drawn if self._new(network)), None)
 
-        return [("random", one) for one in spread([one.macs for one in sample], n, new)]
+        return [("random", network) for network in spread([network.macs for network in sample], n, new)]
 
     def _front(self, n: int, predict: Predict) -> Planned:
         from hwnas.latency.held_out_networks import front_networks
 
-        found = front_networks(self.space, predict, self._rng, n, self.held)
-        return [("front", one) for one in found if self._new(one)]
+        networks = front_networks(self.space, predict, self._rng, n, self.held)
+        return [("front", network) for network in networks if self._new(network)]
 
     def _drawn(self, n: int) -> list[Architecture]:
         return [self.space.decode(self.space.to_params(row)) for row in self.space.sample(self._rng, n)]
 
-    def _new(self, one: Architecture) -> bool:
-        new = one.id not in self.held
-        self.held.add(one.id)
+    def _new(self, network: Architecture) -> bool:
+        new = network.id not in self.held
+        self.held.add(network.id)
         return new
 
 PROFILE_REPEATS = 20
@@ -162,7 +162,7 @@ class _Calibration:
                  options: CalibrationOptions, partial: Path, console: Console, before: tuple[int, float]) -> None:
         self.table, self.space, self.target, self.runtime = table, space, target, runtime
         self.options, self.partial, self.console = options, partial, console
-        self.plan = Plan(space, options.seed, {one.architecture.id for one in table.networks})
+        self.plan = Plan(space, options.seed, {network.architecture.id for network in table.networks})
         self.origins: dict[str, str] = {}
         self.n_before, self.spent_before_s = before  # networks and seconds that are not of this calibration
         self.n_left = options.networks - (len(table.networks) - self.n_before)
@@ -188,8 +188,8 @@ class _Calibration:
                         self._prepare(timer)
                     timer.protocol = replace(protocol, max_seconds=min(protocol.max_seconds,
                                                                        max(deadline - began, 1.0)))
-                    found = timer.time_next(seed=seed, timed=self._keep)
-                    self._settle(found, timer)
+                    measurements = timer.time_next(seed=seed, timed=self._keep)
+                    self._settle(measurements, timer)
                     self.table.spent_s[self.space.name] = spent + time.monotonic() - start
                     self.table.save(self.partial)
                     reached = self._learn(report, deadline, start)
@@ -204,30 +204,30 @@ class _Calibration:
         size = min(WAVE, self.n_left)
         self.n_left -= size
         wave = self.plan.wave(size, self.predict) if size > 0 else []
-        self.origins |= {one.id: origin for origin, one in wave}
+        self.origins |= {network.id: origin for origin, network in wave}
         if wave:
-            timer.prepare([one for _, one in wave])
+            timer.prepare([network for _, network in wave])
             share = -(-self.options.profiles * len(wave) // max(self.options.networks, 1))
-            self.to_profile |= {one.id for _, one in wave[-share:]} if share else set()
+            self.to_profile |= {network.id for _, network in wave[-share:]} if share else set()
 
-    def _keep(self, one: Architecture, measurement: Measurement, compiled: Compiled) -> None:
+    def _keep(self, architecture: Architecture, measurement: Measurement, compiled: Compiled) -> None:
         if not measurement.valid:
             return
-        network = TimedNetwork(self.space.name, one, measurement, origin=self.origins[one.id])
-        if one.id in self.to_profile:
+        network = TimedNetwork(self.space.name, architecture, measurement, origin=self.origins[architecture.id])
+        if architecture.id in self.to_profile:
             network = _profiled(network, compiled, self.table.key.batch)
         self.table.networks.append(network)
 
-    def _settle(self, found: dict[str, Measurement], timer: NetworkTimer) -> None:
+    def _settle(self, measurements: dict[str, Measurement], timer: NetworkTimer) -> None:
         """Learn how quiet this host can be, and give up on one that never is."""
-        valid = [one for one in found.values() if one.valid]
+        valid = [measurement for measurement in measurements.values() if measurement.valid]
         self.fruitless = 0 if valid else self.fruitless + 1
         if self.fruitless >= FRUITLESS:
-            reason = next(iter(found.values())).reason
+            reason = next(iter(measurements.values())).reason
             raise MeasurementInvalid(
                 f"{FRUITLESS} waves of networks could not be timed: {reason}. Stop what else runs here and give the "
                 "command again; what was measured is kept.")
-        times = [one.measurement.quiet_ms for one in self.table.networks]
+        times = [network.measurement.quiet_ms for network in self.table.networks]
         if times:
             self.table.quiet_ms = float(np.quantile(times, QUIET))
             timer.quiet_ms = self.table.quiet_ms
@@ -236,7 +236,7 @@ class _Calibration:
         """Refit on what is there, say how good it is; whether the goal is met."""
         share = max(1 - max(deadline - time.monotonic(), 0) / max(deadline - start, 1e-9),
                     (len(self.table.networks) - self.n_before) / max(self.options.networks, 1))
-        n = sum(one.space == self.space.name for one in self.table.networks)
+        n = sum(network.space == self.space.name for network in self.table.networks)
         if n >= max(2 * LEAST_NETWORKS, REFIT * self.n_fitted):
             model = LatencyModel.fit(self.table, self.space, folds=QUICK_FOLDS)
             self.n_fitted, self.error = n, model.error

@@ -58,11 +58,11 @@ def usual_place(block: BlockSpec) -> tuple[BlockSpec, str]:
 
 def placed(blocks: Sequence[BlockSpec], before: str = "") -> list[tuple[BlockSpec, str]]:
     """Each block with the role of the operator before it; `before` is that of the first."""
-    found = []
+    pairs = []
     for block in blocks:
-        found.append((block, before))
+        pairs.append((block, before))
         before = operators(block)[-1].role
-    return found
+    return pairs
 
 
 def block_family(block: BlockSpec) -> str:

@@ -108,10 +108,10 @@ class Fit:
     def networks(self, networks: Networks) -> tuple[np.ndarray, np.ndarray]:
         """`latency_ms` of networks given by their blocks."""
         inside = [placed(blocks) for blocks in networks]
-        every = list(dict.fromkeys(one for blocks in inside for one in blocks))
-        where = {one: index for index, one in enumerate(every)}
+        every = list(dict.fromkeys(place for blocks in inside for place in blocks))
+        where = {place: index for index, place in enumerate(every)}
         entries, variance = self.entries(every)
-        rows = [np.array([where[one] for one in blocks]) for blocks in inside]
+        rows = [np.array([where[place] for place in blocks]) for blocks in inside]
         return self.latency_ms(
             self.features.of_networks(networks), np.array([entries[row].sum() for row in rows]),
             np.array([variance[row].sum() for row in rows]),
@@ -134,18 +134,18 @@ class _Shares:
 
     def _operators(self, block: BlockSpec, block_ms: float) -> list[float]:
         """What its operators cost; where a prior has a say in the block, that divided in proportion."""
-        found = [max(float(one.features @ self._operator), _LEAST_MS) for one in operators(block)]
+        times = [max(float(operator.features @ self._operator), _LEAST_MS) for operator in operators(block)]
         if self._features.prior is None:
-            return found
-        rest = block_ms / sum(found)
-        return [ms * rest for ms in found]
+            return times
+        rest = block_ms / sum(times)
+        return [ms * rest for ms in times]
 
     def of(self, networks: Networks, base_ms: np.ndarray) -> list[dict[str, Group]]:
         """Groups at each level, with the shares that their members have of each network."""
         inside = [placed(blocks) for blocks in networks]
-        every = list(dict.fromkeys(one for blocks in inside for one in blocks))
+        every = list(dict.fromkeys(place for blocks in inside for place in blocks))
         known = dict(zip(every, self.members(every), strict=True))
-        return [grouped([[(member, member.cost_ms / total) for one in blocks for member in known[one][level]]
+        return [grouped([[(member, member.cost_ms / total) for place in blocks for member in known[place][level]]
                          for blocks, total in zip(inside, base_ms, strict=True)])
                 for level in range(len(LEVELS))]
 

@@ -97,11 +97,11 @@ class _Run:
         return stored if stored is not None and quiet > stored * (1 + self.protocol.run_drift) else quiet
 
     def unfinished(self) -> list[str]:
-        return [name for name, found in self.measurements().items() if not found.converged]
+        return [name for name, measurement in self.measurements().items() if not measurement.converged]
 
     def extensible(self) -> list[str]:
-        return [name for name, found in self.measurements().items()
-                if len(found.values_ms) < self.protocol.max_rounds]
+        return [name for name, measurement in self.measurements().items()
+                if len(measurement.values_ms) < self.protocol.max_rounds]
 
     def round(self, names: list[str], deadline: float) -> bool:
         """Give each of `names` a turn; whether any block was quiet."""

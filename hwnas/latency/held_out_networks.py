@@ -49,8 +49,8 @@ def held_out_networks(space: SearchSpace, model: Predictor, n: int, seed: int,
         return np.asarray(model.predict(codes).mean)
 
     front = front_networks(space, predict, rng, n // 2, known_ids)
-    drawn = random_networks(space, predict, rng, n - len(front), {*known_ids, *(one.id for one in front)})
-    return [(FRONT, one) for one in front] + [(RANDOM, one) for one in drawn]
+    drawn = random_networks(space, predict, rng, n - len(front), {*known_ids, *(network.id for network in front)})
+    return [(FRONT, network) for network in front] + [(RANDOM, network) for network in drawn]
 
 
 def random_networks(space: SearchSpace, predict: Predict, rng: np.random.Generator, n: int,
@@ -129,29 +129,29 @@ def _spread(space: SearchSpace, predict: Predict, rng: np.random.Generator, n: i
             draw: Callable[[int], np.ndarray]) -> list[Architecture]:
     """One new network from each of `n` quantiles of the predicted latency of what `draw(n)` gives; more draws as
     long as some quantile had none."""
-    found: dict[str, Architecture] = {}
+    networks: dict[str, Architecture] = {}
     for _ in range(ROUNDS):
-        missing = n - len(found)
+        missing = n - len(networks)
         if not missing:
-            return list(found.values())
+            return list(networks.values())
         codes = np.unique(draw(missing), axis=0)
 
         def new(part: np.ndarray, codes: np.ndarray = codes) -> Architecture | None:
-            one = next(_new(space, codes[rng.permutation(part)], known_ids, found), None)
-            if one is not None:
-                found[one.id] = one
-            return one
+            network = next(_new(space, codes[rng.permutation(part)], known_ids, networks), None)
+            if network is not None:
+                networks[network.id] = network
+            return network
 
         spread(predict(codes), min(missing, len(codes)), new)
-    raise SpaceError(f"space {space.name}: only {len(found)} of {n} networks were found that are not in the latency "
+    raise SpaceError(f"space {space.name}: only {len(networks)} of {n} networks were found that are not in the latency "
                      "table. Ask for fewer: n=NUMBER.")
 
 
 def _new(space: SearchSpace, rows: Iterable[np.ndarray], *taken: Collection[str]) -> Iterator[Architecture]:
     for row in rows:
-        one = space.decode(space.to_params(row))
-        if not any(one.id in ids for ids in taken):
-            yield one
+        network = space.decode(space.to_params(row))
+        if not any(network.id in ids for ids in taken):
+            yield network
 
 
 @dataclass(frozen=True)
@@ -174,8 +174,8 @@ class Pace:
 
 def chosen_anchors(table: LatencyTable, space_name: str, n: int) -> list[Architecture]:
     """`n` networks of the table spread evenly over its latencies."""
-    valid = sorted((one for one in table.networks if one.space == space_name and one.measurement.valid),
-                   key=lambda one: one.measurement.latency_ms)
+    valid = sorted((network for network in table.networks if network.space == space_name and network.measurement.valid),
+                   key=lambda network: network.measurement.latency_ms)
     if not n:
         return []
     picked = np.unique(np.linspace(0, len(valid) - 1, min(n, len(valid)) + 2)[1:-1].round().astype(int))
@@ -184,9 +184,9 @@ def chosen_anchors(table: LatencyTable, space_name: str, n: int) -> list[Archite
 
 def pace(table: LatencyTable, again: Mapping[str, Measurement]) -> Pace:
     """From the anchors' measurements in a later run, by architecture id."""
-    before = {one.architecture.id: one.measurement for one in table.networks}
-    logs = [np.log(one.at_ms(table.quiet_ms) / before[name].at_ms(table.quiet_ms)) for name, one in again.items()
-            if one.valid and name in before and before[name].valid]
+    before = {network.architecture.id: network.measurement for network in table.networks}
+    logs = [np.log(measurement.at_ms(table.quiet_ms) / before[name].at_ms(table.quiet_ms))
+            for name, measurement in again.items() if measurement.valid and name in before and before[name].valid]
     if len(logs) < LEAST:
         return Pace(1.0, float("nan"), 0)
     return Pace(float(np.exp(np.median(logs))), robust_error(np.array(logs)), len(logs))

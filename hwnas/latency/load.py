@@ -89,13 +89,13 @@ def measure_load(calls: Sequence[Call], images: int, cores: int, reference: Call
             after = clocked.time()
             turns.append(Turn(samples, max(before, after), stolen, throttle_count() > hot))
             rates.append(images * rate)
-            found = Throughput(tuple(rates), Measurement(tuple(turns), clocked.quiet(quiet_ms), protocol))
-            good, before = len(found.values), after
-            done = good >= MIN_WINDOWS and (found.half_width <= protocol.half_width or good >= MAX_WINDOWS)
+            throughput = Throughput(tuple(rates), Measurement(tuple(turns), clocked.quiet(quiet_ms), protocol))
+            good, before = len(throughput.values), after
+            done = good >= MIN_WINDOWS and (throughput.half_width <= protocol.half_width or good >= MAX_WINDOWS)
             left = deadline - time.monotonic()
             progress(1.0 if done else max(0.0, 1 - left / protocol.max_seconds), f"window {len(turns)}, {good} quiet")
             if done or left < window_s:
-                return found
+                return throughput
 
 
 def _lost_seconds(cores: Collection[int]) -> float:

@@ -94,14 +94,14 @@ class Measurement:
     def copies_ms(self) -> np.ndarray:
         """Latency of each copy that had a good turn."""
         copy = np.arange(len(self.turns))[self.good] % self.protocol.copies if self.turns else np.empty(0)
-        return np.array([np.median(self.values_ms[copy == one]) for one in np.unique(copy)])
+        return np.array([np.median(self.values_ms[copy == number]) for number in np.unique(copy)])
 
     @cached_property
     def _deviations_ms(self) -> np.ndarray:
         """Each good turn less the latency of its copy."""
         copy = np.arange(len(self.turns))[self.good] % self.protocol.copies
         medians = dict(zip(np.unique(copy), self.copies_ms, strict=True))
-        return np.asarray(self.values_ms - np.array([medians[one] for one in copy]))
+        return np.asarray(self.values_ms - np.array([medians[number] for number in copy]))
 
     def at_ms(self, quiet_ms: float) -> float:
         """`latency_ms` at the speed at which the reference takes `quiet_ms`: runs agree in ratios to it."""

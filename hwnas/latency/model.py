@@ -97,8 +97,8 @@ class LatencyModel:
             return cls(space, Fit.of(timed, prior, np.array(learnt.variances)), learnt, run_to_run)
         fit = Fit.of(timed, prior)
         run_to_run = max(run_to_run, float(np.sqrt(fit.residual.variances[RUN])))
-        halves = np.array([one.measurement.halves_ms() for one in networks])
-        origins = np.array([one.origin for one in networks])
+        halves = np.array([network.measurement.halves_ms() for network in networks])
+        origins = np.array([network.origin for network in networks])
         held_out = cross_validate(timed, halves, origins, fit.residual.variances, run_to_run, prior=prior, folds=folds)
         scores = held_out.scores
         learnt = Learnt(len(networks), tuple(float(value) for value in fit.residual.variances),
@@ -116,7 +116,7 @@ class LatencyModel:
 
     def predict_architectures(self, architectures: Sequence[Architecture]) -> Predictions:
         """The same for architectures of any origin; slower."""
-        return self._predictions(*self._fit.networks([one.blocks() for one in architectures]))
+        return self._predictions(*self._fit.networks([architecture.blocks() for architecture in architectures]))
 
     def block_ms(self, blocks: Sequence[BlockSpec]) -> tuple[np.ndarray, np.ndarray]:
         """The table's entries: what each of `blocks` takes inside a network, ms [n], and its standard deviation.
@@ -129,19 +129,19 @@ class LatencyModel:
 
     def _learn(self, segments: np.ndarray) -> None:
         """Fill in the rows of segments met for the first time: sums, and entries for whatever may come before."""
-        found = {int(segment): self.space.segment_blocks(int(segment)) for segment in segments}
-        found = {segment: blocks for segment, blocks in found.items() if blocks}
+        contents = {int(segment): self.space.segment_blocks(int(segment)) for segment in segments}
+        contents = {segment: blocks for segment, blocks in contents.items() if blocks}
         self._known[segments] = True
-        if not found:
+        if not contents:
             return
-        inside = {(segment, context): placed(blocks, before) for segment, blocks in found.items()
+        inside = {(segment, context): placed(blocks, before) for segment, blocks in contents.items()
                   for context, before in enumerate(_BEFORE)}
-        every = list(dict.fromkeys(one for blocks in inside.values() for one in blocks))
+        every = list(dict.fromkeys(place for blocks in inside.values() for place in blocks))
         entries = np.column_stack(self._fit.entries(every))
-        where = {one: index for index, one in enumerate(every)}
+        where = {place: index for index, place in enumerate(every)}
         for (segment, context), here in inside.items():
-            self._entries[segment, context] = entries[[where[one] for one in here]].sum(axis=0)
-        for segment, blocks in found.items():
+            self._entries[segment, context] = entries[[where[place] for place in here]].sum(axis=0)
+        for segment, blocks in contents.items():
             self._rows[segment] = np.concatenate([self._fit.features.of_blocks(blocks).sum(axis=0), totals(blocks)])
             last = operators(blocks[-1])[-1].role
             self._after[segment] = _BEFORE.index(last) if last in _BEFORE else 0
@@ -164,8 +164,8 @@ class LatencyModel:
 
 def usable(table: LatencyTable, space: SearchSpace) -> list[TimedNetwork]:
     """The table's valid networks; MissingLatency when fewer than LEAST_NETWORKS are of `space`."""
-    networks = [one for one in table.networks if one.measurement.valid]
-    ours = sum(one.space == space.name for one in networks)
+    networks = [network for network in table.networks if network.measurement.valid]
+    ours = sum(network.space == space.name for network in networks)
     if ours < LEAST_NETWORKS:
         raise MissingLatency(f"{table.path or table.key}: {ours} networks of space {space.name}; at least "
                              f"{LEAST_NETWORKS} are needed. Measure them: python -m hwnas.profile +target=… "
@@ -175,14 +175,14 @@ def usable(table: LatencyTable, space: SearchSpace) -> list[TimedNetwork]:
 
 def timed_networks(networks: Sequence[TimedNetwork], quiet_ms: float) -> Timed:
     """What a fit takes of them: latencies at the speed at which the reference takes `quiet_ms`."""
-    return Timed([one.architecture.blocks() for one in networks],
-                 np.array([one.measurement.at_ms(quiet_ms) for one in networks]),
-                 np.array([one.measurement.quiet_ms for one in networks]))
+    return Timed([network.architecture.blocks() for network in networks],
+                 np.array([network.measurement.at_ms(quiet_ms) for network in networks]),
+                 np.array([network.measurement.quiet_ms for network in networks]))
 
 
 def between_runs(networks: Sequence[TimedNetwork]) -> float:
     """Log standard deviation between two runs: each compiles copies of its own of the reference."""
-    spreads = np.array([one.measurement.copy_spread for one in networks])
+    spreads = np.array([network.measurement.copy_spread for network in networks])
     if not np.isfinite(spreads).any():
         return RUN_TO_RUN
     return float(np.sqrt(np.nanmean(spreads**2) * 2 / networks[0].measurement.protocol.copies))

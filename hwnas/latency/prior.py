@@ -50,7 +50,7 @@ class FittedPrior:
     @classmethod
     def of(cls, table: LatencyTable) -> FittedPrior:
         """Fit on at most MOST_NETWORKS of the table's valid networks, of any space; TableError with too few."""
-        networks = [one for one in table.networks if one.measurement.valid]
+        networks = [network for network in table.networks if network.measurement.valid]
         if len(networks) < LEAST_NETWORKS:
             raise TableError(f"{table.path or table.key}: {len(networks)} networks, fewer than {LEAST_NETWORKS}")
         if len(networks) > MOST_NETWORKS:
@@ -64,8 +64,8 @@ class FittedPrior:
         if new:
             mean, variance = self.fit.entries([usual_place(block) for block in new])
             self._known.update(zip(new, zip(mean.tolist(), np.sqrt(variance).tolist(), strict=True), strict=True))
-        found = np.array([self._known[block] for block in blocks]).reshape(-1, 2)
-        return found[:, 0], found[:, 1]
+        times = np.array([self._known[block] for block in blocks]).reshape(-1, 2)
+        return times[:, 0], times[:, 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +148,10 @@ def prior_candidates(host_name: str, key: TableKey, space: SearchSpace, only: st
     Nearest: same host, runtime and precision (another input), then another precision, another runtime, other hosts.
     Names are `<host>/<key> of <date>`. The table of `key` on `host_name` itself is never among them.
     """
-    found: dict[str, Prior] = {}
+    priors: dict[str, Prior] = {}
     notes: list[str] = []
     for path in sorted(_others(host_name, key), key=lambda path: _distance(path, host_name, key)):
-        if len(found) == MOST_CANDIDATES:
+        if len(priors) == MOST_CANDIDATES:
             break
         if only and f"{path.parent.name}/{_stem(path)}" != only.split(" of ")[0]:
             continue
@@ -165,8 +165,8 @@ def prior_candidates(host_name: str, key: TableKey, space: SearchSpace, only: st
         if not (np.isfinite(entries).all() and entries.sum() > 0):
             notes.append(f"not used as a start: {path}: it says nothing of the blocks of {space.name}")
             continue
-        found[f"{path.parent.name}/{_stem(path)} of {table.created}"] = prior
-    return found, notes
+        priors[f"{path.parent.name}/{_stem(path)} of {table.created}"] = prior
+    return priors, notes
 
 
 def _variances(table: LatencyTable) -> np.ndarray:
@@ -195,10 +195,10 @@ def _stem(path: Path) -> str:
 
 def _distance(path: Path, host_name: str, key: TableKey) -> tuple[bool, bool, bool, bool, float, str]:
     """How unlike the wanted table one is, by its name alone: the weightiest difference first."""
-    found = _STEM.fullmatch(_stem(path))
-    assert found is not None
-    sizes = [int(size) for size in found["sizes"].split("-")]
+    parts = _STEM.fullmatch(_stem(path))
+    assert parts is not None
+    sizes = [int(size) for size in parts["sizes"].split("-")]
     octaves = abs(math.log2(max(sum(sizes) / len(sizes), 1.0) / (sum(key.sizes) / len(key.sizes))))
-    calls = (found["threads"], found["batch"]) != (str(key.threads or "all"), str(key.batch))
-    return (path.parent.name != host_name, found["runtime"] != key.runtime, found["precision"] != key.precision,
+    calls = (parts["threads"], parts["batch"]) != (str(key.threads or "all"), str(key.batch))
+    return (path.parent.name != host_name, parts["runtime"] != key.runtime, parts["precision"] != key.precision,
             calls, octaves, str(path))

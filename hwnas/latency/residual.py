@@ -70,32 +70,32 @@ class Member:
 
 def members(block: BlockSpec, before: str, block_ms: float, operator_ms: Sequence[float]) -> list[list[Member]]:
     """Members of a block at each level; `before` is the role of the operator that comes before it."""
-    found: list[list[Member]] = [[], [Member(block, block_family(block), block_coordinates(block), block_ms)], []]
-    for one, ms in zip(operators(block), operator_ms, strict=True):
-        found[0].append(Member(one, one.role, one.coordinates, ms))
-        found[2].append(Member((one, before), f"{one.role} after {before}", one.coordinates, ms))
-        before = one.role
-    return found
+    levels: list[list[Member]] = [[], [Member(block, block_family(block), block_coordinates(block), block_ms)], []]
+    for operator, ms in zip(operators(block), operator_ms, strict=True):
+        levels[0].append(Member(operator, operator.role, operator.coordinates, ms))
+        levels[2].append(Member((operator, before), f"{operator.role} after {before}", operator.coordinates, ms))
+        before = operator.role
+    return levels
 
 
 def grouped(networks: Sequence[Sequence[tuple[Member, float]]]) -> dict[str, Group]:
     """Groups of what networks consist of; each network lists its members with their shares of its cost."""
-    found: dict[str, Group] = {}
+    groups: dict[str, Group] = {}
     where: dict[str, list[tuple[int, int, float]]] = {}
     coordinates: dict[str, list[np.ndarray]] = {}
     for row, network in enumerate(networks):
         for member, share in network:
-            group = found.setdefault(member.group, Group(np.empty(0), {}, np.empty(0)))
+            group = groups.setdefault(member.group, Group(np.empty(0), {}, np.empty(0)))
             column = group.index.setdefault(member.item, len(group.index))
             if column == len(coordinates.setdefault(member.group, [])):
                 coordinates[member.group].append(member.coordinates)
             where.setdefault(member.group, []).append((row, column, share))
-    for name, group in found.items():
+    for name, group in groups.items():
         group.coordinates = np.array(coordinates[name])
         group.shares = np.zeros((len(networks), len(group.index)))
         rows, columns, shares = zip(*where[name], strict=True)
         np.add.at(group.shares, (np.array(rows), np.array(columns)), np.array(shares))
-    return found
+    return groups
 
 
 @dataclass
@@ -119,9 +119,9 @@ class Residual:
         met = self.groups[level].get(group)
         if met is None:
             return np.zeros(len(wanted)), prior
-        kernel = near * alike(np.array([one.coordinates for one in wanted]), met.coordinates, _lengths(level))
-        for row, one in enumerate(wanted):
-            column = met.index.get(one.item)
+        kernel = near * alike(np.array([member.coordinates for member in wanted]), met.coordinates, _lengths(level))
+        for row, member in enumerate(wanted):
+            column = met.index.get(member.item)
             if column is not None:
                 kernel[row, column] += same
         joint = kernel @ met.shares.T
@@ -149,17 +149,17 @@ def kernels(groups: list[dict[str, Group]], positions: np.ndarray, costs: np.nda
             runs: np.ndarray) -> list[np.ndarray]:
     """Covariance of the networks' excess for each part but the noise, at variance 1: [n, n] each."""
     n = len(positions)
-    found = []
+    terms = []
     for level, level_groups in enumerate(groups):
         near, same = np.zeros((n, n)), np.zeros((n, n))
         for group in level_groups.values():
             near += group.shares @ alike(group.coordinates, group.coordinates, _lengths(level)) @ group.shares.T
             same += group.shares @ group.shares.T
-        found += [near, same][: 2 if LEVELS[level][1] is not None else 1]
-    found.append(alike(positions, positions, _LENGTH_NETWORK))
-    found.append(costs @ costs.T)
-    found.append(centred(runs, runs) @ centred(runs, runs).T)
-    return found
+        terms += [near, same][: 2 if LEVELS[level][1] is not None else 1]
+    terms.append(alike(positions, positions, _LENGTH_NETWORK))
+    terms.append(costs @ costs.T)
+    terms.append(centred(runs, runs) @ centred(runs, runs).T)
+    return terms
 
 
 def centred(runs: np.ndarray, fitted_runs: np.ndarray) -> np.ndarray:
@@ -181,9 +181,9 @@ def tuned(parts: Sequence[np.ndarray], excess: np.ndarray, seed: int = 0) -> np.
         kept = np.sort(np.random.default_rng(seed).permutation(len(excess))[:_MOST_TUNED])
         parts, excess = [part[np.ix_(kept, kept)] for part in parts], excess[kept]
     start = np.log(START)
-    found = minimize(_loss, start, args=(parts, excess), jac=True, method="L-BFGS-B",
-                     bounds=[(low - 9, low + 6) for low in start], options={"maxiter": _ITERATIONS})
-    return np.asarray(np.exp(found.x))
+    result = minimize(_loss, start, args=(parts, excess), jac=True, method="L-BFGS-B",
+                      bounds=[(low - 9, low + 6) for low in start], options={"maxiter": _ITERATIONS})
+    return np.asarray(np.exp(result.x))
 
 
 def _loss(logs: np.ndarray, parts: Sequence[np.ndarray], excess: np.ndarray) -> tuple[float, np.ndarray]:

@@ -157,8 +157,8 @@ def bytes_moved(block: BlockSpec, precision: str, batch: int = 1) -> int:
 
 def blocks_of(networks: Iterable[TimedNetwork], space_name: str) -> list[BlockSpec]:
     """Every different block of a space's timed networks, in a fixed order."""
-    found = {block for one in networks if one.space == space_name for block in one.architecture.blocks()}
-    return sorted(found, key=lambda block: (block.rank, block.key))
+    blocks = {block for network in networks if network.space == space_name for block in network.architecture.blocks()}
+    return sorted(blocks, key=lambda block: (block.rank, block.key))
 
 
 def profiled_times(networks: Iterable[TimedNetwork], space_name: str) -> dict[BlockSpec, BlockTime]:
@@ -168,9 +168,9 @@ def profiled_times(networks: Iterable[TimedNetwork], space_name: str) -> dict[Bl
     none was): most are met too seldom for one of their own.
     """
     met: dict[BlockSpec, list[float]] = {}
-    for one in networks:
-        if one.space == space_name and one.block_ms and one.measurement.valid:
-            for block, ms in zip(one.architecture.blocks(), one.block_ms, strict=True):
+    for network in networks:
+        if network.space == space_name and network.block_ms and network.measurement.valid:
+            for block, ms in zip(network.architecture.blocks(), network.block_ms, strict=True):
                 met.setdefault(block, []).append(ms)
     medians = {block: float(np.median(values)) for block, values in met.items()}
     spread = _pooled_spread(met, medians)
@@ -230,7 +230,7 @@ def groups_of(points: Sequence[Point], ratios: Sequence[Ratio] = ()) -> list[Gro
     compared: dict[str, list[Ratio]] = {}
     for ratio in ratios:
         compared.setdefault(group_of(ratio.block), []).append(ratio)
-    return [_group(name, found, compared.get(name, [])) for name, found in members.items()]
+    return [_group(name, group, compared.get(name, [])) for name, group in members.items()]
 
 
 def _group(name: str, points: Sequence[Point], ratios: Sequence[Ratio]) -> Group:
@@ -271,22 +271,22 @@ class Roofline:
 
     def to_dict(self) -> dict[str, Any]:
         """The content of the file beside the picture."""
-        groups = {name: [{**asdict(one), "verdict": one.verdict} for one in found]
-                  for name, found in zip(self.names, (self.groups, self.other_groups), strict=True) if name}
+        groups = {name: [{**asdict(group), "verdict": group.verdict} for group in side]
+                  for name, side in zip(self.names, (self.groups, self.other_groups), strict=True) if name}
         data = {**ROOFLINE.header, "created": self.created, "space": self.space,
                 "targets": list(filter(None, self.names)), "runtimes": list(filter(None, self.runtimes)),
                 "times": SOURCES[self.source], "host": dict(self.host), "roofs": self.roofs.to_dict(),
-                "groups": groups, "ratios": [one.to_dict() for one in self.ratios],
-                "points": [one.to_dict() for one in (*self.points, *self.others)]}
+                "groups": groups, "ratios": [ratio.to_dict() for ratio in self.ratios],
+                "points": [point.to_dict() for point in (*self.points, *self.others)]}
         return _plain(data)  # type: ignore[no-any-return]
 
 
 def _plain(value: Any) -> Any:
     """For JSON: floats to six digits, null for those that are no number."""
     if isinstance(value, Mapping):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     if isinstance(value, float):
         return float(f"{value:.6g}") if np.isfinite(value) else None
     return value
@@ -325,21 +325,21 @@ def make_roofline(config: Any, console: Console) -> Roofline:
 def against_of(config: Any, target: Target) -> Target | None:
     """The target named by `against`, else the same runtime's fp32 (None for fp32 itself), threads and batch alike."""
     if config.against is not None:
-        found = named_target(str(config.against))
+        other = named_target(str(config.against))
     elif target.precision == "fp32":
         return None
     else:
-        plain = [one for one in map(named_target, names_in("target")) if one.precision == "fp32"
-                 and (one.runtime, one.device) == (target.runtime, target.device)]
-        plain.sort(key=lambda one: one.vendor != target.vendor)
+        plain = [candidate for candidate in map(named_target, names_in("target")) if candidate.precision == "fp32"
+                 and (candidate.runtime, candidate.device) == (target.runtime, target.device)]
+        plain.sort(key=lambda candidate: candidate.vendor != target.vendor)
         if not plain:
             return None
-        found = plain[0]
-    found = replace(found, threads=target.threads, batch=target.batch)
-    if (found.runtime, found.precision) == (target.runtime, target.precision):
-        raise ConfigError(f"against={found.name} is {target.name} itself: both run {target.precision} by "
+        other = plain[0]
+    other = replace(other, threads=target.threads, batch=target.batch)
+    if (other.runtime, other.precision) == (target.runtime, target.precision):
+        raise ConfigError(f"against={other.name} is {target.name} itself: both run {target.precision} by "
                           f"{target.runtime}. Choose another.")
-    return found
+    return other
 
 
 def named_target(name: str) -> Target:
@@ -420,67 +420,70 @@ def block_times(source: str, table: LatencyTable, space: SearchSpace) -> dict[Bl
     return inferred_times(model_of(table, space)[0], blocks_of(table.networks, space.name))
 
 
-def describe(found: Roofline) -> list[str]:
+def describe(roofline: Roofline) -> list[str]:
     """Lines to print; the figures are medians over the blocks of a row."""
-    lines = [f"{found.names[0]}, space {found.space}, on {found.host['name']}; times {SOURCES[found.source]}",
-             *(f"  peak {one.precision}: {one.gflops:.0f} GFLOP/s ({one.how}, {one.runtime})"
-               for one in found.roofs.peaks),
-             *(f"  {one.level}: {one.gb_per_s:.1f} GB/s ({one.how})"
-               for one in (found.roofs.cache, found.roofs.memory)),
-             "", *_table(found), "",
+    lines = [f"{roofline.names[0]}, space {roofline.space}, on {roofline.host['name']}; "
+             f"times {SOURCES[roofline.source]}",
+             *(f"  peak {peak.precision}: {peak.gflops:.0f} GFLOP/s ({peak.how}, {peak.runtime})"
+               for peak in roofline.roofs.peaks),
+             *(f"  {bandwidth.level}: {bandwidth.gb_per_s:.1f} GB/s ({bandwidth.how})"
+               for bandwidth in (roofline.roofs.cache, roofline.roofs.memory)),
+             "", *_table(roofline), "",
              "left of ridge: where memory or cache bounds the roof. "
              f"overhead-bound: below {OVERHEAD_SHARE:.0%} of what the roofs allow: calls, small maps, kernels such as "
              "depthwise ones"]
-    return [*lines, *_above(found), *_not_paying(found)]
+    return [*lines, *_above(roofline), *_not_paying(roofline)]
 
 
-def precisions_of(found: Roofline) -> tuple[str, str]:
+def precisions_of(roofline: Roofline) -> tuple[str, str]:
     """What runs in the two targets: precisions, or the targets' names where those are equal."""
-    pair = tuple(one[0].precision if one else "" for one in (found.points, found.others))
-    return (pair[0], pair[1]) if pair[0] != pair[1] else found.names
+    pair = tuple(points[0].precision if points else "" for points in (roofline.points, roofline.others))
+    return (pair[0], pair[1]) if pair[0] != pair[1] else roofline.names
 
 
-def _table(found: Roofline) -> list[str]:
-    this, other = precisions_of(found)
+def _table(roofline: Roofline) -> list[str]:
+    this, other = precisions_of(roofline)
     head = ("blocks", "FLOP/byte", "GFLOP/s", "of roof", "left of ridge", "verdict")
     ratio = (f"time {this}/{other}", "longer for certain") if other else ()
-    lines = text_table([(this, *head, *ratio), *((*_row(one), *_ratio_line(one)[:len(ratio)]) for one in found.groups)],
-                       words=(0, 6))
-    return [*lines, "", *text_table([(other, *head), *map(_row, found.other_groups)], words=(0, 6))] if other else lines
+    rows = ((*_row(group), *_ratio_line(group)[:len(ratio)]) for group in roofline.groups)
+    lines = text_table([(this, *head, *ratio), *rows], words=(0, 6))
+    if not other:
+        return lines
+    return [*lines, "", *text_table([(other, *head), *map(_row, roofline.other_groups)], words=(0, 6))]
 
 
-def _row(one: Group) -> tuple[str, ...]:
-    share = one.verdicts[one.verdict] / one.n
-    return (one.name, str(one.n), f"{one.intensity:.1f}", f"{one.gflops:.1f}", f"{one.share:.1%}",
-            f"{one.left_of_ridge:.0%}", one.verdict if share == 1 else f"{one.verdict} ({share:.0%})")
+def _row(group: Group) -> tuple[str, ...]:
+    share = group.verdicts[group.verdict] / group.n
+    return (group.name, str(group.n), f"{group.intensity:.1f}", f"{group.gflops:.1f}", f"{group.share:.1%}",
+            f"{group.left_of_ridge:.0%}", group.verdict if share == 1 else f"{group.verdict} ({share:.0%})")
 
 
-def _ratio_line(one: Group) -> tuple[str, str]:
-    return ("", "") if one.ratio is None else (f"{one.ratio:.2f}", f"{one.n_slower} of {one.n_compared}")
+def _ratio_line(group: Group) -> tuple[str, str]:
+    return ("", "") if group.ratio is None else (f"{group.ratio:.2f}", f"{group.n_slower} of {group.n_compared}")
 
 
-def _above(found: Roofline) -> list[str]:
+def _above(roofline: Roofline) -> list[str]:
     """Blocks quicker than their roof: said, because no block can be."""
-    every = [*found.points, *found.others]
+    every = [*roofline.points, *roofline.others]
     above = sum(point.share > 1 for point in every)
     return [f"{above} of {len(every)} points stand above their roof: the runtime moves fewer bytes than are counted, "
             "or the block's time is too short by its error"] if above else []
 
 
-def _not_paying(found: Roofline) -> list[str]:
+def _not_paying(roofline: Roofline) -> list[str]:
     """Where the target is no quicker than the other one."""
-    if not found.ratios:
+    if not roofline.ratios:
         return []
-    this, other = precisions_of(found)
-    slower = [one for one in found.ratios if one.slower]
-    larger = sum(one.ratio > 1 for one in found.ratios)
-    line = (f"{this} takes longer than {other} in {larger} of {len(found.ratios)} blocks, in {len(slower)} beyond what "
-            "the errors of their times explain (95 %); no gain in the median:")
-    return [f"{line} {_names([one for one in found.groups if one.ratio is not None and one.ratio >= 1])}"]
+    this, other = precisions_of(roofline)
+    slower = [ratio for ratio in roofline.ratios if ratio.slower]
+    larger = sum(ratio.ratio > 1 for ratio in roofline.ratios)
+    line = (f"{this} takes longer than {other} in {larger} of {len(roofline.ratios)} blocks, in {len(slower)} beyond "
+            "what the errors of their times explain (95 %); no gain in the median:")
+    return [f"{line} {_names([group for group in roofline.groups if group.ratio is not None and group.ratio >= 1])}"]
 
 
 def _names(groups: Sequence[Group]) -> str:
-    return ", ".join(f"{one.name} ({one.ratio:.2f})" for one in groups) or "no kind of block"
+    return ", ".join(f"{group.name} ({group.ratio:.2f})" for group in groups) or "no kind of block"
 
 
 SLOWER = "#d92d20"
@@ -488,53 +491,53 @@ MARKERS = ("o", "^")
 CROWDED = 400  # points of one precision, from which they are drawn small
 
 
-def roofline_figure(found: Roofline) -> Figure:
+def roofline_figure(roofline: Roofline) -> Figure:
     """Left: GFLOP/s against FLOP a byte. Right, where there is another target: time ratios of the blocks."""
-    heading = f"{' against '.join(filter(None, found.names))}: blocks of {found.space} under the roofs"
-    with new_figure(13.0, 7.0, heading, _subtitle(found), left=0.06) as figure:
-        columns = figure.subplots(1, 2 if found.ratios else 1, width_ratios=(2.1, 1) if found.ratios else None,
+    heading = f"{' against '.join(filter(None, roofline.names))}: blocks of {roofline.space} under the roofs"
+    with new_figure(13.0, 7.0, heading, _subtitle(roofline), left=0.06) as figure:
+        columns = figure.subplots(1, 2 if roofline.ratios else 1, width_ratios=(2.1, 1) if roofline.ratios else None,
                                   squeeze=False)[0]
         figure.subplots_adjust(left=0.06, right=0.985, top=0.845, bottom=0.175, wspace=0.27)
-        _draw_roofline(columns[0], found)
-        if found.ratios:
-            _draw_ratios(columns[1], found)
+        _draw_roofline(columns[0], roofline)
+        if roofline.ratios:
+            _draw_ratios(columns[1], roofline)
     return figure
 
 
-def _subtitle(found: Roofline) -> str:
-    runtimes = " and ".join(dict.fromkeys(filter(None, found.runtimes)))
-    return f"{found.host['name']} · {runtimes} · block times {SOURCES[found.source]} · {found.created[:10]}"
+def _subtitle(roofline: Roofline) -> str:
+    runtimes = " and ".join(dict.fromkeys(filter(None, roofline.runtimes)))
+    return f"{roofline.host['name']} · {runtimes} · block times {SOURCES[roofline.source]} · {roofline.created[:10]}"
 
 
-def _draw_roofline(axes: Axes, found: Roofline) -> None:
-    every = [*found.points, *found.others]
+def _draw_roofline(axes: Axes, roofline: Roofline) -> None:
+    every = [*roofline.points, *roofline.others]
     axes.set_xscale("log")
     axes.set_yscale("log")
     x = [point.intensity for point in every]
     y = [point.gflops for point in every]
     # left end: the space of the labels on the slopes; right end: past the last ridge, so that every roof has its flat
-    last = max(peak.gflops for peak in found.roofs.peaks) / found.roofs.memory.gb_per_s
-    first = min(peak.gflops for peak in found.roofs.peaks) / found.roofs.cache.gb_per_s
+    last = max(peak.gflops for peak in roofline.roofs.peaks) / roofline.roofs.memory.gb_per_s
+    first = min(peak.gflops for peak in roofline.roofs.peaks) / roofline.roofs.cache.gb_per_s
     axes.set_xlim(min(min(x) / 3, first / 7), max(*x, last) * 1.6)
-    axes.set_ylim(min(y) / 1.8, max(peak.gflops for peak in found.roofs.peaks) * 2.2)
+    axes.set_ylim(min(y) / 1.8, max(peak.gflops for peak in roofline.roofs.peaks) * 2.2)
     title(axes, "Blocks as they stand inside networks")
     axes.set_xlabel("arithmetic intensity (FLOP per byte read and written, log scale)")
     axes.set_ylabel("achieved GFLOP/s (int8: GOP/s; log scale)")
     for axis, ends in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
         plain_log_ticks(axis, *ends)
-    _draw_roofs(axes, found)
-    for marker, points in zip(MARKERS, (found.points, found.others), strict=True):
+    _draw_roofs(axes, roofline)
+    for marker, points in zip(MARKERS, (roofline.points, roofline.others), strict=True):
         _draw_points(axes, points, marker)
-    _ring_slower(axes, found)
-    _legend(axes, found)
+    _ring_slower(axes, roofline)
+    _legend(axes, roofline)
 
 
-def _ring_slower(axes: Axes, found: Roofline) -> None:
+def _ring_slower(axes: Axes, roofline: Roofline) -> None:
     """Thick rings where the target is slower for certain, thin ones where its errors could explain it."""
-    size, thick = (62, 1.6) if len(found.points) < CROWDED else (36, 1.1)
+    size, thick = (62, 1.6) if len(roofline.points) < CROWDED else (36, 1.1)
     for certain, width in ((False, 0.5), (True, thick)):
-        blocks = {ratio.block for ratio in found.ratios if ratio.ratio > 1 and ratio.slower == certain}
-        ringed = [point for point in found.points if point.block in blocks]
+        blocks = {ratio.block for ratio in roofline.ratios if ratio.ratio > 1 and ratio.slower == certain}
+        ringed = [point for point in roofline.points if point.block in blocks]
         axes.scatter([point.intensity for point in ringed], [point.gflops for point in ringed], s=size, lw=width,
                      facecolor="none", edgecolor=SLOWER, zorder=4)
 
@@ -549,15 +552,15 @@ def _draw_points(axes: Axes, points: Sequence[Point], marker: str) -> None:
                      lw=0.5 if filled else 0.9, alpha=alpha, zorder=3 if filled else 2.5)
 
 
-def _draw_roofs(axes: Axes, found: Roofline) -> None:
+def _draw_roofs(axes: Axes, roofline: Roofline) -> None:
     low, high = axes.get_xlim()
-    top = max(peak.gflops for peak in found.roofs.peaks)
-    for bandwidth, dash in ((found.roofs.cache, "-"), (found.roofs.memory, (0, (5, 3)))):
+    top = max(peak.gflops for peak in roofline.roofs.peaks)
+    for bandwidth, dash in ((roofline.roofs.cache, "-"), (roofline.roofs.memory, (0, (5, 3)))):
         ridge = top / bandwidth.gb_per_s
         axes.plot([low, ridge], [low * bandwidth.gb_per_s, top], color=INK, lw=1.3, ls=dash, zorder=2)
         _along(axes, bandwidth.gb_per_s, f"{bandwidth.level}  {bandwidth.gb_per_s:.3g} GB/s ({bandwidth.how})")
-    for peak in found.roofs.peaks:
-        ridge = peak.gflops / found.roofs.cache.gb_per_s
+    for peak in roofline.roofs.peaks:
+        ridge = peak.gflops / roofline.roofs.cache.gb_per_s
         axes.plot([max(ridge, low), high], [peak.gflops] * 2, color=INK, lw=1.3, zorder=2)
         unit = "GOP/s" if peak.precision == "int8" else "GFLOP/s"
         # left of its ridge and above the slope, where no point can lie
@@ -579,59 +582,59 @@ def _paper() -> dict[str, Any]:
     return {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.6}
 
 
-def _legend(axes: Axes, found: Roofline) -> None:
+def _legend(axes: Axes, roofline: Roofline) -> None:
     """Below the picture: points may lie anywhere in it."""
     from matplotlib.lines import Line2D
 
-    kinds = {point.block.kind for point in (*found.points, *found.others)}
+    kinds = {point.block.kind for point in (*roofline.points, *roofline.others)}
     items = [Line2D([], [], ls="", marker="s", ms=6.5, color=kind.color, label=kind.label)
              for name, kind in KINDS.items() if name in kinds]
-    names = precisions_of(found)
-    for name, marker, points in zip(names, MARKERS, (found.points, found.others), strict=True):
+    names = precisions_of(roofline)
+    for name, marker, points in zip(names, MARKERS, (roofline.points, roofline.others), strict=True):
         if points:
             items.append(Line2D([], [], ls="", marker=marker, ms=6, color=MUTED, label=f"{name} ({len(points)} blocks)",
                                 mfc=MUTED if marker == MARKERS[0] else "none"))
-    if any(ratio.ratio > 1 for ratio in found.ratios):
+    if any(ratio.ratio > 1 for ratio in roofline.ratios):
         items.append(Line2D([], [], ls="", marker="o", ms=8, mfc="none", mew=1.6, color=SLOWER,
                             label=f"{names[0]} slower than {names[1]} (thin: within its error)"))
     axes.legend(handles=items, loc="upper left", bbox_to_anchor=(-0.02, -0.09), ncols=math.ceil(len(items) / 2),
                 frameon=False, fontsize=8.5, handletextpad=0.3, columnspacing=1.2)
 
 
-def _draw_ratios(axes: Axes, found: Roofline) -> None:
-    this, other = precisions_of(found)
-    groups = [one for one in found.groups if one.ratio is not None]
+def _draw_ratios(axes: Axes, roofline: Roofline) -> None:
+    this, other = precisions_of(roofline)
+    groups = [group for group in roofline.groups if group.ratio is not None]
     title(axes, f"Time in {this} over time in {other}")
     axes.set_xscale("log")
     rng = np.random.default_rng(0)
-    for row, one in enumerate(groups):
-        part = [ratio for ratio in found.ratios if group_of(ratio.block) == one.name]
+    for row, group in enumerate(groups):
+        part = [ratio for ratio in roofline.ratios if group_of(ratio.block) == group.name]
         axes.scatter([ratio.ratio for ratio in part], row + rng.uniform(-0.22, 0.22, len(part)), s=13, lw=0.7,
-                     facecolor=KINDS[one.kind].color, alpha=0.6, zorder=2,
+                     facecolor=KINDS[group.kind].color, alpha=0.6, zorder=2,
                      edgecolor=[SLOWER if ratio.slower else "white" for ratio in part])
-        axes.plot([one.ratio or 1.0] * 2, [row - 0.36, row + 0.36], color=INK, lw=2, zorder=1.8)
-    values = [ratio.ratio for ratio in found.ratios]
+        axes.plot([group.ratio or 1.0] * 2, [row - 0.36, row + 0.36], color=INK, lw=2, zorder=1.8)
+    values = [ratio.ratio for ratio in roofline.ratios]
     low, high = min(*values, 0.8) / 1.15, max(*values, 1.8) * 1.15
     axes.set_xlim(low, high)
     axes.axvspan(1, high, color="#fef3f2", zorder=0)
     axes.axvline(1, color=SLOWER, lw=1.1, zorder=1)
     axes.set_ylim(len(groups) - 0.4, -0.85)
-    axes.set_yticks(range(len(groups)), [_row_name(one) for one in groups], fontsize=8.5)
+    axes.set_yticks(range(len(groups)), [_row_name(group) for group in groups], fontsize=8.5)
     axes.text(1, -0.5, f" {this} slower", color=SLOWER, fontsize=8.5, va="center", ha="left")
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("ratio (log scale); bars: medians")
     plain_log_ticks(axes.xaxis, low, high)
 
 
-def _row_name(one: Group) -> str:
-    return f"{one.name}\nn={one.n_compared}, median {one.ratio:.2f}"
+def _row_name(group: Group) -> str:
+    return f"{group.name}\nn={group.n_compared}, median {group.ratio:.2f}"
 
 
-def finish(found: Roofline, out: Path, console: Console) -> None:
+def finish(roofline: Roofline, out: Path, console: Console) -> None:
     """Print the summary, write the picture and the file beside it."""
     beside = out.with_suffix(".json")
-    write_atomic(beside, json.dumps(found.to_dict(), indent=1))
-    write_atomic(out, figure_bytes(roofline_figure(found), out.suffix[1:]))
-    for line in ["", *describe(found), ""]:
+    write_atomic(beside, json.dumps(roofline.to_dict(), indent=1))
+    write_atomic(out, figure_bytes(roofline_figure(roofline), out.suffix[1:]))
+    for line in ["", *describe(roofline), ""]:
         console.say(line)
     console.say(f"picture: {out}, numbers: {beside}")

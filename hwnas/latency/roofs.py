@@ -93,7 +93,7 @@ class Roofs:
 
     def peak(self, precision: str) -> Peak:
         """The peak of a precision; KeyError where it was not measured."""
-        return {one.precision: one for one in self.peaks}[precision]
+        return {peak.precision: peak for peak in self.peaks}[precision]
 
     def bandwidth(self, bytes_moved: float) -> Bandwidth:
         """The roof of a block that moves so much: the cache's where all of it fits, otherwise the memory's."""
@@ -116,40 +116,41 @@ def measured_peak(runtime: Runtime, target: Target, networks: Sequence[Dense] | 
     networks = DENSE if networks is None else networks
     runtime.check(target)
     with TemporaryDirectory(prefix="hwnas-") as folder:
-        calls = {str(one): _bound(one, runtime, target, Path(folder)) for one in networks}
+        calls = {str(network): _bound(network, runtime, target, Path(folder)) for network in networks}
         beside = (bind_copies(TimedFile(reference_file(target, Path(folder), reference), target,
                                         image_shape(reference)), 1, Path(folder)) if reference
-                  else calls[str(min(networks, key=lambda one: one.macs))])
+                  else calls[str(min(networks, key=lambda network: network.macs))])
         protocol = Protocol(min_calls=5, max_seconds=seconds)
-        found = measure(calls, beside, protocol, quiet_ms=quiet_ms, progress=progress, threads=threads_of(target))
-    tried = {str(one): 2e-6 * one.macs * target.batch / float(found[str(one)].values_ms.min()) for one in networks
-             if found[str(one)].valid}
+        measurements = measure(calls, beside, protocol, quiet_ms=quiet_ms, progress=progress,
+                               threads=threads_of(target))
+    tried = {str(network): 2e-6 * network.macs * target.batch / float(measurements[str(network)].values_ms.min())
+             for network in networks if measurements[str(network)].valid}
     if not tried:
-        raise MeasurementInvalid(f"no peak of {target.precision}: {next(iter(found.values())).reason}. Stop what else "
-                                 "runs here and give the command again.")
+        raise MeasurementInvalid(f"no peak of {target.precision}: {next(iter(measurements.values())).reason}. Stop "
+                                 "what else runs here and give the command again.")
     best = max(tried, key=lambda name: tried[name])
     return Peak(target.precision, tried[best], best, runtime.version(), tried)
 
 
-def _bound(one: Dense, runtime: Runtime, target: Target, folder: Path) -> Callable[[], None]:
+def _bound(dense: Dense, runtime: Runtime, target: Target, folder: Path) -> Callable[[], None]:
     from hwnas.networks.export import export_onnx, randomise
     from hwnas.networks.quantize import quantize_static, tuning_of
 
-    shape = (one.channels, one.size, one.size)
-    path = folder / f"k{one.kernel}c{one.channels}s{one.size}.onnx"
-    export_onnx(randomise(_network(one), 0), path, shape)
+    shape = (dense.channels, dense.size, dense.size)
+    path = folder / f"k{dense.kernel}c{dense.channels}s{dense.size}.onnx"
+    export_onnx(randomise(_network(dense), 0), path, shape)
     if target.precision == "int8":
         fp32, path = path, path.with_suffix(".int8.onnx")
         quantize_static(fp32, path, None, tuned_for=tuning_of(target))
     return runtime.compile(path, target).bind(noise(target.batch, shape))
 
 
-def _network(one: Dense) -> nn.Module:
+def _network(dense: Dense) -> nn.Module:
     from torch import nn
 
     layers: list[nn.Module] = []
-    for _ in range(one.layers):
-        layers += [nn.Conv2d(one.channels, one.channels, one.kernel, padding=one.kernel // 2), nn.ReLU()]
+    for _ in range(dense.layers):
+        layers += [nn.Conv2d(dense.channels, dense.channels, dense.kernel, padding=dense.kernel // 2), nn.ReLU()]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
@@ -207,8 +208,8 @@ def cache_bytes(level: int, folder: Path = Path("/sys/devices/system/cpu/cpu0/ca
     """Size of a core's unified or data cache as the host reports it (a virtual machine may report any), or None."""
     for index in sorted(folder.glob("index*")):
         try:
-            found, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
-            if found == str(level) and kind != "Instruction":
+            cache_level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
+            if cache_level == str(level) and kind != "Instruction":
                 return int(size.rstrip("KM")) * (MIB if size.endswith("M") else KIB if size.endswith("K") else 1)
         except (OSError, ValueError):
             continue

@@ -75,7 +75,7 @@ class Reference:
     def keep(self, measurements: Iterable[Measurement]) -> None:
         """Remember the quiet time of these, where it is this host's to remember."""
         if self.quiet_times is not None:
-            self.quiet_times.store(min(found.quiet_ms for found in measurements))
+            self.quiet_times.store(min(measurement.quiet_ms for measurement in measurements))
 
 
 class QuietTimes:
@@ -94,8 +94,8 @@ class QuietTimes:
 
     def load(self) -> float | None:
         """Milliseconds, or None where no run was stored; TableError when the file is broken."""
-        found = self._all().get(self._key)
-        return None if found is None else found / 1e3
+        quiet_us = self._all().get(self._key)
+        return None if quiet_us is None else quiet_us / 1e3
 
     def store(self, quiet_ms: float) -> None:
         """Keep `quiet_ms` if it is the least so far."""
@@ -105,14 +105,14 @@ class QuietTimes:
 
     def _all(self) -> dict[str, float]:
         try:
-            found = json.loads(self.path.read_text())
+            content = json.loads(self.path.read_text())
         except FileNotFoundError:
             return {}
         except (OSError, ValueError):
-            found = None
-        if not isinstance(found, dict) or not all(isinstance(us, int | float) and us > 0 for us in found.values()):
+            content = None
+        if not isinstance(content, dict) or not all(isinstance(us, int | float) and us > 0 for us in content.values()):
             raise TableError(f"{self.path} cannot be read as reference times in µs. Remove it; they are measured anew.")
-        return found
+        return content
 
 
 
@@ -138,9 +138,9 @@ def time_files(files: Mapping[str, TimedFile], target: Target, reference: Refere
             calls[name] = bind_copies(file, protocol.copies, Path(folder))
             if progress:
                 progress(0.0, f"compiled {index + 1} of {len(files)}")
-        one, beside = reference.network, replace(target, batch=reference.batch)
-        path = reference_file(beside, Path(folder), one)
-        reference_calls = bind_copies(TimedFile(path, beside, image_shape(one)), protocol.copies, Path(folder))
+        network, beside = reference.network, replace(target, batch=reference.batch)
+        path = reference_file(beside, Path(folder), network)
+        reference_calls = bind_copies(TimedFile(path, beside, image_shape(network)), protocol.copies, Path(folder))
         return measure(calls, reference_calls, protocol, seed=seed, quiet_ms=reference.quiet_ms, progress=progress,
                        threads=target.threads)
 
@@ -276,7 +276,7 @@ class NetworkTimer:
     def prepare(self, architectures: Sequence[Architecture]) -> None:
         """Start to export a wave."""
         folder = Path(self._folder.name)
-        self._waves.append([(one, self._exported(one, folder)) for one in architectures])
+        self._waves.append([(architecture, self._exported(architecture, folder)) for architecture in architectures])
 
     def time_next(self, *, seed: int = 0, progress: Progress | None = None, timed: Timed | None = None,
                   ) -> dict[str, Measurement]:
@@ -289,26 +289,27 @@ class NetworkTimer:
             self._reference = self._bound(self.reference, self._copies(self._reference_export, REFERENCE_COPIES))
         wave = self._waves.popleft()
         compiled = self._compile(wave)
-        calls = {one.id: self._bound(one, compiled[one.id]) for one, _ in wave if one.id in compiled}
+        calls = {architecture.id: self._bound(architecture, compiled[architecture.id])
+                 for architecture, _ in wave if architecture.id in compiled}
         if not self._spare:
             for later in self._waves:
                 for _, job in later:
                     job.exception()
         start = time.monotonic()
-        found = measure(calls, self._reference, self.protocol, seed=seed, quiet_ms=self.quiet_ms,
-                        progress=progress, threads=self.target.threads, idle=self._next_unready)
+        measurements = measure(calls, self._reference, self.protocol, seed=seed, quiet_ms=self.quiet_ms,
+                               progress=progress, threads=self.target.threads, idle=self._next_unready)
         self.measuring_s += time.monotonic() - start
-        for one, job in wave:
-            if timed is not None and one.id in found:
-                timed(one, found[one.id], compiled[one.id][0])
+        for architecture, job in wave:
+            if timed is not None and architecture.id in measurements:
+                timed(architecture, measurements[architecture.id], compiled[architecture.id][0])
             for path in job.result() if job.exception() is None else ():
                 if path is not None:  # kept until now: profiling may compile the file once more
                     path.unlink(missing_ok=True)
-        return found
+        return measurements
 
-    def _exported(self, one: Architecture, folder: Path) -> _Export:
+    def _exported(self, architecture: Architecture, folder: Path) -> _Export:
         try:
-            return self._pool.submit(prepare_compiled, one, self.target, folder)
+            return self._pool.submit(prepare_compiled, architecture, self.target, folder)
         except BrokenProcessPool:
             raise MeasurementInvalid(_ENDED) from None
 
@@ -318,12 +319,12 @@ class NetworkTimer:
     def _compile(self, wave: _Wave) -> dict[str, list[Compiled]]:
         compiled: dict[str, list[Compiled]] = {}
         failed: list[CandidateError] = []
-        for one, job in wave:
+        for architecture, job in wave:
             try:
-                compiled[one.id] = self._copies(job)
+                compiled[architecture.id] = self._copies(job)
             except CandidateError as error:
                 failed.append(error)
-                self.failed[one.id] = str(error)
+                self.failed[architecture.id] = str(error)
         if failed and not compiled:
             raise type(failed[-1])(f"{wave[-1][0].id}: {failed[-1]}") from None
         return compiled
@@ -340,15 +341,15 @@ class NetworkTimer:
             return [load(saved, path, self.target) for _ in copies]
         return [self.runtime.compile(path, self.target) for _ in copies]
 
-    def _bound(self, one: Architecture, copies: Sequence[Compiled]) -> list[Callable[[], None]]:
-        return [copy.bind(noise(self.target.batch, image_shape(one))) for copy in copies]
+    def _bound(self, architecture: Architecture, copies: Sequence[Compiled]) -> list[Callable[[], None]]:
+        return [copy.bind(noise(self.target.batch, image_shape(architecture))) for copy in copies]
 
 
 def time_networks(architectures: Sequence[Architecture], target: Target, runtime: Runtime, reference: Architecture,
                   protocol: Protocol, *, seed: int = 0, quiet_ms: float | None = None,
                   progress: Progress | None = None, timed: Timed | None = None) -> dict[str, Measurement]:
     """Measure all of `architectures` in waves; `protocol.max_seconds` caps each wave. As `NetworkTimer.time_next`."""
-    found: dict[str, Measurement] = {}
+    measurements: dict[str, Measurement] = {}
     waves = [architectures[start : start + WAVE] for start in range(0, len(architectures), WAVE)]
     with NetworkTimer(target, runtime, reference, protocol, quiet_ms=quiet_ms) as timer:
         for index, wave in enumerate(waves):
@@ -356,8 +357,8 @@ def time_networks(architectures: Sequence[Architecture], target: Target, runtime
                 timer.prepare(wave)
             if index + 1 < len(waves):
                 timer.prepare(waves[index + 1])
-            found |= timer.time_next(seed=seed + index, timed=timed, progress=_part(progress, index, len(waves)))
-    return found
+            measurements |= timer.time_next(seed=seed + index, timed=timed, progress=_part(progress, index, len(waves)))
+    return measurements
 
 
 def _part(progress: Progress | None, index: int, parts: int) -> Progress | None:

@@ -54,14 +54,14 @@ def table_identity(table: LatencyTable) -> dict[str, Any]:
             "networks": len(table.networks), "sha256": hashlib.sha256(content).hexdigest()[:16]}
 
 
-def network_to_dict(one: TimedOne, predicted: tuple[float, float, float]) -> dict[str, Any]:
+def network_to_dict(network: TimedOne, predicted: tuple[float, float, float]) -> dict[str, Any]:
     """A network's entry; `predicted` is mean, low and high in ms. Numbers of an INVALID measurement are null."""
-    found = one.measurement
-    return {"id": one.architecture.id, "group": one.group, "architecture": one.architecture.to_dict(),
+    measurement = network.measurement
+    return {"id": network.architecture.id, "group": network.group, "architecture": network.architecture.to_dict(),
             **{name: round(ms, 6) for name, ms in zip(("predicted_ms", "low_ms", "high_ms"), predicted, strict=True)},
-            "latency_ms": finite(found.latency_ms), "halves_ms": [finite(ms) for ms in found.halves_ms()],
-            "half_width": finite(found.half_width), "valid": found.valid, "reason": found.reason,
-            **found.to_dict()}
+            "latency_ms": finite(measurement.latency_ms), "halves_ms": [finite(ms) for ms in measurement.halves_ms()],
+            "half_width": finite(measurement.half_width), "valid": measurement.valid, "reason": measurement.reason,
+            **measurement.to_dict()}
 
 
 def save(path: Path, report: Mapping[str, Any]) -> None:
@@ -101,12 +101,12 @@ class Partial:
         lines = self._lines()
         if not lines or lines[0] != self.header:
             return {}
-        found = {}
+        measurements = {}
         for index, entry in enumerate(lines[1:]):
-            one = Measurement.from_dict(entry, self.protocol, f"{self.path}: line {index + 2}")
-            if one.valid:
-                found[str(entry["id"])] = one
-        return found
+            measurement = Measurement.from_dict(entry, self.protocol, f"{self.path}: line {index + 2}")
+            if measurement.valid:
+                measurements[str(entry["id"])] = measurement
+        return measurements
 
     @property
     def foreign(self) -> bool:
@@ -120,11 +120,11 @@ class Partial:
         kept = lines if lines and lines[0] == self.header else [self.header]
         write_atomic(self.path, "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in kept))
 
-    def add(self, one: Architecture, measurement: Measurement) -> None:
+    def add(self, architecture: Architecture, measurement: Measurement) -> None:
         """Append a measurement so that it outlives a kill; UserError when the disk is full."""
         try:
             with open(self.path, "a") as file:
-                file.write(json.dumps({"id": one.id, **measurement.to_dict()}, separators=(",", ":")) + "\n")
+                file.write(json.dumps({"id": architecture.id, **measurement.to_dict()}, separators=(",", ":")) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
@@ -137,20 +137,20 @@ class Partial:
 
     def _lines(self) -> list[dict[str, Any]]:
         """What can be read: a line cut off by a kill ends it."""
-        found: list[dict[str, Any]] = []
+        entries: list[dict[str, Any]] = []
         try:
             text = self.path.read_text()
         except FileNotFoundError:
-            return found
+            return entries
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{self.path}: cannot be read: {error}. Move it away or choose another place: out=FILE."
                             ) from None
         for line in text.split("\n")[:-1]:
             try:
-                found.append(json.loads(line))
+                entries.append(json.loads(line))
             except ValueError:
                 break
-        return found
+        return entries
 
 
 def _timed(data: Mapping[str, Any], protocol: Protocol, where: str) -> TimedOne:
@@ -220,15 +220,15 @@ def measure_and_judge(job: Job, sizes: tuple[int, int], seed: int, seconds: floa
 
     n, n_anchors = sizes
     version = load_runtime(job.deployment.target.runtime).version()
-    known = {one.architecture.id for one in job.table.networks}
+    known = {network.architecture.id for network in job.table.networks}
     chosen = held_out_networks(job.space, job.model, n, seed, known)
-    chosen += [(ANCHOR, one) for one in chosen_anchors(job.table, job.space.name, n_anchors)]
+    chosen += [(ANCHOR, architecture) for architecture in chosen_anchors(job.table, job.space.name, n_anchors)]
     partial = partial_of(job, n, seed, version, out)
     networks = measure_chosen(job, chosen, seed, seconds, partial, console)
     origin = {"runtime": version, "seed": seed, "measured_at": _now(), "n_asked": n,
               "n_failed": len(chosen) - len(networks)}
-    anchors = [one for one in networks if one.group == ANCHOR]
-    report = write_report(job, [one for one in networks if one.group != ANCHOR], anchors, origin, out)
+    anchors = [network for network in networks if network.group == ANCHOR]
+    report = write_report(job, [network for network in networks if network.group != ANCHOR], anchors, origin, out)
     partial.remove()
     tell(report, out, console)
 
@@ -253,19 +253,20 @@ def measure_chosen(job: Job, chosen: Sequence[tuple[str, Architecture]], seed: i
     runtime.check(target)
     if partial.foreign:
         console.say(f"note: {partial.path} is of another table, seed or n; it is replaced.")
-    found = partial.measured()
-    if found:
-        console.say(f"{len(found)} of {len(chosen)} networks were measured before the interruption")
+    measurements = partial.measured()
+    if measurements:
+        console.say(f"{len(measurements)} of {len(chosen)} networks were measured before the interruption")
     partial.start()
-    waiting = [one for _, one in chosen if one.id not in found]
+    waiting = [architecture for _, architecture in chosen if architecture.id not in measurements]
     random.Random(seed).shuffle(waiting)  # so that a drift of the machine does not pass for a difference of groups
     if waiting:
         with console.step("time networks") as report:
-            found |= time_networks(waiting, target, runtime, table.reference,
-                                   replace(table.protocol, max_seconds=seconds), seed=seed,
-                                   quiet_ms=table.quiet_ms or None, progress=report,
-                                   timed=lambda one, measurement, _: partial.add(one, measurement))
-    return [TimedOne(group, one, found[one.id]) for group, one in chosen if one.id in found]
+            measurements |= time_networks(waiting, target, runtime, table.reference,
+                                          replace(table.protocol, max_seconds=seconds), seed=seed,
+                                          quiet_ms=table.quiet_ms or None, progress=report,
+                                          timed=lambda network, measurement, _: partial.add(network, measurement))
+    return [TimedOne(group, architecture, measurements[architecture.id])
+            for group, architecture in chosen if architecture.id in measurements]
 
 
 def judge_again(config: Any, deployment: Deployment, path: Path, out: Path, console: Console) -> None:
@@ -274,8 +275,8 @@ def judge_again(config: Any, deployment: Deployment, path: Path, out: Path, cons
     stored = load(path)
     job = job_of(config, replace(deployment, here=False), console)
     check_same(stored, job, path)
-    known = {one.architecture.id for one in job.table.networks}
-    networks = [one for one in stored.networks if one.architecture.id not in known]
+    known = {network.architecture.id for network in job.table.networks}
+    networks = [network for network in stored.networks if network.architecture.id not in known]
     console.say(f"These networks were measured earlier ({path}, {stored.measured_at}), those of the front chosen by "
                 "the table of then; predictions are of the present table.")
     if len(networks) < len(stored.networks):
@@ -303,18 +304,18 @@ def write_report(job: Job, networks: Sequence[TimedOne], anchors: Sequence[Timed
     from hwnas.pictures.style import figure_bytes
     from hwnas.system.paths import write_atomic
 
-    if not any(one.measurement.valid for one in networks):
+    if not any(network.measurement.valid for network in networks):
         reason = networks[0].measurement.reason if networks else "no network is left to be judged"
         raise MeasurementInvalid(f"none of {len(networks)} networks has a valid time: {reason}. Stop what else runs "
                                  "here and give the command again.")
-    tied = pace(job.table, {one.architecture.id: one.measurement for one in anchors})
-    predictions = job.model.predict_architectures([one.architecture for one in networks])
+    tied = pace(job.table, {network.architecture.id: network.measurement for network in anchors})
+    predictions = job.model.predict_architectures([network.architecture for network in networks])
     report = {**evaluate(networks, predictions, job.table.quiet_ms, tied), **origin, "created": _now(),
               **_what(job, networks, predictions)}
-    report["anchor_networks"] = [{"architecture": one.architecture.to_dict(), "group": one.group,
-                                  **one.measurement.to_dict()} for one in anchors]
+    report["anchor_networks"] = [{"architecture": network.architecture.to_dict(), "group": network.group,
+                                  **network.measurement.to_dict()} for network in anchors]
     save(out, report)
-    groups = [one.group for one in networks if one.measurement.valid]
+    groups = [network.group for network in networks if network.measurement.valid]
     figure = validation_figure(compared(networks, predictions, job.table.quiet_ms / tied.factor), groups, report)
     write_atomic(out.with_suffix(".png"), figure_bytes(figure, "png"))
     return report
@@ -339,7 +340,7 @@ def _what(job: Job, networks: Sequence[TimedOne], predictions: Predictions) -> d
     return {"target": job.deployment.target.name, "host": job.table.host, "table": table_identity(job.table),
             "space": {"name": job.space.name, "fingerprint": job.space.fingerprint},
             "protocol": protocol.to_dict(),
-            "networks": [network_to_dict(one, end) for one, end in zip(networks, ends, strict=True)]}
+            "networks": [network_to_dict(network, end) for network, end in zip(networks, ends, strict=True)]}
 
 
 def _now() -> str:

@@ -38,12 +38,14 @@ def compared(networks: Sequence[TimedOne], predictions: Predictions, quiet_ms: f
 
     Latencies are those at the calibration's speed, at which the reference takes `quiet_ms`; None: as they were.
     """
-    valid = np.array([one.measurement.valid for one in networks], bool)
-    found = [one.measurement for one in networks if one.measurement.valid]
+    valid = np.array([network.measurement.valid for network in networks], bool)
+    measurements = [network.measurement for network in networks if network.measurement.valid]
     return Compared(predictions.mean[valid], predictions.low[valid], predictions.high[valid],
-                    np.array([one.at_ms(quiet_ms) if quiet_ms else one.latency_ms for one in found]),
-                    np.array([one.halves_ms() for one in found]).reshape(-1, 2),
-                    np.array([one.half_width <= one.protocol.half_width for one in found], bool))
+                    np.array([measurement.at_ms(quiet_ms) if quiet_ms else measurement.latency_ms
+                              for measurement in measurements]),
+                    np.array([measurement.halves_ms() for measurement in measurements]).reshape(-1, 2),
+                    np.array([measurement.half_width <= measurement.protocol.half_width
+                              for measurement in measurements], bool))
 
 
 def evaluate(networks: Sequence[TimedOne], predictions: Predictions, quiet_ms: float, tied: Pace) -> dict[str, Any]:
@@ -51,28 +53,30 @@ def evaluate(networks: Sequence[TimedOne], predictions: Predictions, quiet_ms: f
 
     `quiet_ms` is the reference's quiet time in the calibration, `tied` the pace of this run by its anchors.
     """
-    valid = [one for one in networks if one.measurement.valid]
-    found = compared(networks, predictions, quiet_ms / tied.factor)
-    figures = summary(found)
+    valid = [network for network in networks if network.measurement.valid]
+    comparison = compared(networks, predictions, quiet_ms / tied.factor)
+    figures = summary(comparison)
     absolute = summary(compared(networks, predictions, None))
-    groups = {name: summary(found[np.array([one.group == name for one in valid], bool)])
-              for name in sorted({one.group for one in valid})}
-    runs = [one.measurement.quiet_ms for one in valid]
+    groups = {name: summary(comparison[np.array([network.group == name for network in valid], bool)])
+              for name in sorted({network.group for network in valid})}
+    runs = [network.measurement.quiet_ms for network in valid]
     run_ms = float(np.median(runs)) if runs else None
     figures |= {f"{name}_absolute": absolute[name] for name in ABSOLUTE}
     untied = summary(compared(networks, predictions, quiet_ms))
     figures |= {f"{name}_by_reference": untied[name] for name in ABSOLUTE}
     figures["anchors"] = {"n": tied.n, "factor": round(tied.factor, 5),
                           "standard_error": round(tied.standard_error, 5) if tied.n else None}
-    return {**figures, "n_invalid": len(networks) - len(valid), "intervals": intervals(found), "groups": groups,
-            "quantiles": quartiles(found),
+    return {**figures, "n_invalid": len(networks) - len(valid), "intervals": intervals(comparison), "groups": groups,
+            "quantiles": quartiles(comparison),
             "reference": {"calibration_ms": quiet_ms, "run_ms": run_ms,
                           "ratio": round(run_ms / quiet_ms, 5) if run_ms and quiet_ms else None},
-            "marks": [{"name": one.mark.name, "low": one.mark.low, "high": one.mark.high, "value": one.value,
-                       "ceiling": one.ceiling, "met": one.met, "by_ceiling": one.by_ceiling}
-                      for one in verdicts(figures)],
-            "worst": [_worst_entry(valid[index], found, int(index)) for index in _order(found)[:N_WORST]],
-            "kinds": [share.to_dict() for share in shared_kinds([one.architecture for one in valid], found.error)]}
+            "marks": [{"name": verdict.mark.name, "low": verdict.mark.low, "high": verdict.mark.high,
+                       "value": verdict.value, "ceiling": verdict.ceiling, "met": verdict.met,
+                       "by_ceiling": verdict.by_ceiling}
+                      for verdict in verdicts(figures)],
+            "worst": [_worst_entry(valid[index], comparison, int(index)) for index in _order(comparison)[:N_WORST]],
+            "kinds": [share.to_dict()
+                      for share in shared_kinds([network.architecture for network in valid], comparison.error)]}
 
 
 def describe(report: Mapping[str, Any]) -> list[str]:
@@ -81,15 +85,15 @@ def describe(report: Mapping[str, Any]) -> list[str]:
     return [*lines, "", *_worst_lines(report), "", *_kind_lines(report), "", *_circumstances(report)]
 
 
-def _order(found: Compared) -> np.ndarray:
-    return np.argsort(-np.abs(found.error), kind="stable")
+def _order(comparison: Compared) -> np.ndarray:
+    return np.argsort(-np.abs(comparison.error), kind="stable")
 
 
-def _worst_entry(one: TimedOne, found: Compared, index: int) -> dict[str, Any]:
-    return {"id": one.architecture.id, "group": one.group, "error": round(float(found.error[index]), 6),
-            "predicted_ms": round(float(found.predicted_ms[index]), 6),
-            "measured_ms": round(float(found.measured_ms[index]), 6), "inside": bool(found.inside[index]),
-            "half_width": finite(one.measurement.half_width), "network": str(one.architecture)}
+def _worst_entry(network: TimedOne, comparison: Compared, index: int) -> dict[str, Any]:
+    return {"id": network.architecture.id, "group": network.group, "error": round(float(comparison.error[index]), 6),
+            "predicted_ms": round(float(comparison.predicted_ms[index]), 6),
+            "measured_ms": round(float(comparison.measured_ms[index]), 6), "inside": bool(comparison.inside[index]),
+            "half_width": finite(network.measurement.half_width), "network": str(network.architecture)}
 
 
 def _figures(report: Mapping[str, Any]) -> list[str]:
@@ -112,30 +116,30 @@ def _figures(report: Mapping[str, Any]) -> list[str]:
 
 
 def _goal(report: Mapping[str, Any]) -> list[str]:
-    found = verdicts(report)
-    n_met = sum(one.met for one in found)
-    return [f"goal: {n_met if n_met < len(found) else 'all'} of {len(found)} marks hold",
-            *(f"  {'holds' if one.met else 'MISSED':<6}  {_value(one, one.value):>6}  {one.mark.title:<31}"
-              f"{_remark(one)}" for one in found)]
+    judged = verdicts(report)
+    n_met = sum(verdict.met for verdict in judged)
+    return [f"goal: {n_met if n_met < len(judged) else 'all'} of {len(judged)} marks hold",
+            *(f"  {'holds' if verdict.met else 'MISSED':<6}  {_value(verdict, verdict.value):>6}  "
+              f"{verdict.mark.title:<31}{_remark(verdict)}" for verdict in judged)]
 
 
-def _remark(one: Verdict) -> str:
-    asked = f"asked: {_asked(one)}"
-    if one.ceiling is None or one.mark.low is None or one.ceiling >= one.mark.low:
+def _remark(verdict: Verdict) -> str:
+    asked = f"asked: {_asked(verdict)}"
+    if verdict.ceiling is None or verdict.mark.low is None or verdict.ceiling >= verdict.mark.low:
         return asked
-    return (f"{asked}, or the noise ceiling of {_value(one, one.ceiling)} less two points"
-            f"{': reached' if one.by_ceiling else '' if one.met else ': not reached'}")
+    return (f"{asked}, or the noise ceiling of {_value(verdict, verdict.ceiling)} less two points"
+            f"{': reached' if verdict.by_ceiling else '' if verdict.met else ': not reached'}")
 
 
-def _asked(one: Verdict) -> str:
-    low, high = one.mark.low, one.mark.high
+def _asked(verdict: Verdict) -> str:
+    low, high = verdict.mark.low, verdict.mark.high
     if low is not None and high is not None:
-        return f"{_value(one, low)} to {_value(one, high)}"
-    return f"at least {_value(one, low)}" if low is not None else f"at most {_value(one, high)}"
+        return f"{_value(verdict, low)} to {_value(verdict, high)}"
+    return f"at least {_value(verdict, low)}" if low is not None else f"at most {_value(verdict, high)}"
 
 
-def _value(one: Verdict, value: float | None) -> str:
-    return number(value, ".4f" if one.mark.name == "spearman" else ".1%")
+def _value(verdict: Verdict, value: float | None) -> str:
+    return number(value, ".4f" if verdict.mark.name == "spearman" else ".1%")
 
 
 def _quartile_lines(report: Mapping[str, Any]) -> list[str]:
@@ -149,10 +153,10 @@ def _quartile_lines(report: Mapping[str, Any]) -> list[str]:
 
 def _worst_lines(report: Mapping[str, Any]) -> list[str]:
     rows = [[f"worst {len(report['worst'])}", "group", "predicted", "measured", "error", "network"]]
-    for one in report["worst"]:
-        rows.append([one["id"], one["group"], f"{one['predicted_ms']:.3f} ms", f"{one['measured_ms']:.3f} ms",
-                     number(one["error"], "+.1%") + ("" if one["inside"] else " !"), one["network"]])
-    note = "; !: outside of its predicted interval" if any(not one["inside"] for one in report["worst"]) else ""
+    for entry in report["worst"]:
+        rows.append([entry["id"], entry["group"], f"{entry['predicted_ms']:.3f} ms", f"{entry['measured_ms']:.3f} ms",
+                     number(entry["error"], "+.1%") + ("" if entry["inside"] else " !"), entry["network"]])
+    note = "; !: outside of its predicted interval" if any(not entry["inside"] for entry in report["worst"]) else ""
     return [*text_table(rows, words=(0, 5)), f"(errors above 0: the network is faster than predicted{note})"]
 
 
@@ -161,12 +165,12 @@ def _kind_lines(report: Mapping[str, Any]) -> list[str]:
         return ["No kind of block is more frequent among the worst tenth than chance explains."]
     n_worst = len(worst(np.zeros(report["n"])))
     lines = [f"More frequent among the {n_worst} worst than chance explains (with so many kinds, some are chance):"]
-    for one in report["kinds"][:N_KINDS]:
-        way = "too slow" if one["mean_error"] > 0 else "too fast"
-        without = one["mean_error_without"]
-        lines.append(f"  {one['kind']} in {one['place']}: in {one['n_worst']} of the {n_worst} worst, in "
-                     f"{one['n_all']} of all {report['n']} ({one['lift']:.1f} times as often); networks with it are "
-                     f"predicted {abs(one['mean_error']):.1%} {way} on average"
+    for share in report["kinds"][:N_KINDS]:
+        way = "too slow" if share["mean_error"] > 0 else "too fast"
+        without = share["mean_error_without"]
+        lines.append(f"  {share['kind']} in {share['place']}: in {share['n_worst']} of the {n_worst} worst, in "
+                     f"{share['n_all']} of all {report['n']} ({share['lift']:.1f} times as often); networks with it "
+                     f"are predicted {abs(share['mean_error']):.1%} {way} on average"
                      + ("" if without is None else f", those without {without:+.1%}"))
     return lines
 
@@ -200,16 +204,16 @@ GROUPS = {"random": ("#1f5fbf", "o", "random"), "front": ("#0e9384", "D", "near 
 OTHER = ("#667085", "s", "other")
 
 
-def validation_figure(found: Compared, groups: Sequence[str], report: Mapping[str, Any]) -> Figure:
+def validation_figure(comparison: Compared, groups: Sequence[str], report: Mapping[str, Any]) -> Figure:
     """Four panels of `found`, whose networks are of `groups`; `report` is the content of the validation's file."""
     heading = f"{report['target']} on {report['space']['name']}: predicted against measured latency"
     with new_figure(11.5, 9.4, heading, _subtitle(report), left=0.07) as figure:
         (scatter, errors), (shares, cover) = figure.subplots(2, 2)
         figure.subplots_adjust(left=0.07, right=0.985, top=0.875, bottom=0.06, wspace=0.18, hspace=0.3)
-        _draw_scatter(scatter, found, groups)
-        _draw_errors(errors, found, groups, report)
-        _draw_shares(shares, found)
-        _draw_coverage(cover, found, report)
+        _draw_scatter(scatter, comparison, groups)
+        _draw_errors(errors, comparison, groups, report)
+        _draw_shares(shares, comparison)
+        _draw_coverage(cover, comparison, report)
     return figure
 
 
@@ -219,17 +223,17 @@ def _subtitle(report: Mapping[str, Any]) -> str:
             f"{invalid} · measured {str(report['measured_at'])[:10]}")
 
 
-def _draw_scatter(axes: Axes, found: Compared, groups: Sequence[str]) -> None:
+def _draw_scatter(axes: Axes, comparison: Compared, groups: Sequence[str]) -> None:
     title(axes, "Predicted and measured latency")
     axes.set_xlabel("measured (ms, log scale)")
     axes.set_ylabel("predicted (ms, log scale)")
-    ends = np.array([min(found.measured_ms.min(), found.predicted_ms.min()) / 1.15,
-                     max(found.measured_ms.max(), found.predicted_ms.max()) * 1.15])
+    ends = np.array([min(comparison.measured_ms.min(), comparison.predicted_ms.min()) / 1.15,
+                     max(comparison.measured_ms.max(), comparison.predicted_ms.max()) * 1.15])
     axes.fill_between(ends, ends * 0.9, ends * 1.1, color=BAND_10, lw=0, zorder=0.5, label="± 10 %")
     axes.fill_between(ends, ends * 0.95, ends * 1.05, color=BAND_5, lw=0, zorder=0.6, label="± 5 %")
     axes.plot(ends, ends, color=MUTED, lw=0.8, zorder=1)
     for chosen, (color, marker, label) in _by_group(groups):
-        part = found[chosen]
+        part = comparison[chosen]
         axes.errorbar(part.measured_ms, part.predicted_ms, ecolor=color, fmt="none", elinewidth=0.8, alpha=0.35,
                       yerr=[part.predicted_ms - part.low_ms, part.high_ms - part.predicted_ms], zorder=2)
         axes.plot(part.measured_ms, part.predicted_ms, marker, ms=4.5, color=color, mec="white", mew=0.6, zorder=3,
@@ -240,16 +244,16 @@ def _draw_scatter(axes: Axes, found: Compared, groups: Sequence[str]) -> None:
     _legend(axes, "upper left", "bars: 90 % interval")
 
 
-def _draw_errors(axes: Axes, found: Compared, groups: Sequence[str], report: Mapping[str, Any]) -> None:
+def _draw_errors(axes: Axes, comparison: Compared, groups: Sequence[str], report: Mapping[str, Any]) -> None:
     title(axes, "Error by latency; quartiles: median and 90th percentile")
     axes.set_xlabel("measured (ms, log scale)")
     axes.set_ylabel("predicted / measured − 1 (%)")
-    ends = np.array([found.measured_ms.min() / 1.15, found.measured_ms.max() * 1.15])
+    ends = np.array([comparison.measured_ms.min() / 1.15, comparison.measured_ms.max() * 1.15])
     axes.axhspan(-10, 10, color=BAND_10, lw=0, zorder=0.5)
     axes.axhspan(-5, 5, color=BAND_5, lw=0, zorder=0.6)
     axes.axhline(0, color=MUTED, lw=0.8, zorder=1)
     for chosen, (color, marker, label) in _by_group(groups):
-        part = found[chosen]
+        part = comparison[chosen]
         for inside in (True, False):
             some = part[part.inside == inside]
             if len(some):
@@ -262,20 +266,20 @@ def _draw_errors(axes: Axes, found: Compared, groups: Sequence[str], report: Map
         for sign in (-1, 1):
             axes.plot(x, [sign * 100 * part["error_p90"]] * 2, color=INK, lw=1.0, ls=(0, (3, 2)), zorder=4,
                       label=None if index or sign < 0 else "90 % are nearer than this")
-    furthest = max(12.0, 115 * float(np.abs(found.error).max()))
+    furthest = max(12.0, 115 * float(np.abs(comparison.error).max()))
     axes.set_ylim(-furthest, furthest * 1.75)
     _log_axis(axes, "x", ends)
     axes.set_xlim(*ends)
     _legend(axes, "upper left")
 
 
-def _draw_shares(axes: Axes, found: Compared) -> None:
+def _draw_shares(axes: Axes, comparison: Compared) -> None:
     title(axes, "Share of networks nearer than …, and the noise of measuring")
     axes.set_xlabel("error (%)")
     axes.set_ylabel("networks (%)")
-    halves = found.halves_ms[found.converged & np.isfinite(found.halves_ms).all(axis=1)]
+    halves = comparison.halves_ms[comparison.converged & np.isfinite(comparison.halves_ms).all(axis=1)]
     noise = np.abs(np.log(halves[:, 0] / halves[:, 1])) / 2
-    error = np.abs(found.error)
+    error = np.abs(comparison.error)
     right = 100 * max(0.14, float(np.quantile(error, 0.98)) * 1.1)
     for values, color, dashes, label in (
             (noise, NOISE, (0, (4, 2)), f"noise ceiling: half the difference of two halves ({len(noise)} networks)"),
@@ -296,14 +300,14 @@ def _draw_shares(axes: Axes, found: Compared) -> None:
     _legend(axes, "lower right")
 
 
-def _draw_coverage(axes: Axes, found: Compared, report: Mapping[str, Any]) -> None:
+def _draw_coverage(axes: Axes, comparison: Compared, report: Mapping[str, Any]) -> None:
     title(axes, "Coverage of the predicted interval, as it is and scaled")
     axes.set_xlabel("width, in predicted 90 % intervals")
     axes.set_ylabel("networks inside (%)")
-    needed = np.sort(interval_scales(found))
+    needed = np.sort(interval_scales(comparison))
     axes.axhspan(85, 95, color=BAND_5, lw=0, zorder=0.5, label="asked: 85 to 95 %")
     axes.step([0.0, *needed, max(9.0, needed[-1])], [0.0, *(100 * np.arange(1, len(needed) + 1) / len(needed)), 100.0],
-              where="post", color=INK, lw=1.6, label=f"all {len(found)} networks")
+              where="post", color=INK, lw=1.6, label=f"all {len(comparison)} networks")
     axes.axvline(1, color=MUTED, lw=0.9, ls=(0, (4, 3)))
     share = 100 * float(report["coverage"])
     axes.plot([1], [share], "o", color=INK, ms=5, zorder=5)
@@ -316,10 +320,11 @@ def _draw_coverage(axes: Axes, found: Compared, report: Mapping[str, Any]) -> No
     _legend(axes, "lower right")
 
 
-def interval_scales(found: Compared) -> np.ndarray:
+def interval_scales(comparison: Compared) -> np.ndarray:
     """By how much each interval must be stretched (in log latency, each side on its own) to reach the measured time."""
-    away = np.log(found.measured_ms / found.predicted_ms)
-    side = np.where(away >= 0, np.log(found.high_ms / found.predicted_ms), np.log(found.predicted_ms / found.low_ms))
+    away = np.log(comparison.measured_ms / comparison.predicted_ms)
+    side = np.where(away >= 0, np.log(comparison.high_ms / comparison.predicted_ms),
+                    np.log(comparison.predicted_ms / comparison.low_ms))
     return np.asarray(np.abs(away) / np.maximum(side, 1e-9))
 
 

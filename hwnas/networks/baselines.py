@@ -93,14 +93,14 @@ def check_names(names: Iterable[str]) -> tuple[str, ...]:
 
 def variants(names: Iterable[str], image_size: int) -> list[Baseline]:
     """Each name, and up to 64 px its variant with a stride-1 stem where the first convolution has stride 2."""
-    found = []
+    baselines = []
     for name in names:
-        found.append(Baseline(name))
+        baselines.append(Baseline(name))
         if image_size <= STEM_LIMIT:
             convs = _first_convolutions(Baseline(name).build(1, 2, image_size))
             if convs and all(tuple(conv.stride) == (2, 2) for conv in convs):
-                found.append(Baseline(name, stem_stride=1))
-    return found
+                baselines.append(Baseline(name, stem_stride=1))
+    return baselines
 
 
 def count_params(model: nn.Module) -> int:

@@ -95,8 +95,8 @@ class FoundNetwork(Network):
     @property
     def shape(self) -> Shape:
         """Its own: architectures hold their images' size."""
-        one = self.architecture
-        return Shape(one.channels, one.image_size, one.classes)
+        architecture = self.architecture
+        return Shape(architecture.channels, architecture.image_size, architecture.classes)
 
     @property
     def identity(self) -> str:

@@ -129,12 +129,12 @@ class Graph:
 def quantised_nodes(graph: Graph, kept: Collection[str] = ()) -> list[NodeProto]:
     """Every convolution and linear layer except those named in `kept`, which stay in fp32, and those of
     squeeze-and-excite (tiny, and slower in int8)."""
-    found = [node for node in graph.proto.graph.node
+    nodes = [node for node in graph.proto.graph.node
              if (_is_linear(node) or (node.op_type == "Conv" and not graph.is_gate(node)))
              and node.input[1] in graph.weights and node.name not in kept]
-    if not found:
+    if not nodes:
         raise QuantizeError("the network has no convolution or linear layer to quantise.")
-    return found
+    return nodes
 
 
 def _is_linear(node: NodeProto) -> bool:

@@ -34,26 +34,26 @@ def corrected(proto: ModelProto, ranges: Mapping[str, Range], images: NDArray[np
     so that what they still pass on is made up for too (the empirical correction of Nagel et al., Data-Free
     Quantization Through Weight Equalization and Bias Correction, ICCV 2019, section 4.2 and appendix D).
     """
-    found = copied(proto)
-    names = [node.name for node in quantised_nodes(Graph(found))]
-    nodes = {node.name: node for node in found.graph.node}
+    result = copied(proto)
+    names = [node.name for node in quantised_nodes(Graph(result))]
+    nodes = {node.name: node for node in result.graph.node}
     outputs = [nodes[name].output[0] for name in names]
     wanted = dict(zip(outputs, _means(proto, outputs, images, threads), strict=True))
     for index, name in enumerate(names):
-        int8 = copied(found)
+        int8 = copied(result)
         quantise_graph(int8, ranges, note="", tuned_for=tuned_for)
         output = nodes[name].output[0]
         got, = _means(_up_to(int8, output), [output], images, threads)
-        _add_to_bias(found, nodes[name], wanted[output] - got)
+        _add_to_bias(result, nodes[name], wanted[output] - got)
         progress((index + 1) / len(names))
-    return found
+    return result
 
 
 def copied(proto: ModelProto) -> ModelProto:
     """A network of its own, equal to this one."""
-    found = type(proto)()
-    found.CopyFrom(proto)
-    return found
+    copy = type(proto)()
+    copy.CopyFrom(proto)
+    return copy
 
 
 def _up_to(proto: ModelProto, output: str) -> ModelProto:
@@ -282,8 +282,8 @@ def activation_ranges(proto: ModelProto, images: NDArray[np.float32], methods: S
             seen[name].add(values)
         if input_name in seen:
             seen[input_name].add(batch)
-    found = {method: {name: entry.best_range(method) for name, entry in seen.items()} for method in methods}
-    return {method: {name: ranges[source] for name, source in sources.items()} for method, ranges in found.items()}
+    ranges_of = {method: {name: entry.best_range(method) for name, entry in seen.items()} for method in methods}
+    return {method: {name: ranges[source] for name, source in sources.items()} for method, ranges in ranges_of.items()}
 
 
 def session_of(proto: ModelProto, tensors: list[str], threads: int) -> tuple[Any, str]:

@@ -62,17 +62,17 @@ def bank_of(space: SearchSpace) -> Bank:
 
     SpaceError when two choices of the space cannot share a tensor, or when the tensors would take over 8 GiB.
     """
-    found: dict[str, tuple[Tensor, Architecture]] = {}
+    widest: dict[str, tuple[Tensor, Architecture]] = {}
     for architecture in covering(space):
         for name, tensor in build(architecture).named_parameters():
             key = key_of(name, tensor.shape, architecture)
-            if key not in found or _fits(found[key], (tensor, architecture), key, space):
-                found[key] = tensor, architecture
-    n_bytes = sum(4 * tensor.numel() for tensor, _ in found.values())
+            if key not in widest or _fits(widest[key], (tensor, architecture), key, space):
+                widest[key] = tensor, architecture
+    n_bytes = sum(4 * tensor.numel() for tensor, _ in widest.values())
     if n_bytes > _MOST_BYTES:
         raise SpaceError(f"{space.source}: the shared weights would take {n_bytes / 2**30:.0f} GiB. Give a space of "
                          "smaller channels or repeats, or accuracy=proxy.")
-    return Bank({key: tensor for key, (tensor, _) in found.items()})
+    return Bank({key: tensor for key, (tensor, _) in widest.items()})
 
 
 def key_of(name: str, shape: torch.Size, architecture: Architecture) -> str:
@@ -94,15 +94,15 @@ def _key(name: str, shape: torch.Size, blocks: list[tuple[BlockSpec, ...]]) -> s
     return name.replace(".", "/") + kernel
 
 
-def _fits(one: tuple[Tensor, Architecture], other: tuple[Tensor, Architecture], key: str, space: SearchSpace) -> bool:
-    """Whether `other` holds `one`; SpaceError when neither holds the other."""
-    mine, its = one[0].shape, other[0].shape
+def _fits(left: tuple[Tensor, Architecture], right: tuple[Tensor, Architecture], key: str, space: SearchSpace) -> bool:
+    """Whether `right` holds `left`; SpaceError when neither holds the other."""
+    mine, its = left[0].shape, right[0].shape
     if len(mine) == len(its) and all(a <= b for a, b in zip(mine, its, strict=True)):
         return True
     if len(mine) == len(its) and all(a >= b for a, b in zip(mine, its, strict=True)):
         return False
-    raise SpaceError(f"{space.source}: cannot share weights: {key} has shape {list(mine)} in {one[1]} and {list(its)} "
-                     f"in {other[1]}. Leave one of these choices out, or give accuracy=proxy.")
+    raise SpaceError(f"{space.source}: cannot share weights: {key} has shape {list(mine)} in {left[1]} and {list(its)} "
+                     f"in {right[1]}. Leave one of these choices out, or give accuracy=proxy.")
 
 
 def covering(space: SearchSpace) -> Iterator[Architecture]:
@@ -130,12 +130,12 @@ def extreme(space: SearchSpace, setting: Mapping[str, Value], pick: Any, fixed: 
 
     Parameters that are neither elastic nor in `setting` take their first choice; those in `fixed` its values.
     """
-    found = {}
+    params = {}
     for parameter in space.parameters:
         elastic = parameter.name.split(".")[-1] in ELASTIC
         value = pick(parameter.choices) if elastic else setting.get(parameter.name, parameter.choices[0])
-        found[parameter.name] = (fixed or {}).get(parameter.name, value)
-    return found
+        params[parameter.name] = (fixed or {}).get(parameter.name, value)
+    return params
 
 
 def megabytes(bank: nn.Module) -> float:

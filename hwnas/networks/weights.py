@@ -42,25 +42,25 @@ def load_weights(model: nn.Module, path: Path, label: str, classes: int) -> None
     from safetensors.torch import load_file
 
     try:
-        found = load_file(path)
+        tensors = load_file(path)
     except (OSError, SafetensorError) as error:
         raise DataError(f"{label} cannot be read ({' '.join(str(error).split())[:120]}): it is torn or no safetensors "
                         "file. Give a whole one.") from None
     own = model.state_dict()
-    missing = [name for name in own if name not in found] + [name for name in found if name not in own]
+    missing = [name for name in own if name not in tensors] + [name for name in tensors if name not in own]
     if missing:
         raise DataError(f"{label} is of another network: {missing[0]!r} is in only one of them ({len(missing)} such). "
                         "Give the weights of this network.")
-    other = [name for name in own if own[name].shape != found[name].shape]
-    if other and all(_is_head(own[name].shape, found[name].shape, classes) for name in other):
-        raise DataError(f"{label} knows {found[other[0]].shape[0]} classes, the data set has {classes}. Give weights "
+    other = [name for name in own if own[name].shape != tensors[name].shape]
+    if other and all(_is_head(own[name].shape, tensors[name].shape, classes) for name in other):
+        raise DataError(f"{label} knows {tensors[other[0]].shape[0]} classes, the data set has {classes}. Give weights "
                         "that were trained on these classes.")
     if other:
-        raise DataError(f"{label} is of another network: {other[0]!r} has shape {list(found[other[0]].shape)} there, "
+        raise DataError(f"{label} is of another network: {other[0]!r} has shape {list(tensors[other[0]].shape)} there, "
                         f"{list(own[other[0]].shape)} here ({len(other)} such). Give the weights of this network.")
-    model.load_state_dict(found)
+    model.load_state_dict(tensors)
 
 
-def _is_head(own: tuple[int, ...], found: tuple[int, ...], classes: int) -> bool:
+def _is_head(own: tuple[int, ...], given: tuple[int, ...], classes: int) -> bool:
     """Whether two shapes differ in the number of classes only."""
-    return len(own) == len(found) and own[0] == classes and tuple(own[1:]) == tuple(found[1:])
+    return len(own) == len(given) and own[0] == classes and tuple(own[1:]) == tuple(given[1:])

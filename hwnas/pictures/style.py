@@ -80,8 +80,8 @@ def percent_axis(axes: Axes) -> None:
 
 def log_axis(axes: Axes, values: Iterable[float]) -> None:
     """Log axis over `values`."""
-    found = [value for value in values if value > 0]
-    low, high = min(found) / 1.18, max(found) * 1.18
+    positive = [value for value in values if value > 0]
+    low, high = min(positive) / 1.18, max(positive) * 1.18
     axes.set_xscale("log")
     axes.set_xlim(low, high)
     plain_log_ticks(axes.xaxis, low, high)

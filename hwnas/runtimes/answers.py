@@ -23,10 +23,10 @@ FP32 = Target("fp32 reference", "onnxruntime", "fp32", threads=0, batch=64)
 def predict(compiled: Compiled, dataset: Dataset, progress: Callable[[float], None] | None = None,
             ) -> NDArray[np.int64]:
     """The class of every test image, in order."""
-    found, n = [], len(dataset.test)
+    parts, n = [], len(dataset.test)
     for start in range(0, n, _CHUNK):
         images = dataset.normalise(np.asarray(dataset.test.images[start : start + _CHUNK]))
-        found.append(dataset.task.answers(compiled.logits(images)))
+        parts.append(dataset.task.answers(compiled.logits(images)))
         if progress:
             progress(min(1.0, (start + _CHUNK) / n))
-    return np.concatenate(found)
+    return np.concatenate(parts)

@@ -81,9 +81,9 @@ def run_child(module: str, job: Mapping[str, Any], target: Target, *, timeout_s:
 
 
 def _error_class(known: Mapping[str, Any], name: str) -> type[HwnasError]:
-    found = known.get(name)
-    takes_message = isinstance(found, type) and issubclass(found, HwnasError) and found is not errors.UnknownName
-    return found if takes_message else errors.UserError  # type: ignore[return-value]
+    kind = known.get(name)
+    takes_message = isinstance(kind, type) and issubclass(kind, HwnasError) and kind is not errors.UnknownName
+    return kind if takes_message else errors.UserError  # type: ignore[return-value]
 
 
 def _read(stream: IO[str], lines: queue.Queue[str]) -> None:

@@ -194,14 +194,14 @@ def input_of(proto: ModelProto, where: str) -> ModelInput:
     return ModelInput(inputs[0].name, shape)
 
 
-def sized(found: ModelInput, where: str, channels: int | None, image_size: int | None,
+def sized(model_input: ModelInput, where: str, channels: int | None, image_size: int | None,
           size_option: str = "image_size") -> tuple[int, ...]:
     """Axes of one image [c, h, w] (or [h, w, c], or as the network has them), all fixed.
 
     Open axes are taken from `channels` and `image_size`, which the user knows as `size_option`. ModelError
     when one stays open, or a fixed one differs.
     """
-    shape = found.shape[1:]
+    shape = model_input.shape[1:]
     last = len(shape) == 3 and shape[2] in _IMAGE_CHANNELS and shape[0] not in _IMAGE_CHANNELS
     keys: dict[int, tuple[str, int | None]] = {}
     if len(shape) == 3:
@@ -212,18 +212,18 @@ def sized(found: ModelInput, where: str, channels: int | None, image_size: int |
         key, wanted = keys.get(axis, ("", None))
         if size is None and wanted is None:
             how = f"Add {key}=N" if key else "Export it with that axis fixed"
-            raise ModelError(f"{where}: axis {axis + 1} of input {found.name!r} has no fixed size. {how}.")
+            raise ModelError(f"{where}: axis {axis + 1} of input {model_input.name!r} has no fixed size. {how}.")
         if None not in (size, wanted) and size != wanted:
-            raise ModelError(f"{where}: axis {axis + 1} of input {found.name!r} is fixed to {size}, but "
+            raise ModelError(f"{where}: axis {axis + 1} of input {model_input.name!r} is fixed to {size}, but "
                              f"{key}={wanted}. Leave {key} out, or export it again.")
         full.append(int(size or wanted or 0))
     return tuple(full)
 
 
-def check_batches(found: ModelInput, where: str, batches: Sequence[int]) -> None:
+def check_batches(model_input: ModelInput, where: str, batches: Sequence[int]) -> None:
     """ModelError when the batch axis is fixed to another number than one of `batches`."""
-    fixed = found.shape[0]
+    fixed = model_input.shape[0]
     other = next((batch for batch in batches if fixed not in (None, batch)), None)
     if other is not None:
-        raise ModelError(f"{where}: the batch axis of input {found.name!r} is fixed to {fixed}; batch={other} cannot "
-                         f"be timed. Give batch={fixed}, or export it with a dynamic batch axis.")
+        raise ModelError(f"{where}: the batch axis of input {model_input.name!r} is fixed to {fixed}; batch={other} "
+                         f"cannot be timed. Give batch={fixed}, or export it with a dynamic batch axis.")

@@ -150,6 +150,6 @@ def _node_times(events: list[dict[str, Any]], repeats: int) -> list[NodeTime]:
         if event.get("cat") == "Node" and name.endswith(_SUFFIX):
             durations[name.removesuffix(_SUFFIX), event["args"]["op_name"]].append(event["dur"] + 0.5)
     kept = max(1, repeats * 3 // 4)
-    means = {key: float(np.mean(sorted(found[-repeats:])[:kept])) / 1e3 for key, found in durations.items()}
+    means = {key: float(np.mean(sorted(times[-repeats:])[:kept])) / 1e3 for key, times in durations.items()}
     bookkeeping = min(_MAX_BOOKKEEPING_MS, min(means.values(), default=0.0))
     return [NodeTime(name, kind, max(0.0, ms - bookkeeping)) for (name, kind), ms in means.items()]

@@ -42,14 +42,14 @@ def import_openvino() -> Any:
     The package reports its use while it is imported; where the telemetry package is missing it uses a stub.
     """
     if "openvino" not in sys.modules:
-        found = sys.modules.get("openvino_telemetry")
+        telemetry = sys.modules.get("openvino_telemetry")
         sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
         try:
             importlib.import_module("openvino")
         finally:
             del sys.modules["openvino_telemetry"]
-            if found is not None:
-                sys.modules["openvino_telemetry"] = found
+            if telemetry is not None:
+                sys.modules["openvino_telemetry"] = telemetry
     return sys.modules["openvino"]
 
 
@@ -107,9 +107,9 @@ class OpenVinoRuntime:
             model = self._core.read_model(os.fspath(path))
             shape = model.input(0).partial_shape
             model.reshape([target.batch, *(shape[axis].get_length() for axis in range(1, len(shape)))])
-            found = self._core.compile_model(model, "CPU", _config(target))
+            compiled = self._core.compile_model(model, "CPU", _config(target))
             use_own_stack()
-            return found
+            return compiled
         except RuntimeError as error:
             raise CandidateError(f"OpenVINO cannot compile {os.fspath(path)}: {one_line(error)}") from error
 

@@ -103,10 +103,10 @@ def load_runtime(name: str) -> Runtime:
     if name in _BUILT_IN:
         module, attribute = _BUILT_IN[name]
         return cast(Runtime, getattr(importlib.import_module(module), attribute)())
-    found = {entry.name: entry for entry in entry_points(group=GROUP)}
-    if name not in found:
-        raise UnknownName("runtime", name, {*_BUILT_IN, *found})
-    return cast(Runtime, found[name].load()())
+    entries = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if name not in entries:
+        raise UnknownName("runtime", name, {*_BUILT_IN, *entries})
+    return cast(Runtime, entries[name].load()())
 
 
 def runtime_names() -> list[str]:

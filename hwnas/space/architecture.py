@@ -37,7 +37,7 @@ class BlockDef:
         if kind not in KINDS or not KINDS[kind].words:
             kinds = ", ".join(name for name, rules in KINDS.items() if rules.words)
             raise SpaceError(f"block {text!r}: kind must be one of {kinds}, got {kind!r}.")
-        found: dict[str, float] = {}
+        fields: dict[str, float] = {}
         skip = KINDS[kind].adds_input
         for token in tokens:
             match = _TOKEN.fullmatch(token)
@@ -45,23 +45,23 @@ class BlockDef:
                 raise SpaceError(f"block {text!r}: cannot read {token!r}.")
             if match["skip"]:
                 skip = match["skip"] == "skip"
-            elif match["key"] in found:
+            elif match["key"] in fields:
                 raise SpaceError(f"block {text!r}: {match['key']!r} is given twice.")
             else:
-                found[match["key"]] = float(match["value"])
-        return BlockDef._checked(str(text), kind, found, skip)
+                fields[match["key"]] = float(match["value"])
+        return BlockDef._checked(str(text), kind, fields, skip)
 
     @classmethod
-    def _checked(cls, text: str, kind: str, found: Mapping[str, float], skip: bool) -> BlockDef:
+    def _checked(cls, text: str, kind: str, fields: Mapping[str, float], skip: bool) -> BlockDef:
         def whole(key: str, default: int | None, low: int, high: int) -> int:
-            value = found.get(key, default)
+            value = fields.get(key, default)
             if value is None or value != int(value) or not low <= value <= high:
                 raise SpaceError(f"block {text!r}: {key} must be a whole number from {low} to {high}, got {value}.")
             return int(value)
 
         rules = KINDS[kind]
-        expansion = found.get("e", 1.0) if rules.expands else 1.0
-        se = found.get("se", 0.0) if rules.takes_se else 0.0
+        expansion = fields.get("e", 1.0) if rules.expands else 1.0
+        se = fields.get("se", 0.0) if rules.takes_se else 0.0
         kernel = whole("k", None if rules.takes_kernel else 1, 1, 11)
         if kernel % 2 == 0:
             raise SpaceError(f"block {text!r}: k must be odd, got {kernel}.")
@@ -132,12 +132,12 @@ class Architecture:
         groups: list[tuple[BlockSpec, ...]] = [(stem,)]
         channels, size = stem.out_channels, stem.out_size
         for stage in self.block_defs():
-            found: list[BlockSpec] = []
+            blocks: list[BlockSpec] = []
             for block_def in stage:
-                found += block_def.blocks(channels, size, self.activation)
-                if found:
-                    channels, size = found[-1].out_channels, found[-1].out_size
-            groups.append(tuple(found))
+                blocks += block_def.blocks(channels, size, self.activation)
+                if blocks:
+                    channels, size = blocks[-1].out_channels, blocks[-1].out_size
+            groups.append(tuple(blocks))
         width = self.head or channels
         groups.append((BlockSpec("head", channels, width, size, 1 if self.head else 0,
                                  activation=self.activation, classes=self.classes),))

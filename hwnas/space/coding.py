@@ -68,8 +68,8 @@ class Coding:
             return image
 
         table = np.array([[size(image, stride) for stride in space.stem_strides] for image in space.image_sizes])
-        found = np.unique(table)
-        return tuple(int(s) for s in found), np.searchsorted(found, table).astype(np.int64)
+        sizes = np.unique(table)
+        return tuple(int(s) for s in sizes), np.searchsorted(sizes, table).astype(np.int64)
 
     def _stage_tables(self) -> list[_Stage]:
         tables = []
@@ -122,10 +122,10 @@ class Coding:
         if len(self.space.widths) > 1:
             done = np.zeros(width.shape, dtype=bool)
             for code in range(len(self.space.widths)):
-                found = [first[code, value] for first, value in zip(self._first_code, values, strict=True)]
-                fits = ~done & np.all(np.stack(found) >= 0, axis=0)
+                replacements = [first[code, value] for first, value in zip(self._first_code, values, strict=True)]
+                fits = ~done & np.all(np.stack(replacements) >= 0, axis=0)
                 width[fits] = code
-                for unit, replacement in zip(units, found, strict=True):
+                for unit, replacement in zip(units, replacements, strict=True):
                     unit[fits] = replacement[fits]
                 done |= fits
         return values
@@ -155,15 +155,15 @@ class Coding:
         width, image, stride = columns[WIDTH], columns[IMAGE_SIZE], columns[STEM_STRIDE]
         activation = columns[ACTIVATION]
         here = self.value_index[0][width, columns[STEM_WIDTH]]
-        found = [self._ravel(0, (image, here, stride, activation))]
+        ids = [self._ravel(0, (image, here, stride, activation))]
         for index, table in enumerate(self._stages):
             op, kernel, se, skip, channels, repeats = columns[6 * (index + 1):6 * (index + 2)]
             before, here = here, self.value_index[index + 1][width, channels]
-            found.append(self._ravel(index + 1, (
+            ids.append(self._ravel(index + 1, (
                 table.size_index[image, stride], activation, before, here, op, kernel, se, skip, repeats)))
-        found.append(self._ravel(len(self._stages) + 1, (
+        ids.append(self._ravel(len(self._stages) + 1, (
             self._head_size_index[image, stride], here, activation, columns[HEAD])))
-        return np.stack(found, axis=1)
+        return np.stack(ids, axis=1)
 
     def _ravel(self, unit: int, digits: tuple[Codes, ...]) -> Codes:
         number: Codes = np.full_like(digits[0], 0)
@@ -238,14 +238,14 @@ def _through_stage(coding: Coding, index: int, stage: StageDef, width: int, stat
             return states
         factor = sum(settings**depth for depth in range(len(run) + 1))
         return Counter({state: count * factor for state, count in states.items()})
-    found: Counter[tuple[int, int]] = Counter()
+    reached: Counter[tuple[int, int]] = Counter()
     reachable = sorted({int(v) for v in coding.value_index[index + 1][width]})
     for (before, earlier), count in states.items():
         for value in reachable:
             same = stage.stride == 1 and coding.values[index][before] == coding.values[index + 1][value]
             left = _earlier(coding, index + 1, width, value, earlier)
-            found[value, left] += count * _settings(stage, same)
-    return found
+            reached[value, left] += count * _settings(stage, same)
+    return reached
 
 
 def _earlier(coding: Coding, unit: int, width: int, value: int, candidates: int) -> int:
@@ -297,7 +297,7 @@ def _match_units(coding: Coding, architecture: Architecture, width: int) -> tupl
     scale = space.widths[width]
     stem = _index(architecture, "stem width", architecture.stem_width,
                   [space.scaled(c, scale) for c in space.stem_widths])
-    found: list[int] = []
+    all_codes: list[int] = []
     before = architecture.stem_width
     for index, (stage, defs) in enumerate(zip(space.stages, architecture.block_defs(), strict=True)):
         if len(defs) != 1:
@@ -308,9 +308,9 @@ def _match_units(coding: Coding, architecture: Architecture, width: int) -> tupl
         codes = _match_stage(stage, block, channels, before)
         if codes is None:
             raise _not_here(architecture, f"stage{index}", str(block), "a choice of that stage")
-        found += codes
+        all_codes += codes
         before = block.channels
-    return stem, found
+    return stem, all_codes
 
 
 def _match_stage(stage: StageDef, block: BlockDef, channels: int, before: int) -> list[int] | None:

@@ -87,12 +87,12 @@ def fields(space: SpaceDef) -> list[tuple[str, tuple[Value, ...]]]:
     """Name and choices of every field: those of the whole network, then each stage's."""
     values: list[tuple[Value, ...]] = [space.image_sizes, space.widths, space.stem_widths, space.stem_strides,
                                        space.activations, space.heads]
-    found = list(zip(GLOBALS, values, strict=True))
+    pairs = list(zip(GLOBALS, values, strict=True))
     for index, stage in enumerate(space.stages):
         values = [tuple(op.text for op in stage.ops), stage.kernels, stage.ses, stage.skips, stage.channels,
                   stage.repeats]
-        found += [(f"stage{index}.{name}", choices) for name, choices in zip(FIELDS, values, strict=True)]
-    return found
+        pairs += [(f"stage{index}.{name}", choices) for name, choices in zip(FIELDS, values, strict=True)]
+    return pairs
 
 
 def without_dead_choices(space: SpaceDef) -> SpaceDef:
@@ -202,14 +202,14 @@ class SpaceFile:
             return [self._plain(item, (*path, index)) for index, item in enumerate(node.value)]
         if not isinstance(node, yaml.MappingNode):
             return yaml.SafeLoader("").construct_object(node)
-        found: dict[str, Any] = {}
+        mapping: dict[str, Any] = {}
         for key_node, value_node in node.value:
             key = str(key_node.value)
             self._lines[(*path, key)] = key_node.start_mark.line + 1
-            if key in found:
+            if key in mapping:
                 self.fail((*path, key), "is given twice")
-            found[key] = self._plain(value_node, (*path, key))
-        return found
+            mapping[key] = self._plain(value_node, (*path, key))
+        return mapping
 
     def fail(self, path: Path, message: str) -> NoReturn:
         """Raise SpaceError: file, line, key, message."""
@@ -233,16 +233,16 @@ class SpaceFile:
             self.fail(path, "is an empty list")
         if len(items) > most:
             self.fail(path, f"takes {f'at most {most} values' if most > 1 else 'one value'}, got {len(items)}")
-        found = []
+        values = []
         for item in items:
             try:
                 read = rule.read(item)
             except (ValueError, TypeError):
                 self.fail(path, f"{rule.text}, got {item!r}")
-            if read in found:
+            if read in values:
                 self.fail(path, f"lists {item!r} twice")
-            found.append(read)
-        return tuple(found)
+            values.append(read)
+        return tuple(values)
 
 _KINDS = {word: kind for kind in KINDS.values() for word in kind.words}
 _OP = re.compile(r"(?P<kind>[a-z]+)(?:_e(?P<e>\d+(?:\.\d+)?))?(?:_k(?P<k>\d+))?")
@@ -356,16 +356,17 @@ def _read_stages(file: SpaceFile, top: Mapping[str, Any], widths: tuple[float, .
     stages = []
     for index, raw in enumerate(listed):
         own = file.section(("stages", index), raw, tuple(_STAGE))
-        found: dict[str, tuple[Any, ...]] = {}
+        choices: dict[str, tuple[Any, ...]] = {}
         for key, rule in _STAGE.items():
             path: Path = ("stages", index, key) if key in own or key not in defaults else ("defaults", key)
             merged = {**_STAGE_DEFAULTS, **defaults, **own}
             if key not in merged:
                 file.fail(("stages", index), f"lacks the key {key!r}")
-            found[key] = file.choices(path, merged[key], rule, most=1 if key == "stride" else 64)
+            choices[key] = file.choices(path, merged[key], rule, most=1 if key == "stride" else 64)
         stages.append(StageDef(
-            found["op"], found["kernel"], found["se"], found["skip"],
-            _merged(found["channels"], found["multipliers"], widths, divisor), found["repeats"], found["stride"][0]))
+            choices["op"], choices["kernel"], choices["se"], choices["skip"],
+            _merged(choices["channels"], choices["multipliers"], widths, divisor), choices["repeats"],
+            choices["stride"][0]))
     return tuple(stages)
 
 
@@ -379,13 +380,13 @@ def known_settings(file: SpaceFile, space: SpaceDef) -> dict[str, list[int]]:
     networks = file.data.get("known", {})
     if not isinstance(networks, dict):
         file.fail(("known",), f"must be a mapping of names to networks, got {networks!r}")
-    found = {}
+    settings = {}
     for name, raw in networks.items():
         path: Path = ("known", name)
         given = file.section(path, raw, (*GLOBALS, *FIELDS))
-        found[name] = [_known_code(file, path, given, field, choices, len(space.stages))
-                       for field, choices in fields(space)]
-    return found
+        settings[name] = [_known_code(file, path, given, field, choices, len(space.stages))
+                          for field, choices in fields(space)]
+    return settings
 
 
 def _known_code(file: SpaceFile, path: Path, given: Mapping[str, Any], field: str, choices: tuple[Any, ...],

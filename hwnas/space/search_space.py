@@ -235,12 +235,12 @@ def find_space(name_or_path: str | os.PathLike[str]) -> Path:
     text = os.fspath(name_or_path)
     if text.endswith((".yaml", ".yml")):
         return Path(text).expanduser().absolute()
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for folder in reversed(search_space_dirs()):
-        found.update({path.stem: path for path in sorted(folder.glob("*.yaml"))})
-    if text not in found:
-        raise UnknownName("search space", text, found)
-    return found[text]
+        files.update({path.stem: path for path in sorted(folder.glob("*.yaml"))})
+    if text not in files:
+        raise UnknownName("search space", text, files)
+    return files[text]
 
 
 def _plain(value: Any) -> tuple[bool, str | float] | None:

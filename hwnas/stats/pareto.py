@@ -42,12 +42,12 @@ def layers(points: ArrayLike, minimise: Sequence[bool]) -> list[NDArray[np.intp]
     """Indices of the front, then of the front of what is left, and so on; points with a NaN are in none."""
     losses = _losses(points, minimise)
     left = np.flatnonzero(~np.isnan(losses).any(axis=1))
-    found = []
+    fronts = []
     while len(left):
         front = non_dominated(losses[left], [True] * losses.shape[1])
-        found.append(left[front])
+        fronts.append(left[front])
         left = left[~front]
-    return found
+    return fronts
 
 
 def hypervolume_2d(top1: ArrayLike, latency_ms: ArrayLike, reference: tuple[float, float]) -> float:

@@ -22,12 +22,12 @@ def kendall_tau(x: ArrayLike, y: ArrayLike) -> Array:
     All draws of a bootstrap at once, which is a hundred times quicker than scipy's kendalltau one by one; the tests
     hold the two against each other.
     """
-    one, other = (np.asarray(values, np.float64) for values in (x, y))
-    n = one.shape[-1]
-    rows = one.reshape(-1, n), other.reshape(-1, n)
+    first, second = (np.asarray(values, np.float64) for values in (x, y))
+    n = first.shape[-1]
+    rows = first.reshape(-1, n), second.reshape(-1, n)
     step = max(1, _CHUNK // (n * n))
     parts = [_tau(rows[0][start:start + step], rows[1][start:start + step]) for start in range(0, len(rows[0]), step)]
-    taus: Array = np.concatenate(parts).reshape(one.shape[:-1])
+    taus: Array = np.concatenate(parts).reshape(first.shape[:-1])
     return taus
 
 
@@ -47,9 +47,9 @@ def spearman(x: ArrayLike, y: ArrayLike) -> Array:
     from scipy.stats import rankdata
 
     ranks = [rankdata(np.asarray(values, np.float64), axis=-1) for values in (x, y)]
-    one, other = (values - values.mean(axis=-1, keepdims=True) for values in ranks)
-    scale = np.sqrt((one**2).sum(axis=-1) * (other**2).sum(axis=-1))
-    rho: Array = np.divide((one * other).sum(axis=-1), scale, out=np.full(scale.shape, np.nan), where=scale > 0)
+    first, second = (values - values.mean(axis=-1, keepdims=True) for values in ranks)
+    scale = np.sqrt((first**2).sum(axis=-1) * (second**2).sum(axis=-1))
+    rho: Array = np.divide((first * second).sum(axis=-1), scale, out=np.full(scale.shape, np.nan), where=scale > 0)
     return rho
 
 

@@ -130,8 +130,8 @@ class Interrupts:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        found = {number: signal.getsignal(number) for number in _SIGNALS}
-        self._earlier = {number: handler for number, handler in found.items() if callable(handler)}
+        handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+        self._earlier = {number: handler for number, handler in handlers.items() if callable(handler)}
         for number in self._earlier:
             signal.signal(number, self._hear)
         try:

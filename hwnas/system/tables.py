@@ -79,7 +79,7 @@ def _text_cells(text: str) -> dict[str, list[str]]:
 
 def _base(kind: Any) -> Any:
     """`int` of `int | None`."""
-    return next(one for one in get_args(kind) if one is not types.NoneType) if get_args(kind) else kind
+    return next(part for part in get_args(kind) if part is not types.NoneType) if get_args(kind) else kind
 
 
 def _value(cell: str, kind: Any, where: str) -> Any:

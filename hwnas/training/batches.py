@@ -167,31 +167,31 @@ def _changed(image: Images, change: Callable[[Any], Any]) -> Images:
     from PIL import Image
 
     grey = len(image) == 1
-    found = np.asarray(change(Image.fromarray(image[0] if grey else np.ascontiguousarray(image.transpose(1, 2, 0)))))
-    return found[None] if grey else found.transpose(2, 0, 1)
+    pixels = np.asarray(change(Image.fromarray(image[0] if grey else np.ascontiguousarray(image.transpose(1, 2, 0)))))
+    return pixels[None] if grey else pixels.transpose(2, 0, 1)
 
 
 def _rand_augment(recipe: Recipe, dataset: Dataset) -> Callable[[Any], Any]:
     from timm.data.auto_augment import rand_augment_transform
 
     mean = tuple(round(255 * value) for value in dataset.mean)
-    found: Callable[[Any], Any] = rand_augment_transform(
+    augment: Callable[[Any], Any] = rand_augment_transform(
         f"rand-m{recipe.rand_augment}-n{recipe.rand_layers}-mstd0.5-inc1",
         {"img_mean": mean[0] if len(mean) == 1 else mean, "magnitude_max": _STRONGEST})
-    return found
+    return augment
 
 
 def _random_erasing(recipe: Recipe) -> Callable[[Tensor], Tensor]:
     from timm.data.random_erasing import RandomErasing
 
-    found: Callable[[Tensor], Tensor] = RandomErasing(recipe.erase, mode=recipe.erase_mode, device="cpu")
-    return found
+    erase: Callable[[Tensor], Tensor] = RandomErasing(recipe.erase, mode=recipe.erase_mode, device="cpu")
+    return erase
 
 
 def _mixup(recipe: Recipe, classes: int) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
     from timm.data.mixup import Mixup
 
-    found: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = Mixup(
+    mix: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = Mixup(
         recipe.mixup, recipe.cutmix, prob=recipe.mix_prob, label_smoothing=recipe.label_smoothing,
         num_classes=classes)
-    return found
+    return mix

@@ -97,9 +97,9 @@ def _packed(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         tensors[name] = plain(value)
         return {"tensor": name}
     if isinstance(value, Mapping):
-        return {"dict": [[key, _packed(one, f"{name}.{key}", tensors)] for key, one in value.items()]}
+        return {"dict": [[key, _packed(item, f"{name}.{key}", tensors)] for key, item in value.items()]}
     if isinstance(value, list | tuple):
-        return {type(value).__name__: [_packed(one, f"{name}.{index}", tensors) for index, one in enumerate(value)]}
+        return {type(value).__name__: [_packed(item, f"{name}.{index}", tensors) for index, item in enumerate(value)]}
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool | int | float | str):
@@ -114,6 +114,6 @@ def _unpacked(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if kind == "tensor":
         return tensors[content]
     if kind == "dict":
-        return {key: _unpacked(one, tensors) for key, one in content}
-    items = [_unpacked(one, tensors) for one in content]
+        return {key: _unpacked(item, tensors) for key, item in content}
+    items = [_unpacked(item, tensors) for item in content]
     return tuple(items) if kind == "tuple" else items

@@ -174,12 +174,12 @@ class Training:
     def resume(self, path: Path, identity: Mapping[str, Any],
                step: str = "Give the same options, or another out=FOLDER.") -> None:
         """Take up the checkpoint at `path`, where there is one. StudyError, which advises `step`, for another's."""
-        found = Checkpoint.load(path)
-        if found is None:
+        checkpoint = Checkpoint.load(path)
+        if checkpoint is None:
             return
-        check_identity(found.identity, identity, path, step)
-        found.restore(self.model, None if self.average is None else self.average.module, self.optimizer)
-        self.epoch, self.rows = found.epoch, found.rows
+        check_identity(checkpoint.identity, identity, path, step)
+        checkpoint.restore(self.model, None if self.average is None else self.average.module, self.optimizer)
+        self.epoch, self.rows = checkpoint.epoch, checkpoint.rows
 
 
 class _Short(Training):
@@ -268,7 +268,7 @@ def predict(model: nn.Module, images: Images | NDArray[np.float32], dataset: Dat
     """Logits float32 [n, classes] in eval mode; uint8 images are normalised by `dataset` first, batch by batch."""
     was_training = model.training
     model.eval()
-    found = []
+    parts = []
     for start in range(0, len(images), batch_size):
         part = images[start:start + batch_size]
         if part.dtype == np.uint8:
@@ -276,6 +276,6 @@ def predict(model: nn.Module, images: Images | NDArray[np.float32], dataset: Dat
                 raise TypeError("predict: uint8 images need the data set that normalises them")
             part = dataset.normalise(np.asarray(part, np.uint8))
         batch = torch.from_numpy(np.ascontiguousarray(part, np.float32)).contiguous(memory_format=torch.channels_last)
-        found.append(model(batch).float().numpy())
+        parts.append(model(batch).float().numpy())
     model.train(was_training)
-    return np.concatenate(found)
+    return np.concatenate(parts)

@@ -69,8 +69,8 @@ class Ranks:
             return model
         from torch.nn.parallel import DistributedDataParallel
 
-        found: nn.Module = DistributedDataParallel(model)
-        return found
+        wrapped: nn.Module = DistributedDataParallel(model)
+        return wrapped
 
     def mean(self, value: float, device: str) -> float:
         """The mean over all ranks, on each of them; all must call it."""

@@ -31,11 +31,11 @@ _PACKAGES = ("torch", "timm", "onnx", "onnxruntime")
 
 def read_summary(job: TrainingJob) -> dict[str, Any] | None:
     """The summary of this very training where it is finished, None where it is not; StudyError for another's."""
-    found = SUMMARY.find(job.summary)
-    if found is None:
+    summary = SUMMARY.find(job.summary)
+    if summary is None:
         return None
-    check_identity(found["identity"], job.identity, job.summary)
-    return found
+    check_identity(summary["identity"], job.identity, job.summary)
+    return summary
 
 
 def write_results(job: TrainingJob, trained: Trained, console: Console) -> dict[str, Any]:
@@ -91,10 +91,10 @@ def _export(job: TrainingJob, trained: Trained) -> Parity:
 def _score(job: TrainingJob) -> dict[str, Any]:
     """Test top-1 of the exported file with Wilson's interval; each answer goes to predictions.npz."""
     labels = job.dataset.test.labels
-    found = predict(load_runtime(FP32.runtime).compile(job.folder.onnx, FP32), job.dataset)
-    right = int((found == labels).sum())
+    predictions = predict(load_runtime(FP32.runtime).compile(job.folder.onnx, FP32), job.dataset)
+    right = int((predictions == labels).sum())
     low, high = wilson(right, len(labels))
-    RunFolder(job.folder.path).write_predictions(labels, {job.network.id: found})
+    RunFolder(job.folder.path).write_predictions(labels, {job.network.id: predictions})
     return {"top1_test": right / len(labels), "top1_test_low": low, "top1_test_high": high, "n_test": len(labels)}
 
 

@@ -284,14 +284,14 @@ def load_inherited(network: nn.Module, architecture: Architecture, path: Path) -
     """
     if not is_supernet(path):
         return False
-    found = Checkpoint.load(path)
-    assert found is not None
-    for what, its, wanted in (("classes", len(found.identity["classes"]), architecture.classes),
-                              ("channels", found.identity["channels"], architecture.channels)):
+    checkpoint = Checkpoint.load(path)
+    assert checkpoint is not None
+    for what, its, wanted in (("classes", len(checkpoint.identity["classes"]), architecture.classes),
+                              ("channels", checkpoint.identity["channels"], architecture.channels)):
         if its != wanted:
             raise DataError(f"weights {path}: the supernet knows {its} {what}, the architecture has {wanted}. Give one "
                             "that was trained on this data.")
-    copy_weights(bank_in(found), architecture, network)
+    copy_weights(bank_in(checkpoint), architecture, network)
     return True
 
 
@@ -319,5 +319,5 @@ def _identity(path: Path) -> dict[str, Any]:
             about = json.loads((file.metadata() or {}).get(KEY, "null"))
     except (OSError, SafetensorError, ValueError):
         return {}
-    found = about.get("identity") if isinstance(about, dict) else None
-    return found if isinstance(found, dict) and "space" in found else {}
+    identity = about.get("identity") if isinstance(about, dict) else None
+    return identity if isinstance(identity, dict) and "space" in identity else {}

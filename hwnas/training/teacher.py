@@ -183,12 +183,12 @@ class OnnxTeacher:
 
     def _read(self, size: int) -> bytes:
         try:
-            found = self._stream.read(size)
+            content = self._stream.read(size)
         except OSError:
-            found = b""
-        if len(found) < size:
+            content = b""
+        if len(content) < size:
             raise self._failure()
-        return found
+        return content
 
     def _failure(self) -> HwnasError:
         """Why the child answers no more."""

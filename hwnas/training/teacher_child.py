@@ -29,13 +29,13 @@ def answer(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: P
     """Serve `job["socket"]`; the number of batches answered. ModelError for a file that cannot teach."""
     label = job["label"]
     check_path(job["path"], job["memory_mb"])
-    found = input_of(load_checked(job["path"]), label)
-    check_batches(found, label, [target.batch])
-    if len(found.shape) != 4 or found.shape[1] not in (None, job["channels"]):
-        raise ModelError(f"{label} takes images of shape {list(found.shape[1:])}; the data set has "
+    axes = input_of(load_checked(job["path"]), label)
+    check_batches(axes, label, [target.batch])
+    if len(axes.shape) != 4 or axes.shape[1] not in (None, job["channels"]):
+        raise ModelError(f"{label} takes images of shape {list(axes.shape[1:])}; the data set has "
                          f"{job['channels']} channel(s), [channels, height, width]. Give another teacher.")
     size = job["image_size"]
-    height, width = (job["asked_size"] or fixed or size for fixed in found.shape[2:])
+    height, width = (job["asked_size"] or fixed or size for fixed in axes.shape[2:])
     shape = (target.batch, job["channels"], height, width)
     compiled = runtime.compile(job["path"], target)
     logits = _logits(compiled, np.zeros(shape, np.float32), label)
