@@ -91,10 +91,10 @@ def timing_of(environment: Mapping[str, Any], seconds: float | None) -> Timing:
     from hwnas.front.score import Timing
     from hwnas.space.architecture import Architecture
 
-    found = environment["measuring"]
-    quiet = found["quiet_ms"] if environment.get("searched_for") == Host.detect().name else None
-    return Timing(Architecture.from_dict(found["reference"], "environment.json: reference"), quiet,
-                  found["seconds"] if seconds is None else float(seconds), found["seed"])
+    measuring = environment["measuring"]
+    quiet = measuring["quiet_ms"] if environment.get("searched_for") == Host.detect().name else None
+    return Timing(Architecture.from_dict(measuring["reference"], "environment.json: reference"), quiet,
+                  measuring["seconds"] if seconds is None else float(seconds), measuring["seed"])
 
 
 def command(argv: Sequence[str] | None = None) -> int:

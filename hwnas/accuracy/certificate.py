@@ -45,8 +45,8 @@ class Certificate:
     @property
     def estimators(self) -> Mapping[str, Mapping[str, Any]]:
         """By label: kendall_tau, low, high, seconds, cpu_seconds, setup_seconds, fingerprint and more."""
-        found: Mapping[str, Mapping[str, Any]] = self.content["estimators"]
-        return found
+        estimators: Mapping[str, Mapping[str, Any]] = self.content["estimators"]
+        return estimators
 
     @property
     def trainings(self) -> int:
@@ -79,24 +79,25 @@ def find_certificate(dataset: Dataset, space: SearchSpace) -> Certificate | None
     Of several that fit in a folder, that of most trainings, then the newest. StudyError for a file that is none.
     """
     for folder in certificate_dirs():
-        found = [one for path in sorted(folder.glob("*.json")) if (one := read_certificate(path)).fits(dataset, space)]
-        if found:
-            return max(found, key=lambda one: (one.trainings, str(one.content["created"])))
+        stored = [read_certificate(path) for path in sorted(folder.glob("*.json"))]
+        fitting = [certificate for certificate in stored if certificate.fits(dataset, space)]
+        if fitting:
+            return max(fitting, key=lambda certificate: (certificate.trainings, str(certificate.content["created"])))
     return None
 
 
 def favoured(certificate: Certificate, seconds_available: float, n_trials: int) -> str | None:
     """The label that ranks best of those that can judge `n_trials` networks in `seconds_available` of one core, their
     setup included; of equal ones the cheapest. None where none can of those whose interval is above 0 (chance)."""
-    found = {label: one for label, one in ranked(certificate.content)
-             if (one["low"] or 0) > 0 and setup_cost(one) + n_trials * one["cpu_seconds"] <= seconds_available}
-    return next(iter(found), None)
+    affordable = (label for label, entry in ranked(certificate.content) if (entry["low"] or 0) > 0
+                  and setup_cost(entry) + n_trials * entry["cpu_seconds"] <= seconds_available)
+    return next(affordable, None)
 
 
 def ranked(content: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Estimators that have a rank correlation, the best first, of equal ones the cheapest."""
-    found = [(label, one) for label, one in content["estimators"].items() if one.get("kendall_tau") is not None]
-    yield from sorted(found, key=lambda item: (-item[1]["kendall_tau"], cost_of(item[1])))
+    entries = [(label, entry) for label, entry in content["estimators"].items() if entry.get("kendall_tau") is not None]
+    yield from sorted(entries, key=lambda item: (-item[1]["kendall_tau"], cost_of(item[1])))
 
 
 def setup_cost(entry: Mapping[str, Any]) -> float:
@@ -144,9 +145,9 @@ def look_up(dataset: Dataset, space: SearchSpace) -> Certificate | StudyError | 
         return error
 
 
-def choose(config: Mapping[str, Any], found: Certificate | None, dataset: Dataset, space: SearchSpace, n_trials: int
-           ) -> Chosen:
-    """The estimator that the certificate `found` favours, with the options that it was certified with.
+def choose(config: Mapping[str, Any], certificate: Certificate | None, dataset: Dataset, space: SearchSpace,
+           n_trials: int) -> Chosen:
+    """The estimator that `certificate` favours, with the options that it was certified with.
 
     `config` is the section `certified`: `minutes` of one core for `n_trials` networks, setup included (None: what the
     certificate's proxy would take). ConfigError where no certificate fits, or it favours none.
@@ -154,26 +155,27 @@ def choose(config: Mapping[str, Any], found: Certificate | None, dataset: Datase
     for key in config:
         if key != "minutes":
             raise UnknownName("key of certified", key, ("minutes",))
-    if found is None:
+    if certificate is None:
         raise ConfigError(f"accuracy=certified: there is no certificate for {dataset.name} at {dataset.image_size} px "
                           f"and space {space.name}. Make one with python -m hwnas.certify, or give accuracy=proxy.")
-    seconds = _seconds(config.get("minutes"), found, n_trials)
-    label = favoured(found, seconds, n_trials)
+    seconds = _seconds(config.get("minutes"), certificate, n_trials)
+    label = favoured(certificate, seconds, n_trials)
     within = f"within {seconds / 60:.3g} min of one core for {n_trials} networks"
     if label is None:
-        raise ConfigError(f"accuracy=certified: of the estimators in {found.path} none is shown to rank above chance "
-                          f"{within}. Set certified.minutes higher, or give accuracy=proxy.")
-    one = found.estimators[label]
-    return Chosen(str(one["accuracy"]), dict(one["options"]),
-                  f"accuracy: {label}, which the certificate of {found.content['created']} favours {within}: Kendall "
-                  f"tau {one['kendall_tau']:.2f} ({one['low']:.2f} to {one['high']:.2f}) against full training")
+        raise ConfigError(f"accuracy=certified: of the estimators in {certificate.path} none is shown to rank above "
+                          f"chance {within}. Set certified.minutes higher, or give accuracy=proxy.")
+    entry = certificate.estimators[label]
+    return Chosen(str(entry["accuracy"]), dict(entry["options"]),
+                  f"accuracy: {label}, which the certificate of {certificate.content['created']} favours {within}: "
+                  f"Kendall tau {entry['kendall_tau']:.2f} ({entry['low']:.2f} to {entry['high']:.2f}) "
+                  "against full training")
 
 
-def _seconds(minutes: Any, found: Certificate, n_trials: int) -> float:
+def _seconds(minutes: Any, certificate: Certificate, n_trials: int) -> float:
     if minutes is None:
-        proxy = found.estimators.get("proxy")
+        proxy = certificate.estimators.get("proxy")
         if proxy is None:
-            raise ConfigError(f"accuracy=certified: {found.path} judges no proxy, whose time would count. Give "
+            raise ConfigError(f"accuracy=certified: {certificate.path} judges no proxy, whose time would count. Give "
                               "certified.minutes=NUMBER.")
         return setup_cost(proxy) + n_trials * float(proxy["cpu_seconds"])
     return 60.0 * float(read_value(minutes, float | None, "certified.minutes", above=0, below=10**6))
@@ -181,8 +183,8 @@ def _seconds(minutes: Any, found: Certificate, n_trials: int) -> float:
 
 def sentences(content: Mapping[str, Any]) -> list[str]:
     """What the certificate comes to, in plain sentences."""
-    found = (_truth(content), _ceiling(content), _favoured(content), _costs(content), _failures(content))
-    return [one for one in found if one]
+    texts = (_truth(content), _ceiling(content), _favoured(content), _costs(content), _failures(content))
+    return [text for text in texts if text]
 
 
 def rows(content: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -192,12 +194,12 @@ def rows(content: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return [_row(label, content["estimators"][label]) for label in order]
 
 
-def _row(label: str, one: Mapping[str, Any]) -> tuple[str, ...]:
-    regret, lost = one.get("top_k_regret"), one.get("hypervolume_loss")
-    return (label, number(one["kendall_tau"], ".2f"), interval(one["low"], one["high"], ".2f"),
-            number(one["spearman"], ".2f"), number(None if regret is None else 100 * regret, ".2f"),
-            "" if lost is None else f"{lost:.1%}", number(one["cpu_seconds"], ".3f"), f"{one['setup_seconds']:.0f}",
-            number(one["cpu_seconds_amortised"], ".3f"), f"{one['share_of_full']:.2%}")
+def _row(label: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
+    regret, lost = entry.get("top_k_regret"), entry.get("hypervolume_loss")
+    return (label, number(entry["kendall_tau"], ".2f"), interval(entry["low"], entry["high"], ".2f"),
+            number(entry["spearman"], ".2f"), number(None if regret is None else 100 * regret, ".2f"),
+            "" if lost is None else f"{lost:.1%}", number(entry["cpu_seconds"], ".3f"), f"{entry['setup_seconds']:.0f}",
+            number(entry["cpu_seconds_amortised"], ".3f"), f"{entry['share_of_full']:.2%}")
 
 
 def _truth(content: Mapping[str, Any]) -> str:
@@ -211,14 +213,14 @@ def _truth(content: Mapping[str, Any]) -> str:
 
 
 def _ceiling(content: Mapping[str, Any]) -> str:
-    one = content["ceiling"]
-    if one is None or one["kendall_tau"] is None:
+    ceiling = content["ceiling"]
+    if ceiling is None or ceiling["kendall_tau"] is None:
         return "How well one full training ranks another is not known: that takes seeds=2."
     meaning = (f"estimators are held against the mean of {content['truth']['seeds']} seeds, which is steadier, so that "
-               "a good one may come out somewhat above." if one["kendall_tau"] >= LEAST_CEILING else
+               "a good one may come out somewhat above." if ceiling["kendall_tau"] >= LEAST_CEILING else
                "these trainings rank by chance more than by merit. Train longer, on more images or with more seeds.")
-    return (f"One full training ranks the networks as another seed's does with tau {one['kendall_tau']:.2f} "
-            f"({interval(one['low'], one['high'], '.2f')}): {meaning}")
+    return (f"One full training ranks the networks as another seed's does with tau {ceiling['kendall_tau']:.2f} "
+            f"({interval(ceiling['low'], ceiling['high'], '.2f')}): {meaning}")
 
 
 def _favoured(content: Mapping[str, Any]) -> str:
@@ -228,9 +230,9 @@ def _favoured(content: Mapping[str, Any]) -> str:
     if label is None:
         return f"{within} no estimator is shown to rank above chance."
     best = content["estimators"][label]
-    others = [(name, one) for name, one in ranked(content) if name != label]
-    overlap = [name for name, one in others if one["high"] is not None and best["low"] is not None
-               and one["high"] >= best["low"] and best["high"] >= one["low"]]
+    others = [(name, entry) for name, entry in ranked(content) if name != label]
+    overlap = [name for name, entry in others if entry["high"] is not None and best["low"] is not None
+               and entry["high"] >= best["low"] and best["high"] >= entry["low"]]
     between = interval(best["low"], best["high"], ".2f")
     words = f"{within} {label} is favoured: tau {best['kendall_tau']:.2f} ({between})"
     if others:
@@ -243,40 +245,41 @@ def _apart(content: Mapping[str, Any], label: str) -> str:
     """Whom the best is ahead of beyond doubt, which pairs of draws tell better than two intervals do."""
     if label != content.get("best"):
         return f" Without that limit {content.get('best')} ranks best."
-    behind = [name for name, one in content["estimators"].items()
-              if one.get("behind_best") and (one["behind_best"][1] or 0) > 0]
+    behind = [name for name, entry in content["estimators"].items()
+              if entry.get("behind_best") and (entry["behind_best"][1] or 0) > 0]
     return f" Drawn in pairs it is ahead of {', '.join(behind)}." if behind else ""
 
 
 def _costs(content: Mapping[str, Any]) -> str:
     """Whose seconds were not taken beside the trainings', and how they were."""
-    found = [f"{label}: {one['cost_source']}" for label, one in content["estimators"].items() if one.get("cost_source")]
-    return f"Costs taken otherwise: {'; '.join(found)}." if found else ""
+    sources = [f"{label}: {entry['cost_source']}" for label, entry in content["estimators"].items()
+               if entry.get("cost_source")]
+    return f"Costs taken otherwise: {'; '.join(sources)}." if sources else ""
 
 
 def _failures(content: Mapping[str, Any]) -> str:
-    found = [f"{label} on {one['failed']}" for label, one in content["estimators"].items() if one["failed"]]
+    failures = [f"{label} on {entry['failed']}" for label, entry in content["estimators"].items() if entry["failed"]]
     trained = content["truth"]["failed"]
     words = ([f"{trained} trainings failed" if trained > 1 else "one training failed"] if trained else []) + \
-        ([f"no estimate by {', '.join(found)}"] if found else [])
+        ([f"no estimate by {', '.join(failures)}"] if failures else [])
     return f"Left out: {'; '.join(words)}." if words else ""
 
 
-def certificate_facts(found: Certificate | StudyError | None, dataset: Dataset, space: SearchSpace, accuracy: str,
+def certificate_facts(certificate: Certificate | StudyError | None, dataset: Dataset, space: SearchSpace, accuracy: str,
                       options: Mapping[str, Any], fingerprint: str) -> dict[str, Any]:
     """What a search's report says: the certificate that `look_up` gave, or the command that makes one, and what it says
     of the estimator that was used, as `lines` and `table`. A certificate that cannot be read is said, not raised."""
-    if isinstance(found, StudyError):
-        return {"accuracy": accuracy, "lines": [f"No certificate could be looked up: {found}"]}
-    if found is None:
+    if isinstance(certificate, StudyError):
+        return {"accuracy": accuracy, "lines": [f"No certificate could be looked up: {certificate}"]}
+    if certificate is None:
         return {"accuracy": accuracy, "lines": [
             f"No certificate for {dataset.name} at {dataset.image_size} px and space {space.name}. How well "
             f"accuracy={accuracy} ranks networks here was not checked, so treat its values as estimates. To check it: "
             f"python -m hwnas.certify {_command(dataset, space)}"]}
-    used = [_used(found, accuracy, options, fingerprint, dataset)]
-    return {"accuracy": accuracy, "file": found.path.name, "created": found.content["created"],
-            "host": found.content["host"], "lines": [*used, *sentences(found.content)],
-            "columns": list(COLUMNS), "table": [list(row) for row in rows(found.content)]}
+    used = [_used(certificate, accuracy, options, fingerprint, dataset)]
+    return {"accuracy": accuracy, "file": certificate.path.name, "created": certificate.content["created"],
+            "host": certificate.content["host"], "lines": [*used, *sentences(certificate.content)],
+            "columns": list(COLUMNS), "table": [list(row) for row in rows(certificate.content)]}
 
 
 def _command(dataset: Dataset, space: SearchSpace) -> str:
@@ -286,42 +289,45 @@ def _command(dataset: Dataset, space: SearchSpace) -> str:
     return f"dataset={dataset.name}{root}{size} space={place} n=16 seeds=2"
 
 
-def _used(found: Certificate, accuracy: str, options: Mapping[str, Any], fingerprint: str, dataset: Dataset) -> str:
+def _used(certificate: Certificate, accuracy: str, options: Mapping[str, Any], fingerprint: str, dataset: Dataset
+          ) -> str:
     """What the certificate says of the estimator that the search used: by fingerprint, or by its options where only
     the images differ."""
     options = _decisive(accuracy, options)
-    mine = {label: one for label, one in found.estimators.items()
-            if one["accuracy"] == accuracy and _decisive(accuracy, one["options"]).get("score") == options.get("score")}
-    same = next((label for label, one in mine.items() if one["fingerprint"] == fingerprint), None)
-    other_images = found.content["dataset"]["fingerprint"] != dataset.fingerprint
+    mine = {label: entry for label, entry in certificate.estimators.items()
+            if entry["accuracy"] == accuracy
+            and _decisive(accuracy, entry["options"]).get("score") == options.get("score")}
+    same = next((label for label, entry in mine.items() if entry["fingerprint"] == fingerprint), None)
+    other_images = certificate.content["dataset"]["fingerprint"] != dataset.fingerprint
     if same is None and other_images:
-        same = next((label for label, one in mine.items() if _decisive(accuracy, one["options"]) == options),
+        same = next((label for label, entry in mine.items() if _decisive(accuracy, entry["options"]) == options),
                     None)
     label = same or next(iter(mine), None)
     if label is None:
         return f"This search used accuracy={accuracy}, which the certificate does not judge."
-    one = mine[label]
+    entry = mine[label]
     kind = ("another recipe of it" if same is None else
-            _other_images(found, dataset) if other_images else "this recipe")
-    tau = "no rank correlation" if one["kendall_tau"] is None else \
-        f"Kendall tau {one['kendall_tau']:.2f} ({interval(one['low'], one['high'], '.2f')})"
+            _other_images(certificate, dataset) if other_images else "this recipe")
+    tau = "no rank correlation" if entry["kendall_tau"] is None else \
+        f"Kendall tau {entry['kendall_tau']:.2f} ({interval(entry['low'], entry['high'], '.2f')})"
     return (f"This search used accuracy={accuracy}. Certified with {kind} ({label}): {tau} against full training, "
-            f"{one['cpu_seconds_amortised']:.3g} s a network with its share of the setup over {TRIALS}, "
-            f"{one['share_of_full']:.2%} of a full training.")
+            f"{entry['cpu_seconds_amortised']:.3g} s a network with its share of the setup over {TRIALS}, "
+            f"{entry['share_of_full']:.2%} of a full training.")
 
 
-def _other_images(found: Certificate, dataset: Dataset) -> str:
+def _other_images(certificate: Certificate, dataset: Dataset) -> str:
     """Image folders are told apart by classes and size only, and another product's may have the same."""
     if dataset.name != "imagefolder":
         return "other images of this data set"
-    return f"other images of the same classes, those in {found.content['dataset'].get('folder') or 'another folder'}"
+    folder = certificate.content["dataset"].get("folder") or "another folder"
+    return f"other images of the same classes, those in {folder}"
 
 
 def _decisive(accuracy: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """An estimator's own options that decide its values, the score that counts where none is given among them."""
-    found = {key: value for key, value in options.items() if key not in ("threads", "path")}
+    decisive = {key: value for key, value in options.items() if key not in ("threads", "path")}
     if accuracy == "zero_cost":
         from hwnas.accuracy.zero_cost import ZeroCostOptions
 
-        found.setdefault("score", ZeroCostOptions().score)
-    return found
+        decisive.setdefault("score", ZeroCostOptions().score)
+    return decisive

@@ -101,17 +101,17 @@ class UntrainedRung:
             raise ConfigError(f"multi_fidelity: space {self.space.name} has {self.n_anchors} networks, and "
                               f"{LEAST_ANCHORS} must be trained to tell what a score of untrained ones means. Set "
                               "multi_fidelity.untrained=0.")
-        found = anchors(self.path, chosen(self.space, self.n_anchors, 0, "multi_fidelity.anchors"), self._anchor,
-                        console)
-        self.setup_here = self._n_measured == len(found)
-        self.setup_seconds = sum(one.seconds + sum(one.score_seconds.values()) for one in found)
-        good = [one for one in found if not one.failed]
+        measured = anchors(self.path, chosen(self.space, self.n_anchors, 0, "multi_fidelity.anchors"), self._anchor,
+                           console)
+        self.setup_here = self._n_measured == len(measured)
+        self.setup_seconds = sum(anchor.seconds + sum(anchor.score_seconds.values()) for anchor in measured)
+        good = [anchor for anchor in measured if not anchor.failed]
         if len(good) < LEAST_ANCHORS:
-            why = next(one.failed for one in found if one.failed)
-            raise DataError(f"multi_fidelity: {len(good)} of {len(found)} anchors could be scored and trained ({why}); "
-                            f"{LEAST_ANCHORS} are needed. Set multi_fidelity.untrained=0 or a recipe that they bear; "
-                            f"what is kept lies in {self.path}.")
-        top1, scores = [one.top1 for one in good], [one.scores[SCORE] for one in good]
+            why = next(anchor.failed for anchor in measured if anchor.failed)
+            raise DataError(f"multi_fidelity: {len(good)} of {len(measured)} anchors could be scored and trained "
+                            f"({why}); {LEAST_ANCHORS} are needed. Set multi_fidelity.untrained=0 or a recipe that "
+                            f"they bear; what is kept lies in {self.path}.")
+        top1, scores = [anchor.top1 for anchor in good], [anchor.scores[SCORE] for anchor in good]
         self._scale = Scale.of(top1, scores)
         console.note(f"multi_fidelity: {len(good)} anchors trained in {self.setup_seconds:.0f} s; their untrained "
                      f"scores rank them with Kendall tau {kendall_tau(np.array(scores), np.array(top1)):.2f}")
@@ -175,7 +175,7 @@ class Halving:
 
 
 def hopeless(curve: Sequence[float], costs: Sequence[float], earlier: Sequence[Earlier], rule: Halving,
-             told: Callable[[Forecast], Forecast] = lambda found: found) -> Forecast | None:
+             told: Callable[[Forecast], Forecast] = lambda predicted: predicted) -> Forecast | None:
     """What a network would have reached if it need not train on after the rungs in `curve`; None if it must.
 
     It must while another training can put it on the front: its forecast's `rule.quantile` is not below every network
@@ -186,8 +186,8 @@ def hopeless(curve: Sequence[float], costs: Sequence[float], earlier: Sequence[E
     """
     if not 0 < len(curve) < rule.n_rungs or among_best(curve, costs, earlier, rule.eta):
         return None
-    found = forecast(curve, earlier, rule)
-    return found if found is not None and dominated(told(found), costs, earlier, rule) else None
+    predicted = forecast(curve, earlier, rule)
+    return predicted if predicted is not None and dominated(told(predicted), costs, earlier, rule) else None
 
 
 def forecast(curve: Sequence[float], earlier: Sequence[Earlier], rule: Halving) -> Forecast | None:
@@ -198,7 +198,7 @@ def forecast(curve: Sequence[float], earlier: Sequence[Earlier], rule: Halving) 
     """
     mean, variance = float(log_odds(curve[-1])), 0.0
     for rung in range(len(curve), rule.n_rungs):
-        pairs = np.array([one.curve[rung - 1:rung + 1] for one in earlier if len(one.curve) > rung], float)
+        pairs = np.array([network.curve[rung - 1:rung + 1] for network in earlier if len(network.curve) > rung], float)
         if len(pairs) < rule.min_history:
             return None
         step = _Step.fit(log_odds(pairs[:, 0]), log_odds(pairs[:, 1]))
@@ -207,18 +207,18 @@ def forecast(curve: Sequence[float], earlier: Sequence[Earlier], rule: Halving) 
     return Forecast(top1, math.sqrt(variance) * top1 * (1 - top1))
 
 
-def dominated(found: Forecast, costs: Sequence[float], earlier: Sequence[Earlier], rule: Halving) -> bool:
+def dominated(predicted: Forecast, costs: Sequence[float], earlier: Sequence[Earlier], rule: Halving) -> bool:
     """Whether a network trained to the top costs no more and is better than the forecast with `rule.quantile`."""
     z = NormalDist().inv_cdf(rule.quantile)
-    return any(one.value - found.mean > z * math.hypot(found.std, one.std) for one in earlier
-               if len(one.curve) == rule.n_rungs and not one.stopped
-               and all(theirs <= ours for theirs, ours in zip(one.costs, costs, strict=True)))
+    return any(network.value - predicted.mean > z * math.hypot(predicted.std, network.std) for network in earlier
+               if len(network.curve) == rule.n_rungs and not network.stopped
+               and all(theirs <= ours for theirs, ours in zip(network.costs, costs, strict=True)))
 
 
 def among_best(curve: Sequence[float], costs: Sequence[float], earlier: Sequence[Earlier], eta: int) -> bool:
     """Whether fewer than 1/eta of the `NEAREST * eta` networks of nearest log cost were better at this rung."""
-    at = [(math.dist(_logs(one.costs), _logs(costs)), one.curve[len(curve) - 1])
-          for one in earlier if len(one.curve) >= len(curve)]
+    at = [(math.dist(_logs(network.costs), _logs(costs)), network.curve[len(curve) - 1])
+          for network in earlier if len(network.curve) >= len(curve)]
     near = [value for _, value in sorted(at)[:NEAREST * eta]]
     return sum(value > curve[-1] for value in near) < max(1, (len(near) + 1) // eta)
 
@@ -413,7 +413,7 @@ class MultiFidelity:
             if epoch in self.options.rungs:
                 curve.append(top1(predict(network, validation.images, self.dataset), validation.labels))
                 predicted = hopeless(curve, costs, earlier, self.options.halving,
-                                     lambda found: Forecast(*drawn(found.mean, found.std)))
+                                     lambda forecast: Forecast(*drawn(forecast.mean, forecast.std)))
             return predicted is not None
 
         with seeded(seed, self.recipe.threads):

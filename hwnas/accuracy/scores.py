@@ -158,7 +158,7 @@ def _finite(score: str, value: float) -> float:
     return value
 
 _NEXT_SEED = 1_000_003
-_CONTROLS = {"params": lambda one: math.log(one.params), "macs": lambda one: math.log(max(one.macs, 1))}
+_CONTROLS = {"params": lambda network: math.log(network.params), "macs": lambda network: math.log(max(network.macs, 1))}
 
 
 class Scorer:
@@ -196,13 +196,13 @@ class Scorer:
         from hwnas.networks.build import build
 
         images, labels = self._at(architecture.image_size)
-        found = []
+        values = []
         for index in range(self._seeds):
             with (seeded(seed + _NEXT_SEED * index, self._threads),
                   no_memory(f"scoring {len(images)} images ({name})", "Set fewer images, or a smaller image_size.")):
-                found.append(SCORE_FUNCTIONS[name](build(architecture), images, labels))
+                values.append(SCORE_FUNCTIONS[name](build(architecture), images, labels))
         release_memory()
-        return float(np.mean(found))
+        return float(np.mean(values))
 
     def _at(self, image_size: int) -> tuple[Tensor, Tensor]:
         import torch

@@ -94,10 +94,10 @@ class Supernet:
             raise StudyError(f"supernet.path: no {CHECKPOINT} in {self.folder}. Leave supernet.path out to train one.")
         with hold(self.folder / ".training.lock", lambda: console.say(f"another process trains {path}; waiting")):
             self.setup_here = not path.is_file()
-            found = train(self._job(path), console)
-        self.setup_seconds = sum(row["seconds"] for row in found.rows)
-        self._bank = bank_in(found)
-        console.note(f"supernet: {path}, {found.epoch} epochs in {self.setup_seconds:.0f} s")
+            checkpoint = train(self._job(path), console)
+        self.setup_seconds = sum(row["seconds"] for row in checkpoint.rows)
+        self._bank = bank_in(checkpoint)
+        console.note(f"supernet: {path}, {checkpoint.epoch} epochs in {self.setup_seconds:.0f} s")
 
     def evaluate(self, architecture: Architecture, history: Sequence[Sequence[float]] = (), seed: int = 0) -> Estimate:
         """Validation top-1 with inherited weights and its 90 % interval (the images' only)."""

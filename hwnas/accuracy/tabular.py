@@ -92,7 +92,7 @@ def _read(options: TabularOptions) -> dict[str, tuple[float, float]]:
     columns = [name for name in (options.key_column, options.value_column, options.std_column) if name]
     cells = read_cells(path, columns, "Give tabular.path=FILE.csv or .parquet.")
     scale = 0.01 if options.percent else 1.0
-    found: dict[str, tuple[float, float]] = {}
+    rows: dict[str, tuple[float, float]] = {}
     for number, record in enumerate(zip(*(cells[name] for name in columns), strict=True), 2):
         try:
             value, std = (float(text) * scale for text in [*record[1:], 0.0][:2])
@@ -101,11 +101,11 @@ def _read(options: TabularOptions) -> dict[str, tuple[float, float]]:
         if not 0 <= value <= 1 or not std >= 0:
             raise DataError(f"{path}, row {number}: an accuracy must lie in 0..1, got {value:g} ± {std:g} with "
                             f"tabular.percent={options.percent}. Set tabular.percent or mend the row.")
-        if found.setdefault(str(record[0]), (value, std)) != (value, std):
+        if rows.setdefault(str(record[0]), (value, std)) != (value, std):
             raise DataError(f"{path}, row {number}: {record[0]!r} is there twice with different values.")
-    if not found:
+    if not rows:
         raise DataError(f"{path}: no rows. Give tabular.path=FILE with at least one network.")
-    return found
+    return rows
 
 
 def all_options(given: Mapping[str, Any]) -> dict[str, Any]:

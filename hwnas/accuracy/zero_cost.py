@@ -54,11 +54,11 @@ def chosen(space: SearchSpace, n: int, seed: int, option: str = "zero_cost.ancho
     which names `option`, where the space has fewer."""
     rng = np.random.default_rng(seed)
     codes = np.unique(space.sample(rng, max(_DRAWN, 8 * n)), axis=0)
-    found = {one.id: one for one in (space.decode(space.to_params(row)) for row in codes)}
-    if len(found) < n:
-        raise ConfigError(f"{n} anchors are wanted, and space {space.name} gave {len(found)} different networks. Set "
-                          f"{option}={len(found)} or less.")
-    ranked = sorted(found.values(), key=lambda one: (one.macs, one.id))
+    networks = {network.id: network for network in (space.decode(space.to_params(row)) for row in codes)}
+    if len(networks) < n:
+        raise ConfigError(f"{n} anchors are wanted, and space {space.name} gave {len(networks)} different networks. "
+                          f"Set {option}={len(networks)} or less.")
+    ranked = sorted(networks.values(), key=lambda network: (network.macs, network.id))
     places = ((np.arange(n) + rng.random(n)) / n * len(ranked)).astype(int)
     for i in range(1, n):  # neighbours share the network that both of their parts have a share of
         places[i] = max(places[i], places[i - 1] + 1)
@@ -72,15 +72,16 @@ def anchors(path: Path, networks: Sequence[Architecture], measure: Callable[[Arc
         console.note(f"another process trains the {len(networks)} anchors; waiting for it")
 
     with hold(path.with_suffix(".lock"), waiting):
-        found = _read(path, networks)
-        if len(found) == len(networks):
-            return found
+        measured = _read(path, networks)
+        if len(measured) == len(networks):
+            return measured
         with console.step(f"train {len(networks)} anchors") as report:
-            for network in networks[len(found):]:
-                found.append(measure(network))
-                write_atomic(path, json.dumps({**ANCHORS.header, "networks": [asdict(one) for one in found]}, indent=1))
-                report(len(found) / len(networks), f"{len(found)} of {len(networks)} anchors")
-    return found
+            for network in networks[len(measured):]:
+                measured.append(measure(network))
+                rows = [asdict(anchor) for anchor in measured]
+                write_atomic(path, json.dumps({**ANCHORS.header, "networks": rows}, indent=1))
+                report(len(measured) / len(networks), f"{len(measured)} of {len(networks)} anchors")
+    return measured
 
 
 def _read(path: Path, networks: Sequence[Architecture]) -> list[Anchor]:
@@ -89,18 +90,19 @@ def _read(path: Path, networks: Sequence[Architecture]) -> list[Anchor]:
     if content is None:
         return []
     with ANCHORS.reading(path):
-        found = [_anchor(one) for one in content["networks"]]
-        if [one.id for one in found] != [network.id for network in networks[: len(found)]]:
+        stored = [_anchor(row) for row in content["networks"]]
+        if [anchor.id for anchor in stored] != [network.id for network in networks[: len(stored)]]:
             raise ValueError("its networks are others")
-    return found
+    return stored
 
 
 def _anchor(row: dict[str, Any]) -> Anchor:
-    one = Anchor(**row)
-    numbers = [one.top1, one.std, one.seconds, *one.scores.values(), *one.score_seconds.values()]
-    if not all(isinstance(number, int | float) and np.isfinite(number) for number in numbers) or not 0 <= one.top1 <= 1:
-        raise ValueError(f"anchor {one.id}: {row}")
-    return one
+    anchor = Anchor(**row)
+    numbers = [anchor.top1, anchor.std, anchor.seconds, *anchor.scores.values(), *anchor.score_seconds.values()]
+    if (not all(isinstance(number, int | float) and np.isfinite(number) for number in numbers)
+        or not 0 <= anchor.top1 <= 1):
+        raise ValueError(f"anchor {anchor.id}: {row}")
+    return anchor
 
 STORED = Document("hwnas-scores", 1, "scores of networks", "Delete it, and they are computed again.", DataError)
 POOL = 256  # networks; about the number from which more tell little more of the others
@@ -133,24 +135,25 @@ class Pool:
             console.note("sampler: another process computes zero-cost scores; waiting for it")
 
         with hold(self.path.with_suffix(".lock"), waiting):
-            found, self.seconds = _read_pool(self.path)
-            open_ones = [(one, name) for one in networks for name in self.names if name not in found.get(one.id, {})]
-            if open_ones:
+            stored, self.seconds = _read_pool(self.path)
+            left = [(network, name) for network in networks for name in self.names
+                    if name not in stored.get(network.id, {})]
+            if left:
                 with console.step(f"score {len(networks)} networks ({', '.join(self.names)})") as report:
-                    for done, (network, name) in enumerate(open_ones, 1):
+                    for done, (network, name) in enumerate(left, 1):
                         try:
                             values, seconds = self._scorer.scores(network, (name,))
                         except CandidateError:
                             values, seconds = {}, {}
-                        found.setdefault(network.id, {})[name] = values.get(name)
+                        stored.setdefault(network.id, {})[name] = values.get(name)
                         self.seconds += seconds.get(name, 0.0)
-                        if done % _EVERY == 0 or done == len(open_ones):
-                            self._write(found)
-                        report(done / len(open_ones))
-        return np.array([[found[one.id][name] for name in self.names] for one in networks], float)
+                        if done % _EVERY == 0 or done == len(left):
+                            self._write(stored)
+                        report(done / len(left))
+        return np.array([[stored[network.id][name] for name in self.names] for network in networks], float)
 
-    def _write(self, found: dict[str, dict[str, float | None]]) -> None:
-        write_atomic(self.path, json.dumps({**STORED.header, "seconds": self.seconds, "scores": found}))
+    def _write(self, stored: dict[str, dict[str, float | None]]) -> None:
+        write_atomic(self.path, json.dumps({**STORED.header, "seconds": self.seconds, "scores": stored}))
 
 
 def _read_pool(path: Path) -> tuple[dict[str, dict[str, float | None]], float]:
@@ -159,8 +162,8 @@ def _read_pool(path: Path) -> tuple[dict[str, dict[str, float | None]], float]:
     if content is None:
         return {}, 0.0
     with STORED.reading(path):
-        scores = {str(one): {str(name): None if value is None else float(value) for name, value in row.items()}
-                  for one, row in content["scores"].items()}
+        scores = {str(network): {str(name): None if value is None else float(value) for name, value in row.items()}
+                  for network, row in content["scores"].items()}
         return scores, float(content["seconds"])
 
 
@@ -190,22 +193,22 @@ def worthwhile(certificate: Mapping[str, Any]) -> list[str]:
     0; one without a tau (null: it told all networks the same) does not. DataError without both controls' taus, or where
     a number is none.
     """
-    found = {score: _tau(certificate, score) for score in CHOICES}
-    controls = [found[control] for control in CONTROLS]
+    taus = {score: _tau(certificate, score) for score in CHOICES}
+    controls = [taus[control] for control in CONTROLS]
     missing = [label(name) for name, control in zip(CONTROLS, controls, strict=True) if control is None]
     if missing:
         raise DataError(f"certificate without {' and '.join(missing)}, which scores are held against. Certify "
                         "them too: python -m hwnas.certify.")
     bar = max(tau for tau, _ in filter(None, controls))
-    good = {score: one[0] for score, one in found.items()
-            if score not in CONTROLS and one is not None and one[0] > bar and one[1] > 0}
+    good = {score: tau[0] for score, tau in taus.items()
+            if score not in CONTROLS and tau is not None and tau[0] > bar and tau[1] > 0}
     return sorted(good, key=lambda score: -good[score])
 
 
 def _tau(certificate: Mapping[str, Any], score: str) -> tuple[float, float] | None:
     """Kendall's tau and the lower end of its interval; None where the certificate does not hold them."""
-    one = certificate.get("estimators", {}).get(label(score), {})
-    values: list[Any] = [one.get("kendall_tau"), one.get("low")]
+    entry = certificate.get("estimators", {}).get(label(score), {})
+    values: list[Any] = [entry.get("kendall_tau"), entry.get("low")]
     if values[0] is None:
         return None
     if not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
@@ -319,16 +322,17 @@ class ZeroCost:
         DataError when fewer than LEAST_ANCHORS could be trained and scored.
         """
         networks = chosen(self.space, self.options.anchors, self.options.seed)
-        found = anchors(self.path, networks, self._measure, console)
-        self.setup_here = self._n_measured == len(found)
-        self.setup_seconds = sum(one.seconds + sum(one.score_seconds.values()) for one in found)
-        good = [one for one in found if not one.failed and all(name in one.scores for name in self._names)]
+        measured = anchors(self.path, networks, self._measure, console)
+        self.setup_here = self._n_measured == len(measured)
+        self.setup_seconds = sum(anchor.seconds + sum(anchor.score_seconds.values()) for anchor in measured)
+        good = [anchor for anchor in measured
+                if not anchor.failed and all(name in anchor.scores for name in self._names)]
         if len(good) < LEAST_ANCHORS:
-            why = next((one.failed for one in found if one.failed), f"no {self.options.score} score")
-            raise DataError(f"zero_cost: {len(good)} of {len(found)} anchors could be trained and scored ({why}); "
+            why = next((anchor.failed for anchor in measured if anchor.failed), f"no {self.options.score} score")
+            raise DataError(f"zero_cost: {len(good)} of {len(measured)} anchors could be trained and scored ({why}); "
                             f"{LEAST_ANCHORS} are needed. Set zero_cost.anchors, zero_cost.score or zero_cost.proxy; "
                             f"what is kept lies in {self.path}.")
-        top1 = np.array([one.top1 for one in good])
+        top1 = np.array([anchor.top1 for anchor in good])
         self._fit = fit(_table(good, self._names), top1)
         self._tell(good, self._fit, console)
 
@@ -353,24 +357,24 @@ class ZeroCost:
         seconds: dict[str, float] = {}
         for name in (*SCORES, *CONTROLS):
             try:
-                one, cost = self._scorer.scores(network, (name,), self.options.seed)
+                score, cost = self._scorer.scores(network, (name,), self.options.seed)
             except CandidateError:  # this network has no such score: it is no anchor for it
                 continue
-            scores |= one
+            scores |= score
             seconds |= cost
         return Anchor(network.id, trained.value, trained.std, trained.seconds, scores, seconds)
 
-    def _tell(self, good: Sequence[Anchor], found: Fit, console: Console) -> None:
+    def _tell(self, good: Sequence[Anchor], fitted: Fit, console: Console) -> None:
         """One line: how the score ranks the anchors, and how parameters and MACs do."""
-        top1 = np.array([one.top1 for one in good])
+        top1 = np.array([anchor.top1 for anchor in good])
         score = self.options.score
         # An ensemble is judged by what it says of anchors left out: its weights come from them.
-        ranked = found.left_out if score == ENSEMBLE else _table(good, (score,))[:, 0]
+        ranked = fitted.left_out if score == ENSEMBLE else _table(good, (score,))[:, 0]
         tau = _tau_of(ranked, top1)
         controls = {name: _tau_of(_table(good, (name,))[:, 0], top1) for name in CONTROLS}
         console.note(f"zero_cost: {score} ranks {len(good)} trained anchors with Kendall tau {tau:.2f} ("
                      + ", ".join(f"{name} {value:.2f}" for name, value in controls.items())
-                     + f"); its top-1 is off by {found.std:.1%} (root mean square); cost: {self.setup_seconds:.0f} s")
+                     + f"); its top-1 is off by {fitted.std:.1%} (root mean square); cost: {self.setup_seconds:.0f} s")
         best = max(controls, key=lambda name: controls[name])
         if max(tau, controls[best]) <= 0:
             console.say(f"note: neither zero_cost.score={score} nor parameters or MACs order the anchors: they may be "
@@ -383,7 +387,7 @@ class ZeroCost:
 
 def _table(good: Sequence[Anchor], names: Sequence[str]) -> NDArray[np.float64]:
     """Scores [n, k]."""
-    return np.array([[one.scores[name] for name in names] for one in good], float)
+    return np.array([[anchor.scores[name] for name in names] for anchor in good], float)
 
 
 def all_options(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,18 +35,18 @@ def main(config: Any, console: Console) -> None:
     if not config.get("model"):
         raise ConfigError("which network? Add model=PATH of an .onnx file, or model=timm:NAME.")
     plot = _picture_path(config)
-    found = benchmark(config, console)
-    for line in lines(found):
+    result = benchmark(config, console)
+    for line in lines(result):
         print(line.rstrip())
     if config.out:
-        found.save(Path(config.out))
+        result.save(Path(config.out))
         console.say(f"raw samples: {config.out}")
     if plot is not None:
-        _draw(found, plot)
+        _draw(result, plot)
         console.say(f"picture: {plot}")
-    if found.invalid:
-        slow = _slower_than_ever(found)
-        raise MeasurementInvalid(f"{'; '.join(found.invalid)}. Stop what else runs here and give the command again."
+    if result.invalid:
+        slow = _slower_than_ever(result)
+        raise MeasurementInvalid(f"{'; '.join(result.invalid)}. Stop what else runs here and give the command again."
                                  f"{slow}")
 
 
@@ -84,11 +84,11 @@ def benchmark(config: Any, console: Console) -> Benchmark:
             raw = run_child("hwnas.benchmark.task", job, target, timeout_s=float(number(config, "timeout", 1)),
                             memory_mb=job["memory_mb"], progress=heard)
     made_up = target.precision == "int8" and (built or job["quantize"])
-    found = Benchmark.of(raw, model=file.label, target=target, host=host, runtime=runtime.version(), seed=job["seed"],
-                         made_up=made_up, stored_quiet_ms=job["quiet_ms"])
-    if not found.invalid:
-        quiet.store(min(one.measurement.quiet_ms for one in found.latency))
-    return found
+    result = Benchmark.of(raw, model=file.label, target=target, host=host, runtime=runtime.version(), seed=job["seed"],
+                          made_up=made_up, stored_quiet_ms=job["quiet_ms"])
+    if not result.invalid:
+        quiet.store(min(latency.measurement.quiet_ms for latency in result.latency))
+    return result
 
 
 def _job(config: Any, target: Target) -> dict[str, Any]:
@@ -104,8 +104,8 @@ def _batches(batch: Any, target: Target) -> list[int]:
     """Batches in rising order; ConfigError unless they are different whole numbers from 1 to 4096."""
     from omegaconf import ListConfig
 
-    found = [target.batch] if batch is None else list(batch) if isinstance(batch, ListConfig) else [batch]
-    read: tuple[int, ...] = read_value(found, tuple[int, ...], "batch", low=1, high=4096, check=_differ, what=(
+    given = [target.batch] if batch is None else list(batch) if isinstance(batch, ListConfig) else [batch]
+    read: tuple[int, ...] = read_value(given, tuple[int, ...], "batch", low=1, high=4096, check=_differ, what=(
         "one or several different whole numbers from 1 to 4096, e.g. batch=1,2,4"))
     return sorted(read)
 
@@ -134,21 +134,21 @@ def _picture_path(config: Any) -> Path | None:
     return Path("runs") / f"benchmark-{config.target.name}-{name}.png"
 
 
-def _draw(found: Benchmark, path: Path) -> None:
+def _draw(result: Benchmark, path: Path) -> None:
     from hwnas.benchmark.report import batch_figure
     from hwnas.pictures.style import figure_bytes
     from hwnas.system.paths import write_atomic
 
-    write_atomic(path, figure_bytes(batch_figure(found, date.today().isoformat()), path.suffix[1:]))
+    write_atomic(path, figure_bytes(batch_figure(result, date.today().isoformat()), path.suffix[1:]))
 
 
-def _slower_than_ever(found: Benchmark) -> str:
+def _slower_than_ever(result: Benchmark) -> str:
     """What to do where the whole run was slow, which may also be how this host is from now on."""
     from hwnas.system.paths import home
 
-    if found.stored_quiet_ms is None or found.latency[0].measurement.quiet_ms != found.stored_quiet_ms:
+    if result.stored_quiet_ms is None or result.latency[0].measurement.quiet_ms != result.stored_quiet_ms:
         return ""
-    return (f" (The reference never came near the {found.stored_quiet_ms:.4g} ms of earlier runs; if this host is "
+    return (f" (The reference never came near the {result.stored_quiet_ms:.4g} ms of earlier runs; if this host is "
             f"slower for good, remove {home() / 'reference_times.json'}.)")
 
 

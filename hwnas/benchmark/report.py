@@ -30,18 +30,19 @@ if TYPE_CHECKING:
 
 
 
-def batch_figure(found: Benchmark, date: str) -> Figure:
+def batch_figure(benchmark: Benchmark, date: str) -> Figure:
     """Left: latency of one batch. Right: images/s, one call after another and, where it was measured, under load."""
-    image = "×".join(map(str, found.image))
-    with new_figure(10.5, 4.6, f"{_short(found.model)} on {found.target.name}: batch curve",
-                    f"measured on {found.host.name} · {found.runtime} · input {image} · {date}", left=0.07) as figure:
+    image = "×".join(map(str, benchmark.image))
+    where = f"measured on {benchmark.host.name} · {benchmark.runtime} · input {image} · {date}"
+    with new_figure(10.5, 4.6, f"{_short(benchmark.model)} on {benchmark.target.name}: batch curve", where,
+                    left=0.07) as figure:
         left, right = figure.subplots(1, 2)
         figure.subplots_adjust(left=0.07, right=0.985, top=0.79, bottom=0.125, wspace=0.2)
-        valid = [one for one in found.latency if one.measurement.valid]
+        valid = [latency for latency in benchmark.latency if latency.measurement.valid]
         _draw_latency(left, valid)
-        _draw_throughput(right, valid, [one for one in found.load if one.found.windows.valid])
+        _draw_throughput(right, valid, [load for load in benchmark.load if load.throughput.windows.valid])
         for axes in (left, right):
-            _batch_axis(axes, [one.batch for one in found.latency])
+            _batch_axis(axes, [latency.batch for latency in benchmark.latency])
     return figure
 
 
@@ -55,9 +56,9 @@ def _draw_latency(axes: Axes, valid: Sequence[Latency]) -> None:
     if not valid:
         _nothing(axes)
         return
-    batches = [one.batch for one in valid]
-    ms = [one.measurement.latency_ms for one in valid]
-    errors = [one.measurement.latency_ms - one.measurement.latency_ms_low for one in valid]
+    batches = [latency.batch for latency in valid]
+    ms = [latency.measurement.latency_ms for latency in valid]
+    errors = [latency.measurement.latency_ms - latency.measurement.latency_ms_low for latency in valid]
     fine = [batches[0] * (batches[-1] / batches[0]) ** (step / 100) for step in range(101)]
     axes.plot(fine, [ms[0] * batch / batches[0] for batch in fine], color=MUTED, lw=1.0, ls=(0, (4, 3)),
               label=f"were every image as slow as in batch {batches[0]}")
@@ -74,14 +75,15 @@ def _draw_throughput(axes: Axes, valid: Sequence[Latency], loads: Sequence[Load]
         _nothing(axes)
         return
     if valid:
-        rates = [one.images_per_s for one in valid]
-        axes.errorbar([one.batch for one in valid], rates, color=FRONT, marker="o", ms=5.5, lw=1.5, elinewidth=1.2,
-                      yerr=[rate * one.measurement.half_width for rate, one in zip(rates, valid, strict=True)],
-                      capsize=2.5, label="one call after another")
+        rates = [latency.images_per_s for latency in valid]
+        axes.errorbar([latency.batch for latency in valid], rates, color=FRONT, marker="o", ms=5.5, lw=1.5,
+                      elinewidth=1.2, capsize=2.5,
+                      yerr=[rate * latency.measurement.half_width for rate, latency in zip(rates, valid, strict=True)],
+                      label="one call after another")
     if loads:
-        axes.errorbar([one.batch for one in loads], [one.found.images_per_s for one in loads], color=BASELINE,
+        axes.errorbar([load.batch for load in loads], [load.throughput.images_per_s for load in loads], color=BASELINE,
                       marker="D", ms=5, lw=1.5, elinewidth=1.2, capsize=2.5,
-                      yerr=[one.found.images_per_s * one.found.half_width for one in loads],
+                      yerr=[load.throughput.images_per_s * load.throughput.half_width for load in loads],
                       label=f"{loads[0].streams} in flight")
     axes.set_ylim(0, 1.06 * axes.get_ylim()[1])
     axes.legend(loc="lower right", frameon=False, fontsize=8.5)
@@ -126,7 +128,7 @@ class Load:
     batch: int
     streams: int
     threads_each: int
-    found: Throughput
+    throughput: Throughput
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,19 +152,20 @@ class Benchmark:
     def of(cls, raw: Mapping[str, Any], **known: Any) -> Benchmark:
         """From the plain values that the task gives."""
         protocol = Protocol(**raw["protocol"])
-        latency = tuple(Latency(one["batch"], Measurement.from_dict(one["measurement"], protocol, "measurement"),
-                                one["execution"]) for one in raw["latency"])
-        load = tuple(Load(one["batch"], one["streams"], one["threads_each"], Throughput.from_dict(one, protocol))
-                     for one in raw["load"])
+        latency = tuple(Latency(row["batch"], Measurement.from_dict(row["measurement"], protocol, "measurement"),
+                                row["execution"]) for row in raw["latency"])
+        load = tuple(Load(row["batch"], row["streams"], row["threads_each"], Throughput.from_dict(row, protocol))
+                     for row in raw["load"])
         return cls(image=tuple(raw["input"]["image"]), overhead_ms=raw["overhead_us"] / 1e3, latency=latency,
                    load=load, raw=raw, **known)
 
     @property
     def invalid(self) -> list[str]:
         """Why any of its numbers is INVALID."""
-        latency = [f"batch {one.batch}: {one.measurement.reason}" for one in self.latency if not one.measurement.valid]
-        return latency + [f"batch {one.batch}, {one.streams} in flight: {_load_reason(one.found)}"
-                          for one in self.load if not one.found.windows.valid]
+        latency = [f"batch {point.batch}: {point.measurement.reason}" for point in self.latency
+                   if not point.measurement.valid]
+        return latency + [f"batch {point.batch}, {point.streams} in flight: {_load_reason(point.throughput)}"
+                          for point in self.load if not point.throughput.windows.valid]
 
     def save(self, path: Path) -> None:
         """Write the JSON file: statistics for reading, raw samples to compute them again."""
@@ -171,50 +174,52 @@ class Benchmark:
             "model": self.model, "made_up_ranges": self.made_up, "target": asdict(self.target),
             "host": self.host.to_dict(), "runtime": self.runtime, "seed": self.seed, "input": self.raw["input"],
             "call_overhead_us": self.raw["overhead_us"], "protocol": self.raw["protocol"],
-            "latency": [{**_statistics(one.measurement, one.batch), **raw}
-                        for one, raw in zip(self.latency, self.raw["latency"], strict=True)],
-            "load": [{"images_per_s": _number(one.found.images_per_s), "half_width": _number(one.found.half_width),
-                      **_percentiles(one.found.windows), "reason": one.found.windows.reason, **raw}
-                     for one, raw in zip(self.load, self.raw["load"], strict=True)]}
+            "latency": [{**_statistics(latency.measurement, latency.batch), **raw}
+                        for latency, raw in zip(self.latency, self.raw["latency"], strict=True)],
+            "load": [{"images_per_s": _number(load.throughput.images_per_s),
+                      "half_width": _number(load.throughput.half_width),
+                      **_percentiles(load.throughput.windows), "reason": load.throughput.windows.reason, **raw}
+                     for load, raw in zip(self.load, self.raw["load"], strict=True)]}
         write_atomic(path, json.dumps(data, allow_nan=False))
 
 
-def _statistics(one: Measurement, batch: int) -> dict[str, Any]:
-    return {"valid": one.valid, "reason": one.reason, "latency_ms": _number(one.latency_ms),
-            "latency_ms_low": _number(one.latency_ms_low), "latency_ms_high": _number(one.latency_ms_high),
-            "half_width": _number(one.half_width), **_percentiles(one),
-            "images_per_s": _number(batch / one.latency_ms * 1e3)}
+def _statistics(measurement: Measurement, batch: int) -> dict[str, Any]:
+    return {"valid": measurement.valid, "reason": measurement.reason, "latency_ms": _number(measurement.latency_ms),
+            "latency_ms_low": _number(measurement.latency_ms_low),
+            "latency_ms_high": _number(measurement.latency_ms_high),
+            "half_width": _number(measurement.half_width), **_percentiles(measurement),
+            "images_per_s": _number(batch / measurement.latency_ms * 1e3)}
 
 
-def _percentiles(one: Measurement) -> dict[str, float | None]:
-    return {f"p{round(100 * q)}_ms": one.percentile_ms(q) if one.valid else None for q in _NEEDED}
+def _percentiles(measurement: Measurement) -> dict[str, float | None]:
+    return {f"p{round(100 * q)}_ms": measurement.percentile_ms(q) if measurement.valid else None for q in _NEEDED}
 
 
 def _number(value: float) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
-def lines(found: Benchmark) -> Iterator[str]:
+def lines(benchmark: Benchmark) -> Iterator[str]:
     """The readable block, line by line."""
-    for name, text in _facts(found):
+    for name, text in _facts(benchmark):
         yield f"{name:<14} {text}"
-    if len(found.latency) == 1:
-        yield from (f"{name:<14} {text}" for name, text in _single(found.latency[0]))
+    if len(benchmark.latency) == 1:
+        yield from (f"{name:<14} {text}" for name, text in _single(benchmark.latency[0]))
     else:
         yield ""
-        yield from _table(found)
-    yield from (f"{name:<14} {text}" for one in found.load for name, text in _load(one, found))
+        yield from _table(benchmark)
+    yield from (f"{name:<14} {text}" for load in benchmark.load for name, text in _load(load, benchmark))
 
 
-def _facts(found: Benchmark) -> Iterator[tuple[str, str]]:
-    target = found.target
-    yield "model", found.model
-    yield "input", ("×".join(map(str, found.image)) + " float32"
-                    + (", quantised with made-up ranges (right for timing only)" if found.made_up else ""))
-    yield "target", f"{target.name}: {target.precision} on {found.runtime}, {_count(target.threads, 'thread')}"
-    yield "host", f"{found.host.name} ({found.host.cpu}, {_count(found.host.cores, 'core')} usable)"
-    yield "executed", _executed(found.latency[0].execution)
-    yield "call overhead", f"{found.overhead_ms * 1e3:.2f} µs (null runtime; contained in every time below)"
+def _facts(benchmark: Benchmark) -> Iterator[tuple[str, str]]:
+    target = benchmark.target
+    yield "model", benchmark.model
+    yield "input", ("×".join(map(str, benchmark.image)) + " float32"
+                    + (", quantised with made-up ranges (right for timing only)" if benchmark.made_up else ""))
+    yield "target", f"{target.name}: {target.precision} on {benchmark.runtime}, {_count(target.threads, 'thread')}"
+    yield "host", f"{benchmark.host.name} ({benchmark.host.cpu}, {_count(benchmark.host.cores, 'core')} usable)"
+    yield "executed", _executed(benchmark.latency[0].execution)
+    yield "call overhead", f"{benchmark.overhead_ms * 1e3:.2f} µs (null runtime; contained in every time below)"
 
 
 def _count(number: int, what: str) -> str:
@@ -229,90 +234,92 @@ def _executed(execution: Mapping[str, Any]) -> str:
             f"(convolutions and matrix products: {counts or 'none'})")
 
 
-def _single(one: Latency) -> Iterator[tuple[str, str]]:
-    found = one.measurement
+def _single(latency: Latency) -> Iterator[tuple[str, str]]:
+    measurement = latency.measurement
     yield "", ""
-    yield "batch", str(one.batch)
-    if found.valid:
-        yield "latency", (f"{found.latency_ms:.4g} ms, 90 % interval {found.latency_ms_low:.4g} to "
-                          f"{found.latency_ms_high:.4g} (median over turns of each turn's "
-                          f"{100 * found.protocol.quantile:.0f}th percentile)")
-        yield from _spread(found)
-        yield "throughput", f"{one.images_per_s:.4g} images/s, one call after another"
-    yield "noise", _noise(found)
+    yield "batch", str(latency.batch)
+    if measurement.valid:
+        yield "latency", (f"{measurement.latency_ms:.4g} ms, 90 % interval {measurement.latency_ms_low:.4g} to "
+                          f"{measurement.latency_ms_high:.4g} (median over turns of each turn's "
+                          f"{100 * measurement.protocol.quantile:.0f}th percentile)")
+        yield from _spread(measurement)
+        yield "throughput", f"{latency.images_per_s:.4g} images/s, one call after another"
+    yield "noise", _noise(measurement)
 
 
-def _spread(found: Measurement) -> Iterator[tuple[str, str]]:
+def _spread(measurement: Measurement) -> Iterator[tuple[str, str]]:
     for q, needed in _NEEDED.items():
-        value = found.percentile_ms(q)
+        value = measurement.percentile_ms(q)
         text = f"{UNKNOWN} (needs {needed} samples)" if value is None else f"{value:.4g} ms"
         yield f"p{round(100 * q)}", text
 
 
-def _noise(found: Measurement) -> str:
-    if not found.valid:
-        return f"INVALID: {found.reason}"
-    goal = found.protocol.half_width
-    reached = "reached" if found.half_width <= goal else "NOT reached within the time"
-    return (f"valid: {len(found.values_ms)} of {len(found.turns)} turns quiet; half-width {found.half_width:.1%} "
-            f"(goal {goal:.0%}: {reached}); {_wandered(found)}")
+def _noise(measurement: Measurement) -> str:
+    if not measurement.valid:
+        return f"INVALID: {measurement.reason}"
+    goal = measurement.protocol.half_width
+    reached = "reached" if measurement.half_width <= goal else "NOT reached within the time"
+    return (f"valid: {len(measurement.values_ms)} of {len(measurement.turns)} turns quiet; "
+            f"half-width {measurement.half_width:.1%} (goal {goal:.0%}: {reached}); {_wandered(measurement)}")
 
 
-def _wandered(found: Measurement) -> str:
-    beside = [turn.reference_ms for turn in found.turns]
-    above = max(beside) / found.quiet_ms - 1
+def _wandered(measurement: Measurement) -> str:
+    beside = [turn.reference_ms for turn in measurement.turns]
+    above = max(beside) / measurement.quiet_ms - 1
     return (f"reference beside it {min(beside):.4g} to {max(beside):.4g} ms "
-            f"(quiet {found.quiet_ms:.4g}, worst {above:+.1%})")
+            f"(quiet {measurement.quiet_ms:.4g}, worst {above:+.1%})")
 
 
-def _table(found: Benchmark) -> Iterator[str]:
+def _table(benchmark: Benchmark) -> Iterator[str]:
     head = ("batch", "latency ms", "90 % interval", "p50", "p90", "p99", "images/s", "int8", "noise")
-    rows = [head, *(_row(one) for one in found.latency)]
+    rows = [head, *(_row(latency) for latency in benchmark.latency)]
     yield from text_table(rows, words=[len(head) - 1])
-    lacking = [q for q in _NEEDED if any(one.measurement.valid and one.measurement.percentile_ms(q) is None
-                                         for one in found.latency)]
+    lacking = [q for q in _NEEDED if any(latency.measurement.valid and latency.measurement.percentile_ms(q) is None
+                                         for latency in benchmark.latency)]
     if lacking:
         yield f"{UNKNOWN}: " + ", ".join(f"p{round(100 * q)} needs {_NEEDED[q]} samples" for q in lacking)
-    valid = [one.measurement for one in found.latency if one.measurement.valid]
+    valid = [latency.measurement for latency in benchmark.latency if latency.measurement.valid]
     if valid:
-        yield _wandered(max(valid, key=lambda one: max(turn.reference_ms for turn in one.turns)))
+        yield _wandered(max(valid, key=lambda measurement: max(turn.reference_ms for turn in measurement.turns)))
 
 
-def _row(one: Latency) -> tuple[str, ...]:
-    found, share = one.measurement, one.execution["int8_share"]
+def _row(latency: Latency) -> tuple[str, ...]:
+    measurement, share = latency.measurement, latency.execution["int8_share"]
     int8 = number(share, ".0%")
-    if not found.valid:
-        return (str(one.batch), *[UNKNOWN] * 6, int8, f"INVALID: {found.reason}")
-    spread = [number(found.percentile_ms(q), ".4g") for q in _NEEDED]
-    goal = found.protocol.half_width
-    reached = "" if found.half_width <= goal else f", goal {goal:.0%} not reached"
-    return (str(one.batch), f"{found.latency_ms:.4g}", f"{found.latency_ms_low:.4g} to {found.latency_ms_high:.4g}",
-            *spread, f"{one.images_per_s:.4g}", int8, f"valid, ±{found.half_width:.1%}{reached}")
+    if not measurement.valid:
+        return (str(latency.batch), *[UNKNOWN] * 6, int8, f"INVALID: {measurement.reason}")
+    spread = [number(measurement.percentile_ms(q), ".4g") for q in _NEEDED]
+    goal = measurement.protocol.half_width
+    reached = "" if measurement.half_width <= goal else f", goal {goal:.0%} not reached"
+    return (str(latency.batch), f"{measurement.latency_ms:.4g}",
+            f"{measurement.latency_ms_low:.4g} to {measurement.latency_ms_high:.4g}", *spread,
+            f"{latency.images_per_s:.4g}", int8, f"valid, ±{measurement.half_width:.1%}{reached}")
 
 
-def _load(one: Load, benchmark: Benchmark) -> Iterator[tuple[str, str]]:
-    found, windows = one.found, one.found.windows
+def _load(load: Load, benchmark: Benchmark) -> Iterator[tuple[str, str]]:
+    throughput, windows = load.throughput, load.throughput.windows
     yield "", ""
-    yield "in flight", (f"{_count(one.streams, 'request')}, batch {one.batch}: {_count(one.streams, 'instance')} of "
-                        f"the network with {_count(one.threads_each, 'thread')} each on "
+    yield "in flight", (f"{_count(load.streams, 'request')}, batch {load.batch}: {_count(load.streams, 'instance')} of "
+                        f"the network with {_count(load.threads_each, 'thread')} each on "
                         f"{_count(benchmark.host.cores, 'usable core')}")
     if windows.valid:
-        width = found.half_width * found.images_per_s
-        yield "throughput", (f"{found.images_per_s:.4g} images/s, 90 % interval {found.images_per_s - width:.4g} to "
-                             f"{found.images_per_s + width:.4g} (median over windows)")
+        width = throughput.half_width * throughput.images_per_s
+        yield "throughput", (f"{throughput.images_per_s:.4g} images/s, "
+                             f"90 % interval {throughput.images_per_s - width:.4g} to "
+                             f"{throughput.images_per_s + width:.4g} (median over windows)")
         yield from ((f"{name} in flight", text) for name, text in _spread(windows))
-    yield "noise", _load_noise(found)
+    yield "noise", _load_noise(throughput)
 
 
-def _load_reason(found: Throughput) -> str:
-    return found.windows.reason_in("windows", "cores taken by others")
+def _load_reason(throughput: Throughput) -> str:
+    return throughput.windows.reason_in("windows", "cores taken by others")
 
 
-def _load_noise(found: Throughput) -> str:
-    windows = found.windows
+def _load_noise(throughput: Throughput) -> str:
+    windows = throughput.windows
     if not windows.valid:
-        return f"INVALID: {_load_reason(found)}"
+        return f"INVALID: {_load_reason(throughput)}"
     goal = windows.protocol.half_width
-    reached = "reached" if found.half_width <= goal else "NOT reached within the time"
-    return (f"valid: {len(found.values)} of {len(windows.turns)} windows quiet; half-width {found.half_width:.1%} "
-            f"(goal {goal:.0%}: {reached}); {_wandered(windows)}")
+    reached = "reached" if throughput.half_width <= goal else "NOT reached within the time"
+    return (f"valid: {len(throughput.values)} of {len(windows.turns)} windows quiet; "
+            f"half-width {throughput.half_width:.1%} (goal {goal:.0%}: {reached}); {_wandered(windows)}")

@@ -48,12 +48,12 @@ def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Prog
     label, batches = job["label"], job["batches"]
     check_path(job["path"], job["memory_mb"])
     proto = load_checked(job["path"])
-    found = input_of(proto, label)
-    check_batches(found, label, batches)
-    shape = sized(found, label, job["channels"], job["image_size"])
+    model_input = input_of(proto, label)
+    check_batches(model_input, label, batches)
+    shape = sized(model_input, label, job["channels"], job["image_size"])
     with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
         progress(0.0, "compiling")
-        file = _prepared(proto, found, shape, job, target, Path(folder))
+        file = _prepared(proto, model_input, shape, job, target, Path(folder))
         del proto
         network = _Network(runtime, file, label, shape, job["memory_mb"])
         compiled = {batch: network.compile(replace(target, batch=batch)) for batch in batches}
@@ -62,7 +62,7 @@ def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Prog
         protocol, timed = _timed(network, compiled, target, reference, job, progress)
         loads = [_load(network, replace(target, batch=batch), reference[0], protocol, job, progress)
                  for batch in batches if job["streams"]]
-    return {"input": {"name": found.name, "image": list(shape)}, "overhead_us": round(overhead_ms * 1e3, 3),
+    return {"input": {"name": model_input.name, "image": list(shape)}, "overhead_us": round(overhead_ms * 1e3, 3),
             "protocol": protocol.to_dict(), "latency": timed, "load": loads}
 
 
@@ -81,16 +81,16 @@ def _reference(path: str, target: Target, folder: Path) -> list[Call]:
     return bind_copies(TimedFile(Path(path), replace(target, batch=1), shape), Protocol().copies, folder)
 
 
-def _prepared(proto: ModelProto, found: ModelInput, shape: Sequence[int], job: Mapping[str, Any], target: Target,
+def _prepared(proto: ModelProto, model_input: ModelInput, shape: Sequence[int], job: Mapping[str, Any], target: Target,
               folder: Path) -> Path:
     """The file itself, or a copy with open axes fixed, the batch axis called as runtimes expect, or quantised."""
     import onnx
 
-    axes = next(value for value in proto.graph.input if value.name == found.name).type.tensor_type.shape.dim
-    open_batch = found.shape[0] is None and axes[0].dim_param != "batch"
-    if not open_batch and None not in found.shape[1:] and not job["quantize"]:
+    axes = next(value for value in proto.graph.input if value.name == model_input.name).type.tensor_type.shape.dim
+    open_batch = model_input.shape[0] is None and axes[0].dim_param != "batch"
+    if not open_batch and None not in model_input.shape[1:] and not job["quantize"]:
         return Path(job["path"])
-    if found.shape[0] is None:
+    if model_input.shape[0] is None:
         axes[0].dim_param = "batch"
     for axis, size in zip(axes[1:], shape, strict=True):
         axis.dim_value = size
@@ -146,8 +146,8 @@ class _Network:
     def _explained(self, error: CandidateError, target: Target) -> str:
         whole = str(error.__cause__ or error)
         self._check_memory(whole)
-        lacking = sorted({name.strip(" .") for pattern in _OPERATORS for found in re.findall(pattern, whole)
-                          for name in found.split(",")})
+        lacking = sorted({name.strip(" .") for pattern in _OPERATORS for group in re.findall(pattern, whole)
+                          for name in group.split(",")})
         if lacking:
             return (f"{self.label}: {self.runtime.name} has no operator {', '.join(lacking)[:300]}. Export it with "
                     "standard operators, or choose a target of another runtime.")
@@ -167,12 +167,12 @@ class _Network:
 def _timed(network: _Network, compiled: Mapping[int, Compiled], target: Target, reference: Copies,
            job: Mapping[str, Any], progress: Progress) -> tuple[Protocol, list[dict[str, Any]]]:
     """Latency at every batch, all in the same rounds."""
-    calls = {str(batch): network.bind(one, replace(target, batch=batch)) for batch, one in compiled.items()}
+    calls = {str(batch): network.bind(model, replace(target, batch=batch)) for batch, model in compiled.items()}
     protocol = _protocol(list(calls.values()), job["seconds"])
-    found = measure(calls, reference, protocol, seed=job["seed"], quiet_ms=job["quiet_ms"], threads=target.threads,
-                    progress=progress)
-    return protocol, [{"batch": batch, "execution": _plain(one), "measurement": found[str(batch)].to_dict()}
-                      for batch, one in compiled.items()]
+    measurements = measure(calls, reference, protocol, seed=job["seed"], quiet_ms=job["quiet_ms"],
+                           threads=target.threads, progress=progress)
+    return protocol, [{"batch": batch, "execution": _plain(model), "measurement": measurements[str(batch)].to_dict()}
+                      for batch, model in compiled.items()]
 
 
 def _plain(compiled: Compiled) -> dict[str, Any]:
@@ -198,11 +198,11 @@ def _load(network: _Network, target: Target, reference: Call, protocol: Protocol
     from hwnas.latency.load import measure_load
 
     streams, cores = job["streams"], len(usable_cores())
-    one = replace(target, threads=target.threads or max(1, cores // streams))
-    calls = [network.bind(network.compile(one), one) for _ in range(streams)]
-    found = measure_load(calls, target.batch, min(cores, streams * one.threads), reference,
-                         replace(protocol, min_rounds=3), quiet_ms=job["quiet_ms"], progress=progress)
-    return {"batch": target.batch, "streams": streams, "threads_each": one.threads, **found.to_dict()}
+    each = replace(target, threads=target.threads or max(1, cores // streams))
+    calls = [network.bind(network.compile(each), each) for _ in range(streams)]
+    throughput = measure_load(calls, target.batch, min(cores, streams * each.threads), reference,
+                              replace(protocol, min_rounds=3), quiet_ms=job["quiet_ms"], progress=progress)
+    return {"batch": target.batch, "streams": streams, "threads_each": each.threads, **throughput.to_dict()}
 
 
 if __name__ == "__main__":

@@ -69,8 +69,8 @@ def prepare(config: Any, console: Console) -> CertifyJob:
         **{f"training.{key}": value for key, value in training.items() if key not in ("device", "threads")}}
     out = RunFolder.create(config.out or Path("runs") / f"certificate-{space.name}-{info.name}").path
     with hold(out / ".plan.lock"):
-        found = read_plan(out, identity)
-        networks, cost, source = ((found.networks, found.cost, found.cost_source) if found else
+        stored = read_plan(out, identity)
+        networks, cost, source = ((stored.networks, stored.cost, stored.cost_source) if stored else
                                   _choose(config, space, n, seed, console))
         plan = CertifyPlan(out, tuple(networks), cost, source, data, training, seed, seeds, identity)
         plan.write()

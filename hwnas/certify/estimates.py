@@ -64,26 +64,26 @@ def read_judged(value: Any) -> list[Judged]:
     if not all(isinstance(options, dict) for _, options in listed):
         raise ConfigError("estimators must be a list of names or a section of labels and options, e.g. "
                           f"{{long: {{accuracy: proxy, epochs: 6}}}}, got {value!r}.")
-    found = {label: dict(options) for label, options in listed}
-    if len(found) < len(listed):
+    by_label = {label: dict(options) for label, options in listed}
+    if len(by_label) < len(listed):
         raise ConfigError(f"estimators names one twice: {', '.join(label for label, _ in listed)}. Name each once.")
-    if not found:
+    if not by_label:
         raise ConfigError("estimators is empty. Name one at least, e.g. estimators=[proxy].")
-    judged = [_judged(name, options) for name, options in found.items()]
-    if len({one.file(Path()) for one in judged}) < len(judged):
-        raise ConfigError(f"estimators: two of {', '.join(found)} differ in : and - only. Give another label.")
+    judged = [_judged(name, options) for name, options in by_label.items()]
+    if len({estimator.file(Path()) for estimator in judged}) < len(judged):
+        raise ConfigError(f"estimators: two of {', '.join(by_label)} differ in : and - only. Give another label.")
     return judged
 
 
 def _listed(value: Any) -> list[tuple[str, Any]]:
     """Labels and their options; what is neither a name nor a section has None for options."""
-    found: list[tuple[str, Any]] = []
-    for one in value if isinstance(value, list) else [value]:
-        if isinstance(one, dict):
-            found += [(str(label), options) for label, options in one.items()]
+    pairs: list[tuple[str, Any]] = []
+    for item in value if isinstance(value, list) else [value]:
+        if isinstance(item, dict):
+            pairs += [(str(label), options) for label, options in item.items()]
         else:
-            found.append((str(one), {} if isinstance(one, str) and isinstance(value, list) else None))
-    return found
+            pairs.append((str(item), {} if isinstance(item, str) and isinstance(value, list) else None))
+    return pairs
 
 
 def _judged(name: str, options: dict[str, Any]) -> Judged:
@@ -107,8 +107,8 @@ def estimate_all(plan: CertifyPlan, judged: Sequence[Judged], seeds: int, datase
     """
     with hold(plan.out / ".estimates.lock", lambda: console.say(f"another process judges in {plan.out}; waiting")):
         warm = False
-        for one in judged:
-            work = _Work(plan, one, dataset, space)
+        for estimator in judged:
+            work = _Work(plan, estimator, dataset, space)
             if left := work.left(seeds):
                 if not warm:
                     _warm_up(plan.networks[0], dataset)
@@ -118,32 +118,32 @@ def estimate_all(plan: CertifyPlan, judged: Sequence[Judged], seeds: int, datase
                 except (CandidateError, DataError, SpaceError) as error:
                     if len(judged) == 1:
                         raise
-                    console.say(f"{one.label} is left out: {error}")
+                    console.say(f"{estimator.label} is left out: {error}")
                     continue
                 work.run(left, console)
 
 
 def check_estimators(plan: CertifyPlan, judged: Sequence[Judged], dataset: Dataset, space: SearchSpace) -> None:
     """UserError for options that an estimator refuses, data or a space that it cannot judge, or another's estimates."""
-    for one in judged:
-        _Work(plan, one, dataset, space)
+    for estimator in judged:
+        _Work(plan, estimator, dataset, space)
 
 
 def judged_before(plan: CertifyPlan, judged: Sequence[Judged], dataset: Dataset, space: SearchSpace, console: Console
                   ) -> list[Judged]:
     """Estimators beside `judged` that have told every network's top-1 in this folder; says which no longer count."""
-    found = []
+    earlier = []
     for path in sorted((plan.out / "estimates").glob("*.json")):
-        if any(one.file(plan.out) == path for one in judged):
+        if any(estimator.file(plan.out) == path for estimator in judged):
             continue
         try:
             document = ESTIMATES.find(path) or {}
-            one = Judged(str(document.get("label")), str(document.get("accuracy")), document.get("options") or {})
-            if not _Work(plan, one, dataset, space).left(1):
-                found.append(one)
+            estimator = Judged(str(document.get("label")), str(document.get("accuracy")), document.get("options") or {})
+            if not _Work(plan, estimator, dataset, space).left(1):
+                earlier.append(estimator)
         except UserError as error:
             console.say(f"note: an earlier estimator is left out: {error}")
-    return found
+    return earlier
 
 
 def _warm_up(network: Network, dataset: Dataset) -> None:
@@ -171,9 +171,9 @@ class _Work:
     def left(self, seeds: int) -> list[tuple[Network, int]]:
         """Networks and seeds that are not there yet, in an order that has nothing to do with their costs."""
         order = np.random.default_rng([self.plan.seed, _STREAM]).permutation(len(self.plan.networks))
-        have = {(one["id"], one["seed"]) for one in self.content["results"]}
+        have = {(row["id"], row["seed"]) for row in self.content["results"]}
         every = [(self.plan.networks[row], seed) for seed in range(seeds) for row in order]
-        return [one for one in every if (one[0].id, one[1]) not in have]
+        return [pair for pair in every if (pair[0].id, pair[1]) not in have]
 
     def run(self, left: Sequence[tuple[Network, int]], console: Console) -> None:
         """Ask for these."""
@@ -185,14 +185,14 @@ class _Work:
 
     def _content(self) -> dict[str, Any]:
         path, fingerprint = self.judged.file(self.plan.out), self.estimator.fingerprint
-        found = ESTIMATES.find(path)
-        if found is not None and found.get("fingerprint") != fingerprint:
-            raise StudyError(f"{path} is of another recipe (fingerprint {found.get('fingerprint')}, now {fingerprint})."
-                             " Remove it to judge anew, or give the estimator another label.")
+        stored = ESTIMATES.find(path)
+        if stored is not None and stored.get("fingerprint") != fingerprint:
+            raise StudyError(f"{path} is of another recipe (fingerprint {stored.get('fingerprint')}, now "
+                             f"{fingerprint}). Remove it to judge anew, or give the estimator another label.")
         networks = {network.id for network in self.plan.networks}
-        if found is not None and any(one["id"] not in networks for one in found["results"]):
+        if stored is not None and any(row["id"] not in networks for row in stored["results"]):
             raise StudyError(f"{path} is of other networks than {self.plan.out} has now. Remove it to judge anew.")
-        return found or {
+        return stored or {
             **ESTIMATES.header, "label": self.judged.label, "accuracy": self.judged.accuracy,
             "options": dict(self.judged.options), "fingerprint": fingerprint, "setup_seconds": 0.0,
             "setup_cpu_seconds": None, "results": []}
@@ -215,20 +215,21 @@ class _Work:
     def _shared_cpu_seconds(self) -> float | None:
         """What another label of the same estimator spent on the very same setup: it took as many seconds, exactly."""
         for path in sorted(self.judged.file(self.plan.out).parent.glob("*.json")):
-            found = ESTIMATES.find(path) or {}
-            if all(found[key] == self.content[key] for key in ("accuracy", "setup_seconds")) \
-                    and found["setup_cpu_seconds"] is not None:
-                return float(found["setup_cpu_seconds"])
+            other = ESTIMATES.find(path) or {}
+            if all(other[key] == self.content[key] for key in ("accuracy", "setup_seconds")) \
+                    and other["setup_cpu_seconds"] is not None:
+                return float(other["setup_cpu_seconds"])
         return None
 
     def _result(self, network: Network, seed: int) -> dict[str, Any]:
         wall, before = time.perf_counter(), cpu_seconds()
         result: dict[str, Any] = {"id": network.id, "seed": seed}
         try:
-            found = ask(self.estimator, network, self._earlier(seed), seed)
-            result |= {"value": found.value, "std": found.std, "stopped": found.stopped, "curve": list(found.curve)}
-            if not math.isfinite(found.value):
-                result["reason"] = f"top-1 is {found.value}"
+            estimate = ask(self.estimator, network, self._earlier(seed), seed)
+            result |= {"value": estimate.value, "std": estimate.std, "stopped": estimate.stopped,
+                       "curve": list(estimate.curve)}
+            if not math.isfinite(estimate.value):
+                result["reason"] = f"top-1 is {estimate.value}"
         except CandidateError as error:
             result["reason"] = " ".join(str(error).split())
         return result | {"seconds": time.perf_counter() - wall, "cpu_seconds": cpu_seconds() - before}
@@ -236,8 +237,8 @@ class _Work:
     def _earlier(self, seed: int) -> list[Earlier]:
         """What a search would know by now."""
         costs = {network.id: network.cost for network in self.plan.networks}
-        return [Earlier((costs[one["id"]],), one["value"], one["std"], tuple(one["curve"]), one["stopped"])
-                for one in self.content["results"] if one["seed"] == seed and "reason" not in one]
+        return [Earlier((costs[row["id"]],), row["value"], row["std"], tuple(row["curve"]), row["stopped"])
+                for row in self.content["results"] if row["seed"] == seed and "reason" not in row]
 
     def _write(self) -> None:
         write_atomic(self.judged.file(self.plan.out), json.dumps(finite(self.content), indent=1) + "\n")
@@ -247,10 +248,10 @@ def ask(estimator: AccuracyEstimator, network: Network, earlier: Sequence[Earlie
     """An estimate as a search asks for it; CandidateError."""
     if isinstance(estimator, EvaluatesAmong):
         return estimator.evaluate_among(network.architecture, (network.cost,), earlier, seed)
-    return estimator.evaluate(network.architecture, [one.curve for one in earlier if one.curve], seed)
+    return estimator.evaluate(network.architecture, [other.curve for other in earlier if other.curve], seed)
 
 
 def cpu_seconds() -> float:
     """Processor time of this process and of its children that have ended: what a busy machine changes little."""
-    found = os.times()
-    return found.user + found.system + found.children_user + found.children_system
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system

@@ -101,8 +101,8 @@ class CertifyPlan:
         """`plan.json`, and each network's architecture.yaml beside its trainings."""
         for network in self.networks:
             write_atomic(self.architecture_file(network), network.architecture.to_yaml())
-        networks = [{"id": one.id, "cost": one.cost, "architecture": one.architecture.to_dict()}
-                    for one in self.networks]
+        networks = [{"id": network.id, "cost": network.cost, "architecture": network.architecture.to_dict()}
+                    for network in self.networks]
         content = {**PLAN.header, "cost": self.cost, "cost_source": self.cost_source, "seed": self.seed,
                    "seeds": self.seeds, "identity": self.identity, "dataset": self.dataset, "training": self.training,
                    "networks": networks}
@@ -127,8 +127,8 @@ def read_plan(out: Path, identity: Mapping[str, Any] | None = None) -> CertifyPl
     if identity is not None:
         check_identity(content["identity"], identity, path)
     with PLAN.reading(path):
-        networks = tuple(Network(Architecture.from_dict(one["architecture"], str(path)), float(one["cost"]))
-                         for one in content["networks"])
+        networks = tuple(Network(Architecture.from_dict(entry["architecture"], str(path)), float(entry["cost"]))
+                         for entry in content["networks"])
         return CertifyPlan(out, networks, content["cost"], content["cost_source"], content["dataset"],
                            content["training"], content["seed"], content["seeds"], content["identity"])
 

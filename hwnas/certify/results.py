@@ -74,10 +74,11 @@ def _subtitle(content: Mapping[str, Any]) -> str:
 def _draw_taus(axes: Axes, content: Mapping[str, Any], labels: Sequence[str]) -> None:
     title(axes, f"Kendall's tau with {content['level']:.0%} intervals")
     axes.set_xlabel("rank correlation with full training")
-    one = content["ceiling"]
-    if one is not None and one["kendall_tau"] is not None:
-        axes.axvspan(one["low"], one["high"], color=MUTED, alpha=0.1, lw=0, zorder=0)
-        axes.axvline(one["kendall_tau"], color=MUTED, lw=1, ls="--", zorder=1, label="one full training, other seed")
+    ceiling = content["ceiling"]
+    if ceiling is not None and ceiling["kendall_tau"] is not None:
+        axes.axvspan(ceiling["low"], ceiling["high"], color=MUTED, alpha=0.1, lw=0, zorder=0)
+        axes.axvline(ceiling["kendall_tau"], color=MUTED, lw=1, ls="--", zorder=1,
+                     label="one full training, other seed")
     for at, label in enumerate(labels):
         entry = content["estimators"][label]
         color = FRONT if label == content["best"] else CAP if (entry["low"] or 0) <= 0 else OTHER
@@ -89,9 +90,9 @@ def _draw_taus(axes: Axes, content: Mapping[str, Any], labels: Sequence[str]) ->
     axes.set_yticks(range(len(labels)), [f"{label}\n{_cost(content['estimators'][label])}" for label in labels],
                     color=INK, fontsize=8.5)
     axes.set_xlim(right=1.04)
-    axes.set_ylim(len(labels) - 0.4, -0.75 if one is None else -0.95)
+    axes.set_ylim(len(labels) - 0.4, -0.75 if ceiling is None else -0.95)
     axes.grid(visible=False, axis="y")
-    if one is not None:
+    if ceiling is not None:
         axes.legend(loc="upper left", frameon=True, facecolor="white", edgecolor="none", framealpha=1, fontsize=8,
                     borderaxespad=0)
 
@@ -103,9 +104,9 @@ def _cost(entry: Mapping[str, Any]) -> str:
 
 def _draw_scatter(axes: Axes, content: Mapping[str, Any], label: str, first: bool) -> None:
     title(axes, label)
-    found = [(one["estimates"][label], one["top1"], one["cost"]) for one in content["networks"]
-             if one["estimates"].get(label) is not None and one["top1"] is not None]
-    x, y, cost = (np.array(values) for values in zip(*found, strict=True))
+    points = [(network["estimates"][label], network["top1"], network["cost"]) for network in content["networks"]
+              if network["estimates"].get(label) is not None and network["top1"] is not None]
+    x, y, cost = (np.array(values) for values in zip(*points, strict=True))
     dearness = np.argsort(np.argsort(cost)) / max(1, len(cost) - 1)
     axes.scatter(100 * x, 100 * y, s=18 + 46 * dearness, color=FRONT if label == content["best"] else OTHER,
                  edgecolor="white", lw=0.8, zorder=3)
@@ -126,18 +127,18 @@ class Truth:
         self.plan = plan
         self.trainings = [[read_training(plan, network, seed) for seed in range(plan.seeds)]
                           for network in plan.networks]
-        self.done = [one for row in self.trainings for one in row if one is not None]
+        self.done = [training for row in self.trainings for training in row if training is not None]
         self.cost = np.array([network.cost for network in plan.networks])
-        self.each = np.array([[np.nan if one is None or one.top1 is None else one.top1 for one in row]
-                              for row in self.trainings])
+        self.each = np.array([[np.nan if training is None or training.top1 is None else training.top1
+                               for training in row] for row in self.trainings])
         counts = np.isfinite(self.each).sum(axis=1)
         self.mean: Array = np.divide(np.nansum(self.each, axis=1), counts, out=np.full(len(counts), np.nan),
                                      where=counts > 0)
         self._check(dataset)
 
     def _check(self, dataset: Dataset) -> None:
-        same_size = all(one.architecture.image_size == dataset.image_size for one in self.plan.networks)
-        other = {one.dataset for one in self.done if one.dataset} - {dataset.fingerprint}
+        same_size = all(network.architecture.image_size == dataset.image_size for network in self.plan.networks)
+        other = {training.dataset for training in self.done if training.dataset} - {dataset.fingerprint}
         if other and same_size:
             raise DataError(f"{self.plan.out} was trained on other images ({', '.join(sorted(other))}) than there are "
                             f"now ({dataset.fingerprint}). Give another out=FOLDER.")
@@ -154,21 +155,21 @@ class Truth:
     @property
     def good(self) -> list[Training]:
         """Those that did not fail."""
-        return [one for one in self.done if one.top1 is not None]
+        return [training for training in self.done if training.top1 is not None]
 
     def summary(self) -> dict[str, Any]:
         """What the trainings say: spread of the networks against the noise of one training, and what one costs."""
         good, both = self.good, np.isfinite(self.each).sum(axis=1) > 1
         spread = np.nanvar(self.each[both], axis=1, ddof=1).mean() ** 0.5 if both.any() else np.nan
-        cpu = [one.cpu_seconds for one in good if one.cpu_seconds is not None]
-        shares = np.array([(one.top1 or 0.0) for one in good])
+        cpu = [training.cpu_seconds for training in good if training.cpu_seconds is not None]
+        shares = np.array([(training.top1 or 0.0) for training in good])
         return {
             "trainings": len(good), "failed": len(self.done) - len(good), "seeds": self.plan.seeds,
             "networks": int(np.isfinite(self.mean).sum()), "epochs": epochs_done(self.plan), "n_test": good[0].n_test,
             "top1_low": float(np.nanmin(self.mean)), "top1_high": float(np.nanmax(self.mean)),
             "std_networks": float(np.nanstd(self.mean, ddof=1)), "std_seeds": float(spread),
             "std_binomial": float(np.sqrt(np.mean(shares * (1 - shares)) / good[0].n_test)),
-            "seconds": float(np.mean([one.seconds for one in good])),
+            "seconds": float(np.mean([training.seconds for training in good])),
             "cpu_seconds": float(np.mean(cpu)) if cpu else None, "options": dict(self.plan.training)}
 
     def ceiling(self) -> dict[str, Any] | None:
@@ -177,9 +178,9 @@ class Truth:
         pairs = list(combinations(range(self.plan.seeds), 2))
         if len(rows) < LEAST or not pairs:
             return None
-        found = [with_interval(_mean([paired(of, rows[:, a], rows[:, b]) for a, b in pairs]), len(rows))
-                 for of in (kendall_tau, spearman)]
-        return {"n": len(rows), **_correlations(*found)}
+        intervals = [with_interval(_mean([paired(of, rows[:, a], rows[:, b]) for a, b in pairs]), len(rows))
+                     for of in (kendall_tau, spearman)]
+        return {"n": len(rows), **_correlations(*intervals)}
 
 
 def certificate_of(truth: Truth, judged: Sequence[Judged], dataset: Dataset, space: SearchSpace) -> dict[str, Any]:
@@ -188,9 +189,9 @@ def certificate_of(truth: Truth, judged: Sequence[Judged], dataset: Dataset, spa
     from hwnas.target.host import Host
 
     plan = truth.plan
-    documents = {one.label: document for one in judged
-                 if (document := ESTIMATES.find(one.file(plan.out)))}
-    estimates = {label: _values(plan, found) for label, found in documents.items()}
+    documents = {estimator.label: document for estimator in judged
+                 if (document := ESTIMATES.find(estimator.file(plan.out)))}
+    estimates = {label: _values(plan, document) for label, document in documents.items()}
     summary = truth.summary()
     full = summary["cpu_seconds"] or summary["seconds"]
     entries = {label: _entry(documents[label], estimates[label], truth, full) for label in documents}
@@ -215,16 +216,16 @@ def _described(plan: CertifyPlan, dataset: Dataset) -> dict[str, Any]:
 def _network(truth: Truth, row: int, estimates: Mapping[str, Array]) -> dict[str, Any]:
     network = truth.plan.networks[row]
     return {"id": network.id, "architecture": str(network.architecture), "cost": network.cost, "top1": truth.mean[row],
-            "trainings": [one and asdict(one) for one in truth.trainings[row]],
+            "trainings": [training and asdict(training) for training in truth.trainings[row]],
             "estimates": {label: values[row] for label, values in estimates.items()}}
 
 
 def _values(plan: CertifyPlan, document: dict[str, Any]) -> Array:
     """Estimates [n], the mean over seeds; NaN where one failed or there is none."""
-    found: dict[str, list[float]] = {network.id: [] for network in plan.networks}
-    for one in document["results"]:
-        found[one["id"]].append(np.nan if "reason" in one else one["value"])
-    return np.array([np.mean(values) if values else np.nan for values in found.values()])
+    by_id: dict[str, list[float]] = {network.id: [] for network in plan.networks}
+    for row in document["results"]:
+        by_id[row["id"]].append(np.nan if "reason" in row else row["value"])
+    return np.array([np.mean(values) if values else np.nan for values in by_id.values()])
 
 
 def _entry(document: dict[str, Any], estimate: Array, truth: Truth, full: float) -> dict[str, Any]:
@@ -232,9 +233,9 @@ def _entry(document: dict[str, Any], estimate: Array, truth: Truth, full: float)
     network's, of all its evaluations that the estimate is the mean of."""
     results, usable = document["results"], np.isfinite(estimate) & np.isfinite(truth.mean)
     entry = {key: document[key] for key in ("accuracy", "options", "fingerprint", "setup_seconds", "setup_cpu_seconds")}
-    entry |= {"n": int(usable.sum()), "failed": sum("reason" in one for one in results),
-              "stopped": sum(bool(one.get("stopped")) for one in results),
-              **{key: sum(one[key] for one in results) / len(estimate) for key in ("seconds", "cpu_seconds")}}
+    entry |= {"n": int(usable.sum()), "failed": sum("reason" in row for row in results),
+              "stopped": sum(bool(row.get("stopped")) for row in results),
+              **{key: sum(row[key] for row in results) / len(estimate) for key in ("seconds", "cpu_seconds")}}
     entry["cpu_seconds_amortised"] = cost_of(entry)
     entry["share_of_full"] = entry["cpu_seconds_amortised"] / full
     if usable.sum() < LEAST:
@@ -246,7 +247,7 @@ def _entry(document: dict[str, Any], estimate: Array, truth: Truth, full: float)
 
 
 def _mean(of: Sequence[OfRows]) -> OfRows:
-    return lambda rows: np.mean([one(rows) for one in of], axis=0)
+    return lambda rows: np.mean([statistic(rows) for statistic in of], axis=0)
 
 
 def _correlations(kendall: tuple[float, ...], rank: tuple[float, ...]) -> dict[str, float]:
@@ -264,12 +265,12 @@ def _add_behind_best(content: dict[str, Any], estimates: dict[str, Array], truth
         usable = np.isfinite(values) & np.isfinite(best) & np.isfinite(truth)
         if usable.sum() < LEAST:
             continue
-        of = _difference(*(paired(kendall_tau, one[usable], truth[usable]) for one in (best, values)))
+        of = _difference(*(paired(kendall_tau, values_of[usable], truth[usable]) for values_of in (best, values)))
         content["estimators"][label]["behind_best"] = with_interval(of, int(usable.sum()))
 
 
-def _difference(one: OfRows, other: OfRows) -> OfRows:
-    return lambda rows: one(rows) - other(rows)
+def _difference(left: OfRows, right: OfRows) -> OfRows:
+    return lambda rows: left(rows) - right(rows)
 
 
 def write_certificate(plan: CertifyPlan, judged: Sequence[Judged], dataset: Dataset, space: SearchSpace,
@@ -295,5 +296,5 @@ def write_certificate(plan: CertifyPlan, judged: Sequence[Judged], dataset: Data
 
 def _table(content: dict[str, Any]) -> list[dict[str, Any]]:
     left_out = ("options", "behind_best")
-    return [{"estimator": label, **{key: value for key, value in one.items() if key not in left_out}}
-            for label, one in content["estimators"].items()]
+    return [{"estimator": label, **{key: value for key, value in entry.items() if key not in left_out}}
+            for label, entry in content["estimators"].items()]

@@ -116,9 +116,9 @@ def _train(job: TrainingJob, heard: Callable[[], None]) -> None:
     if read_summary(job) is not None:
         return
     console = _Inside(heard)
-    found = Checkpoint.load(job.checkpoint)
-    before, begun = (found.epoch if found else 0), time.process_time()
-    del found
+    checkpoint = Checkpoint.load(job.checkpoint)
+    before, begun = (checkpoint.epoch if checkpoint else 0), time.process_time()
+    del checkpoint
     try:
         trained = train(job, console)
         epochs = len(trained.rows) - before
@@ -149,22 +149,22 @@ def read_training(plan: CertifyPlan, network: Network, seed: int) -> Training | 
     failed = FAILED.find(folder / "failed.json")
     if failed is not None:
         return Training(seed, None, 0, 0.0, None, "", str(failed["reason"]))
-    found = SUMMARY.find(folder / "summary.json")
-    if found is None:
+    summary = SUMMARY.find(folder / "summary.json")
+    if summary is None:
         return None
     cost = COST.find(folder / "cost.json") or {}
-    if (found.get("id"), found.get("identity", {}).get("seed")) != (network.id, seed):
+    if (summary.get("id"), summary.get("identity", {}).get("seed")) != (network.id, seed):
         raise StudyError(f"{folder / 'summary.json'} is of another training. Choose another out=FOLDER.")
-    return Training(seed, float(found["top1_test"]), int(found["n_test"]), float(found["seconds_training"]),
-                    cost.get("cpu_seconds"), str(found["identity"]["dataset.fingerprint"]))
+    return Training(seed, float(summary["top1_test"]), int(summary["n_test"]), float(summary["seconds_training"]),
+                    cost.get("cpu_seconds"), str(summary["identity"]["dataset.fingerprint"]))
 
 
 def epochs_done(plan: CertifyPlan) -> int:
     """Epochs of a finished training: more than `plan.epochs` where they were raised to the recipe's least steps."""
     from hwnas.training.results import SUMMARY
 
-    found = (SUMMARY.find(plan.folder(*one) / "summary.json") for one in trainings(plan))
-    return next((int(one.get("epochs", plan.epochs)) for one in found if one is not None), plan.epochs)
+    summaries = (SUMMARY.find(plan.folder(*training) / "summary.json") for training in trainings(plan))
+    return next((int(summary.get("epochs", plan.epochs)) for summary in summaries if summary is not None), plan.epochs)
 
 
 def _write(path: Path, document: Document, content: dict[str, Any]) -> None:
@@ -180,8 +180,8 @@ def _heard(plan: CertifyPlan, report: Report, every_s: float = 5.0) -> Callable[
         if time.monotonic() - last < every_s:
             return
         last = time.monotonic()
-        done = sum(is_done(plan.folder(*one)) for one in trainings(plan))
-        epochs = sum(_epochs(plan, *one) for one in trainings(plan))
+        done = sum(is_done(plan.folder(*training)) for training in trainings(plan))
+        epochs = sum(_epochs(plan, *training) for training in trainings(plan))
         n = len(plan.networks) * plan.seeds
         report(min(1.0, epochs / (n * plan.epochs)), f"{done} of {n} trainings done")
 

@@ -33,8 +33,8 @@ def main(config: Any, console: Console) -> None:
     with hold(folder / ".compress.lock", lambda: console.say(f"another process works in {folder}; waiting")):
         check_folder(job)
         steps = Steps(job, Scorer(job))
-        found = taken(steps, console)
-        summary = write_results(steps, found, timed(steps, found, console))
+        finished = taken(steps, console)
+        summary = write_results(steps, finished, timed(steps, finished, console))
     for text in printed(summary["steps"]):
         print(text)
     console.say(sentence(summary, job))

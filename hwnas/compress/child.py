@@ -35,14 +35,14 @@ def check(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Pr
     label, path = job["label"], Path(job["path"])
     check_path(path, job["memory_mb"])
     proto = load_checked(path)
-    found = input_of(proto, label)
-    shape = sized(found, label, None, job["image_size"], size_option="dataset.image_size")
+    model_input = input_of(proto, label)
+    shape = sized(model_input, label, None, job["image_size"], size_option="dataset.image_size")
     if len(shape) != 3:
         raise ModelError(f"{label} takes inputs of {len(shape)} axes; images [channels, height, width] are expected.")
-    if found.shape[0] is not None:
-        raise ModelError(f"{label}: the batch axis of input {found.name!r} is fixed to {found.shape[0]}. Export it "
-                         "with a dynamic batch axis.")
-    axes = next(value for value in proto.graph.input if value.name == found.name).type.tensor_type.shape.dim
+    if model_input.shape[0] is not None:
+        raise ModelError(f"{label}: the batch axis of input {model_input.name!r} is fixed to {model_input.shape[0]}. "
+                         "Export it with a dynamic batch axis.")
+    axes = next(value for value in proto.graph.input if value.name == model_input.name).type.tensor_type.shape.dim
     axes[0].dim_param = "batch"
     for axis, size in zip(axes[1:], shape, strict=True):
         axis.dim_value = size

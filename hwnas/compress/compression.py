@@ -29,23 +29,23 @@ _PACKAGES = ("torch", "onnx", "onnxruntime", "openvino")
 
 def taken(steps: Steps, console: Console) -> list[Step]:
     """The int8 steps up to the first that keeps the limit; all of them where the options say so."""
-    options, found = steps.job.options, list[Step]()
-    for step in _all(steps, found, console):
-        found.append(step)
+    options, finished = steps.job.options, list[Step]()
+    for step in _all(steps, finished, console):
+        finished.append(step)
         console.note(line(step, steps.reference))
         if step.keeps(steps.reference, options.max_drop) and not options.every_step:
             break
-    return found
+    return finished
 
 
-def _all(steps: Steps, found: Sequence[Step], console: Console) -> Iterator[Step]:
+def _all(steps: Steps, finished: Sequence[Step], console: Console) -> Iterator[Step]:
     """Post-training; sensitive nodes in fp32; fine-tuned; fine-tuned with sensitive nodes in fp32."""
     from hwnas.compress.post_training import PostTraining
     from hwnas.compress.sensitivity import KeptNodes
 
     plain = PostTraining(steps, console)
     yield from plain.steps()
-    if all(step.error for step in found):
+    if all(step.error for step in finished):
         return
     base = plain.best()
     yield from KeptNodes(steps, base, base.note, console).steps()
@@ -56,7 +56,7 @@ def _all(steps: Steps, found: Sequence[Step], console: Console) -> Iterator[Step
     tuning = FineTuning(steps, plain.quantisation(plain.best_method), console)
     step = tuning.step()
     yield step
-    if not step.error and not any(one.keeps(steps.reference, steps.job.options.max_drop) for one in found):
+    if not step.error and not any(earlier.keeps(steps.reference, steps.job.options.max_drop) for earlier in finished):
         yield from KeptNodes(steps, tuning.tuned(), step.name, console).steps()
 
 
@@ -69,11 +69,11 @@ def line(step: Step, reference: Step) -> str:
             f"{high:.2f})")
 
 
-def timed(steps: Steps, found: Sequence[Step], console: Console) -> dict[str, Measurement]:
+def timed(steps: Steps, finished: Sequence[Step], console: Console) -> dict[str, Measurement]:
     """Latency of the fp32 reference and of every step's file, all in the same rounds; kept from run to run."""
     job, path = steps.job, steps.job.steps / "timing.json"
     files = {REFERENCE: (job.source.path, "fp32")} | {
-        step.name: (step.path, "int8") for step in found if not step.error}
+        step.name: (step.path, "int8") for step in finished if not step.error}
     contents = {name: content_of(file) for name, (file, _) in files.items()}
     stored = _stored_timing(path, contents)
     if not set(files) <= set(stored):
@@ -81,7 +81,8 @@ def timed(steps: Steps, found: Sequence[Step], console: Console) -> dict[str, Me
         first = next(iter(stored.values()))
         write_atomic(path, json.dumps(finite({
             **TIMING.header, "protocol": first.protocol.to_dict(), "contents": contents,
-            "files": {name: one.to_dict() for name, one in stored.items()}}), separators=(",", ":")) + "\n")
+            "files": {name: measurement.to_dict() for name, measurement in stored.items()}}),
+            separators=(",", ":")) + "\n")
     return {name: stored[name] for name in files}
 
 
@@ -92,32 +93,32 @@ def _stored_timing(path: Path, contents: Mapping[str, str]) -> dict[str, Measure
         return {}
     with TIMING.reading(path):
         protocol = Protocol(**data["protocol"])
-        return {name: Measurement.from_dict(one, protocol, str(path)) for name, one in data["files"].items()
+        return {name: Measurement.from_dict(entry, protocol, str(path)) for name, entry in data["files"].items()
                 if data["contents"][name] == contents.get(name)}
 
 
-def best(found: Sequence[Step], reference: Step, latency: Mapping[str, Measurement], max_drop: float) -> Step | None:
+def best(finished: Sequence[Step], reference: Step, latency: Mapping[str, Measurement], max_drop: float) -> Step | None:
     """The fastest that keeps the limit; of those whose 90 % intervals of latency meet its own, the most accurate."""
-    keeping = [step for step in found if step.keeps(reference, max_drop)]
+    keeping = [step for step in finished if step.keeps(reference, max_drop)]
     if not keeping:
         return None
-    fastest = min((latency[step.name] for step in keeping), key=lambda one: one.latency_ms)
+    fastest = min((latency[step.name] for step in keeping), key=lambda measurement: measurement.latency_ms)
     as_fast = [step for step in keeping if latency[step.name].latency_ms_low <= fastest.latency_ms_high]
     return max(as_fast, key=lambda step: step.right.sum())
 
 
-def nearest(found: Sequence[Step], reference: Step) -> Step | None:
+def nearest(finished: Sequence[Step], reference: Step) -> Step | None:
     """The one that loses least; the first of equals. None where every step failed."""
-    whole = [step for step in found if not step.error]
+    whole = [step for step in finished if not step.error]
     return min(whole, key=lambda step: step.drop(reference)[0]) if whole else None
 
 
-def rows(found: Sequence[Step], reference: Step, latency: Mapping[str, Measurement], max_drop: float
+def rows(finished: Sequence[Step], reference: Step, latency: Mapping[str, Measurement], max_drop: float
          ) -> list[dict[str, Any]]:
     """A line of `table.csv` a step, the reference first: top-1 as a fraction, drops in points, latency in ms."""
     fp32_ms = latency[REFERENCE].latency_ms
     table = []
-    for step in (reference, *found):
+    for step in (reference, *finished):
         drop, low, high = step.drop(reference)
         timed = latency.get(step.name)
         ms = {} if timed is None else {
@@ -133,16 +134,16 @@ def rows(found: Sequence[Step], reference: Step, latency: Mapping[str, Measureme
     return table
 
 
-def write_results(steps: Steps, found: Sequence[Step], latency: Mapping[str, Measurement]) -> dict[str, Any]:
+def write_results(steps: Steps, finished: Sequence[Step], latency: Mapping[str, Measurement]) -> dict[str, Any]:
     """Write table, summary and, where the limit is kept, the int8 file; without one, an earlier file goes.
 
     QuantizeError when every step failed.
     """
     job, limit = steps.job, steps.job.options.max_drop
-    table = rows(found, steps.reference, latency, limit)
+    table = rows(finished, steps.reference, latency, limit)
     write_atomic(job.table, table_csv(table))
-    chosen = best(found, steps.reference, latency, limit)
-    told = chosen or nearest(found, steps.reference)
+    chosen = best(finished, steps.reference, latency, limit)
+    told = chosen or nearest(finished, steps.reference)
     deployed = job.folder.deployed("int8")
     job.summary.unlink(missing_ok=True)  # an earlier one tells of an earlier limit
     if chosen is None:
@@ -150,7 +151,7 @@ def write_results(steps: Steps, found: Sequence[Step], latency: Mapping[str, Mea
     else:
         write_atomic(deployed, chosen.path.read_bytes())
     if told is None:
-        raise QuantizeError(f"no int8 file of {job.source.label} could be made: {found[0].error}")
+        raise QuantizeError(f"no int8 file of {job.source.label} could be made: {finished[0].error}")
     summary = finite({
         **COMPRESSION.header, "model": job.source.label, "keeps_limit": chosen is not None, "max_drop_points": limit,
         "file": None if chosen is None else deployed.name, "step": told.name, "what": told.what,
@@ -195,7 +196,7 @@ def sentence(summary: Mapping[str, Any], job: CompressJob) -> str:
         return (f"no step keeps the limit of {summary['max_drop_points']:g} points, so that no int8 file is written. "
                 f"Nearest: {facts} ({job.steps / summary['step']}.onnx). Raise max_drop, or train a wider network.")
     kept = summary["kept_in_fp32"]
-    fp32 = f"; in fp32: {', '.join(one['node'] for one in kept)}" if kept else ""
+    fp32 = f"; in fp32: {', '.join(entry['node'] for entry in kept)}" if kept else ""
     return f"{facts}{fp32}: {job.folder.deployed('int8')}"
 
 

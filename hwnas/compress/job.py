@@ -121,17 +121,17 @@ def source_of(model: str, target: Target, info: DatasetInfo, image_size: int | N
     UserError when it is torn, incomplete, or made for other channels or classes than the data set has.
     """
     if Path(model).is_dir():
-        found = _folder(ModelFolder(Path(model)), memory_mb)
+        source = _folder(ModelFolder(Path(model)), memory_mb)
     else:
-        found = _bare(model, target, info, image_size, copies, memory_mb, timeout_s)
-    for what, its, wanted in (("channels", info.channels, found.shape[0]), ("classes", info.classes, found.classes)):
+        source = _bare(model, target, info, image_size, copies, memory_mb, timeout_s)
+    for what, its, wanted in (("channels", info.channels, source.shape[0]), ("classes", info.classes, source.classes)):
         if its != wanted:
-            raise DataError(f"{found.label} was made for {wanted} {what}, the data set {info.name} has {its}. Give the "
-                            "data set that it was trained on.")
-    if found.shape[1] != found.shape[2]:
-        raise ModelError(f"{found.label} takes images of {found.shape[1]}×{found.shape[2]} pixels; only square ones "
+            raise DataError(f"{source.label} was made for {wanted} {what}, the data set {info.name} has {its}. Give "
+                            "the data set that it was trained on.")
+    if source.shape[1] != source.shape[2]:
+        raise ModelError(f"{source.label} takes images of {source.shape[1]}×{source.shape[2]} pixels; only square ones "
                          "can be scored here.")
-    return found
+    return source
 
 
 def _folder(folder: ModelFolder, memory_mb: int) -> Source:
@@ -165,12 +165,12 @@ def _bare(model: str, target: Target, info: DatasetInfo, image_size: int | None,
     job = {"path": os.path.abspath(model), "label": model, "channels": info.channels, "image_size": image_size,
            "copy": os.path.abspath(copy)}
     try:
-        found = run_child("hwnas.compress.child", job, target, timeout_s=timeout_s, memory_mb=memory_mb)
+        checked = run_child("hwnas.compress.child", job, target, timeout_s=timeout_s, memory_mb=memory_mb)
     except CandidateError as error:
         raise ModelError(str(error)) from None
-    channels, height, width = found["shape"]
-    return Source(copy, model, content, (channels, height, width), int(found["classes"]), False,
-                  found["metadata"])
+    channels, height, width = checked["shape"]
+    return Source(copy, model, content, (channels, height, width), int(checked["classes"]), False,
+                  checked["metadata"])
 
 
 def metadata_of(proto: ModelProto) -> dict[str, str]:

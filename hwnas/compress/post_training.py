@@ -35,14 +35,15 @@ class Quantisation:
 
     def int8(self, kept: Collection[str] = ()) -> ModelProto:
         """The QDQ network with the nodes of `kept` as they were in fp32."""
-        found = copied(self.network)
+        network = copied(self.network)
         before = {node.name: node for node in self.original.graph.node}
-        for node in found.graph.node:
+        for node in network.graph.node:
             if node.name in kept:
                 node.CopyFrom(before[node.name])
         note = f"{self.note}, fp32: {' '.join(sorted(kept))}" if kept else self.note
-        quantise_graph(found, self.ranges, note=note, tuned_for=self.tuned_for, kept=kept, per_channel=self.per_channel)
-        return found
+        quantise_graph(network, self.ranges, note=note, tuned_for=self.tuned_for, kept=kept,
+                       per_channel=self.per_channel)
+        return network
 
 
 class PostTraining:

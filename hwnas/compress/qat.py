@@ -105,9 +105,9 @@ class FineTuning:
         """Fine-tuned, exported as fp32 and quantised by the same pass as every other file."""
         epochs = self._job.options.epochs
         what = f"{self._base.note}, {epochs} epoch{'' if epochs == 1 else 's'} of fine-tuning with int8's rounding"
-        found = self._steps.take(NAME, what, self._made, {"base": self._base.note, **self._job.options.tuning()})
+        step = self._steps.take(NAME, what, self._made, {"base": self._base.note, **self._job.options.tuning()})
         checkpoint_of(self._job).unlink(missing_ok=True)
-        return found
+        return step
 
     def tuned(self) -> Quantisation:
         """How the fine-tuned network becomes int8."""

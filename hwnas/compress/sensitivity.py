@@ -63,17 +63,17 @@ class KeptNodes:
         kept: tuple[str, ...] = ()
         with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
             scratch = Path(folder) / "int8.onnx"
-            found = self._sensitivities(scratch)
+            sensitivities = self._sensitivities(scratch)
             least = self._error(scratch, kept)
-            for one in found:
-                error = self._error(scratch, (*kept, one.node))
+            for sensitivity in sensitivities:
+                error = self._error(scratch, (*kept, sensitivity.node))
                 if error >= least:
                     continue
-                kept, least = (*kept, one.node), error
-                yield self._take(kept, found)
+                kept, least = (*kept, sensitivity.node), error
+                yield self._take(kept, sensitivities)
 
-    def _take(self, kept: tuple[str, ...], found: list[Sensitivity]) -> Step:
-        why = [asdict(one) for one in found if one.node in kept]
+    def _take(self, kept: tuple[str, ...], sensitivities: list[Sensitivity]) -> Step:
+        why = [asdict(sensitivity) for sensitivity in sensitivities if sensitivity.node in kept]
 
         def make() -> tuple[ModelProto, dict[str, Any]]:
             return self._base.int8(kept), {"kept": list(kept), "why": why}
@@ -90,9 +90,9 @@ class KeptNodes:
             stored = {**SENSITIVITY.header, "settings": self._settings}
         if "chosen" not in stored:
             errors = self._errors(path, stored, scratch)
-            stored["chosen"] = [asdict(one) for one in self._timed(errors)]
+            stored["chosen"] = [asdict(sensitivity) for sensitivity in self._timed(errors)]
             _write(path, stored)
-        return [Sensitivity(**one) for one in stored["chosen"]]
+        return [Sensitivity(**row) for row in stored["chosen"]]
 
     def _errors(self, path: Path, stored: dict[str, Any], scratch: Path) -> dict[str, float]:
         """Error power with each node in fp32, and with none, written down one by one."""
@@ -136,14 +136,14 @@ class KeptNodes:
                 path = Path(folder) / f"{index}.onnx"
                 path.write_bytes(self._base.int8((name,) if name else ()).SerializeToString())
                 files[name] = (path, "int8")
-            found = self._scorer.time(files, self._console, _COPIES)
-        base_ms = found[_ALL_INT8].latency_ms
+            measurements = self._scorer.time(files, self._console, _COPIES)
+        base_ms = measurements[_ALL_INT8].latency_ms
         timed = []
         for name in names:
-            cost_ms = found[name].latency_ms - base_ms
+            cost_ms = measurements[name].latency_ms - base_ms
             bargain = recovered[name] / max(cost_ms, _LEAST_COST * base_ms)
             timed.append(Sensitivity(name, recovered[name], -10 * float(np.log10(errors[name])), cost_ms, bargain))
-        return sorted(timed, key=lambda one: -one.bargain)
+        return sorted(timed, key=lambda sensitivity: -sensitivity.bargain)
 
 
 def _write(path: Path, data: dict[str, Any]) -> None:

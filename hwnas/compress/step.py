@@ -54,9 +54,9 @@ class Scorer:
         """Which images of `split` (validation) are answered right, and what was executed."""
         split = self.job.validation if split is None else split
         compiled = self.compiled(path, precision)
-        found = predict(compiled, replace(self.job.dataset, test=split))  # `predict` asks about the test set
+        answers = predict(compiled, replace(self.job.dataset, test=split))  # `predict` asks about the test set
         execution = asdict(replace(compiled.execution, precisions=dict(compiled.execution.precisions)))
-        return found == split.labels, execution
+        return answers == split.labels, execution
 
     def logits(self, path: Path, precision: str, images: NDArray[np.float32]) -> NDArray[np.float32]:
         """[n, classes] of normalised images."""
@@ -73,15 +73,16 @@ class Scorer:
         timed = {name: TimedFile(path, self.target(precision), job.source.shape)
                  for name, (path, precision) in files.items()}
         with console.step("time") as report:
-            found = time_files(timed, self.target("int8"), reference, protocol, seed=job.options.seed, progress=report)
-        invalid = [f"{name}: {one.reason or 'too few turns for an error'}" for name, one in found.items()
-                   if not np.isfinite(one.std_ms)]
+            measurements = time_files(timed, self.target("int8"), reference, protocol, seed=job.options.seed,
+                                      progress=report)
+        invalid = [f"{name}: {measurement.reason or 'too few turns for an error'}"
+                   for name, measurement in measurements.items() if not np.isfinite(measurement.std_ms)]
         if invalid:
-            raise MeasurementInvalid(f"{len(invalid)} of {len(found)} files could not be timed ({invalid[0]}). Stop "
-                                     "what else runs here and give the command again, perhaps with more seconds=N: "
-                                     "finished steps stay.")
-        reference.keep(found.values())
-        return found
+            raise MeasurementInvalid(f"{len(invalid)} of {len(measurements)} files could not be timed ({invalid[0]}). "
+                                     "Stop what else runs here and give the command again, perhaps with more "
+                                     "seconds=N: finished steps stay.")
+        reference.keep(measurements.values())
+        return measurements
 
 
 STEP = Document("hwnas-compress-step", 1, "a step of a compression", "Remove it to take that step again.")
@@ -144,20 +145,20 @@ class Steps:
         One that was finished with the same `settings` (what decides it besides the job) is read.
         """
         path = self.job.steps / f"{name}.onnx"
-        found = self._stored(name, what, path, finite(settings))
-        if found is not None:
-            return found
+        step = self._stored(name, what, path, finite(settings))
+        if step is not None:
+            return step
         path.with_suffix(".json").unlink(missing_ok=True)  # or, killed here, old answers would stand beside a new file
         start = time.monotonic()
         try:
             proto, about = make()
             write_atomic(path, proto.SerializeToString())
             right, executed = self.scorer.right(path, "int8")
-            found = Step(name, what, path, right, {**about, **executed, "seconds": time.monotonic() - start})
+            step = Step(name, what, path, right, {**about, **executed, "seconds": time.monotonic() - start})
         except CandidateError as error:
-            found = Step(name, what, path, np.zeros(0, bool), {"seconds": time.monotonic() - start}, str(error))
-        self._store(found, settings)
-        return found
+            step = Step(name, what, path, np.zeros(0, bool), {"seconds": time.monotonic() - start}, str(error))
+        self._store(step, settings)
+        return step
 
     def _store(self, step: Step, settings: Mapping[str, Any]) -> None:
         data = finite({**STEP.header, "name": step.name, "what": step.what, "error": step.error,

@@ -37,17 +37,17 @@ class Comparison:
         return asdict(self)
 
 
-def paired_bootstrap(one: NDArray[np.bool_], other: NDArray[np.bool_], *, confidence: float = 0.95,
+def paired_bootstrap(first: NDArray[np.bool_], second: NDArray[np.bool_], *, confidence: float = 0.95,
                      seed: int = 0) -> tuple[float, float, float]:
-    """Mean of `one - other` over images, with its percentile interval when images are drawn again.
+    """Mean of `first - second` over images, with its percentile interval when images are drawn again.
 
     Both are right (true) or wrong per test image, in the same order: only the number of images that one network alone
     gets right matters.
     """
-    if one.shape != other.shape or one.ndim != 1 or len(one) == 0:
-        raise ValueError(f"need two vectors over the same images, got {one.shape} and {other.shape}")
-    wins, losses = int((one & ~other).sum()), int((other & ~one).sum())
-    return bootstrap_mean((1, -1, 0), (wins, losses, len(one) - wins - losses), level=confidence, seed=seed)
+    if first.shape != second.shape or first.ndim != 1 or len(first) == 0:
+        raise ValueError(f"need two vectors over the same images, got {first.shape} and {second.shape}")
+    wins, losses = int((first & ~second).sum()), int((second & ~first).sum())
+    return bootstrap_mean((1, -1, 0), (wins, losses, len(first) - wins - losses), level=confidence, seed=seed)
 
 
 def compare(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]], seed: int = 0) -> list[Comparison]:
@@ -75,13 +75,13 @@ def _of_name(variants: Sequence[FrontRow], finalists: Sequence[FrontRow],
         text = f"{who} was not verified" if usable else f"the baseline was not verified: {reason.rstrip('.')}"
         name = variants[0].name
         return Comparison(variants[0].id, name, "not comparable", f"The search cannot be compared with {name}: {text}.")
-    found = [_against(row, finalists, correct, seed) for row in usable]
-    with_rival = [item for item in found if item.difference is not None]
+    comparisons = [_against(row, finalists, correct, seed) for row in usable]
+    with_rival = [item for item in comparisons if item.difference is not None]
     if not with_rival:
         accuracy = {row.id: row.top1_test or 0.0 for row in usable}
-        return max(found, key=lambda item: accuracy[item.baseline])
+        return max(comparisons, key=lambda item: accuracy[item.baseline])
     chosen = min(with_rival, key=lambda item: item.difference or 0.0)
-    others = [item.baseline for item in found if item.difference is None]
+    others = [item.baseline for item in comparisons if item.difference is None]
     extra = "".join(f" ({_figures(row)} is faster than every finalist.)" for row in usable if row.id in others)
     return Comparison(**{**chosen.to_dict(), "sentence": chosen.sentence + extra})
 

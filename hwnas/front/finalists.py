@@ -55,13 +55,13 @@ def choose_finalists(trials: Sequence[Mapping[str, Any]], k: int) -> list[Mappin
 
 def usable_trials(trials: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Evaluated rows with a top-1 and a latency, one a network; those stopped early only where no other is left."""
-    found: dict[str, Mapping[str, Any]] = {}
+    by_id: dict[str, Mapping[str, Any]] = {}
     for row in trials:
         if row.get("state") == "COMPLETE" and row.get("outcome") == "evaluated" and row.get("feasible") is not False \
                 and all(map(_is_value, (row.get("top1_proxy"), row.get("latency_ms_predicted"), *known_costs(row)))):
-            found.setdefault(row["id"], row)
-    whole = [row for row in found.values() if not row.get("stopped")]
-    return whole or list(found.values())
+            by_id.setdefault(row["id"], row)
+    whole = [row for row in by_id.values() if not row.get("stopped")]
+    return whole or list(by_id.values())
 
 
 def reward_winner(rows: Sequence[Mapping[str, Any]]) -> str | None:
@@ -104,7 +104,7 @@ def _surroundings(front: Sequence[Mapping[str, Any]], k: int) -> list[list[Mappi
 
 def _farthest(front: Sequence[Mapping[str, Any]], chosen: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     left = [row for row in front if row not in chosen]
-    return max(left, key=lambda row: min(_distance(row, one) for one in chosen))
+    return max(left, key=lambda row: min(_distance(row, other) for other in chosen))
 
 
 def _rank(row: Mapping[str, Any]) -> tuple[float, float]:
@@ -116,9 +116,9 @@ def _position(row: Mapping[str, Any]) -> tuple[float, ...]:
     return tuple(math.log(cost) for cost in known_costs(row))
 
 
-def _distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
+def _distance(row: Mapping[str, Any], other: Mapping[str, Any]) -> float:
     """In log cost: twice as much counts alike for every cost."""
-    return math.dist(_position(one), _position(other))
+    return math.dist(_position(row), _position(other))
 
 
 def _is_value(value: object) -> bool:

@@ -214,12 +214,13 @@ def _front(data: ReportData) -> str:
 
 def _columns(rows: Sequence[FrontRow]) -> list[str]:
     """Columns of the table of `rows`: what the search minimised, where that is no column anyway, before the notes."""
-    found = [COSTS[one.name] for one in _more(rows[0])]
-    return [*_COLUMNS[:-1], *(f"{one.label} ({one.unit})" if one.unit else one.label for one in found), _COLUMNS[-1]]
+    costs = [COSTS[cost.name] for cost in _more(rows[0])]
+    labels = (f"{cost.label} ({cost.unit})" if cost.unit else cost.label for cost in costs)
+    return [*_COLUMNS[:-1], *labels, _COLUMNS[-1]]
 
 
 def _more(row: FrontRow) -> list[Cost]:
-    return [one for one in row.costs if COSTS[one.name].exact not in COLUMNS]
+    return [cost for cost in row.costs if COSTS[cost.name].exact not in COLUMNS]
 
 
 def _costs(row: FrontRow) -> str:
@@ -260,19 +261,19 @@ def _cells(row: FrontRow) -> list[str]:
     return [row.id, percent(row.top1_test), between(row.top1_test_low, row.top1_test_high, 100, 2),
             percent(row.top1_test_fp32), percent(row.top1_proxy), milliseconds(row.latency_ms),
             between(row.latency_ms_low, row.latency_ms_high, 1, 3), milliseconds(row.latency_ms_predicted),
-            f"{row.params:,}", f"{row.macs / 1e6:.2f}", *(milliseconds(one.best) for one in _more(row)),
+            f"{row.params:,}", f"{row.macs / 1e6:.2f}", *(milliseconds(cost.best) for cost in _more(row)),
             "; ".join(notes)]
 
 
 def _latency(data: ReportData) -> str:
-    found = [row for row in data.rows if row.inside_prediction is not None]
+    judged = [row for row in data.rows if row.inside_prediction is not None]
     lines = []
-    if found:
-        inside = sum(bool(row.inside_prediction) for row in found)
+    if judged:
+        inside = sum(bool(row.inside_prediction) for row in judged)
         widths = sorted(((row.latency_ms_predicted_high or 0) - (row.latency_ms_predicted_low or 0)) / 2
-                        / (row.latency_ms_predicted or 1) for row in found)
-        errors = [abs((row.latency_ms_predicted or 0) / (row.latency_ms or 1) - 1) for row in found]
-        lines.append(f"<p>{inside} of {len(found)} finalists were measured inside their predicted interval (median "
+                        / (row.latency_ms_predicted or 1) for row in judged)
+        errors = [abs((row.latency_ms_predicted or 0) / (row.latency_ms or 1) - 1) for row in judged]
+        lines.append(f"<p>{inside} of {len(judged)} finalists were measured inside their predicted interval (median "
                      f"half-width {widths[len(widths) // 2]:.1%}); mean error {sum(errors) / len(errors):.1%}.</p>")
     model = data.environment.get("latency_model") or {}
     if model:
@@ -288,14 +289,15 @@ def _search(data: ReportData) -> str:
 
 
 def _certificate(data: ReportData) -> str:
-    found = data.environment.get("certificate") or {}
-    said = found.get("lines") or ["No certificate. How well the accuracy estimator ranks networks was not checked in "
-                                   "this run, so treat its values as estimates."]
+    certificate = data.environment.get("certificate") or {}
+    said = certificate.get("lines") or ["No certificate. How well the accuracy estimator ranks networks was not "
+                                        "checked in this run, so treat its values as estimates."]
     head = "".join(f"<p>{escape(line)}</p>" for line in said)
-    if not found.get("table"):
+    if not certificate.get("table"):
         return head
-    lines = table([*found["columns"], ""], [[*row, ""] for row in found["table"]], [""] * len(found["table"]))
-    where = ", ".join(escape(found[key]) for key in ("file", "created", "host"))
+    cells = [[*row, ""] for row in certificate["table"]]
+    lines = table([*certificate["columns"], ""], cells, [""] * len(cells))
+    where = ", ".join(escape(certificate[key]) for key in ("file", "created", "host"))
     return (f'{head}{lines}<p class="note">{where}. Regret: '
             "top-1 lost at equal cost by training the three networks that an estimator likes best. Seconds are of one "
             "core.</p>")

@@ -99,7 +99,7 @@ class FrontRow:
     @property
     def losses(self) -> tuple[float, ...]:
         """What makes the front, smaller being better: top-1 negated, then each objective; NaN where not known."""
-        costs = {LATENCY: self.best_latency_ms, **{one.name: one.best for one in self.costs}}
+        costs = {LATENCY: self.best_latency_ms, **{cost.name: cost.best for cost in self.costs}}
         values = (None if self.best_top1 is None else -self.best_top1, *(costs.get(name) for name in self.objectives))
         return tuple(math.nan if value is None else value for value in values)
 
@@ -123,9 +123,9 @@ def column_types() -> dict[str, Any]:
     return costs | {name: hints[name] for name in COLUMNS}
 
 
-def dominates(one: FrontRow, other: FrontRow) -> bool:
-    """Whether `one` is nowhere worse than `other` in top-1 and all that the search minimised, and somewhere better."""
-    pairs = list(zip(one.losses, other.losses, strict=True))
+def dominates(row: FrontRow, other: FrontRow) -> bool:
+    """Whether `row` is nowhere worse than `other` in top-1 and all that the search minimised, and somewhere better."""
+    pairs = list(zip(row.losses, other.losses, strict=True))
     return all(mine <= theirs for mine, theirs in pairs) and any(mine < theirs for mine, theirs in pairs)
 
 
@@ -171,8 +171,8 @@ def _values(row: FrontRow) -> dict[str, Any]:
     if row.objectives == (LATENCY,):
         return values
     values["objectives"] = " ".join(row.objectives)
-    for one in row.costs:
-        values |= {COSTS[one.name].predicted: one.predicted, COSTS[one.name].exact: one.exact}
+    for cost in row.costs:
+        values |= {COSTS[cost.name].predicted: cost.predicted, COSTS[cost.name].exact: cost.exact}
     return values
 
 
@@ -235,27 +235,27 @@ def with_costs(rows: Sequence[FrontRow], run: RunFolder, objective: Objective) -
     Exact is what the exported network shows: the deployed file's size on disk, MACs of the model, the price at the
     measured latency. As given where the search minimised latency alone.
     """
-    names = tuple(one.name for one in objective.minimised)
+    names = tuple(cost.name for cost in objective.minimised)
     if names in ((), (LATENCY,)):
         return list(rows)
-    costs = [one for one in objective.minimised if one.name != LATENCY]
+    costs = [cost for cost in objective.minimised if cost.name != LATENCY]
     return [replace(row, objectives=names, costs=tuple(
-        _cost_of(one, row, run.model(row.id), objective.terms) for one in costs)) for row in rows]
+        _cost_of(cost, row, run.model(row.id), objective.terms) for cost in costs)) for row in rows]
 
 
-def _cost_of(one: KnownObjective, row: FrontRow, folder: ModelFolder, terms: Terms) -> Cost:
+def _cost_of(objective: KnownObjective, row: FrontRow, folder: ModelFolder, terms: Terms) -> Cost:
     """What is known of a row: beforehand, and exactly."""
-    if one.of_latency is not None:
-        predicted, exact = (None if latency_ms is None else float(one.of_latency(latency_ms, terms))
+    if objective.of_latency is not None:
+        predicted, exact = (None if latency_ms is None else float(objective.of_latency(latency_ms, terms))
                             for latency_ms in (row.latency_ms_predicted, row.latency_ms))
-        return Cost(one.name, predicted, exact)
-    held = next((cost for cost in row.costs if cost.name == one.name), Cost(one.name, None, None))
+        return Cost(objective.name, predicted, exact)
+    held = next((cost for cost in row.costs if cost.name == objective.name), Cost(objective.name, None, None))
     predicted, exact = held.predicted, held.exact  # these stay where the files were moved away
     blocks, file = None if row.network is None else row.network.blocks, folder.deployed(terms.precision)
     if blocks is not None:
-        predicted = float(one.of(None, blocks, terms))
-    if one.of_file is None:
-        exact = float(getattr(row, one.exact))
+        predicted = float(objective.of(None, blocks, terms))
+    if objective.of_file is None:
+        exact = float(getattr(row, objective.exact))
     elif file.is_file():
-        exact = one.of_file(file)
-    return Cost(one.name, predicted, exact)
+        exact = objective.of_file(file)
+    return Cost(objective.name, predicted, exact)

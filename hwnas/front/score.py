@@ -85,7 +85,7 @@ def verify_rows(rows: Sequence[FrontRow], run: RunFolder, dataset: Dataset, targ
                     reason = str(error)
             scores.rows.append(replace(row, reason=reason))
             heard(1.0)
-    scores.executed = {name: _execution(one) for name, one in compiled.items() if name in scores.predicted}
+    scores.executed = {name: _execution(model) for name, model in compiled.items() if name in scores.predicted}
     paths = {name: run.model(name).deployed(target.precision) for name in scores.predicted}
     scores.measurements = _time(paths, sizes, dataset, target, timing, console)
     scores.rows = [_filled(row, scores, dataset, target) for row in scores.rows]
@@ -93,9 +93,9 @@ def verify_rows(rows: Sequence[FrontRow], run: RunFolder, dataset: Dataset, targ
 
 
 def _execution(compiled: Compiled) -> dict[str, Any]:
-    found = compiled.execution
-    return {"precision": found.precision, "precisions": dict(found.precisions), "int8_share": found.int8_share,
-            "fallback_share": found.fallback_share}
+    execution = compiled.execution
+    return {"precision": execution.precision, "precisions": dict(execution.precisions),
+            "int8_share": execution.int8_share, "fallback_share": execution.fallback_share}
 
 
 def _time(paths: Mapping[str, Path], sizes: Mapping[str, int], dataset: Dataset, target: Target, timing: Timing,
@@ -106,14 +106,14 @@ def _time(paths: Mapping[str, Path], sizes: Mapping[str, int], dataset: Dataset,
     files = {name: TimedFile(path, target, (dataset.channels, sizes[name], sizes[name]))
              for name, path in paths.items()}
     with console.step("time networks") as report:
-        found = time_files(files, target, Reference(timing.reference, timing.quiet_ms, target.batch), protocol,
-                           seed=timing.seed, progress=report)
-    quiet_ms = next(iter(found.values())).quiet_ms
+        measurements = time_files(files, target, Reference(timing.reference, timing.quiet_ms, target.batch), protocol,
+                                  seed=timing.seed, progress=report)
+    quiet_ms = next(iter(measurements.values())).quiet_ms
     if timing.quiet_ms and quiet_ms > timing.quiet_ms * (1 + protocol.drift):
         above = f"{quiet_ms / timing.quiet_ms - 1:.0%}"
         console.say(f"note: the reference network takes {quiet_ms:.4f} ms, {above} more than when this host was "
                     "calibrated: latencies are those of a slower moment.")
-    return found
+    return measurements
 
 
 def _filled(row: FrontRow, scores: Scores, dataset: Dataset, target: Target) -> FrontRow:

@@ -106,13 +106,13 @@ def write_results(run: RunFolder, results: Results, making: Making, trials: Sequ
     """Answers, samples, comparisons, environment, cards, front, pictures, report: in this order, each whole."""
     environment, scores = results.environment, results.scores
     if scores.predicted:
-        protocol = next((one.protocol for one in scores.measurements.values()), Protocol())
+        protocol = next((measurement.protocol for measurement in scores.measurements.values()), Protocol())
         run.write_predictions(making.dataset.test.labels, scores.predicted)
         run.write_measurements({
             "format": "hwnas-measurements/1", "host": environment["host"]["name"], "created": environment["created"],
             "runtime": environment["runtime"], "protocol": protocol.to_dict(),
-            "networks": {name: one.to_dict() for name, one in scores.measurements.items()}})
-    comparisons = [one.to_dict() for one in results.comparisons]
+            "networks": {name: measurement.to_dict() for name, measurement in scores.measurements.items()}})
+    comparisons = [comparison.to_dict() for comparison in results.comparisons]
     run.write_json(run.comparisons, comparisons)
     run.write_json(run.environment, environment)
     for row in results.rows:
@@ -155,13 +155,13 @@ def versions() -> dict[str, str]:
     """Versions of Python, hwnas and what it stands on."""
     from hwnas import __version__
 
-    found = {"python": platform.python_version(), "hwnas": __version__}
+    installed = {"python": platform.python_version(), "hwnas": __version__}
     for name in _PACKAGES:
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def now() -> str:

@@ -47,27 +47,28 @@ class Column:
         """The value of a code, of the type that Optuna gives."""
         if self.values is not None:
             return self.values[int(code)]
-        one: Any = self.distribution
-        low, high = float(one.low), float(one.high)
-        if one.log:
+        distribution: Any = self.distribution
+        low, high = float(distribution.low), float(distribution.high)
+        if distribution.log:
             value = math.exp(math.log(low) + code * (math.log(high) - math.log(low)))
         else:
             value = low + code * (high - low)
-        if one.step:
-            value = low + round((value - low) / one.step) * one.step
+        if distribution.step:
+            value = low + round((value - low) / distribution.step) * distribution.step
         value = min(max(value, low), high)
-        return round(value) if isinstance(one, IntDistribution) else value
+        return round(value) if isinstance(distribution, IntDistribution) else value
 
     def _share(self, value: float) -> float:
-        one: Any = self.distribution
-        if one.log:
-            return math.log(value / one.low) / math.log(one.high / one.low) if value > 0 else math.nan
-        return float((value - one.low) / (one.high - one.low))
+        distribution: Any = self.distribution
+        if distribution.log:
+            whole = math.log(distribution.high / distribution.low)
+            return math.log(value / distribution.low) / whole if value > 0 else math.nan
+        return float((value - distribution.low) / (distribution.high - distribution.low))
 
     def snap(self, codes: Codes) -> Codes:
         """Codes of the values that these stand for: many shares of a range are one whole number or step."""
-        one: Any = self.distribution
-        if self.values is not None or not one.step:
+        distribution: Any = self.distribution
+        if self.values is not None or not distribution.step:
             return codes
         return np.array([code if math.isnan(code) else self._share(float(self.value(code))) for code in codes.tolist()])
 
@@ -103,13 +104,13 @@ class Column:
         if self.size < 2:
             return np.zeros(n)
         index = np.nan_to_num(codes).astype(int)
-        found = (index + rng.integers(1, self.size, n)) % self.size
+        moved = (index + rng.integers(1, self.size, n)) % self.size
         if self.ordered:
             at = np.argsort(self.ranks)
             rank = self.ranks[index] + rng.choice([-1, 1], n)
             rank = np.where(rank < 0, 1, np.where(rank >= self.size, self.size - 2, rank))
-            found = np.where(rng.random(n) < 0.5, at[rank], found)
-        return found.astype(float)
+            moved = np.where(rng.random(n) < 0.5, at[rank], moved)
+        return moved.astype(float)
 
 
 class Coding:
@@ -143,9 +144,9 @@ class Coding:
 
     def counts(self, codes: Codes) -> NDArray[np.float64]:
         """How often each value occurs among parameters of equal values (stages' kernels, edges' operations) [n, c]."""
-        found = [(codes[:, list(kin)] == value).sum(axis=1) for kin in self._kin
-                 for value in range(self.columns[kin[0]].size)]
-        return np.stack(found, axis=1).astype(float) if found else np.zeros((len(codes), 0))
+        counts = [(codes[:, list(kin)] == value).sum(axis=1) for kin in self._kin
+                  for value in range(self.columns[kin[0]].size)]
+        return np.stack(counts, axis=1).astype(float) if counts else np.zeros((len(codes), 0))
 
     def snap(self, codes: Codes) -> Codes:
         """Each column's codes as those of the values that they stand for."""
@@ -163,18 +164,18 @@ class Coding:
 
     def mutate(self, codes: Codes, rng: np.random.Generator) -> Codes:
         """Each row with one parameter changed, and further ones by chance (each time with 0.4)."""
-        found, n = codes.copy(), len(codes)
+        mutants, n = codes.copy(), len(codes)
         free = np.flatnonzero([column.size != 1 for column in self.columns])
         if not len(free):
-            return found
+            return mutants
         open_rows = np.arange(n)
         while len(open_rows):
             chosen = free[rng.integers(0, len(free), len(open_rows))]
             for index in np.unique(chosen):
                 rows = open_rows[chosen == index]
-                found[rows, index] = self.columns[index].step(found[rows, index], rng)
+                mutants[rows, index] = self.columns[index].step(mutants[rows, index], rng)
             open_rows = open_rows[rng.random(len(open_rows)) < 0.4]
-        return found
+        return mutants
 
 
 class Settings(Sequence[dict[str, Any]]):

@@ -94,10 +94,10 @@ class Domain:
             return np.zeros((len(codes), 0))
         if self.known.objectives is None:
             raise SamplerError(f"{k} known objectives, but no function that tells them. Give known=FUNCTION.")
-        found = self._called(self.known.objectives, "known objectives", codes)
-        if found.shape[1] != k:
-            raise SamplerError(f"known objectives: {found.shape[1]} values a setting, {k} wanted.")
-        return found
+        values = self._called(self.known.objectives, "known objectives", codes)
+        if values.shape[1] != k:
+            raise SamplerError(f"known objectives: {values.shape[1]} values a setting, {k} wanted.")
+        return values
 
     def _cost(self, raw: Array) -> Array:
         # no more than the logarithm of costs is meant: a rare one of 0 must not outweigh all others
@@ -108,17 +108,17 @@ class Domain:
         if not len(codes):  # its width is not known, and not asked for
             return np.zeros((0, len(self.signs) if name == "known objectives" else 1))
         try:
-            found = np.asarray(function(Settings(self.coding, np.nan_to_num(codes, nan=0.0))), float)
+            values = np.asarray(function(Settings(self.coding, np.nan_to_num(codes, nan=0.0))), float)
         except Exception as error:
             raise SamplerError(f"{name}: the function raised {type(error).__name__}: {error}") from error
-        if found.shape[:1] != (len(codes),) or found.ndim > 2:
-            raise SamplerError(f"{name}: {len(codes)} settings were given, values of shape {found.shape} came back.")
-        found = found.reshape(len(codes), -1)
-        bad = np.flatnonzero(~np.isfinite(found).all(axis=1))
+        if values.shape[:1] != (len(codes),) or values.ndim > 2:
+            raise SamplerError(f"{name}: {len(codes)} settings were given, values of shape {values.shape} came back.")
+        values = values.reshape(len(codes), -1)
+        bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
         if len(bad):
-            raise SamplerError(f"{name}: {found[bad[0]].tolist()} for {self.coding.decode(codes[bad[0]])} is no finite "
-                               "number.")
-        return found
+            raise SamplerError(f"{name}: {values[bad[0]].tolist()} for {self.coding.decode(codes[bad[0]])} is no "
+                               "finite number.")
+        return values
 
     def _allowed(self, codes: Codes) -> Codes:
         """Those of a sample that are allowed; where none is, the nearest ones are walked to an allowed one."""

@@ -91,11 +91,11 @@ class Reader:
             return _Row(taken, (codes, np.nan, 0.0, True))
         if trial.state != TrialState.COMPLETE or any(value > 0 for value in trial.constraints.values()):
             return _Row(taken)
-        found = self.learnt(trial)
-        if found is None or not np.isfinite(found[0]):
+        reading = self.learnt(trial)
+        if reading is None or not np.isfinite(reading[0]):
             return _Row(taken)
-        std = found[1] if np.isfinite(found[1]) else 0.0
-        return _Row(taken, (codes, self.sign * found[0], std, False))
+        std = reading[1] if np.isfinite(reading[1]) else 0.0
+        return _Row(taken, (codes, self.sign * reading[0], std, False))
 
     def _published(self, trial: FrozenTrial) -> Codes | None:
         published = trial.system_attrs.get(PROPOSAL)

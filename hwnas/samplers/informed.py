@@ -69,13 +69,13 @@ def informed(context: Context | None, seed: int, n_startup_trials: int, worst_qu
 
     def costs(settings: Settings) -> Array:
         latency, sums = latency_ms(settings), iter(physical.sums(settings) if counted else ())
-        return np.column_stack([one.of_latency(latency, objective.terms) if one.of_latency else next(sums)
-                                for one in objective.minimised])
+        return np.column_stack([cost.of_latency(latency, objective.terms) if cost.of_latency else next(sums)
+                                for cost in objective.minimised])
 
-    counted = [one for one in objective.minimised if not one.of_latency]
+    counted = [cost for cost in objective.minimised if not cost.of_latency]
     timed = len(counted) < len(objective.minimised)  # then latency is among the costs already
     physical = Physical(space, None if timed else latency_ms,
-                        [partial(one.of, None, terms=objective.terms) for one in counted])
+                        [partial(cost.of, None, terms=objective.terms) for cost in counted])
 
     def features(settings: Settings) -> Array:
         return physical(settings) if scores is None else np.hstack([physical(settings), scores(settings)])
@@ -96,10 +96,10 @@ class Physical:
         self._figures: tuple[Figure, ...] = (macs, params, len, *more)
 
     def __call__(self, settings: Settings) -> Array:
-        found = self.of(_codes(settings))
+        features = self.of(_codes(settings))
         if self._latency_ms is None:
-            return found
-        return np.insert(found, 3, np.log(self._latency_ms(settings)), axis=1)
+            return features
+        return np.insert(features, 3, np.log(self._latency_ms(settings)), axis=1)
 
     def of(self, codes: NDArray[np.int64]) -> Array:
         """What is known without a latency model."""
@@ -171,11 +171,11 @@ def scored(dataset: Dataset, space: SearchSpace, names: Sequence[str], threads: 
     from hwnas.accuracy.zero_cost import Pool
 
     pool = Pool(dataset, space, names, threads=threads)
-    found = Scored(space, pool.codes, pool.scores(console))
-    read = ", ".join(f"{name} {rho:.2f}" for name, rho in zip(names, found.spearman, strict=True))
+    read_pool = Scored(space, pool.codes, pool.scores(console))
+    read = ", ".join(f"{name} {rho:.2f}" for name, rho in zip(names, read_pool.spearman, strict=True))
     console.note(f"sampler: zero-cost scores of {len(pool.codes)} networks in {pool.seconds:.0f} s; rank correlation "
                  f"of those read for others: {read}")
-    return found
+    return read_pool
 
 
 def certified(names: Sequence[str], certificate: Mapping[str, Any] | None, console: Console) -> list[str]:

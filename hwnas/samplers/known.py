@@ -154,10 +154,10 @@ class KnownObjectiveSampler(BaseSampler):
         asked, known = len(history.codes) + len(history.pending), int((~history.failed).sum())
         if asked >= self._first and known >= LEAST:
             model = Model(domain, history, self._tuner, self._first, study, self._worst)
-            found = propose(rng, domain.coding, model.good(GOOD), lambda codes: _scored(domain, model, codes, taken),
-                            self._mix)
-            if len(found.codes):
-                return found.codes
+            proposed = propose(rng, domain.coding, model.good(GOOD), lambda codes: _scored(domain, model, codes, taken),
+                               self._mix)
+            if len(proposed.codes):
+                return proposed.codes
         return _spread(domain, taken, asked, self._first, rng)
 
 
@@ -207,16 +207,16 @@ def propose(rng: np.random.Generator, coding: Coding, good: Codes, score: Callab
     `score` takes codes and returns those that may be asked for (canonical, unseen) with their scores.
     """
     pool = [coding.mutate(good[_chosen(rng, len(good), mix.mutants)], rng), crossed(rng, good, mix.crossings)]
-    found = _joined(score, np.concatenate(pool), Proposed(np.zeros((0, len(coding.columns))), np.zeros(0)))
+    proposed = _joined(score, np.concatenate(pool), Proposed(np.zeros((0, len(coding.columns))), np.zeros(0)))
     for _ in range(mix.generations):
-        if not len(found.codes):
+        if not len(proposed.codes):
             break
-        parents = found.codes[: mix.parents]
+        parents = proposed.codes[: mix.parents]
         half = mix.children // 2
         children = [coding.mutate(parents[rng.integers(0, len(parents), mix.children - half)], rng),
                     coding.mutate(crossed(rng, parents, half), rng)]
-        found = _joined(score, np.concatenate(children), found)
-    return found
+        proposed = _joined(score, np.concatenate(children), proposed)
+    return proposed
 
 
 def crossed(rng: np.random.Generator, parents: Codes, n: int) -> Codes:

@@ -215,7 +215,7 @@ def _cells(front: Front) -> _Cells:
     kept = _undominated(values, known)
     values, known = values[kept], known[kept]
     edges = [np.concatenate([[-np.inf], np.unique(known[:, axis]), [front.reference_known[axis]]]) for axis in range(k)]
-    best = np.full([len(one) - 1 for one in edges], front.reference_value)
+    best = np.full([len(axis) - 1 for axis in edges], front.reference_value)
     for value, cost in zip(values, known, strict=True):
         corner = tuple(slice(int(np.searchsorted(edges[axis], cost[axis])), None) for axis in range(k))
         best[corner] = np.maximum(best[corner], value)

@@ -43,9 +43,9 @@ class Warp:
         power = 1.0
         if np.ptp(scaled) > 1e-9 and len(values) >= 8:
             # a weak pull towards no warp: few values tell little
-            found = minimize_scalar(lambda one: (one - 1) ** 2 - _likelihood(scaled, one), bounds=(0.0, 2.0),
-                                    method="bounded")
-            power = float(found.x)
+            optimum = minimize_scalar(lambda exponent: (exponent - 1) ** 2 - _likelihood(scaled, exponent),
+                                      bounds=(0.0, 2.0), method="bounded")
+            power = float(optimum.x)
         warped = _yeo_johnson(scaled, power)
         spread = float(warped.std())
         return cls(centre, unit, power, float(warped.mean()), spread if spread > 1e-6 else 1.0)
@@ -153,12 +153,12 @@ def tuned(inputs: Inputs, values: Array, noise: Array) -> Weights:
 
     n_parameters = int(inputs.owner.max()) + 1
     means, widths = prior(n_parameters, inputs.features.shape[1])
-    found = minimize(_loss, means, args=(inputs, values, noise, means, widths), jac=True, method="L-BFGS-B",
-                     bounds=list(zip(means - 4 * widths, means + 4 * widths, strict=True)),
-                     options={"maxiter": _ITERATIONS})
-    weights = Weights.of_logs(found.x, n_parameters)
+    optimum = minimize(_loss, means, args=(inputs, values, noise, means, widths), jac=True, method="L-BFGS-B",
+                       bounds=list(zip(means - 4 * widths, means + 4 * widths, strict=True)),
+                       options={"maxiter": _ITERATIONS})
+    weights = Weights.of_logs(optimum.x, n_parameters)
     spread = Process(inputs, values, noise, weights).left_out_spread()
-    unsure = np.sqrt(1 + len(found.x) / len(values))  # the weights come from the same few values
+    unsure = np.sqrt(1 + len(optimum.x) / len(values))  # the weights come from the same few values
     return replace(weights, calibration=float(spread * unsure))
 
 

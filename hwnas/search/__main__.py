@@ -49,7 +49,7 @@ def conclude(result: SearchResult, console: Console) -> None:
         top1 = "-" if row.best_top1 is None else f"{row.best_top1:.2%}"
         latency = "-" if row.best_latency_ms is None else f"{row.best_latency_ms:.3f} ms"
         state = "" if row.verified else f"  not verified{': ' if row.reason else ''}{row.reason}"
-        costs = "".join(f"  {COSTS[one.name].shown(one.best):>10}" for one in row.costs)
+        costs = "".join(f"  {COSTS[cost.name].shown(cost.best):>10}" for cost in row.costs)
         console.say(f"{mark} {row.id:<28} top-1 {top1:>7}  {latency:>10}{costs}{state}")
     for comparison in result.comparisons:
         console.say(str(comparison.get("sentence", "")))

@@ -39,11 +39,11 @@ def unseen_params(space: SearchSpace, seen: Container[str], over_ms: Callable[[N
     returned, which then means that every network of it was seen; in a large one None means that none was found.
     """
     codes = np.asarray(space.sample(rng, 16 * _DRAW), dtype=np.int64)
-    found = _first_unseen(space, codes, seen, over_ms)
-    if found is None and space.size <= ENUMERABLE:
+    params = _first_unseen(space, codes, seen, over_ms)
+    if params is None and space.size <= ENUMERABLE:
         everything = np.array(list(product(*(range(len(parameter.choices)) for parameter in space.parameters))))
-        found = _first_unseen(space, rng.permutation(everything), seen, over_ms)
-    return found
+        params = _first_unseen(space, rng.permutation(everything), seen, over_ms)
+    return params
 
 
 def _first_unseen(space: SearchSpace, codes: NDArray[np.int64], seen: Container[str],

@@ -42,15 +42,15 @@ def reuse_trials(study: optuna.Study, folder: Path, space: SearchSpace, predict:
     url = storage_of(study).url
     with study_lock(url), storage_errors(url):
         held = known(study.get_trials(deepcopy=False))
-        found = [trial for trial in earlier.get_trials(deepcopy=False) if outcome(trial) == EVALUATED
-                 and trial.state == TrialState.COMPLETE and not trial.user_attrs.get("extrapolated")
-                 and trial.user_attrs["architecture_id"] not in held]
+        usable = [trial for trial in earlier.get_trials(deepcopy=False) if outcome(trial) == EVALUATED
+                  and trial.state == TrialState.COMPLETE and not trial.user_attrs.get("extrapolated")
+                  and trial.user_attrs["architecture_id"] not in held]
         added = 0
-        for trial in found:
-            one = _carried_over(trial, folder, space, predict, options)
-            if one is not None and one.user_attrs["architecture_id"] not in held:
-                held[one.user_attrs["architecture_id"]] = one
-                study.add_trial(one)
+        for trial in usable:
+            carried = _carried_over(trial, folder, space, predict, options)
+            if carried is not None and carried.user_attrs["architecture_id"] not in held:
+                held[carried.user_attrs["architecture_id"]] = carried
+                study.add_trial(carried)
                 added += 1
     return added
 
@@ -69,6 +69,6 @@ def _carried_over(trial: FrozenTrial, folder: Path, space: SearchSpace, predict:
         "latency_ms_predicted_high": float(np.asarray(predicted.high)[0]),
         "reward": objective.reward(top1, latency_ms), **objective.costs(latency_ms, architecture)}
     distributions: dict[str, BaseDistribution] = {
-        one.name: CategoricalDistribution(one.choices) for one in space.parameters}
+        parameter.name: CategoricalDistribution(parameter.choices) for parameter in space.parameters}
     return optuna.create_trial(state=TrialState.COMPLETE, params=trial.params, distributions=distributions,
                                values=list(objective.values(top1, latency_ms, architecture)), user_attrs=dict(attrs))

@@ -144,7 +144,7 @@ def _baselines(names: Any, space: SearchSpace) -> tuple[Network, ...]:
     if not names:
         return ()
     images = Shape(space.channels, max(space.image_sizes), space.classes)
-    return tuple(TimmNetwork(one, images) for one in variants(check_names(list(names)), images.image_size))
+    return tuple(TimmNetwork(name, images) for name in variants(check_names(list(names)), images.image_size))
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ def search_options(plan: Plan, model: LatencyModel) -> SearchOptions:
     target_ms = plan.objective.target_ms or float(model.predict_architectures([plan.space.reference]).mean[0])
     if plan.cap_ms is not None:
         check_cap(plan.space, model.predict, plan.cap_ms, plan.cap_quantile)
-    known = [plan.space.encode(one) for one in plan.space.known.values()]
+    known = [plan.space.encode(network) for network in plan.space.known.values()]
     return SearchOptions(plan.n_trials, plan.objective.at(target_ms), seed=plan.seed, max_asks=plan.max_asks,
                          cap_ms=plan.cap_ms, cap_quantile=plan.cap_quantile, enqueue=known)
 
@@ -294,7 +294,7 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
         results = results_of(Scores(rows), run, making, objective, environment)
         console.say(f"not verified: this is not {host}. Over there: python -m hwnas.verify run={run.path}")
     write_results(run, results, making, trials, plan.yaml)
-    return results.rows, [one.to_dict() for one in results.comparisons]
+    return results.rows, [comparison.to_dict() for comparison in results.comparisons]
 
 
 def _load_data(plan: Plan, console: Console) -> Dataset:

@@ -133,7 +133,7 @@ COSTS = Costs()
 
 def check_known(names: Any, terms: Terms) -> tuple[str, ...]:
     """`objective.known` as names in COSTS's order; one line says what is wrong with another value."""
-    if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(one, str) for one in names):
+    if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"objective.known must be a list of names, e.g. [latency_ms,size_mb], got {names!r}.")
     for name in names:
         if name not in COSTS:

@@ -84,8 +84,8 @@ class Objective:
 
     def costs(self, latency_ms: float, network: Architecture | None = None) -> dict[str, float]:
         """The minimised costs by their column in trials.csv; latency and price need no `network`."""
-        blocks = network.blocks() if network is not None and any(not one.of_latency for one in self.minimised) else ()
-        return {one.predicted: one.of(latency_ms, blocks, self.terms) for one in self.minimised}
+        blocks = network.blocks() if network is not None and any(not cost.of_latency for cost in self.minimised) else ()
+        return {cost.predicted: cost.of(latency_ms, blocks, self.terms) for cost in self.minimised}
 
     def at(self, target_ms: float) -> Objective:
         """The same with this T, to a millionth of a millisecond."""
@@ -109,8 +109,8 @@ class Objective:
 
     def __str__(self) -> str:
         """Names the study: what is not the default is added, so that studies of before have kept their name."""
-        costs = [f"price at {self.terms.price_per_hour:g} an hour" if one.name == "price" else one.name
-                 for one in self.minimised]
+        costs = [f"price at {self.terms.price_per_hour:g} an hour" if cost.name == "price" else cost.name
+                 for cost in self.minimised]
         of = "" if costs in ([], [LATENCY]) else f" of {' and '.join(costs)}"
         return f"{self.kind}{of}, {self.reward_kind} reward at {self.target_ms:.6g} ms"
 

@@ -46,17 +46,17 @@ def known(trials: Iterable[FrozenTrial], *, before: int | None = None) -> dict[s
     does not.
     The evaluated trial comes first where several have the same architecture.
     """
-    found: dict[str, FrozenTrial] = {}
+    by_id: dict[str, FrozenTrial] = {}
     for trial in trials:
         name = trial.user_attrs.get("architecture_id")
         if name is None or (before is not None and trial.number == before):
             continue
         running = trial.state == TrialState.RUNNING and before is not None and trial.number < before
         if running or outcome(trial) in (EVALUATED, INFEASIBLE, FAILED):
-            first = found.setdefault(name, trial)
+            first = by_id.setdefault(name, trial)
             if trial.state == TrialState.COMPLETE and first.state != TrialState.COMPLETE:
-                found[name] = trial
-    return found
+                by_id[name] = trial
+    return by_id
 
 
 @dataclass(frozen=True, slots=True)

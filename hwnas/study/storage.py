@@ -361,9 +361,9 @@ class Storage(RDBStorage):
         attrs: Any = models.TrialUserAttributeModel
         with self._session() as session:
             rows = session.query(models.TrialModel.trial_id).join(attrs, attrs.trial_id == models.TrialModel.trial_id)
-            found = rows.filter(models.TrialModel.study_id == study_id_of(study), attrs.key == key,
-                                attrs.value_json == json.dumps(value)).all()
-        return [study._storage.get_trial(int(trial_id)) for (trial_id,) in found]  # by Optuna's cache
+            ids = rows.filter(models.TrialModel.study_id == study_id_of(study), attrs.key == key,
+                              attrs.value_json == json.dumps(value)).all()
+        return [study._storage.get_trial(int(trial_id)) for (trial_id,) in ids]  # by Optuna's cache
 
     def flush(self) -> None:
         """Put everything acknowledged on the disk itself, as SQLite does only when it empties its write-ahead log."""

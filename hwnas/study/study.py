@@ -79,7 +79,7 @@ def open_study(url: str, identity: Mapping[str, str], objective: Objective, samp
 
 def _check_objectives(study: optuna.Study, objective: Objective, url: str) -> None:
     directions = [direction.name.lower() for direction in study.directions]
-    names = tuple(one.name for one in objective.minimised)
+    names = tuple(cost.name for cost in objective.minimised)
     if directions != list(objective.directions) or (names and names != minimised(study)):
         raise StudyError(f"study {shown(url)}: its objectives are not those of {objective}. "
                          "Choose another run folder with out=, or take the old objective.")
@@ -90,7 +90,7 @@ def _check_identity(study: optuna.Study, identity: dict[str, str], objective: Ob
     if held is None:
         if study.get_trials(deepcopy=False):
             raise StudyError(f"study {shown(url)}: it holds trials of another program. Choose another run folder.")
-        names = [one.name for one in objective.minimised]
+        names = [cost.name for cost in objective.minimised]
         more = {} if names in ([], [LATENCY]) else {OBJECTIVES: names}
         study.set_user_attr(RECORD, {"format": FORMAT, "identity": identity, **more})
         return
