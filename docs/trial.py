@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 PICTURE = Path(__file__).resolve().parent / "trial.svg"
-WIDTH, ROW, TOP, STEP = 1180, 34, 64, 22
+WIDTH, ROW, TOP, STEP = 1200, 34, 64, 22
 WHERE, WORDS, ASKED = 300, 500, 856  # left edges of the columns: file, what it does, whom it asks
 INK, MUTED, LINE, BAND = "#1c2430", "#667085", "#98a2b3", "#f8fafc"
 
@@ -38,12 +38,13 @@ WAY = (
     Hop(1, "hwnas.search.road:search", "the whole road, top to bottom"),
     Hop(2, "hwnas.search.road:search_trials", "trials until enough networks are evaluated"),
     Hop(3, "hwnas.search.loop:run_search", "this process as one of the study's workers"),
-    Hop(4, "hwnas.search.loop:_Search.run", "Optuna's loop"),
+    Hop(4, "hwnas.search.loop:_Search.run", "Optuna's loop, which asks the sampler",
+        ("hwnas.samplers.asking:Asking.sample_relative",
+         "hwnas.samplers.known:KnownObjectiveSampler.sample_relative")),
     Hop(5, "hwnas.search.loop:_Search._evaluate", "one trial: its result is written, Optuna is told",
         ("hwnas.study.storage:Storage.write_attrs",)),
     Hop(6, "hwnas.search.trial:run_trial", "choices, architecture, latency; known or over the cap?",
-        ("hwnas.samplers.known:KnownObjectiveSampler.sample_relative",
-         "hwnas.space.search_space:SearchSpace.decode", "hwnas.latency.model:LatencyModel.predict")),
+        ("hwnas.space.search_space:SearchSpace.decode", "hwnas.latency.model:LatencyModel.predict")),
     Hop(7, "hwnas.accuracy.proxy:Proxy.evaluate", "top-1 on validation images, with its error"),
     Hop(8, "hwnas.training.loop:train", "80 steps"),
     Hop(2, "hwnas.study.record:trial_rows", "all trials as rows of trials.csv"),
