@@ -1,4 +1,4 @@
-"""Certificates: found, checked, asked which estimator they favour, and put in words for a search."""
+"""Certificates: find and check them, ask which estimator they favour, and describe them for a search's report."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 CERTIFICATE = Document("hwnas-certificate", 1, "a certificate", "Remove it, and certify again.")
-TRIALS = 200  # networks of a search over which the work before the first estimate is spread
+TRIALS = 200  # networks of a search that share the work before the first estimate
 LEAST_CEILING = 0.5
-SHARE = 0.1  # of a full training's cost, that an estimate may take
+SHARE = 0.1  # most that an estimate may cost, as a share of a full training's cost
 COLUMNS = ("estimator", "Kendall tau", "95 %", "Spearman", "regret (points)", "hypervolume lost", "s each",
            "setup (s)", "s with setup", "of full training")
 _NEEDED = ("dataset", "space", "n", "truth", "estimators", "created")
@@ -33,10 +33,11 @@ _NEEDED = ("dataset", "space", "n", "truth", "estimators", "created")
 class Certificate:
     """A certificate's file.
 
-    `content` says of what it is (`dataset`, `space`, `n`, `cost_source`), what full training came to (`truth`: spread,
-    noise, cost, options; `ceiling`: how one seed ranks another's), holds a line for each estimator and every network's
-    values. An estimator's `cost_source`, where there is one, says how its times were had, if not beside the trainings.
-    Times are seconds, top-1 and regret fractions, intervals of share `level`.
+    `content` names the data set, space, number of networks and the source of their costs (`dataset`, `space`, `n`,
+    `cost_source`). `truth` describes full training: spread, noise, cost, options. `ceiling` says how one seed ranks
+    another's results. There is an entry for each estimator, and every network has its values. An estimator has a
+    `cost_source` when its times were not measured beside the trainings; it says how they were.
+    Times are in seconds, top-1 and regret are fractions, and intervals have the confidence `level`.
     """
 
     path: Path
@@ -44,23 +45,23 @@ class Certificate:
 
     @property
     def estimators(self) -> Mapping[str, Mapping[str, Any]]:
-        """By label: kendall_tau, low, high, seconds, cpu_seconds, setup_seconds, fingerprint and more."""
+        """Entries by label: kendall_tau, low, high, seconds, cpu_seconds, setup_seconds, fingerprint and more."""
         estimators: Mapping[str, Mapping[str, Any]] = self.content["estimators"]
         return estimators
 
     @property
     def trainings(self) -> int:
-        """Trainings in full that it stands on."""
+        """Number of full trainings behind the certificate."""
         return int(self.content["truth"]["trainings"])
 
     def fits(self, dataset: Dataset, space: SearchSpace) -> bool:
-        """Whether it is of this data set (name, classes, image size) and this very space."""
+        """Whether it was made for this data set (name, classes, image size) and exactly this space."""
         return (self.content["dataset"]["key"], self.content["space"]["fingerprint"]) == (key_of(dataset),
                                                                                         space.fingerprint)
 
 
 def key_of(dataset: Dataset) -> str:
-    """Names a data set by name, classes, channels and image size, whichever of its images are used for what."""
+    """Names a data set by name, classes, channels and image size. The splits of its images do not count."""
     content = json.dumps([dataset.name, list(dataset.class_names), dataset.channels, dataset.image_size])
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 
@@ -74,9 +75,10 @@ def read_certificate(path: Path) -> Certificate:
 
 
 def find_certificate(dataset: Dataset, space: SearchSpace) -> Certificate | None:
-    """The certificate that fits, in the user's folder first, then the shipped one; None where there is none.
+    """The certificate that fits: the user's folder comes first, then the shipped ones. None when there is none.
 
-    Of several that fit in a folder, that of most trainings, then the newest. StudyError for a file that is none.
+    If several fit in one folder, the one with most trainings counts, then the newest. StudyError for a file that is
+    no certificate.
     """
     for folder in certificate_dirs():
         stored = [read_certificate(path) for path in sorted(folder.glob("*.json"))]
@@ -87,33 +89,38 @@ def find_certificate(dataset: Dataset, space: SearchSpace) -> Certificate | None
 
 
 def favoured(certificate: Certificate, seconds_available: float, n_trials: int) -> str | None:
-    """The label that ranks best of those that can judge `n_trials` networks in `seconds_available` of one core, their
-    setup included; of equal ones the cheapest. None where none can of those whose interval is above 0 (chance)."""
+    """The label of the estimator that ranks best within the time; the cheapest of equal ones.
+
+    It must judge `n_trials` networks in `seconds_available` of one core, setup included, and its interval must lie
+    above 0 (chance). None when no estimator does both.
+    """
     affordable = (label for label, entry in ranked(certificate.content) if (entry["low"] or 0) > 0
                   and setup_cost(entry) + n_trials * entry["cpu_seconds"] <= seconds_available)
     return next(affordable, None)
 
 
 def ranked(content: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Estimators that have a rank correlation, the best first, of equal ones the cheapest."""
+    """Estimators that have a rank correlation, the best first; of equal ones, the cheapest comes first."""
     entries = [(label, entry) for label, entry in content["estimators"].items() if entry.get("kendall_tau") is not None]
     yield from sorted(entries, key=lambda item: (-item[1]["kendall_tau"], cost_of(item[1])))
 
 
 def setup_cost(entry: Mapping[str, Any]) -> float:
-    """Seconds of work before an estimator's first estimate: of the processor where that is known."""
+    """Seconds of work before an estimator's first estimate: processor time if it is known."""
     cpu = entry.get("setup_cpu_seconds")
     return float(entry["setup_seconds"] if cpu is None else cpu)
 
 
 def cost_of(entry: Mapping[str, Any], n_trials: int = TRIALS) -> float:
-    """Seconds of the processor for one network, its share of the setup included."""
+    """Processor seconds for one network, with its share of the setup."""
     return float(entry["cpu_seconds"]) + setup_cost(entry) / n_trials
 
 
 def keep(content: Mapping[str, Any], text: str) -> tuple[Path, bool]:
-    """Put a certificate where searches look for it, unless one of the same space there stands on more trainings:
-    (place, put)."""
+    """Put a certificate where searches look for it; returns its path and whether it was written.
+
+    A stored certificate of the same space with more trainings stays instead.
+    """
     data = content["dataset"]
     place = home() / "certificates" / f"{data['name']}-{content['space']['name']}-{data['image_size']}px-" \
                                       f"{data['key'][:6]}.json"
@@ -138,7 +145,7 @@ class Chosen:
 
 
 def look_up(dataset: Dataset, space: SearchSpace) -> Certificate | StudyError | None:
-    """`find_certificate`, or the error that it ends with, for whoever can do without one."""
+    """The result of `find_certificate`, or its error, for callers that can work without a certificate."""
     try:
         return find_certificate(dataset, space)
     except StudyError as error:
@@ -149,8 +156,8 @@ def choose(config: Mapping[str, Any], certificate: Certificate | None, dataset: 
            n_trials: int) -> Chosen:
     """The estimator that `certificate` favours, with the options that it was certified with.
 
-    `config` is the section `certified`: `minutes` of one core for `n_trials` networks, setup included (None: what the
-    certificate's proxy would take). ConfigError where no certificate fits, or it favours none.
+    `config` is the section `certified`: `minutes` of one core for `n_trials` networks, setup included. None means the
+    time that the certificate's proxy would take. ConfigError when there is no certificate, or it favours none.
     """
     for key in config:
         if key != "minutes":
@@ -182,13 +189,13 @@ def _seconds(minutes: Any, certificate: Certificate, n_trials: int) -> float:
 
 
 def sentences(content: Mapping[str, Any]) -> list[str]:
-    """What the certificate comes to, in plain sentences."""
+    """The certificate's conclusions in plain sentences."""
     texts = (_truth(content), _ceiling(content), _favoured(content), _costs(content), _failures(content))
     return [text for text in texts if text]
 
 
 def rows(content: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """A line for each estimator in COLUMNS, the best first, those without a correlation last."""
+    """One row of COLUMNS for each estimator, the best first, those without a correlation last."""
     order = [label for label, _ in ranked(content)]
     order += [label for label in content["estimators"] if label not in order]
     return [_row(label, content["estimators"][label]) for label in order]
@@ -242,7 +249,7 @@ def _favoured(content: Mapping[str, Any]) -> str:
 
 
 def _apart(content: Mapping[str, Any], label: str) -> str:
-    """Whom the best is ahead of beyond doubt, which pairs of draws tell better than two intervals do."""
+    """Which estimators the best one clearly beats. Paired draws show this better than two separate intervals."""
     if label != content.get("best"):
         return f" Without that limit {content.get('best')} ranks best."
     behind = [name for name, entry in content["estimators"].items()
@@ -251,7 +258,7 @@ def _apart(content: Mapping[str, Any], label: str) -> str:
 
 
 def _costs(content: Mapping[str, Any]) -> str:
-    """Whose seconds were not taken beside the trainings', and how they were."""
+    """Which estimators were not timed beside the trainings, and how they were timed."""
     sources = [f"{label}: {entry['cost_source']}" for label, entry in content["estimators"].items()
                if entry.get("cost_source")]
     return f"Costs taken otherwise: {'; '.join(sources)}." if sources else ""
@@ -267,8 +274,11 @@ def _failures(content: Mapping[str, Any]) -> str:
 
 def certificate_facts(certificate: Certificate | StudyError | None, dataset: Dataset, space: SearchSpace, accuracy: str,
                       options: Mapping[str, Any], fingerprint: str) -> dict[str, Any]:
-    """What a search's report says: the certificate that `look_up` gave, or the command that makes one, and what it says
-    of the estimator that was used, as `lines` and `table`. A certificate that cannot be read is said, not raised."""
+    """What a search's report says about its certificate, as `lines` and `table`.
+
+    `certificate` is the result of `look_up`. The facts name it, or the command that makes one, and what it says about
+    the estimator that was used. If it cannot be read, a line says so; no error is raised.
+    """
     if isinstance(certificate, StudyError):
         return {"accuracy": accuracy, "lines": [f"No certificate could be looked up: {certificate}"]}
     if certificate is None:
@@ -291,8 +301,10 @@ def _command(dataset: Dataset, space: SearchSpace) -> str:
 
 def _used(certificate: Certificate, accuracy: str, options: Mapping[str, Any], fingerprint: str, dataset: Dataset
           ) -> str:
-    """What the certificate says of the estimator that the search used: by fingerprint, or by its options where only
-    the images differ."""
+    """What the certificate says about the estimator of the search.
+
+    The fingerprint identifies it; if only the images differ, its options do.
+    """
     options = _decisive(accuracy, options)
     mine = {label: entry for label, entry in certificate.estimators.items()
             if entry["accuracy"] == accuracy
@@ -316,7 +328,7 @@ def _used(certificate: Certificate, accuracy: str, options: Mapping[str, Any], f
 
 
 def _other_images(certificate: Certificate, dataset: Dataset) -> str:
-    """Image folders are told apart by classes and size only, and another product's may have the same."""
+    """What to say about other images. A folder's classes and size identify it, and another product may share both."""
     if dataset.name != "imagefolder":
         return "other images of this data set"
     folder = certificate.content["dataset"].get("folder") or "another folder"
@@ -324,7 +336,7 @@ def _other_images(certificate: Certificate, dataset: Dataset) -> str:
 
 
 def _decisive(accuracy: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """An estimator's own options that decide its values, the score that counts where none is given among them."""
+    """An estimator's options that decide its values. A missing score gets its default."""
     decisive = {key: value for key, value in options.items() if key not in ("threads", "path")}
     if accuracy == "zero_cost":
         from hwnas.accuracy.zero_cost import ZeroCostOptions

@@ -25,9 +25,9 @@ class Estimate:
     """A value with its interval, standard deviation, source and the seconds it cost.
 
     The unit is the value's own (milliseconds for latency, a fraction in [0, 1] for top-1).
-    `curve` is the validation top-1 after each epoch where something was trained, or after just those in
-    `curve_epochs`; `stopped` says that the run was ended early as hopeless, so that the value is what it had reached
-    by then, or, where it is `extrapolated`, a prediction of what the whole run would have reached.
+    If a network was trained, `curve` is the validation top-1 after each epoch, or after those in `curve_epochs`.
+    `stopped` says that the run ended early as hopeless. Then the value is the top-1 at that point; if it is
+    `extrapolated`, it predicts the top-1 of the whole run.
     """
 
     value: float
@@ -44,8 +44,10 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """What an evaluated network of the search came to: the known costs that are minimised (latency in ms, first or
-    alone, unless the search minimises others), top-1 with its standard deviation, curve, and whether it was stopped."""
+    """An evaluated network of the search: its costs, top-1 with standard deviation, curve, and whether it was stopped.
+
+    `costs` are the known costs that the search minimises, in order. Latency is in ms.
+    """
 
     costs: tuple[float, ...]
     value: float
@@ -61,8 +63,8 @@ BUILT_IN = {
     "tabular": "hwnas.accuracy.tabular",
     "zero_cost": "hwnas.accuracy.zero_cost",
 }
-WITHOUT_IMAGES = ("tabular",)  # of these: what needs no data set, and trains nothing
-# What their values are, in words for reports.
+WITHOUT_IMAGES = ("tabular",)  # estimators that need no data set and train nothing
+# Descriptions of the estimators' values, for reports.
 _MEANINGS = {
     "proxy": "validation top-1 after short training",
     "multi_fidelity": "top-1 by short training and NASWOT, predicted where stopped",
@@ -73,11 +75,11 @@ _MEANINGS = {
 
 
 class AccuracyEstimator(Protocol):
-    """Tells what top-1 (a fraction) an architecture reaches."""
+    """Estimates the top-1 (a fraction) that an architecture reaches."""
 
     @property
     def fingerprint(self) -> str:
-        """Names all that decides the values, besides the architecture: a study is resumed with the same only."""
+        """Names everything that decides the values, except the architecture. A study resumes only with the same one."""
         ...
 
     def evaluate(self, architecture: Architecture, history: Sequence[Sequence[float]], seed: int) -> Estimate:
@@ -89,27 +91,30 @@ class AccuracyEstimator(Protocol):
 class Prepares(Protocol):
     """An estimator with work to do once, before its first `evaluate`: training a supernet, say.
 
-    It may say, as `setup_here`, whether this process did all of that work: waiting for another takes as long.
+    An attribute `setup_here` may say whether this process did all of that work. Waiting for another takes as long.
     """
 
     @property
     def setup_seconds(self) -> float:
-        """What that work has cost, wherever it was done; 0 before `prepare`."""
+        """Seconds that the work took, in whichever process; 0 before `prepare`."""
         ...
 
     def prepare(self, console: Console) -> None:
-        """Do it, or find it done; killed and called again, it goes on. Many processes may call it at once."""
+        """Do the work unless it is done. After a kill, the next call continues. Many processes may call it at once."""
         ...
 
 
 @runtime_checkable
 class EvaluatesAmong(Protocol):
-    """An estimator that spends less on networks that cannot enter the front, for which it is told of the search."""
+    """An estimator that knows the search's networks, and spends less on those that cannot enter the front."""
 
     def evaluate_among(self, architecture: Architecture, costs: Sequence[float], earlier: Sequence[Earlier],
                        seed: int) -> Estimate:
-        """As `evaluate`, which a search then does not call. `costs`: the known costs that are minimised (predicted
-        latency in ms, where the search does not minimise others), `earlier`: the networks evaluated so far."""
+        """Estimate like `evaluate`; a search calls this method instead.
+
+        `costs` are the known costs that the search minimises, in its order; latency is predicted, in ms. `earlier`
+        are the networks evaluated so far.
+        """
         ...
 
 
@@ -118,7 +123,7 @@ def load_estimator(name: str, *, dataset: Dataset | None = None, space: SearchSp
     """The estimator called `name`: one of BUILT_IN, or an entry point of the group `hwnas.accuracy`.
 
     An entry point is a callable `(dataset=, space=, config=) -> AccuracyEstimator`. `config` is the estimator's own
-    section. UnknownName, ConfigError. Where the estimator Prepares, call `prepare` before `evaluate`.
+    section. UnknownName, ConfigError. If the estimator Prepares, call `prepare` before `evaluate`.
     """
     options = {str(key): value for key, value in (config or {}).items()}
     if name in BUILT_IN:
@@ -137,5 +142,5 @@ def options_of(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def meaning(name: str) -> str:
-    """What the values of the estimator called `name` are."""
+    """A description of the values that the estimator called `name` gives."""
     return _MEANINGS.get(name, f"top-1 as {name} estimates it")

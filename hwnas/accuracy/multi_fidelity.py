@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 SCORE = "naswot"
 LEAST_ANCHORS = 4
 _IMAGES = 32
-_EDGE = 1e-3  # nearest to 0 and to 1 that a top-1 counts
-_FARTHEST = 3.0  # widths from the middle that a score counts
-_NORMAL = math.sqrt(math.pi / 2)  # a normal deviate's standard deviation over its mean absolute one
+_EDGE = 1e-3  # a top-1 nearer than this to 0 or 1 is moved to this distance
+_FARTHEST = 3.0  # a score farther than so many widths from the middle is moved to this distance
+_NORMAL = math.sqrt(math.pi / 2)  # standard deviation of a normal variable, divided by its mean absolute deviation
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +55,16 @@ class Scale:
 
     @classmethod
     def of(cls, top1: Sequence[float], scores: Sequence[float]) -> Scale:
-        """From networks trained and scored; scores that are all equal stand for the middle."""
+        """The scale of networks that were trained and scored. If all scores are equal, each stands for the middle."""
         return cls(*_spread(log_odds(top1, _EDGE)), *_spread(scores))
 
     def drawn(self, top1: float, std: float, score: float | None, weight: float) -> tuple[float, float]:
-        """Top-1 and its standard deviation, drawn towards what the score stands for (None: the middle): their mean in
-        logits, in which the score counts `weight` and the training 1. The score is taken as exact: `std` shrinks as the
-        training's share does. A top-1 nearer than `std` to 0 or 1 counts as that far."""
+        """Combine a measured top-1 and an untrained score; returns the combined top-1 and its standard deviation.
+
+        The result is a weighted mean in logits. The training has weight 1, and the score has `weight`. A `score` of
+        None stands for the middle. The score counts as exact, so `std` shrinks with the training's share of the mean.
+        A top-1 nearer than `std` to 0 or 1 is first moved to that distance.
+        """
         away = 0.0 if score is None or not self.score_width else (score - self.score_middle) / self.score_width
         told = self.top1_middle + self.top1_width * min(max(away, -_FARTHEST), _FARTHEST)
         edge = min(max(std, _EDGE), 0.5)
@@ -71,11 +74,11 @@ class Scale:
 
 
 class UntrainedRung:
-    """Draws top-1 after a training (`measure`, named by `fingerprint`) towards the untrained network's score, taken at
-    the architecture's own image size.
+    """Combines the top-1 of a training with the score that the network had before it.
 
-    `prepare` trains `n_anchors` networks of `space` once (all, where it has fewer), or finds them trained. Same
-    architecture and seed: same score on one machine.
+    `measure` runs the training, and `fingerprint` names it. The score is computed at the architecture's own image
+    size. `prepare` trains `n_anchors` networks of `space` once, or all of a smaller space; it reuses anchors that are
+    stored. The same architecture and seed give the same score on one machine.
     """
 
     def __init__(self, dataset: Dataset, space: SearchSpace, measure: Callable[[Architecture, int], Estimate],
@@ -96,7 +99,10 @@ class UntrainedRung:
         return home() / "multi_fidelity" / f"anchors-{self._anchors}.json"
 
     def prepare(self, console: Console) -> None:
-        """ConfigError, DataError when there are fewer than LEAST_ANCHORS networks, or fewer could be trained."""
+        """Train the anchors or read the stored ones, then fit the scale.
+
+        ConfigError when the space has fewer than LEAST_ANCHORS networks. DataError when fewer could be trained.
+        """
         if self.n_anchors < LEAST_ANCHORS:
             raise ConfigError(f"multi_fidelity: space {self.space.name} has {self.n_anchors} networks, and "
                               f"{LEAST_ANCHORS} must be trained to tell what a score of untrained ones means. Set "
@@ -117,7 +123,7 @@ class UntrainedRung:
                      f"scores rank them with Kendall tau {kendall_tau(np.array(scores), np.array(top1)):.2f}")
 
     def score(self, architecture: Architecture, seed: int) -> float | None:
-        """NASWOT with the initial weights of `seed`, None where there is none; ValueError before `prepare`."""
+        """NASWOT with the initial weights of `seed`; None if the network has no score. ValueError before `prepare`."""
         if self._scale is None:
             raise ValueError("multi_fidelity: call prepare(console) before evaluate().")
         try:
@@ -142,23 +148,23 @@ class UntrainedRung:
 
 
 def _spread(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
-    """Median and standard deviation, the latter by mean absolute deviations, which one failed training moves less."""
+    """Median and standard deviation. Mean absolute deviations give the latter: a failed training moves them less."""
     middle = float(np.median(values))
     width = _NORMAL * float(np.mean(np.abs(np.asarray(values, float) - middle)))
     return middle, width if width > 1e-9 * (1 + abs(middle)) else 0.0
 
-# The rate falls over the whole length (cosine): at the top that came out above a constant rate with a decay in the end,
-# and above restarts at each rung.
+# The learning rate falls over the whole length (cosine). In trials, this gave a higher top-1 at the top rung than a
+# constant rate with a final decay, and than a restart at each rung.
 MULTI_FIDELITY = Recipe("multi_fidelity", epochs=4, shift=0.06)
-POOL_EPOCHS = 8  # that may each have images of their own: these lie in memory
+POOL_EPOCHS = 8  # most epochs that have images of their own: the images of all of them lie in memory
 Array = NDArray[np.float64]
-NEAREST = 4  # times eta: the networks of similar cost that a network has to be among the best of
-LENGTHS = ("epochs", "min_steps", "max_steps")  # of a Recipe: here the rungs say how long
+NEAREST = 4  # a network is compared with NEAREST * eta networks of similar cost
+LENGTHS = ("epochs", "min_steps", "max_steps")  # fields of a Recipe that the rungs replace
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Top-1 at the top rung: `std` is that of networks about the prediction, on the same validation images."""
+    """Predicted top-1 at the top rung. `std` says how far networks lie from it, on the same validation images."""
 
     mean: float
     std: float
@@ -166,7 +172,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Halving:
-    """When to stop: see `hopeless`. `n_rungs` of a whole curve."""
+    """When to stop a training: see `hopeless`. A whole curve has `n_rungs` values."""
 
     n_rungs: int
     eta: int = 3
@@ -176,13 +182,14 @@ class Halving:
 
 def hopeless(curve: Sequence[float], costs: Sequence[float], earlier: Sequence[Earlier], rule: Halving,
              told: Callable[[Forecast], Forecast] = lambda predicted: predicted) -> Forecast | None:
-    """What a network would have reached if it need not train on after the rungs in `curve`; None if it must.
+    """The forecast of a network that may stop after the rungs in `curve`; None if it must train on.
 
-    It must while another training can put it on the front: its forecast's `rule.quantile` is not below every network
-    that costs no more and was trained to the top. It must as well when it is among the best 1/eta of the networks of
-    nearest cost at this rung: the rule of asynchronous successive halving (Li et al., MLSys 2020) in the form that
-    stops or goes on at once and never waits (Klein et al., arXiv 2003.10865), here for a front. `told` makes of a
-    forecast what is held against the others' values, which may be more than their curves' ends.
+    A network trains on in two cases. First, when it can still reach the front: no network that costs as little and
+    was trained to the top beats its forecast at `rule.quantile`. Second, when it is among the best 1/eta of the
+    networks of nearest cost at this rung. The second case is asynchronous successive halving (Li et al., MLSys 2020),
+    in the form that decides at once and never waits (Klein et al., arXiv 2003.10865), applied to a front.
+    `told` turns a forecast into the value that is compared with the others' values: those may differ from the ends
+    of their curves.
     """
     if not 0 < len(curve) < rule.n_rungs or among_best(curve, costs, earlier, rule.eta):
         return None
@@ -191,10 +198,11 @@ def hopeless(curve: Sequence[float], costs: Sequence[float], earlier: Sequence[E
 
 
 def forecast(curve: Sequence[float], earlier: Sequence[Earlier], rule: Halving) -> Forecast | None:
-    """The top rung from the last one in `curve`, rung by rung; None while `min_history` networks do not show each step.
+    """Predict the top rung from the last one in `curve`, rung by rung.
 
-    Each step learns from all networks that reached it, so the better fate of those that were let on does not bias it
-    (regressions in sequence over monotone missing data; Little and Rubin 2019, chapter 7).
+    None while fewer than `min_history` networks show one of the steps. Each step learns from all networks that
+    reached it. So the selection of the networks that went on does not bias it (regressions in sequence over monotone
+    missing data; Little and Rubin 2019, chapter 7).
     """
     mean, variance = float(log_odds(curve[-1])), 0.0
     for rung in range(len(curve), rule.n_rungs):
@@ -208,7 +216,7 @@ def forecast(curve: Sequence[float], earlier: Sequence[Earlier], rule: Halving) 
 
 
 def dominated(predicted: Forecast, costs: Sequence[float], earlier: Sequence[Earlier], rule: Halving) -> bool:
-    """Whether a network trained to the top costs no more and is better than the forecast with `rule.quantile`."""
+    """Whether some network trained to the top costs no more and beats the forecast with certainty `rule.quantile`."""
     z = NormalDist().inv_cdf(rule.quantile)
     return any(network.value - predicted.mean > z * math.hypot(predicted.std, network.std) for network in earlier
                if len(network.curve) == rule.n_rungs and not network.stopped
@@ -229,7 +237,7 @@ def _logs(costs: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A line from one rung's logits to the next's, with what it was learnt from."""
+    """A line that predicts the logit at the next rung, with figures of the networks that it was fitted to."""
 
     slope: float
     at: tuple[float, float]
@@ -240,9 +248,11 @@ class _Step:
 
     @classmethod
     def fit(cls, lower: Array, upper: Array) -> _Step:
-        """Sen's slope, the one that leaves no Kendall correlation between `lower` and what is left of `upper` (JASA
-        63, 1968), drawn to 0 as the measured Kendall tau fails to stand out of chance (James-Stein's factor): a rung
-        that does not rank says nothing of the next."""
+        """Fit Sen's slope (JASA 63, 1968), which leaves no Kendall correlation between `lower` and the residuals.
+
+        The slope shrinks towards 0 by James-Stein's factor when the measured Kendall tau may be chance: a rung that
+        does not rank networks says nothing about the next one.
+        """
         n = len(lower)
         slope = _kept(lower, upper) * _sen(lower, upper)
         at = float(np.median(lower)), float(np.median(upper))
@@ -251,7 +261,7 @@ class _Step:
         return cls(slope, at, std, n, float(lower.mean()), float(((lower - lower.mean())**2).sum()))
 
     def __call__(self, mean: float, variance: float) -> tuple[float, float]:
-        """Mean and variance of a new network's next rung, its place among those seen counted."""
+        """Mean and variance of a new network's next rung. The variance grows with its distance from those seen."""
         away = (mean - self.centre)**2 / self.spread if self.slope and self.spread else 0.0
         own = self.residual_std**2 * (1 + 1 / self.n + away)
         return self.at[1] + self.slope * (mean - self.at[0]), self.slope**2 * variance + own
@@ -264,7 +274,7 @@ def _sen(lower: Array, upper: Array) -> float:
 
 
 def _kept(lower: Array, upper: Array) -> float:
-    """1 less the share of tau squared that chance alone would give (Kendall's variance for no correlation)."""
+    """The slope's share to keep: 1 minus the share of tau squared that chance alone would give (Kendall's variance)."""
     if not np.ptp(lower) or not np.ptp(upper):
         return 0.0
     n, tau = len(lower), float(kendall_tau(lower, upper))
@@ -274,15 +284,15 @@ def _kept(lower: Array, upper: Array) -> float:
 
 @dataclass(frozen=True, slots=True)
 class FidelityOptions:
-    """What is trained and looked at, besides the Recipe, and when a training ends.
+    """Rungs, images and the stopping rule of a multi-fidelity training. The Recipe holds the rest.
 
-    After each number of epochs in `rungs` (ascending) a network is validated and, before the last, may be stopped: see
-    `hopeless` for `eta`, `quantile` and `min_history` (networks that reached a rung
-    before it is predicted). An epoch has `train_images` images (0: all), others than the epochs before it as long as
-    there are others, of POOL_EPOCHS times as many; `validation_images` (0: all) are a fixed stratified subset;
-    `image_size` 0 is the architecture's own. `untrained`: weight of the untrained network's score beside the training's
-    1 (0: training alone), put in the training's units by `anchors` networks that are trained once
-    (`hwnas.accuracy.multi_fidelity`).
+    `rungs` are numbers of epochs, ascending. After each of them the network is validated. It may stop at each but the
+    last: `hopeless` explains `eta`, `quantile` and `min_history`.
+    An epoch trains on `train_images` images (0: all). Each epoch takes new images from a pool of POOL_EPOCHS times as
+    many, until the pool is used up. `validation_images` (0: all) is the size of a fixed stratified subset.
+    `image_size` 0 means the architecture's own.
+    `untrained` is the weight of the untrained network's score; the training's weight is 1. 0 means the training
+    alone. `anchors` networks are trained once, to express scores in the training's units (`UntrainedRung`).
     """
 
     rungs: tuple[int, ...] = option(
@@ -300,24 +310,24 @@ class FidelityOptions:
 
     @property
     def halving(self) -> Halving:
-        """The rule by which trainings are stopped."""
+        """The rule that stops trainings."""
         return Halving(len(self.rungs), self.eta, self.quantile, self.min_history)
 
 
-# What decides a training, in the order of the fingerprints that are in use.
+# The options that decide a training. Fingerprints in use depend on this order.
 _NAMED = ("rungs", "eta", "quantile", "min_history", "train_images", "validation_images", "image_size", "untrained",
           "anchors")
 
 
 @dataclass(eq=False)
 class MultiFidelity:
-    """An AccuracyEstimator that EvaluatesAmong: trains a network up the rungs as far as it could enter the front.
+    """An AccuracyEstimator that EvaluatesAmong: it trains a network up the rungs while it could enter the front.
 
-    One that is stopped gets the top-1 that the top rung would have shown, predicted from the earlier networks, and
-    that prediction's standard deviation. With `untrained` both are drawn towards what the untrained network's score
-    stands for. What is trained stays in memory: a worker that dies trains its network again.
-    Same architecture, earlier networks and seed: same value on one machine. `build` makes the network (default
-    `hwnas.networks.build.build`).
+    A stopped network gets a predicted top-1 of the top rung, with the prediction's standard deviation. The earlier
+    networks give the prediction. With `untrained`, the untrained network's score is combined with both figures.
+    The network in training stays in memory, so a worker that dies trains it again.
+    The same architecture, earlier networks and seed give the same value on one machine. `build` makes the network
+    (default `hwnas.networks.build.build`).
     """
 
     dataset: Dataset
@@ -344,7 +354,7 @@ class MultiFidelity:
     @classmethod
     def from_config(cls, config: Mapping[str, Any], dataset: Dataset, space: SearchSpace | None = None
                     ) -> MultiFidelity:
-        """`config` holds fields of FidelityOptions and of Recipe but its length; UnknownName, ConfigError."""
+        """Read `config`: fields of FidelityOptions, and of Recipe except its length. UnknownName, ConfigError."""
         for key in LENGTHS:
             if key in config:
                 raise ConfigError(f"multi_fidelity.{key} is decided by the rungs. Give epochs as "
@@ -354,7 +364,7 @@ class MultiFidelity:
 
     @property
     def fingerprint(self) -> str:
-        """Names all that decides its values, besides the architecture and the networks before it."""
+        """Names everything that decides the values, except the architecture and the networks before it."""
         trained = content(replace(self.options, untrained=0, anchors=0), _NAMED, separator=", ")
         return digest(self.dataset.fingerprint, self.recipe.fingerprint, f"FidelityOptions({trained})",
                       *([self.untrained.fingerprint] if self.untrained else []))
@@ -370,19 +380,21 @@ class MultiFidelity:
         return self.untrained is None or self.untrained.setup_here
 
     def prepare(self, console: Console) -> None:
-        """Train the anchors, or find them trained; DataError where too few can be."""
+        """Train the anchors, or read the stored ones. DataError when too few can be trained."""
         if self.untrained:
             self.untrained.prepare(console)
 
     def evaluate(self, architecture: Architecture, history: Sequence[Sequence[float]] = (), seed: int = 0) -> Estimate:
-        """As `evaluate_among` without other networks, where nothing is stopped. TrainingError."""
+        """The same as `evaluate_among` without other networks: nothing is stopped. TrainingError."""
         return self.evaluate_among(architecture, (), (), seed)
 
     def evaluate_among(self, architecture: Architecture, costs: Sequence[float], earlier: Sequence[Earlier],
                        seed: int) -> Estimate:
-        """Validation top-1, measured at the top rung or predicted, drawn towards the untrained network's score, with
-        its 90 % interval and the rungs' curve; TrainingError when the loss is not finite. `std` joins the prediction's
-        error and the validation set's."""
+        """Validation top-1 of the top rung, measured or predicted, with its 90 % interval and the rungs' curve.
+
+        With `untrained`, the untrained network's score is part of it. `std` combines the prediction's error and the
+        validation set's. TrainingError when the loss is not finite.
+        """
         start = time.perf_counter()
         drawn = self._drawn(architecture, seed)
         trained = self._trained(architecture, costs, earlier, seed, drawn)
@@ -391,13 +403,13 @@ class MultiFidelity:
                        seconds=time.perf_counter() - start)
 
     def _drawn(self, architecture: Architecture, seed: int) -> Callable[[float, float], tuple[float, float]]:
-        """What becomes of a top-1 and its standard deviation."""
+        """The function that combines a top-1 and its standard deviation with the untrained score."""
         if self.untrained is None:
             return lambda top1, std: (top1, std)
         return partial(self.untrained.drawn, score=self.untrained.score(architecture, seed))
 
     def _measured(self, architecture: Architecture, seed: int) -> Estimate:
-        """The whole training alone."""
+        """The result of the whole training, without the untrained score."""
         return self._trained(architecture, (), (), seed, lambda top1, std: (top1, std))
 
     def _trained(self, architecture: Architecture, costs: Sequence[float], earlier: Sequence[Earlier], seed: int,
@@ -433,7 +445,7 @@ class MultiFidelity:
 
     def _estimate(self, curve: Sequence[float], predicted: Forecast | None, n_images: int, seconds: float) -> Estimate:
         value = curve[-1] if predicted is None else predicted.mean
-        # The validation images are the same for all, so what they are by chance is not in the prediction's error.
+        # All networks share the validation images, so the prediction's error does not contain the chance in these.
         std = (binomial_std(value, n_images)**2 + (predicted.std**2 if predicted else 0.0))**0.5
         stopped = predicted is not None
         return Estimate(value, max(0.0, value - Z90 * std), min(1.0, value + Z90 * std), std, "proxy", seconds,

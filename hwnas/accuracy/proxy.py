@@ -29,13 +29,14 @@ CHECK_IMAGES = 512
 
 @dataclass(frozen=True, slots=True)
 class ProxyOptions:
-    """What a proxy trains and looks at, besides its Recipe.
+    """Images, seeds and the stopping rule of a proxy training. The Recipe holds the rest.
 
-    `train_images` and `validation_images` are the sizes of fixed stratified subsets (0: all); `image_size` 0 is the
-    architecture's own; `seeds` trainings are averaged. A run stops early when, after an epoch that `min_history`
-    earlier runs reached, what it gained over chance is below `stop_ratio` (0: never) of their median's gain, by more
-    than two standard deviations. Epochs after which that median has not half of its final gain decide nothing, and
-    neither does the last: as preset, a set of `train_images` or more is passed once and nothing is stopped.
+    `train_images` and `validation_images` are the sizes of fixed stratified subsets (0: all). `image_size` 0 means
+    the architecture's own. The result is the mean over `seeds` trainings.
+    The stopping rule looks at the gain over chance after each epoch that `min_history` earlier runs reached. A run
+    stops when its gain is below `stop_ratio` (0: never) of their median gain, by more than two standard deviations.
+    An epoch decides nothing while that median is below half of its final gain, and the last epoch decides nothing.
+    With the preset recipe, a data set of at least `train_images` is passed once, so nothing is stopped.
     """
 
     train_images: int = option(5120, low=0, high=10**9, help="training images, a stratified subset (0: all)")
@@ -46,7 +47,7 @@ class ProxyOptions:
     min_history: int = option(8, low=1, high=10**6, help="earlier runs before one is stopped")
 
 
-# In the order of the fingerprints that are in use.
+# Fingerprints in use depend on this order.
 _NAMED = ("train_images", "validation_images", "image_size", "seeds", "stop_ratio", "min_history")
 
 
@@ -69,13 +70,13 @@ class Proxy:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], dataset: Dataset) -> Proxy:
-        """`config` holds fields of ProxyOptions and of Recipe (preset `proxy`); UnknownName, ConfigError."""
+        """Read `config`: fields of ProxyOptions and of Recipe (preset `proxy`). UnknownName, ConfigError."""
         options, recipe = read_with_recipe(ProxyOptions, config, PROXY, "proxy")
         return cls(dataset, recipe, options)
 
     @property
     def fingerprint(self) -> str:
-        """Names all that decides its values, besides the architecture."""
+        """Names everything that decides the values, except the architecture."""
         options = f"ProxyOptions({content(self.options, _NAMED, separator=', ')})"
         text = f"{self.dataset.fingerprint}|{self.recipe.fingerprint}|{options}"
         return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -83,7 +84,7 @@ class Proxy:
     def evaluate(self, architecture: Architecture, history: Sequence[Sequence[float]] = (), seed: int = 0) -> Estimate:
         """Validation top-1 after a short training, its 90 % interval and curve; TrainingError when it diverges.
 
-        `std` joins the validation set's binomial error and, with several seeds, their spread.
+        `std` combines the validation set's binomial error with the spread over seeds, if there are several.
         """
         self._subsets.check(architecture)
         start = time.perf_counter()
@@ -100,7 +101,7 @@ class Proxy:
 
     def _run(self, architecture: Architecture, sets: tuple[Split, Split], history: Sequence[Sequence[float]],
              seed: int) -> tuple[list[float], bool]:
-        """One training: its curve, and whether it was stopped. Checks before the last epoch see fewer images."""
+        """One training: its curve, and whether it was stopped. Checks before the last epoch use fewer images."""
         images, validation = sets
         epochs = self.recipe.epochs_for(len(images))
         checked = validation.take(subset(validation.labels, CHECK_IMAGES, 0))

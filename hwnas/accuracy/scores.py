@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 
 Score = Callable[[nn.Module, Tensor, Tensor], float]
-LEAST_IMAGES = 8  # batch norm on maps of 1x1 has nothing to normalise with fewer in one of ZiCo's parts
-_PARTS = 4  # batches that ZiCo's means and deviations are taken over
+LEAST_IMAGES = 8  # ZiCo splits them in parts; with fewer, batch norm on maps of 1x1 has nothing to normalise
+_PARTS = 4  # number of batches behind ZiCo's means and deviations
 _NORMS = (nn.BatchNorm2d, nn.LayerNorm)
 _GATES = "SqueezeExcite"
 
 
 def synflow(network: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """log Σ |θ ∂R/∂θ| where R sums the logits of an image of ones, weights being absolute (Tanaka et al. 2020; summed
-    to a score of networks by Abdelfattah et al. 2021).
+    """log Σ |θ ∂R/∂θ|: R is the sum of the logits for an image of ones, with absolute weights (Tanaka et al. 2020).
 
-    In double precision. Batch norms are bypassed, as there; so are activations, which are the identity on what is
-    never negative (ReLU is; ReLU6 and sigmoid gates would be saturated and end every gradient).
+    Abdelfattah et al. 2021 made a score of networks of it. It is computed in double precision. Batch norms are
+    bypassed, as in their code. Activations are bypassed too: ReLU is the identity on positive inputs, and ReLU6 or
+    sigmoid gates would saturate and end every gradient.
     """
     del labels
     linear = copy.deepcopy(network).double()
@@ -50,14 +50,15 @@ def synflow(network: nn.Module, images: Tensor, labels: Tensor) -> float:
 
 
 def naswot(network: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """log |det K|, K[i, j] counting the units that are on for both images i and j or off for both (Mellor et al. 2021,
-    their `hook_logdet`). Of smooth activations (swish, hard swish) and ReLU6 a unit is on where its input is above 0.
+    """log |det K| (Mellor et al. 2021, their `hook_logdet`).
 
-    No score where K is singular, as it is with an image given twice; what rounding makes of its determinant is luck.
+    K[i, j] counts the units that images i and j both switch on, or both switch off. A unit is on when its input is
+    above 0, also for smooth activations (swish, hard swish) and ReLU6. There is no score when K is singular, for
+    example with the same image twice: rounding alone would decide the determinant.
     """
     del labels
     _need(images, "naswot")
-    if len(images.flatten(1).unique(dim=0)) < len(images):  # rounding may tell apart what is the same
+    if len(images.flatten(1).unique(dim=0)) < len(images):  # rounding may give equal images different units
         return _finite("naswot", math.nan)
     kernel = torch.zeros(len(images), len(images), dtype=torch.double)
 
@@ -80,7 +81,7 @@ def naswot(network: nn.Module, images: Tensor, labels: Tensor) -> float:
 
 
 def grad_norm(network: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """log of the sum over layers of the Euclidean norm of the loss's gradient, one batch (Abdelfattah et al. 2021)."""
+    """log of the loss gradient's Euclidean norm, summed over layers; one batch (Abdelfattah et al. 2021)."""
     _need(images, "grad_norm")
     gradients = _gradients(copy.deepcopy(network), images, labels)
     total = sum(float(gradient.norm()) for gradient in gradients)
@@ -89,7 +90,7 @@ def grad_norm(network: nn.Module, images: Tensor, labels: Tensor) -> float:
 
 def zico(network: nn.Module, images: Tensor, labels: Tensor) -> float:
     """Σ over layers of log Σ over weights of mean |g| / std(g), over the batch in four parts (Li et al., ICLR 2023,
-    eq. 8). Weights whose gradients do not differ, and layers without any other, are left out, as in their code."""
+    eq. 8). As in their code, weights with constant gradients are left out, and so are layers of such weights alone."""
     _need(images, "zico")
     network = copy.deepcopy(network)
     parts = zip(images.tensor_split(_PARTS), labels.tensor_split(_PARTS), strict=True)
@@ -109,10 +110,10 @@ SCORE_FUNCTIONS: dict[str, Score] = {"synflow": synflow, "naswot": naswot, "grad
 
 
 def _log_determinant(kernel: Tensor) -> float:
-    """log |det K| of a positive semi-definite K in double precision, NaN where K is singular.
+    """log |det K| of a positive semi-definite K in double precision; NaN when K is singular.
 
-    K is singular where its least eigenvalue is no larger than the rounding of its largest (as in numpy's
-    `matrix_rank`), whatever sign and size the processor's kernels give the determinant.
+    K counts as singular when its least eigenvalue is no larger than the rounding error of its largest, as in numpy's
+    `matrix_rank`. The determinant itself cannot decide this: its sign and size depend on the processor.
     """
     eigenvalues = torch.linalg.eigvalsh(kernel)
     if eigenvalues[0] <= len(kernel) * torch.finfo(kernel.dtype).eps * eigenvalues[-1]:
@@ -129,14 +130,14 @@ def _reached(network: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _gradients(network: nn.Module, images: Tensor, labels: Tensor) -> list[Tensor]:
-    """The loss's gradient by each layer's weights, batch norm taking the batch's own statistics."""
+    """The loss's gradient for each layer's weights. Batch norm uses the batch's own statistics."""
     network.train().zero_grad(set_to_none=True)
     cross_entropy(network(images), labels).backward()
     return [gradient for _, gradient in _reached(network)]
 
 
 def _bypass(network: nn.Module) -> None:
-    """Norms (with the activation that timm puts into them), activations and gates hand on what they are given."""
+    """Turn norms (with the activation that timm puts into them), activations and gates into identities."""
     for module in network.modules():
         if isinstance(module, (*_NORMS, *activation_layers())) or type(module).__name__ == _GATES:
             module.forward = _same
@@ -162,8 +163,10 @@ _CONTROLS = {"params": lambda network: math.log(network.params), "macs": lambda 
 
 
 class Scorer:
-    """Scores architectures of a data set's channels and classes on `images` of its training images (not augmented),
-    averaged over `seeds` initial weights. ConfigError when there are fewer images."""
+    """Scores architectures for a data set, on `images` training images without augmentation.
+
+    A score is the mean over `seeds` initial weights. ConfigError when the data set has fewer images.
+    """
 
     def __init__(self, dataset: Dataset, images: int, seeds: int = 1, seed: int = 0, threads: int = 1) -> None:
         if images > len(dataset.train):
@@ -171,16 +174,16 @@ class Scorer:
                               f"images. Set zero_cost.images={len(dataset.train)} or less.")
         self._dataset, self._seeds, self._threads = dataset, seeds, threads
         rows = subset(dataset.train.labels, images, seed)
-        # Data sets may lie in the order of their classes, and ZiCo compares parts of the batch.
+        # Data sets may be sorted by class, and ZiCo compares parts of the batch.
         self._part = dataset.train.take(np.random.default_rng(seed).permutation(rows)[:images])
         self._sized: dict[int, tuple[Tensor, Tensor]] = {}
         self.fingerprint = digest(dataset.fingerprint, images, seeds, seed)
 
     def scores(self, architecture: Architecture, names: Sequence[str], seed: int = 0
                ) -> tuple[dict[str, float], dict[str, float]]:
-        """Scores, and the seconds that each took, by name (of SCORES and CONTROLS); TrainingError where there is none.
+        """Scores by name (of SCORES and CONTROLS), and the seconds of each; TrainingError when there is no score.
 
-        Parameters and MACs are logarithms, as SynFlow and the gradient norm are. `seed` decides the initial weights.
+        Parameters and MACs are logarithms, like SynFlow and the gradient norm. `seed` decides the initial weights.
         """
         self._check(architecture)
         values = {name: _CONTROLS[name](architecture) for name in names if name in _CONTROLS}

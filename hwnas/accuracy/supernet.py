@@ -33,11 +33,11 @@ CHECKPOINT = "supernet.safetensors"
 
 @dataclass(eq=False)
 class Supernet:
-    """An AccuracyEstimator: an architecture inherits the weights of one network trained for its whole space, its
-    batch norm is measured on a few hundred training images, and it is validated. `prepare` trains the supernet.
+    """An AccuracyEstimator: it validates an architecture with weights from one supernet of the whole space.
 
-    `std` and the interval are the validation images' alone: how well inherited weights rank the networks of a space is
-    what `python -m hwnas.certify` measures.
+    A few hundred training images measure the batch norms first. `prepare` trains the supernet.
+    `std` and the interval contain the error of the validation images alone. `python -m hwnas.certify` measures how
+    well inherited weights rank the networks of a space.
     """
 
     dataset: Dataset
@@ -65,7 +65,7 @@ class Supernet:
 
     @property
     def fingerprint(self) -> str:
-        """Names all that decides its values, besides the architecture."""
+        """Names everything that decides the values, except the architecture."""
         content = f"{self.identity}|{self.options.validation_images}|{self.options.recalibration_images}"
         return hashlib.sha256(content.encode()).hexdigest()[:12]
 
@@ -80,13 +80,13 @@ class Supernet:
 
     @property
     def folder(self) -> Path:
-        """Where the supernet lies: `supernet.path`, or by its identity in the user's data folder."""
+        """Folder of the supernet: `supernet.path`, or a folder named by its identity in the user's data folder."""
         name = f"{self.space.name}-{self.dataset.name}-{self._data.image_size}px"
         digest = hashlib.sha256(str(self.identity).encode()).hexdigest()[:12]
         return self.options.path or home() / "supernets" / f"{name}-{digest}"
 
     def prepare(self, console: Console) -> None:
-        """Train the supernet from its last whole epoch, or find it trained; other processes wait."""
+        """Train the supernet, from its last whole epoch, unless it is trained. Other processes wait."""
         from hwnas.system.locks import hold
 
         path = self.folder / CHECKPOINT
@@ -114,7 +114,7 @@ class Supernet:
                         time.perf_counter() - start)
 
     def network(self, architecture: Architecture) -> Any:
-        """The architecture's network with inherited weights, in eval mode: also what a training may begin with."""
+        """The architecture's network with inherited weights, in eval mode. A training may start from it too."""
         assert self._bank is not None
         return inherit(self._bank, architecture, self._recalibration, self._data)
 

@@ -39,8 +39,8 @@ class TabularOptions:
 class Tabular:
     """An AccuracyEstimator that reads published accuracies from a CSV or Parquet file.
 
-    `key` says what `key_column` holds: `codes` (the index of each choice, written together: `01220121`), `id`
-    (`Architecture.id`) or `text` (`str(architecture)`). Rows of codes that decode to one network are averaged.
+    `key` says what `key_column` holds: `codes` (the index of each choice, joined: `01220121`), `id`
+    (`Architecture.id`) or `text` (`str(architecture)`). If several codes decode to one network, their mean counts.
     """
 
     path: Path
@@ -73,7 +73,7 @@ class Tabular:
 
 def _by_id(rows: Mapping[str, tuple[float, float]], path: Path, space: SearchSpace | None
            ) -> dict[str, tuple[float, float]]:
-    """Rows keyed by codes, keyed by `Architecture.id` instead."""
+    """The same rows, with the keys changed from codes to `Architecture.id`."""
     if space is None:
         raise ConfigError("tabular.key=codes needs a search space; use tabular.key=id or text.")
     groups: dict[str, list[tuple[float, float]]] = {}

@@ -1,4 +1,4 @@
-"""Zero-cost scores of untrained networks, told as a top-1 by a fit to a few networks trained once (anchors)."""
+"""Zero-cost scores of untrained networks; a fit to a few networks trained once (anchors) turns them into top-1."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 
 ANCHORS = Document("hwnas-anchors", 1, "trained anchors", "Delete it, and they are trained again.", DataError)
-_DRAWN = 1024  # random networks that the anchors are chosen from
+_DRAWN = 1024  # number of random networks from which the anchors are chosen
 
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """One network: its short training (top-1 as a fraction) and its scores; `failed` says why it has none."""
+    """One network: its short training (top-1 as a fraction) and its scores. If it failed, `failed` says why."""
 
     id: str
     top1: float = 0.0
@@ -50,8 +50,10 @@ class Anchor:
 
 
 def chosen(space: SearchSpace, n: int, seed: int, option: str = "zero_cost.anchors") -> list[Architecture]:
-    """`n` different random networks, one from each n-th of the space's range of MACs, in random order; ConfigError,
-    which names `option`, where the space has fewer."""
+    """Choose `n` different random networks, one from each n-th of the space's range of MACs, in random order.
+
+    ConfigError, which names `option`, when the space has fewer.
+    """
     rng = np.random.default_rng(seed)
     codes = np.unique(space.sample(rng, max(_DRAWN, 8 * n)), axis=0)
     networks = {network.id: network for network in (space.decode(space.to_params(row)) for row in codes)}
@@ -60,14 +62,14 @@ def chosen(space: SearchSpace, n: int, seed: int, option: str = "zero_cost.ancho
                           f"Set {option}={len(networks)} or less.")
     ranked = sorted(networks.values(), key=lambda network: (network.macs, network.id))
     places = ((np.arange(n) + rng.random(n)) / n * len(ranked)).astype(int)
-    for i in range(1, n):  # neighbours share the network that both of their parts have a share of
+    for i in range(1, n):  # a network on the border of two parts belongs to both
         places[i] = max(places[i], places[i - 1] + 1)
     return [ranked[place] for place in rng.permutation(places)]
 
 
 def anchors(path: Path, networks: Sequence[Architecture], measure: Callable[[Architecture], Anchor], console: Console
             ) -> list[Anchor]:
-    """What `measure` says of each network, from `path` where it is there. One process works, others wait for it."""
+    """The result of `measure` for each network; stored results in `path` are read. One process works, others wait."""
     def waiting() -> None:
         console.note(f"another process trains the {len(networks)} anchors; waiting for it")
 
@@ -85,7 +87,7 @@ def anchors(path: Path, networks: Sequence[Architecture], measure: Callable[[Arc
 
 
 def _read(path: Path, networks: Sequence[Architecture]) -> list[Anchor]:
-    """The anchors that are there, in order; DataError for a file that is not of these networks."""
+    """The stored anchors, in order; DataError for a file of other networks."""
     content = ANCHORS.find(path)
     if content is None:
         return []
@@ -105,7 +107,7 @@ def _anchor(row: dict[str, Any]) -> Anchor:
     return anchor
 
 STORED = Document("hwnas-scores", 1, "scores of networks", "Delete it, and they are computed again.", DataError)
-POOL = 256  # networks; about the number from which more tell little more of the others
+POOL = 256  # networks; beyond about this number, more of them improve the reading of others little
 IMAGES = 32
 _EVERY = 8  # networks between two writes: a kill loses seconds
 
@@ -128,7 +130,7 @@ class Pool:
         return home() / "zero_cost" / f"scores-{digest(self.space.fingerprint, self._scorer.fingerprint)}.json"
 
     def scores(self, console: Console) -> NDArray[np.float64]:
-        """Scores [n, len(names)], nan where a network has none. One process works, others wait for it."""
+        """Scores [n, len(names)]; nan when a network has none. One process works, others wait for it."""
         networks = [self.space.decode(self.space.to_params(row)) for row in self.codes]
 
         def waiting() -> None:
@@ -168,8 +170,8 @@ def _read_pool(path: Path) -> tuple[dict[str, dict[str, float | None]], float]:
 
 
 SCORES = ("synflow", "naswot", "grad_norm", "zico")
-CONTROLS = ("params", "macs")  # known without any network: what a score must beat
-ENSEMBLE = "ensemble"  # all of them together
+CONTROLS = ("params", "macs")  # known without building a network; a useful score must beat them
+ENSEMBLE = "ensemble"  # all scores together
 CHOICES = (*SCORES, *CONTROLS, ENSEMBLE)
 
 
@@ -179,7 +181,7 @@ def label(score: str) -> str:
 
 
 def judged(certificate: Mapping[str, Any]) -> list[str]:
-    """Scores of SCORES and ENSEMBLE that a certificate holds a tau of, beside those of both controls."""
+    """Scores of SCORES and ENSEMBLE whose tau a certificate holds, if it holds the taus of both controls as well."""
     if any(_tau(certificate, control) is None for control in CONTROLS):
         return []
     return [score for score in CHOICES if score not in CONTROLS and _tau(certificate, score) is not None]
@@ -189,9 +191,9 @@ def worthwhile(certificate: Mapping[str, Any]) -> list[str]:
     """Scores of SCORES and ENSEMBLE that rank above chance and better than both controls, the best first.
 
     `certificate` has `{"estimators": {"zero_cost:naswot": {"kendall_tau": x, "low": …, "high": …}, …}}`; other keys and
-    estimators are left alone. A score counts when its tau is above both controls' and its interval's lower end above
-    0; one without a tau (null: it told all networks the same) does not. DataError without both controls' taus, or where
-    a number is none.
+    estimators are ignored. A score counts when its tau is above both controls' taus, and the lower end of its interval
+    is above 0. A score without a tau does not count (null: it gave all networks the same value). DataError when a
+    control's tau is missing, or a value is no number.
     """
     taus = {score: _tau(certificate, score) for score in CHOICES}
     controls = [taus[control] for control in CONTROLS]
@@ -206,7 +208,7 @@ def worthwhile(certificate: Mapping[str, Any]) -> list[str]:
 
 
 def _tau(certificate: Mapping[str, Any], score: str) -> tuple[float, float] | None:
-    """Kendall's tau and the lower end of its interval; None where the certificate does not hold them."""
+    """Kendall's tau and the lower end of its interval; None when the certificate does not hold them."""
     entry = certificate.get("estimators", {}).get(label(score), {})
     values: list[Any] = [entry.get("kendall_tau"), entry.get("low")]
     if values[0] is None:
@@ -217,15 +219,18 @@ def _tau(certificate: Mapping[str, Any], score: str) -> tuple[float, float] | No
     return float(values[0]), float(values[1])
 
 Array = NDArray[np.float64]
-_RIDGE = 1.0  # squared weights count like one more network, whose score tells nothing
-_LEAST_SLOPE = 1e-3  # logits a standard deviation: a map that orders networks, also where the anchors give no reason to
-_EDGE = 2e-3  # nearest to 0 and to 1 that an anchor's top-1 counts
+_RIDGE = 1.0  # the penalty on squared weights counts like one more network without information
+_LEAST_SLOPE = 1e-3  # logits per standard deviation: the map orders networks even if the anchors give no reason to
+_EDGE = 2e-3  # an anchor's top-1 nearer than this to 0 or 1 is moved to this distance
 
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """logit(top-1) = intercept + weights · standardised scores, no weight below 0; `std` of top-1 (a fraction) is the
-    root mean square error at anchors left out one by one, whose predictions are `left_out` [n]."""
+    """logit(top-1) = intercept + weights · standardised scores, with no weight below 0.
+
+    `left_out` [n] predicts each anchor from the others. `std` is the root mean square error of these predictions, as a
+    fraction of top-1.
+    """
 
     middle: Array
     width: Array
@@ -242,7 +247,7 @@ class Fit:
 
 
 def fit(scores: Array, top1: Array) -> Fit:
-    """The map through anchors: `scores` [n, k], `top1` [n] as fractions, n at least 3."""
+    """Fit the map to anchors: `scores` [n, k], `top1` [n] as fractions, n at least 3."""
     left_out = np.array([float(_map(np.delete(scores, i, 0), np.delete(top1, i))(scores[i : i + 1])[0])
                          for i in range(len(top1))])
     whole = _map(scores, top1)
@@ -264,7 +269,7 @@ def _map(scores: Array, top1: Array) -> Fit:
 
 
 def _tau_of(scores: Array, top1: Array) -> float:
-    """Kendall's tau-b; 0 where all are tied."""
+    """Kendall's tau-b; 0 when all are tied."""
     return float(np.nan_to_num(kendall_tau(scores, top1)))
 
 
@@ -273,9 +278,11 @@ LEAST_ANCHORS = 4
 
 @dataclass(frozen=True, slots=True)
 class ZeroCostOptions:
-    """`score`: one of CHOICES (`ensemble`: all, each with a weight). `anchors`: networks that are trained once, so that
-    a score can be told as a top-1. `images`: of the one batch. `seeds`: initial weights that a score is averaged over.
-    `seed`: of batch and anchors. `proxy`: changes to the recipe and options of the anchors' training.
+    """Which score to compute, and the anchors that turn it into a top-1.
+
+    `score` is one of CHOICES (`ensemble`: all of them, each with a weight). `anchors` is the number of networks that
+    are trained once. `images` is the size of the one batch. A score is the mean over `seeds` initial weights. `seed`
+    decides batch and anchors. `proxy` changes the recipe and options of the anchors' training.
     """
 
     score: str = option("naswot", choices=CHOICES, help="ensemble: all, each with a weight")
@@ -287,10 +294,11 @@ class ZeroCostOptions:
 
 
 class ZeroCost:
-    """An AccuracyEstimator that trains `anchors` networks once (`prepare`), and no candidate: a candidate's score is
-    told as the top-1 that the proxy's short training would give, by the map fitted to the anchors.
+    """An AccuracyEstimator that trains `anchors` networks once (`prepare`), and no candidate.
 
-    Its `std` is the error at anchors left out. Same architecture and seed: same value on one machine.
+    A map fitted to the anchors turns a candidate's score into the top-1 that the proxy's short training would give.
+    `std` is the error at anchors that were left out of the fit. The same architecture and seed give the same value on
+    one machine.
     """
 
     def __init__(self, dataset: Dataset, space: SearchSpace, options: ZeroCostOptions, proxy: Proxy) -> None:
@@ -304,7 +312,7 @@ class ZeroCost:
 
     @property
     def fingerprint(self) -> str:
-        """Names all that decides its values, besides the architecture."""
+        """Names everything that decides the values, except the architecture."""
         return digest(self._anchors_fingerprint, self.options.score)
 
     @property
@@ -317,9 +325,10 @@ class ZeroCost:
         return home() / "zero_cost" / f"anchors-{self._anchors_fingerprint}.json"
 
     def prepare(self, console: Console) -> None:
-        """Train the anchors, or find them trained, and fit the map; says where parameters or MACs rank as well.
+        """Train the anchors, or read the stored ones, and fit the map.
 
-        DataError when fewer than LEAST_ANCHORS could be trained and scored.
+        A note says how the score, the parameters and the MACs rank the anchors. DataError when fewer than
+        LEAST_ANCHORS could be trained and scored.
         """
         networks = chosen(self.space, self.options.anchors, self.options.seed)
         measured = anchors(self.path, networks, self._measure, console)
@@ -337,7 +346,7 @@ class ZeroCost:
         self._tell(good, self._fit, console)
 
     def evaluate(self, architecture: Architecture, history: Sequence[Sequence[float]] = (), seed: int = 0) -> Estimate:
-        """The top-1 that its score stands for, with the 90 % interval; TrainingError where it has no score."""
+        """The top-1 that the architecture's score stands for, with its 90 % interval; TrainingError without a score."""
         if self._fit is None:
             raise ValueError("zero_cost: call prepare(console) before evaluate().")
         start = time.perf_counter()
@@ -358,7 +367,7 @@ class ZeroCost:
         for name in (*SCORES, *CONTROLS):
             try:
                 score, cost = self._scorer.scores(network, (name,), self.options.seed)
-            except CandidateError:  # this network has no such score: it is no anchor for it
+            except CandidateError:  # a network without this score cannot be an anchor for it
                 continue
             scores |= score
             seconds |= cost
@@ -368,7 +377,7 @@ class ZeroCost:
         """One line: how the score ranks the anchors, and how parameters and MACs do."""
         top1 = np.array([anchor.top1 for anchor in good])
         score = self.options.score
-        # An ensemble is judged by what it says of anchors left out: its weights come from them.
+        # An ensemble is judged by its predictions of anchors left out, since its weights come from the anchors.
         ranked = fitted.left_out if score == ENSEMBLE else _table(good, (score,))[:, 0]
         tau = _tau_of(ranked, top1)
         controls = {name: _tau_of(_table(good, (name,))[:, 0], top1) for name in CONTROLS}
