@@ -22,7 +22,7 @@ The same command again resumes; in another terminal it joins as a worker. --show
 
 
 def all_options(config: Any) -> dict[str, dict[str, Any]]:
-    """Every option of the sections that hold just what was given, by dotted key."""
+    """Every option, by dotted key, of the sections that hold only the given ones."""
     from hwnas.accuracy.estimator import BUILT_IN, options_of
     from hwnas.cli.options import section
     from hwnas.samplers.loading import default_options
@@ -38,12 +38,12 @@ def all_options(config: Any) -> dict[str, dict[str, Any]]:
 
 
 def main(config: Any, console: Console) -> None:
-    """Search, and say what came of it."""
+    """Search, and print the result."""
     conclude(search(config, console), console)
 
 
 def conclude(result: SearchResult, console: Console) -> None:
-    """The result in a few lines; nothing where another process verifies."""
+    """Print the result in a few lines; nothing when another process verifies."""
     for row in sorted(result.rows, key=lambda row: row.best_latency_ms or 0.0):
         mark = "*" if row.on_front else " "
         top1 = "-" if row.best_top1 is None else f"{row.best_top1:.2%}"

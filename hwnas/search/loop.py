@@ -1,4 +1,4 @@
-"""The loop of a search: asks until enough networks are evaluated; draws an unseen one where asks repeat."""
+"""The loop of a search: it asks until enough networks are evaluated, and draws an unseen one when asks repeat."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ ENUMERABLE = 100_000
 
 def unseen_params(space: SearchSpace, seen: Container[str], over_ms: Callable[[NDArray[np.int64]], NDArray[np.float64]],
                   rng: np.random.Generator) -> dict[str, Any] | None:
-    """Parameters of a random network whose id is not in `seen`, within the cap where one is found.
+    """Parameters of a random network whose id is not in `seen`, within the cap if possible.
 
-    `over_ms(codes)` says how far networks are over the cap. Of 4096 random draws the first that is unseen and within
-    the cap; otherwise the unseen one nearest to it. A small space is gone through completely before None is
-    returned, which then means that every network of it was seen; in a large one None means that none was found.
+    `over_ms(codes)` says how far networks are over the cap. The result is the first of 4096 random draws that is
+    unseen and within the cap; otherwise it is the unseen draw nearest to the cap. If there is none, a small space is
+    searched completely: None means that all its networks were seen. In a large space, None means that the draws
+    found none.
     """
     codes = np.asarray(space.sample(rng, 16 * _DRAW), dtype=np.int64)
     params = _first_unseen(space, codes, seen, over_ms)
@@ -55,13 +56,13 @@ def _first_unseen(space: SearchSpace, codes: NDArray[np.int64], seen: Container[
             return dict(params)
     return None
 
-UNPRODUCTIVE = 5  # asks in a row without training, after which a random unseen network is queued
+UNPRODUCTIVE = 5  # after so many asks in a row without a training, a random unseen network is queued
 POLL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class SearchEvent:
-    """What just happened: `kind` is training (it begins), waiting (for other workers), or the trial's outcome."""
+    """An event of the loop. `kind` is training (it begins), waiting (for other workers), or the trial's outcome."""
 
     kind: str
     counts: Counts
@@ -87,7 +88,7 @@ class SearchOutcome:
 
 
 def check_options(options: SearchOptions) -> int:
-    """The limit on asks; ConfigError when a number of the options breaks its rule."""
+    """Check the options and return the limit on asks; ConfigError when a number breaks its rule."""
     read_value(options.n_trials, int, "n_trials", low=1)
     read_value(options.max_asks, int | None, "max_asks", low=1)
     if options.cap_ms is not None:
@@ -100,8 +101,9 @@ def run_search(study: optuna.Study, space: SearchSpace, predict: Predict, estima
                options: SearchOptions, progress: Callable[[SearchEvent], None] = lambda event: None) -> SearchOutcome:
     """Work on `study` until it is done, as one of any number of workers; see `SearchOptions`.
 
-    A CandidateError fails its trial and the search goes on. Everything else ends it: programming errors as they
-    are, database errors as a StudyError, Ctrl-C as KeyboardInterrupt after its trial was marked and queued again.
+    A CandidateError fails its trial, and the search goes on. Every other error ends the search. Programming errors
+    are raised as they are, and database errors as a StudyError. Ctrl-C marks its trial and queues it again, and is
+    raised as KeyboardInterrupt.
     """
     url = storage_of(study).url
     search = _Search(Setting(study, space, predict, estimator, options), progress)
@@ -114,7 +116,7 @@ def run_search(study: optuna.Study, space: SearchSpace, predict: Predict, estima
                     study.enqueue_trial(dict(params), skip_if_exists=True)
             ended = search.run()
         except BaseException:
-            # What ended the search matters more than a database that cannot even be told so.
+            # The error that ended the search matters more than a database that cannot record it.
             with contextlib.suppress(StorageInternalError, UpdateFinishedTrialError):
                 settle(study, search.at_work)
                 storage_of(study).flush()
@@ -139,14 +141,14 @@ class _Search:
             try:
                 self.study.optimize(self._evaluate, catch=(CandidateError,), callbacks=[self._after_trial])
             except (AssertionError, ValueError, UpdateFinishedTrialError) as error:
-                # Optuna's words for telling a trial that others failed while this worker was stopped.
+                # Optuna raises this when others failed the trial while this worker was stopped.
                 self._check_given_up(error)
                 keep_result(self.study, self.at_work)
                 self._look()
         return self.ended
 
     def _evaluate(self, trial: optuna.Trial) -> tuple[float, ...]:
-        """Run one trial and write its result; Optuna is told its values, or that it was skipped."""
+        """Run one trial and write its result; Optuna gets its values, or that it was skipped."""
         self.at_work = at_work = AtWork(trial)
         try:
             at_work.result = result = run_trial(trial, self.setting, self._on_train, self.interrupts)
@@ -160,7 +162,7 @@ class _Search:
             raise
 
     def _check_given_up(self, error: BaseException) -> None:
-        """Return when others gave up the trial at work; otherwise raise what really went wrong."""
+        """Return if another process gave up the trial at work; otherwise raise the real error."""
         at_work = self.at_work
         raised = None if at_work is None else at_work.error
         if raised is not None and not isinstance(raised, (TrialPruned, CandidateError, UpdateFinishedTrialError)):
@@ -185,7 +187,7 @@ class _Search:
             study.stop()
 
     def _look(self, trial: FrozenTrial | None = None) -> None:
-        """Count, tell the progress, see whether the search is over; waits while other workers train the last ones."""
+        """Count the trials, report progress, and see whether the search is over; waits for the other workers' last."""
         self.counts = count(self.study.get_trials(deepcopy=False))
         if trial is not None:
             attrs = trial.user_attrs
@@ -216,7 +218,7 @@ class _Search:
                                    counts.duplicates, counts.asks)
 
     def _queue_unseen(self) -> None:
-        """Give the sampler a network that nobody has asked for, or end the search when there is none."""
+        """Queue a network that no trial has had yet, or end the search when there is none."""
         trials = self.study.get_trials(deepcopy=False)
         if any(trial.state == TrialState.WAITING for trial in trials):
             return

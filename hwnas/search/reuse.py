@@ -1,5 +1,7 @@
-"""Reuse: accuracies of an earlier search of the same space, for another target or other known objectives: only what is
-known beforehand changes between them."""
+"""Reuse: take accuracies from an earlier search of the same space.
+
+The two searches may have other targets or known objectives, because accuracy does not depend on them.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,11 @@ _KEPT = ("architecture_id", "architecture", "codes", "top1_proxy", "top1_std", "
 
 def reuse_trials(study: optuna.Study, folder: Path, space: SearchSpace, predict: Predict, options: SearchOptions
                  ) -> int:
-    """Add the evaluated networks of the run in `folder` to `study` with this search's costs; how many were new.
+    """Add the evaluated networks of the run in `folder` to `study` with this search's costs.
 
-    They count as known, not as evaluated here; those over the cap are left out, and those that were stopped because
-    they could not enter the other front: this one they may. Given again, adds nothing. StudyError when the runs differ
-    in space, data set or accuracy.
+    Returns the number of added networks; a second call adds none. They count as known, but not as evaluated here.
+    Networks over the cap are left out. Networks whose training was stopped are left out too: they could not enter the
+    other search's front, but they may enter this one. StudyError when the runs differ in space, data set or accuracy.
     """
     earlier = load_study(database_path(folder))
     theirs, ours = identity_of(earlier), identity_of(study)

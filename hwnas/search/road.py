@@ -1,4 +1,4 @@
-"""The road of a search: plan, prepare, search, finalists, verify, report. `search` is all of it, top to bottom."""
+"""The road of a search: plan, prepare, search, finalists, verify, report. `search` shows all of it, in order."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 class Plan:
     """What the options ask for.
 
-    `out`: the run folder, which need not be there. `objective`: its T is not known before the latency model where the
-    user gave none. `sampler` gives the sampler once it is told what ours needs to know. `yaml`: the configuration.
+    `out` is the run folder, which need not exist yet. If the user gave no T, `objective` has none until the latency
+    model is there. `sampler` makes the sampler from the Context that ours needs. `yaml` is the configuration.
     """
 
     deployment: Deployment
@@ -83,7 +83,7 @@ class Plan:
 
 
 def make_plan(config: Any, console: Console) -> Plan:
-    """Read and check every option that can be checked without data, measuring or training; nothing is written."""
+    """Read all options and check them, as far as this needs no data, measuring or training. Nothing is written."""
     from omegaconf import OmegaConf
 
     from hwnas.data.loading import inspect_dataset
@@ -149,7 +149,7 @@ def _baselines(names: Any, space: SearchSpace) -> tuple[Network, ...]:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Everything that the trials and the verification work with."""
+    """The objects that the trials and the verification work with."""
 
     plan: Plan
     run: RunFolder
@@ -178,7 +178,7 @@ class SearchResult:
 
 
 def search(config: Any, console: Console) -> SearchResult:
-    """The whole road. Killed at any point, the same call goes on; several calls at once share the trials."""
+    """Run the whole road. After a kill at any point, the same call continues. Parallel calls share the trials."""
     from hwnas.study.record import trial_rows
     from hwnas.study.study import wait_for_others
 
@@ -200,7 +200,7 @@ def search(config: Any, console: Console) -> SearchResult:
 
 
 def prepare(plan: Plan, run: RunFolder, console: Console) -> Prepared:
-    """Load the data, measure this host where it must be, open the study."""
+    """Load the data, measure this host if no table fits, open the study."""
     from hwnas.study.storage import storage_errors
     from hwnas.study.study import check_resumable, database_path
 
@@ -244,7 +244,7 @@ def search_options(plan: Plan, model: LatencyModel) -> SearchOptions:
 
 
 def extra_workers(n: int, run: RunFolder, console: Console) -> AbstractContextManager[None]:
-    """`n` workers beside this process while the block runs; they end with the search, or with this process."""
+    """Run `n` workers beside this process during the block. They end with the search, or with this process."""
     return crew([sys.executable, "-m", "hwnas.search.worker", "-q", f"run={run.path.absolute()}"], n, console.say)
 
 
@@ -264,10 +264,11 @@ def search_trials(prepared: Prepared, console: Console) -> None:
 
 def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: Console
              ) -> tuple[Sequence[FrontRow], Sequence[Mapping[str, Any]]]:
-    """Finalists and baselines made, verified and written, unless the run folder holds just that: rows, comparisons.
+    """Make, verify and write finalists and baselines; returns the rows and the comparisons.
 
-    On another host than the one searched for nothing is verified: the rows keep their predictions, and
-    `python -m hwnas.verify run=DIR` over there completes them.
+    A verified front of the same networks in the run folder is read instead. If this host is not the one searched for,
+    nothing is verified: the rows keep their predictions, and `python -m hwnas.verify run=DIR` on that host completes
+    them.
     """
     from hwnas.front.finalists import finalists_of
     from hwnas.front.make import Making
@@ -310,14 +311,14 @@ def _load_data(plan: Plan, console: Console) -> Dataset:
 
 
 def _usable(certificate: Certificate | StudyError | None) -> Certificate | None:
-    """The certificate where something depends on it: then one that cannot be read is an error."""
+    """The certificate, for a caller that depends on it. A certificate that cannot be read is raised as its error."""
     if isinstance(certificate, StudyError):
         raise certificate
     return certificate
 
 
 def _chosen(plan: Plan, dataset: Dataset, certificate: Certificate | StudyError | None) -> Chosen:
-    """The estimator that was asked for, or the one that the certificate favours."""
+    """The estimator that the user named, or the one that the certificate favours."""
     if plan.accuracy != NAME:
         return Chosen(plan.accuracy, plan.accuracy_options)
     return choose(plan.accuracy_options, _usable(certificate), dataset, plan.space, plan.n_trials)
@@ -357,8 +358,10 @@ def _open_study(plan: Plan, url: str, identity: dict[str, str], model: LatencyMo
 
 def _zero_cost(plan: Plan, dataset: Dataset, certificate: Certificate | StudyError | None, console: Console
                ) -> Callable[[Settings], NDArray[np.float64]] | None:
-    """The zero-cost scores that our sampler is to see: those of `sampler_options.zero_cost` that the certificate of
-    this data set and space, where there is one, does not switch off; None where none was asked for."""
+    """The zero-cost scores for our sampler; None when `sampler_options.zero_cost` names none.
+
+    If there is a certificate of this data set and space, it may switch some of them off.
+    """
     from hwnas.samplers.loading import OWN
 
     if not plan.sampler_options.get("zero_cost") or plan.sampler_name != OWN:
@@ -373,7 +376,7 @@ def _zero_cost(plan: Plan, dataset: Dataset, certificate: Certificate | StudyErr
 
 
 def _tell(report: Report) -> Callable[[SearchEvent], None]:
-    """What the bar hears of each event."""
+    """The function that shows each event in the progress bar."""
     best = 0.0
 
     def tell(event: SearchEvent) -> None:
@@ -387,13 +390,13 @@ def _tell(report: Report) -> Callable[[SearchEvent], None]:
 
 
 def _network_of(prepared: Prepared) -> Callable[[Mapping[str, Any]], FoundNetwork]:
-    """The network of a row of trials.csv."""
+    """The function that makes the network of a row of trials.csv."""
     trials = {trial.number: trial for trial in prepared.study.get_trials(deepcopy=False)}
     return lambda row: FoundNetwork(prepared.plan.space.decode(trials[row["number"]].params))
 
 
 def _verified_before(run: RunFolder, rows: Sequence[FrontRow], recipe: Mapping[str, Any]) -> list[FrontRow]:
-    """The rows of a verified front of just these networks, trained by this recipe, where the run folder holds one."""
+    """The verified front in the run folder, if it has exactly these networks, trained by this recipe; otherwise []."""
     from hwnas.front.rows import load_front
 
     if not run.front_csv.is_file() or not run.report.is_file():
@@ -405,7 +408,7 @@ def _verified_before(run: RunFolder, rows: Sequence[FrontRow], recipe: Mapping[s
 
 
 def _facts(prepared: Prepared, trials: Sequence[Mapping[str, Any]]) -> Facts:
-    """What the report is told of the search."""
+    """The facts about the search that the report shows."""
     from hwnas.accuracy.certificate import certificate_facts
     from hwnas.front.score import Timing
     from hwnas.front.verification import Facts

@@ -1,4 +1,4 @@
-"""One trial: decode, predict, skip what is known or over the cap, train, record. Nothing here prints."""
+"""One trial: decode, predict, skip known networks and those over the cap, train, record. Nothing here prints."""
 
 from __future__ import annotations
 
@@ -39,9 +39,12 @@ INTERRUPTIONS = (KeyboardInterrupt, SystemExit)
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    """How a search runs. `n_trials`: architectures evaluated in total, over all workers and restarts; `max_asks`:
-    trials started in total (None: 20 for each of n_trials and 100); `cap_ms`: hard cap on the `cap_quantile` of the
-    predicted latency; `enqueue`: parameters of networks to try first, once a study."""
+    """How a search runs.
+
+    `n_trials` is the number of architectures to evaluate, over all workers and restarts. `max_asks` limits the trials
+    that are started, over the same (None: 20 * n_trials + 100). `cap_ms` is the hard cap on the `cap_quantile` of the
+    predicted latency. `enqueue` holds the parameters of networks to try first, once in a study.
+    """
 
     n_trials: int
     objective: Objective
@@ -54,7 +57,7 @@ class SearchOptions:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What every trial of a search works with."""
+    """The objects that every trial of a search works with."""
 
     study: optuna.Study
     space: SearchSpace
@@ -65,9 +68,9 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """What became of a trial: its outcome, what to write with it and, where it was evaluated, the study's values.
+    """The result of a trial: its outcome, the attributes to write and, if it was evaluated, the study's values.
 
-    `reason` says why it was not evaluated.
+    If it was not evaluated, `reason` says why.
     """
 
     outcome: str
@@ -78,8 +81,11 @@ class TrialResult:
 
 @dataclass(slots=True)
 class AtWork:
-    """The trial that a worker is at, its result once there is one, and what it raised: with these the loop tells its
-    own failures from those of the study, and keeps a result that the study refused."""
+    """The trial of a worker, its result once there is one, and the error that it raised.
+
+    With these the loop distinguishes failures of a trial from those of the study, and keeps a result that the study
+    refused.
+    """
 
     trial: optuna.Trial
     result: TrialResult | None = None
@@ -93,10 +99,11 @@ class AtWork:
 
 def run_trial(trial: optuna.Trial, setting: Setting, on_train: Callable[[int, str, float], None],
               interrupts: Interrupts) -> TrialResult:
-    """Decode what is asked, predict its latency, skip it where it is known or over the cap, estimate its top-1.
+    """Decode the trial's network, predict its latency, and estimate its top-1.
 
-    What is known before training is written at once; the result is for the caller to write. `on_train` hears number,
-    id and predicted latency (ms) before an estimate. CandidateError when the estimator cannot tell.
+    A network that is known or over the cap is skipped. The facts known before training are written at once; the
+    caller writes the result. `on_train` gets number, id and predicted latency (ms) before an estimate. CandidateError
+    when the estimator fails.
     """
     storage, options = storage_of(setting.study), setting.options
     with storage.params_together(trial):
@@ -124,7 +131,7 @@ def run_trial(trial: optuna.Trial, setting: Setting, on_train: Callable[[int, st
 
 def _record_prediction(trial: optuna.Trial, setting: Setting, architecture: Architecture, codes: NDArray[np.int64]
                        ) -> tuple[float, float]:
-    """Write what is known before training; the predicted latency and how far it is over the cap (ms; 0: no cap)."""
+    """Write the facts known before training; returns predicted latency and excess over the cap (ms; 0: no cap)."""
     options, row = setting.options, np.asarray(codes, dtype=np.int64).reshape(1, -1)
     predicted = setting.predict(row)
     mean = float(predicted.mean[0])
@@ -171,12 +178,12 @@ def _duplicate(earlier: FrozenTrial) -> TrialResult:
 
 
 def same_architecture(study: optuna.Study, name: str) -> list[FrozenTrial]:
-    """Every trial that was given the architecture `name`, as it is now."""
+    """Every trial of the architecture `name`, in its present state."""
     return storage_of(study).with_attr(study, "architecture_id", name)
 
 
 def record_failure(study: optuna.Study, trial: optuna.Trial, error: BaseException) -> None:
-    """Write why a trial failed, and queue it again where that was not its own fault."""
+    """Write why a trial failed, and queue it again if the network was not the reason."""
     if isinstance(error, TrialPruned | UpdateFinishedTrialError):
         return
     if isinstance(error, INTERRUPTIONS):
@@ -190,12 +197,15 @@ def record_failure(study: optuna.Study, trial: optuna.Trial, error: BaseExceptio
         if kind == INTERRUPTED or isinstance(error, UserError):
             requeue(study, storage.fresh(trial), counts=False)
     except (UpdateFinishedTrialError, optuna.exceptions.StorageInternalError):
-        return  # The error itself is on its way and matters more.
+        return  # The trial's error is being raised, and it matters more.
 
 
 def keep_result(study: optuna.Study, at_work: AtWork | None) -> bool:
-    """Add the result of a trial that others gave up (its worker was stopped past the heartbeat's grace) as a finished
-    trial; False when there is none, or when its architecture was evaluated by somebody else meanwhile."""
+    """Add the result of a trial that other workers gave up, as a finished trial; returns whether it was added.
+
+    They give up a trial whose worker was stopped for longer than the heartbeat's grace. Nothing is added without a
+    result, or when another worker has evaluated the architecture in the meantime.
+    """
     if at_work is None or at_work.evaluated is None:
         return False
     storage, result = storage_of(study), at_work.evaluated
@@ -213,8 +223,10 @@ def keep_result(study: optuna.Study, at_work: AtWork | None) -> bool:
 
 
 def settle(study: optuna.Study, at_work: AtWork | None) -> None:
-    """Leave no trial of this process running when the search ends by force: finish it where its result is there,
-    otherwise fail it as interrupted and queue it again. One that was still being asked for counts as well."""
+    """Leave no trial of this process running when the search ends by force, not even one that is being asked for.
+
+    A trial with a result is finished. Any other is failed as interrupted and queued again.
+    """
     storage = storage_of(study)
     for trial in storage.running(study):
         if trial.user_attrs.get("worker") != worker_name():

@@ -1,4 +1,4 @@
-"""Costs of a space's networks that are known before any is trained: what a search may minimise beside its top-1."""
+"""Costs that are known before a network is trained. A search may minimise them beside its top-1."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from hwnas.space.blocks.block import BlockSpec, weights_of
 
 GROUP = "hwnas.objectives"  # entry points of other packages
 LATENCY = "latency_ms"
-# Bytes of an ONNX file. Exact: a number in fp32, and int8's bias, scales and zero points of an output channel.
+# Bytes of an ONNX file. These are exact: one fp32 number; bias, scales and zero points of an int8 output channel.
 FP32, CHANNEL_INT8 = 4, 17
-# Nodes and their names, fitted: a residual sum, a convolution, one of squeeze-and-excite's two; in fp32 and in int8
-# files (where pairs come with them). A GELU is five nodes where others are one. The network's output has no pair.
+# These are fitted: nodes with their names. A residual sum, a convolution, one of squeeze-and-excite's two; in fp32
+# files and in int8 files, which add QDQ pairs. A GELU is five nodes, other activations are one. The network's output
+# has no pair.
 ADD, CONVOLUTION, GATE, GELU = 186, 436, 762, 1250
 ADD_INT8, CONVOLUTION_INT8, GATE_INT8, OUTPUT_INT8 = 828, 2310, 1128, 2384
-MOST_KNOWN = 2  # as many as the known-objective sampler searches with
+MOST_KNOWN = 2  # the known-objective sampler can search with so many
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What costs depend on besides the network: the deployment. `price_per_hour` is that of the machine, in any
-    currency (None: not told)."""
+    """The deployment that costs depend on. `price_per_hour` is the machine's, in any currency (None: not given)."""
 
     precision: str = "fp32"
     batch: int = 1
@@ -37,11 +37,12 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class KnownObjective:
-    """A cost (smaller is better) that is known before training: `of_latency` in ms (a number or an array), or a sum of
-    `of_block` over a network's blocks. `unit` and `scale` are for showing it.
+    """A cost (smaller is better) that is known before training.
 
-    `predicted` is its column in trials.csv, `exact` the one in front.csv, for what was exported and measured: as
-    `of_file` tells of the deployed file, as `of_latency` of the measured latency, or a column that is there anyway.
+    It is `of_latency` of the latency in ms (a number or an array), or the sum of `of_block` over a network's blocks.
+    `unit` and `scale` are for display. `predicted` is its column in trials.csv, and `exact` its column in front.csv.
+    The exact value comes from `of_file` of the deployed file, from `of_latency` of the measured latency, or from a
+    column that front.csv has in any case.
     """
 
     name: str
@@ -61,15 +62,16 @@ class KnownObjective:
         return sum(self.of_block(block, terms) for block in blocks)
 
     def shown(self, value: float | None) -> str:
-        """A value as text; empty where it is not known."""
+        """A value as text; empty when it is not known."""
         return "" if value is None else f"{value * self.scale:.3g} {self.unit}".strip()
 
 
 def file_bytes(block: BlockSpec, terms: Terms) -> float:
     """A block's share of the deployed ONNX file: int8 targets have an int8 one, all others run the fp32 one.
 
-    Weights, and for each output channel bias and scales, exactly (batch norms are folded, squeeze-and-excite stays
-    fp32 in an int8 file); nodes and their names by constants fitted to 28 files of three spaces (0.1 % of a file).
+    Weights, and bias and scales of each output channel, are counted exactly. Batch norms are folded, and
+    squeeze-and-excite stays fp32 in an int8 file. Nodes and their names are counted by constants, fitted to 28 files
+    of three spaces (error: 0.1 % of a file).
     """
     int8 = terms.precision == "int8"
     total = block.rules.file_bytes(block, int8)
@@ -89,7 +91,7 @@ def file_bytes(block: BlockSpec, terms: Terms) -> float:
 
 
 def _price(latency_ms: Any, terms: Terms) -> Any:
-    """Of a million images, one network on one stream being all that the machine does; 3.6e6 ms are an hour."""
+    """Price of a million images, if the machine runs one network on one stream only. 3.6e6 ms are an hour."""
     return latency_ms * ((terms.price_per_hour or math.nan) / terms.batch / 3.6)
 
 
@@ -105,7 +107,7 @@ _BUILT_IN = (
 
 
 class Costs(Mapping[str, KnownObjective]):
-    """Known objectives by name: ours, then those that other packages offer as entry points `hwnas.objectives`."""
+    """Known objectives by name: ours, then those of other packages' entry points `hwnas.objectives`."""
 
     @cached_property
     def _all(self) -> dict[str, KnownObjective]:
@@ -132,7 +134,7 @@ COSTS = Costs()
 
 
 def check_known(names: Any, terms: Terms) -> tuple[str, ...]:
-    """`objective.known` as names in COSTS's order; one line says what is wrong with another value."""
+    """Check `objective.known`; returns the names in COSTS's order. ConfigError, UnknownName."""
     if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"objective.known must be a list of names, e.g. [latency_ms,size_mb], got {names!r}.")
     for name in names:
@@ -154,7 +156,10 @@ def check_known(names: Any, terms: Terms) -> tuple[str, ...]:
 
 
 def known_costs(row: Mapping[str, Any]) -> tuple[float, ...]:
-    """What the search of a row of trials.csv minimised, in order (latency where it does not say); NaN: not known."""
+    """The costs that the search of a row of trials.csv minimised, in order; NaN: not known.
+
+    A row without `objectives` is of a search for latency.
+    """
     names = str(row.get("objectives") or LATENCY).split()
     values = (row.get(COSTS[name].predicted) for name in names)
     return tuple(math.nan if value is None else float(value) for value in values)

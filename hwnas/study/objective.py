@@ -30,7 +30,7 @@ Predict = Callable[[NDArray[np.int64]], "Predictions"]
 
 
 def reward(top1: ArrayLike, latency_ms: ArrayLike, target_ms: float, kind: str = "soft") -> Any:
-    """Acc * (Lat / T)^w of MnasNet (Tan et al., CVPR 2019): a float, or an array where one comes in.
+    """Acc * (Lat / T)^w of MnasNet (Tan et al., CVPR 2019): a float, or an array if an argument is one.
 
     `soft`: w = -0.07 on both sides of T; `hard`: w = 0 up to T and -1 above it.
     """
@@ -49,11 +49,11 @@ def positive_ms(key: str, value: Any) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """`pareto` (top-1 up, the `known` costs down), `reward` (one number up) or `cap` (top-1 alone up, of networks that
-    keep the hard cap). T of the reward is `target_ms` (None: not known yet, see `at`); `terms`: of the deployment that
-    costs are counted for.
+    """What a search optimises.
 
-    The reward is recorded under any kind. The hard cap holds under any kind too: see `check_cap`.
+    `pareto` raises top-1 and lowers the `known` costs. `reward` raises one number. `cap` raises top-1 alone, among
+    networks within the hard cap. `target_ms` is T of the reward (None: not known yet, see `at`). `terms` describe the
+    deployment that costs depend on. Every kind records the reward and keeps the hard cap: see `check_cap`.
     """
 
     target_ms: float | None
@@ -73,7 +73,7 @@ class Objective:
 
     @property
     def minimised(self) -> tuple[KnownObjective, ...]:
-        """The costs that the study is told, in the order of `values`."""
+        """The costs that the study minimises, in the order of `values`."""
         return tuple(COSTS[name] for name in self.known) if self.kind == "pareto" else ()
 
     @property
@@ -88,11 +88,11 @@ class Objective:
         return {cost.predicted: cost.of(latency_ms, blocks, self.terms) for cost in self.minimised}
 
     def at(self, target_ms: float) -> Objective:
-        """The same with this T, to a millionth of a millisecond."""
+        """The same objective with this T, rounded to a millionth of a millisecond."""
         return replace(self, target_ms=round(float(target_ms), 6))
 
     def rewards(self, top1: ArrayLike, latency_ms: ArrayLike) -> Any:
-        """The reward as a float, or as an array where one comes in."""
+        """The reward as a float, or as an array if an argument is one. ValueError while T is not known."""
         if self.target_ms is None:
             raise ValueError("T of the reward is not known yet")
         return reward(top1, latency_ms, self.target_ms, self.reward_kind)
@@ -102,13 +102,13 @@ class Objective:
         return float(self.rewards(top1, latency_ms))
 
     def values(self, top1: float, latency_ms: float, network: Architecture | None = None) -> tuple[float, ...]:
-        """What the study is told about one network."""
+        """The values of one network in the study."""
         if self.kind == "reward":
             return (self.reward(top1, latency_ms),)
         return top1, *self.costs(latency_ms, network).values()
 
     def __str__(self) -> str:
-        """Names the study: what is not the default is added, so that studies of before have kept their name."""
+        """Names the study. Only costs other than the default appear, so that older studies keep their name."""
         costs = [f"price at {self.terms.price_per_hour:g} an hour" if cost.name == "price" else cost.name
                  for cost in self.minimised]
         of = "" if costs in ([], [LATENCY]) else f" of {' and '.join(costs)}"
@@ -116,9 +116,9 @@ class Objective:
 
 
 def upper_ms(predictions: Predictions, quantile: float = CAP_QUANTILE) -> NDArray[np.float64]:
-    """Upper quantile of predicted latencies in ms, array [n]: what a hard cap is held against.
+    """Upper quantile of predicted latencies in ms, array [n]. A hard cap is compared with it.
 
-    0.95 is the upper end of the 90 % interval itself; other quantiles scale its half-width like a normal's.
+    0.95 is the upper end of the 90 % interval. Other quantiles scale its half-width like a normal distribution's.
     """
     scale = NormalDist().inv_cdf(quantile) / NormalDist().inv_cdf(0.95)
     mean = np.asarray(predictions.mean, dtype=np.float64)
@@ -126,15 +126,16 @@ def upper_ms(predictions: Predictions, quantile: float = CAP_QUANTILE) -> NDArra
 
 
 def check_quantile(value: Any) -> float:
-    """`value` as the cap's quantile; ConfigError unless it lies from 0.5 to 0.999."""
+    """`value` as the cap's quantile; ConfigError unless it is from 0.5 to 0.999."""
     return float(read_value(value, float, "budget.quantile", low=0.5, high=0.999))
 
 
 def fastest(space: SearchSpace, predict: Predict, quantile: float = CAP_QUANTILE, seed: int = 0
             ) -> tuple[NDArray[np.int64], float]:
-    """Codes [p] and ms of the network with the lowest predicted `quantile` that a sample and a descent find.
+    """Find the network with the lowest predicted `quantile`: its codes [p] and its latency in ms.
 
-    4096 random networks, then every single-parameter change of the best, until none helps.
+    The search starts from the best of 4096 random networks. It tries every single-parameter change of the best, until
+    none helps.
     """
     def score(codes: NDArray[np.int64]) -> NDArray[np.float64]:
         return upper_ms(predict(codes), quantile)
@@ -161,7 +162,7 @@ def check_cap(space: SearchSpace, predict: Predict, cap_ms: float, quantile: flo
     positive_ms("budget.latency_ms", cap_ms)
     _, nearest = fastest(space, predict, check_quantile(quantile), seed)
     if nearest > cap_ms:
-        enough = math.ceil(nearest * 1000) / 1000  # rounded up, so that the advice is taken as given
+        enough = math.ceil(nearest * 1000) / 1000  # rounded up, so that a user who follows the advice meets the cap
         raise BudgetError(
             f"budget.latency_ms={cap_ms:g} is below the fastest network of the space: {nearest:.4g} ms "
             f"({nearest / cap_ms - 1:.0%} above the cap, {quantile:.0%} quantile of its prediction). "
@@ -169,9 +170,9 @@ def check_cap(space: SearchSpace, predict: Predict, cap_ms: float, quantile: flo
 
 
 def read_objective(section: Mapping[str, Any], target: Target) -> Objective:
-    """The `objective` section of a configuration, for a deployment; ConfigError names what is wrong with it.
+    """Read the `objective` section of a configuration for a deployment; ConfigError names what is wrong with it.
 
-    `price_per_hour` is the target's where the section gives none. Sections of before have no `known`.
+    If the section gives no `price_per_hour`, the target's counts. Older sections have no `known`.
     """
     price = section.get("price_per_hour")
     terms = Terms(target.precision, target.batch, target.price_per_hour if price is None else price)

@@ -14,7 +14,7 @@ from hwnas.stats.pareto import non_dominated
 from hwnas.study.costs import COSTS, LATENCY, known_costs
 from hwnas.system.run_folder import OF_EVERY_TRIAL
 
-# Outcomes of a finished trial, in the user attribute `outcome`. A FAIL without one was lost with its worker.
+# Outcomes of a finished trial, in the user attribute `outcome`. A FAIL without an outcome was lost with its worker.
 EVALUATED = "evaluated"
 INFEASIBLE = "infeasible"
 DUPLICATE = "duplicate"
@@ -22,29 +22,29 @@ FAILED = "failed"
 INTERRUPTED = "interrupted"
 ERROR = "error"
 LOST = "lost"
-REUSED = "reused_from"  # user attribute: run folder of an earlier search whose accuracy this is
-RECORD = "hwnas"  # user attribute of a study: its format, its identity and, where they are not latency alone, the
-OBJECTIVES = "objectives"  # names of the known objectives that it minimises
+REUSED = "reused_from"  # user attribute of a trial: run folder of the earlier search that measured its accuracy
+RECORD = "hwnas"  # user attribute of a study: its format, its identity and perhaps OBJECTIVES
+OBJECTIVES = "objectives"  # in RECORD: names of the known objectives, unless they are latency alone
 CAP = "latency_ms"  # the constraint's name: upper quantile of the prediction minus the cap, in ms
 
 def minimised(study: optuna.Study) -> tuple[str, ...]:
-    """Names of the known objectives of a study of several, in the order of its values."""
+    """Names of a multi-objective study's known objectives, in the order of its values."""
     return tuple(study.user_attrs.get(RECORD, {}).get(OBJECTIVES, (LATENCY,)))
 
 
 def outcome(trial: FrozenTrial) -> str | None:
-    """One of the outcomes above; None while it waits or runs."""
+    """The trial's outcome, one of those above; None while it waits or runs."""
     if not trial.state.is_finished():
         return None
     return str(trial.user_attrs.get("outcome", LOST))
 
 
 def known(trials: Iterable[FrozenTrial], *, before: int | None = None) -> dict[str, FrozenTrial]:
-    """Architectures that need no training any more, by id: evaluated, over the cap, failed for a reason of their own.
+    """Trials by architecture id, for architectures that need no training any more.
 
-    With `before`, a trial's number, those that a lower-numbered trial is at work on count as well, and it itself
-    does not.
-    The evaluated trial comes first where several have the same architecture.
+    These were evaluated, are over the cap, or failed for a reason of their own. If several trials have the same
+    architecture, the evaluated one counts. `before` is a trial's number: running trials of lower number count as well,
+    and the trial itself does not.
     """
     by_id: dict[str, FrozenTrial] = {}
     for trial in trials:
@@ -61,7 +61,7 @@ def known(trials: Iterable[FrozenTrial], *, before: int | None = None) -> dict[s
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Trials of a study by outcome; `evaluated` counts architectures, `asks` every trial that was started here."""
+    """Trials of a study by outcome. `evaluated` counts architectures, `asks` counts all trials that started here."""
 
     evaluated: int
     infeasible: int
@@ -94,7 +94,7 @@ def count(trials: Sequence[FrozenTrial]) -> Counts:
 
 
 def curves(trials: Iterable[FrozenTrial]) -> list[list[float]]:
-    """Validation top-1 after each epoch of the evaluated trials: an estimator's history."""
+    """Validation top-1 after each epoch, one list for each evaluated trial: an estimator's history."""
     return [trial.user_attrs["curve"] for trial in trials
             if trial.state == TrialState.COMPLETE and trial.user_attrs.get("curve")]
 
@@ -108,13 +108,13 @@ def evaluated_networks(trials: Iterable[FrozenTrial], columns: Sequence[str]) ->
 
 
 def trial_rows(study: optuna.Study) -> list[dict[str, Any]]:
-    """Rows of trials.csv by trial number, one for every trial that was started, with the columns OF_EVERY_TRIAL; where
-    the study minimises other costs than latency, also these and, as `objectives`, their names.
+    """Rows of trials.csv by trial number, one for every trial that was started.
 
-    `state` is Optuna's word. `outcome`: evaluated, infeasible (over the cap), duplicate, failed (the candidate's own
-    failure), interrupted (Ctrl-C), error, lost (its worker died). Latencies are in ms, top-1 from 0 to 1 (predicted
-    from the epochs before a stop where `extrapolated`), `epochs` is how many were trained, `seconds` what that cost;
-    `started` and `finished` are local ISO times; None where not known.
+    The columns are OF_EVERY_TRIAL. If the study minimises other costs than latency, these follow, and `objectives`
+    holds their names. `state` is Optuna's. `outcome` is evaluated, infeasible (over the cap), duplicate, failed (the
+    candidate's own failure), interrupted (Ctrl-C), error, or lost (its worker died). Latencies are in ms, top-1 is
+    from 0 to 1; if `extrapolated`, it is predicted from the epochs before a stop. `epochs` were trained in `seconds`.
+    `started` and `finished` are local ISO times. None: not known.
     """
     rows, first, costs = [], dict[str, int](), minimised(study)
     more = {OBJECTIVES: " ".join(costs)} if costs != (LATENCY,) else {}
@@ -147,7 +147,7 @@ def _row(trial: FrozenTrial) -> dict[str, Any]:
 
 
 def _epochs(attrs: Mapping[str, Any]) -> int | None:
-    """Where the curve ends: it has a value for each epoch, unless the trial says for which."""
+    """The last epoch of the curve. The curve has a value for each epoch, unless the trial names its epochs."""
     if "curve" not in attrs:
         return None
     return int(attrs["curve_epochs"][-1]) if attrs.get("curve_epochs") else len(attrs["curve"])
@@ -158,7 +158,7 @@ def _iso(moment: Any) -> str | None:
 
 
 def front_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The evaluated rows that no other beats in top1_proxy and all that the search minimised, fastest first."""
+    """The evaluated rows on the front of top1_proxy and the costs that the search minimised, fastest first."""
     able = [row for row in rows if row["outcome"] == EVALUATED and row["state"] == "COMPLETE"]
     points = [(row["top1_proxy"], *known_costs(row)) for row in able]
     mask = non_dominated(points, [column > 0 for column in range(len(points[0]) if points else 2)])

@@ -1,10 +1,9 @@
-"""The study's database, a file or a server: URLs, one-line errors, locks, and Optuna's RDB storage made fit for several
-processes on one SQLite file.
+"""The study's database, a file or a server: URLs, one-line errors, locks, and a storage for many processes.
 
-Some things differ from Optuna's own. SQLite runs with a write-ahead log and takes the write lock at the start of a
-transaction, so that two workers cannot pop the same waiting trial. A heartbeat that cannot be written is tried again
-instead of ending its thread. The parameters of a trial go in one transaction, and so do its attributes. A running
-trial names its worker from the first moment, and is given up as soon as that worker is known to be dead.
+The storage is Optuna's RDB storage with five changes. SQLite runs with a write-ahead log. It takes the write lock at
+the start of a transaction, so that two workers cannot pop the same waiting trial. A heartbeat that cannot be written
+is tried again and does not end its thread. The parameters of a trial are written in one transaction, and so are its
+attributes. A running trial names its worker from the start, and counts as lost once that worker is known to be dead.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ from hwnas.study.record import EVALUATED
 from hwnas.system.processes import is_dead, worker_name
 
 _EXAMPLES = "sqlite:///runs/mine/study.db or postgresql+psycopg://user@host/name"
-# Everything up to the last @, since a password may hold one that should have been written %40.
+# This matches up to the last @, since a password may contain an @ that should have been written as %40.
 _IN_FRONT = re.compile(r"(?<=://)([^:@/\n]*):.*@")
 _BEHIND = re.compile(r"([?&](?:ssl)?password=)[^&\n]*")
 
 
 def parse_url(url: str) -> sqlalchemy.URL:
-    """ConfigError for what is no database URL; none of its messages shows a password."""
+    """Parse a database URL; ConfigError if it is none. No message shows a password."""
     try:
         parsed = sqlalchemy.engine.make_url(url)
     except (SQLAlchemyError, ValueError):  # ValueError: a port that is no number.
@@ -54,12 +53,12 @@ def parse_url(url: str) -> sqlalchemy.URL:
 
 
 def hidden(url: str) -> str:
-    """The URL without its passwords, whether or not it can be read; also a text of lines that hold URLs."""
+    """The URL without its passwords, even if it cannot be parsed. A text that contains URLs works as well."""
     return _IN_FRONT.sub(r"\1:***@", _BEHIND.sub(r"\1***", url))
 
 
 def sqlite_path(url: str) -> Path | None:
-    """The file of a SQLite URL, None for another database; ConfigError when the URL cannot be read."""
+    """The file of a SQLite URL, None for another database; ConfigError when the URL cannot be parsed."""
     parsed = parse_url(url)
     if parsed.get_backend_name() != "sqlite":
         return None
@@ -130,7 +129,7 @@ def storage_errors(url: str) -> Iterator[None]:
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        # Drivers say more below: details of a row, every address that was tried.
+        # Drivers print more lines below the first: details of a row, every address that was tried.
         lines = str(getattr(cause, "orig", None) or cause).strip().splitlines()
         fact = " ".join(lines[0].split()).rstrip(".") if lines else type(cause).__name__
         step = next((advice for word, advice in _ADVICE if word in fact.lower()),
@@ -149,14 +148,14 @@ def server_options(url: str) -> dict[str, Any]:
     # A training may last longer than firewalls and restarts leave a connection: it is tried before it is used.
     options: dict[str, Any] = {"pool_pre_ping": True}
     if parsed.get_backend_name() == "postgresql":
-        options["isolation_level"] = "READ COMMITTED"  # What the locks rely on, whatever the server's default.
+        options["isolation_level"] = "READ COMMITTED"  # The locks rely on it, and the server's default may differ.
         if parsed.get_driver_name() in ("psycopg", "psycopg2"):
             options["connect_args"] = _connect_args(parsed)
     return options
 
 
 def _connect_args(parsed: sqlalchemy.URL) -> dict[str, Any]:
-    """Heartbeats are compared in one time zone, wherever workers stand and whatever the season does to clocks."""
+    """Set the time zone of a connection. Heartbeats are compared in UTC, whatever the workers' time zones are."""
     given = parsed.query.get("options", "")
     given = given if isinstance(given, str) else " ".join(given)
     return {"options": f"{given} -c timezone=UTC".strip(),
@@ -165,10 +164,10 @@ def _connect_args(parsed: sqlalchemy.URL) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def server_lock(url: str, what: str) -> Iterator[None]:
-    """Held for `what` by one process at a time, over all hosts, in a PostgreSQL database; elsewhere it does nothing.
+    """Hold the lock `what` of a PostgreSQL database, one process at a time over all hosts. Elsewhere it does nothing.
 
-    It ends with its connection, so with its process, however that ends. Database errors pass, a lock that is not had
-    within LOCK_S among them; ConfigError where the driver is missing.
+    The lock ends with its connection, and so with its process, however the process ends. Database errors are raised
+    as they are, also when the lock is not free within LOCK_S. ConfigError when the driver is missing.
     """
     if parse_url(url).get_backend_name() != "postgresql":
         yield
@@ -186,36 +185,36 @@ def server_lock(url: str, what: str) -> Iterator[None]:
 HEARTBEAT_S = 30
 GRACE_S = 120
 BUSY_S = 60.0
-# A kill loses nothing with NORMAL; against a power cut the log is flushed after each evaluated trial (`flush`).
+# With NORMAL, a kill loses nothing. `flush` after each evaluated trial protects against a power cut.
 PRAGMAS: tuple[str, ...] = ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=NORMAL")
 _log = logging.getLogger(__name__)
 AnyTrial = optuna.Trial | FrozenTrial
 
 
 def trial_id_of(trial: AnyTrial) -> int:
-    """The trial's key in the database. Optuna tells it by no public name: here alone it is taken."""
+    """The trial's key in the database. Optuna has no public name for it, so only this function reads it."""
     return trial._trial_id
 
 
 def study_id_of(study: optuna.Study) -> int:
-    """The study's key in the database; as `trial_id_of`."""
+    """The study's key in the database; see `trial_id_of`."""
     return study._study_id
 
 
 class Storage(RDBStorage):
-    """Optuna's RDB storage with heartbeats that survive a locked database and attributes written together."""
+    """Optuna's RDB storage. Heartbeats survive a locked database, and attributes are written together."""
 
     _kept: list[tuple[str, float, BaseDistribution]] | None = None
 
     def record_heartbeat(self, trial_id: int) -> None:
-        """As Optuna's, but an error is left to the next beat: it would end the thread, and then the trial."""
+        """Like Optuna's, but errors are ignored until the next beat. They would end the thread, and then the trial."""
         try:
             super().record_heartbeat(trial_id)
         except (StorageInternalError, SQLAlchemyError, sqlite3.Error) as error:
             _log.debug("heartbeat of trial %d not written: %s", trial_id, error)
 
     def _create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> FrozenTrial:
-        """As Optuna's, but an asked trial bears its worker's name from the start: no kill leaves it unclaimed."""
+        """Like Optuna's, but an asked trial has its worker's name from the start, so no kill leaves it unclaimed."""
         if template_trial is None:
             template_trial = optuna.create_trial(state=TrialState.RUNNING, user_attrs={"worker": worker_name()})
         return super()._create_new_trial(study_id, template_trial)
@@ -227,13 +226,16 @@ class Storage(RDBStorage):
         return trial
 
     def _first_heartbeat(self, trial_id: int, session: Any) -> None:
-        """On a server the trial's age must be told by the server's clock from the start: those of hosts differ."""
+        """Write a first heartbeat on a server: its clock must decide a trial's age, since the hosts' clocks differ."""
         if self.engine.name != "sqlite":
             session.add(models.TrialHeartbeatModel(trial_id=trial_id))
 
     def _get_stale_trial_ids(self, study_id: int) -> list[int]:
-        """As Optuna's, and the trials whose worker is known to be dead. Read before every ask: samplers take what
-        runs for pending, and a dead worker's trial must not stay so for the time of grace."""
+        """Optuna's stale trials, and the trials whose worker is known to be dead.
+
+        Optuna calls this before every ask. Samplers count running trials as pending, and a dead worker's trial should
+        not stay pending for the whole time of grace.
+        """
         attrs: Any = models.TrialUserAttributeModel
         with self._session() as session:
             rows = session.query(attrs.trial_id, attrs.value_json).join(
@@ -244,8 +246,11 @@ class Storage(RDBStorage):
         return sorted(dead.union(super()._get_stale_trial_ids(study_id)))
 
     def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
-        """As Optuna's, but a queued trial gets its worker's name in the same transaction as its new state, and a
-        trial that failed after its evaluation was written counts as lost, so that its network is evaluated again."""
+        """Like Optuna's, with two changes.
+
+        A queued trial gets its worker's name in the same transaction as its new state. A trial that fails after its
+        evaluation was written counts as lost, so that its network is evaluated again.
+        """
         if state == TrialState.FAIL:
             return self._fail(trial_id)
         if state != TrialState.RUNNING:
@@ -271,27 +276,27 @@ class Storage(RDBStorage):
         return True
 
     def has_heartbeat(self, trial: AnyTrial) -> bool:
-        """Whether the trial's worker ever said that it lives."""
+        """Whether the trial's worker has ever written a heartbeat."""
         with self._session() as session:
             return models.TrialHeartbeatModel.where_trial_id(trial_id_of(trial), session) is not None
 
     def fresh(self, trial: AnyTrial) -> FrozenTrial:
-        """The trial as it is now."""
+        """The trial's present state, read from the database."""
         return self.get_trial(trial_id_of(trial))
 
     def finish(self, trial: AnyTrial, state: TrialState, values: Sequence[float] | None = None) -> None:
-        """Give a running trial its last state."""
+        """Give a running trial its final state."""
         self.set_trial_state_values(trial_id_of(trial), state, values)
 
     def running(self, study: optuna.Study) -> list[FrozenTrial]:
-        """Trials at work, from the database itself: what ended a search may have left Optuna's cache behind it."""
+        """Running trials, read from the database itself: at the end of a search Optuna's cache may be out of date."""
         return self.get_all_trials(study_id_of(study), deepcopy=False, states=(TrialState.RUNNING,))
 
     @contextlib.contextmanager
     def params_together(self, trial: AnyTrial) -> Iterator[None]:
-        """Keep the parameters that `trial` is given inside back, and write them in one transaction at the end.
+        """Hold back the parameters that `trial` gets in the block, and write them in one transaction at the end.
 
-        They are not compared with earlier trials' distributions: that a study keeps its space is checked on opening.
+        They are not compared with earlier trials' distributions: the study's space is checked when it is opened.
         """
         trial_id, self._kept = trial_id_of(trial), []
         try:
@@ -336,7 +341,7 @@ class Storage(RDBStorage):
             self._set_trial_attr_without_commit(session, model, row["trial_id"], row["key"], value)
 
     def _check_running(self, trial_id: int, session: Any) -> Any:
-        """The trial, which nobody else can finish before this transaction ends."""
+        """Lock a running trial: no other process can finish it before this transaction ends."""
         trial: Any = models.TrialModel.find_or_raise_by_id(trial_id, session, for_update=True)
         self.check_trial_is_updatable(trial_id, trial.state)
         return trial
@@ -357,7 +362,7 @@ class Storage(RDBStorage):
             session.close()
 
     def with_attr(self, study: optuna.Study, key: str, value: Any) -> list[FrozenTrial]:
-        """The study's trials that have this user attribute, found without loading the others."""
+        """The study's trials that have this user attribute. Other trials are not loaded."""
         attrs: Any = models.TrialUserAttributeModel
         with self._session() as session:
             rows = session.query(models.TrialModel.trial_id).join(attrs, attrs.trial_id == models.TrialModel.trial_id)
@@ -366,10 +371,10 @@ class Storage(RDBStorage):
         return [study._storage.get_trial(int(trial_id)) for (trial_id,) in ids]  # by Optuna's cache
 
     def flush(self) -> None:
-        """Put everything acknowledged on the disk itself, as SQLite does only when it empties its write-ahead log."""
+        """Write all committed data to the disk itself. SQLite does so only when it empties its write-ahead log."""
         path = sqlite_path(self.url)
         if path is not None:
-            with contextlib.suppress(OSError):  # No log: everything is in the database already.
+            with contextlib.suppress(OSError):  # Without a log, everything is in the database already.
                 handle = os.open(f"{path}-wal", os.O_RDWR)
                 try:
                     os.fsync(handle)
@@ -393,7 +398,7 @@ def _connector(path: Path, busy_s: float, read_only: bool) -> Callable[[], sqlit
 
 
 def check_file(path: Path, busy_s: float = BUSY_S) -> None:
-    """StudyError when an existing file is torn, or is a database of something else; raw SQLite errors pass."""
+    """Check a file that exists: StudyError when it is of another program. SQLite's errors for a torn file pass."""
     if not path.exists() or path.stat().st_size == 0:
         return
     connection = sqlite3.connect(path, timeout=busy_s)
@@ -414,8 +419,8 @@ def open_storage(url: str, *, heartbeat_s: int = HEARTBEAT_S, grace_s: int = GRA
                  read_only: bool = False) -> Storage:
     """Open or create the database behind `url`. ConfigError for a bad URL, StudyError for a bad database.
 
-    `busy_s`: how long SQLite waits for another process's lock. `read_only` reads a file in a folder that cannot be
-    written; nobody may be writing to it then.
+    `busy_s`: how long SQLite waits for another process's lock. `read_only` reads a file in a folder without write
+    permission; no other process may write to it then.
     """
     path = sqlite_path(url)
     with storage_errors(url), driver_errors(url):
@@ -430,7 +435,7 @@ def open_storage(url: str, *, heartbeat_s: int = HEARTBEAT_S, grace_s: int = GRA
             try:
                 storage = Storage(url, engine_kwargs=options, heartbeat_interval=heartbeat_s, grace_period=grace_s,
                                   heartbeat_stale_trial_callback=on_stale, skip_table_creation=read_only)
-            except RuntimeError as error:  # Optuna's word for a schema of another version.
+            except RuntimeError as error:  # Optuna raises it for a schema of another version.
                 raise StudyError(f"study {shown(url)}: {' '.join(str(error).split())}") from error
     if path is not None and not read_only:
         sqlalchemy.event.listen(storage.engine, "begin", _take_write_lock)

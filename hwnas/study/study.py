@@ -1,4 +1,4 @@
-"""Studies: made, opened, checked against what is asked; their trials requeued when a worker is lost."""
+"""Studies: create, open and check them; queue their trials again when a worker is lost."""
 
 from __future__ import annotations
 
@@ -41,8 +41,10 @@ NAME = "hwnas"
 
 @contextlib.contextmanager
 def study_lock(url: str) -> Iterator[None]:
-    """Held by one process at a time, over all hosts, while it opens the study or queues trials; in SQLite and
-    PostgreSQL."""
+    """Lock the study while it is opened or trials are queued: one process at a time, over all hosts.
+
+    It works for SQLite and PostgreSQL.
+    """
     path = sqlite_path(url)
     if path is None:
         with storage_errors(url), server_lock(url, "study"):
@@ -59,9 +61,9 @@ def open_study(url: str, identity: Mapping[str, str], objective: Objective, samp
                ) -> optuna.Study:
     """Open the study behind `url`, or create it, as one of any number of workers.
 
-    `identity` says what its trials depend on (space, data set, target, host, ...), as text that a message may show.
-    StudyError when the study holds another identity, naming what changed, and when the database is torn, foreign,
-    locked or cannot be written. Optuna's log is turned down to errors: progress is the caller's.
+    `identity` says what its trials depend on (space, data set, target, host, ...), as text that messages may show.
+    StudyError when the study has another identity; it names what changed. StudyError as well when the database is
+    torn, foreign, locked or cannot be written. Optuna logs errors only: the caller shows the progress.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with study_lock(url), storage_errors(url):
@@ -69,7 +71,7 @@ def open_study(url: str, identity: Mapping[str, str], objective: Objective, samp
         try:
             study = optuna.create_study(storage=storage, sampler=sampler, pruner=optuna.pruners.NopPruner(),
                                         study_name=name, directions=objective.directions, load_if_exists=True)
-        except DuplicatedStudyError:  # Another machine created it since: only without a study_lock.
+        except DuplicatedStudyError:  # Another machine has just created it, on a database without a study_lock.
             study = optuna.load_study(study_name=name, storage=storage, sampler=sampler,
                                       pruner=optuna.pruners.NopPruner())
         _check_identity(study, dict(identity), objective, url)
@@ -101,9 +103,9 @@ def _check_identity(study: optuna.Study, identity: dict[str, str], objective: Ob
 
 
 def check_resumable(url: str, identity: Mapping[str, str]) -> None:
-    """StudyError where the study behind `url`, a file, holds another identity: said before long work for it begins.
+    """StudyError when the study in the file behind `url` has another identity. Call it before long work begins.
 
-    Whatever else is wrong with it, or that there is none, is for `open_study`.
+    `open_study` reports every other fault, and creates a missing study.
     """
     path = sqlite_path(url)
     if path is None or not path.is_file():
@@ -125,7 +127,7 @@ def _compare(old: dict[str, str], identity: dict[str, str], url: str) -> None:
 
 
 def load_study(url: str, *, name: str = NAME) -> optuna.Study:
-    """Open an existing study to read it, whatever its identity; also where file or folder cannot be written.
+    """Open an existing study to read it, whatever its identity is. File and folder may be read-only.
 
     StudyError when there is none, or it is torn or foreign.
     """
@@ -146,7 +148,7 @@ def load_study(url: str, *, name: str = NAME) -> optuna.Study:
 
 
 def identity_of(study: optuna.Study) -> dict[str, str]:
-    """What the study's trials depend on, as given when it was created."""
+    """The identity that the study was created with: what its trials depend on."""
     return dict(study.user_attrs[RECORD]["identity"])
 
 
@@ -159,7 +161,7 @@ _RETRIES = "hwnas:retry_of"
 
 
 def storage_of(study: optuna.Study) -> Storage:
-    """The storage under Optuna's cache."""
+    """The storage behind Optuna's cache."""
     backend = getattr(study._storage, "_backend", study._storage)
     if not isinstance(backend, Storage):
         raise TypeError("this study was not opened with hwnas.study.open_study")
@@ -167,8 +169,10 @@ def storage_of(study: optuna.Study) -> Storage:
 
 
 def requeue(study: optuna.Study, trial: FrozenTrial, *, counts: bool = True) -> None:
-    """Queue the parameters of a lost trial again, at most MAX_RETRIES times where it `counts` (a network that kills
-    its worker must not be tried for ever)."""
+    """Queue the parameters of a lost trial again.
+
+    If it `counts`, this happens at most MAX_RETRIES times: a network that kills its worker is not tried for ever.
+    """
     fixed = trial.params or trial.system_attrs.get("fixed_params")
     retries = list(trial.system_attrs.get(_RETRIES, []))
     if not fixed or (counts and len(retries) >= MAX_RETRIES):
@@ -178,10 +182,11 @@ def requeue(study: optuna.Study, trial: FrozenTrial, *, counts: bool = True) -> 
 
 
 def release_lost(study: optuna.Study, *, retry: bool = True) -> int:
-    """Fail and queue again the running trials whose worker is dead; how many there were but for those past their grace.
+    """Fail the running trials whose worker is dead, and queue them again with `retry`.
 
-    Dead are: processes of this machine that are gone (at once), heartbeats past their grace, and trials that never
-    got as far as a heartbeat.
+    A worker is dead at once when it was a process of this machine and has gone. It is also dead when its heartbeat is
+    older than the time of grace, or when its trial is older than that and never had a heartbeat. Returns the number
+    of released trials; Optuna itself releases those with an old heartbeat, and they are not in this number.
     """
     storage = storage_of(study)
     long_ago = datetime.now() - timedelta(seconds=storage.grace_period or 0)
@@ -205,8 +210,11 @@ def release_lost(study: optuna.Study, *, retry: bool = True) -> int:
 
 
 def wait_for_others(study: optuna.Study, *, poll_s: float = 1.0, waiting: Callable[[int], None] | None = None) -> None:
-    """Return when no worker is training on this study any more: their results belong in the verified front, and
-    their load would spoil its timing. `waiting` hears how many still run."""
+    """Wait until no worker is training on this study any more.
+
+    The verified front needs their results, and their load would disturb its timing. `waiting` is called with the
+    number of running trials.
+    """
     while True:
         release_lost(study, retry=False)
         running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
