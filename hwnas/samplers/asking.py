@@ -1,8 +1,8 @@
 """How any Optuna sampler asks on our studies: repeatable, aware of the cap, not misled by duplicates.
 
-Optuna's samplers start their random stream anew in every process, so a resumed search would ask for its first
-networks again; NSGA-II, NSGA-III and GP do not see PRUNED trials, so they would never learn where the cap lies; and
-genetic samplers leave queued trials out of every generation. `Asking` wraps a sampler and mends the three.
+`Asking` wraps a sampler and solves three problems. Optuna's samplers restart their random stream in every process, so
+a resumed search would ask for its first networks again. NSGA-II, NSGA-III and GP ignore PRUNED trials, so they would
+never learn where the cap lies. Genetic samplers leave queued trials out of every generation.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from hwnas.study.record import DUPLICATE, FAILED, INFEASIBLE, minimised, outcome
 
 
 class Asking(BaseSampler):
-    """`inner`, seeded for each ask from `seed` and the ask's place in the study, looking at the study through a view.
+    """Wraps the sampler `inner`: seeds it before each ask, and shows it the study through a view.
 
-    In the view a trial over the cap is a COMPLETE one that violates its constraint (costs: as known beforehand; other
-    values: the mean of what was known when it was asked), and duplicates are left out. With one worker, the same seed
-    asks for the same networks whether or not the search was interrupted (GP warm-starts its fits, so a resumed GP may
-    differ slightly).
+    The seed of an ask comes from `seed` and the ask's place in the study. In the view, a trial over the cap is a
+    COMPLETE one that violates its constraint. Its costs are the known ones; its other values are the mean of the
+    values at the time of its ask. Duplicates are left out.
+    With one worker, the same seed asks for the same networks, whether or not the search was interrupted. A resumed GP
+    may differ slightly, because it warm-starts its fits.
     """
 
     def __init__(self, inner: BaseSampler, seed: int) -> None:
@@ -42,17 +43,21 @@ class Asking(BaseSampler):
         return str(self.inner)
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """See optuna.samplers.BaseSampler: the inner sampler's answer for the view."""
         return self.inner.infer_relative_search_space(self._view(study), trial)
 
     def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
                         ) -> dict[str, Any]:
+        """See optuna.samplers.BaseSampler: the inner sampler's answer for the view."""
         return self.inner.sample_relative(self._view(study), trial, search_space)
 
     def sample_independent(self, study: optuna.Study, trial: FrozenTrial, param_name: str,
                            param_distribution: BaseDistribution) -> Any:
+        """See optuna.samplers.BaseSampler: the inner sampler's answer for the view."""
         return self.inner.sample_independent(self._view(study), trial, param_name, param_distribution)
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
+        """Seed every random state from the trial's place. Lost trials do not count: their places are used again."""
         view = self._view(study)
         place = trial.number - sum(
             1 for other in view.raw()
@@ -66,9 +71,11 @@ class Asking(BaseSampler):
 
     def after_trial(self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
                     ) -> None:
+        """Let the inner sampler see the end of the trial."""
         self.inner.after_trial(self._view(study), trial, state, values)
 
     def reseed_rng(self) -> None:
+        """Let the inner sampler take a new seed."""
         self.inner.reseed_rng()
 
     def _view(self, study: optuna.Study) -> View:
@@ -76,11 +83,11 @@ class Asking(BaseSampler):
 
 
 class View(optuna.Study):
-    """A study as a sampler should see it; everything but the trials is the study's own. `stand_ins`: by the number of
-    a trial, what was seen in its place before.
+    """A study as a sampler should see it. Only the trials differ from the study's own.
 
-    Optuna's samplers read the trials by `_get_trials`, which has no public name: it answers from what was read when
-    the ask began. `get_trials` reads anew.
+    `stand_ins` are the trials shown in place of others before, by number. Optuna's samplers read the trials by
+    `_get_trials`, which has no public name. It returns the trials read at the start of the ask; `get_trials` reads
+    them again.
     """
 
     def __init__(self, study: optuna.Study, stand_ins: dict[int, FrozenTrial]) -> None:
@@ -89,8 +96,10 @@ class View(optuna.Study):
         self._stand_ins = stand_ins
 
     def raw(self) -> list[FrozenTrial]:
-        """The study's own trials. Optuna refreshes this cache at each ask: one reading of the database an ask, whatever
-        the sampler wants."""
+        """The study's own trials, from Optuna's cache.
+
+        Optuna refreshes it at each ask, so an ask reads the database once, however often the sampler reads trials.
+        """
         return self._study._get_trials(deepcopy=False, use_cache=True)
 
     def _get_trials(self, deepcopy: bool = True, states: Container[TrialState] | None = None, use_cache: bool = False
@@ -98,6 +107,7 @@ class View(optuna.Study):
         return self._as_seen(self.raw(), deepcopy, states)
 
     def get_trials(self, deepcopy: bool = True, states: Container[TrialState] | None = None) -> list[FrozenTrial]:
+        """The study's trials as a sampler should see them, read again."""
         return self._as_seen(self._study.get_trials(deepcopy=False), deepcopy, states)
 
     def _as_seen(self, raw: Sequence[FrozenTrial], deepcopy: bool, states: Container[TrialState] | None
@@ -130,7 +140,7 @@ class View(optuna.Study):
 
 
 def _random_states(thing: Any, seen: set[int]) -> list[LazyRandomState]:
-    """Every random state in a sampler and in what it is made of, in a fixed order, each once."""
+    """Every random state in a sampler and in its parts, each once, in a fixed order."""
     if id(thing) in seen:
         return []
     seen.add(id(thing))

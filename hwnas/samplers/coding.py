@@ -1,5 +1,7 @@
-"""Settings of an Optuna search space as numbers: one column a parameter, and an embedding in which distances mean
-something."""
+"""Settings of an Optuna search space as numbers: codes with one column for each parameter, and an embedding.
+
+Distances in the embedding say how different two settings are.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,13 @@ from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 Codes = NDArray[np.float64]
-GRID = 32  # most values of a numerical parameter that each have a code of their own
-KIN = 3  # parameters with the same values, from which those are counted
-_ORDER = 0.5  # share of the order in the distance of two ordered values; the rest is being different at all
+GRID = 32  # a numerical parameter with at most so many values has a code for each
+KIN = 3  # values are counted over a group of at least so many parameters that share them
+_ORDER = 0.5  # share of the distance of two ordered values that depends on their order; the rest is constant
 
 
 class Column:
-    """One parameter. With values of its own: codes are their indices; otherwise a share of its range, 0 to 1."""
+    """One parameter. If it has `values`, codes are their indices; otherwise a code is a share of its range, 0 to 1."""
 
     def __init__(self, name: str, distribution: BaseDistribution) -> None:
         self.name, self.distribution = name, distribution
@@ -33,11 +35,11 @@ class Column:
 
     @property
     def size(self) -> int:
-        """How many values; 0 for a range."""
+        """The number of values; 0 for a range."""
         return 0 if self.values is None else len(self.values)
 
     def code(self, value: Any) -> float | None:
-        """The code of a value; None for one that the parameter does not have."""
+        """The code of a value; None if the parameter does not have the value."""
         if self.values is not None:
             return self._index.get(_key(value))
         share = self._share(float(value)) if isinstance(value, int | float) else math.nan
@@ -66,7 +68,7 @@ class Column:
         return float((value - distribution.low) / (distribution.high - distribution.low))
 
     def snap(self, codes: Codes) -> Codes:
-        """Codes of the values that these stand for: many shares of a range are one whole number or step."""
+        """Replace each code by that of its value: in a range, many shares stand for the same whole number or step."""
         distribution: Any = self.distribution
         if self.values is not None or not distribution.step:
             return codes
@@ -78,7 +80,10 @@ class Column:
         return 1 if self.values is None else self.size + (self.size - 1 if self.ordered else 0)
 
     def embed(self, codes: Codes) -> NDArray[np.float64]:
-        """[n, width]: squared distances of 1 between unlike values (ordered ones: less when near); absent: zeros."""
+        """Embed codes [n] as [n, width]; an absent parameter gives zeros.
+
+        Unlike values have a squared distance of 1; near values of an ordered parameter have less.
+        """
         if self.values is None:
             return np.nan_to_num(2.0 * codes)[:, None]
         absent = np.isnan(codes)
@@ -96,7 +101,7 @@ class Column:
         return rng.random(n) if self.values is None else rng.integers(0, self.size, n).astype(float)
 
     def step(self, codes: Codes, rng: np.random.Generator) -> Codes:
-        """Other codes: neighbours half of the time where values are ordered, else any."""
+        """Change each code. Half of the time ordered values become neighbours; otherwise any other value is drawn."""
         n = len(codes)
         if self.values is None:
             near = np.clip(np.nan_to_num(codes, nan=0.5) + rng.normal(0, 0.1, n), 0, 1)
@@ -139,17 +144,17 @@ class Coding:
                 if not math.isnan(code)}
 
     def embed(self, codes: Codes) -> NDArray[np.float64]:
-        """[n, len(owner)]."""
+        """Embed codes [n, p] as [n, len(owner)]."""
         return np.concatenate([column.embed(codes[:, index]) for index, column in enumerate(self.columns)], axis=1)
 
     def counts(self, codes: Codes) -> NDArray[np.float64]:
-        """How often each value occurs among parameters of equal values (stages' kernels, edges' operations) [n, c]."""
+        """How often each value occurs in a group of parameters with the same values [n, c]: kernels of stages, say."""
         counts = [(codes[:, list(kin)] == value).sum(axis=1) for kin in self._kin
                   for value in range(self.columns[kin[0]].size)]
         return np.stack(counts, axis=1).astype(float) if counts else np.zeros((len(codes), 0))
 
     def snap(self, codes: Codes) -> Codes:
-        """Each column's codes as those of the values that they stand for."""
+        """Replace the codes of every column by those of their values."""
         ranges = [index for index, column in enumerate(self.columns) if column.values is None]
         if not ranges:
             return codes
@@ -163,7 +168,7 @@ class Coding:
         return np.stack([column.draw(rng, n) for column in self.columns], axis=1)
 
     def mutate(self, codes: Codes, rng: np.random.Generator) -> Codes:
-        """Each row with one parameter changed, and further ones by chance (each time with 0.4)."""
+        """Change one parameter of each row. Each further one follows with probability 0.4."""
         mutants, n = codes.copy(), len(codes)
         free = np.flatnonzero([column.size != 1 for column in self.columns])
         if not len(free):
@@ -179,10 +184,10 @@ class Coding:
 
 
 class Settings(Sequence[dict[str, Any]]):
-    """Rows of codes that read as parameter dictionaries; `codes` [n, p] is there for functions that are vectorised.
+    """Rows of codes that can be read as parameter dictionaries. Vectorised functions use `codes` [n, p].
 
-    Codes of a parameter are the index of its value (categorical ones, and numerical ones of at most GRID values) or a
-    share of its range.
+    The code of a categorical parameter is the index of its value, and so is that of a numerical one with at most GRID
+    values. Any other code is a share of the parameter's range.
     """
 
     def __init__(self, coding: Coding, codes: Codes) -> None:
@@ -206,7 +211,7 @@ class Settings(Sequence[dict[str, Any]]):
 
 
 def _kin(columns: Sequence[Column]) -> list[tuple[int, ...]]:
-    """Groups of at least KIN parameters that have the same values."""
+    """Groups of at least KIN parameters with the same values."""
     groups: dict[Any, list[int]] = {}
     for index, column in enumerate(columns):
         if column.size > 1:
@@ -215,12 +220,12 @@ def _kin(columns: Sequence[Column]) -> list[tuple[int, ...]]:
 
 
 def _key(value: Any) -> tuple[str, Any]:
-    """Equal only for values that are one choice: True is not 1, 1.0 is 1."""
+    """A key that is equal only for values that are the same choice: True is not 1, but 1.0 is 1."""
     return (type(value).__name__ if isinstance(value, bool | str) or value is None else "number", value)
 
 
 def _grid(name: str, distribution: BaseDistribution) -> tuple[Any, ...] | None:
-    """The values of a parameter that has few; None for a range. ValueError names what cannot be modelled."""
+    """The values of a parameter with few of them; None for a range. ValueError names a parameter without a model."""
     if isinstance(distribution, CategoricalDistribution):
         return tuple(distribution.choices)
     if isinstance(distribution, IntDistribution):

@@ -1,4 +1,4 @@
-"""Domain: what is known of every setting before it is evaluated: costs, features, whether it is allowed; checked."""
+"""Domain: the facts about every setting before it is evaluated: costs, features, whether it is allowed."""
 
 from __future__ import annotations
 
@@ -15,19 +15,23 @@ from hwnas.samplers.surrogate import Inputs
 
 Array = NDArray[np.float64]
 Function = Callable[[Settings], ArrayLike]
-SAMPLE = 512  # settings that the known objectives' ranges are read off from
-LEAST_SHARE = 1e-3  # of the sample's least cost, on a log scale: what is cheaper still counts as this
-BEYOND = 0.02  # of the sample's range of costs: how far behind its dearest setting the reference point lies
+SAMPLE = 512  # number of random settings that give the known objectives' ranges
+LEAST_SHARE = 1e-3  # on a log scale, no cost counts as less than this share of the sample's least cost
+BEYOND = 0.02  # the reference point lies this share of the sample's cost range beyond its dearest setting
 
 
 @dataclass(frozen=True)
 class Known:
-    """The functions of settings that a sampler is told; each gets `Settings` (a sequence of parameter dictionaries
-    with `codes`) of length n and gives an array. Parameters that a trial did not have are there with their first value.
+    """The caller's functions of settings.
 
-    objectives: [n, k]. features: [n, f], what else may explain the learnt objective. over: [n], above 0 where a setting
-    is not allowed, larger the farther it is from being so. factor: [n], where the study's one objective is the learnt
-    value times it. canonical: codes [n, p] in which settings that are the same thing are equal.
+    Each gets `Settings` (a sequence of parameter dictionaries with `codes`) of length n, and returns an array. A
+    parameter that a trial did not have appears with its first value.
+
+    objectives: the known objectives [n, k].
+    features: further facts that may explain the learnt objective [n, f].
+    over: above 0 for a setting that is not allowed, and larger the farther it is from an allowed one [n].
+    factor: for a study with one objective, which is the learnt value times this factor [n].
+    canonical: maps codes [n, p] to codes that are equal for settings that mean the same.
     """
 
     objectives: Function | None = None
@@ -38,7 +42,7 @@ class Known:
 
 
 class Domain:
-    """A search space with what is known of it. `signs` [k]: 1 for a known objective to minimise, -1 to maximise."""
+    """A search space with its known functions. `signs` [k]: 1 for a known objective to minimise, -1 to maximise."""
 
     def __init__(self, search_space: Mapping[str, BaseDistribution], known: Known, signs: Sequence[float]) -> None:
         self.search_space, self.known, self.signs = dict(search_space), known, np.array(signs, float)
@@ -54,31 +58,34 @@ class Domain:
         self._middle, self._width = described.mean(axis=0), described.std(axis=0)
 
     def canonical(self, codes: Codes) -> Codes:
-        """Codes in which equal things are equal: of values that a range really has; told by the function, which reads
-        absent parameters as their first value."""
+        """Map codes to codes that are equal for settings that mean the same.
+
+        Codes of a range become those of its values. The caller's function, if there is one, does the rest; it sees
+        absent parameters with their first value.
+        """
         codes = self.coding.snap(codes)
         if self.known.canonical is None or not len(codes):
             return codes
         return np.asarray(self.known.canonical(np.nan_to_num(codes, nan=0.0)), float)
 
     def costs(self, codes: Codes) -> Array:
-        """Known objectives [n, k] as costs: smaller is better, on a log scale where all of the sample are positive."""
+        """Known objectives [n, k] as costs: smaller is better. The scale is a log if the whole sample is positive."""
         return self._cost(self._objectives(codes))
 
     def over(self, codes: Codes) -> Array:
-        """How far [n] settings are from being allowed; 0 and below: allowed."""
+        """How far settings are from being allowed [n]; 0 and below mean allowed."""
         if self.known.over is None:
             return np.full(len(codes), -1.0)
         return self._called(self.known.over, "over", codes)[:, 0]
 
     def factor(self, codes: Codes) -> Array:
-        """What the learnt value is multiplied with [n]."""
+        """The factors by which the learnt values are multiplied [n]."""
         if self.known.factor is None:
             return np.ones(len(codes))
         return self._called(self.known.factor, "factor", codes)[:, 0]
 
     def inputs(self, codes: Codes, costs: Array) -> Inputs:
-        """What the surrogate sees of settings: costs, counts of values and features, scaled to the order of 1."""
+        """The surrogate's inputs: costs, counts of values and features, scaled to the order of 1."""
         described = (self._described(codes, costs) - self._middle)[:, self._width > 1e-9]
         return Inputs(self.coding.embed(codes), self.coding.owner, described / self._width[self._width > 1e-9])
 
@@ -100,12 +107,12 @@ class Domain:
         return values
 
     def _cost(self, raw: Array) -> Array:
-        # no more than the logarithm of costs is meant: a rare one of 0 must not outweigh all others
+        # The logarithm is bounded below: a rare cost of 0 must not outweigh all others.
         return np.where(self.logarithmic, np.log(np.maximum(raw, np.maximum(self._least, 1e-300))), raw * self.signs)
 
     def _called(self, function: Function, name: str, codes: Codes) -> Array:
-        """The function's values [n, *]; SamplerError when it fails, or gives too few, or what is no number."""
-        if not len(codes):  # its width is not known, and not asked for
+        """The function's values [n, *]; SamplerError when it fails, or returns too few values or no finite numbers."""
+        if not len(codes):  # the width is unknown, and no caller needs it
             return np.zeros((0, len(self.signs) if name == "known objectives" else 1))
         try:
             values = np.asarray(function(Settings(self.coding, np.nan_to_num(codes, nan=0.0))), float)
@@ -121,7 +128,7 @@ class Domain:
         return values
 
     def _allowed(self, codes: Codes) -> Codes:
-        """Those of a sample that are allowed; where none is, the nearest ones are walked to an allowed one."""
+        """The allowed settings of a sample. If none is allowed, the nearest ones are changed until one is."""
         rng = np.random.default_rng(1)
         over = self.over(codes)
         for _ in range(60):

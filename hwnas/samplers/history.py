@@ -1,4 +1,4 @@
-"""History: what a study has learnt so far, read from its trials; and what its workers are at."""
+"""History: the evaluated settings of a study, read from its trials, and the settings its workers are evaluating."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from optuna.trial import FrozenTrial, TrialState
 from hwnas.samplers.coding import Codes, Coding
 
 Array = NDArray[np.float64]
-PROPOSAL = "hwnas:proposal"  # system attribute: codes that a running trial was given, all at once
+PROPOSAL = "hwnas:proposal"  # system attribute: all codes of a running trial
 Learnt = Callable[[FrozenTrial], "tuple[float, float] | None"]
 
 
 @dataclass(frozen=True)
 class History:
-    """Evaluated settings [n, p] with values [n] (larger is better), the standard deviations of their noise [n] (0: not
-    told), and which failed [n] (values NaN); settings at work [q, p]; all that were asked for before [t, p], those that
-    taught nothing (pruned ones) among them."""
+    """The settings of a study's trials.
+
+    Evaluated settings are `codes` [n, p], with values [n] (larger is better) and the standard deviations of their
+    noise [n] (0: unknown). `failed` [n] marks those that failed; their values are NaN. `pending` [q, p] are being
+    evaluated. `taken` [t, p] are all settings that were asked for before, also those without a value (pruned ones).
+    """
 
     codes: Codes
     values: Array
@@ -31,28 +34,28 @@ class History:
     taken: Codes
 
     def __getitem__(self, rows: NDArray[np.int64]) -> History:
-        """Some of the evaluated settings; all of the others."""
+        """The history with only these of the evaluated settings. The other settings stay."""
         return History(self.codes[rows], self.values[rows], self.stds[rows], self.failed[rows], self.pending,
                        self.taken)
 
 
 @dataclass(frozen=True)
 class _Row:
-    """Of one finished trial: the settings that it takes, and codes, value, noise and failure where it taught any."""
+    """A finished trial: the settings that it takes and, if it counts, its codes, value, noise and failure."""
 
     taken: list[Codes] = field(default_factory=list)
     taught: tuple[Codes, float, float, bool] | None = None
 
 
 class Reader:
-    """Reads trials, each finished one once. `learnt`: value and noise of a complete trial; None: it does not count."""
+    """Reads trials, each finished one once. `learnt` gives value and noise of a complete trial, None to ignore it."""
 
     def __init__(self, coding: Coding, learnt: Learnt, sign: float, canonical: Callable[[Codes], Codes]) -> None:
         self.coding, self.learnt, self.sign, self.canonical = coding, learnt, sign, canonical
         self._rows: dict[tuple[str, int], _Row] = {}
 
     def read(self, trials: Sequence[FrozenTrial], number: int, study: str) -> History:
-        """Everything but trial `number`; `study`: its name."""
+        """The history of all trials except trial `number`. `study` is the study's name."""
         taught, pending, taken = [], [], []
         for trial in trials:
             if trial.number == number:
@@ -78,7 +81,7 @@ class Reader:
     def _finished(self, trial: FrozenTrial) -> _Row:
         codes = self.coding.encode(trial.params)
         failed = trial.state == TrialState.FAIL
-        # A trial whose worker was lost says nothing about its setting; nor does one that ended while it was suggested.
+        # A trial says nothing about its setting if its worker was lost, or if it ended while it was suggested.
         unsaid = "lost" if "worker" in trial.user_attrs else "failed"
         lost = failed and trial.user_attrs.get("outcome", unsaid) != "failed"
         if codes is None or lost or np.isnan(codes).all() or (failed and np.isnan(codes).any()):
@@ -86,7 +89,7 @@ class Reader:
         codes = self.canonical(codes[None])[0]
         taken = [codes]
         if (published := self._published(trial)) is not None and not np.array_equal(published, codes):
-            taken.append(published)  # what was asked for holds parameters that the trial did not need
+            taken.append(published)  # the proposal contains parameters that the trial did not need
         if failed:
             return _Row(taken, (codes, np.nan, 0.0, True))
         if trial.state != TrialState.COMPLETE or any(value > 0 for value in trial.constraints.values()):
@@ -111,6 +114,6 @@ class Reader:
 
 
 def proposals(trials: Sequence[FrozenTrial], number: int) -> list[list[float]]:
-    """What trials other than `number` have published, but for those that failed."""
+    """The published proposals of all trials except `number` and those that failed."""
     return [trial.system_attrs[PROPOSAL] for trial in trials
             if trial.state != TrialState.FAIL and trial.number != number and PROPOSAL in trial.system_attrs]

@@ -1,5 +1,8 @@
-"""The known-objective sampler of a search: told networks' costs, predicted latency, the cap, what they are made of,
-and, where it is asked for, their zero-cost scores: those of any setting, read from those of a pool of networks."""
+"""The known-objective sampler of a search, with the facts that a search knows about its networks.
+
+These are costs, predicted latency, the cap, and size figures such as MACs. Zero-cost scores are added on request:
+they are predicted for any setting from the scores of a pool of networks.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +30,15 @@ if TYPE_CHECKING:
     from hwnas.data.dataset import Dataset
 
 Array = NDArray[np.float64]
-STOPPED_STD = 0.1  # of the top-1 of a training that was ended early as hopeless: it is that of an early epoch
-LEAST_SCORED = 16  # networks of a pool that must have a score
-_FOLDS = 8  # of the pool, each left out once to say how well its scores are read
+STOPPED_STD = 0.1  # standard deviation of the top-1 of a stopped training, which is that of an early epoch
+LEAST_SCORED = 16  # least number of networks of a pool that must have a score
+_FOLDS = 8  # parts of the pool; each is left out once, to say how well scores are predicted
 _ALPHAS = tuple(np.logspace(-2, 3, 11))
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a search knows of every network before its trials run."""
+    """The facts that a search knows about every network before its trials run."""
 
     space: SearchSpace
     predict: Predict
@@ -47,8 +50,10 @@ class Context:
 
 def informed(context: Context | None, seed: int, n_startup_trials: int, worst_quantile: float = WORST,
              mix: Mix | None = None, zero_cost: Sequence[str] = ()) -> KnownObjectiveSampler:
-    """The sampler for `context`; without one (options are only checked) it knows nothing. `zero_cost` names the scores
-    that the context must then tell."""
+    """The sampler for `context`. Without a context it knows nothing, which is enough to check the options.
+
+    `zero_cost` names the scores that the context must then have.
+    """
     if context is None:
         return KnownObjectiveSampler(n_startup_trials=n_startup_trials, worst_quantile=worst_quantile, seed=seed)
     space, objective, cap_ms, scores = context.space, context.objective, context.cap_ms, context.scores
@@ -73,7 +78,7 @@ def informed(context: Context | None, seed: int, n_startup_trials: int, worst_qu
                                 for cost in objective.minimised])
 
     counted = [cost for cost in objective.minimised if not cost.of_latency]
-    timed = len(counted) < len(objective.minimised)  # then latency is among the costs already
+    timed = len(counted) < len(objective.minimised)  # if so, the costs already contain latency
     physical = Physical(space, None if timed else latency_ms,
                         [partial(cost.of, None, terms=objective.terms) for cost in counted])
 
@@ -89,7 +94,7 @@ def informed(context: Context | None, seed: int, n_startup_trials: int, worst_qu
 
 
 class Physical:
-    """MACs, parameters, depth, latency (where no objective tells it) and each segment's share of the MACs [n, f]."""
+    """MACs, parameters, depth, latency (if no objective contains it) and each segment's share of the MACs [n, f]."""
 
     def __init__(self, space: SearchSpace, latency_ms: Any, more: Sequence[Figure] = ()) -> None:
         self._space, self._latency_ms = space, latency_ms
@@ -102,14 +107,14 @@ class Physical:
         return np.insert(features, 3, np.log(self._latency_ms(settings)), axis=1)
 
     def of(self, codes: NDArray[np.int64]) -> Array:
-        """What is known without a latency model."""
+        """The features that need no latency model [n, f]."""
         products, weights, depth = self._parts(codes)[:3]
         total = np.maximum(products.sum(axis=1), 1.0)
         return np.column_stack([np.log(total), np.log(np.maximum(weights.sum(axis=1), 1.0)), depth.sum(axis=1),
                                 products / total[:, None]])
 
     def sums(self, settings: Settings) -> Array:
-        """What `more` says of networks, summed over their segments [len(more), n]."""
+        """The figures `more` of networks, summed over their segments [len(more), n]."""
         return np.asarray(self._parts(_codes(settings))[3:].sum(axis=2))
 
     def _parts(self, codes: NDArray[np.int64]) -> Array:
@@ -118,11 +123,11 @@ class Physical:
 
 
 class Scored:
-    """Scores [n, k] of settings, by ridge regression on what they choose and their MACs, parameters and depth.
+    """Predicts scores [n, k] of settings by ridge regression on their choices, MACs, parameters and depth.
 
-    `codes` [m, p] and `scores` [m, k] are a pool's; nan: that network has none. `spearman` [k]: how settings that were
-    left out are ranked. A pure function of the pool: every worker of a search reads the same. DataError when fewer than
-    LEAST_SCORED have a score.
+    `codes` [m, p] and `scores` [m, k] are a pool's; nan means that a network has no score. `spearman` [k] says how
+    well left-out settings are ranked. The result depends on the pool alone, so all workers of a search agree.
+    DataError when fewer than LEAST_SCORED networks have a score.
     """
 
     def __init__(self, space: SearchSpace, codes: NDArray[np.int64], scores: Array) -> None:
@@ -166,8 +171,10 @@ class Scored:
 
 
 def scored(dataset: Dataset, space: SearchSpace, names: Sequence[str], threads: int, console: Console) -> Scored:
-    """Score the space's pool with `names`, or find it scored; says in one line what that took and how well others are
-    read from it."""
+    """Score the space's pool with `names`, or read the stored scores.
+
+    A note says how long it took, and how well scores of other networks are predicted.
+    """
     from hwnas.accuracy.zero_cost import Pool
 
     pool = Pool(dataset, space, names, threads=threads)
@@ -179,8 +186,10 @@ def scored(dataset: Dataset, space: SearchSpace, names: Sequence[str], threads: 
 
 
 def certified(names: Sequence[str], certificate: Mapping[str, Any] | None, console: Console) -> list[str]:
-    """Those of `names` that a certificate does not switch off, as one does that judges them and finds them no better
-    than the controls; says which."""
+    """The scores of `names` that the certificate does not switch off; a note names the others.
+
+    A certificate switches a score off when it judges the score, and the score ranks no better than the controls.
+    """
     known = judged(certificate) if certificate is not None else []
     off = [name for name in names if name in known and name not in worthwhile(certificate or {})]
     for name in off:

@@ -1,8 +1,8 @@
 """KnownObjectiveSampler: an Optuna sampler for studies in which all objectives but one are known before a trial runs.
 
-Latency, model size or price of a network can be looked up; only its accuracy has to be trained for. The sampler models
-that one objective with a Gaussian process and asks for the setting that is expected to add most hypervolume, the other
-coordinates being exact.
+Latency, model size or price of a network can be looked up; only its accuracy needs a training. The sampler models this
+one objective with a Gaussian process, and knows the others exactly. It asks for the setting that is expected to add
+most hypervolume.
 
     import optuna
     from optuna.distributions import CategoricalDistribution, IntDistribution
@@ -11,13 +11,13 @@ coordinates being exact.
     space = {"depth": IntDistribution(1, 8), "width": CategoricalDistribution([16, 32, 64, 128])}
 
     def cost(settings):                      # known before anything runs; a list of dictionaries in, [n, 1] out
-        return [[0.01 * one["depth"] * one["width"]] for one in settings]
+        return [[0.01 * setting["depth"] * setting["width"]] for setting in settings]
 
     def objective(trial):
-        one = {"depth": trial.suggest_int("depth", 1, 8),
-               "width": trial.suggest_categorical("width", [16, 32, 64, 128])}
-        accuracy = 1 - 1 / (1 + one["depth"] * one["width"] ** 0.5)      # the dear part
-        return accuracy, cost([one])[0][0]
+        setting = {"depth": trial.suggest_int("depth", 1, 8),
+                   "width": trial.suggest_categorical("width", [16, 32, 64, 128])}
+        accuracy = 1 - 1 / (1 + setting["depth"] * setting["width"] ** 0.5)      # the expensive part
+        return accuracy, cost([setting])[0][0]
 
     sampler = KnownObjectiveSampler(space, roles=("learnt", "known"), known=cost, seed=0)
     study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
@@ -49,14 +49,14 @@ from hwnas.samplers.model import LEAST, MOST_KNOWN, WORST, Model, Tuner
 
 Array = NDArray[np.float64]
 LEARNT, KNOWN = "learnt", "known"
-GOOD = 60  # evaluated settings that candidates are bred from
-_YIELDS, _APART = 4, 8  # times to look for another setting; workers that do so at once and differ
-_WALKS = 8  # samples drawn before a space counts as used up
+GOOD = 60  # number of evaluated settings from which candidates are bred
+_YIELDS, _APART = 4, 8  # attempts to find another setting; number of workers that take different ones at once
+_WALKS = 8  # a space counts as used up after so many samples without a new setting
 
 
 @dataclass(frozen=True)
 class Mix:
-    """How many candidates of each kind, bred from what was evaluated, and how the best of them evolve."""
+    """How many candidates of each kind are bred from evaluated settings, and how the best of them evolve."""
 
     mutants: int = 500
     crossings: int = 250
@@ -74,15 +74,19 @@ class Proposed:
 
 
 class KnownObjectiveSampler(BaseSampler):
-    """Models one objective, knows the others; see the module for an example.
+    """Models one objective and knows the others; the module's docstring has an example.
 
-    search_space: parameters by name; None: those that every trial had so far. roles: `learnt` (once) or `known` for
-    each of the study's objectives; None: the first is learnt. known, features, over, factor, canonical: functions of
-    settings, see `domain.Known`. learnt: value of the learnt objective in a complete trial, and the standard deviation
-    of its noise (0: not told); None: its recorded value. n_startup_trials: first ones, spread over the known objective.
-    worst_quantile: of what random settings are expected to reach; a front is wanted from there on (0: the worst too).
+    search_space: parameters by name; None: those that every trial had so far.
+    roles: `learnt` (once) or `known` for each of the study's objectives; None: the first is learnt.
+    known, features, over, factor, canonical: functions of settings, see `domain.Known`.
+    learnt: reads the learnt objective's value, and the standard deviation of its noise (0: unknown), from a complete
+    trial; None: the recorded value.
+    n_startup_trials: number of first trials, which are spread over the range of the known objective.
+    worst_quantile: quantile of the values that random settings are expected to reach. Hypervolume is counted from
+    there (0: from the worst).
+
     Equal seeds give equal proposals with one worker. SamplerError at the first ask when roles, functions and study do
-    not fit together; BudgetError when nothing is allowed.
+    not fit together; BudgetError when no setting is allowed.
     """
 
     def __init__(self, search_space: Mapping[str, BaseDistribution] | None = None, *,
@@ -110,20 +114,24 @@ class KnownObjectiveSampler(BaseSampler):
         self._directions: list[StudyDirection] = []
 
     def reseed_rng(self) -> None:
+        """Take a new random seed."""
         self._rng.rng.seed()
         self._independent.reseed_rng()
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """The parameters that are sampled together: the search space given, or those that every trial had so far."""
         if self._search_space is not None:
             return dict(self._search_space)
         return dict(self._intersection.calculate(study))
 
     def sample_independent(self, study: optuna.Study, trial: FrozenTrial, param_name: str,
                            param_distribution: BaseDistribution) -> Any:
+        """A random value, for a parameter outside the relative search space."""
         return self._independent.sample_independent(study, trial, param_name, param_distribution)
 
     def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
                         ) -> dict[str, Any]:
+        """The setting to try next, as parameters by name; {} for a trial whose parameters are fixed."""
         if not search_space or {*search_space} <= {*trial.system_attrs.get("fixed_params", {})}:
             return {}
         domain, reader = self._domain(study, search_space)
@@ -162,7 +170,7 @@ class KnownObjectiveSampler(BaseSampler):
 
 
 def _scored(domain: Domain, model: Model, codes: Codes, taken: set[bytes]) -> tuple[Codes, Array]:
-    """Those that are new and allowed, and what each is expected to gain."""
+    """The codes that are new and allowed, and the expected gain of each."""
     codes = np.unique(domain.canonical(codes), axis=0)
     codes = _new(codes, taken)
     codes = codes[domain.over(codes) <= 0]
@@ -170,9 +178,12 @@ def _scored(domain: Domain, model: Model, codes: Codes, taken: set[bytes]) -> tu
 
 
 def _spread(domain: Domain, taken: set[bytes], asked: int, first: int, rng: np.random.Generator) -> Codes:
-    """Random settings that are new and allowed; first those at a random place in the `asked`-th of `first` parts of the
-    known objective's range. In the first part it is the cheapest: a front ends there, and a model knows least. Any
-    random ones when no new one is found."""
+    """Random settings that are new and allowed, the wanted ones first.
+
+    The known objective's range is cut into `first` parts. Settings near a random place in the `asked`-th part come
+    first. In the first part, this place is the cheapest setting: a front ends there, and a model knows least about it.
+    If no new setting is found, the result is any random one.
+    """
     for _ in range(_WALKS):
         codes = domain.canonical(domain.coding.sample(rng, 256))
         codes = np.concatenate([codes[domain.over(codes) <= 0], domain.sample[rng.permutation(len(domain.sample))]])
@@ -191,7 +202,7 @@ def _spread(domain: Domain, taken: set[bytes], asked: int, first: int, rng: np.r
 
 
 def _bit_reversed(n: int) -> list[int]:
-    """0 to n - 1 in the order of van der Corput's sequence: every stretch of it is spread over the whole."""
+    """0 to n - 1 in the order of van der Corput's sequence: every stretch of it covers the whole range evenly."""
     def inverse(index: int) -> float:
         return float(sum((index >> bit & 1) / 2 ** (bit + 1) for bit in range(index.bit_length())))
 
@@ -201,10 +212,10 @@ def _bit_reversed(n: int) -> list[int]:
 
 def propose(rng: np.random.Generator, coding: Coding, good: Codes, score: Callable[[Codes], tuple[Codes, Array]],
             mix: Mix) -> Proposed:
-    """Candidates by descending score: mutants and crossings of good settings, then evolution on the score. `good`
-    [n, p], n at least 1: settings to start from, best first.
+    """Candidates by descending score: mutants and crossings of good settings, which then evolve on the score.
 
-    `score` takes codes and returns those that may be asked for (canonical, unseen) with their scores.
+    `good` [n, p], n at least 1, are the settings to start from, best first. `score` takes codes and returns those
+    that may be asked for (canonical, unseen) with their scores.
     """
     pool = [coding.mutate(good[_chosen(rng, len(good), mix.mutants)], rng), crossed(rng, good, mix.crossings)]
     proposed = _joined(score, np.concatenate(pool), Proposed(np.zeros((0, len(coding.columns))), np.zeros(0)))
@@ -226,12 +237,12 @@ def crossed(rng: np.random.Generator, parents: Codes, n: int) -> Codes:
 
 
 def _chosen(rng: np.random.Generator, n: int, size: int) -> NDArray[np.int64]:
-    """Indices, the first ones more often."""
+    """Random indices below `n`, the first ones more often."""
     return np.minimum((rng.random(size) ** 1.5 * n).astype(np.int64), n - 1)
 
 
 def _joined(score: Callable[[Codes], tuple[Codes, Array]], codes: Codes, before: Proposed) -> Proposed:
-    """All of `before` and of `codes` that are new, best first; equal scores in the order of their codes."""
+    """All of `before` and the new ones of `codes`, best first; equal scores are in the order of their codes."""
     new, scores = score(np.unique(codes, axis=0))
     every, values = np.concatenate([before.codes, new]), np.concatenate([before.scores, scores])
     every, first = np.unique(every, axis=0, return_index=True)
@@ -241,13 +252,15 @@ def _joined(score: Callable[[Codes], tuple[Codes, Array]], codes: Codes, before:
 
 
 def _published(study: optuna.Study, trial: FrozenTrial, ranked: Codes) -> Codes:
-    """The first of `ranked` that no other trial has published (since the study was read); published itself, whole,
-    before it is used. Workers that publish the same one at once all see it, and move on to different ones.
+    """Publish the first of `ranked` that no other trial has published since the study was read; returns it.
+
+    A setting is published whole before it is used. If several workers publish the same one at once, all see it and
+    move on to different ones.
     """
     row = ranked[0]
     for attempt in range(_YIELDS):
         row = ranked[min(attempt and (attempt - 1) * _APART + 1 + trial.number % _APART, len(ranked) - 1)]
-        # samplers are given no public way to write to a trial that runs
+        # Optuna gives samplers no public way to write to a running trial.
         study._storage.set_trial_system_attr(trial._trial_id, PROPOSAL, row.tolist())
         if row.tolist() not in proposals(study.get_trials(deepcopy=False), trial.number):
             break
@@ -255,7 +268,7 @@ def _published(study: optuna.Study, trial: FrozenTrial, ranked: Codes) -> Codes:
 
 
 def _recorded(index: int) -> Learnt:
-    """Reads objective `index` as it was told."""
+    """The function that reads the recorded value of objective `index`."""
     return lambda trial: (float(trial.values[index]), 0.0)
 
 

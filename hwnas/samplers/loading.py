@@ -27,7 +27,7 @@ OWN = "hwnas"
 
 @dataclass(frozen=True, slots=True)
 class OwnOptions:
-    """Of our known-objective sampler."""
+    """Options of our known-objective sampler."""
 
     n_startup_trials: int = option(8, low=1, help="random networks first")
     worst_quantile: float = option(0.25, low=0, high=1, help="of top-1, from which on a front is wanted")
@@ -37,7 +37,7 @@ class OwnOptions:
 
 @dataclass(frozen=True, slots=True)
 class GeneticOptions:
-    """Of NSGA-II. A generation of 10 suits some 30 to 500 evaluations, where Optuna's 50 leave the first 50 random."""
+    """Options of NSGA-II. Generations of 10 suit 30 to 500 evaluations; Optuna's 50 leave the first 50 random."""
 
     population_size: int = option(10, low=1)
     mutation_prob: float | None = option(None, low=0, high=1)
@@ -47,14 +47,14 @@ class GeneticOptions:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceOptions(GeneticOptions):
-    """Of NSGA-III."""
+    """Options of NSGA-III."""
 
     dividing_parameter: int = option(12, low=1)
 
 
 @dataclass(frozen=True, slots=True)
 class ParzenOptions:
-    """Of TPE. It samples its parameters jointly: one look at the study an ask, not one each."""
+    """Options of TPE. It samples all parameters together, so that an ask reads the study once."""
 
     n_startup_trials: int = option(10, low=1)
     n_ei_candidates: int = option(24, low=1)
@@ -64,14 +64,14 @@ class ParzenOptions:
 
 @dataclass(frozen=True, slots=True)
 class ProcessOptions:
-    """Of Optuna's Gaussian process."""
+    """Options of Optuna's Gaussian process."""
 
     n_startup_trials: int = option(10, low=1)
 
 
 @dataclass(frozen=True, slots=True)
 class NoOptions:
-    """Of random search."""
+    """Options of random search: none."""
 
 
 _BUILT_IN: dict[str, tuple[Callable[..., BaseSampler], type[Any]]] = {
@@ -80,27 +80,27 @@ _BUILT_IN: dict[str, tuple[Callable[..., BaseSampler], type[Any]]] = {
 
 
 def sampler_names() -> list[str]:
-    """Every name that `load_sampler` takes."""
+    """Every name that `load_sampler` accepts."""
     return sorted({OWN, *_BUILT_IN, *(point.name for point in entry_points(group=GROUP))})
 
 
 def default_options(name: str) -> dict[str, Any]:
-    """The options of a sampler with their defaults; {} for another package's, which knows its own."""
+    """The options of a sampler with their defaults; {} for a sampler of another package."""
     return defaults(OwnOptions if name == OWN else _BUILT_IN[name][1]) if name == OWN or name in _BUILT_IN else {}
 
 
 def load_sampler(name: str, seed: int, context: Context | None = None, **options: Any) -> Asking:
-    """The sampler `name`, seeded. `context`: what ours is told; without one it knows nothing of the networks."""
+    """The sampler `name`, seeded. `context` is for ours, which knows nothing about the networks without it."""
     return read_sampler(name, seed, options)(context)
 
 
 def read_sampler(name: str, seed: int, options: Mapping[str, Any]) -> Callable[[Context | None], Asking]:
-    """Check the options of the sampler `name`; what is returned gives it, once it is told what ours needs to know.
+    """Check the options of the sampler `name`; returns a function that makes it from a Context.
 
-    A third party's entry point is a callable `(seed, **options) -> BaseSampler`; one that takes `context` is handed the
-    Context that ours gets: space, predicted latency, objective with its costs, cap.
-    The cap needs no constraints_func: trials carry their constraint (Optuna 5). UnknownName for another name,
-    ConfigError for an option that the sampler has not or whose value it refuses.
+    A third party's entry point is a callable `(seed, **options) -> BaseSampler`. If it takes `context`, it gets the
+    same Context as ours: space, predicted latency, objective with its costs, cap. The cap needs no constraints_func,
+    because trials carry their constraint (Optuna 5). UnknownName for another name; ConfigError for an option that the
+    sampler lacks, or whose value it refuses.
     """
     read_value(seed, int, "seed", low=0)
     if name == OWN:

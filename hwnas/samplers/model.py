@@ -1,9 +1,8 @@
 """Model: the surrogate of one study's history, and the hypervolume that each candidate is expected to add.
 
-With all objectives but one known the gain has a closed form: an integral over the known objectives' part of the
-hypervolume of what the learnt value is expected to exceed the best one already reached at no greater cost (expected
-improvement). With two objectives it is the expected hypervolume improvement of Emmerich et al. (2011) with one
-coordinate certain.
+If all objectives but one are known, the gain has a closed form. It is the integral, over the known objectives, of the
+expected improvement: the amount by which the learnt value exceeds the best one reached at no greater cost. With two
+objectives it is the expected hypervolume improvement of Emmerich et al. (2011), with one coordinate certain.
 """
 
 from __future__ import annotations
@@ -22,20 +21,22 @@ from hwnas.samplers.surrogate import Inputs, Process, Warp, Weights, tuned
 from hwnas.stats.pareto import layers, non_dominated
 
 Array = NDArray[np.float64]
-LEAST = 4  # values below which there is nothing to model
+LEAST = 4  # least number of values for a model
 MOST_TUNED, MOST_FITTED = 200, 600
-GROWTH = 1.15  # of the history, after which the weights are tuned anew
-FAILED_BELOW, FAILED_NOISE = 0.5, 1.0  # where failed settings are put, in warped units under the worst value
-MOST_KNOWN = 2  # objectives that gains are counted over
-WORST = 0.25  # quantile of what random settings are expected to reach, that hypervolume is counted from
+GROWTH = 1.15  # the weights are tuned again when the history has grown by this factor
+FAILED_BELOW, FAILED_NOISE = 0.5, 1.0  # failed settings: warped units below the worst value; their noise
+MOST_KNOWN = 2  # most known objectives in a gain
+WORST = 0.25  # hypervolume is counted from this quantile of the values that random settings are expected to reach
 _AT_ONCE, _MANY_CELLS = 64, 4096
-_ABOVE = (0.5, 1.0, 2.0, 4.0)  # robust units above the best value where the warp's slope is read off once more
+_ABOVE = (0.5, 1.0, 2.0, 4.0)  # the warp's slope is also read at these distances above the best value, in robust units
 _NODES, _NODE_WEIGHTS = np.polynomial.hermite_e.hermegauss(32)
 
 
 def tuning_size(n: int, first: int) -> int:
-    """How many of `n` values the weights are tuned on: a step of a fixed ladder, so that a resumed study finds the
-    same weights."""
+    """The number of values, of `n`, on which the weights are tuned.
+
+    It is a step of a fixed ladder, so that a resumed study gets the same weights.
+    """
     size = first
     while (larger := max(size + 1, math.ceil(GROWTH * size))) <= n:
         size = larger
@@ -43,14 +44,16 @@ def tuning_size(n: int, first: int) -> int:
 
 
 class Tuner:
-    """Tunes weights, and remembers the last ones. They depend on the first values of a study alone, not on when it is
-    asked: a resumed study finds the same."""
+    """Tunes weights and remembers the last ones.
+
+    They depend only on the first values of a study, not on the time of the ask, so a resumed study gets the same ones.
+    """
 
     def __init__(self) -> None:
         self._last: tuple[tuple[str, int], Weights] | None = None
 
     def weights(self, domain: Domain, history: History, first: int, study: str) -> Weights:
-        """For a history with at least LEAST values, in the order of its trials."""
+        """The weights for a history with at least LEAST values, in the order of its trials."""
         size = tuning_size(len(history.values), first)
         while (~history.failed[:size]).sum() < LEAST:
             size += 1
@@ -90,7 +93,7 @@ class Model:
         inputs = domain.inputs(part.codes, costs[rows])
         process = Process(inputs, warped, noise, weights)
         values = history.values.copy()
-        if (history.stds > 0).any():  # the best of many noisy values flatters itself
+        if (history.stds > 0).any():  # the best of many noisy values is too high on average
             values[good] = self.warp.inverse(process.predict(domain.inputs(history.codes[good], costs[good]))[0])
         codes = history.codes
         if len(history.pending):
@@ -105,7 +108,7 @@ class Model:
 
     def _with_pending(self, process: Process, inputs: Inputs, warped: Array, noise: Array, weights: Weights,
                       pending: Codes) -> tuple[Process, Array, Array]:
-        """The process as if those at work came out as expected: it knows that they will be known."""
+        """The process as if the pending settings had their expected values: they will be known soon."""
         costs = self.domain.costs(pending)
         more = self.domain.inputs(pending, costs)
         mean, _ = process.predict(more)
@@ -120,7 +123,7 @@ class Model:
         return np.asarray(self.codes[ranked_by_layers(worth, self.costs)[:most]])
 
     def gains(self, codes: Codes) -> Array:
-        """What each setting is expected to add [m]."""
+        """The hypervolume that each setting is expected to add [m]."""
         costs = self.domain.costs(codes)
         mean, std = self.process.predict(self.domain.inputs(codes, costs))
         if not costs.shape[1]:
@@ -129,7 +132,7 @@ class Model:
         return expected_gain(front, costs, mean, std, self.warp, self.unit)
 
     def _improvement(self, codes: Codes, mean: Array, std: Array) -> Array:
-        """Of one objective, the learnt value times its known factor: by quadrature."""
+        """Expected improvement of a single objective, the learnt value times its known factor, by quadrature."""
         best = float((self.values * self.domain.factor(self.codes)).max())
         values = self.warp.inverse(mean[:, None] + std[:, None] * _NODES)
         above = np.maximum(values * self.domain.factor(codes)[:, None] - best, 0.0)
@@ -137,7 +140,7 @@ class Model:
 
 
 def _fitted(history: History, costs: Array, domain: Domain) -> NDArray[np.int64]:
-    """Rows of at most MOST_FITTED settings to fit: beyond, the newer half of them and the best of the others."""
+    """Rows of at most MOST_FITTED settings to fit. If there are more, half are the newest, half the best others."""
     n = len(history.values)
     if n <= MOST_FITTED:
         return np.arange(n)
@@ -151,14 +154,16 @@ def _fitted(history: History, costs: Array, domain: Domain) -> NDArray[np.int64]
 
 
 def ranked_by_layers(worth: Array, costs: Array) -> NDArray[np.int64]:
-    """Indices, those of the front first, then those of the front of the rest, and so on."""
+    """Indices by layer: the front first, then the front of the rest, and so on."""
     return np.concatenate(layers(np.column_stack([-worth, costs]), [True] * (1 + costs.shape[1])))
 
 
 @dataclass(frozen=True)
 class Front:
-    """What was reached: `values` [n] (larger is better) at costs `known` [n, k] (smaller is better), and the reference
-    point that hypervolume is counted from."""
+    """The front so far: `values` [n] (larger is better) at costs `known` [n, k] (smaller is better).
+
+    Hypervolume is counted from the reference point.
+    """
 
     values: Array
     known: Array
@@ -170,7 +175,7 @@ def expected_gain(front: Front, known: Array, mean: Array, std: Array, warp: Cal
                   unit: float) -> Array:
     """Expected gain [m] of candidates at costs `known` [m, k], k from 0 to 2, whose warped value is normal.
 
-    `warp`: increasing, values to warped ones; `unit`: a typical difference of values.
+    `warp` is increasing and maps values to warped ones. `unit` is a typical difference of values.
     """
     k, cells = known.shape[1], _cells(front)
     if k > 1 and len(known) > _AT_ONCE and cells.best.size > _MANY_CELLS:  # [m, cells, cells] would fill the memory
@@ -228,5 +233,5 @@ def _undominated(values: Array, known: Array) -> NDArray[np.bool_]:
 
 
 def _widths(edges: Array, at: Array) -> Array:
-    """How much of each cell [m, cells] lies beyond each candidate."""
+    """The part of each cell that lies beyond each candidate [m, cells]."""
     return np.asarray(np.maximum(edges[1:] - np.maximum(edges[:-1], at[:, None]), 0.0))

@@ -1,7 +1,7 @@
-"""Surrogate: a Gaussian process on settings and their features, with known noise, and the warp that it sees values in.
+"""Surrogate: a Gaussian process on settings and their features, and the warp of the values that it is fitted to.
 
-The kernel is a sum: settings alike in every parameter (one weight each), and features alike. Weights maximise the
-posterior; gradients as in Rasmussen & Williams, 5.4.
+The noise of the values is known. The kernel has two parts: one compares settings, with a weight for each parameter,
+and one compares features. The weights maximise the posterior; Rasmussen & Williams, 5.4, give the gradients.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 _ITERATIONS = 25
 _NUGGET = 1e-6
-_FLOOR = -4.0  # robust deviations below the median, where collapsed networks are put
+_FLOOR = -4.0  # least value, in robust deviations from the median: collapsed networks are moved there
 
 
 @dataclass(frozen=True)
 class Warp:
-    """Values (larger is better) to about normal ones and back: Yeo-Johnson on robust units, low outliers drawn in."""
+    """Maps values (larger is better) to roughly normal ones, and back.
+
+    It is Yeo and Johnson's map on robust units. Low outliers are moved to a floor first.
+    """
 
     centre: float
     unit: float
@@ -30,19 +33,19 @@ class Warp:
 
     @classmethod
     def of(cls, values: Array) -> Warp:
-        """Fitted on finite values [n]; any constant is allowed."""
+        """Fit the warp to finite values [n]; they may all be equal."""
         from scipy.optimize import minimize_scalar
 
         centre = float(np.median(values))
         low, high = np.quantile(values, [0.25, 0.75])
         std = float(values.std())
         unit = max(float(high - low) / 1.349, 0.01 * std)
-        if unit <= 1e-12 * max(abs(centre), 1.0):  # as good as constant
+        if unit <= 1e-12 * max(abs(centre), 1.0):  # the values are practically constant
             unit = 1.0
         scaled = np.maximum((values - centre) / unit, _FLOOR)
         power = 1.0
         if np.ptp(scaled) > 1e-9 and len(values) >= 8:
-            # a weak pull towards no warp: few values tell little
+            # A weak prior prefers no warp, because a few values say little about it.
             optimum = minimize_scalar(lambda exponent: (exponent - 1) ** 2 - _likelihood(scaled, exponent),
                                       bounds=(0.0, 2.0), method="bounded")
             power = float(optimum.x)
@@ -55,23 +58,23 @@ class Warp:
         return np.asarray((_yeo_johnson(scaled, self.power) - self.mean) / self.std)
 
     def inverse(self, warped: Array) -> Array:
-        """Values of warped ones; not below the floor."""
+        """Map warped values back; the results do not lie below the floor."""
         return np.asarray(_inverse(np.asarray(warped) * self.std + self.mean, self.power) * self.unit + self.centre)
 
     def slope(self, values: Array) -> Array:
-        """Warped units a unit of value [n]."""
+        """Slope of the warp at values [n]: warped units per unit of value."""
         step = 1e-3 * self.unit
         return np.asarray((self(values + step) - self(values - step)) / (2 * step))
 
 
 def _likelihood(x: Array, power: float) -> float:
-    """Log likelihood of a power of Yeo and Johnson (2000), a constant left out; scipy's takes ten times as long."""
+    """Log likelihood of Yeo and Johnson's power (2000), without a constant. scipy's takes ten times as long."""
     jacobian = (power - 1) * float((np.sign(x) * np.log1p(np.abs(x))).sum())
     return jacobian - 0.5 * len(x) * float(np.log(_yeo_johnson(x, power).var()))
 
 
 def _yeo_johnson(x: Array, power: float) -> Array:
-    """For powers from 0 to 2, in which every number has an image and an origin."""
+    """Yeo and Johnson's map for powers from 0 to 2: there it is defined for every number and can be inverted."""
     up, down = np.maximum(x, 0), np.maximum(-x, 0)
     above = np.log1p(up) if power < 1e-6 else ((up + 1) ** power - 1) / power
     rest = 2 - power
@@ -104,9 +107,9 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Weights:
-    """The kernel's numbers: variances of its two parts and of the noise, a weight a parameter and a feature.
+    """The kernel's numbers: variances of its two parts and of the noise, a weight for each parameter and feature.
 
-    `calibration` scales standard deviations, so that values left out lie as far off as the model says.
+    `calibration` scales standard deviations, so that the errors at left-out values are as large as the model says.
     """
 
     alike: float
@@ -118,7 +121,7 @@ class Weights:
 
     @classmethod
     def of_logs(cls, logs: Array, n_parameters: int) -> Weights:
-        """From their logarithms, in the order of the fields."""
+        """The weights with these logarithms, in the order of the fields."""
         values = np.exp(logs)
         alike, like_features, noise = (float(value) for value in values[:3])
         return cls(alike, like_features, noise, values[3 : 3 + n_parameters], values[3 + n_parameters :])
@@ -133,7 +136,7 @@ def prior(n_parameters: int, n_features: int) -> tuple[Array, Array]:
 
 
 def _parts(left: Inputs, right: Inputs, weights: Weights) -> tuple[Array, Array]:
-    """The kernel's parts [n, m], their variances left out."""
+    """The kernel's two parts [n, m] for unit variances."""
     scale = np.sqrt(weights.parameters[left.owner])
     alike = np.exp(-_squares(left.embedded * scale, right.embedded * scale))
     root = np.sqrt(0.5 * weights.features)
@@ -148,7 +151,7 @@ def _squares(left: Array, right: Array) -> Array:
 
 
 def tuned(inputs: Inputs, values: Array, noise: Array) -> Weights:
-    """Weights of highest posterior for warped `values` [n] whose known noise has variances `noise` [n]."""
+    """Find the weights of highest posterior for warped `values` [n], whose known noise has variances `noise` [n]."""
     from scipy.optimize import minimize
 
     n_parameters = int(inputs.owner.max()) + 1
@@ -158,13 +161,13 @@ def tuned(inputs: Inputs, values: Array, noise: Array) -> Weights:
                        options={"maxiter": _ITERATIONS})
     weights = Weights.of_logs(optimum.x, n_parameters)
     spread = Process(inputs, values, noise, weights).left_out_spread()
-    unsure = np.sqrt(1 + len(optimum.x) / len(values))  # the weights come from the same few values
+    unsure = np.sqrt(1 + len(optimum.x) / len(values))  # the weights were fitted to the same few values
     return replace(weights, calibration=float(spread * unsure))
 
 
 def _loss(logs: Array, inputs: Inputs, values: Array, noise: Array, means: Array, widths: Array
           ) -> tuple[float, Array]:
-    """Negative log posterior of the weights' logarithms, and its gradient."""
+    """Negative log posterior of the weights' logarithms, and its gradient in them."""
     from scipy.linalg import cho_factor, cho_solve
 
     n_parameters = int(inputs.owner.max()) + 1
@@ -188,12 +191,12 @@ def _loss(logs: Array, inputs: Inputs, values: Array, noise: Array, means: Array
 
 
 def _pull(matrix: Array, columns: Array) -> Array:
-    """Sum over pairs of matrix[i, j] * (columns[i] - columns[j])**2, for each column; `matrix` is symmetric."""
+    """For each column, the sum over pairs of matrix[i, j] * (columns[i] - columns[j])**2; `matrix` is symmetric."""
     return np.asarray(2 * (matrix.sum(1) @ columns**2 - ((matrix @ columns) * columns).sum(0)))
 
 
 class Process:
-    """The Gaussian process given warped values [n] with known noise variances [n]."""
+    """The Gaussian process conditioned on warped values [n] with known noise variances [n]."""
 
     def __init__(self, inputs: Inputs, values: Array, noise: Array, weights: Weights) -> None:
         from scipy.linalg import cho_solve, cholesky
@@ -220,7 +223,7 @@ class Process:
         return cross.T @ self._solved, np.sqrt(variance) * weights.calibration
 
     def left_out_spread(self) -> float:
-        """Root mean square of left-out errors in units of their standard deviation (Rasmussen & Williams, 5.4.2)."""
+        """Root mean square of leave-one-out errors, in their standard deviations (Rasmussen & Williams, 5.4.2)."""
         from scipy.linalg import cho_solve
 
         inverse = np.diag(cho_solve((self._factor, True), np.eye(len(self.values))))

@@ -145,7 +145,7 @@ def server_options(url: str) -> dict[str, Any]:
     parsed = parse_url(url)
     if parsed.get_backend_name() == "sqlite":
         return {}
-    # A training may last longer than firewalls and restarts leave a connection: it is tried before it is used.
+    # Firewalls and restarts may end a connection during a long training, so it is tested before each use.
     options: dict[str, Any] = {"pool_pre_ping": True}
     if parsed.get_backend_name() == "postgresql":
         options["isolation_level"] = "READ COMMITTED"  # The locks rely on it, and the server's default may differ.
