@@ -185,7 +185,7 @@ def _search_user_folder() -> None:
     Plugins.instance().register(UserFolder)
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
@@ -196,7 +196,7 @@ def _for_hydra(config_name: str, text: str, overrides: Sequence[str]) -> list[st
     if key in ("target", "+target"):
         return [f"+target={value}"]
     if key == "dataset" and file_in("dataset", value) is None:
-        return ["~dataset", f"+dataset.name={_quoted(value)}"]
+        return ["~dataset", f"+dataset.name={_quote(value)}"]
     given = {name: value for name, _, value in (other.partition("=") for other in overrides)}
     return [f"++{text}"] if equals and key[0] not in "+~" and _is_open(config_name, key, given) else [text]
 
@@ -241,17 +241,17 @@ def option_keys(config_name: str) -> list[str]:
     base, groups = _base(config_name), _groups(config_name)
     groups += ["target"] if "target" in base or config_name == "certify" else []
     keys = [f"{name}=" for name in groups]
-    keys += [key for name, value in base.items() if name not in ("defaults", "target") for key in _typed(name, value)]
+    keys += [key for name, value in base.items() if name not in ("defaults", "target") for key in _keys_of(name, value)]
     for name in _SECTIONS:
         if name in groups or (name == "calibration" and name in base):
             keys += [f"{name}.{key}=" for key in defaults(_section_class(name)) if key != "name"]
     return list(dict.fromkeys(keys))
 
 
-def _typed(key: str, value: Any) -> list[str]:
+def _keys_of(key: str, value: Any) -> list[str]:
     if not isinstance(value, dict):
         return [f"{key}="]
-    return [typed for name, part in value.items() for typed in _typed(f"{key}.{name}", part)] or [f"{key}."]
+    return [typed for name, part in value.items() for typed in _keys_of(f"{key}.{name}", part)] or [f"{key}."]
 
 
 def _section_class(name: str) -> Any:
@@ -343,7 +343,7 @@ def _own_out(config_name: str, parts: Iterable[str], swept: Sequence[str], name:
         out = f"runs/{config_name}"
     label = re.sub(r"[^\w.,=+-]+", "-", name)
     path = Path(out).parent / label / Path(out).name if Path(out).suffix else Path(out) / label
-    return [f"out={_quoted(str(path))}"]
+    return [f"out={_quote(str(path))}"]
 
 
 def _run_all(config_name: str, runs: Mapping[str, Sequence[str]], options: argparse.Namespace) -> int:

@@ -55,7 +55,7 @@ def array_files(options: DatasetOptions) -> Listing:
     if "train" not in pairs:
         raise DataError(f"{root}: no images and labels; there is {', '.join(sorted(arrays)) or 'nothing'}. "
                         f"It must hold {LAYOUT}.")
-    names, labels = _numbered({part: pair[1] for part, pair in pairs.items()}, arrays.get("class_names"), root)
+    names, labels = _number_labels({part: pair[1] for part, pair in pairs.items()}, arrays.get("class_names"), root)
     identity = _identity({**{f"{part}_images": pair[0] for part, pair in pairs.items()},
                           **{f"{part}_labels": pair[1] for part, pair in pairs.items()}}, names)
     sources = {part: [ArrayImage(image, f"{root}: {part} image {row}", f"{identity}:{part}:{row}")
@@ -115,7 +115,7 @@ def _pictures(images: NDArray[Any], where: str) -> Images:
     return images[..., 0] if images.shape[3] == 1 else images
 
 
-def _numbered(labels: Mapping[str, NDArray[Any]], class_names: NDArray[Any] | None, root: Path
+def _number_labels(labels: Mapping[str, NDArray[Any]], class_names: NDArray[Any] | None, root: Path
               ) -> tuple[tuple[str, ...], dict[str, Labels]]:
     """Class names in order, and labels as their numbers."""
     values = np.unique(np.concatenate([np.asarray(part) for part in labels.values()]))

@@ -112,7 +112,7 @@ class Decoder:
             images = np.empty(shape, np.uint8)
             kept = self._decode_all(sources, images, progress)
         else:
-            images, kept = self._mapped(sources, shape, progress)
+            images, kept = self._map_file(sources, shape, progress)
         parts, row, position = [], 0, 0
         for _, rows in selection:
             here = kept[row:row + len(rows)]
@@ -124,7 +124,7 @@ class Decoder:
         """Fill `images` from the front with those that can be read; which those were."""
         kept, position = np.zeros(len(sources), bool), 0
         with ThreadPoolExecutor(max(1, len(usable_cores()))) as pool:
-            for row, image in enumerate(_ordered(pool, self._try, sources, images.shape[2])):
+            for row, image in enumerate(_keep_order(pool, self._try, sources, images.shape[2])):
                 if image is not None:
                     images[position], kept[row] = image, True
                     position += 1
@@ -144,7 +144,7 @@ class Decoder:
                 return None
             raise unreadable(source.name, error) from error
 
-    def _mapped(self, sources: Sequence[Source], shape: tuple[int, ...], progress: Progress | None
+    def _map_file(self, sources: Sequence[Source], shape: tuple[int, ...], progress: Progress | None
                 ) -> tuple[Images, NDArray[np.bool_]]:
         """Images in a file below the user's folder, decoded once; its name is the content's fingerprint.
 
@@ -173,7 +173,7 @@ class Decoder:
         return np.load(path, mmap_mode="r", allow_pickle=False), kept
 
 
-def _ordered(pool: ThreadPoolExecutor, work: Any, sources: Iterable[Source], image_size: int
+def _keep_order(pool: ThreadPoolExecutor, work: Any, sources: Iterable[Source], image_size: int
              ) -> Iterator[Images | None]:
     """Results in order with few decoded ahead, so that memory stays small and the first error ends it."""
     waiting: list[Any] = []

@@ -192,7 +192,7 @@ def _hugging_face(name: str, options: DatasetOptions) -> dict[str, Any]:
         raise DataError("timm:hfds needs the package datasets. Install it: pip install 'hwnas[datasets]'.") from None
     datasets.disable_progress_bars()
     try:
-        saved = _saved(root, datasets)
+        saved = _load_saved(root, datasets)
         place = name if root is None else str(root)
         splits = list(saved) if saved else datasets.get_dataset_split_names(place)
         parts = {part: split for part, aliases in ALIASES.items() for split in splits if split in aliases}
@@ -202,7 +202,7 @@ def _hugging_face(name: str, options: DatasetOptions) -> dict[str, Any]:
         raise DataError(f"{_where(options)}: cannot be read as a data set ({reason}).") from None
 
 
-def _saved(root: Path | None, datasets: Any) -> dict[str, Any]:
+def _load_saved(root: Path | None, datasets: Any) -> dict[str, Any]:
     """Splits of a data set that `save_to_disk` wrote; empty where it is something else."""
     if root is None or not ((root / "dataset_dict.json").is_file() or (root / "state.json").is_file()):
         return {}

@@ -59,7 +59,7 @@ class Plan:
     def _opening(self) -> Planned:
         """The space's known networks, and the smallest and the largest of a sample."""
         planned: Planned = [("known", network) for network in self.space.known.values()]
-        sample = sorted(self._drawn(_EXTREMES), key=lambda network: network.macs)
+        sample = sorted(self._draw(_EXTREMES), key=lambda network: network.macs)
         planned += [("extreme", network) for network in (sample[0], sample[-1])]
         return [(origin, network) for origin, network in planned if self._new(network)]
 
@@ -67,7 +67,7 @@ class Plan:
         """Random ones, spread over the range of MACs: one from each of as many slices as are wanted."""
         if n <= 0:
             return []
-        sample = self._drawn(_SLICES * n)
+        sample = self._draw(_SLICES * n)
 
         def new(part: np.ndarray) -> Architecture | None:
             drawn = (sample[int(row)] for row in self._rng.permutation(part))
@@ -81,7 +81,7 @@ class Plan:
         networks = front_networks(self.space, predict, self._rng, n, self.held)
         return [("front", network) for network in networks if self._new(network)]
 
-    def _drawn(self, n: int) -> list[Architecture]:
+    def _draw(self, n: int) -> list[Architecture]:
         return [self.space.decode(self.space.to_params(row)) for row in self.space.sample(self._rng, n)]
 
     def _new(self, network: Architecture) -> bool:
@@ -126,7 +126,7 @@ def calibrate(target: Target, space: SearchSpace, runtime: Runtime, options: Cal
     before = (len(table.networks), table.spent_s.get(space.name, 0.0)) if table else (0, 0.0)
     if fresh:
         partial_path(path).unlink(missing_ok=True)
-    table = _resumed(path, key, host, runtime, console) or table or LatencyTable(
+    table = _resume(path, key, host, runtime, console) or table or LatencyTable(
         key, host.to_dict(), runtime.version(), _now(), Protocol(),
         reference_network(space.channels, space.classes, max(space.image_sizes)), 0.0, call_overhead_ms(_nothing))
     _Calibration(table, space, target, runtime, options, partial_path(path), console, before).run()
@@ -146,7 +146,7 @@ def partial_path(path: Path) -> Path:
     return path.with_name(f"{path.name.removesuffix('.json')}.partial.json")
 
 
-def _resumed(path: Path, key: TableKey, host: Host, runtime: Runtime, console: Console) -> LatencyTable | None:
+def _resume(path: Path, key: TableKey, host: Host, runtime: Runtime, console: Console) -> LatencyTable | None:
     if not partial_path(path).is_file():
         return None
     table = LatencyTable.load(partial_path(path))
@@ -215,7 +215,7 @@ class _Calibration:
             return
         network = TimedNetwork(self.space.name, architecture, measurement, origin=self.origins[architecture.id])
         if architecture.id in self.to_profile:
-            network = _profiled(network, compiled, self.table.key.batch)
+            network = _profile(network, compiled, self.table.key.batch)
         self.table.networks.append(network)
 
     def _settle(self, measurements: dict[str, Measurement], timer: NetworkTimer) -> None:
@@ -247,7 +247,7 @@ class _Calibration:
         return n >= MIN_FOR_GOAL and self.error["within_5"] >= self.options.goal_within_5
 
 
-def _profiled(network: TimedNetwork, compiled: Compiled, batch: int) -> TimedNetwork:
+def _profile(network: TimedNetwork, compiled: Compiled, batch: int) -> TimedNetwork:
     """Per-node times summed to blocks and scaled to the unprofiled wall time (in-context timing)."""
     from hwnas.networks.export import block_of_node
 

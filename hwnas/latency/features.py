@@ -89,7 +89,7 @@ CACHE_STEPS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8)
 _INDEX = {name: index for index, name in enumerate(NAMES)}
 
 
-def _padded(channels: int, width: int) -> int:
+def _pad(channels: int, width: int) -> int:
     return -(-channels // width) * width
 
 
@@ -119,8 +119,8 @@ def operator_features(role: str, n_in: int, n_out: int, kernel: int, size: int, 
     name = ("depthwise3" if kernel <= 3 else "depthwise5") if role == "depthwise" else role
     for quantity, value in _quantities(role == "depthwise", n_in, n_out, kernel, size, out).items():
         row[_INDEX[f"{name}_{quantity}"]] = value
-    inputs = 1 if role == "depthwise" else _padded(n_in, 16)
-    row[_INDEX["weights_pad16"]] = kernel * kernel * inputs * _padded(n_out, 16) * 1e-6
+    inputs = 1 if role == "depthwise" else _pad(n_in, 16)
+    row[_INDEX["weights_pad16"]] = kernel * kernel * inputs * _pad(n_out, 16) * 1e-6
     return row
 
 
@@ -142,7 +142,7 @@ def _quantities(depthwise: bool, n_in: int, n_out: int, kernel: int, size: int, 
     taps = kernel * kernel * out * out * 1e-6
 
     def macs(pad_in: int, pad_out: int) -> float:
-        return taps * _padded(n_out, pad_out) * (1 if depthwise else _padded(n_in, pad_in))
+        return taps * _pad(n_out, pad_out) * (1 if depthwise else _pad(n_in, pad_in))
 
     values = {"count": 1.0, "macs": macs(1, 1), "macs_pad16": macs(16, 16), "macs_pad64": macs(64, 64),
               "weights": (1 if depthwise else n_in) * n_out * kernel * kernel * 1e-5,

@@ -56,7 +56,7 @@ def held_out_networks(space: SearchSpace, model: Predictor, n: int, seed: int,
 def random_networks(space: SearchSpace, predict: Predict, rng: np.random.Generator, n: int,
                     known_ids: Collection[str]) -> list[Architecture]:
     """`n` networks of settings drawn uniformly, one from each quantile of predicted latency."""
-    return _spread(space, predict, rng, n, known_ids, lambda wanted: space.sample(rng, SPARE * wanted))
+    return _take_spread(space, predict, rng, n, known_ids, lambda wanted: space.sample(rng, SPARE * wanted))
 
 
 def front_networks(space: SearchSpace, predict: Predict, rng: np.random.Generator, n: int,
@@ -75,7 +75,7 @@ def front_networks(space: SearchSpace, predict: Predict, rng: np.random.Generato
         parents = [_evenly(front, predict, rng, -(-SPARE * wanted // 2)) for front in fronts]
         return np.array([space.mutate(row, rng) for row in np.concatenate(parents)])
 
-    return _spread(space, predict, rng, n, known_ids, mutants)
+    return _take_spread(space, predict, rng, n, known_ids, mutants)
 
 
 def predicted_front(space: SearchSpace, predict: Predict, capacity: Callable[[np.ndarray], np.ndarray],
@@ -125,8 +125,8 @@ def _evenly(front: np.ndarray, predict: Predict, rng: np.random.Generator, n: in
     return np.asarray(front[np.abs(latency[None, :] - points[:, None]).argmin(axis=1)])
 
 
-def _spread(space: SearchSpace, predict: Predict, rng: np.random.Generator, n: int, known_ids: Collection[str],
-            draw: Callable[[int], np.ndarray]) -> list[Architecture]:
+def _take_spread(space: SearchSpace, predict: Predict, rng: np.random.Generator, n: int, known_ids: Collection[str],
+                 draw: Callable[[int], np.ndarray]) -> list[Architecture]:
     """One new network from each of `n` quantiles of the predicted latency of what `draw(n)` gives; more draws as
     long as some quantile had none."""
     networks: dict[str, Architecture] = {}

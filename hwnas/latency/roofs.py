@@ -116,7 +116,7 @@ def measured_peak(runtime: Runtime, target: Target, networks: Sequence[Dense] | 
     networks = DENSE if networks is None else networks
     runtime.check(target)
     with TemporaryDirectory(prefix="hwnas-") as folder:
-        calls = {str(network): _bound(network, runtime, target, Path(folder)) for network in networks}
+        calls = {str(network): _bind_dense(network, runtime, target, Path(folder)) for network in networks}
         beside = (bind_copies(TimedFile(reference_file(target, Path(folder), reference), target,
                                         image_shape(reference)), 1, Path(folder)) if reference
                   else calls[str(min(networks, key=lambda network: network.macs))])
@@ -132,7 +132,7 @@ def measured_peak(runtime: Runtime, target: Target, networks: Sequence[Dense] | 
     return Peak(target.precision, tried[best], best, runtime.version(), tried)
 
 
-def _bound(dense: Dense, runtime: Runtime, target: Target, folder: Path) -> Callable[[], None]:
+def _bind_dense(dense: Dense, runtime: Runtime, target: Target, folder: Path) -> Callable[[], None]:
     from hwnas.networks.export import export_onnx, randomise
     from hwnas.networks.quantize import quantize_static, tuning_of
 

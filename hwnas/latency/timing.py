@@ -258,7 +258,7 @@ class NetworkTimer:
         self._spare = cores[: -target.threads] if 0 < target.threads < len(cores) else []
         self._pool = Pool(max(1, len(self._spare or cores)), _settle, (self._spare or cores,))
         self._reference: list[Callable[[], None]] = []
-        self._reference_export = self._exported(reference, Path(self._folder.name, "reference"))
+        self._reference_export = self._start_export(reference, Path(self._folder.name, "reference"))
 
     def __enter__(self) -> NetworkTimer:
         return self
@@ -276,7 +276,7 @@ class NetworkTimer:
     def prepare(self, architectures: Sequence[Architecture]) -> None:
         """Start to export a wave."""
         folder = Path(self._folder.name)
-        self._waves.append([(architecture, self._exported(architecture, folder)) for architecture in architectures])
+        self._waves.append([(architecture, self._start_export(architecture, folder)) for architecture in architectures])
 
     def time_next(self, *, seed: int = 0, progress: Progress | None = None, timed: Timed | None = None,
                   ) -> dict[str, Measurement]:
@@ -286,10 +286,10 @@ class NetworkTimer:
         them fail, the last error is raised. `timed` hears of each, in their order, when the wave is done.
         """
         if not self._reference:
-            self._reference = self._bound(self.reference, self._copies(self._reference_export, REFERENCE_COPIES))
+            self._reference = self._bind(self.reference, self._copies(self._reference_export, REFERENCE_COPIES))
         wave = self._waves.popleft()
         compiled = self._compile(wave)
-        calls = {architecture.id: self._bound(architecture, compiled[architecture.id])
+        calls = {architecture.id: self._bind(architecture, compiled[architecture.id])
                  for architecture, _ in wave if architecture.id in compiled}
         if not self._spare:
             for later in self._waves:
@@ -307,7 +307,7 @@ class NetworkTimer:
                     path.unlink(missing_ok=True)
         return measurements
 
-    def _exported(self, architecture: Architecture, folder: Path) -> _Export:
+    def _start_export(self, architecture: Architecture, folder: Path) -> _Export:
         try:
             return self._pool.submit(prepare_compiled, architecture, self.target, folder)
         except BrokenProcessPool:
@@ -341,7 +341,7 @@ class NetworkTimer:
             return [load(saved, path, self.target) for _ in copies]
         return [self.runtime.compile(path, self.target) for _ in copies]
 
-    def _bound(self, architecture: Architecture, copies: Sequence[Compiled]) -> list[Callable[[], None]]:
+    def _bind(self, architecture: Architecture, copies: Sequence[Compiled]) -> list[Callable[[], None]]:
         return [copy.bind(noise(self.target.batch, image_shape(architecture))) for copy in copies]
 
 

@@ -75,9 +75,9 @@ def load(path: Path) -> Stored:
     data = VALIDATION.read(path)
     try:
         protocol = Protocol(**data["protocol"])
-        networks = [_timed(entry, protocol, f"{path}: networks[{index}]")
+        networks = [_read_timed(entry, protocol, f"{path}: networks[{index}]")
                     for index, entry in enumerate(data["networks"])]
-        anchors = [_timed(entry, protocol, f"{path}: anchors[{index}]")
+        anchors = [_read_timed(entry, protocol, f"{path}: anchors[{index}]")
                    for index, entry in enumerate(data.get("anchor_networks", []))]
         return Stored(str(data["host"]["name"]), str(data["table"]["key"]), str(data["runtime"]),
                       str(data["space"]["name"]), int(data["seed"]), str(data["measured_at"]), networks,
@@ -153,7 +153,7 @@ class Partial:
         return entries
 
 
-def _timed(data: Mapping[str, Any], protocol: Protocol, where: str) -> TimedOne:
+def _read_timed(data: Mapping[str, Any], protocol: Protocol, where: str) -> TimedOne:
     try:
         return TimedOne(str(data["group"]), Architecture.from_dict(data["architecture"], where),
                         Measurement.from_dict(data, protocol, where))

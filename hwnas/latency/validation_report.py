@@ -124,14 +124,14 @@ def _goal(report: Mapping[str, Any]) -> list[str]:
 
 
 def _remark(verdict: Verdict) -> str:
-    asked = f"asked: {_asked(verdict)}"
+    asked = f"asked: {_say_asked(verdict)}"
     if verdict.ceiling is None or verdict.mark.low is None or verdict.ceiling >= verdict.mark.low:
         return asked
     return (f"{asked}, or the noise ceiling of {_value(verdict, verdict.ceiling)} less two points"
             f"{': reached' if verdict.by_ceiling else '' if verdict.met else ': not reached'}")
 
 
-def _asked(verdict: Verdict) -> str:
+def _say_asked(verdict: Verdict) -> str:
     low, high = verdict.mark.low, verdict.mark.high
     if low is not None and high is not None:
         return f"{_value(verdict, low)} to {_value(verdict, high)}"

@@ -54,7 +54,7 @@ def export_onnx(model: nn.Module, path: str | os.PathLike[str], image_shape: tup
     """
     import onnx
 
-    proto = onnx.load_from_string(_traced(model, image_shape))
+    proto = onnx.load_from_string(_trace(model, image_shape))
     _drop_identities(proto)
     left = {node.op_type for node in proto.graph.node} & {"BatchNormalization", "Identity"}
     if left:
@@ -68,7 +68,7 @@ def export_onnx(model: nn.Module, path: str | os.PathLike[str], image_shape: tup
     write_atomic(path, proto.SerializeToString())
 
 
-def _traced(model: nn.Module, image_shape: tuple[int, int, int]) -> bytes:
+def _trace(model: nn.Module, image_shape: tuple[int, int, int]) -> bytes:
     import torch
 
     modes = {module: module.training for module in model.modules()}

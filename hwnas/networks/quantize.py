@@ -130,7 +130,7 @@ def quantize_static(fp32_path: str | os.PathLike[str], int8_path: str | os.PathL
     proto = load_fp32(fp32_path, label)
     if calibration is None:
         graph = Graph(proto)
-        ranges = {name: _made_up(graph, name) for name in quantised_tensors(graph, tuned_for)}
+        ranges = {name: _make_up_range(graph, name) for name in quantised_tensors(graph, tuned_for)}
     else:
         ranges = activation_ranges(proto, calibration, [method], tuned_for=tuned_for, threads=threads)[method]
     quantise_graph(proto, ranges, note="made-up ranges" if calibration is None else method, tuned_for=tuned_for)
@@ -183,7 +183,7 @@ def load_fp32(path: str | os.PathLike[str], label: str = "") -> ModelProto:
     return proto
 
 
-def _made_up(graph: Graph, name: str) -> Range:
+def _make_up_range(graph: Graph, name: str) -> Range:
     """A range of its own for every tensor, always the same: equal ranges would let runtimes leave rescaling out."""
     source = range_source(graph, name)
     part = zlib.crc32(source.encode()) / 2**32

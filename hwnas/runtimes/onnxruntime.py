@@ -45,7 +45,7 @@ class OnnxRuntime:
         with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
             optimised = Path(folder, "optimised.onnx")
             session = _session(onnx_path, target, optimised=optimised)
-            executed = _executed(optimised)
+            executed = _count_executed(optimised)
         return OnnxRuntimeCompiled(session, judge(onnx_path, target, executed, meant), target, onnx_path)
 
 
@@ -69,7 +69,7 @@ def _session(path: str | os.PathLike[str], target: Target, *, optimised: Path | 
         raise CandidateError(f"ONNX Runtime cannot compile {os.fspath(path)}: {one_line(error)}") from error
 
 
-def _executed(optimised: Path) -> dict[str, int]:
+def _count_executed(optimised: Path) -> dict[str, int]:
     """Convolutions and matrix products of the optimised graph, counted by the precision they run in."""
     import onnx
 

@@ -72,12 +72,12 @@ class OpenVinoRuntime:
 
     def compile(self, onnx_path: str | os.PathLike[str], target: Target) -> OpenVinoCompiled:
         self.check(target)
-        return self._judged(self._compile(onnx_path, target), onnx_path, target)
+        return self._wrap(self._compile(onnx_path, target), onnx_path, target)
 
-    def _judged(self, compiled: Any, onnx_path: str | os.PathLike[str], target: Target,
-                content: bytes | None = None) -> OpenVinoCompiled:
+    def _wrap(self, compiled: Any, onnx_path: str | os.PathLike[str], target: Target,
+              content: bytes | None = None) -> OpenVinoCompiled:
         """`content`: the bytes that `compiled` was imported from; what was imported cannot be exported again."""
-        execution = judge(onnx_path, target, _executed(compiled), quantised_in_file(onnx_path))
+        execution = judge(onnx_path, target, _count_executed(compiled), quantised_in_file(onnx_path))
 
         def instrumented() -> Any:
             """The same network with counters; importing is five times as quick as compiling again."""
@@ -100,7 +100,7 @@ class OpenVinoRuntime:
             compiled = self._core.import_model(content, "CPU", _config(target))
         except RuntimeError as error:
             raise CandidateError(f"OpenVINO cannot load {blob}: {one_line(error)}") from error
-        return self._judged(compiled, onnx_path, target, content)
+        return self._wrap(compiled, onnx_path, target, content)
 
     def _compile(self, path: str | os.PathLike[str], target: Target) -> Any:
         try:
@@ -127,7 +127,7 @@ def _text(info: Any, key: str) -> str:
     return str(info[key].astype(str)) if key in info else ""
 
 
-def _executed(compiled: Any) -> dict[str, int]:
+def _count_executed(compiled: Any) -> dict[str, int]:
     """Convolutions and matrix products of the compiled graph, counted by the precision they run in."""
     counts: Counter[str] = Counter()
     for node in compiled.get_runtime_model().get_ordered_ops():
@@ -154,7 +154,7 @@ class OpenVinoCompiled:
         return bytes(self._compiled.export_model().getvalue())
 
     def bind(self, images: NDArray[np.float32]) -> Callable[[], None]:
-        infer, request = _bound(self._compiled, images, self._batch)
+        infer, request = _bind(self._compiled, images, self._batch)
         return _Call(infer, request)
 
     def logits(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -169,7 +169,7 @@ class OpenVinoCompiled:
 
     def profile(self, images: NDArray[np.float32], repeats: int) -> list[NodeTime]:
         compiled = self._instrumented
-        infer, request = _bound(compiled, images, self._batch)
+        infer, request = _bind(compiled, images, self._batch)
         for _ in range(_WARM_UP):
             infer()
         counters = _Counters(request, self._profiled + _WARM_UP)
@@ -247,7 +247,7 @@ class _Call:
         self._infer()
 
 
-def _bound(compiled: Any, images: NDArray[np.float32], batch: int) -> tuple[Callable[[], Any], Any]:
+def _bind(compiled: Any, images: NDArray[np.float32], batch: int) -> tuple[Callable[[], Any], Any]:
     if len(images) != batch:
         raise ValueError(f"bind takes one batch of {batch} images, got {len(images)}")
     request = compiled.create_infer_request()

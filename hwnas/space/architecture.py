@@ -49,10 +49,10 @@ class BlockDef:
                 raise SpaceError(f"block {text!r}: {match['key']!r} is given twice.")
             else:
                 fields[match["key"]] = float(match["value"])
-        return BlockDef._checked(str(text), kind, fields, skip)
+        return BlockDef._from_fields(str(text), kind, fields, skip)
 
     @classmethod
-    def _checked(cls, text: str, kind: str, fields: Mapping[str, float], skip: bool) -> BlockDef:
+    def _from_fields(cls, text: str, kind: str, fields: Mapping[str, float], skip: bool) -> BlockDef:
         def whole(key: str, default: int | None, low: int, high: int) -> int:
             value = fields.get(key, default)
             if value is None or value != int(value) or not low <= value <= high:

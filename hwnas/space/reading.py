@@ -331,7 +331,7 @@ def read_space(file: SpaceFile, image_size: int | None = None) -> SpaceDef:
     widths, divisor = read["width"], read["divisor"][0]
     space = SpaceDef(
         image_sizes=read["image_size"], widths=widths,
-        stem_widths=_merged(stem_widths, (1.0,), widths, divisor), activations=read["activation"],
+        stem_widths=_merge_channels(stem_widths, (1.0,), widths, divisor), activations=read["activation"],
         stem_strides=file.choices(("stem", "stride"), stem["stride"], _STEM["stride"]),
         heads=read["head"], stages=_read_stages(file, top, widths, divisor), divisor=divisor)
     space = without_dead_choices(space)
@@ -340,8 +340,8 @@ def read_space(file: SpaceFile, image_size: int | None = None) -> SpaceDef:
     return space
 
 
-def _merged(channels: tuple[int, ...], multipliers: tuple[float, ...], widths: tuple[float, ...],
-            divisor: int) -> tuple[int, ...]:
+def _merge_channels(channels: tuple[int, ...], multipliers: tuple[float, ...], widths: tuple[float, ...],
+                    divisor: int) -> tuple[int, ...]:
     """Channel counts to choose from, those equal after rounding merged; a fixed width is already in them."""
     width = widths[0] if len(widths) == 1 else 1.0
     return tuple(sorted({round_to_divisor(c * m * width, divisor) for c in channels for m in multipliers}))
@@ -365,7 +365,7 @@ def _read_stages(file: SpaceFile, top: Mapping[str, Any], widths: tuple[float, .
             choices[key] = file.choices(path, merged[key], rule, most=1 if key == "stride" else 64)
         stages.append(StageDef(
             choices["op"], choices["kernel"], choices["se"], choices["skip"],
-            _merged(choices["channels"], choices["multipliers"], widths, divisor), choices["repeats"],
+            _merge_channels(choices["channels"], choices["multipliers"], widths, divisor), choices["repeats"],
             choices["stride"][0]))
     return tuple(stages)
 

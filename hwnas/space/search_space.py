@@ -167,7 +167,7 @@ class SearchSpace:
 
     def mutate(self, codes: Codes, rng: np.random.Generator) -> Codes:
         """Canonical codes [p] of another network that differs in one or two active parameters."""
-        start = self._refilled(np.asarray(codes, dtype=np.int64), rng)
+        start = self._refill(np.asarray(codes, dtype=np.int64), rng)
         canonical = self.canonical_codes(start[None])[0]
         while True:
             row = start.copy()
@@ -218,7 +218,7 @@ class SearchSpace:
         drawn: Codes = rng.integers(0, high, size=(n, len(self.parameters)), dtype=np.int64)
         return drawn
 
-    def _refilled(self, codes: Codes, rng: np.random.Generator) -> Codes:
+    def _refill(self, codes: Codes, rng: np.random.Generator) -> Codes:
         """The same network with its inactive parameters drawn at random, so that none favours its first choice."""
         trials = np.repeat(codes[None], sum(len(p.choices) for p in self.parameters), axis=0)
         owner = np.repeat(np.arange(len(codes)), [len(p.choices) for p in self.parameters])

@@ -21,7 +21,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 
-def _started(pid: int) -> str:
+def _start_ticks(pid: int) -> str:
     """Kernel ticks at which a process started, '' where /proc does not say or the process is gone or a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -44,7 +44,7 @@ def _machine() -> str:
 
 def worker_name() -> str:
     """This process: machine, pid, start."""
-    return f"{_machine()}/{os.getpid()}/{_started(os.getpid())}"
+    return f"{_machine()}/{os.getpid()}/{_start_ticks(os.getpid())}"
 
 
 def is_dead(worker: str) -> bool:
@@ -53,7 +53,7 @@ def is_dead(worker: str) -> bool:
     if machine != _machine() or not pid.isdigit():
         return False
     if started:
-        return _started(int(pid)) != started
+        return _start_ticks(int(pid)) != started
     try:
         os.kill(int(pid), 0)
     except ProcessLookupError:

@@ -74,12 +74,12 @@ class Batches:
             reseed(self.seed, epoch, step, *([self.ranks.rank] if self.ranks.world > 1 else []))
             rows = order[step * self.batch:(step + 1) * self.batch][self.ranks.rank::self.ranks.world]
             # Not sorted: mixing pairs the first with the last
-            yield self._made(rows, torch.Generator().manual_seed(int(torch.randint(1 << 62, ()))))
+            yield self._make(rows, torch.Generator().manual_seed(int(torch.randint(1 << 62, ()))))
 
-    def _made(self, rows: NDArray[np.int64], generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def _make(self, rows: NDArray[np.int64], generator: torch.Generator) -> tuple[Tensor, Tensor]:
         pixels: Images = np.asarray(self.split.images[rows])
         if self._change is not None:
-            pixels = np.stack([_changed(image, self._change) for image in pixels])
+            pixels = np.stack([_change_image(image, self._change) for image in pixels])
         images = augment(torch.from_numpy(self.dataset.normalise(pixels)), self.recipe.moves, self.dataset.flip,
                          generator)
         targets = torch.from_numpy(self.split.labels[rows])
@@ -116,7 +116,7 @@ class Stream(Batches):
             if position == 0:
                 self._order = torch.randperm(len(self.split), generator=self._generator).numpy()
             rows = self._order[position * self.batch:(position + 1) * self.batch]
-            yield self._made(rows if self.recipe.mixes else np.sort(rows), self._generator)
+            yield self._make(rows if self.recipe.mixes else np.sort(rows), self._generator)
 
 
 def augment(images: Tensor, moves: Moves, flip: bool, generator: torch.Generator) -> Tensor:
@@ -162,7 +162,7 @@ def _affine(images: Tensor, moves: Moves, flip: bool, generator: torch.Generator
     return grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 
-def _changed(image: Images, change: Callable[[Any], Any]) -> Images:
+def _change_image(image: Images, change: Callable[[Any], Any]) -> Images:
     """timm's operations take PIL images: [c, h, w] of one or three channels there and back."""
     from PIL import Image
 

@@ -43,7 +43,7 @@ class Checkpoint:
         for part, state in (("model", self.model), ("average", self.average)):
             tensors |= {f"{part}.{name}": plain(tensor) for name, tensor in state.items()}
         about = {"format": FORMAT, "identity": dict(self.identity), "epoch": self.epoch, "rows": self.rows,
-                 "optimizer": _packed(self.optimizer, "optimizer", tensors)}
+                 "optimizer": _pack(self.optimizer, "optimizer", tensors)}
         write_atomic(path, save(tensors, {KEY: json.dumps(about)}))
 
     @classmethod
@@ -63,7 +63,7 @@ class Checkpoint:
         if not isinstance(about, dict) or about.get("format") != FORMAT:
             raise StudyError(f"{path} is not a checkpoint of format {FORMAT}. Choose another out=FOLDER.")
         try:
-            optimizer = _unpacked(about["optimizer"], tensors)
+            optimizer = _unpack(about["optimizer"], tensors)
             return cls(about["identity"], int(about["epoch"]), list(about["rows"]), _part(tensors, "model."),
                        _part(tensors, "average."), optimizer)
         except (KeyError, TypeError, ValueError):
@@ -91,15 +91,15 @@ def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _packed(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     """`value` as JSON; its tensors go to `tensors`."""
     if isinstance(value, Tensor):
         tensors[name] = plain(value)
         return {"tensor": name}
     if isinstance(value, Mapping):
-        return {"dict": [[key, _packed(item, f"{name}.{key}", tensors)] for key, item in value.items()]}
+        return {"dict": [[key, _pack(item, f"{name}.{key}", tensors)] for key, item in value.items()]}
     if isinstance(value, list | tuple):
-        return {type(value).__name__: [_packed(item, f"{name}.{index}", tensors) for index, item in enumerate(value)]}
+        return {type(value).__name__: [_pack(item, f"{name}.{index}", tensors) for index, item in enumerate(value)]}
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool | int | float | str):
@@ -107,13 +107,13 @@ def _packed(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     raise TypeError(f"{name}: cannot store a {type(value).__name__} without pickling it")
 
 
-def _unpacked(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+def _unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if not isinstance(value, dict):
         return value
     (kind, content), = value.items()
     if kind == "tensor":
         return tensors[content]
     if kind == "dict":
-        return {key: _unpacked(item, tensors) for key, item in content}
-    items = [_unpacked(item, tensors) for item in content]
+        return {key: _unpack(item, tensors) for key, item in content}
+    items = [_unpack(item, tensors) for item in content]
     return tuple(items) if kind == "tuple" else items

@@ -74,13 +74,13 @@ class Ranks:
 
     def mean(self, value: float, device: str) -> float:
         """The mean over all ranks, on each of them; all must call it."""
-        return value if self.world == 1 else self._reduced(value, device) / self.world
+        return value if self.world == 1 else self._sum(value, device) / self.world
 
     def agreed(self, flag: bool, device: str) -> bool:
         """The first rank's `flag`, on each of them; all must call it, and wait here for the first."""
-        return flag if self.world == 1 else self._reduced(float(flag and self.first), device) > 0
+        return flag if self.world == 1 else self._sum(float(flag and self.first), device) > 0
 
-    def _reduced(self, value: float, device: str) -> float:
+    def _sum(self, value: float, device: str) -> float:
         import torch
         from torch import distributed
 

@@ -186,7 +186,7 @@ class SupernetTraining(Training):
         images, labels = next(iter(self.batches.epoch(self.epoch + 1)))
         rng, share = self._rng(0, 0), self.job.options.sandwich
         kinds = self.curriculum.sandwiched(1.0, rng), self.curriculum.mixed(self.curriculum.opened(1.0), rng)
-        both, alone = (self._timed(images, labels, step) for step in kinds)
+        both, alone = (self._time_step(images, labels, step) for step in kinds)
         seconds = share * both + (1 - share) * alone
         self.optimizer.zero_grad(set_to_none=True)
         epochs, steps = self.batches.epochs, self.batches.per_epoch
@@ -196,7 +196,7 @@ class SupernetTraining(Training):
                 f"training besides the images' maps; {epochs} epochs of {steps} steps of "
                 f"{self.batches.batch} images, about {max(left, 1):.0f} min{at} (estimated from a few steps)")
 
-    def _timed(self, images: Tensor, labels: Tensor, step: Step) -> float:
+    def _time_step(self, images: Tensor, labels: Tensor, step: Step) -> float:
         """Seconds of the faster of two tries."""
         seconds = []
         for _ in range(2):

@@ -144,7 +144,7 @@ class OnnxTeacher:
             door.settimeout(_POLL_S)
             self._child = self._pool.submit(run_child, "hwnas.training.teacher_child", job, target,
                                             timeout_s=options.timeout, memory_mb=options.memory_mb)
-            self._line = self._accepted(door)
+            self._line = self._accept(door)
         self._stream = self._line.makefile("rwb")
         self._classes, height, width = np.frombuffer(self._read(12), "<i4").tolist()
         self._size = (height, width)
@@ -170,7 +170,7 @@ class OnnxTeacher:
                 end.close()
         self._pool.shutdown()
 
-    def _accepted(self, door: socket.socket) -> socket.socket:
+    def _accept(self, door: socket.socket) -> socket.socket:
         while True:
             try:
                 line, _ = door.accept()
