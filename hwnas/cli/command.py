@@ -55,10 +55,10 @@ def run_command(main: Main, config_name: str, usage: str, argv: Sequence[str] | 
     """Compose `conf/<config_name>.yaml` with the command line's overrides and call `main`; returns the exit code.
 
     0 done, 1 failed for a reason the user cannot mend by options, 2 bad input (one line on stderr), 130 interrupted.
-    `target`: one must be chosen. `paths`: options beside `out` and the like whose values are taken as they are typed;
-    `lists`: those for which 1,2,4 is a list. `apart`: options that the default of `out`, a folder, is named after
-    (None: it is no folder); others get folders of their own in a multirun. `sections` tells all options of sections
-    of which the configuration holds just what is given.
+    `target`: a target must be chosen. `paths`: options beside `out` and the like whose values are taken as they are
+    typed. `lists`: options for which 1,2,4 is a list. `apart`: options that appear in the name of the default folder
+    `out` (None: `out` is no folder); in a multirun over other options each run gets a folder of its own. `sections`
+    gives all options of the sections that the configuration holds only in part.
     """
     os.environ.setdefault("OPENVINO_TELEMETRY_OPTOUT", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads cost training ten times on a busy machine
@@ -124,8 +124,10 @@ def file_in(group: str, name: str) -> Path | None:
 
 def as_typed(overrides: Sequence[str], paths: Sequence[str] = (), lists: Sequence[str] = (), several: bool = False
              ) -> list[str]:
-    """Overrides with paths (and names) quoted, though Hydra's grammar has uses for some of their characters, and
-    `1,2,4` of `lists` in brackets. `several`: commas part the paths of a multirun."""
+    """Overrides with paths (and names) quoted, because Hydra's grammar uses some of their characters.
+
+    `1,2,4` of `lists` goes into brackets. `several`: commas separate the paths of a multirun.
+    """
     done = []
     for text in overrides:
         key, equals, value = text.partition("=")
@@ -190,8 +192,8 @@ def _quote(text: str) -> str:
 
 
 def _for_hydra(config_name: str, text: str, overrides: Sequence[str]) -> list[str]:
-    """An override as Hydra wants it: targets are added, other packages' data sets have no file, and options that the
-    configuration does not list, because their dataclass does, need no plus."""
+    """An override as Hydra wants it. Targets are added. Data sets of other packages have no file. Options that only
+    their dataclass lists need no plus."""
     key, equals, value = text.partition("=")
     if key in ("target", "+target"):
         return [f"+target={value}"]
@@ -202,8 +204,8 @@ def _for_hydra(config_name: str, text: str, overrides: Sequence[str]) -> list[st
 
 
 def _is_open(config_name: str, key: str, given: Mapping[str, str]) -> bool:
-    """Whether `key` lies in a section that is filled from a dataclass, empty in conf/, or that of the estimator of
-    another package that is chosen."""
+    """Whether `key` lies in a section that is empty in conf/ and filled from a dataclass, or in that of a chosen
+    estimator of another package."""
     base, groups = _base(config_name), _groups(config_name)
     head = key.partition(".")[0]
     if head == key:
@@ -232,7 +234,7 @@ def _base(config_name: str) -> dict[str, Any]:
 
 
 def _groups(config_name: str) -> list[str]:
-    """The groups that a command chooses a file of, but `target`."""
+    """The groups of which a command chooses a file, without `target`."""
     return [name for part in _base(config_name).get("defaults", ()) if isinstance(part, dict) for name in part]
 
 
@@ -300,7 +302,8 @@ def _check_overrides(overrides: Sequence[str], target: bool) -> None:
 
 
 def sweep(text: str) -> list[str]:
-    """The overrides, one a value, that `key=a,b` or `key=range(…)` stands for; [] where it stands for one value."""
+    """The overrides, one for each value, that `key=a,b` or `key=range(…)` stands for; [] where it stands for one
+    value."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -347,7 +350,7 @@ def _own_out(config_name: str, parts: Iterable[str], swept: Sequence[str], name:
 
 
 def _run_all(config_name: str, runs: Mapping[str, Sequence[str]], options: argparse.Namespace) -> int:
-    """Each run in a process of its own, one after another; the worst exit code, after the failures were named."""
+    """Run each in a process of its own, one after another. Names the failures and returns the worst exit code."""
     flags = ["-q"] * options.quiet + ["--show-config"] * bool(options.show_config or options.cfg)
     failed = {}
     for name, overrides in runs.items():

@@ -42,9 +42,9 @@ class ArrayImage:
 
 
 def array_files(options: DatasetOptions) -> Listing:
-    """List `root`: an .npz file, or a folder of .npy files, with the arrays of LAYOUT; DataError says what is off.
+    """List `root`: an .npz file, or a folder of .npy files, with the arrays of LAYOUT; DataError names what is wrong.
 
-    Pictures are resized as those in folders are, so that one data set in either form trains the same networks.
+    Images are resized as those in folders are, so that one data set in either form trains the same networks.
     """
     root = options.root
     if root is None or not root.exists():

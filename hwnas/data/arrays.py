@@ -167,8 +167,8 @@ def read_idx(path: Path, dimensions: int) -> Images:
 def read_cifar_batch(path: Path) -> tuple[Images, Labels]:
     """Images [n, 3, 32, 32] and labels of a CIFAR-10 batch.
 
-    The binary version is read as it is. The Python version is a pickle: its operations are looked at one by one for
-    the block of pixels and the list of labels, and none of them is carried out, so that it cannot run code.
+    The binary version is read as it is. The Python version is a pickle: its operations are searched one by one for the
+    block of pixels and the list of labels. None of them is carried out, so that the file cannot run code.
     """
     content = path.read_bytes()
     try:

@@ -55,9 +55,10 @@ class Read(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A data set listed but not decoded. `parts`: labels of `train` and, if held out by its makers, `val`, `test`.
+    """A data set listed but not decoded.
 
-    `identity` names the content (files and sizes, or a hash of it), `where` the place for error messages.
+    `parts`: labels of `train`, and of `val` and `test` where its makers hold them out. `identity` names the content
+    (files and sizes, or a hash of it); `where` is the place for error messages.
     """
 
     info: DatasetInfo
@@ -90,7 +91,7 @@ class Dataset:
 
     @property
     def task(self) -> Task:
-        """What networks learn on it and are judged by: the classes in order, loss and score."""
+        """What networks learn on it, and how they are judged: the classes in order, loss and score."""
         return Task(self.class_names)
 
     def counts(self) -> dict[str, dict[str, int]]:

@@ -48,7 +48,7 @@ class Source(Protocol):
 def look(sources: Sequence[Source], options: DatasetOptions, where: str, most: int = 64) -> tuple[int, int]:
     """Channels and usual shorter side in pixels, from the headers of `most` images spread over the classes.
 
-    DataError when none can be read, or one cannot and `skip_unreadable` is off.
+    DataError when no image can be read, or when any cannot and `skip_unreadable` is off.
     """
     rows = np.unique(np.linspace(0, len(sources) - 1, min(most, len(sources))).round().astype(int))
     grey, sides = True, []
@@ -121,7 +121,7 @@ class Decoder:
         return parts
 
     def _decode_all(self, sources: Sequence[Source], images: Images, progress: Progress | None) -> NDArray[np.bool_]:
-        """Fill `images` from the front with those that can be read; which those were."""
+        """Fill `images` from the front with the images that can be read; returns which they were."""
         kept, position = np.zeros(len(sources), bool), 0
         with ThreadPoolExecutor(max(1, len(usable_cores()))) as pool:
             for row, image in enumerate(_keep_order(pool, self._try, sources, images.shape[2])):
@@ -146,9 +146,9 @@ class Decoder:
 
     def _map_file(self, sources: Sequence[Source], shape: tuple[int, ...], progress: Progress | None
                 ) -> tuple[Images, NDArray[np.bool_]]:
-        """Images in a file below the user's folder, decoded once; its name is the content's fingerprint.
+        """Images in a file below the user's folder, decoded once; the file's name is the content's fingerprint.
 
-        The file of rows kept is written first, so that a whole .npy always has one beside it.
+        The file of kept rows is written first, so that a whole .npy always has one beside it.
         """
         key = digest(*(source.identity for source in sources), shape)
         path = home() / "cache" / f"images-{key}.npy"
@@ -175,7 +175,7 @@ class Decoder:
 
 def _keep_order(pool: ThreadPoolExecutor, work: Any, sources: Iterable[Source], image_size: int
              ) -> Iterator[Images | None]:
-    """Results in order with few decoded ahead, so that memory stays small and the first error ends it."""
+    """Results in order. Few images are decoded ahead, so that memory stays small and the first error ends it."""
     waiting: list[Any] = []
     todo = iter(sources)
     try:

@@ -23,9 +23,10 @@ ALIASES = {"train": ("train", "training"), "val": ("val", "valid", "validation")
 
 
 def image_folder(options: DatasetOptions) -> Listing:
-    """List a folder laid out as torchvision's ImageFolder, once or in train/, val/, test/; DataError says what is off.
+    """List a folder in the layout of torchvision's ImageFolder, once or in train/, val/, test/; DataError names what is
+    wrong.
 
-    Grey files make one channel, any colour file among the first looked at makes three (`channels` decides otherwise).
+    Grey files make one channel. Any colour file among the first ones looked at makes three (`channels` overrides that).
     """
     root = options.root
     if root is None:

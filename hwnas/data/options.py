@@ -13,10 +13,10 @@ from hwnas.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class DatasetOptions:
-    """How a data set is found and split; `options` is handed on to data sets registered from outside.
+    """How a data set is found and split; data sets registered from outside get `options`.
 
-    `validation_fraction` is taken from the training images, or from all of them where nothing is held out yet, as
-    `test_fraction` is. `image_size` overrides the search space's; `channels` 1 or 3 overrides what the files hold.
+    `validation_fraction` is a share of the training images, or of all images where nothing is held out yet; so is
+    `test_fraction`. `image_size` overrides the search space's; `channels` 1 or 3 overrides what the files hold.
     """
 
     name: str = option(help="of conf/dataset, or of a package that offers one")

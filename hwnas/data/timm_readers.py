@@ -48,7 +48,7 @@ class ReaderImage:
 
 
 class SavedReader:
-    """What timm's ReaderHfds is to a data set that it loads, for a split that is loaded already."""
+    """A reader with the methods of timm's ReaderHfds, for a split that is loaded already."""
 
     def __init__(self, dataset: Any, input_key: str, target_key: str) -> None:
         import datasets
@@ -68,7 +68,7 @@ class SavedReader:
 
 
 class TarReader:
-    """The images that timm finds in a tar file, read where they lie in it: timm itself leaves the file open."""
+    """The images that timm finds in a tar file, read in place. (timm's own reader leaves the file open.)"""
 
     def __init__(self, path: Path) -> None:
         declare_missing()
@@ -141,7 +141,7 @@ def _class_names(reader: Any, targets: Mapping[str, Sequence[Any]], where: str) 
 
 
 def _identity(readers: Mapping[str, Any], labels: Mapping[str, Any], names: Sequence[str]) -> str:
-    """Changes with labels, names and the readers' own fingerprints of the content."""
+    """A text that changes with labels, names and the readers' own fingerprints of the content."""
     marks = []
     for part, reader in sorted(readers.items()):
         if isinstance(reader, TarReader):

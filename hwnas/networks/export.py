@@ -38,7 +38,8 @@ _HEAD = re.compile(r"(?:^|/)(?:conv_head|bn2|norm_head|act2|global_pool|flatten|
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """What the gate saw over `n` images: largest difference of a logit, share of equal top-1 answers."""
+    """What the parity check saw over `n` images: the largest difference of a logit, the share of equal top-1
+    answers."""
 
     max_abs_error: float
     top1_agreement: float
@@ -178,8 +179,8 @@ def block_of_node(node_name: str) -> str | None:
 def randomise(model: nn.Module, seed: int) -> nn.Module:
     """Give an untrained network norms and biases like a trained one's, in place; returns it.
 
-    Fresh networks have zero biases (and zero gains in some residual branches), which runtimes optimise away:
-    such a network would be timed as another one.
+    Fresh networks have zero biases (and zero gains in some residual branches). Runtimes optimise these away, so that
+    another network would be timed.
     """
     import torch
 

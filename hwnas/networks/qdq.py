@@ -74,12 +74,12 @@ class Graph:
         return following[5] if tensor in gated.input and erf == "Erf" else ""
 
     def adds_maps(self, node: NodeProto) -> bool:
-        """Whether `node` sums two maps, as residuals do; not a map and a constant."""
+        """Whether `node` sums two maps, as residuals do, and not a map and a constant."""
         return node.op_type == "Add" and all(
             name not in self.weights and self.kind(name) != "Constant" for name in node.input)
 
     def before_activation(self, tensor: str) -> str:
-        """What `tensor` was before the activation that made it, if one did."""
+        """The input of the activation that made `tensor`; `tensor` itself where no activation made it."""
         node = self.producer.get(tensor)
         if node is not None and node.op_type in (*_CLAMPS, "HardSwish"):
             return str(node.input[0])
@@ -98,7 +98,7 @@ class Graph:
         return False
 
     def read_only_by(self, tensor: str, nodes: Collection[str]) -> bool:
-        """Whether every reader of `tensor`, and there is one, is named in `nodes`."""
+        """Whether `tensor` has readers and all of them are named in `nodes`."""
         readers = self.consumers.get(tensor, [])
         return bool(readers) and all(reader.name in nodes for reader in readers)
 
@@ -127,8 +127,10 @@ class Graph:
 
 
 def quantised_nodes(graph: Graph, kept: Collection[str] = ()) -> list[NodeProto]:
-    """Every convolution and linear layer except those named in `kept`, which stay in fp32, and those of
-    squeeze-and-excite (tiny, and slower in int8)."""
+    """Every convolution and linear layer that is quantised.
+
+    Those named in `kept` stay in fp32, and so do those of squeeze-and-excite (tiny, and slower in int8).
+    """
     nodes = [node for node in graph.proto.graph.node
              if (_is_linear(node) or (node.op_type == "Conv" and not graph.is_gate(node)))
              and node.input[1] in graph.weights and node.name not in kept]
@@ -145,9 +147,9 @@ def _is_linear(node: NodeProto) -> bool:
 def quantised_tensors(graph: Graph, tuned_for: str, kept: Collection[str] = ()) -> list[str]:
     """Activations that get a pair: what quantised nodes read and write, both sides of residual sums, pooled maps.
 
-    Around swish, hard-swish and GELU runtimes differ: OpenVINO fuses convolution and activation only where no pair
-    stands between them, ONNX Runtime runs the convolution in int8 only where one does. What only nodes of `kept` read
-    needs no pair for their sake.
+    Around swish, hard-swish and GELU runtimes differ. OpenVINO fuses convolution and activation only where no pair
+    stands between them; ONNX Runtime runs the convolution in int8 only where a pair does. A tensor that only nodes of
+    `kept` read gets no pair for them.
     """
     names: dict[str, None] = {}
     with_swish = tuned_for == "openvino"
@@ -167,7 +169,7 @@ def quantised_tensors(graph: Graph, tuned_for: str, kept: Collection[str] = ()) 
 
 
 def range_source(graph: Graph, tensor: str) -> str:
-    """The tensor whose range `tensor` shares: itself, or what it is a mere rearrangement of."""
+    """The tensor whose range `tensor` shares: itself, or the tensor of which it is a mere rearrangement."""
     while graph.kind(tensor) in _MOVES:
         tensor = graph.producer[tensor].input[0]
     return tensor

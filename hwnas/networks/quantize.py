@@ -30,9 +30,9 @@ def corrected(proto: ModelProto, ranges: Mapping[str, Range], images: NDArray[np
               threads: int, progress: Progress) -> ModelProto:
     """A copy of an fp32 network whose biases make up for its quantisation with `ranges`.
 
-    Each layer's mean output per channel over `images` becomes the fp32 network's; those before it are corrected first,
-    so that what they still pass on is made up for too (the empirical correction of Nagel et al., Data-Free
-    Quantization Through Weight Equalization and Bias Correction, ICCV 2019, section 4.2 and appendix D).
+    Each layer's mean output per channel over `images` becomes the fp32 network's. Earlier layers are corrected first,
+    so that later ones also make up for the error that still reaches them. This is the empirical correction of Nagel et
+    al., Data-Free Quantization Through Weight Equalization and Bias Correction, ICCV 2019, section 4.2 and appendix D.
     """
     result = copied(proto)
     names = [node.name for node in quantised_nodes(Graph(result))]
@@ -50,7 +50,7 @@ def corrected(proto: ModelProto, ranges: Mapping[str, Range], images: NDArray[np
 
 
 def copied(proto: ModelProto) -> ModelProto:
-    """A network of its own, equal to this one."""
+    """An independent copy of a network."""
     copy = type(proto)()
     copy.CopyFrom(proto)
     return copy
@@ -85,7 +85,7 @@ def _means(proto: ModelProto, outputs: list[str], images: NDArray[np.float32], t
 
 
 def _add_to_bias(proto: ModelProto, node: NodeProto, shift: NDArray[np.float64]) -> None:
-    """Give a node a corrected bias of its own: equal biases share one tensor. One that is computed stays."""
+    """Give a node a corrected bias of its own, because equal biases share one tensor. A bias that is computed stays."""
     from onnx import numpy_helper
 
     weights = {weight.name: weight for weight in proto.graph.initializer}
@@ -141,8 +141,8 @@ def quantise_graph(proto: ModelProto, ranges: Mapping[str, Range], *, note: str,
                    kept: Collection[str] = (), per_channel: bool = True) -> None:
     """Turn an fp32 graph into its QDQ version in place; nodes named in `kept` stay in fp32.
 
-    `ranges`: of every activation that could get a pair; `note`: how they came about, for the metadata.
-    QuantizeError when the result is not valid ONNX.
+    `ranges`: of every activation that could get a pair. `note`: where they come from, for the metadata. QuantizeError
+    when the result is not valid ONNX.
     """
     import onnx
 
@@ -184,7 +184,8 @@ def load_fp32(path: str | os.PathLike[str], label: str = "") -> ModelProto:
 
 
 def _make_up_range(graph: Graph, name: str) -> Range:
-    """A range of its own for every tensor, always the same: equal ranges would let runtimes leave rescaling out."""
+    """A made-up range for a tensor: always the same, and different for each. Equal ranges would let runtimes leave
+    rescaling out."""
     source = range_source(graph, name)
     part = zlib.crc32(source.encode()) / 2**32
     return (0.0, 4 + 2 * part) if graph.non_negative(source) else (-3 - 2 * part, 3 + part)
@@ -315,7 +316,7 @@ def calibration_images(data: Dataset, n: int, seed: int) -> NDArray[np.float32]:
 
 
 def name_nodes(proto: ModelProto) -> None:
-    """Give every node a name of its own: the quantiser tells them apart by it."""
+    """Give every node a unique name, by which the quantiser tells nodes apart."""
     seen = {""}
     for index, node in enumerate(proto.graph.node):
         if node.name in seen:

@@ -106,12 +106,12 @@ def _fits(left: tuple[Tensor, Architecture], right: tuple[Tensor, Architecture],
 
 
 def covering(space: SearchSpace) -> Iterator[Architecture]:
-    """The largest networks that have, between them, every branch of every stage."""
+    """The largest networks that together have every branch of every stage."""
     yield from map(space.decode, covering_settings(space))
 
 
 def covering_settings(space: SearchSpace) -> Iterator[dict[str, Value]]:
-    """The same as settings of the space's parameters."""
+    """The same networks as settings of the space's parameters."""
     stages = space.definition.stages
     branches = [[(op.text, kernel) for op in stage.ops for kernel in (stage.kernels if op.takes_kernel else (0,))]
                 for stage in stages]
@@ -128,7 +128,7 @@ def extreme(space: SearchSpace, setting: Mapping[str, Value], pick: Any, fixed: 
             ) -> dict[str, Value]:
     """`setting` with every elastic parameter at its largest (`pick=max`) or smallest (`min`) value.
 
-    Parameters that are neither elastic nor in `setting` take their first choice; those in `fixed` its values.
+    Parameters in `fixed` take its values. Those that are neither elastic nor in `setting` take their first choice.
     """
     params = {}
     for parameter in space.parameters:

@@ -30,7 +30,7 @@ def build_timm(network: Baseline, channels: int, classes: int, image_size: int) 
     check_timm(network.name)
     try:
         return network.build(channels, classes, image_size)
-    except Exception as error:  # what a network says to a size that it cannot take is its own affair
+    except Exception as error:  # each network has errors of its own for a size that it cannot take
         said = " ".join(str(error).split())[:200] or type(error).__name__
         raise ConfigError(f"{TIMM}{network.name} cannot be built for {channels}×{image_size}×{image_size} images and "
                           f"{classes} classes: {said}. Set another dataset.image_size or model.") from None

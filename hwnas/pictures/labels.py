@@ -40,8 +40,8 @@ def place_labels(axes: Axes, points: Sequence[tuple[float, float, str, str]], li
                  fontsize: float = 8.2) -> list[Box]:
     """Annotate (x, y, text, color) points of `axes`, off `lines` (data coordinates); returns their boxes in pixels.
 
-    Greedy: the most crowded point first, each at the nearest of 112 places that covers neither a point, a text, a
-    line of the legend nor the border; where all cover something, at the place that covers least.
+    The most crowded point comes first. Each label takes the nearest of 112 places that covers no point, text, line of
+    the legend or border. Where every place covers something, the label takes the place that covers least.
     """
     figure = axes.figure
     figure.canvas.draw()
@@ -110,14 +110,15 @@ def _spots(point: tuple[float, float], width: float, height: float,
 
 
 def _cost(box: Box, taken: Sequence[Box], inside: Box, lines: Sequence[Line]) -> float:
-    """Square pixels covered; what sticks out of the axes counts triple, a line through the text its length there."""
+    """Square pixels that a label covers. What lies outside the axes counts triple; a line through the text counts
+    its length there."""
     wide = Box(box.x0 - 2, box.y0 - 2, box.x1 + 2, box.y1 + 2)
     cost = sum(wide.overlap(other) for other in taken) + 3 * (box.area - box.overlap(inside))
     return cost + sum(20 + 4 * _length_inside(line, wide) for line in lines if _length_inside(line, wide))
 
 
 def _leader_cost(point: tuple[float, float], end: tuple[float, float], lines: Sequence[Line]) -> float:
-    """Far is worse than near, and a leader that crosses lines or other leaders worse still."""
+    """A far label costs more than a near one. A leader that crosses lines or other leaders costs more still."""
     reach = Box(min(point[0], end[0]), min(point[1], end[1]), max(point[0], end[0]), max(point[1], end[1]))
     return 1.2 * math.dist(point, end) + sum(25 for line in lines if point not in line and _length_inside(line, reach))
 
@@ -137,7 +138,7 @@ def _length_inside(line: Line, box: Box) -> float:
 
 
 def draw_better(axes: Axes, points: Sequence[tuple[float, float]], color: str) -> None:
-    """An arrow to the upper left, in that corner or as far below it as keeps it off the points."""
+    """An arrow to the upper left. It stands in that corner, or as far below it as keeps it off the points."""
     places = [axes.transAxes.inverted().transform(axes.transData.transform(point)) for point in points]
     free = (down for down in (0.0, 0.2, 0.4, 0.6, 0.8)
             if not any(x < 0.16 and 0.8 < y + down < 1.02 for x, y in places))

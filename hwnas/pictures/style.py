@@ -39,7 +39,7 @@ def style() -> Any:
 
 
 def blank_figure(width: float, height: float, dpi: int = 150) -> Figure:
-    """An empty figure of so many inches, that needs no display."""
+    """An empty figure, sized in inches, that needs no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -62,7 +62,7 @@ def new_figure(width: float, height: float, heading: str, subtitle: str, *, left
 
 
 def is_number(value: object) -> bool:
-    """Whether it is one that can be drawn."""
+    """Whether `value` is a number that can be drawn."""
     return isinstance(value, int | float) and math.isfinite(value)
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[float, str], None]
 Task = Callable[[Mapping[str, Any], Target, "Runtime", Progress], Any]
-WAITING = "waiting"  # a note that begins so tells of another process's work: the time-out rests
+WAITING = "waiting"  # a note that begins so reports another process's work: the time-out does not run then
 
 
 def probe_model(path: str | os.PathLike[str], target: Target, timeout_s: float = 60.0, memory_mb: int = 2048) -> None:
@@ -94,7 +94,7 @@ def _read(stream: IO[str], lines: queue.Queue[str]) -> None:
 
 
 def _listen(lines: queue.Queue[str], timeout_s: float, progress: Progress | None) -> dict[str, Any]:
-    """The child's last message; hands the others on. queue.Empty after a silence of `timeout_s`."""
+    """The child's last message; `progress` hears the others. queue.Empty after a silence of `timeout_s`."""
     patience: float | None = timeout_s
     while line := lines.get(timeout=patience):
         with contextlib.suppress(ValueError):  # torn: the child died while it wrote

@@ -86,7 +86,8 @@ def load_checked(path: str | os.PathLike[str]) -> ModelProto:
 
 
 def _check_external(location: str, folder: Path, where: str) -> None:
-    """External data must be files in the model's folder, links followed: others could be read out by a model."""
+    """External data must be files in the model's folder, after links are followed: else a model could read out other
+    files."""
     plain = not os.path.isabs(location) and ".." not in re.split(r"[/\\]", location)
     inside = folder.resolve()
     if not location or not plain or not (inside / location).resolve().is_relative_to(inside):
@@ -221,7 +222,7 @@ def sized(model_input: ModelInput, where: str, channels: int | None, image_size:
 
 
 def check_batches(model_input: ModelInput, where: str, batches: Sequence[int]) -> None:
-    """ModelError when the batch axis is fixed to another number than one of `batches`."""
+    """ModelError when the batch axis is fixed and one of `batches` is another number."""
     fixed = model_input.shape[0]
     other = next((batch for batch in batches if fixed not in (None, batch)), None)
     if other is not None:

@@ -22,7 +22,7 @@ METADATA_KEY = "null_ms"
 
 
 class NullRuntime:
-    """Every inference lasts `ms` (busy waiting); without it, what the ONNX metadata says under `null_ms`."""
+    """Every inference lasts `ms` (busy waiting); without `ms`, as long as the ONNX metadata says under `null_ms`."""
 
     name = "null"
 
@@ -53,7 +53,7 @@ class NullRuntime:
 
 
 class NullCompiled:
-    """A programmed time."""
+    """A network that takes a programmed time and computes nothing."""
 
     def __init__(self, ms: float, classes: int, target: Target) -> None:
         self.execution = Execution(target.precision, {}, None, 0.0)

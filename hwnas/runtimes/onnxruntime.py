@@ -139,10 +139,11 @@ class _Call:
 
 
 def _node_times(events: list[dict[str, Any]], repeats: int) -> list[NodeTime]:
-    """Mean of the quickest three quarters of the last `repeats` runs, which leaves interruptions out.
+    """Mean time of each node over the quickest three quarters of the last `repeats` runs, which leaves interruptions
+    out.
 
-    ONNX Runtime records whole microseconds, rounded down, hence the half; what recording itself costs is taken to be
-    the time of the quickest node.
+    ONNX Runtime records whole microseconds, rounded down, so that half of one is added. The time of the quickest node
+    is taken as the cost of recording.
     """
     durations: dict[tuple[str, str], list[float]] = defaultdict(list)
     for event in events:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from hwnas.target.target import Target
 
-# int8 networks keep their floating-point parts in f32: the hint left alone would make those bf16 on CPUs that have it.
+# int8 networks keep their floating-point parts in f32. With the default hint those would be bf16 on CPUs that have it.
 _HINTS = {"fp32": "f32", "int8": "f32", "bf16": "bf16"}
 _CAPABILITIES = {"fp32": "FP32", "int8": "INT8", "bf16": "BF16"}
 _WEIGHTED = ("Convolution", "GroupConvolution", "FullyConnected", "MatMul")
@@ -76,7 +76,10 @@ class OpenVinoRuntime:
 
     def _wrap(self, compiled: Any, onnx_path: str | os.PathLike[str], target: Target,
               content: bytes | None = None) -> OpenVinoCompiled:
-        """`content`: the bytes that `compiled` was imported from; what was imported cannot be exported again."""
+        """The compiled network, its precisions judged.
+
+        `content`: the bytes that `compiled` was imported from, because an imported network cannot be exported again.
+        """
         execution = judge(onnx_path, target, _count_executed(compiled), quantised_in_file(onnx_path))
 
         def instrumented() -> Any:
@@ -93,8 +96,10 @@ class OpenVinoRuntime:
         return blob
 
     def load_compiled(self, blob: Path, onnx_path: str | os.PathLike[str], target: Target) -> OpenVinoCompiled:
-        """What `save_compiled` wrote, ready to run: a tenth of the time of compiling, and every call another place in
-        memory."""
+        """What `save_compiled` wrote, ready to run.
+
+        Loading takes a tenth of the time of compiling. Every call gives another place in memory.
+        """
         content = blob.read_bytes()
         try:
             compiled = self._core.import_model(content, "CPU", _config(target))
@@ -198,8 +203,9 @@ def _seconds(infer: Callable[[], Any]) -> float:
 class _Counters:
     """Per-node times since it was made, less what interruptions by other processes added.
 
-    OpenVINO gives each node's mean over every inference since compilation, in whole microseconds: totals of n
-    inferences are known to n microseconds, enough to see the milliseconds of an interruption and to take them out.
+    OpenVINO gives each node's mean over every inference since compilation, in whole microseconds. Totals of n
+    inferences are therefore known to n microseconds. That is enough to see the milliseconds of an interruption and to
+    take them out.
     """
 
     def __init__(self, request: Any, inferences: int) -> None:
@@ -214,7 +220,7 @@ class _Counters:
                 for entry in self._request.get_profiling_info()}
 
     def advance(self, *, interrupted: bool) -> None:
-        """Count one inference; after an interrupted one, set aside what no node takes by itself."""
+        """Count one inference. After an interrupted inference, set aside the time that no node takes by itself."""
         self.inferences += 1
         if interrupted:
             n = self.inferences - self._start

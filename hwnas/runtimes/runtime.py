@@ -36,8 +36,9 @@ class Execution:
     """Precisions of the compiled graph's convolutions and matrix products, read back from it.
 
     `precisions` counts them by executed precision. `int8_share`: share executed in int8 (None unless int8 was asked
-    for). `fallback_share`: share of those meant for the asked precision that run in another one; squeeze-and-excite,
-    which the int8 recipe leaves in floating point, is not meant for int8 and lowers `int8_share` only.
+    for). `fallback_share`: of those meant for the asked precision, the share that runs in another one.
+    Squeeze-and-excite, which the int8 recipe leaves in floating point, is not meant for int8: it lowers `int8_share`
+    only.
     """
 
     precision: str
@@ -64,7 +65,8 @@ class Compiled(Protocol):
         """What is really executed, read back from the compiled graph."""
 
     def bind(self, images: NDArray[np.float32]) -> Callable[[], None]:
-        """One inference a call over [batch,c,h,w], bound once; holds what it needs, several may live at a time."""
+        """A call that runs one inference over [batch,c,h,w], bound once. It holds what it needs; several may live at
+        a time."""
 
     def logits(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
         """[n, classes] for any n of normalised images."""
@@ -72,7 +74,7 @@ class Compiled(Protocol):
     def profile(self, images: NDArray[np.float32], repeats: int) -> list[NodeTime]:
         """Mean time per executed node over `repeats` inferences of [batch,c,h,w], interruptions left out.
 
-        Instrumented, so slower in sum; the clock of both CPU runtimes counts whole microseconds.
+        The network is instrumented, so the sum is slower. The clock of both CPU runtimes counts whole microseconds.
         """
 
 

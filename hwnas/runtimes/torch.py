@@ -126,7 +126,8 @@ class OnnxModule(nn.Module):
         self.precisions = counts
 
     def read(self, node: NodeProto, name: str, values: dict[str, Tensor]) -> Tensor:
-        """What `node` takes for its input `name`; modules built on this one put something else in its place."""
+        """The value that `node` takes for its input `name`. Modules that are built on this one put another in its
+        place."""
         return values[name]
 
 

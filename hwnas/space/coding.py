@@ -85,7 +85,8 @@ class Coding:
         return tables
 
     def _id_runs(self) -> list[list[int]]:
-        """Neighbouring stages of equal choices in which `id` changes nothing: their order makes no difference there."""
+        """Runs of neighbouring stages with equal choices in which `id` changes nothing: there their order makes no
+        difference."""
         runs: list[list[int]] = []
         for index, stage in enumerate(self.space.stages):
             before = self.space.stem_widths if index == 0 else self.space.stages[index - 1].channels
@@ -194,7 +195,7 @@ class Coding:
 
 
 def block_def(stage: StageDef, codes: tuple[int, ...], in_channels: int, out_channels: int) -> BlockDef:
-    """One stage's string from its codes (in the order of `definition.FIELDS`), unused parts in timm's default form."""
+    """One stage's string from its codes (in the order of `reading.FIELDS`); unused parts have timm's default form."""
     op, repeats = stage.ops[codes[OP]], stage.repeats[codes[REPEATS]]
     if not op.takes_repeats:
         return BlockDef(op.kind, 1, 1, stage.stride, 1.0, out_channels, 0.0, False)

@@ -39,7 +39,7 @@ class Op:
 
     @property
     def takes_repeats(self) -> bool:
-        """Whether repeats and a residual matter to it (one that vanishes comes once)."""
+        """Whether repeats and a residual matter to it (an operation that can vanish comes once)."""
         return not self.rules.vanishes
 
     @property
@@ -96,7 +96,7 @@ def fields(space: SpaceDef) -> list[tuple[str, tuple[Value, ...]]]:
 
 
 def without_dead_choices(space: SpaceDef) -> SpaceDef:
-    """Fields that no network of the space could ever use lose all values but the first: they are no parameters."""
+    """The space in which fields that no network could ever use keep their first value only: they are no parameters."""
     stages = []
     before: tuple[int, ...] = space.stem_widths
     for stage in space.stages:
@@ -131,7 +131,7 @@ def faults(space: SpaceDef) -> Iterator[tuple[Path, str]]:
 
 
 def _aliases(space: SpaceDef) -> Iterator[tuple[Path, str]]:
-    """Where two settings would be one network in a way that canonical codes cannot undo."""
+    """Places where two settings would be one network in a way that canonical codes cannot undo."""
     before: StageDef | None = None
     follows = False
     for index, stage in enumerate(space.stages):

@@ -40,7 +40,8 @@ def params(blocks: Sequence[BlockSpec]) -> float:
 
 def spread(costs: Sequence[float] | NDArray[np.float64], n: int, pick: Callable[[NDArray[np.int64]], Picked | None]
            ) -> list[Picked]:
-    """What `pick` takes of each of `n` equal parts of the rows of `costs`, cheapest part first; None takes nothing."""
+    """Divide the rows of `costs` into `n` equal parts, cheapest first, and let `pick` choose from each; None chooses
+    nothing."""
     parts = np.array_split(np.argsort(np.asarray(costs), kind="stable"), n)
     return [picked for part in parts if (picked := pick(part)) is not None]
 

@@ -38,14 +38,16 @@ def log_odds(share: ArrayLike, edge: float = 1e-3) -> Array:
 
 
 def conformal_quantile(scores: np.ndarray, q: float) -> float:
-    """Finite-sample quantile of held-out scores: for q of 1/2 or more rounded up, below it rounded down."""
+    """Finite-sample quantile of held-out scores. For q of 1/2 or more the rank is rounded up, below 1/2 it is
+    rounded down."""
     ordered, n = np.sort(scores), len(scores)
     rank = np.ceil((n + 1) * q) if q >= 0.5 else np.floor((n + 1) * q)
     return float(ordered[int(np.clip(rank - 1, 0, n - 1))])
 
 
 def percentiles(values: Array, level: float = LEVEL) -> tuple[float, float]:
-    """Ends of the middle `level` of bootstrap draws; draws without a value (NaN) are left out, NaN where all are."""
+    """Ends of the middle `level` of bootstrap draws. Draws without a value (NaN) are left out; both ends are NaN
+    where all are."""
     usable = values[np.isfinite(values)]
     if not len(usable):
         return np.nan, np.nan
@@ -54,14 +56,15 @@ def percentiles(values: Array, level: float = LEVEL) -> tuple[float, float]:
 
 
 def draws(n: int, seed: int | Sequence[int], size: int = DRAWS) -> NDArray[np.int64]:
-    """Rows [size, n] of `n` things, drawn with replacement; the same for the same seed, so that figures are paired."""
+    """Rows [size, n] of `n` things, drawn with replacement. The same seed gives the same rows, so that figures are
+    paired."""
     return np.random.default_rng(seed).integers(0, n, (size, n))
 
 
 def with_interval(of: OfRows, n: int) -> tuple[float, float, float]:
     """A statistic of `n` things, given as rows [..., n], with the ends of its LEVEL percentile interval (Efron 1979).
 
-    All NaN where it has no value; draws that have none are left out.
+    All three are NaN where the statistic has no value. Draws without a value are left out.
     """
     value = float(of(np.arange(n)))
     return (value, *percentiles(of(draws(n, (0, n))))) if np.isfinite(value) else (np.nan,) * 3
@@ -71,8 +74,9 @@ def bootstrap_mean(values: ArrayLike, counts: ArrayLike, *, level: float = LEVEL
                    n_draws: int = 10_000) -> tuple[float, float, float]:
     """Mean of `values` [k], each of which occurs `counts` [k] times, with its percentile interval.
 
-    For few different values, such as right and wrong answers to images: the resamples are drawn as multinomial counts,
-    which is exact, and quick for any set. Efron and Tibshirani, An Introduction to the Bootstrap (1993), ch. 13.
+    This suits few different values, such as right and wrong answers to images. The resamples are drawn as multinomial
+    counts, which is exact, and quick for any set. Efron and Tibshirani, An Introduction to the Bootstrap (1993), ch.
+    13.
     """
     weights = np.asarray(counts, np.float64)
     n = int(weights.sum())

@@ -39,7 +39,7 @@ def non_dominated(points: ArrayLike, minimise: Sequence[bool]) -> NDArray[np.boo
 
 
 def layers(points: ArrayLike, minimise: Sequence[bool]) -> list[NDArray[np.intp]]:
-    """Indices of the front, then of the front of what is left, and so on; points with a NaN are in none."""
+    """Indices of the front, then of the front of the rest, and so on. Points with a NaN are in none."""
     losses = _losses(points, minimise)
     left = np.flatnonzero(~np.isnan(losses).any(axis=1))
     fronts = []

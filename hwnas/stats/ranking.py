@@ -59,11 +59,11 @@ def paired(of: Callable[[Array, Array], Array], x: Array, y: Array) -> OfRows:
 
 
 def top_k_regret(estimate: Array, truth: Array, cost: Array, k: int = K) -> float:
-    """Top-1 (a fraction) lost at equal cost by training the `k` networks that an estimator likes best. >= 0.
+    """Top-1 (a fraction, >= 0) lost at equal cost by training the `k` networks that an estimator likes best.
 
-    Each network's cost is a budget, where more than `k` networks keep it. Of those the `k` with the highest estimate
-    (of equal ones the cheaper) are trained, and the best of these is held against the best of all. Mean over budgets;
-    NaN where there is none.
+    Every network's cost is a budget if more than `k` networks keep it. The `k` networks within the budget with the
+    highest estimates are trained (of equal estimates the cheaper). The best of them is compared with the best of all
+    within the budget. The result is the mean over budgets; NaN where there is none.
     """
     order = np.lexsort((cost, -estimate))
     lost = []
@@ -75,10 +75,11 @@ def top_k_regret(estimate: Array, truth: Array, cost: Array, k: int = K) -> floa
 
 
 def hypervolume_loss(estimate: Array, truth: Array, cost: Array, k: int = K) -> float:
-    """Share (0 to 1) of the true front's hypervolume that is missed by the `k` networks an estimator would choose.
+    """Share (0 to 1) of the true front's hypervolume that the `k` networks chosen by an estimator miss.
 
-    Hypervolume: area of true top-1 against log cost, from a point 2 % of the range behind the worst of each. Chosen is
-    what adds most, one after the other, where each estimate counts as the truth of the same rank: only ranking counts.
+    Hypervolume: area of true top-1 against log cost, from a point 2 % of the range behind the worst of each. Networks
+    are chosen one after the other, always the network that adds most. Each estimate counts as the truth of the same
+    rank, so that only the ranking matters.
     """
     from scipy.stats import rankdata
 

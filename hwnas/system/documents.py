@@ -1,4 +1,4 @@
-"""Documents: JSON files that state their format and version; and the identity of a work that a folder was begun for."""
+"""Documents: JSON files that state their format and version; and the identity of the work that a folder belongs to."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _NAMED = 4  # changed keys that an error lists
 
 @dataclass(frozen=True)
 class Document:
-    """One kind of JSON file: its format, the newest version that is read, and what to do about one that is not.
+    """One kind of JSON file: its format, the newest version that is read, and the remedy for any other file.
 
-    `name` is what such a file is called. A file says `"format": "<format>/<version>"`, or, where `two_fields`,
+    `name` is what such a file is called. A file says `"format": "<format>/<version>"`; with `two_fields` it gives
     `"format"` and `"version"` apart. Every fault is an `error` of one line: file, fault, `remedy`.
     """
 
@@ -56,7 +56,7 @@ class Document:
 
     @contextmanager
     def reading(self, path: Path) -> Iterator[None]:
-        """What a block finds missing or wrong in the content is said of the file."""
+        """Inside, an error about missing or wrong content becomes an `error` that names the file."""
         try:
             yield
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -80,7 +80,8 @@ class Document:
 
 def check_identity(stored: Mapping[str, Any], wanted: Mapping[str, Any], where: Path,
                    step: str = "Give the same options, or another out=FOLDER.", work: str = "training") -> None:
-    """StudyError unless both are the same: names `where`, the `work`, what differs (dotted keys), the next `step`."""
+    """StudyError unless both are the same. It names `where`, the `work`, what differs (dotted keys) and the next
+    `step`."""
     before, now = json.loads(json.dumps(dict(stored))), json.loads(json.dumps(dict(wanted)))
     changed = [key for key in dict.fromkeys([*before, *now]) if before.get(key) != now.get(key)]
     if changed:

@@ -14,8 +14,9 @@ def hold(path: Path, waiting: Callable[[], None] | None = None, *, wait: bool = 
          ) -> Iterator[bool]:
     """Hold an operating-system lock on `path` inside the block; yields whether it is held.
 
-    Where another process has it, `waiting` is called once, then it is waited for (`most_s` at most; -1: without end);
-    with `wait` false the block is entered at once, without the lock. UserError where it cannot be written or had.
+    Where another process has the lock, `waiting` is called once. Then this process waits for it, `most_s` seconds at
+    most (-1: without end). With `wait` false the block is entered at once, without the lock. UserError where the file
+    cannot be written or the lock cannot be had.
     """
     from filelock import FileLock, Timeout
 

@@ -1,4 +1,4 @@
-"""What the C library does with freed memory while networks are trained (glibc; elsewhere nothing is changed)."""
+"""What the C library does with freed memory while networks are trained. Only glibc is changed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4  # of mallopt(3)
 _NEVER = -1
-# Outside: what glibc comes to by itself once large blocks have been freed. Its own adaptation ends with any mallopt, so
-# that a process stays at these.
+# Outside the block: the values that glibc reaches by itself once large blocks have been freed. Any mallopt ends glibc's
+# own adaptation, so that the process keeps these values.
 _OUTSIDE = {_M_MMAP_MAX: 65_536, _M_MMAP_THRESHOLD: 32 << 20, _M_TRIM_THRESHOLD: 64 << 20}
 _INSIDE = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: _NEVER}
 
@@ -22,11 +22,11 @@ _depth = 0
 
 @contextlib.contextmanager
 def kept_memory() -> Iterator[None]:
-    """Inside, this process keeps what it frees, for its next allocation.
+    """Inside, this process keeps freed memory for its next allocation.
 
-    Blocks of 32 MB and more (activations) otherwise go back to the system each time, and their pages are faulted in
-    and cleared again: a fifth of the CPU time of a training step of small networks (benchmarks/bench_training.py).
-    With the outermost one it is given back. Nothing is done where the user's environment says how to allocate.
+    Otherwise blocks of 32 MB and more (activations) go back to the system each time. Their pages are then faulted in
+    and cleared again: a fifth of the CPU time of a training step of small networks (benchmarks/bench_training.py). The
+    end of the outermost block gives the memory back. Nothing is done where the user's environment says how to allocate.
     """
     try:
         _enter(1)
@@ -52,7 +52,7 @@ def _enter(step: int) -> None:
 
 
 def _ours() -> bool:
-    """Whether this is glibc, and nobody has set it up already."""
+    """Whether this is glibc and nobody has configured its allocator already."""
     given = any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ)
     return not given and platform.libc_ver()[0] == "glibc"
 

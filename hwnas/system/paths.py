@@ -61,7 +61,7 @@ def search_space_dirs() -> list[Path]:
 def table_dirs() -> list[Path]:
     """Folders that hold latency tables, in the order they are looked through: the user's, then the shipped one.
 
-    With $HWNAS_OWN_TABLES set (to anything) only the user's: a host is measured though a table of it is shipped.
+    With $HWNAS_OWN_TABLES set (to anything) only the user's: a host is then measured even if a table of it is shipped.
     """
     own = [home() / "latency_tables"]
     return own if os.environ.get("HWNAS_OWN_TABLES") else [*own, shipped("latency_tables")]

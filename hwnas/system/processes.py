@@ -1,4 +1,4 @@
-"""Processes and signals: helpers that end with their parent, and Ctrl-C held back while something must not be torn."""
+"""Processes and signals: helpers that end with their parent, and Ctrl-C deferred while something must not be torn."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from typing import Any
 
 
 def _start_ticks(pid: int) -> str:
-    """Kernel ticks at which a process started, '' where /proc does not say or the process is gone or a zombie."""
+    """Kernel ticks at which a process started; '' where /proc does not say, or where the process is gone or a
+    zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -48,7 +49,7 @@ def worker_name() -> str:
 
 
 def is_dead(worker: str) -> bool:
-    """Whether `worker` ran here and is gone. A worker elsewhere is never called dead: its heartbeat tells."""
+    """Whether `worker` ran here and is gone. A worker elsewhere never counts as dead: its heartbeat decides."""
     machine, pid, started = worker.rsplit("/", 2)
     if machine != _machine() or not pid.isdigit():
         return False
@@ -68,9 +69,9 @@ _PR_SET_PDEATHSIG = 1
 
 @contextlib.contextmanager
 def crew(command: Sequence[str], n: int, say: Callable[[str], None]) -> Iterator[None]:
-    """`n` processes of `command` while the block runs, waited for at its end.
+    """Run `n` processes of `command` beside the block, and wait for them at its end.
 
-    `say` is told the last line of one that fails.
+    `say` gets the last line of a process that fails.
     """
     with contextlib.ExitStack() as stack:
         logs = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(n)]
@@ -106,7 +107,7 @@ class Pool(ProcessPoolExecutor):
 
 
 def die_with_parent() -> None:
-    """In a child, before its command starts (Linux): a killed parent takes it with it, whatever it is at."""
+    """In a child, before its command starts (Linux): let the kernel kill the child when its parent is killed."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -115,8 +116,10 @@ Handler = Callable[[int, FrameType | None], Any]
 
 
 class Interrupts:
-    """Signals that Python handles by raising: deferred while `held`, but inside `allowed`. A second one that has to
-    wait as well is let through at once: somebody insists."""
+    """Signals that Python handles by raising: deferred while `held`, except inside `allowed`.
+
+    A second signal that would have to wait is let through at once, because somebody insists.
+    """
 
     def __init__(self) -> None:
         self._earlier: dict[int, Handler] = {}
@@ -125,8 +128,11 @@ class Interrupts:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Defer signals inside; one that still waits at the end is raised there, unless another error is on its way.
-        Nothing outside the main thread, which alone hears signals."""
+        """Defer signals inside. A signal that still waits at the end is raised there, unless another error is on its
+        way.
+
+        Outside the main thread this does nothing, because only the main thread receives signals.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -143,7 +149,7 @@ class Interrupts:
 
     @contextmanager
     def allowed(self) -> Iterator[None]:
-        """Signals take effect at once inside, and one that waits before."""
+        """Inside, signals take effect at once. A signal that waits already takes effect before."""
         self.check()
         try:
             self._allowed = True
@@ -152,7 +158,7 @@ class Interrupts:
             self._allowed = False
 
     def check(self) -> None:
-        """Raise what waits."""
+        """Raise the signal that waits, if one does."""
         number, self._waiting = self._waiting, None
         if number is not None:
             self._earlier[number](number, None)
@@ -176,8 +182,8 @@ class _Stack(ctypes.Structure):
 def use_own_stack() -> None:
     """Take this thread's alternate signal stack away, on Linux.
 
-    OpenVINO's CPU plugin sets one of the least size that the kernel takes (11.6 kB with AVX-512) when it looks for AMX.
-    Python's handlers ask for the alternate stack and can overflow that: Ctrl-C is then a segmentation fault.
+    OpenVINO's CPU plugin sets a stack of the least size that the kernel takes (11.6 kB with AVX-512) when it looks for
+    AMX. Python's signal handlers use the alternate stack and can overflow it. Ctrl-C then ends in a segmentation fault.
     """
     if not sys.platform.startswith("linux"):
         return

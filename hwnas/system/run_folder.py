@@ -74,13 +74,13 @@ class ModelFolder:
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """The files of one run. Make it with `create` (a run that writes) or `open` (one that must exist)."""
+    """The files of one run. Make it with `create` (a run that writes) or `open` (a run that must exist)."""
 
     path: Path
 
     @classmethod
     def create(cls, path: str | os.PathLike[str]) -> RunFolder:
-        """Make the folder, or take up the one that is there; UserError when it is read-only or the disk is full."""
+        """Make the folder, or take up an existing one; UserError when it is read-only or the disk is full."""
         folder = Path(path)
         if folder.exists() and not folder.is_dir():
             raise StudyError(f"run folder {folder} is a file. Choose another: out=FOLDER.")
@@ -90,7 +90,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> RunFolder:
-        """A run that is there; StudyError when it is none, UserError when it cannot be written."""
+        """The folder of an existing run; StudyError when it is none, UserError when it cannot be written."""
         run = cls(Path(path))
         if not run.config.is_file():
             raise StudyError(f"{path} is not a run folder (no config.yaml). Make one: python -m hwnas.search "
@@ -175,8 +175,10 @@ class RunFolder:
         write_atomic(self.trials_csv, table_csv(list(trials)))
 
     def read_trials(self) -> list[dict[str, Any]]:
-        """Rows of `trials.csv` with the types of TRIALS; none when there is no file. StudyError names line and column
-        of what cannot be read."""
+        """Rows of `trials.csv` with the types of TRIALS; no rows when there is no file.
+
+        StudyError names line and column of a cell that cannot be read.
+        """
         if not self.trials_csv.is_file():
             return []
         try:
@@ -201,7 +203,7 @@ class RunFolder:
             raise StudyError(f"cannot read {self.predictions}: {error}.") from None
 
     def write_measurements(self, data: Mapping[str, Any]) -> None:
-        """`measurements.json`: every raw sample, without spaces, for there are many."""
+        """`measurements.json`: every raw sample, written without spaces because there are many."""
         write_atomic(self.measurements, json.dumps(finite(data), separators=(",", ":"), allow_nan=False) + "\n")
 
     def write_json(self, path: Path, data: Any) -> None:

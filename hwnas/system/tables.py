@@ -93,9 +93,9 @@ def _value(cell: str, kind: Any, where: str) -> Any:
 
 
 def read_cells(path: Path, columns: Sequence[str], usage: str) -> dict[str, list[Any]]:
-    """These columns of somebody's CSV (all cells text) or Parquet file (with its types).
+    """These columns of a user's CSV (all cells text) or Parquet file (with its types).
 
-    `usage` ends the sentence of a DataError: what to give instead. UnknownName for a column that is not there;
+    `usage` ends the sentence of a DataError and says what to give instead. UnknownName for a column that is not there;
     ConfigError where Parquet is not installed.
     """
     import pandas as pd
@@ -134,7 +134,7 @@ def _check_columns(path: Path, columns: Sequence[str], there: Sequence[str]) -> 
 
 
 def finite(data: Any) -> Any:
-    """Plain values: no NaN, infinity, tuple or numpy scalar left."""
+    """Plain values for JSON: no NaN, infinity, tuple or numpy scalar is left."""
     if isinstance(data, Mapping):
         return {str(key): finite(value) for key, value in data.items()}
     if isinstance(data, list | tuple):

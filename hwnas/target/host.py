@@ -62,7 +62,7 @@ class Host:
 
 
 def usable_cores() -> list[int]:
-    """Cores that this process may use: its affinity, cut to the cgroup's CPU quota; at least one."""
+    """Cores that this process may use: its affinity, limited by the cgroup's CPU quota; at least one."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     quota = _cgroup_quota()
     return cores if quota is None else cores[: max(1, int(quota))]
@@ -110,7 +110,10 @@ def _governor() -> str:
 
 @contextmanager
 def measuring_lock(cores: Iterable[int], waiting: Callable[[], None] | None = None) -> Iterator[None]:
-    """One measurement at a time on each of `cores`: two would disturb each other. Taken in order: no ring."""
+    """Allow one measurement at a time on each of `cores`, because two would disturb each other.
+
+    The locks are taken in order, so that processes cannot wait for each other in a ring.
+    """
     with ExitStack() as held:
         for core in sorted(cores):
             held.enter_context(hold(Path(tempfile.gettempdir()) / f"hwnas-measuring-core{core}.lock", waiting))

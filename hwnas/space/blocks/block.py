@@ -22,10 +22,10 @@ def round_to_divisor(channels: float, divisor: int = 8, round_limit: float = 0.9
 
 
 class BlockKind:
-    """Everything that is said of one kind of block: whoever needs to know asks here, and knows no kind by name.
+    """Everything that is said of one kind of block. Callers ask here and know no kind by name.
 
     `name` opens its table keys and arch-def strings. `words`: what search spaces call it. `label` and `color` are for
-    pictures. The flags say which settings it has: where one has not, arch-def strings and codes leave it out.
+    pictures. The flags say which settings the kind has; arch-def strings and codes leave out the others.
     """
 
     name: str
