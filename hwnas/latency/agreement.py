@@ -69,7 +69,7 @@ MARKS = (Mark("within_5", "within 5 %", 0.90, ceiling="ceiling_within_5"),
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a mark is met; `by_ceiling` when only the noise ceiling less two points is."""
+    """Whether a mark is met; `by_ceiling`: only at the noise ceiling less two points."""
 
     mark: Mark
     value: float | None
@@ -90,7 +90,8 @@ def summary(comparison: Compared) -> dict[str, Any]:
 
 
 def ceilings(comparison: Compared) -> dict[str, Any]:
-    """What a perfect predictor would reach: two halves of one measurement differ by twice the noise of the whole."""
+    """Figures that a perfect predictor would reach. Two halves of one measurement differ by twice the noise of the
+    whole."""
     halves = comparison.halves_ms[comparison.converged & np.isfinite(comparison.halves_ms).all(axis=1)]
     noise = np.abs(np.log(halves[:, 0] / halves[:, 1])) / 2
     return {"ceiling_within_5": _mean(noise <= 0.05), "ceiling_within_10": _mean(noise <= 0.10),
@@ -99,9 +100,9 @@ def ceilings(comparison: Compared) -> dict[str, Any]:
 
 
 def intervals(comparison: Compared, seed: int = 0) -> dict[str, list[float] | None]:
-    """90 % intervals of the figures, for the few networks they rest on: Wilson's for shares, else by resampling.
+    """90 % intervals of the figures, because they rest on few networks: Wilson's for shares, resampling for the others.
 
-    (Resampling a share that is 100 % gives 100 to 100 %, which a few dozen networks cannot show.)
+    (Resampling a share of 100 % gives 100 to 100 %, which a few dozen networks cannot show.)
     """
     n, error = len(comparison), np.abs(comparison.error)
     shares = {"within_5": error <= 0.05, "within_10": error <= 0.10, "coverage": comparison.inside}
@@ -133,7 +134,8 @@ def quartiles(comparison: Compared) -> list[dict[str, Any]]:
 
 
 def verdicts(figures: Mapping[str, Any]) -> list[Verdict]:
-    """The marks against a `summary`; where a noise ceiling lies below its mark, the ceiling less two points counts."""
+    """Compare a `summary` with the marks. Where a noise ceiling lies below its mark, the ceiling less two points
+    counts."""
     results = []
     for mark in MARKS:
         value, ceiling = figures.get(mark.name), figures.get(mark.ceiling)
@@ -171,15 +173,15 @@ def _plain(value: Any) -> float:
     return round(float(value), 6)
 
 WORST_SHARE, LEAST_WORST = 0.1, 5
-CHANCE = 0.05  # a kind is reported where so many of the worst would have it by chance with this probability at most
+CHANCE = 0.05  # largest probability, by chance alone, at which a kind is still reported
 
 
 @dataclass(frozen=True, slots=True)
 class KindShare:
     """How often the worst networks have a kind of block at a place, against all networks that were measured.
 
-    `mean_error` is signed (above 0: predicted too slow), over all networks that have it; `chance` is the probability
-    that as many of the worst have it when which are worst is drawn by lot.
+    `mean_error` is signed (above 0: predicted too slow), over all networks that have the kind. `chance` is the
+    probability that as many of the worst have it when the worst are drawn by lot.
     """
 
     place: str

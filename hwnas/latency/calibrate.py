@@ -37,7 +37,7 @@ _EXTREMES = 400
 
 
 class Plan:
-    """Draws wave after wave, never a network twice; the same seed and the same predictions give the same waves."""
+    """Draws wave after wave and no network twice. The same seed and the same predictions give the same waves."""
 
     def __init__(self, space: SearchSpace, seed: int, held: set[str]) -> None:
         self.space, self.held = space, set(held)
@@ -45,7 +45,8 @@ class Plan:
         self._first = self._opening()
 
     def wave(self, size: int, predict: Predict | None) -> Planned:
-        """`size` networks (fewer where the space ends): known and extreme ones first, then random and front by turns.
+        """`size` networks (fewer where the space ends): known and extreme ones first, then random and front ones by
+        turns.
 
         `predict` (codes [n, p] -> latency_ms [n]) comes with the first model; until then all are random.
         """
@@ -64,7 +65,7 @@ class Plan:
         return [(origin, network) for origin, network in planned if self._new(network)]
 
     def _random(self, n: int) -> Planned:
-        """Random ones, spread over the range of MACs: one from each of as many slices as are wanted."""
+        """Random networks, spread over the range of MACs: one from each of `n` slices of it."""
         if n <= 0:
             return []
         sample = self._draw(_SLICES * n)
@@ -101,7 +102,7 @@ MIN_FOR_GOAL = 150  # networks before a held-out error is believed
 class CalibrationOptions:
     """How much to measure: most networks of the space, most minutes, how many networks block by block, the seed.
 
-    It ends earlier when held-out networks are predicted within 5 % this often (`goal_within_5`).
+    The calibration ends earlier when it predicts a share `goal_within_5` of held-out networks within 5 %.
     """
 
     networks: int = option(96, low=LEAST_NETWORKS, high=10_000, help="most networks of the space")
@@ -115,9 +116,9 @@ def calibrate(target: Target, space: SearchSpace, runtime: Runtime, options: Cal
               table: LatencyTable | None = None, *, fresh: bool = False) -> LatencyTable:
     """Measure `space` on this host for `target` and save the table in the user's folder.
 
-    Every finished wave is saved at once beside the table (`.partial.json`); the same call goes on from there, unless
-    `fresh` starts anew. An existing table of the same key is extended: networks that it holds are not timed again,
-    whatever space they were drawn from. MeasurementInvalid when the machine was too restless to time enough networks.
+    Every finished wave is saved at once beside the table (`.partial.json`). The same call goes on from there, unless
+    `fresh` starts anew. An existing table of the same key is extended: its networks are not timed again, whatever space
+    they were drawn from. MeasurementInvalid when the machine was too restless to time enough networks.
     """
     runtime.check(target)
     host = Host.detect()
@@ -200,7 +201,7 @@ class _Calibration:
                 self.console.say(f"{name} left out: {why}")
 
     def _prepare(self, timer: NetworkTimer) -> None:
-        """Plan a wave and start its export; nothing where all that was wanted is planned."""
+        """Plan a wave and start its export; do nothing where everything that was wanted is planned."""
         size = min(WAVE, self.n_left)
         self.n_left -= size
         wave = self.plan.wave(size, self.predict) if size > 0 else []
@@ -219,7 +220,7 @@ class _Calibration:
         self.table.networks.append(network)
 
     def _settle(self, measurements: dict[str, Measurement], timer: NetworkTimer) -> None:
-        """Learn how quiet this host can be, and give up on one that never is."""
+        """Learn how quiet this host can be, and give up on a host that never is."""
         valid = [measurement for measurement in measurements.values() if measurement.valid]
         self.fruitless = 0 if valid else self.fruitless + 1
         if self.fruitless >= FRUITLESS:
@@ -233,7 +234,7 @@ class _Calibration:
             timer.quiet_ms = self.table.quiet_ms
 
     def _learn(self, report: Report, deadline: float, start: float) -> bool:
-        """Refit on what is there, say how good it is; whether the goal is met."""
+        """Refit on the networks so far and report how good the model is. Returns whether the goal is met."""
         share = max(1 - max(deadline - time.monotonic(), 0) / max(deadline - start, 1e-9),
                     (len(self.table.networks) - self.n_before) / max(self.options.networks, 1))
         n = sum(network.space == self.space.name for network in self.table.networks)

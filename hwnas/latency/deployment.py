@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Where networks shall run: `here` says whether that is this machine, so that it can be measured now."""
+    """Where networks shall run. `here`: this is that machine, so that it can be measured now."""
 
     target: Target
     host_name: str
@@ -32,7 +32,8 @@ class Deployment:
 
     @classmethod
     def from_config(cls, config: Any, console: Console) -> Deployment:
-        """Read `target` and `host`; an unknown host is an error, another make of CPU than the target names is said."""
+        """Read `target` and `host`. An unknown host is an error. A CPU of another make than the target names only
+        gets a note."""
         from omegaconf import OmegaConf
 
         target = Target.from_config(OmegaConf.to_container(config.target))  # type: ignore[arg-type]
@@ -75,7 +76,10 @@ def calibration_options(config: Any) -> CalibrationOptions:
 
 def latency_model(deployment: Deployment, space: SearchSpace, options: CalibrationOptions, console: Console,
                   ) -> tuple[LatencyTable, LatencyModel]:
-    """The table of this deployment and space, measured first where this host has none, and the model fitted on it."""
+    """The table of this deployment and space, and the model fitted on it.
+
+    This host is measured first where it has no table.
+    """
     from hwnas.latency.prior import model_of
 
     table = _find(deployment, space)
@@ -122,7 +126,7 @@ def _find(deployment: Deployment, space: SearchSpace) -> LatencyTable | None:
 
 def _calibrate(deployment: Deployment, space: SearchSpace, options: CalibrationOptions, console: Console,
                ) -> LatencyTable:
-    """Measure this host, unless another process has done so while this one waited for it."""
+    """Measure this host, unless another process has done so while this process waited for it."""
     from hwnas.latency.calibrate import calibrate
     from hwnas.runtimes.runtime import load_runtime
 
@@ -138,7 +142,7 @@ def _calibrate(deployment: Deployment, space: SearchSpace, options: CalibrationO
 
 
 def profile(config: Any, console: Console) -> LatencyTable:
-    """Measure this host as `conf/profile.yaml` asks; say where the table lies and what its predictions are worth."""
+    """Measure this host as `conf/profile.yaml` asks. Says where the table lies and how good its predictions are."""
     from hwnas.latency.calibrate import calibrate
     from hwnas.runtimes.runtime import load_runtime
 
@@ -158,13 +162,13 @@ def profile(config: Any, console: Console) -> LatencyTable:
 
 
 def calibration_lock(host_name: str, key: TableKey, console: Console) -> AbstractContextManager[bool]:
-    """One calibration of a table at a time; the second says that it waits."""
+    """Allow one calibration of a table at a time; a second process says that it waits."""
     path = table_path(home() / "latency_tables", host_name, key).with_suffix(".lock")
     return hold(path, lambda: console.say(f"waiting for another calibration of {key}"))
 
 
 def _version_here(deployment: Deployment) -> str | None:
-    """The runtime's version where the target is this machine; elsewhere the table's own is taken."""
+    """The runtime's version where the target is this machine; elsewhere the version in the table counts."""
     if not deployment.here:
         return None
     from hwnas.runtimes.runtime import load_runtime

@@ -52,7 +52,7 @@ def operators(block: BlockSpec) -> tuple[Operator, ...]:
 
 
 def usual_place(block: BlockSpec) -> tuple[BlockSpec, str]:
-    """The block with the role of the operator that comes before it in most networks: a pointwise convolution."""
+    """The block after the operator role that precedes it in most networks: a pointwise convolution."""
     return block, "" if block.rules.reads_image else "pointwise"
 
 
@@ -133,7 +133,7 @@ def with_cache_steps(features: np.ndarray) -> np.ndarray:
 
 
 def columns_that_count(design: np.ndarray) -> int:
-    """Columns of `with_cache_steps` [n, f], but for those of LATER that are 0 in all rows."""
+    """Columns of `with_cache_steps` [n, f], without those of LATER that are 0 in all rows."""
     first = len(NAMES) - len(LATER)
     return int(design.shape[1]) - int((~design[:, first : len(NAMES)].any(axis=0)).sum())
 
@@ -158,8 +158,8 @@ def network_features(blocks: Iterable[BlockSpec]) -> np.ndarray:
     return np.asarray(np.sum([block_features(block) for block in blocks], axis=0))
 
 RIDGE = 1.0  # shrinkage of each cost, in units of its feature's root mean square
-RIDGE_WITH_PRIOR = 2.0  # of the physical costs beside a prior: else so many explain few networks without it
-PRIOR_RIDGE = 0.01  # of the cost that multiplies what another table says: that one is to be believed
+RIDGE_WITH_PRIOR = 2.0  # of the physical costs beside a prior: with less they explain few networks without it
+PRIOR_RIDGE = 0.01  # of the prior's cost: what another table says is to be believed
 
 
 class Prior(Protocol):
@@ -207,7 +207,7 @@ class Features:
         return np.column_stack([with_cache_steps(sums[:, : len(NAMES)]), sums[:, len(NAMES) :]])
 
     def additive(self, costs: np.ndarray) -> np.ndarray:
-        """The costs of what adds up over blocks [n_sums]; those of the cache steps are the network's own."""
+        """Costs [n_sums] of what adds up over blocks. The costs of the cache steps belong to whole networks."""
         return np.concatenate([costs[: len(NAMES)], costs[len(NAMES) + 2 * len(CACHE_STEPS) :]])
 
 

@@ -26,7 +26,7 @@ from hwnas.space.blocks.block import BlockSpec
 from hwnas.stats.intervals import Z90, conformal_quantile
 from hwnas.stats.ranking import kendall_tau, spearman
 
-_LEAST_MS = 1e-6  # no share of a network's cost is nothing
+_LEAST_MS = 1e-6  # every share of a network's cost is above 0
 
 Networks = Sequence[Sequence[BlockSpec]]
 Placed = tuple[BlockSpec, str]  # a block and the role of the operator before it
@@ -34,7 +34,7 @@ Placed = tuple[BlockSpec, str]  # a block and the role of the operator before it
 
 @dataclass(frozen=True)
 class Timed:
-    """Networks as fitted: their blocks, latencies [n] in ms, and the run that each was measured in [n]."""
+    """Networks as a fit takes them: their blocks, latencies [n] in ms, and the run in which each was measured [n]."""
 
     blocks: Networks
     measured_ms: np.ndarray
@@ -46,7 +46,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Fit:
-    """Costs, what they leave over, and the correction of the costs that goes with it."""
+    """Costs, what they leave over, and the correction of the costs that belongs to it."""
 
     features: Features
     costs: Costs
@@ -75,7 +75,7 @@ class Fit:
         return cls(features, costs, costs.values + correction, residual)
 
     def entries(self, blocks: Sequence[Placed]) -> tuple[np.ndarray, np.ndarray]:
-        """What each of `blocks` takes inside a network, in its place, ms [n], and its variance, ms² [n]."""
+        """Time of each of `blocks` inside a network, in its place, ms [n], and its variance, ms² [n]."""
         sums = self.features.of_blocks([block for block, _ in blocks])
         mean = sums @ self.features.additive(self.corrected)
         variance = np.zeros(len(blocks))
@@ -133,7 +133,8 @@ class _Shares:
                 for (block, before), ms in zip(blocks, block_ms, strict=True)]
 
     def _operators(self, block: BlockSpec, block_ms: float) -> list[float]:
-        """What its operators cost; where a prior has a say in the block, that divided in proportion."""
+        """Costs of the block's operators. Where a prior has a say in the block, its cost is divided in their
+        proportion."""
         times = [max(float(operator.features @ self._operator), _LEAST_MS) for operator in operators(block)]
         if self._features.prior is None:
             return times
@@ -151,13 +152,13 @@ class _Shares:
 
 
 FOLDS = 10
-LEAST_OF_ORIGIN = 40  # networks chosen one way (random, front), from which their errors have quantiles of their own
+LEAST_OF_ORIGIN = 40  # with so many networks of one origin (random, front) their errors have quantiles of their own
 
 
 def interval_scores(scores: np.ndarray, origins: np.ndarray) -> tuple[float, float]:
     """Ends of a 90 % interval in units of standard deviation, wide enough for each origin of LEAST_OF_ORIGIN networks.
 
-    A search goes where its front lies: an interval that covers nine of ten over all networks may cover fewer there.
+    A search goes where its front lies. An interval that covers nine of ten over all networks may cover fewer there.
     """
     names = [name for name in np.unique(origins) if (origins == name).sum() >= LEAST_OF_ORIGIN]
     groups = [scores[origins == name] for name in names] or [scores]
@@ -209,9 +210,9 @@ class HeldOut:
 
 def cross_validate(timed: Timed, halves_ms: np.ndarray, origins: np.ndarray, variances: np.ndarray,
                    run_to_run: float, *, prior: Prior | None = None, folds: int = FOLDS) -> HeldOut:
-    """Predict each network from a fit on the other folds, at the pace of the wave that it was measured in.
+    """Predict each network from a fit on the other folds, at the pace of the wave in which it was measured.
 
-    What a wave adds to all its networks alike is known from its other ones, as a later run knows it from anchors.
+    What a wave adds to all its networks alike is known from its other networks, as a later run knows it from anchors.
     """
     n = len(timed.measured_ms)
     order = np.random.default_rng(0).permutation(n)

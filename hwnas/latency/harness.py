@@ -25,15 +25,16 @@ LEAST_REFERENCE_CALLS = 4  # of each copy in a turn
 def measure(candidates: Mapping[str, Copies], reference: Copies, protocol: Protocol | None = None, *, seed: int = 0,
             quiet_ms: float | None = None, progress: Progress | None = None, threads: int = 1,
             idle: Callable[[], bool] = lambda: False) -> dict[str, Measurement]:
-    """Time every candidate by `protocol`; INVALID ones come back with their reason, not as a number.
+    """Time every candidate by `protocol`; INVALID ones come back with their reason and no number.
 
-    A call is one inference with its inputs bound; of a network compiled several times give all, as the protocol's
-    `copies` says (one call stands for all copies). The reference's time is the mean of its copies. `quiet_ms` is the
-    reference's quiet time from an earlier run: where this run's stands too far above it, nothing counts as quiet, so
-    that a run at half speed is INVALID.
-    `progress` hears the share done (by networks or by time, whichever is further) and a note. The process is kept to
-    `threads` cores meanwhile (0: every core that it may use); other processes' measurements there wait. While `idle`
-    says that nothing else is to be done, rounds go on, up to `max_rounds`, though the interval is narrow enough.
+    A call is one inference with its inputs bound. Of a network compiled several times give all calls, as the protocol's
+    `copies` says (one call stands for all copies). The reference's time is the mean of its copies.
+
+    `quiet_ms` is the reference's quiet time from an earlier run. Where this run's lies too far above it, nothing counts
+    as quiet: a run at half speed is INVALID. `progress` hears the share done (by networks or by time, whichever is
+    further) and a note. Meanwhile the process keeps to `threads` cores (0: every core that it may use), and other
+    processes' measurements there wait. While `idle` says that nothing else is to be done, rounds go on up to
+    `max_rounds`, even if the interval is narrow enough.
     """
     protocol = protocol or Protocol()
     def queued() -> None:
@@ -47,7 +48,7 @@ def measure(candidates: Mapping[str, Copies], reference: Copies, protocol: Proto
         rounds = 0
         while (waiting := run.unfinished() or (idle() and run.extensible())) and time.monotonic() < deadline:
             if not run.round(waiting, deadline):
-                time.sleep(PAUSE_S)  # nothing was quiet: what disturbs may pass
+                time.sleep(PAUSE_S)  # nothing was quiet; the disturbance may pass
             rounds += 1
             if progress:
                 done = max(1 - (deadline - time.monotonic()) / protocol.max_seconds, 1 - len(waiting) / len(candidates))
@@ -104,7 +105,7 @@ class _Run:
                 if len(measurement.values_ms) < self.protocol.max_rounds]
 
     def round(self, names: list[str], deadline: float) -> bool:
-        """Give each of `names` a turn; whether any block was quiet."""
+        """Give each of `names` a turn. Returns whether any block was quiet."""
         quiet = False
         order = self.rng.sample(names, len(names))
         before = self._time_reference()
@@ -152,7 +153,7 @@ def time_calls(call: Call, calls: int) -> list[float]:
 def undisturbed(threads: int = 1) -> Iterator[None]:
     """Keep every thread of this process to `threads` of its cores, and hold the garbage collector back.
 
-    The last usable cores are taken: the first ones serve most interrupts. 0 takes them all.
+    The last usable cores are taken, because the first ones serve most interrupts. 0 takes all cores.
     """
     cores = usable_cores()
     before = {task: os.sched_getaffinity(task) for task in _tasks()}

@@ -23,9 +23,9 @@ RANDOM, FRONT, ANCHOR = "random", "front", "anchor"
 Predict = Callable[[np.ndarray], np.ndarray]
 POPULATION, GENERATIONS = 1500, 6
 BINS, ELITE = 60, 8  # parents: the ELITE of highest capacity in each of BINS bins of predicted latency
-LEAST = 5  # valid anchors, below which the reference alone has to do
+LEAST = 5  # with fewer valid anchors the reference alone tells the pace
 SPARE = 6  # candidates drawn for each network wanted
-ROUNDS = 40  # of drawing, before a space counts as exhausted
+ROUNDS = 40  # rounds of drawing before a space counts as exhausted
 _STREAM = 0x6C6174  # sets these draws apart from those of a calibration with the same seed
 
 
@@ -95,7 +95,8 @@ def predicted_front(space: SearchSpace, predict: Predict, capacity: Callable[[np
 
 
 def _parents(codes: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """The highest capacities in every bin of log latency, so that the whole front goes on and not its densest part."""
+    """The highest capacities in every bin of log latency, so that the whole front evolves and not its densest part
+    only."""
     latency = np.log(scores[:, 1])
     edges = np.linspace(latency.min(), latency.max(), BINS + 1)[1:-1]
     bins = np.searchsorted(edges, latency)
@@ -119,7 +120,8 @@ def _children(space: SearchSpace, parents: np.ndarray, rng: np.random.Generator,
 
 
 def _evenly(front: np.ndarray, predict: Predict, rng: np.random.Generator, n: int) -> np.ndarray:
-    """`n` rows of a front, at points drawn evenly over its log latencies: its dense parts count no more."""
+    """`n` rows of a front, at points drawn evenly over its log latencies, so that dense parts count no more than
+    others."""
     latency = np.log(predict(front))
     points = rng.uniform(latency[0], latency[-1], n)
     return np.asarray(front[np.abs(latency[None, :] - points[:, None]).argmin(axis=1)])
@@ -127,8 +129,10 @@ def _evenly(front: np.ndarray, predict: Predict, rng: np.random.Generator, n: in
 
 def _take_spread(space: SearchSpace, predict: Predict, rng: np.random.Generator, n: int, known_ids: Collection[str],
                  draw: Callable[[int], np.ndarray]) -> list[Architecture]:
-    """One new network from each of `n` quantiles of the predicted latency of what `draw(n)` gives; more draws as
-    long as some quantile had none."""
+    """One new network from each of `n` quantiles of the predicted latency of what `draw(n)` gives.
+
+    More are drawn as long as some quantile had none.
+    """
     networks: dict[str, Architecture] = {}
     for _ in range(ROUNDS):
         missing = n - len(networks)
@@ -165,7 +169,8 @@ class TimedOne:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """A run's latencies over those of the calibration, both held against the reference; `n` anchors tell (0: none)."""
+    """A run's latencies over those of the calibration, both relative to the reference; `n` anchors tell it (0:
+    none)."""
 
     factor: float
     standard_error: float
@@ -183,7 +188,7 @@ def chosen_anchors(table: LatencyTable, space_name: str, n: int) -> list[Archite
 
 
 def pace(table: LatencyTable, again: Mapping[str, Measurement]) -> Pace:
-    """From the anchors' measurements in a later run, by architecture id."""
+    """The pace that the anchors' measurements in a later run show, by architecture id."""
     before = {network.architecture.id: network.measurement for network in table.networks}
     logs = [np.log(measurement.at_ms(table.quiet_ms) / before[name].at_ms(table.quiet_ms))
             for name, measurement in again.items() if measurement.valid and name in before and before[name].valid]

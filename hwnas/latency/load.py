@@ -68,8 +68,8 @@ def measure_load(calls: Sequence[Call], images: int, cores: int, reference: Call
     """Run `calls` (each of `images` images) side by side, one thread each, in windows until the interval is narrow.
 
     The process keeps to `cores` cores. The reference is timed alone before and after every window; `quiet_ms` is its
-    quiet time of an earlier run. A window is long enough for others to come and go unseen by the reference: what they
-    ran on these cores meanwhile counts as stolen. `protocol.max_seconds` caps it.
+    quiet time of an earlier run. Within a window other processes can come and go unseen by the reference. What they ran
+    on these cores meanwhile counts as stolen. `protocol.max_seconds` caps the time.
     """
     typical_s = float(np.median(time_calls(calls[0], 5))) / 1e3
     window_s = max(LEAST_WINDOW_S, CALLS_A_WINDOW * typical_s * len(calls))

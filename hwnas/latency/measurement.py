@@ -16,14 +16,18 @@ P90_SAMPLES, P99_SAMPLES = 64, 662  # MLPerf LoadGen's least sample counts for a
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """How latency is timed. A round runs every candidate once, in a new random order, `block` at a time.
+    """How latency is timed.
 
-    Each turn makes `round_ms` worth of calls (between `min_calls` and `max_calls`) and counts as their
-    `quantile`; a fixed reference network runs before and after each block. A turn is bad when its reference
-    stood more than `drift` above the run's quiet reference, or the hypervisor stole more than `steal` of the block;
-    all are when the run's quiet reference stands more than `run_drift` above that of the calibration.
-    A candidate is done after `min_rounds` good turns with a 90 % interval of half-width `half_width` or less, and
-    at the latest after `max_rounds` good ones; bad ones are repeated until `max_seconds` are over.
+    A round runs every candidate once, in a new random order, `block` at a time. Each turn makes `round_ms` worth of
+    calls (between `min_calls` and `max_calls`) and counts as their `quantile`. A fixed reference network runs before
+    and after each block.
+
+    A turn is bad when its reference stood more than `drift` above the run's quiet reference, or when the hypervisor
+    stole more than `steal` of the block. All turns are bad when the run's quiet reference stands more than `run_drift`
+    above the calibration's.
+
+    A candidate is done after `min_rounds` good turns if its 90 % interval has a half-width of `half_width` or less, and
+    at the latest after `max_rounds` good turns. Bad turns are repeated until `max_seconds` are over.
     """
 
     warmup_calls: int = 10
@@ -48,7 +52,8 @@ class Protocol:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One candidate's calls in one round, the reference beside them, share of time stolen, whether heat slowed it."""
+    """One candidate's calls in one round, the reference beside them, the share of time stolen, and whether heat
+    slowed it."""
 
     samples_ms: tuple[float, ...]
     reference_ms: float
@@ -104,7 +109,8 @@ class Measurement:
         return np.asarray(self.values_ms - np.array([medians[number] for number in copy]))
 
     def at_ms(self, quiet_ms: float) -> float:
-        """`latency_ms` at the speed at which the reference takes `quiet_ms`: runs agree in ratios to it."""
+        """`latency_ms` at the speed at which the reference takes `quiet_ms`: what runs share is the ratio to the
+        reference."""
         return self.latency_ms * quiet_ms / self.quiet_ms
 
     @property

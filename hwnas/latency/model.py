@@ -1,7 +1,7 @@
 """LatencyModel: predicts whole networks of a space from a table, with intervals calibrated on held-out networks.
 
-Physical costs (costs.py) and what they leave over (residual.py), fitted on whole networks: blocks timed alone do not
-add up, see docs/decisions/latency-model.md. A network unlike those measured gets a wider interval; intervals are
+Physical costs (features.py) and what they leave over (residual.py) are fitted on whole networks. Blocks timed alone do
+not add up, see docs/decisions/latency-model.md. A network unlike those measured gets a wider interval; intervals are
 conformal, from cross-validated errors.
 """
 
@@ -24,7 +24,7 @@ from hwnas.space.blocks.block import BlockSpec
 if TYPE_CHECKING:
     from hwnas.space.search_space import SearchSpace
 
-# Log standard deviation between two runs of tables that hold one copy of each network and so cannot tell it.
+# Log standard deviation between two runs, for tables that hold one copy of each network and so cannot tell it.
 RUN_TO_RUN = 0.02
 _CHUNK = 8192  # architectures predicted at a time
 _BEFORE = ("", "stem", "dense", "pointwise")  # what may come before a segment
@@ -42,9 +42,9 @@ class Predictions:
 
 @dataclass(frozen=True)
 class Learnt:
-    """What fitting finds out slowly, as plain numbers for the table: it holds for `networks` networks only.
+    """The slow results of a fit, as plain numbers for the table; they hold for `networks` networks only.
 
-    `prior` names the table that the fit started from; empty: from none.
+    `prior` names the table that the fit started from; empty: none.
     """
 
     networks: int
@@ -85,8 +85,8 @@ class LatencyModel:
             folds: int = FOLDS) -> LatencyModel:
         """Fit on the table's networks; MissingLatency when it holds too few of this space.
 
-        What the table has stored of an earlier fit on the same networks is taken from there. `prior`: a model of
-        another host, target or input to start from (see prior.py, which chooses it and finds it again).
+        What the table has stored of an earlier fit on the same networks is used again. `prior`: a model of another
+        host, target or input to start from (prior.py chooses it and finds it again).
         """
         networks = usable(table, space)
         timed, run_to_run = timed_networks(networks, table.quiet_ms), between_runs(networks)
@@ -122,7 +122,7 @@ class LatencyModel:
         """The table's entries: what each of `blocks` takes inside a network, ms [n], and its standard deviation.
 
         Inferred from whole networks, for a place after a pointwise convolution. Costs that only whole networks have
-        (caches passed, see costs.py) are not part.
+        (caches passed, see features.py) are not part.
         """
         mean, variance = self._fit.entries([usual_place(block) for block in blocks])
         return mean, np.sqrt(variance)

@@ -1,8 +1,8 @@
 """Prior: what other tables say, as a start for a calibration with few measurements; cross-validation decides.
 
-A prior enters a fit as one more cost that multiplies its entries (costs.py), so that a host which is faster all over
-is one number away. Whether that helps is judged on the networks at hand: a prior is taken only where it predicts those
-left out better than a fit from scratch does, by more than the standard error of the paired difference.
+A prior enters a fit as one more cost that multiplies its entries (features.py): a host that is faster all over differs
+by one number. The networks at hand judge whether that helps. A prior is taken only where it predicts left-out networks
+better than a fit from scratch, by more than the standard error of the paired difference.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from hwnas.system.paths import table_dirs
 if TYPE_CHECKING:
     from hwnas.space.search_space import SearchSpace
 
-FEW_NETWORKS = 200  # a calibration with more gains too little from a prior to look for one
+FEW_NETWORKS = 200  # a calibration with more networks gains too little from a prior to look for one
 MOST_CANDIDATES = 4
 MOST_NETWORKS = 300  # of a foreign table: more add little to a prior and take long
-LEAST_TO_CHOOSE = 8  # networks, below which cross-validation says nothing
+LEAST_TO_CHOOSE = 8  # with fewer networks cross-validation says nothing
 FOLDS, REPEATS = 5, 2
 # At 1 even random entries offered as a prior did no harm, at 1/2 they did (experiments/latency_transfer, `control`).
 STANDARD_ERRORS = 1.0
@@ -70,7 +70,7 @@ class FittedPrior:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """How much smaller the error of networks left out gets: mean of the paired differences, and its standard error."""
+    """How much smaller the error of left-out networks gets: mean of the paired differences, and its standard error."""
 
     mean: float
     standard_error: float
@@ -101,7 +101,7 @@ def held_out_errors(timed: Timed, prior: Prior | None, seed: int = 0) -> np.ndar
 
 
 def chosen_prior(timed: Timed, candidates: Mapping[str, Prior], seed: int = 0) -> tuple[str | None, Prior | None]:
-    """The candidate that predicts networks left out best, or (None, None): none is better than no prior for sure."""
+    """The candidate that predicts left-out networks best; (None, None) where none is surely better than no prior."""
     if len(timed.measured_ms) < LEAST_TO_CHOOSE or not candidates:
         return None, None
     scratch = held_out_errors(timed, None, seed)
@@ -117,7 +117,7 @@ def best(gains: Mapping[str, Gain]) -> str | None:
 
 
 def learnt_model(table: LatencyTable, space: SearchSpace) -> tuple[LatencyModel, list[str]]:
-    """The model of a table just measured, with notes; with few networks it starts from another table if that helps."""
+    """The model of a table just measured, with notes. With few networks it starts from another table if that helps."""
     networks = usable(table, space)
     if len(networks) >= FEW_NETWORKS:
         return LatencyModel.fit(table, space), []
@@ -129,7 +129,8 @@ def learnt_model(table: LatencyTable, space: SearchSpace) -> tuple[LatencyModel,
 
 
 def model_of(table: LatencyTable, space: SearchSpace) -> tuple[LatencyModel, list[str]]:
-    """The model of a stored table, with the prior that it was fitted with. And notes, where that is not at hand."""
+    """The model of a stored table, with the prior that it was fitted with; and notes, where that prior is not at
+    hand."""
     name = str(table.learnt.get(space.name, {}).get("prior", ""))
     if not name:
         return LatencyModel.fit(table, space), []
@@ -170,7 +171,7 @@ def prior_candidates(host_name: str, key: TableKey, space: SearchSpace, only: st
 
 
 def _variances(table: LatencyTable) -> np.ndarray:
-    """Those that some fit on the table has found; a guess where none is stored."""
+    """The variances that an earlier fit stored in the table; a guess where none are stored."""
     for learnt in table.learnt.values():
         values = learnt.get("variances", {})
         if all(part in values for part in PARTS):
@@ -179,7 +180,7 @@ def _variances(table: LatencyTable) -> np.ndarray:
 
 
 def _others(host_name: str, key: TableKey) -> Iterator[Path]:
-    """Files of other tables; of two of one name the user's."""
+    """Files of other tables. Of a user's and a shipped table of one name, the user's."""
     seen = {(host_name, str(key))}
     for folder in table_dirs():
         for path in sorted([*folder.glob("*/*.json"), *folder.glob("*/*.json.gz")]):
@@ -194,7 +195,7 @@ def _stem(path: Path) -> str:
 
 
 def _distance(path: Path, host_name: str, key: TableKey) -> tuple[bool, bool, bool, bool, float, str]:
-    """How unlike the wanted table one is, by its name alone: the weightiest difference first."""
+    """How unlike the wanted table another is, by its name alone. The weightiest difference comes first."""
     parts = _STEM.fullmatch(_stem(path))
     assert parts is not None
     sizes = [int(size) for size in parts["sizes"].split("-")]

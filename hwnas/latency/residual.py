@@ -1,10 +1,11 @@
 """Residual: what the physical costs leave over, learnt as a Gaussian process over operators, blocks and whole networks.
 
-A network's excess over its costs is the sum of its operators' and blocks' (each as a share of its own cost: alike where
-operators are alike, one of its own, and one for the operator before it) and of what whole networks of like totals have
-in common. The operators' and blocks' part adds up, so that prediction is a
-look-up: the posterior means are the entries of the latency table, though only whole networks were timed. Additive
-Gaussian processes: Duvenaud et al., NeurIPS 2011.
+A network's excess over its costs is a sum. Its operators and blocks each add a share of their own cost: a part in which
+like operators are alike, a part of their own, and a part for the operator before. Whole networks of like totals have a
+further part in common.
+
+The part of operators and blocks adds up, so that prediction is a look-up. The posterior means are the entries of the
+latency table, though only whole networks were timed. Additive Gaussian processes: Duvenaud et al., NeurIPS 2011.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def alike(left: np.ndarray, right: np.ndarray, length: float) -> np.ndarray:
 
 
 def totals(blocks: Sequence[BlockSpec]) -> np.ndarray:
-    """What adds up over a network's blocks and whole networks are compared by [len(KINDS) + 5]."""
+    """What adds up over a network's blocks, and by which whole networks are compared: [len(KINDS) + 5]."""
     row = np.zeros(len(KINDS) + 5)
     for block in blocks:
         row[block.rank] += 0.25
@@ -112,7 +113,7 @@ class Residual:
     def excess(self, level: int, group: str, wanted: Sequence[Member]) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance of the excess of members of one group, as shares of their own cost: [n], [n].
 
-        Of a group never met the mean is 0 and the variance the prior's.
+        For a group that was never met the mean is 0 and the variance the prior's.
         """
         near, same = (0.0 if index is None else float(self.variances[index]) for index in LEVELS[level])
         prior = np.full(len(wanted), near + same)
@@ -165,7 +166,7 @@ def kernels(groups: list[dict[str, Group]], positions: np.ndarray, costs: np.nda
 def centred(runs: np.ndarray, fitted_runs: np.ndarray) -> np.ndarray:
     """[n, different runs]: 1 in the column of its run, less that run's share of the fitted networks.
 
-    Centred, so that what all runs have in common stays with the networks, where predictions look for it.
+    The columns are centred so that what all runs have in common stays with the networks, where predictions look for it.
     """
     known = np.unique(fitted_runs)
     share = (fitted_runs[:, None] == known).mean(axis=0)
@@ -200,7 +201,7 @@ def _loss(logs: np.ndarray, parts: Sequence[np.ndarray], excess: np.ndarray) -> 
 
 
 def covariance(variances: np.ndarray, parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Of the measured networks' excess, noise included."""
+    """Covariance of the measured networks' excess, noise included."""
     total = sum(value * part for value, part in zip(variances, parts, strict=False))
     return np.asarray(total + variances[-1] * np.eye(len(parts[0])))
 

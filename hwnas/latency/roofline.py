@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 ROOFLINE = Document("hwnas-roofline", 1, "a roofline", "Draw it again.", two_fields=True)
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
-OVERHEAD_SHARE = 0.1  # of what the roof allows: a block below that is held up by something else than the two roofs
+OVERHEAD_SHARE = 0.1  # of what the roof allows: below that, something else than the two roofs limits a block
 SOURCES = {"inferred": "inferred from whole networks", "profiled": "profiled inside networks, scaled to their times"}
 MEMORY, COMPUTE, OVERHEAD = "memory-bound", "compute-bound", "overhead-bound"
 
@@ -81,12 +81,12 @@ class Point:
 
     @property
     def left_of_ridge(self) -> bool:
-        """Whether it is memory, not computing, that its roof is made of."""
+        """Whether memory, and not computing, sets its roof."""
         return self.intensity < self.ridge
 
     @property
     def verdict(self) -> str:
-        """What holds it up: overhead below a tenth of its roof, else memory left of the ridge, else computing."""
+        """What limits it: overhead below a tenth of its roof, else memory left of the ridge, else computing."""
         if self.share < OVERHEAD_SHARE:
             return OVERHEAD
         return MEMORY if self.left_of_ridge else COMPUTE
@@ -165,7 +165,7 @@ def profiled_times(networks: Iterable[TimedNetwork], space_name: str) -> dict[Bl
     """Median time of each block over the places where it was profiled.
 
     The standard error comes from one relative spread, pooled over every block that was met twice or more (NaN where
-    none was): most are met too seldom for one of their own.
+    none was). Most blocks are met too seldom for a spread of their own.
     """
     met: dict[BlockSpec, list[float]] = {}
     for network in networks:
@@ -195,7 +195,7 @@ def inferred_times(model: BlockTimes, blocks: Sequence[BlockSpec]) -> dict[Block
 
 
 def points_of(times: Mapping[BlockSpec, BlockTime], precision: str, roofs: Roofs, batch: int = 1) -> list[Point]:
-    """A point for each block whose time is told from 0 (by its own standard error, where it has one)."""
+    """A point for each block whose time is above its own standard error (or has none)."""
     return [_point(block, time, precision, roofs, batch) for block, time in times.items() if is_resolved(time)]
 
 
@@ -463,7 +463,7 @@ def _ratio_line(group: Group) -> tuple[str, str]:
 
 
 def _above(roofline: Roofline) -> list[str]:
-    """Blocks quicker than their roof: said, because no block can be."""
+    """Blocks quicker than their roof are named, because no block can be."""
     every = [*roofline.points, *roofline.others]
     above = sum(point.share > 1 for point in every)
     return [f"{above} of {len(every)} points stand above their roof: the runtime moves fewer bytes than are counted, "
@@ -578,12 +578,12 @@ def _along(axes: Axes, gb_per_s: float, text: str) -> None:
 
 
 def _paper() -> dict[str, Any]:
-    """Behind the words on a roof, so that points do not cross them out."""
+    """A background for the words on a roof, so that points do not cross them out."""
     return {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.6}
 
 
 def _legend(axes: Axes, roofline: Roofline) -> None:
-    """Below the picture: points may lie anywhere in it."""
+    """The legend stands below the picture, because points may lie anywhere in it."""
     from matplotlib.lines import Line2D
 
     kinds = {point.block.kind for point in (*roofline.points, *roofline.others)}

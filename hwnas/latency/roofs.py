@@ -1,8 +1,8 @@
 """The roofs of a roofline picture, measured here: peak of a target's convolutions, bandwidth of cache and memory.
 
-A data sheet would promise what no network gets: the peak is the quickest of a few large dense networks, run by the
-same runtime, threads and protocol as the networks below it. The bandwidths are copies and sums of arrays (STREAM's
-counting: what is asked to be read and written, without the lines that a write brings in).
+A data sheet would promise what no network gets. The peak is that of the quickest of a few large dense networks, run by
+the same runtime, threads and protocol as the networks below it. The bandwidths are copies and sums of arrays. They
+follow STREAM's counting: what is asked to be read and written, without the lines that a write brings in.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def measured_peak(runtime: Runtime, target: Target, networks: Sequence[Dense] | 
                   progress: Callable[[float, str], None] | None = None) -> Peak:
     """Time dense networks (None: DENSE) by the protocol, `seconds` at most; the best quiet turn is the peak.
 
-    `reference` and `quiet_ms` are a latency table's: turns at which that network is slower than it was then do not
+    `reference` and `quiet_ms` are a latency table's. Turns at which that network is slower than it was then do not
     count, so that peak and block times are of the same machine. Without them the smallest dense network stands in.
     MeasurementInvalid when the machine was too restless for any of them.
     """

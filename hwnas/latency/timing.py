@@ -43,7 +43,7 @@ _LEAST_SIZE = 8  # pixels: smaller images do not survive that space's strides
 
 @cache
 def reference_network(channels: int = 1, classes: int = 10, image_size: int = 32) -> Architecture:
-    """The one reference network: that of `mnasnet_small`, for the images of what is timed beside it."""
+    """The one reference network: that of `mnasnet_small`, for images like those of the network timed beside it."""
     return SearchSpace.load(_SPACE, channels=channels, classes=classes,
                             image_size=max(_LEAST_SIZE, image_size)).reference
 
@@ -69,17 +69,17 @@ class Reference:
 
     @classmethod
     def of_table(cls, table: LatencyTable) -> Reference:
-        """What a latency table was measured beside, at its quiet time then: a later run is compared with that one."""
+        """What a latency table was measured beside, at its quiet time then. A later run is compared with it."""
         return cls(table.reference, table.quiet_ms or None, table.key.batch)
 
     def keep(self, measurements: Iterable[Measurement]) -> None:
-        """Remember the quiet time of these, where it is this host's to remember."""
+        """Remember the quiet time of these measurements, where this host keeps it."""
         if self.quiet_times is not None:
             self.quiet_times.store(min(measurement.quiet_ms for measurement in measurements))
 
 
 class QuietTimes:
-    """The one store of a reference's quiet time on this host: a run at half speed must not look like a number.
+    """The one store of a reference's quiet time on this host, so that a run at half speed does not look like a number.
 
     The least of all runs is kept, by host, runtime version, precision, threads, network and batch.
     """
@@ -178,8 +178,8 @@ def image_shape(architecture: Architecture) -> tuple[int, int, int]:
 def prepare_network(architecture: Architecture, target: Target, folder: Path) -> Path:
     """Build with weights seeded by the architecture, export, and quantise for int8; returns the file to time.
 
-    Synthetic quantisation ranges give the graph that real ones give. Fresh weights would not do: their zero biases are
-    optimised away.
+    Synthetic quantisation ranges give the graph that real ones give. Fresh weights would not do, because runtimes
+    optimise their zero biases away.
     """
     import torch
 
@@ -242,8 +242,8 @@ _ENDED = ("a process that exports networks was ended (out of memory?). Free memo
 class NetworkTimer:
     """Measures waves of networks beside one reference; a context manager, since it keeps processes and files.
 
-    `prepare` starts the export of a wave, `time_next` compiles and measures the one prepared first. Where measuring
-    needs every core, exports are waited for instead.
+    `prepare` starts the export of a wave; `time_next` compiles and measures the wave prepared first. Where measuring
+    needs every core, it waits for the exports first.
     """
 
     def __init__(self, target: Target, runtime: Runtime, reference: Architecture, protocol: Protocol, *,
@@ -282,8 +282,8 @@ class NetworkTimer:
                   ) -> dict[str, Measurement]:
         """Measure the wave prepared first: by architecture id, INVALID ones with their reason.
 
-        A network that cannot be exported or compiled is left out and kept in `failed` with its error; where all of
-        them fail, the last error is raised. `timed` hears of each, in their order, when the wave is done.
+        A network that cannot be exported or compiled is left out and kept in `failed` with its error. Where all of them
+        fail, the last error is raised. `timed` is called for each network, in their order, when the wave is done.
         """
         if not self._reference:
             self._reference = self._bind(self.reference, self._copies(self._reference_export, REFERENCE_COPIES))
@@ -330,7 +330,7 @@ class NetworkTimer:
         return compiled
 
     def _copies(self, job: _Export, times: int = 1) -> list[Compiled]:
-        """The protocol's copies, so many times."""
+        """`times` times the protocol's copies of a network, compiled."""
         try:
             path, saved = job.result()
         except BrokenProcessPool:
@@ -368,7 +368,7 @@ def _part(progress: Progress | None, index: int, parts: int) -> Progress | None:
 
 
 def _settle(cores: Sequence[int]) -> None:
-    """An exporting process keeps to `cores` and never delays what is being measured."""
+    """Keep an exporting process to `cores`, so that it never delays what is being measured."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -90,7 +90,8 @@ def load(path: Path) -> Stored:
 
 
 class Partial:
-    """Finished measurements of a validation under way, one a line behind a header that says of which one."""
+    """Finished measurements of a validation under way, one per line, behind a header that says which validation it
+    is."""
 
     def __init__(self, path: Path, header: Mapping[str, Any], protocol: Protocol) -> None:
         self.path, self.protocol = path, protocol
@@ -115,7 +116,7 @@ class Partial:
         return bool(lines) and lines[0] != self.header
 
     def start(self) -> None:
-        """Begin the file, unless it is this validation's: then its torn end, if any, is cut off."""
+        """Begin the file. If it is this validation's already, only a torn end is cut off."""
         lines = self._lines()
         kept = lines if lines and lines[0] == self.header else [self.header]
         write_atomic(self.path, "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in kept))
@@ -132,11 +133,11 @@ class Partial:
                             "out=FILE.") from None
 
     def remove(self) -> None:
-        """The validation is finished."""
+        """Remove the file, because the validation is finished."""
         self.path.unlink(missing_ok=True)
 
     def _lines(self) -> list[dict[str, Any]]:
-        """What can be read: a line cut off by a kill ends it."""
+        """The lines that can be read; a line cut off by a kill ends them."""
         entries: list[dict[str, Any]] = []
         try:
             text = self.path.read_text()
@@ -163,7 +164,7 @@ def _read_timed(data: Mapping[str, Any], protocol: Protocol, where: str) -> Time
 
 @dataclass(frozen=True)
 class Job:
-    """What is judged: a space on a deployment, by its table and model."""
+    """What is judged: the table and the model of a space on a deployment."""
 
     deployment: Deployment
     space: SearchSpace
@@ -172,7 +173,7 @@ class Job:
 
 
 def validate(config: Any, console: Console) -> None:
-    """What `conf/validate.yaml` asks for: networks measured and judged, or those of a report judged again."""
+    """Do what `conf/validate.yaml` asks: measure networks and judge the model, or judge those of a report again."""
     from hwnas.latency.deployment import Deployment
 
     measured = str(config.measured) if config.measured else ""
@@ -205,7 +206,7 @@ def out_path(config: Any, measured: str) -> Path:
 
 
 def job_of(config: Any, deployment: Deployment, console: Console) -> Job:
-    """Space, table and model; a host without a table is calibrated first, where it is this machine."""
+    """Space, table and model. A host without a table is calibrated first, where it is this machine."""
     from hwnas.latency.deployment import calibration_options, latency_model, space_of
 
     space = space_of(config)
@@ -234,7 +235,7 @@ def measure_and_judge(job: Job, sizes: tuple[int, int], seed: int, seconds: floa
 
 
 def partial_of(job: Job, n: int, seed: int, version: str, out: Path) -> Any:
-    """The file of measurements under way, which only the same validation goes on with."""
+    """The file of measurements under way. Only the same validation goes on with it."""
     header = {"table": table_identity(job.table), "host": job.deployment.host_name, "runtime": version, "n": n,
               "seed": seed, "space": {"name": job.space.name, "fingerprint": job.space.fingerprint}}
     return Partial(out.with_suffix(".partial.jsonl"), header, job.table.protocol)
@@ -242,7 +243,7 @@ def partial_of(job: Job, n: int, seed: int, version: str, out: Path) -> Any:
 
 def measure_chosen(job: Job, chosen: Sequence[tuple[str, Architecture]], seed: int, seconds: float, partial: Any,
                    console: Console) -> list[TimedOne]:
-    """Time them in mixed order; those that an interrupted run has timed are taken from its file."""
+    """Time the networks in mixed order. Those that an interrupted run has timed are taken from its file."""
     import random
 
     from hwnas.latency.timing import time_networks
@@ -270,7 +271,7 @@ def measure_chosen(job: Job, chosen: Sequence[tuple[str, Architecture]], seed: i
 
 
 def judge_again(config: Any, deployment: Deployment, path: Path, out: Path, console: Console) -> None:
-    """Compare a report's measurements with what the present table predicts; nothing is measured."""
+    """Compare a report's measurements with the predictions of the present table; nothing is measured."""
 
     stored = load(path)
     job = job_of(config, replace(deployment, here=False), console)
@@ -288,7 +289,7 @@ def judge_again(config: Any, deployment: Deployment, path: Path, out: Path, cons
 
 
 def check_same(stored: Stored, job: Job, path: Path) -> None:
-    """TableError when report and table are of different hosts, keys, runtimes or spaces; names both."""
+    """TableError when report and table differ in host, key, runtime or space; it names both."""
     for what, has, wanted in (("host", stored.host, job.table.host_name), ("key", stored.key, str(job.table.key)),
                               ("runtime", stored.runtime, job.table.runtime_version),
                               ("space", stored.space, job.space.name)):

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 N_WORST, N_KINDS = 10, 6
 ABSOLUTE = ("within_5", "within_10", "mean_error", "coverage")  # also given for times as they were in this run
-RUN_DRIFT = 0.03  # beside a calibration's quiet time: above, errors may be the machine's and not the model's
+RUN_DRIFT = 0.03  # beside a calibration's quiet time: beyond it, errors may be the machine's and not the model's
 
 
 def compared(networks: Sequence[TimedOne], predictions: Predictions, quiet_ms: float | None) -> Compared:
-    """Arrays of the valid ones; `predictions` has an entry for every network.
+    """Arrays of the valid networks; `predictions` has an entry for every network.
 
-    Latencies are those at the calibration's speed, at which the reference takes `quiet_ms`; None: as they were.
+    Latencies are at the calibration's speed, at which the reference takes `quiet_ms`; None leaves them as they were.
     """
     valid = np.array([network.measurement.valid for network in networks], bool)
     measurements = [network.measurement for network in networks if network.measurement.valid]
@@ -205,7 +205,7 @@ OTHER = ("#667085", "s", "other")
 
 
 def validation_figure(comparison: Compared, groups: Sequence[str], report: Mapping[str, Any]) -> Figure:
-    """Four panels of `found`, whose networks are of `groups`; `report` is the content of the validation's file."""
+    """Four panels of `comparison`, whose networks are of `groups`; `report` is the content of the validation's file."""
     heading = f"{report['target']} on {report['space']['name']}: predicted against measured latency"
     with new_figure(11.5, 9.4, heading, _subtitle(report), left=0.07) as figure:
         (scatter, errors), (shares, cover) = figure.subplots(2, 2)
@@ -321,7 +321,8 @@ def _draw_coverage(axes: Axes, comparison: Compared, report: Mapping[str, Any]) 
 
 
 def interval_scales(comparison: Compared) -> np.ndarray:
-    """By how much each interval must be stretched (in log latency, each side on its own) to reach the measured time."""
+    """The factor by which each interval must be stretched to reach the measured time (in log latency, each side on
+    its own)."""
     away = np.log(comparison.measured_ms / comparison.predicted_ms)
     side = np.where(away >= 0, np.log(comparison.high_ms / comparison.predicted_ms),
                     np.log(comparison.predicted_ms / comparison.low_ms))

@@ -89,7 +89,7 @@ class BlockDef:
         return "_".join(parts)
 
     def blocks(self, in_channels: int, size: int, activation: str) -> Iterator[BlockSpec]:
-        """The blocks that this string stands for on the map that it reads. An identity that changes nothing is no block."""
+        """The blocks of this string on the map that it reads. An identity that changes nothing is no block."""
         for index in range(self.repeats):
             stride = self.stride if index == 0 else 1
             same = stride == 1 and in_channels == self.channels

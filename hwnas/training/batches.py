@@ -1,4 +1,4 @@
-"""What a training is fed: batches of images, changed at random, with their targets; seeds decide all of it."""
+"""Batches of images for a training, changed at random, with their targets. Seeds decide all of it."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def reseed(*key: int) -> None:
 
 
 class Batches:
-    """The training images `split` of `dataset` in batches on `device`; of each the share of this process.
+    """The training images `split` of `dataset` in batches on `device`; each process gets its share of every batch.
 
-    Every batch, its augmentation and its targets are decided by (seed, epoch, step) alone: a training that was
-    interrupted after any epoch sees what it would have seen without. ConfigError where no batch is full.
+    (seed, epoch, step) alone decide every batch, its augmentation and its targets. A training that was interrupted
+    after any epoch goes on with the batches that it would have seen without. ConfigError where no batch is full.
     """
 
     def __init__(self, split: Split, dataset: Dataset, recipe: Recipe, seed: int, device: str = "cpu",
@@ -92,10 +92,10 @@ class Batches:
 
 
 class Stream(Batches):
-    """Batches drawn one after another from one generator: for short trainings, which begin anew when interrupted.
+    """Batches drawn one after another from one generator, for short trainings that begin anew when interrupted.
 
-    An epoch is `epoch_images` of the split (0: all), each going on where the last one ended; the order is new in each
-    pass over the split. Small sets get smaller batches.
+    An epoch is `epoch_images` of the split (0: all). Each epoch goes on where the last one ended, and each pass over
+    the split has a new order. Small sets get smaller batches.
     """
 
     def __init__(self, split: Split, dataset: Dataset, recipe: Recipe, seed: int, epoch_images: int = 0) -> None:
@@ -110,7 +110,7 @@ class Stream(Batches):
         return batch, max(1, self._images // batch), self.recipe.steps_for(self._images)
 
     def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """As of Batches; ask for the epochs in order."""
+        """As `Batches.epoch`; ask for the epochs in order."""
         for step in self.steps_of(epoch):
             position = step % self._per_pass
             if position == 0:
@@ -163,7 +163,7 @@ def _affine(images: Tensor, moves: Moves, flip: bool, generator: torch.Generator
 
 
 def _change_image(image: Images, change: Callable[[Any], Any]) -> Images:
-    """timm's operations take PIL images: [c, h, w] of one or three channels there and back."""
+    """Apply an operation of timm, which takes PIL images, to an image [c, h, w] of one or three channels."""
     from PIL import Image
 
     grey = len(image) == 1

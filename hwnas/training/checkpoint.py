@@ -71,7 +71,7 @@ class Checkpoint:
                              "it to begin again.") from None
 
     def restore(self, model: nn.Module, average: nn.Module | None, optimizer: torch.optim.Optimizer) -> None:
-        """Put the state into these, in the memory layout that training gave it: other layouts round otherwise."""
+        """Put the state into these, in the memory layout that training gave it: rounding differs in other layouts."""
         model.load_state_dict(self.model)
         if average is not None:
             average.load_state_dict(self.average)

@@ -35,9 +35,9 @@ from hwnas.training.teacher import Teacher, TeacherOptions, distilled, teacher_o
 if TYPE_CHECKING:
     from hwnas.data.dataset import Dataset, DatasetInfo, Split
 
-_LARGEST_PX = 224  # at which a timm network is trained on larger images, unless dataset.image_size says otherwise
+_LARGEST_PX = 224  # largest size that timm networks are trained at, unless dataset.image_size says otherwise
 _INITIAL = 1 << 32  # no epoch: the key of the random numbers that weights are made of
-_LATER = {"min_steps": 0, "max_steps": 0}  # what identities leave out: trainings begun before know no such option
+_LATER = {"min_steps": 0, "max_steps": 0}  # identities leave these out: trainings begun earlier do not know them
 _BF16 = {"avx512_bf16", "amx_bf16", "bf16"}
 
 
@@ -197,7 +197,7 @@ def _device(asked: object) -> str:
 
 
 def _check_shares(recipe: Recipe, ranks: Ranks) -> None:
-    """Every process takes as many images of a batch; those that are mixed come in pairs."""
+    """Check that every process takes as many images of a batch, and that images which are mixed come in pairs."""
     part = 2 * ranks.world if recipe.mixes else ranks.world
     if recipe.batch_size % part:
         raise ConfigError(f"batch_size={recipe.batch_size} cannot be shared by {ranks.world} processes"
@@ -230,10 +230,11 @@ class Trained:
 
 
 def train(job: TrainingJob, console: Console) -> Trained:
-    """Train from the last whole epoch to the end; the same weights as without an interruption (on one machine, with
-    the same threads). Of several processes the first alone validates, and has rows.
+    """Train from the last whole epoch to the end.
 
-    StudyError for a checkpoint of another training, TrainingError when the loss is not finite or memory runs out.
+    The weights are the same as without an interruption (on one machine, with the same threads). Of several processes
+    only the first validates, and has rows. StudyError for a checkpoint of another training, TrainingError when the loss
+    is not finite or memory runs out.
     """
     with seeded(job.seed, job.threads), deterministic(job.device), contextlib.ExitStack() as held:
         training = _JobTraining(job)

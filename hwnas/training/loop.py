@@ -1,4 +1,4 @@
-"""The training loop: seeded, so that the same seed gives the same weights on one machine; and asking a network."""
+"""The training loop, seeded: the same seed gives the same weights on one machine. And the answers of a network."""
 
 from __future__ import annotations
 
@@ -31,8 +31,11 @@ OnEpoch = Callable[[int, nn.Module], "bool | None"]
 
 @contextlib.contextmanager
 def seeded(seed: int, threads: int = 0) -> Iterator[None]:
-    """Inside, every global generator (torch, numpy, Python) follows from `seed`, torch has `threads` (0: every core),
-    and what is freed is kept; afterwards all are as before."""
+    """Inside, every global generator (torch, numpy, Python) follows from `seed`, and torch has `threads` (0: every
+    core).
+
+    Freed memory is kept inside. Afterwards everything is as before.
+    """
     before, drawn = torch.get_num_threads(), (random.getstate(), np.random.get_state())
     with torch.random.fork_rng(devices=[]), kept_memory():
         torch.manual_seed(seed)
@@ -61,7 +64,8 @@ def no_memory(doing: str, advice: str) -> Iterator[None]:
 class Training:
     """A network in training: moving average, optimiser, schedule, and a log with a row for each of `epoch` epochs.
 
-    What a kind of training does its own way it overrides: `loss`, or `learn` where a step has several; `look`; `keep`.
+    Subclasses override what they do in their own way: `loss`, or `learn` where a step has several losses; `look`;
+    `keep`.
     """
 
     name = "training"
@@ -77,7 +81,7 @@ class Training:
         self.epoch, self.rows = 0, list[dict[str, Any]]()
 
     def loss(self, images: Tensor, targets: Tensor) -> Tensor:
-        """Of a batch."""
+        """The loss of a batch."""
         return self.of_logits(self.parallel(images).float(), targets)
 
     def of_logits(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -86,7 +90,7 @@ class Training:
         return self.batches.dataset.task.loss(logits, targets, 0.0 if mixed else self.recipe.label_smoothing)
 
     def learn(self, images: Tensor, targets: Tensor, step: int) -> float:
-        """Add the gradients of the training's `step` (from 0); its loss, the mean over the ranks."""
+        """Add the gradients of step `step` of the training (from 0). Returns its loss, the mean over the ranks."""
         device = self.batches.device
         with torch.autocast(device, torch.bfloat16, enabled=self.recipe.precision == "bf16"):
             loss = self.loss(images, targets)
@@ -94,7 +98,7 @@ class Training:
         return self.batches.ranks.mean(float(loss.detach()), device)
 
     def look(self) -> Mapping[str, Any] | None:
-        """What the log says of the epoch that is over, besides its loss; None ends the training."""
+        """What the log says of the finished epoch besides its loss; None ends the training."""
         return {}
 
     def keep(self) -> None:
@@ -166,14 +170,17 @@ class Training:
         return float(max(row["top1_validation"], row.get("top1_validation_ema") or 0.0))
 
     def checkpoint(self, identity: Mapping[str, Any]) -> Checkpoint:
-        """All that it takes to go on; `identity` is what decides the training."""
+        """All that the training needs to go on; `identity` is what decides the training."""
         average = {} if self.average is None else self.average.module.state_dict()
         return Checkpoint(identity, self.epoch, self.rows, self.model.state_dict(), average,
                           self.optimizer.state_dict())
 
     def resume(self, path: Path, identity: Mapping[str, Any],
                step: str = "Give the same options, or another out=FOLDER.") -> None:
-        """Take up the checkpoint at `path`, where there is one. StudyError, which advises `step`, for another's."""
+        """Take up the checkpoint at `path`, where there is one.
+
+        StudyError, which advises `step`, for the checkpoint of another training.
+        """
         checkpoint = Checkpoint.load(path)
         if checkpoint is None:
             return

@@ -27,7 +27,8 @@ class Ranks:
 
     @classmethod
     def of_environment(cls) -> Ranks:
-        """What torchrun says in the environment; one process where it says nothing. ConfigError when it is torn."""
+        """The ranks that torchrun gives in the environment; one process where it gives none. ConfigError when it is
+        torn."""
         said = [os.environ.get(key, "") for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
         if said[1] in ("", "1"):
             return cls()
@@ -43,14 +44,16 @@ class Ranks:
 
     @contextlib.contextmanager
     def joined(self, device: str) -> Iterator[None]:
-        """All ranks know each other inside: NCCL on CUDA, Gloo elsewhere. Behind it no thread of theirs is left."""
+        """Inside, all ranks know each other: by NCCL on CUDA, by Gloo elsewhere. Afterwards no thread of theirs is
+        left."""
         if self.world == 1:
             yield
             return
         import torch
 
-        # DistributedDataParallel imports this, whose functions take the group that there is at import as a default.
-        # Imported inside it would keep the group for good, and Gloo's threads would abort the ending interpreter.
+        # DistributedDataParallel imports this module, whose functions take the group present at import as a default.
+        # If it were imported in the block, it would keep the group for good: Gloo's threads would then abort the
+        # ending interpreter.
         import torch.distributed.nn.functional
         from torch import distributed
 
@@ -64,7 +67,8 @@ class Ranks:
             distributed.destroy_process_group()
 
     def wrapped(self, model: nn.Module) -> nn.Module:
-        """`model`, its gradients averaged over the ranks in backward, and batch norm's buffers the first one's."""
+        """`model`, with its gradients averaged over the ranks in backward and the first rank's buffers of batch
+        norm."""
         if self.world == 1:
             return model
         from torch.nn.parallel import DistributedDataParallel
@@ -77,7 +81,7 @@ class Ranks:
         return value if self.world == 1 else self._sum(value, device) / self.world
 
     def agreed(self, flag: bool, device: str) -> bool:
-        """The first rank's `flag`, on each of them; all must call it, and wait here for the first."""
+        """The first rank's `flag`, on each rank. All ranks must call it; the others wait here for the first."""
         return flag if self.world == 1 else self._sum(float(flag and self.first), device) > 0
 
     def _sum(self, value: float, device: str) -> float:

@@ -88,9 +88,9 @@ class Recipe:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], preset: Recipe, where: str = "recipe") -> Recipe:
-        """`preset` with the fields in `config` put in its place, checked; UnknownName, ConfigError.
+        """`preset` with the fields of `config` in place of its own, checked; UnknownName, ConfigError.
 
-        Who gives `epochs` gets just these: the preset's `min_steps` and `max_steps` no longer count.
+        A `config` that gives `epochs` gets exactly these: the preset's `min_steps` and `max_steps` no longer count.
         """
         if "epochs" in config:
             config = {"min_steps": 0, "max_steps": 0, **config}
@@ -105,7 +105,7 @@ class Recipe:
 
     @property
     def fingerprint(self) -> str:
-        """Names the recipe's content, but for its name and `threads`."""
+        """Names the recipe's content, apart from its name and `threads`."""
         text = content(self, _NAMED, (*_UNNAMED, "erase_mode"))
         if self.erase:  # before there were modes, an erased rectangle was all zero
             text += f";erase_mode={self.erase_mode!r}"

@@ -30,7 +30,8 @@ _PACKAGES = ("torch", "timm", "onnx", "onnxruntime")
 
 
 def read_summary(job: TrainingJob) -> dict[str, Any] | None:
-    """The summary of this very training where it is finished, None where it is not; StudyError for another's."""
+    """The summary of this very training; None where it is not finished. StudyError for the summary of another
+    training."""
     summary = SUMMARY.find(job.summary)
     if summary is None:
         return None

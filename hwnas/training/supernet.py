@@ -41,14 +41,15 @@ _NAMED = ("epochs", "min_steps", "train_images", "image_size", "batch_size", "lr
 
 @dataclass(frozen=True, slots=True)
 class SupernetOptions:
-    """Besides the Recipe: each step trains `n_random` random sub-networks; a share `sandwich` of the steps the largest
-    and smallest too, all but the largest on the largest's answers (1: the sandwich rule as published). For the first
-    `warmup_largest` of all steps the largest's operations are trained alone; for the next `opening` random networks
-    take operations of their own in more and more stages.
+    """Options of a supernet besides the Recipe.
 
-    `train_images`, `validation_images`: stratified subsets (0: all). `image_size` 0 is the space's; a smaller one is
-    cheaper and ranks the same networks. `path`: a trained supernet's folder to use (null: the user's data folder, by
-    fingerprint). `threads` score a network and train the supernet (0: every core).
+    Each step trains `n_random` random sub-networks. A share `sandwich` of the steps trains the largest and the smallest
+    too; all but the largest then learn the largest's answers (1: the sandwich rule as published). For the first
+    `warmup_largest` of all steps only the largest's operations are trained. For the next `opening` of all steps random
+    networks take operations of their own in more and more stages. `train_images`, `validation_images`: stratified
+    subsets (0: all). `image_size` 0 is the space's; a smaller one is cheaper and ranks the same networks. `path`: a
+    trained supernet's folder to use (null: the user's data folder, by fingerprint). `threads` score a network and train
+    the supernet (0: every core).
     """
 
     train_images: int = option(10_000, low=0, high=10**9, help="training images, a stratified subset (0: all)")
@@ -66,8 +67,10 @@ class SupernetOptions:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> tuple[SupernetOptions, Recipe]:
-        """Options and recipe of a `supernet` section; its epochs are raised to `min_steps` also where it says how many
-        there shall be. UnknownName, ConfigError."""
+        """Options and recipe of a `supernet` section; UnknownName, ConfigError.
+
+        Its epochs are raised to `min_steps` even where the section gives `epochs`.
+        """
         return read_with_recipe(cls, {"min_steps": SUPERNET.min_steps, **config}, SUPERNET, "supernet")
 
     def training(self, recipe: Recipe) -> str:
@@ -103,13 +106,13 @@ class Curriculum:
         return self.mixed(self.opened(done), rng) if rng.random() >= self.sandwich else self.sandwiched(done, rng)
 
     def opened(self, done: float) -> int:
-        """In how many stages random networks have operations of their own."""
+        """The number of stages in which random networks have operations of their own."""
         n = len(self.space.definition.stages)
         share = (done - self.warmup) / self.opening if self.opening else 1.0
         return min(n, 1 + int(n * share))
 
     def warming(self, rng: np.random.Generator) -> Step:
-        """The largest network, then a random one of its operations, so that its first channels matter most."""
+        """The largest network, then a random network of its operations, so that its first channels matter most."""
         return Step([self.space.decode(self.largest), self._random(0, rng)], distil=True)
 
     def mixed(self, n_open: int, rng: np.random.Generator) -> Step:
@@ -117,7 +120,7 @@ class Curriculum:
         return Step([self._random(n_open, rng) for _ in range(self.n_random)])
 
     def sandwiched(self, done: float, rng: np.random.Generator) -> Step:
-        """The largest network, the smallest of its operations and random ones, all of which learn its answers."""
+        """The largest network, the smallest of its operations, and random ones. All learn the largest's answers."""
         smallest = self.space.decode(extreme(self.space, self.largest, min))
         return Step([self.space.decode(self.largest), smallest, *self.mixed(self.opened(done), rng).networks],
                     distil=True)
@@ -182,7 +185,7 @@ class SupernetTraining(Training):
                                      options.opening)
 
     def forecast(self) -> str:
-        """Memory and time of what is left, from a few steps that are taken and thrown away."""
+        """Memory and time of what is left, estimated from a few steps that are taken and thrown away."""
         images, labels = next(iter(self.batches.epoch(self.epoch + 1)))
         rng, share = self._rng(0, 0), self.job.options.sandwich
         kinds = self.curriculum.sandwiched(1.0, rng), self.curriculum.mixed(self.curriculum.opened(1.0), rng)
@@ -210,7 +213,10 @@ class SupernetTraining(Training):
         return self.gradients(images, targets, self.curriculum.step(step / self.batches.steps, rng))
 
     def gradients(self, images: Tensor, labels: Tensor, step: Step) -> float:
-        """Add the gradients of every network of the step; the first one's loss, or the first that is not finite."""
+        """Add the gradients of every network of the step.
+
+        Returns the first network's loss, or the first loss that is not finite.
+        """
         taught: Tensor | None = None
         losses = []
         for architecture in step.networks:
@@ -235,7 +241,8 @@ _BATCH = 128  # images of one pass to measure batch norm
 def inherit(bank: Bank, architecture: Architecture, images: Images, dataset: Dataset) -> nn.Module:
     """The network in eval mode with copies of the shared weights and the batch norm statistics of `images`.
 
-    Sub-networks see other statistics than the supernet did: without this they score near chance (Yu and Huang, 2019).
+    Sub-networks see other statistics than the supernet did; without their own they score near chance (Yu and Huang,
+    2019).
     """
     network = build(architecture)
     copy_weights(bank, architecture, network)

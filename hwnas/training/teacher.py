@@ -104,7 +104,7 @@ def distilled(loss: Tensor, logits: Tensor, taught: Tensor, options: TeacherOpti
 
 def _timm(options: TeacherOptions, dataset: Dataset, device: str) -> Teacher:
     size, classes = options.image_size or dataset.image_size, len(dataset.class_names)
-    with torch.random.fork_rng(devices=[]):  # its random weights are replaced: the student's seed must not feel them
+    with torch.random.fork_rng(devices=[]):  # random weights are drawn, which the student's seed must not see
         network = build_timm(Baseline(str(options.model).removeprefix(TIMM)), dataset.channels, classes, size)
     load_weights(network, options.file, f"teacher.weights {options.file}", classes)
     network.eval().requires_grad_(False).to(device)
@@ -117,7 +117,7 @@ def _timm(options: TeacherOptions, dataset: Dataset, device: str) -> Teacher:
 
 
 def adapted(images: Tensor, dataset: Dataset, options: TeacherOptions, size: tuple[int, int]) -> Tensor:
-    """Images of the data set's normalisation and size as the teacher was trained on."""
+    """Images of the data set in the normalisation and size that the teacher was trained on."""
     mean, std = options.mean or dataset.mean, options.std or dataset.std
     if (mean, std) != (dataset.mean, dataset.std):
         scale, shift = ([own / its for own, its in zip(dataset.std, std, strict=True)],
@@ -164,7 +164,7 @@ class OnnxTeacher:
         return torch.from_numpy(answers.copy()).to(images.device)
 
     def close(self) -> None:
-        """Hang up; the child ends by itself, and has ended when this returns."""
+        """End the connection. The child then ends by itself, and has ended when this returns."""
         for end in (self._stream, self._line):
             with contextlib.suppress(OSError):
                 end.close()
@@ -191,7 +191,7 @@ class OnnxTeacher:
         return content
 
     def _failure(self) -> HwnasError:
-        """Why the child answers no more."""
+        """Why the child no longer answers."""
         error = self._child.exception()
         if isinstance(error, CandidateError):  # not this training's fault: the user can give another file
             return ModelError(f"{error} Give another teacher.")
