@@ -204,8 +204,10 @@ def _for_hydra(config_name: str, text: str, overrides: Sequence[str]) -> list[st
 
 
 def _is_open(config_name: str, key: str, given: Mapping[str, str]) -> bool:
-    """Whether `key` lies in a section that is empty in conf/ and filled from a dataclass, or in that of a chosen
-    estimator of another package."""
+    """Whether `key` lies in a section that is empty in conf/ and filled from a dataclass.
+
+    The section of a chosen estimator of another package counts too.
+    """
     base, groups = _base(config_name), _groups(config_name)
     head = key.partition(".")[0]
     if head == key:

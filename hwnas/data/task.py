@@ -35,8 +35,8 @@ def top1(logits: NDArray[np.float32], labels: NDArray[np.int64]) -> float:
 class Task:
     """What a data set asks of a network. Outputs are [n, ...], an answer is one for each image.
 
-    `loss(outputs, targets, label_smoothing)` is a scalar tensor to minimise, `answers(outputs)` can be compared with
-    labels, `score(outputs, labels)` is the share of right answers from 0 to 1, and `metric` is that share's name.
+    `loss(outputs, targets, label_smoothing)` is a scalar tensor to minimise. `answers(outputs)` can be compared with
+    labels. `score(outputs, labels)` is the share of right answers from 0 to 1; `metric` is that share's name.
     """
 
     class_names: tuple[str, ...]

@@ -93,7 +93,7 @@ class _Run:
 
     @property
     def quiet_ms(self) -> float:
-        """The reference undisturbed: a low quantile of this run's turns, or the stored time where that is far lower."""
+        """The undisturbed reference: a low quantile of this run's turns, or the stored time where that is far lower."""
         quiet, stored = float(np.quantile(self.references_ms, 0.2)), self.stored_quiet_ms
         return stored if stored is not None and quiet > stored * (1 + self.protocol.run_drift) else quiet
 

@@ -2,7 +2,7 @@
 
 A prior enters a fit as one more cost that multiplies its entries (features.py): a host that is faster all over differs
 by one number. The networks at hand judge whether that helps. A prior is taken only where it predicts left-out networks
-better than a fit from scratch, by more than the standard error of the paired difference.
+better than a fit from scratch. It must be better by more than the standard error of the paired difference.
 """
 
 from __future__ import annotations

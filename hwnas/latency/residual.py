@@ -1,8 +1,8 @@
 """Residual: what the physical costs leave over, learnt as a Gaussian process over operators, blocks and whole networks.
 
-A network's excess over its costs is a sum. Its operators and blocks each add a share of their own cost: a part in which
-like operators are alike, a part of their own, and a part for the operator before. Whole networks of like totals have a
-further part in common.
+A network's excess over its costs is a sum. Its operators and blocks each add a share of their own cost. That share has
+three parts: like operators are alike in the first, the second is the operator's own, the third depends on the operator
+before. Whole networks of like totals have a further part in common.
 
 The part of operators and blocks adds up, so that prediction is a look-up. The posterior means are the entries of the
 latency table, though only whole networks were timed. Additive Gaussian processes: Duvenaud et al., NeurIPS 2011.

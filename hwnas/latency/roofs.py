@@ -1,8 +1,8 @@
 """The roofs of a roofline picture, measured here: peak of a target's convolutions, bandwidth of cache and memory.
 
-A data sheet would promise what no network gets. The peak is that of the quickest of a few large dense networks, run by
-the same runtime, threads and protocol as the networks below it. The bandwidths are copies and sums of arrays. They
-follow STREAM's counting: what is asked to be read and written, without the lines that a write brings in.
+A data sheet would promise what no network gets. The peak is that of the quickest of a few large dense networks. The
+same runtime, threads and protocol run them as the networks below the roofs. The bandwidths are copies and sums of
+arrays. They follow STREAM's counting: what is asked to be read and written, without the lines that a write brings in.
 """
 
 from __future__ import annotations

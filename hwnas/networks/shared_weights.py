@@ -1,8 +1,8 @@
 """Bank: the shared weights of a search space, and how an architecture's network is a view of them.
 
-An architecture's network is the one that `networks.build.build` makes, with each parameter replaced by the leading
-slice of a shared tensor: elastic depth (the first blocks of a stage), width and expansion (the first channels), and
-squeeze-and-excite share weights as in Once-for-All (Cai et al., ICLR 2020) and BigNAS (Yu et al., ECCV 2020). Kinds of
+An architecture's network is the one that `networks.build.build` makes, with the leading slice of a shared tensor for
+each parameter. Elastic depth (the first blocks of a stage), width and expansion (the first channels), and
+squeeze-and-excite share weights, as in Once-for-All (Cai et al., ICLR 2020) and BigNAS (Yu et al., ECCV 2020). Kinds of
 block and kernel sizes are branches with weights of their own. Batch norm shares scale and shift; its statistics belong
 to one architecture and are measured for it (`hwnas.training.supernet`).
 """

@@ -1,7 +1,7 @@
 """Declare torchvision's two operators where its compiled library cannot be loaded, so that `import timm` works.
 
-A CPU build of torch beside PyPI's CUDA build of torchvision ends in "operator torchvision::nms does not exist",
-because torchvision describes `nms` and `qnms` to torch at import whether or not its library was loaded.
+At import torchvision describes `nms` and `qnms` to torch, whether or not its library was loaded. With a CPU build of
+torch beside PyPI's CUDA build of torchvision that ends in "operator torchvision::nms does not exist".
 """
 
 from __future__ import annotations

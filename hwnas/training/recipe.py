@@ -47,10 +47,10 @@ class Moves:
 class Recipe:
     """Everything that decides a training besides network, data, seed and teacher; `conf/train.yaml` explains each.
 
-    `epochs` are raised until `min_steps` optimiser steps are done and cut at `max_steps` (0: no limit), so that small
-    data sets are learnt and large ones end in time. `warmup` and `decay_every` are shares of all steps. `ema_decay` 0:
-    no moving average. Mirroring is the data set's (`flip`). `clip_norm` 0: gradients are not clipped. `threads` 0:
-    every core the process may use.
+    `epochs` are raised until `min_steps` optimiser steps are done and cut at `max_steps` (0: no limit). Small data sets
+    are thus learnt, and large ones end in time. `warmup` and `decay_every` are shares of all steps. `ema_decay` 0: no
+    moving average. Mirroring is the data set's (`flip`). `clip_norm` 0: gradients are not clipped. `threads` 0: every
+    core the process may use.
     """
 
     name: str

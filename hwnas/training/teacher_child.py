@@ -1,7 +1,8 @@
 """An ONNX teacher's task, which runs in a limited child process: answer batch after batch until nobody asks.
 
-Over a socket in a folder of the parent's own go raw numbers only: first (classes, height, width) as int32, then
-float32 images of one whole batch in, float32 logits out. Nothing that comes from here is unpickled.
+The socket lies in a folder of the parent's own, and only raw numbers go over it. First come (classes, height, width) as
+int32; then float32 images of one whole batch go in and float32 logits come out. Nothing that comes from here is
+unpickled.
 """
 
 from __future__ import annotations

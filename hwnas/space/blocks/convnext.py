@@ -18,8 +18,8 @@ class ConvNext(BlockKind):
     """`cx` with batch norms, `cxl` with a layer norm (Liu et al., CVPR 2022).
 
     The depthwise convolution comes first, so that it runs on the narrow side (kernel 7 and expansion 4 in the paper).
-    `cx` has a batch norm after each convolution, as MobileNetV4's "universal inverted bottleneck" without its second
-    depthwise convolution (Qin et al., ECCV 2024): runtimes fold them, and everything runs in int8. `cxl` normalises
+    `cx` has a batch norm after each convolution; runtimes fold them, and everything runs in int8. It is MobileNetV4's
+    "universal inverted bottleneck" without its second depthwise convolution (Qin et al., ECCV 2024). `cxl` normalises
     over channels after the depthwise convolution, in fp32 in an int8 file too. Which is better when:
     docs/decisions/convnext-block.md. There is no layer scale: it is a product that only very deep networks need.
     """
