@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,11 +26,11 @@ from hwnas.target.host import Host
 from hwnas.target.target import Target
 
 if TYPE_CHECKING:
+    from hwnas.latency.held_out_networks import LatencyMs
     from hwnas.runtimes.runtime import Compiled, Runtime
 
 
 Planned = list[tuple[str, Architecture]]  # origin (known, extreme, random, front) and network
-Predict = Callable[[np.ndarray], np.ndarray]
 _SLICES = 12
 _EXTREMES = 400
 
@@ -44,7 +43,7 @@ class Plan:
         self._rng = np.random.default_rng([seed, len(held)])
         self._first = self._opening()
 
-    def wave(self, size: int, predict: Predict | None) -> Planned:
+    def wave(self, size: int, predict: LatencyMs | None) -> Planned:
         """`size` networks (fewer where the space ends): known and extreme ones first, then random and front ones by
         turns.
 
@@ -76,7 +75,7 @@ class Plan:
 
         return [("random", network) for network in spread([network.macs for network in sample], n, new)]
 
-    def _front(self, n: int, predict: Predict) -> Planned:
+    def _front(self, n: int, predict: LatencyMs) -> Planned:
         from hwnas.latency.held_out_networks import front_networks
 
         networks = front_networks(self.space, predict, self._rng, n, self.held)
@@ -169,7 +168,7 @@ class _Calibration:
         self.n_left = options.networks - (len(table.networks) - self.n_before)
         self.to_profile: set[str] = set()
         self.fruitless = 0
-        self.predict: Predict | None = None
+        self.predict: LatencyMs | None = None
         self.n_fitted = 0
         self.error: dict[str, float] = {}
 

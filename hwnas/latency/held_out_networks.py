@@ -20,7 +20,7 @@ from hwnas.space.search_space import SearchSpace, macs, params, spread
 from hwnas.stats.pareto import non_dominated
 
 RANDOM, FRONT, ANCHOR = "random", "front", "anchor"
-Predict = Callable[[np.ndarray], np.ndarray]
+LatencyMs = Callable[[np.ndarray], np.ndarray]  # codes [n, p] -> predicted latency [n] in ms
 POPULATION, GENERATIONS = 1500, 6
 BINS, ELITE = 60, 8  # parents: the ELITE of highest capacity in each of BINS bins of predicted latency
 LEAST = 5  # with fewer valid anchors the reference alone tells the pace
@@ -53,13 +53,13 @@ def held_out_networks(space: SearchSpace, model: Predictor, n: int, seed: int,
     return [(FRONT, network) for network in front] + [(RANDOM, network) for network in drawn]
 
 
-def random_networks(space: SearchSpace, predict: Predict, rng: np.random.Generator, n: int,
+def random_networks(space: SearchSpace, predict: LatencyMs, rng: np.random.Generator, n: int,
                     known_ids: Collection[str]) -> list[Architecture]:
     """`n` networks of settings drawn uniformly, one from each quantile of predicted latency."""
     return _take_spread(space, predict, rng, n, known_ids, lambda wanted: space.sample(rng, SPARE * wanted))
 
 
-def front_networks(space: SearchSpace, predict: Predict, rng: np.random.Generator, n: int,
+def front_networks(space: SearchSpace, predict: LatencyMs, rng: np.random.Generator, n: int,
                    known_ids: Collection[str]) -> list[Architecture]:
     """`n` networks one mutation away from the fronts of capacity against predicted latency, MACs and parameters.
 
@@ -78,7 +78,7 @@ def front_networks(space: SearchSpace, predict: Predict, rng: np.random.Generato
     return _take_spread(space, predict, rng, n, known_ids, mutants)
 
 
-def predicted_front(space: SearchSpace, predict: Predict, capacity: Callable[[np.ndarray], np.ndarray],
+def predicted_front(space: SearchSpace, predict: LatencyMs, capacity: Callable[[np.ndarray], np.ndarray],
                     rng: np.random.Generator) -> np.ndarray:
     """Codes [k, p] of an evolved population that no other beats in capacity and predicted latency, fastest first."""
     codes = np.unique(space.sample(rng, POPULATION), axis=0)
@@ -119,7 +119,7 @@ def _children(space: SearchSpace, parents: np.ndarray, rng: np.random.Generator,
     return space.canonical_codes(children)
 
 
-def _evenly(front: np.ndarray, predict: Predict, rng: np.random.Generator, n: int) -> np.ndarray:
+def _evenly(front: np.ndarray, predict: LatencyMs, rng: np.random.Generator, n: int) -> np.ndarray:
     """`n` rows of a front, at points drawn evenly over its log latencies, so that dense parts count no more than
     others."""
     latency = np.log(predict(front))
@@ -127,7 +127,7 @@ def _evenly(front: np.ndarray, predict: Predict, rng: np.random.Generator, n: in
     return np.asarray(front[np.abs(latency[None, :] - points[:, None]).argmin(axis=1)])
 
 
-def _take_spread(space: SearchSpace, predict: Predict, rng: np.random.Generator, n: int, known_ids: Collection[str],
+def _take_spread(space: SearchSpace, predict: LatencyMs, rng: np.random.Generator, n: int, known_ids: Collection[str],
                  draw: Callable[[int], np.ndarray]) -> list[Architecture]:
     """One new network from each of `n` quantiles of the predicted latency of what `draw(n)` gives.
 

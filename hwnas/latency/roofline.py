@@ -119,7 +119,7 @@ class Ratio:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class BlockGroup:
     """Medians of the blocks of one kind, kernel and squeeze-and-excite; `ratio` is None without another target.
 
     `left_of_ridge` is a share of its blocks, `verdicts` are counts.
@@ -222,7 +222,7 @@ def _ratio(block: BlockSpec, time: BlockTime, other: BlockTime) -> Ratio:
     return Ratio(block, time.ms / other.ms, float(np.hypot(time.std_ms / time.ms, other.std_ms / other.ms)))
 
 
-def groups_of(points: Sequence[Point], ratios: Sequence[Ratio] = ()) -> list[Group]:
+def groups_of(points: Sequence[Point], ratios: Sequence[Ratio] = ()) -> list[BlockGroup]:
     """Points of one precision grouped by kind, kernel and squeeze-and-excite, in the order of the kinds."""
     members: dict[str, list[Point]] = {}
     for point in sorted(points, key=lambda point: (point.block.rank, group_of(point.block))):
@@ -233,9 +233,9 @@ def groups_of(points: Sequence[Point], ratios: Sequence[Ratio] = ()) -> list[Gro
     return [_group(name, group, compared.get(name, [])) for name, group in members.items()]
 
 
-def _group(name: str, points: Sequence[Point], ratios: Sequence[Ratio]) -> Group:
+def _group(name: str, points: Sequence[Point], ratios: Sequence[Ratio]) -> BlockGroup:
     verdicts = [point.verdict for point in points]
-    return Group(
+    return BlockGroup(
         name, points[0].block.kind, len(points), float(np.median([point.intensity for point in points])),
         float(np.median([point.gflops for point in points])), float(np.median([point.share for point in points])),
         float(np.mean([point.left_of_ridge for point in points])),
@@ -260,12 +260,12 @@ class Roofline:
     ratios: Sequence[Ratio] = ()
 
     @property
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[BlockGroup]:
         """The target's points, grouped."""
         return groups_of(self.points, self.ratios)
 
     @property
-    def other_groups(self) -> list[Group]:
+    def other_groups(self) -> list[BlockGroup]:
         """The other target's."""
         return groups_of(self.others)
 
@@ -452,13 +452,13 @@ def _table(roofline: Roofline) -> list[str]:
     return [*lines, "", *text_table([(other, *head), *map(_row, roofline.other_groups)], words=(0, 6))]
 
 
-def _row(group: Group) -> tuple[str, ...]:
+def _row(group: BlockGroup) -> tuple[str, ...]:
     share = group.verdicts[group.verdict] / group.n
     return (group.name, str(group.n), f"{group.intensity:.1f}", f"{group.gflops:.1f}", f"{group.share:.1%}",
             f"{group.left_of_ridge:.0%}", group.verdict if share == 1 else f"{group.verdict} ({share:.0%})")
 
 
-def _ratio_line(group: Group) -> tuple[str, str]:
+def _ratio_line(group: BlockGroup) -> tuple[str, str]:
     return ("", "") if group.ratio is None else (f"{group.ratio:.2f}", f"{group.n_slower} of {group.n_compared}")
 
 
@@ -482,7 +482,7 @@ def _not_paying(roofline: Roofline) -> list[str]:
     return [f"{line} {_names([group for group in roofline.groups if group.ratio is not None and group.ratio >= 1])}"]
 
 
-def _names(groups: Sequence[Group]) -> str:
+def _names(groups: Sequence[BlockGroup]) -> str:
     return ", ".join(f"{group.name} ({group.ratio:.2f})" for group in groups) or "no kind of block"
 
 
@@ -626,7 +626,7 @@ def _draw_ratios(axes: Axes, roofline: Roofline) -> None:
     plain_log_ticks(axes.xaxis, low, high)
 
 
-def _row_name(group: Group) -> str:
+def _row_name(group: BlockGroup) -> str:
     return f"{group.name}\nn={group.n_compared}, median {group.ratio:.2f}"
 
 

@@ -232,7 +232,7 @@ def prepare_compiled(architecture: Architecture, target: Target, folder: Path) -
 WAVE = 24
 _NULL_MS = 0.1  # what the reference is made to take on the null runtime
 REFERENCE_COPIES = 2  # times the protocol's copies: where the reference lands shifts the whole run
-Timed = Callable[[Architecture, Measurement, "Compiled"], None]
+OnTimed = Callable[[Architecture, Measurement, "Compiled"], None]
 _Export = Future[tuple[Path, Path | None]]
 _Wave = list[tuple[Architecture, _Export]]
 _ENDED = ("a process that exports networks was ended (out of memory?). Free memory and give the command again; what "
@@ -278,7 +278,7 @@ class NetworkTimer:
         folder = Path(self._folder.name)
         self._waves.append([(architecture, self._start_export(architecture, folder)) for architecture in architectures])
 
-    def time_next(self, *, seed: int = 0, progress: Progress | None = None, timed: Timed | None = None,
+    def time_next(self, *, seed: int = 0, progress: Progress | None = None, timed: OnTimed | None = None,
                   ) -> dict[str, Measurement]:
         """Measure the wave prepared first: by architecture id, INVALID ones with their reason.
 
@@ -347,7 +347,7 @@ class NetworkTimer:
 
 def time_networks(architectures: Sequence[Architecture], target: Target, runtime: Runtime, reference: Architecture,
                   protocol: Protocol, *, seed: int = 0, quiet_ms: float | None = None,
-                  progress: Progress | None = None, timed: Timed | None = None) -> dict[str, Measurement]:
+                  progress: Progress | None = None, timed: OnTimed | None = None) -> dict[str, Measurement]:
     """Measure all of `architectures` in waves; `protocol.max_seconds` caps each wave. As `NetworkTimer.time_next`."""
     measurements: dict[str, Measurement] = {}
     waves = [architectures[start : start + WAVE] for start in range(0, len(architectures), WAVE)]

@@ -83,7 +83,7 @@ class SupernetOptions:
 
 
 @dataclass(frozen=True)
-class Step:
+class SupernetStep:
     """The networks of one step; with `distil`, all but the first learn the first one's answers."""
 
     networks: list[Architecture]
@@ -99,7 +99,7 @@ class Curriculum:
         self.largest = max(covering_settings(space), key=lambda setting: space.decode(setting).macs)
         self.operations = {name: value for name, value in self.largest.items() if name.endswith(".op")}
 
-    def step(self, done: float, rng: np.random.Generator) -> Step:
+    def step(self, done: float, rng: np.random.Generator) -> SupernetStep:
         """The networks of a step when a share `done` of all steps is over."""
         if done < self.warmup:
             return self.warming(rng)
@@ -111,19 +111,19 @@ class Curriculum:
         share = (done - self.warmup) / self.opening if self.opening else 1.0
         return min(n, 1 + int(n * share))
 
-    def warming(self, rng: np.random.Generator) -> Step:
+    def warming(self, rng: np.random.Generator) -> SupernetStep:
         """The largest network, then a random network of its operations, so that its first channels matter most."""
-        return Step([self.space.decode(self.largest), self._random(0, rng)], distil=True)
+        return SupernetStep([self.space.decode(self.largest), self._random(0, rng)], distil=True)
 
-    def mixed(self, n_open: int, rng: np.random.Generator) -> Step:
+    def mixed(self, n_open: int, rng: np.random.Generator) -> SupernetStep:
         """Random networks that keep the largest's operations in all but `n_open` stages."""
-        return Step([self._random(n_open, rng) for _ in range(self.n_random)])
+        return SupernetStep([self._random(n_open, rng) for _ in range(self.n_random)])
 
-    def sandwiched(self, done: float, rng: np.random.Generator) -> Step:
+    def sandwiched(self, done: float, rng: np.random.Generator) -> SupernetStep:
         """The largest network, the smallest of its operations, and random ones. All learn the largest's answers."""
         smallest = self.space.decode(extreme(self.space, self.largest, min))
-        return Step([self.space.decode(self.largest), smallest, *self.mixed(self.opened(done), rng).networks],
-                    distil=True)
+        return SupernetStep([self.space.decode(self.largest), smallest, *self.mixed(self.opened(done), rng).networks],
+                            distil=True)
 
     def _random(self, n_open: int, rng: np.random.Generator) -> Architecture:
         setting: Mapping[str, Value] = self.space.to_params(self.space.sample(rng, 1)[0])
@@ -199,7 +199,7 @@ class SupernetTraining(Training):
                 f"training besides the images' maps; {epochs} epochs of {steps} steps of "
                 f"{self.batches.batch} images, about {max(left, 1):.0f} min{at} (estimated from a few steps)")
 
-    def _time_step(self, images: Tensor, labels: Tensor, step: Step) -> float:
+    def _time_step(self, images: Tensor, labels: Tensor, step: SupernetStep) -> float:
         """Seconds of the faster of two tries."""
         seconds = []
         for _ in range(2):
@@ -212,7 +212,7 @@ class SupernetTraining(Training):
         rng = self._rng(self.epoch + 1, step % self.batches.per_epoch)
         return self.gradients(images, targets, self.curriculum.step(step / self.batches.steps, rng))
 
-    def gradients(self, images: Tensor, labels: Tensor, step: Step) -> float:
+    def gradients(self, images: Tensor, labels: Tensor, step: SupernetStep) -> float:
         """Add the gradients of every network of the step.
 
         Returns the first network's loss, or the first loss that is not finite.
