@@ -37,7 +37,7 @@ def main(config: Any, console: Console) -> None:
     job = make_job(config, console)
     with ranks.joined(job.device), _locked(job.folder.path, ranks, console):
         summary = read_summary(job) if ranks.first else None
-        if not ranks.agreed(summary is not None, job.device):
+        if not ranks.agree(summary is not None, job.device):
             trained = train(job, console)
             summary = write_results(job, trained, console) if ranks.first else None
     if summary is not None:

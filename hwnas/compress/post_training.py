@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hwnas.cli.progress import Console
 from hwnas.compress.step import Step, Steps
-from hwnas.networks.quantize import Method, activation_ranges, copied, corrected, load_fp32, quantise_graph
+from hwnas.networks.quantize import Method, activation_ranges, copy_network, corrected, load_fp32, quantise_graph
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -35,7 +35,7 @@ class Quantisation:
 
     def int8(self, kept: Collection[str] = ()) -> ModelProto:
         """The QDQ network with the nodes of `kept` as they were in fp32."""
-        network = copied(self.network)
+        network = copy_network(self.network)
         before = {node.name: node for node in self.original.graph.node}
         for node in network.graph.node:
             if node.name in kept:

@@ -23,7 +23,7 @@ from hwnas.networks.quantize import TunedFor, load_fp32
 from hwnas.runtimes.torch import OnnxModule
 from hwnas.system.paths import write_atomic
 from hwnas.training.batches import Batches
-from hwnas.training.loop import Training, laid_out, predict, seeded
+from hwnas.training.loop import Training, lay_out, predict, seeded
 from hwnas.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class _FineTuning(Training):
                          shift=options.shift, zoom=options.zoom, rotate=options.rotate)
         self.network = FakeQuantised(job.source.path, base.ranges, base.tuned_for)
         batches = Batches(job.dataset.train, job.dataset, recipe, options.seed)
-        super().__init__(laid_out(self.network, recipe), batches, recipe)
+        super().__init__(lay_out(self.network, recipe), batches, recipe)
         self.teacher = OnnxModule(job.source.path).eval() if options.distil else None
         self.identity = {**job.identity, **options.tuning(), "ranges": base.note}
         self.resume(checkpoint_of(job), self.identity)

@@ -15,12 +15,12 @@ from hwnas.latency.residual import (
     Member,
     Residual,
     fitted,
-    grouped,
+    group_members,
     kernels,
     members,
     position,
     totals,
-    tuned,
+    tune_variances,
 )
 from hwnas.space.blocks.block import BlockSpec
 from hwnas.stats.intervals import Z90, conformal_quantile
@@ -69,7 +69,7 @@ class Fit:
         parts = kernels(shares, positions, linear, timed.runs)
         excess = timed.measured_ms / base - 1
         if variances is None:
-            variances = tuned(parts, excess)
+            variances = tune_variances(parts, excess)
         residual = fitted(shares, positions, timed.runs, parts, excess, variances)
         correction = variances[COSTS] * (linear.T @ residual.weights) / scale / np.sqrt(n_columns)
         return cls(features, costs, costs.values + correction, residual)
@@ -146,8 +146,8 @@ class _Shares:
         inside = [placed(blocks) for blocks in networks]
         every = list(dict.fromkeys(place for blocks in inside for place in blocks))
         known = dict(zip(every, self.members(every), strict=True))
-        return [grouped([[(member, member.cost_ms / total) for place in blocks for member in known[place][level]]
-                         for blocks, total in zip(inside, base_ms, strict=True)])
+        return [group_members([[(member, member.cost_ms / total) for place in blocks for member in known[place][level]]
+                               for blocks, total in zip(inside, base_ms, strict=True)])
                 for level in range(len(LEVELS))]
 
 

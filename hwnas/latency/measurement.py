@@ -22,12 +22,12 @@ class Protocol:
     calls (between `min_calls` and `max_calls`) and counts as their `quantile`. A fixed reference network runs before
     and after each block.
 
-    A turn is bad when its reference stood more than `drift` above the run's quiet reference, or when the hypervisor
-    stole more than `steal` of the block. All turns are bad when the run's quiet reference stands more than `run_drift`
-    above the calibration's.
+    A turn is bad when its reference stood more than `drift` above the run's quiet reference. It is also bad when the
+    hypervisor stole more than `steal` of the block. All turns are bad when the run's quiet reference stands more than
+    `run_drift` above the calibration's.
 
-    A candidate is done after `min_rounds` good turns if its 90 % interval has a half-width of `half_width` or less, and
-    at the latest after `max_rounds` good turns. Bad turns are repeated until `max_seconds` are over.
+    A candidate is done after `min_rounds` good turns if its 90 % interval has a half-width of `half_width` or less. It
+    is done at the latest after `max_rounds` good turns. Bad turns are repeated until `max_seconds` are over.
     """
 
     warmup_calls: int = 10

@@ -79,7 +79,7 @@ def members(block: BlockSpec, before: str, block_ms: float, operator_ms: Sequenc
     return levels
 
 
-def grouped(networks: Sequence[Sequence[tuple[Member, float]]]) -> dict[str, Group]:
+def group_members(networks: Sequence[Sequence[tuple[Member, float]]]) -> dict[str, Group]:
     """Groups of what networks consist of; each network lists its members with their shares of its cost."""
     groups: dict[str, Group] = {}
     where: dict[str, list[tuple[int, int, float]]] = {}
@@ -138,8 +138,8 @@ class Residual:
 
     def of_runs(self, runs: np.ndarray) -> np.ndarray:
         """Mean excess of runs (waves) that fitted networks were measured in; 0 for others [n]."""
-        paces = centred(self.runs, self.runs).T @ self.weights
-        return np.asarray(self.variances[RUN] * (centred(runs, self.runs) @ paces))
+        paces = centre_runs(self.runs, self.runs).T @ self.weights
+        return np.asarray(self.variances[RUN] * (centre_runs(runs, self.runs) @ paces))
 
 
 def _lengths(level: int) -> float:
@@ -159,11 +159,11 @@ def kernels(groups: list[dict[str, Group]], positions: np.ndarray, costs: np.nda
         terms += [near, same][: 2 if LEVELS[level][1] is not None else 1]
     terms.append(alike(positions, positions, _LENGTH_NETWORK))
     terms.append(costs @ costs.T)
-    terms.append(centred(runs, runs) @ centred(runs, runs).T)
+    terms.append(centre_runs(runs, runs) @ centre_runs(runs, runs).T)
     return terms
 
 
-def centred(runs: np.ndarray, fitted_runs: np.ndarray) -> np.ndarray:
+def centre_runs(runs: np.ndarray, fitted_runs: np.ndarray) -> np.ndarray:
     """[n, different runs]: 1 in the column of its run, less that run's share of the fitted networks.
 
     The columns are centred so that what all runs have in common stays with the networks, where predictions look for it.
@@ -174,7 +174,7 @@ def centred(runs: np.ndarray, fitted_runs: np.ndarray) -> np.ndarray:
     return np.where(member.any(axis=1, keepdims=True), member - share, 0.0)
 
 
-def tuned(parts: Sequence[np.ndarray], excess: np.ndarray, seed: int = 0) -> np.ndarray:
+def tune_variances(parts: Sequence[np.ndarray], excess: np.ndarray, seed: int = 0) -> np.ndarray:
     """The parts' variances of largest marginal likelihood (on a sample of the networks where there are many)."""
     from scipy.optimize import minimize
 

@@ -318,7 +318,7 @@ def make_roofline(config: Any, console: Console) -> Roofline:
     if against and other is None:
         console.say(f"{against.name} is left out: no table yet. Measure it: {profile_command(config, against, space)}")
     measured = [(deployment.target, table), *([(against, other)] if against and other else [])]
-    roofs = measured_roofs(measured, seconds, console)
+    roofs = measure_roofs(measured, seconds, console)
     return roofline_of(config.times, space, (deployment.target, table), (against, other), roofs, console)
 
 
@@ -377,7 +377,7 @@ def profile_command(config: Any, target: Target, space: SearchSpace) -> str:
     return " ".join(parts)
 
 
-def measured_roofs(targets: list[tuple[Target, LatencyTable]], seconds: float, console: Console) -> Roofs:
+def measure_roofs(targets: list[tuple[Target, LatencyTable]], seconds: float, console: Console) -> Roofs:
     """The roofs of the targets, measured now, beside the reference networks of their tables."""
     from hwnas.runtimes.runtime import load_runtime, threads_of
 

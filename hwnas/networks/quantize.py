@@ -34,13 +34,13 @@ def corrected(proto: ModelProto, ranges: Mapping[str, Range], images: NDArray[np
     so that later ones also make up for the error that still reaches them. This is the empirical correction of Nagel et
     al., Data-Free Quantization Through Weight Equalization and Bias Correction, ICCV 2019, section 4.2 and appendix D.
     """
-    result = copied(proto)
+    result = copy_network(proto)
     names = [node.name for node in quantised_nodes(Graph(result))]
     nodes = {node.name: node for node in result.graph.node}
     outputs = [nodes[name].output[0] for name in names]
     wanted = dict(zip(outputs, _means(proto, outputs, images, threads), strict=True))
     for index, name in enumerate(names):
-        int8 = copied(result)
+        int8 = copy_network(result)
         quantise_graph(int8, ranges, note="", tuned_for=tuned_for)
         output = nodes[name].output[0]
         got, = _means(_up_to(int8, output), [output], images, threads)
@@ -49,7 +49,7 @@ def corrected(proto: ModelProto, ranges: Mapping[str, Range], images: NDArray[np
     return result
 
 
-def copied(proto: ModelProto) -> ModelProto:
+def copy_network(proto: ModelProto) -> ModelProto:
     """An independent copy of a network."""
     copy = type(proto)()
     copy.CopyFrom(proto)

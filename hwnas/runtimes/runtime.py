@@ -95,8 +95,8 @@ class Runtime(Protocol):
     def compile(self, onnx_path: str | os.PathLike[str], target: Target) -> Compiled:
         """Compile for exactly this precision, these threads, this batch.
 
-        TargetError as `check`, or when fp32 or bf16 was not honoured; CandidateError when this file cannot be
-        compiled, is of the wrong kind for the precision, or falls back from int8 in more than half of its nodes.
+        TargetError as `check`, or when fp32 or bf16 was not honoured. CandidateError when this file cannot be compiled,
+        or is of the wrong kind for the precision. So too when it falls back from int8 in more than half of its nodes.
         """
 
 

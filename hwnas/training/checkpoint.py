@@ -1,8 +1,8 @@
 """Checkpoints of a training: weights, their average and the optimiser's state in one safetensors file.
 
 All of it is one file, so that it is whole or not there; nothing is pickled. The header's only key holds JSON: format,
-identity (what decides the training), epochs done, the log's rows, and the optimiser's state with a tensor's name where
-a tensor stood.
+identity (what decides the training), epochs done and the log's rows. It also holds the optimiser's state, with a
+tensor's name where a tensor stood.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from hwnas.system.run_folder import ModelFolder, RunFolder
 from hwnas.system.tables import table_csv
 from hwnas.target.host import usable_cores
 from hwnas.training.batches import Batches, reseed
-from hwnas.training.loop import Training, laid_out, predict, seeded
+from hwnas.training.loop import Training, lay_out, predict, seeded
 from hwnas.training.ranks import ALONE, Ranks
 from hwnas.training.recipe import Recipe
 from hwnas.training.teacher import Teacher, TeacherOptions, distilled, teacher_of
@@ -272,7 +272,7 @@ class _JobTraining(Training):
         self.teacher: Teacher | None = None
         batches = Batches(job.train, job.dataset, job.recipe, job.seed, job.device, job.ranks)
         reseed(job.seed, _INITIAL)
-        super().__init__(laid_out(job.build().to(job.device), job.recipe), batches, job.recipe)
+        super().__init__(lay_out(job.build().to(job.device), job.recipe), batches, job.recipe)
         self.advice = (f"The last whole epoch stays in {job.folder.path}; set a smaller lr or clip_norm, or a longer "
                        "warmup, and another out=FOLDER.")
 

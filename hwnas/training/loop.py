@@ -212,12 +212,12 @@ def train(model: nn.Module, split: Split, *, recipe: Recipe, dataset: Dataset, s
     when the loss is not finite or memory runs out.
     """
     with seeded(seed, recipe.threads):
-        training = _Short(laid_out(model, recipe), Stream(split, dataset, recipe, seed, epoch_images), recipe, on_epoch)
+        training = _Short(lay_out(model, recipe), Stream(split, dataset, recipe, seed, epoch_images), recipe, on_epoch)
         training.run(progress)
         return training.current.eval()
 
 
-def laid_out(model: nn.Module, recipe: Recipe) -> nn.Module:
+def lay_out(model: nn.Module, recipe: Recipe) -> nn.Module:
     """`model` in the memory layout of `recipe`."""
     return model.to(memory_format=torch.channels_last) if recipe.channels_last else model  # type: ignore[call-overload]
 

@@ -80,7 +80,7 @@ class Ranks:
         """The mean over all ranks, on each of them; all must call it."""
         return value if self.world == 1 else self._sum(value, device) / self.world
 
-    def agreed(self, flag: bool, device: str) -> bool:
+    def agree(self, flag: bool, device: str) -> bool:
         """The first rank's `flag`, on each rank. All ranks must call it; the others wait here for the first."""
         return flag if self.world == 1 else self._sum(float(flag and self.first), device) > 0
 
