@@ -20,12 +20,12 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = """
 import sys
 import numpy as np
+from sklearn.datasets import load_digits
 import hwnas
-rng = np.random.default_rng(0)
-labels = np.repeat([0, 1, 2], 40)
-images = (rng.integers(0, 80, (120, 12, 12)) + 80 * (np.arange(12) // (1 + labels[:, None, None]) % 2)).astype(np.uint8)
-run = hwnas.search("ort_int8", (images, labels), space="mnasnet_small", n_trials=3, out="parts", seed=0, workers=2,
-                   quiet=True, dataset={"image_size": 12, "flip": False}, proxy={"max_steps": 2}, finalists={"k": 2},
+digits = load_digits()
+data = (digits.images * 15).astype(np.uint8), digits.target
+run = hwnas.search("ort_int8", data, space="mnasnet_small", n_trials=3, out="parts", seed=0, workers=2, quiet=True,
+                   dataset={"image_size": 16, "flip": False}, proxy={"max_steps": 2}, finalists={"k": 2},
                    **{"finalists.recipe.max_steps": 3, "baselines": ["resnet10t"], "verification.seconds": 4,
                       "calibration.networks": 12, "calibration.profiles": 0, "calibration.minutes": 2})
 assert len(run.to_frame()) >= 2
@@ -76,11 +76,11 @@ def test_a_model_answers_in_runtime_and_torch_alike(finished: Path) -> None:
 
     model = hwnas.load(finished).best()
     assert model.card.startswith(f"# {model.id}")
-    images = np.random.default_rng(0).standard_normal((8, 1, 12, 12)).astype(np.float32)
+    images = np.random.default_rng(0).standard_normal((8, 1, 16, 16)).astype(np.float32)
     answers = model.session().logits(images)
     with torch.no_grad():
         expected = model.torch()(torch.from_numpy(images)).numpy()
-    assert answers.shape == expected.shape == (8, 3)
+    assert answers.shape == expected.shape == (8, 10)
     assert np.corrcoef(answers.ravel(), expected.ravel())[0, 1] > 0.95  # int8 against fp32
 
 
@@ -95,6 +95,20 @@ def test_a_folder_that_cannot_be_written_is_read(finished: Path, tmp_path: Path)
     assert run.plot().axes
     for path in [copy, *copy.rglob("*")]:
         path.chmod(0o755)
+
+
+def test_the_notebook_runs(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    for name, value in (("HWNAS_HOME", finished.parent / "home"), ("PYTHONPATH", ROOT), ("JUPYTER_PLATFORM_DIRS", 1)):
+        monkeypatch.setenv(name, str(value))  # the table of the script's calibration is used again
+    monkeypatch.delenv("MPLBACKEND", raising=False)
+    notebook = nbformat.read(ROOT / "docs" / "search.ipynb", as_version=4)
+    nbclient.NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert outputs[-1]["data"]["text/plain"] == "True"
+    assert (tmp_path / "runs" / "notebook" / "report.html").is_file()
 
 
 def test_what_is_given_twice_is_refused() -> None:
