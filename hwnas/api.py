@@ -257,7 +257,7 @@ def _text(value: Any) -> str:
 
 def _dataset_options(data: Any) -> dict[str, Any]:
     """The options that choose `data`; arrays and Hugging Face data sets are stored below the user's folder."""
-    if isinstance(data, str) and (data in names_in("dataset") or data.startswith("timm:")):
+    if isinstance(data, str) and data.partition(":")[0] in names_in("dataset"):
         return {"dataset": data}
     if isinstance(data, str | os.PathLike):
         path = Path(data)

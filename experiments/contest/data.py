@@ -17,10 +17,9 @@ def dataset_config(options: Options, *more: str) -> dict[str, Any]:
     """The `dataset` section that every training has, with `more` overrides."""
     from omegaconf import OmegaConf
 
-    from hwnas.cli.command import compose
-    from hwnas.train import readable_overrides
+    from hwnas.cli.command import as_typed, compose
 
-    config = compose("train", readable_overrides([*options.dataset, *more]), target=False)
+    config = compose("train", as_typed([*options.dataset, *more]), target=False)
     return OmegaConf.to_container(config.dataset, resolve=True)  # type: ignore[return-value]
 
 

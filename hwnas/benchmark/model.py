@@ -5,16 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hwnas.errors import ConfigError, HwnasError, ModelError, UnknownNetwork
 from hwnas.networks.baselines import TIMM
 from hwnas.runtimes.foreign import check_path
 from hwnas.target.target import Target
-
-if TYPE_CHECKING:
-    pass
-
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from hwnas.accuracy.estimator import (
     Prepares,
     load_estimator,
 )
-from hwnas.accuracy.zero_cost import CHOICES, label
+from hwnas.accuracy.zero_cost_names import CHOICES, label
 from hwnas.certify.plan import CertifyPlan, Network
 from hwnas.cli.progress import Console
 from hwnas.errors import CandidateError, ConfigError, DataError, SpaceError, StudyError, UnknownName, UserError

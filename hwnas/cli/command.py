@@ -44,6 +44,7 @@ _DATASETS = "hwnas.datasets"  # entry points: data sets of other packages
 # Sections whose keys and defaults are a dataclass's; conf/ holds only what differs from them.
 _SECTIONS = {"target": "hwnas.target.target:Target", "dataset": "hwnas.data.options:DatasetOptions",
              "calibration": "hwnas.latency.calibrate:CalibrationOptions"}
+_QUOTES = "'\""
 _PATHS = ("out", "run", "dataset.root")
 Main = Callable[["DictConfig", Console], None]
 Sections = Callable[["DictConfig"], Mapping[str, Mapping[str, Any]]]
@@ -197,6 +198,8 @@ def _for_hydra(config_name: str, text: str, overrides: Sequence[str]) -> list[st
     key, equals, value = text.partition("=")
     if key in ("target", "+target"):
         return [f"+target={value}"]
+    if key == "dataset" and ":" in value:  # `timm:hfds` is read by `timm`
+        return [f"dataset={_reader(value)}", f"dataset.name={_quoted(value.strip(_QUOTES))}"]
     if key == "dataset" and file_in("dataset", value) is None:
         return ["~dataset", f"+dataset.name={_quote(value)}"]
     given = {name: value for name, _, value in (other.partition("=") for other in overrides)}
@@ -281,6 +284,11 @@ def _fill(config: DictConfig) -> None:
             config[name] = OmegaConf.merge(whole, config[name])
 
 
+def _reader(dataset: str) -> str:
+    """Of a data set written READER:NAME the reader, which has the file in conf/dataset; of others the name."""
+    return dataset.strip(_QUOTES).partition(":")[0]
+
+
 def _check_overrides(overrides: Sequence[str], target: bool) -> None:
     chosen = None
     for text in overrides:
@@ -293,7 +301,7 @@ def _check_overrides(overrides: Sequence[str], target: bool) -> None:
         name = key.lstrip("+")
         if name == "target":
             chosen = value
-        elif name in GROUPS and value not in names_in(name):
+        elif name in GROUPS and (_reader(value) if name == "dataset" else value) not in names_in(name):
             raise UnknownName(GROUPS[name], value, names_in(name))
     if chosen is None and not target:
         return

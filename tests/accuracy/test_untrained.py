@@ -17,10 +17,7 @@ from scipy.stats import kendalltau
 from training_fixtures import stripes
 
 from hwnas.accuracy.estimator import Earlier, Prepares
-from hwnas.accuracy.multi_fidelity import (
-    MultiFidelity,
-    Scale,
-)
+from hwnas.accuracy.multi_fidelity import MultiFidelity, Scale
 from hwnas.cli.progress import Console
 from hwnas.data.dataset import Dataset
 from hwnas.errors import ConfigError, DataError, TrainingError

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hwnas.cli.command import compose
 from hwnas.data.dataset import Dataset
 from hwnas.data.loading import inspect_dataset, load_dataset
-from hwnas.errors import ConfigError, DataError
+from hwnas.errors import ConfigError, DataError, UnknownName
 
 CLASSES, A_CLASS, SIZE = ("bolt", "nut", "washer"), 12, 12
 
@@ -87,6 +88,17 @@ def test_a_changed_pixel_or_label_changes_the_fingerprint(tmp_path: Path) -> Non
         np.savez(tmp_path / "x.npz", images=images, labels=labels)
         fingerprints.add(load({"name": "arrays", "root": str(tmp_path / "x.npz")}).fingerprint)
     assert len(fingerprints) == 3
+
+
+@pytest.mark.parametrize(("written", "name"), [
+    ("timm:hfds", "timm:hfds"), ("timm:tar", "timm:tar"), ("'timm:hfds/some/name'", "timm:hfds/some/name"),
+    ("arrays", "arrays")])
+def test_each_form_is_chosen_by_one_word_on_the_command_line(written: str, name: str) -> None:
+    config = compose("search", ["target=null_fp32", f"dataset={written}", "dataset.root=/data/parts"])
+    assert config.dataset.name == name
+    assert str(config.dataset.root) == "/data/parts"
+    with pytest.raises(UnknownName, match="data set"):
+        compose("search", ["target=null_fp32", "dataset=tim:hfds"])
 
 
 def test_parts_held_apart_stay_apart(tmp_path: Path) -> None:
