@@ -504,7 +504,7 @@ def test_timing_and_report_run_through_and_say_what_is_missing(contest, monkeypa
         return {name: Measurement(tuple(Turn((0.1 + 0.01 * at + 1e-4 * turn,), 0.1) for turn in range(24)), 0.1,
                                   protocol) for at, name in enumerate(calls)}
 
-    monkeypatch.setattr("hwnas.latency.harness.measure", measure)
+    monkeypatch.setattr("hwnas.latency.timing.measure", measure)
     monkeypatch.setattr("hwnas.latency.timing.prepare_network",
                         lambda *_: file_of(options.out, Training(nets[0], 0), "int8").path)
     timing.time_all(nets, options, QUIET)

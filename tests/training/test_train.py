@@ -558,7 +558,7 @@ def test_a_teacher_that_agrees_adds_nothing(overrides: list[str], teacher_weight
 def test_a_summary_that_is_none_is_refused(overrides: list[str], tmp_path: Path) -> None:
     job = job_of(overrides)
     assert read_summary(job) is None
-    for content, why in (("{", "torn, not whole JSON"), ("{}", "is not a summary of format")):
+    for content, why in (("{", "torn, not whole JSON"), ("{}", "not the summary of a training")):
         job.summary.write_text(content)
         with pytest.raises(StudyError, match=why):
             read_summary(job)
