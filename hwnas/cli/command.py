@@ -199,7 +199,7 @@ def _for_hydra(config_name: str, text: str, overrides: Sequence[str]) -> list[st
     if key in ("target", "+target"):
         return [f"+target={value}"]
     if key == "dataset" and ":" in value:  # `timm:hfds` is read by `timm`
-        return [f"dataset={_reader(value)}", f"dataset.name={_quoted(value.strip(_QUOTES))}"]
+        return [f"dataset={_reader(value)}", f"dataset.name={_quote(value.strip(_QUOTES))}"]
     if key == "dataset" and file_in("dataset", value) is None:
         return ["~dataset", f"+dataset.name={_quote(value)}"]
     given = {name: value for name, _, value in (other.partition("=") for other in overrides)}
