@@ -35,7 +35,7 @@ The same command again goes on; in another terminal it helps. --show-config prin
 
 @dataclass(frozen=True)
 class CertifyJob:
-    """A plan and what is done with it. `only`: `truth`, `estimators` or None for both."""
+    """A plan and the work to do on it. `only` is `truth`, `estimators` or None for both."""
 
     plan: CertifyPlan
     space: SearchSpace
@@ -46,7 +46,7 @@ class CertifyJob:
 
 
 def prepare(config: Any, console: Console) -> CertifyJob:
-    """Read every option, choose the networks or take those that the folder's plan has, write the plan."""
+    """Read every option, choose the networks or take those of the folder's plan, write the plan."""
     from hwnas.certify.estimates import read_judged
     from hwnas.data.loading import inspect_dataset
     from hwnas.space.search_space import SearchSpace
@@ -92,7 +92,7 @@ def _target(config: Any) -> str | None:
 
 def _choose(config: Any, space: SearchSpace, n: int, seed: int, console: Console
             ) -> tuple[list[Network], str, str]:
-    """The networks, what their cost is, and where it is from."""
+    """The networks, the kind of their cost, and its source."""
     if config.get("target") is None:
         return spread(space, n, seed, macs_of(space)), "macs", "MACs (no target was given)"
     from hwnas.latency.deployment import Deployment, calibration_options, latency_model
@@ -113,7 +113,7 @@ def main(config: Any, console: Console) -> None:
     from hwnas.certify.truth import train_all
 
     job = prepare(config, console)
-    if job.only is None:  # hours before they are asked
+    if job.only is None:  # a wrong option is reported now, hours before the estimators start
         check_estimators(job.plan, job.judged, _images(job, console), job.space)
     if job.only != "estimators":
         train_all(job.plan, job.workers, console)
@@ -122,7 +122,7 @@ def main(config: Any, console: Console) -> None:
 
 
 def all_options(config: Any) -> dict[str, dict[str, Any]]:
-    """Every option of the section that holds just what was given."""
+    """Every option of the sections that hold only the given ones."""
     from hwnas.certify.plan import all_training
     from hwnas.cli.options import section
 
@@ -130,7 +130,7 @@ def all_options(config: Any) -> dict[str, dict[str, Any]]:
 
 
 def judge(job: CertifyJob, console: Console) -> None:
-    """Ask every estimator, and write what came of it and of those that were asked before."""
+    """Ask every estimator, and write the certificate with these and with those that were asked before."""
     from hwnas.certify.estimates import estimate_all, judged_before
     from hwnas.certify.results import write_certificate
 

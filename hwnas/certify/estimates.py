@@ -1,4 +1,4 @@
-"""What estimators make of a certificate's networks, one after the other as a search would ask, each kept at once."""
+"""The estimators' values for a certificate's networks. They are asked in turn, as in a search, and stored at once."""
 
 from __future__ import annotations
 
@@ -45,21 +45,23 @@ _STREAM = 0x04DE
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """An estimator that is judged: the name it has in the certificate, `accuracy`'s value, its own options."""
+    """An estimator to judge: its label in the certificate, the value of `accuracy`, its own options."""
 
     label: str
     accuracy: str
     options: Mapping[str, Any]
 
     def file(self, out: Path) -> Path:
-        """Where its estimates are kept."""
+        """The file of its estimates."""
         return out / "estimates" / f"{self.label.replace(':', '-')}.json"
 
 
 def read_judged(value: Any) -> list[Judged]:
-    """The option `estimators`: a list of names, `zero_cost:SCORE` among them, and of sections of labels and options, in
-    which `accuracy` names the estimator where the label does not; or one section (None: DEFAULT). ConfigError,
-    UnknownName."""
+    """Read the option `estimators`: a list of names and sections, or one section (None: DEFAULT).
+
+    A name may be `zero_cost:SCORE`. A section maps labels to options. If the label does not name the estimator, the
+    option `accuracy` does. ConfigError, UnknownName.
+    """
     listed = _listed(list(DEFAULT) if value is None else value)
     if not all(isinstance(options, dict) for _, options in listed):
         raise ConfigError("estimators must be a list of names or a section of labels and options, e.g. "
@@ -76,7 +78,7 @@ def read_judged(value: Any) -> list[Judged]:
 
 
 def _listed(value: Any) -> list[tuple[str, Any]]:
-    """Labels and their options; what is neither a name nor a section has None for options."""
+    """Labels and their options. An item that is neither a name nor a section has None for options."""
     pairs: list[tuple[str, Any]] = []
     for item in value if isinstance(value, list) else [value]:
         if isinstance(item, dict):
@@ -101,9 +103,10 @@ def _judged(name: str, options: dict[str, Any]) -> Judged:
 
 def estimate_all(plan: CertifyPlan, judged: Sequence[Judged], seeds: int, dataset: Dataset, space: SearchSpace,
                  console: Console) -> None:
-    """Let every estimator tell every network's top-1, with `seeds` seeds, in this process alone.
+    """Let every estimator estimate every network's top-1, with `seeds` seeds, in this process alone.
 
-    One that cannot be prepared for this space and data is said and left out, unless it is the only one.
+    An estimator that cannot be prepared for this space and data is named in a line and left out, unless it is the only
+    one.
     """
     with hold(plan.out / ".estimates.lock", lambda: console.say(f"another process judges in {plan.out}; waiting")):
         warm = False
@@ -124,14 +127,14 @@ def estimate_all(plan: CertifyPlan, judged: Sequence[Judged], seeds: int, datase
 
 
 def check_estimators(plan: CertifyPlan, judged: Sequence[Judged], dataset: Dataset, space: SearchSpace) -> None:
-    """UserError for options that an estimator refuses, data or a space that it cannot judge, or another's estimates."""
+    """UserError when an estimator refuses its options, the data or the space, or its file has another's estimates."""
     for estimator in judged:
         _Work(plan, estimator, dataset, space)
 
 
 def judged_before(plan: CertifyPlan, judged: Sequence[Judged], dataset: Dataset, space: SearchSpace, console: Console
                   ) -> list[Judged]:
-    """Estimators beside `judged` that have told every network's top-1 in this folder; says which no longer count."""
+    """Estimators besides `judged` with an estimate for every network in this folder; notes name those out of date."""
     earlier = []
     for path in sorted((plan.out / "estimates").glob("*.json")):
         if any(estimator.file(plan.out) == path for estimator in judged):
@@ -147,7 +150,7 @@ def judged_before(plan: CertifyPlan, judged: Sequence[Judged], dataset: Dataset,
 
 
 def _warm_up(network: Network, dataset: Dataset) -> None:
-    """Import and start what every training does first, so that no estimator's first network is charged for it."""
+    """Import and start everything that a training needs, so that no estimator's first network pays for it."""
     from hwnas.networks.build import build
     from hwnas.training.loop import predict, train
     from hwnas.training.recipe import PROXY
@@ -169,14 +172,14 @@ class _Work:
         self.content = self._content()
 
     def left(self, seeds: int) -> list[tuple[Network, int]]:
-        """Networks and seeds that are not there yet, in an order that has nothing to do with their costs."""
+        """Networks and seeds without an estimate, in an order that does not depend on their costs."""
         order = np.random.default_rng([self.plan.seed, _STREAM]).permutation(len(self.plan.networks))
         have = {(row["id"], row["seed"]) for row in self.content["results"]}
         every = [(self.plan.networks[row], seed) for seed in range(seeds) for row in order]
         return [pair for pair in every if (pair[0].id, pair[1]) not in have]
 
     def run(self, left: Sequence[tuple[Network, int]], console: Console) -> None:
-        """Ask for these."""
+        """Ask for the estimates of these networks and seeds."""
         with console.step(f"estimate: {self.judged.label}") as report:
             for done, (network, seed) in enumerate(left, start=1):
                 self.content["results"].append(self._result(network, seed))
@@ -198,8 +201,10 @@ class _Work:
             "setup_cpu_seconds": None, "results": []}
 
     def prepare(self, console: Console) -> None:
-        """What comes before the first estimate. `setup_cpu_seconds` is known where all of it was done here, for this
-        estimator or another that shares it."""
+        """Do the work before the first estimate.
+
+        `setup_cpu_seconds` is known if this process did all of it, for this estimator or for another that shares it.
+        """
         if not isinstance(self.estimator, Prepares):
             return
         wall, before = time.perf_counter(), cpu_seconds()
@@ -213,7 +218,7 @@ class _Work:
         self._write()
 
     def _shared_cpu_seconds(self) -> float | None:
-        """What another label of the same estimator spent on the very same setup: it took as many seconds, exactly."""
+        """Processor seconds of the same setup under another label. Equal `setup_seconds` show that it is the same."""
         for path in sorted(self.judged.file(self.plan.out).parent.glob("*.json")):
             other = ESTIMATES.find(path) or {}
             if all(other[key] == self.content[key] for key in ("accuracy", "setup_seconds")) \
@@ -235,7 +240,7 @@ class _Work:
         return result | {"seconds": time.perf_counter() - wall, "cpu_seconds": cpu_seconds() - before}
 
     def _earlier(self, seed: int) -> list[Earlier]:
-        """What a search would know by now."""
+        """The networks that a search would know by now."""
         costs = {network.id: network.cost for network in self.plan.networks}
         return [Earlier((costs[row["id"]],), row["value"], row["std"], tuple(row["curve"]), row["stopped"])
                 for row in self.content["results"] if row["seed"] == seed and "reason" not in row]
@@ -245,13 +250,13 @@ class _Work:
 
 
 def ask(estimator: AccuracyEstimator, network: Network, earlier: Sequence[Earlier], seed: int) -> Estimate:
-    """An estimate as a search asks for it; CandidateError."""
+    """Ask for an estimate as a search does; CandidateError."""
     if isinstance(estimator, EvaluatesAmong):
         return estimator.evaluate_among(network.architecture, (network.cost,), earlier, seed)
     return estimator.evaluate(network.architecture, [other.curve for other in earlier if other.curve], seed)
 
 
 def cpu_seconds() -> float:
-    """Processor time of this process and of its children that have ended: what a busy machine changes little."""
+    """Processor time of this process and its ended children. A busy machine changes it little."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system

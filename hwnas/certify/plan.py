@@ -1,4 +1,4 @@
-"""Which networks a certificate trains, spread over the space, and the file that holds the plan."""
+"""The networks that a certificate trains, spread over the space, and the file of the plan."""
 
 from __future__ import annotations
 
@@ -24,25 +24,28 @@ if TYPE_CHECKING:
 
 
 SAMPLE = 4096
-_STREAM = 0xCE57  # no other draw of the same seed
+_STREAM = 0xCE57  # separates these draws from others with the same seed
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """One network, and what it costs: predicted latency in ms, or MACs."""
+    """One network and its cost: predicted latency in ms, or MACs."""
 
     architecture: Architecture
     cost: float
 
     @property
     def id(self) -> str:
-        """The architecture's."""
+        """The architecture's id."""
         return self.architecture.id
 
 
 def spread(space: SearchSpace, n: int, seed: int, costs: Callable[[Codes], NDArray[np.float64]]) -> list[Network]:
-    """`n` different networks, cheapest first: SAMPLE settings sorted by cost, cut into `n` equal parts (so the first is
-    the cheapest region, the last the dearest), one drawn from each. ConfigError when the space has fewer."""
+    """Draw `n` different networks over the range of costs, cheapest first.
+
+    SAMPLE settings are sorted by cost and cut into `n` equal parts; one network is drawn from each part. ConfigError
+    when the space has fewer networks.
+    """
     if space.n_architectures < n:
         raise ConfigError(f"n={n}: space {space.name} has {space.n_architectures} networks. Give a smaller n or a "
                           "larger space.")
@@ -54,12 +57,12 @@ def spread(space: SearchSpace, n: int, seed: int, costs: Callable[[Codes], NDArr
 
 
 def macs_of(space: SearchSpace) -> Callable[[Codes], NDArray[np.float64]]:
-    """Multiply-accumulates [n] of codes [n, p]."""
+    """The function from codes [n, p] to multiply-accumulates [n]."""
     return lambda codes: space.totals(codes, macs)[:, 0]
 
 
 def _different(space: SearchSpace, n: int, rng: np.random.Generator) -> Codes:
-    """Codes of at least `n` different networks: equal exactly where the networks are, so ids differ."""
+    """Codes of at least `n` different networks. Different codes mean different networks, so the ids differ too."""
     codes = np.unique(space.sample(rng, SAMPLE), axis=0)
     for _ in range(64):
         if len(codes) >= n:
@@ -75,8 +78,11 @@ _NOT_OURS = ("architecture", "model", "stem_stride", "weights", "out", "seed", "
 
 @dataclass(frozen=True)
 class CertifyPlan:
-    """`cost` is `latency_ms` or `macs`, `cost_source` says whose; `dataset` and `training` are options of
-    conf/train.yaml; `identity` is what must stay the same in a folder: more seeds and estimators may come."""
+    """The plan of a certificate.
+
+    `cost` is `latency_ms` or `macs`, and `cost_source` says where it comes from. `dataset` and `training` are options
+    of conf/train.yaml. `identity` must stay the same in a folder; seeds and estimators may be added later.
+    """
 
     out: Path
     networks: tuple[Network, ...]
@@ -89,7 +95,7 @@ class CertifyPlan:
     identity: Mapping[str, Any]
 
     def folder(self, network: Network, seed: int) -> Path:
-        """Where a network is trained with a seed."""
+        """The folder of a network's training with a seed."""
         return self.out / "networks" / network.id / f"seed{seed}"
 
     @property
@@ -98,7 +104,7 @@ class CertifyPlan:
         return int(self.training["epochs"])
 
     def write(self) -> None:
-        """`plan.json`, and each network's architecture.yaml beside its trainings."""
+        """Write `plan.json`, and each network's architecture.yaml beside its trainings."""
         for network in self.networks:
             write_atomic(self.architecture_file(network), network.architecture.to_yaml())
         networks = [{"id": network.id, "cost": network.cost, "architecture": network.architecture.to_dict()}
@@ -109,17 +115,17 @@ class CertifyPlan:
         write_atomic(plan_file(self.out), json.dumps(content, indent=1, allow_nan=False) + "\n")
 
     def architecture_file(self, network: Network) -> Path:
-        """Where `hwnas.train` reads it."""
+        """The architecture file that `hwnas.train` reads."""
         return self.out / "networks" / network.id / "architecture.yaml"
 
 
 def plan_file(out: Path) -> Path:
-    """`plan.json`."""
+    """The path of `plan.json`."""
     return out / "plan.json"
 
 
 def read_plan(out: Path, identity: Mapping[str, Any] | None = None) -> CertifyPlan | None:
-    """The plan in a folder, None where there is none; StudyError for one that is torn or not of `identity`."""
+    """The plan in a folder; None if there is none. StudyError when it is torn or has another identity."""
     path = plan_file(out)
     content = PLAN.find(path)
     if content is None:
@@ -133,11 +139,11 @@ def read_plan(out: Path, identity: Mapping[str, Any] | None = None) -> CertifyPl
                            content["training"], content["seed"], content["seeds"], content["identity"])
 
 
-IN_FULL = {"device": "cpu", "threads": 1, "train_images": 10_000, "validation_images": 2000}  # besides the recipe
+IN_FULL = {"device": "cpu", "threads": 1, "train_images": 10_000, "validation_images": 2000}  # beside the recipe
 
 
 def in_full(training: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a training in full differs from conf/train.yaml: FULL_TRAINING, with the changes in `training`."""
+    """The options of a full training that differ from conf/train.yaml: FULL_TRAINING, changed by `training`."""
     from hwnas.cli.command import compose
     from hwnas.training.recipe import FULL_TRAINING
 
@@ -148,7 +154,7 @@ def in_full(training: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def all_training(training: Mapping[str, Any]) -> dict[str, Any]:
-    """Every option of a training in full, with its value."""
+    """Every option of a full training, with its value."""
     from omegaconf import OmegaConf
 
     from hwnas.cli.command import compose
@@ -159,7 +165,7 @@ def all_training(training: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def training_config(dataset: Mapping[str, Any], training: Mapping[str, Any]) -> DictConfig:
-    """conf/train.yaml with these values in their places, checked; ConfigError, UnknownName."""
+    """Compose and check conf/train.yaml with these values; ConfigError, UnknownName."""
     from omegaconf import OmegaConf
 
     from hwnas.cli.command import compose

@@ -1,4 +1,4 @@
-"""A certificate put together from trainings and estimates, and written with its table and picture."""
+"""Makes a certificate from trainings and estimates, and writes it with its table and picture."""
 
 from __future__ import annotations
 
@@ -38,8 +38,11 @@ _ACROSS = 3
 
 
 def certificate_figure(content: Mapping[str, Any]) -> Figure:
-    """Left: Kendall's tau of each estimator, beside what full training reaches. Right: estimates against truth, marked
-    by cost."""
+    """The picture of a certificate.
+
+    Left: Kendall's tau of each estimator, beside that of full training. Right: estimates against truth; the size of a
+    mark shows the cost.
+    """
     labels = [label for label, _ in ranked(content)]
     down = max(1, math.ceil(len(labels) / _ACROSS))
     height = 1.9 + 2.6 * down
@@ -58,7 +61,7 @@ def certificate_figure(content: Mapping[str, Any]) -> Figure:
 
 
 def _data(content: Mapping[str, Any]) -> str:
-    """The data set's name; `imagefolder` says little, its folder's name more."""
+    """The data set's name; for `imagefolder`, the folder's name, which says more."""
     data = content["dataset"]
     return str(data["folder"] if data["name"] == "imagefolder" and data.get("folder") else data["name"])
 
@@ -118,9 +121,9 @@ def _draw_scatter(axes: Axes, content: Mapping[str, Any], label: str, first: boo
 
 
 class Truth:
-    """Test top-1 of a plan's networks: `each` [n, seeds] as trained, `mean` [n] over seeds; NaN where there is none.
+    """Test top-1 of a plan's networks: `each` [n, seeds] of every training, `mean` [n] over seeds; NaN: no training.
 
-    DataError when too few are trained, or on other images than `dataset` has.
+    DataError when too few networks are trained, or when they were trained on other images than those of `dataset`.
     """
 
     def __init__(self, plan: CertifyPlan, dataset: Dataset) -> None:
@@ -149,16 +152,16 @@ class Truth:
 
     @property
     def whole(self) -> bool:
-        """Whether every training was done, failed ones among them."""
+        """Whether every training is finished; failed ones count as finished."""
         return len(self.done) == len(self.plan.networks) * self.plan.seeds
 
     @property
     def good(self) -> list[Training]:
-        """Those that did not fail."""
+        """The trainings that did not fail."""
         return [training for training in self.done if training.top1 is not None]
 
     def summary(self) -> dict[str, Any]:
-        """What the trainings say: spread of the networks against the noise of one training, and what one costs."""
+        """Summary of the trainings: spread of the networks, noise of one training, and cost of one training."""
         good, both = self.good, np.isfinite(self.each).sum(axis=1) > 1
         spread = np.nanvar(self.each[both], axis=1, ddof=1).mean() ** 0.5 if both.any() else np.nan
         cpu = [training.cpu_seconds for training in good if training.cpu_seconds is not None]
@@ -173,7 +176,7 @@ class Truth:
             "cpu_seconds": float(np.mean(cpu)) if cpu else None, "options": dict(self.plan.training)}
 
     def ceiling(self) -> dict[str, Any] | None:
-        """How one training ranks what another seed's training ranked: mean over pairs of seeds."""
+        """How well one seed's trainings rank another seed's: the mean over pairs of seeds."""
         rows = self.each[np.isfinite(self.each).all(axis=1)]
         pairs = list(combinations(range(self.plan.seeds), 2))
         if len(rows) < LEAST or not pairs:
@@ -221,7 +224,7 @@ def _network(truth: Truth, row: int, estimates: Mapping[str, Array]) -> dict[str
 
 
 def _values(plan: CertifyPlan, document: dict[str, Any]) -> Array:
-    """Estimates [n], the mean over seeds; NaN where one failed or there is none."""
+    """Estimates [n], the mean over seeds; NaN if an estimate failed or is missing."""
     by_id: dict[str, list[float]] = {network.id: [] for network in plan.networks}
     for row in document["results"]:
         by_id[row["id"]].append(np.nan if "reason" in row else row["value"])
@@ -229,8 +232,10 @@ def _values(plan: CertifyPlan, document: dict[str, Any]) -> Array:
 
 
 def _entry(document: dict[str, Any], estimate: Array, truth: Truth, full: float) -> dict[str, Any]:
-    """One estimator's line, over the networks that both it and full training came to an end with; times are a
-    network's, of all its evaluations that the estimate is the mean of."""
+    """One estimator's entry, over the networks that have both an estimate and a full training.
+
+    Times are those of a network: the sum over the evaluations behind its mean estimate.
+    """
     results, usable = document["results"], np.isfinite(estimate) & np.isfinite(truth.mean)
     entry = {key: document[key] for key in ("accuracy", "options", "fingerprint", "setup_seconds", "setup_cpu_seconds")}
     entry |= {"n": int(usable.sum()), "failed": sum("reason" in row for row in results),
@@ -256,7 +261,7 @@ def _correlations(kendall: tuple[float, ...], rank: tuple[float, ...]) -> dict[s
 
 
 def _add_behind_best(content: dict[str, Any], estimates: dict[str, Array], truth: Array) -> None:
-    """`behind_best`: by how much the best estimator's tau is higher, paired over the networks that both have."""
+    """Add `behind_best`: by how much the best estimator's tau is higher, paired over the networks that both have."""
     content["best"] = next((label for label, _ in ranked(finite(content))), None)
     best = estimates.get(str(content["best"]))
     for label, values in estimates.items():
@@ -275,7 +280,7 @@ def _difference(left: OfRows, right: OfRows) -> OfRows:
 
 def write_certificate(plan: CertifyPlan, judged: Sequence[Judged], dataset: Dataset, space: SearchSpace,
                       console: Console) -> None:
-    """Everything that a certificate leaves; it is told, and kept for searches where all its trainings are done."""
+    """Write all files of a certificate and print its conclusions. If all trainings are done, searches can use it."""
     truth = Truth(plan, dataset)
     content = certificate_of(truth, judged, dataset, space)
     text = json.dumps(content, indent=1, allow_nan=False) + "\n"

@@ -1,7 +1,7 @@
-"""The ground truth of a certificate: every network trained in full with every seed by the machinery of hwnas.train.
+"""The ground truth of a certificate: full trainings of every network with every seed, run like hwnas.train.
 
-Each training has its own folder, lock and checkpoints, so any number of processes may work on a plan at once, and a
-killed one loses an epoch at most. All networks are trained with the first seed before any is with the second.
+Each training has its own folder, lock and checkpoints. So any number of processes may work on a plan at once, and a
+killed one loses at most an epoch. All networks are trained with the first seed, then with the second, and so on.
 `python -m hwnas.certify.truth FOLDER` is one such process, started by hwnas.certify.
 """
 
@@ -35,10 +35,10 @@ COST = Document("hwnas-certify-cost", 1, "the cost of a training", _AGAIN)
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What one training in full came to: test top-1 of the exported file on `n_test` images, or the reason why not.
+    """The result of a full training: test top-1 of the exported file on `n_test` images, or the reason of its failure.
 
-    `cpu_seconds`: processor time of all its epochs; where it was interrupted, that of the epochs after the last
-    interruption, scaled to all. None where it is not known or a GPU did the work.
+    `cpu_seconds` is the processor time of all epochs. After an interruption it is scaled from the epochs since then.
+    None: not known, or a GPU did the work.
     """
 
     seed: int
@@ -51,23 +51,23 @@ class Training:
 
 
 def train_all(plan: CertifyPlan, workers: int, console: Console) -> None:
-    """Train all that is not trained yet, in `workers` processes of which this is one; a failure is kept as one."""
+    """Run all open trainings in `workers` processes; this is one of them. Failed trainings are recorded as failed."""
     command = [sys.executable, "-m", "hwnas.certify.truth", str(plan.out.absolute())]
     left = sum(not is_done(plan.folder(network, seed)) for network, seed in trainings(plan))
     if not left:
         return
     with console.step("train in full") as report, crew(command, min(workers, left) - 1, console.say):
         work(plan, _heard(plan, report), wait=False)
-        work(plan, _heard(plan, report), wait=True)  # what others were at: done by now, or left by a killed one
+        work(plan, _heard(plan, report), wait=True)  # trainings of other processes: finished by now, or left by a kill
 
 
 def trainings(plan: CertifyPlan) -> Iterator[tuple[Network, int]]:
-    """Every training, in the order of work."""
+    """Every training of the plan, in the order of work."""
     return ((network, seed) for seed in range(plan.seeds) for network in plan.networks)
 
 
 def work(plan: CertifyPlan, heard: Callable[[], None], wait: bool) -> None:
-    """Do each training that no other process is at; `wait` for those to see whether they were ended."""
+    """Run each training that no other process is running. With `wait`, wait for those and run what they left."""
     jobs = Jobs(plan)
     for network, seed in trainings(plan):
         folder = plan.folder(network, seed)
@@ -77,7 +77,7 @@ def work(plan: CertifyPlan, heard: Callable[[], None], wait: bool) -> None:
 
 
 class Jobs:
-    """Makes the jobs of a plan; images are read once for each image size."""
+    """Makes the training jobs of a plan. Images are read once for each image size."""
 
     def __init__(self, plan: CertifyPlan) -> None:
         self.plan = plan
@@ -108,7 +108,7 @@ class Jobs:
 
 
 def _train(job: TrainingJob, heard: Callable[[], None]) -> None:
-    """Train, export and score, unless that is done."""
+    """Train, export and score a network, unless all is done."""
     from hwnas.training.checkpoint import Checkpoint
     from hwnas.training.job import train
     from hwnas.training.results import read_summary, write_results
@@ -132,17 +132,17 @@ def _train(job: TrainingJob, heard: Callable[[], None]) -> None:
 
 
 def is_done(folder: Path) -> bool:
-    """Whether nothing is left to do there."""
+    """Whether the training in this folder is finished or has failed."""
     return (folder / "summary.json").is_file() or is_failed(folder)
 
 
 def is_failed(folder: Path) -> bool:
-    """Whether the training there failed; it is not tried again while failed.json is there."""
+    """Whether the training in this folder failed. It is not tried again while failed.json exists."""
     return (folder / "failed.json").is_file()
 
 
 def read_training(plan: CertifyPlan, network: Network, seed: int) -> Training | None:
-    """What became of a training, None where it is not finished; StudyError for a torn or foreign file."""
+    """The result of a training; None while it is not finished. StudyError for a torn or foreign file."""
     from hwnas.training.results import SUMMARY
 
     folder = plan.folder(network, seed)
@@ -160,7 +160,7 @@ def read_training(plan: CertifyPlan, network: Network, seed: int) -> Training | 
 
 
 def epochs_done(plan: CertifyPlan) -> int:
-    """Epochs of a finished training: more than `plan.epochs` where they were raised to the recipe's least steps."""
+    """Epochs of a finished training. They exceed `plan.epochs` if the recipe's least number of steps needs more."""
     from hwnas.training.results import SUMMARY
 
     summaries = (SUMMARY.find(plan.folder(*training) / "summary.json") for training in trainings(plan))
@@ -172,7 +172,7 @@ def _write(path: Path, document: Document, content: dict[str, Any]) -> None:
 
 
 def _heard(plan: CertifyPlan, report: Report, every_s: float = 5.0) -> Callable[[], None]:
-    """Reports how many epochs of all are done, by whatever process: as their logs say."""
+    """The function that reports the share of epochs that all processes have done, read from their logs."""
     last = 0.0
 
     def hear() -> None:
@@ -199,7 +199,7 @@ def _epochs(plan: CertifyPlan, network: Network, seed: int) -> int:
 
 
 class _Inside(Console):
-    """A quiet console whose steps tell that work goes on."""
+    """A quiet console. Every report of a step calls `heard`, to show that the work goes on."""
 
     def __init__(self, heard: Callable[[], None]) -> None:
         super().__init__(quiet=True)
@@ -207,12 +207,12 @@ class _Inside(Console):
 
     @contextmanager
     def step(self, title: str) -> Iterator[Report]:
-        """Whatever is reported calls `heard`."""
+        """A step whose reports call `heard`."""
         yield lambda share, note="": self._heard()
 
 
 def main() -> int:
-    """One more process on a plan's trainings: trains what no other process is at; errors as one line."""
+    """Work on a plan's trainings as one more process: run those that no other is running. Errors print one line."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         plan = read_plan(Path(sys.argv[1]))

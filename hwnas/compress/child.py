@@ -1,4 +1,4 @@
-"""The check of a bare ONNX file before it is compressed, which runs in a limited child process."""
+"""Checks a bare ONNX file before it is compressed, in a limited child process."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def check(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Pr
     axes[0].dim_param = "batch"
     for axis, size in zip(axes[1:], shape, strict=True):
         axis.dim_value = size
-    del proto.graph.value_info[:]  # may state the open axes; runtimes infer them
+    del proto.graph.value_info[:]  # it may contain the open axes; runtimes infer it again
     name_nodes(proto)
     try:
         onnx.load_external_data_for_model(proto, str(path.parent))

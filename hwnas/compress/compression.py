@@ -1,4 +1,4 @@
-"""A compression: its steps in order, cheap ones first, their latencies, the best file, and what is written."""
+"""A compression: its steps in order, cheap ones first, their latencies, the best file, and the results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PACKAGES = ("torch", "onnx", "onnxruntime", "openvino")
 
 
 def taken(steps: Steps, console: Console) -> list[Step]:
-    """The int8 steps up to the first that keeps the limit; all of them where the options say so."""
+    """Take the int8 steps up to the first that keeps the limit, or all of them if the options say so."""
     options, finished = steps.job.options, list[Step]()
     for step in _all(steps, finished, console):
         finished.append(step)
@@ -39,7 +39,7 @@ def taken(steps: Steps, console: Console) -> list[Step]:
 
 
 def _all(steps: Steps, finished: Sequence[Step], console: Console) -> Iterator[Step]:
-    """Post-training; sensitive nodes in fp32; fine-tuned; fine-tuned with sensitive nodes in fp32."""
+    """The steps in order: post-training, sensitive nodes in fp32, fine-tuning, fine-tuning with such nodes in fp32."""
     from hwnas.compress.post_training import PostTraining
     from hwnas.compress.sensitivity import KeptNodes
 
@@ -61,7 +61,7 @@ def _all(steps: Steps, finished: Sequence[Step], console: Console) -> Iterator[S
 
 
 def line(step: Step, reference: Step) -> str:
-    """A finished step in one line."""
+    """One line about a finished step."""
     if step.error:
         return f"{step.name}: failed: {step.error}"
     drop, low, high = step.drop(reference)
@@ -70,7 +70,7 @@ def line(step: Step, reference: Step) -> str:
 
 
 def timed(steps: Steps, finished: Sequence[Step], console: Console) -> dict[str, Measurement]:
-    """Latency of the fp32 reference and of every step's file, all in the same rounds; kept from run to run."""
+    """Time the fp32 reference and every step's file, all in the same rounds; later runs reuse the times."""
     job, path = steps.job, steps.job.steps / "timing.json"
     files = {REFERENCE: (job.source.path, "fp32")} | {
         step.name: (step.path, "int8") for step in finished if not step.error}
@@ -87,7 +87,7 @@ def timed(steps: Steps, finished: Sequence[Step], console: Console) -> dict[str,
 
 
 def _stored_timing(path: Path, contents: Mapping[str, str]) -> dict[str, Measurement]:
-    """The measurements of an earlier run, of those files that are the same."""
+    """The measurements of an earlier run, for files that have not changed."""
     data = TIMING.find(path)
     if data is None:
         return {}
@@ -98,7 +98,10 @@ def _stored_timing(path: Path, contents: Mapping[str, str]) -> dict[str, Measure
 
 
 def best(finished: Sequence[Step], reference: Step, latency: Mapping[str, Measurement], max_drop: float) -> Step | None:
-    """The fastest that keeps the limit; of those whose 90 % intervals of latency meet its own, the most accurate."""
+    """The best step that keeps the limit; None if there is none.
+
+    It is the most accurate of those whose 90 % interval of latency overlaps that of the fastest.
+    """
     keeping = [step for step in finished if step.keeps(reference, max_drop)]
     if not keeping:
         return None
@@ -108,14 +111,14 @@ def best(finished: Sequence[Step], reference: Step, latency: Mapping[str, Measur
 
 
 def nearest(finished: Sequence[Step], reference: Step) -> Step | None:
-    """The one that loses least; the first of equals. None where every step failed."""
+    """The step that loses least accuracy; the first of equals. None when every step failed."""
     whole = [step for step in finished if not step.error]
     return min(whole, key=lambda step: step.drop(reference)[0]) if whole else None
 
 
 def rows(finished: Sequence[Step], reference: Step, latency: Mapping[str, Measurement], max_drop: float
          ) -> list[dict[str, Any]]:
-    """A line of `table.csv` a step, the reference first: top-1 as a fraction, drops in points, latency in ms."""
+    """Rows of `table.csv`, the reference first: top-1 as a fraction, drops in points, latency in ms."""
     fp32_ms = latency[REFERENCE].latency_ms
     table = []
     for step in (reference, *finished):
@@ -135,7 +138,7 @@ def rows(finished: Sequence[Step], reference: Step, latency: Mapping[str, Measur
 
 
 def write_results(steps: Steps, finished: Sequence[Step], latency: Mapping[str, Measurement]) -> dict[str, Any]:
-    """Write table, summary and, where the limit is kept, the int8 file; without one, an earlier file goes.
+    """Write table, summary and, if a step keeps the limit, the int8 file; otherwise an earlier int8 file is removed.
 
     QuantizeError when every step failed.
     """
@@ -145,7 +148,7 @@ def write_results(steps: Steps, finished: Sequence[Step], latency: Mapping[str, 
     chosen = best(finished, steps.reference, latency, limit)
     told = chosen or nearest(finished, steps.reference)
     deployed = job.folder.deployed("int8")
-    job.summary.unlink(missing_ok=True)  # an earlier one tells of an earlier limit
+    job.summary.unlink(missing_ok=True)  # an earlier summary may describe another limit
     if chosen is None:
         deployed.unlink(missing_ok=True)
     else:
@@ -167,9 +170,9 @@ def write_results(steps: Steps, finished: Sequence[Step], latency: Mapping[str, 
 
 
 def _on_test_images(steps: Steps, told: Step) -> dict[str, Any]:
-    """Test top-1 of the file that is told of and of the fp32 network, asked once, with the paired interval of the drop.
+    """Test top-1 of the reported file and of the fp32 network, with the paired interval of the drop.
 
-    No step was chosen by it.
+    The test images are used only here: they chose no step.
     """
     test, job = steps.job.dataset.test, steps.job
     fp32, _ = steps.scorer.right(job.source.path, REFERENCE, test)
@@ -186,7 +189,7 @@ def _on_test_images(steps: Steps, told: Step) -> dict[str, Any]:
 
 
 def sentence(summary: Mapping[str, Any], job: CompressJob) -> str:
-    """The result in one line."""
+    """The result as one line."""
     test = (f"test {summary['top1_test']:.2%}, drop {summary['test_drop_points']:.2f} (95 %: "
             f"{summary['test_drop_points_low']:.2f} to {summary['test_drop_points_high']:.2f}) on {summary['n_test']} "
             "images")
@@ -201,7 +204,7 @@ def sentence(summary: Mapping[str, Any], job: CompressJob) -> str:
 
 
 def printed(table: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The table for a terminal, a line a step."""
+    """The table for a terminal, one line for each step."""
     head = ("step", "validation", "drop", "95 %", "latency ms", "speed", "int8", "fp32 nodes", "")
     return text_table([head, *(_printed(row) for row in table)], words=(0, len(head) - 1))
 

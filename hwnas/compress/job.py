@@ -1,4 +1,4 @@
-"""What a compression works with: options, the network it starts from, data and target; and the folder it fills."""
+"""The inputs of a compression (options, source network, data, target), and the folder that it fills."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LEAST_CALIBRATION = 8
 
 @dataclass(frozen=True, slots=True)
 class CompressOptions:
-    """`max_drop` is in points of validation top-1; `conf/compress.yaml` explains each of the others."""
+    """Options of a compression. `max_drop` is in points of validation top-1; `conf/compress.yaml` explains the rest."""
 
     max_drop: float
     every_step: bool
@@ -74,21 +74,21 @@ class CompressOptions:
             rotate=float(number(config, "qat.rotate", 0, 180)))
 
     def deciding(self) -> dict[str, Any]:
-        """What decides every step, by key: neither the limit nor what only costs time."""
+        """The options that decide every step, by key: all but the limit and those that only cost time."""
         return {key: getattr(self, key) for key in ("seed", "train_images", "calibration_images",
                                                      "validation_images")}
 
     def tuning(self) -> dict[str, Any]:
-        """What decides the fine-tuning besides, by key."""
+        """The further options that decide the fine-tuning, by key."""
         keys = ("epochs", "batch_size", "lr", "distil", "shift", "zoom", "rotate")
         return {f"qat.{key}": getattr(self, key) for key in keys}
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """An fp32 network: the file that is worked on, what it takes and gives, and who wrote it (`metadata_props`).
+    """An fp32 network: its file, the shape of its images, its classes, and its `metadata_props`.
 
-    `tunable`: a model folder with its weights, which may be fine-tuned; a bare file is taken as it is.
+    `tunable`: it is a model folder with weights, which can be fine-tuned. A bare file is used as it is.
     """
 
     path: Path
@@ -100,7 +100,7 @@ class Source:
     metadata: Mapping[str, str]
 
     def fed(self, dataset: Dataset) -> Dataset:
-        """The data set normalised as the network was trained, where its file says how."""
+        """The data set with the normalisation that the network was trained with, if its file names it."""
         try:
             mean, std = (tuple(map(float, json.loads(self.metadata[key]))) for key in ("mean", "std"))
         except (KeyError, ValueError, TypeError):
@@ -109,16 +109,16 @@ class Source:
 
 
 def name_of(model: str) -> str:
-    """How a result's folder is called after the network: its folder's name, or its file's."""
+    """The network's name for a result folder: the name of its folder, or of its file."""
     path = Path(os.path.abspath(model))
     return path.name.removesuffix(".onnx") or "model"
 
 
 def source_of(model: str, target: Target, info: DatasetInfo, image_size: int | None, copies: Path, memory_mb: int,
               timeout_s: float) -> Source:
-    """The network behind `model`; a bare file's checked copy, axes fixed and nodes named, goes to the folder `copies`.
+    """Open the network `model`. A checked copy of a bare file, with fixed axes and named nodes, goes to `copies`.
 
-    UserError when it is torn, incomplete, or made for other channels or classes than the data set has.
+    UserError when it is torn, incomplete, or made for other channels or classes than those of the data set.
     """
     if Path(model).is_dir():
         source = _folder(ModelFolder(Path(model)), memory_mb)
@@ -135,7 +135,7 @@ def source_of(model: str, target: Target, info: DatasetInfo, image_size: int | N
 
 
 def _folder(folder: ModelFolder, memory_mb: int) -> Source:
-    """A folder that a search or hwnas.train wrote."""
+    """The network in a folder that a search or hwnas.train wrote."""
     if not (folder.architecture.is_file() or folder.baseline.is_file()):
         raise ConfigError(f"model: {folder.path} has neither architecture.yaml nor baseline.yaml. Give models/ID of a "
                           "search, the folder of a python -m hwnas.train, or an .onnx file.")
@@ -155,7 +155,7 @@ def _folder(folder: ModelFolder, memory_mb: int) -> Source:
 
 def _bare(model: str, target: Target, info: DatasetInfo, image_size: int | None, copies: Path, memory_mb: int,
           timeout_s: float) -> Source:
-    """Its copy is named by its content: another file's, refused later, must not take the place of one in use."""
+    """The network in a bare file. Its copy is named by its content, so that it never replaces a copy in use."""
     from hwnas.runtimes.child import run_child
 
     check_path(model, memory_mb)
@@ -180,7 +180,7 @@ def metadata_of(proto: ModelProto) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class CompressJob:
-    """A network, the data, the target and the options. `calibration`: normalised training images [n, c, h, w]."""
+    """The network, data, target and options. `calibration` holds normalised training images [n, c, h, w]."""
 
     source: Source
     dataset: Dataset
@@ -193,36 +193,36 @@ class CompressJob:
 
     @property
     def steps(self) -> Path:
-        """Every finished step's result and file."""
+        """The folder with every finished step's result and file."""
         return self.folder.path / "steps"
 
     @property
     def summary(self) -> Path:
-        """`summary.json`, written last."""
+        """The path of `summary.json`, which is written last."""
         return self.folder.path / "summary.json"
 
     @property
     def table(self) -> Path:
-        """`table.csv`: a line a step."""
+        """The path of `table.csv`, with one line for each step."""
         return self.folder.path / "table.csv"
 
     @property
     def tuned_for(self) -> TunedFor:
-        """Whose kernels the int8 files suit."""
+        """The runtime whose kernels the int8 files suit."""
         from hwnas.networks.quantize import tuning_of
 
         return tuning_of(self.target)
 
     @property
     def threads(self) -> int:
-        """Threads of calibration and training."""
+        """Number of threads for calibration and training."""
         from hwnas.target.host import usable_cores
 
         return self.options.threads or len(usable_cores())
 
 
 def make_job(config: Any, console: Console) -> CompressJob:
-    """Read and check every option, the model and the data; a UserError names what is wrong."""
+    """Read and check every option, the model and the data; a UserError names the fault."""
     from hwnas.cli.options import number, section
     from hwnas.data.loading import inspect_dataset
     from hwnas.runtimes.runtime import load_runtime
@@ -263,9 +263,9 @@ def _target(config: Any, console: Console) -> Target:
 
 def _dataset(data: dict[str, Any], info: DatasetInfo, source: Source, train_images: int | None, split_seed: int,
              console: Console) -> Dataset:
-    """The images as the network takes them; says so when they are not those that it was trained with.
+    """The images in the form that the network takes. A line says so if it was trained on other ones.
 
-    DataError when they are of another data set: what is never right loses nothing by rounding.
+    DataError when they are of another data set: a network that is never right cannot lose accuracy by rounding.
     """
     from hwnas.data.loading import load_dataset
     from hwnas.data.splits import subset
@@ -282,14 +282,14 @@ def _dataset(data: dict[str, Any], info: DatasetInfo, source: Source, train_imag
         console.say(f"note: {source.label} was trained with the images {trained_on}, these are {dataset.fingerprint}: "
                     "other files, size or split, so that some of those it is judged on may have trained it. Give the "
                     "search's seed, or the training's split_seed, as split_seed.")
-    if train_images:  # the part that hwnas.train takes of as many
+    if train_images:  # the same part as in hwnas.train with this option
         rows = subset(dataset.train.labels, train_images, split_seed)
         dataset = replace(dataset, train=dataset.train.take(rows))
     return source.fed(dataset)
 
 
 def _parts(dataset: Dataset, options: CompressOptions, split_seed: int) -> tuple[Split, NDArray[np.float32]]:
-    """Validation images that decide, and training images of every class that calibrate."""
+    """The validation images for decisions, and training images of every class for calibration."""
     from hwnas.data.splits import subset
 
     train, validation, classes = dataset.train, dataset.validation, len(dataset.class_names)
@@ -309,8 +309,11 @@ def _parts(dataset: Dataset, options: CompressOptions, split_seed: int) -> tuple
 
 
 def check_folder(job: CompressJob) -> None:
-    """StudyError when the folder holds the steps of another compression (naming what differs), or files that a search
-    or a training wrote there: an int8 file and a summary would take the place of theirs."""
+    """StudyError when the folder belongs to another compression, a search or a training.
+
+    For another compression, the message names the difference. The files of a search or training would be replaced by
+    the int8 file and the summary.
+    """
     path, folder = job.steps / "identity.json", job.folder
     if not path.is_file():
         theirs = [file.name for file in (folder.architecture, folder.baseline, folder.weights, folder.onnx, folder.int8,

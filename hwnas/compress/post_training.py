@@ -1,4 +1,4 @@
-"""Post-training steps: one calibrated network, ranges by four methods, biases corrected, one scale a tensor."""
+"""Post-training steps: ranges by four methods, then bias correction, then one scale for each tensor."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Quantisation:
     per_channel: bool = True
 
     def int8(self, kept: Collection[str] = ()) -> ModelProto:
-        """The QDQ network with the nodes of `kept` as they were in fp32."""
+        """The QDQ network; the nodes of `kept` stay in fp32."""
         network = copy_network(self.network)
         before = {node.name: node for node in self.original.graph.node}
         for node in network.graph.node:
@@ -56,7 +56,7 @@ class PostTraining:
         self._ranges, self._corrected = cache(self._calibrated), cache(self._bias_corrected)
 
     def steps(self) -> Iterator[Step]:
-        """Each step as it is finished."""
+        """The steps, each as soon as it is finished."""
         for method, text in _METHODS.items():
             yield self._take(method, f"weights per channel, ranges by {method} ({text})")
         yield self._take(f"{self.best_method}_bias", f"{self.best_method}, biases corrected layer by layer")
@@ -69,11 +69,11 @@ class PostTraining:
         return next(method for method in _METHODS if method == name)
 
     def best(self) -> Quantisation:
-        """That of the per-channel step that is right most often."""
+        """The quantisation of the per-channel step with most right answers."""
         return self.quantisation(_best({name: step for name, step in self._found.items() if "tensor" not in name}))
 
     def quantisation(self, name: str) -> Quantisation:
-        """That of a step by its name."""
+        """The quantisation of the step `name`."""
         method = next(method for method in _METHODS if name.startswith(method))
         plain = Quantisation(self._original, self._original, self._ranges()[method], name, self._job.tuned_for)
         if name.endswith("_per_tensor"):

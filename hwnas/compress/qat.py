@@ -1,4 +1,4 @@
-"""Quantisation-aware fine-tuning: fake quantisers put where the exported file will have them, trained, taken out."""
+"""Quantisation-aware fine-tuning: train with fake quantisers at the places where the exported file will have pairs."""
 
 from __future__ import annotations
 
@@ -34,13 +34,14 @@ _WEIGHTED = ("Conv", "Gemm")
 
 
 class FakeQuantised(OnnxModule):
-    """The fp32 file at `path`, its weights and biases parameters, rounded in the forward pass as `insert_pairs` does.
+    """The fp32 file at `path` as a trainable module that rounds in the forward pass where `insert_pairs` does.
 
-    Activations by `ranges`, which stay; weights per output channel by their own extremes at every step. Gradients pass
-    straight through what is not clipped (Jacob et al., Quantization and Training of Neural Networks for Efficient
-    Integer-Arithmetic-Only Inference, CVPR 2018). Batch norms are folded in the file, so that their statistics stay.
-    It computes what the file says; OpenVINO 2026.4 is a little more exact, for it does not round a linear convolution's
-    output that it adds to a sum at once.
+    Weights and biases are parameters. Activations are rounded by `ranges`, which are constant. Weights are rounded per
+    output channel, by their own extremes at every step. Gradients pass straight through values that are not clipped
+    (Jacob et al., Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference, CVPR
+    2018). The file has its batch norms folded, so their statistics do not change.
+    The module computes what the file says. OpenVINO 2026.4 is slightly more exact: it does not round the output of a
+    linear convolution that it adds to a sum at once.
     """
 
     def __init__(self, path: str | os.PathLike[str], ranges: Mapping[str, Range], tuned_for: TunedFor) -> None:
@@ -55,6 +56,7 @@ class FakeQuantised(OnnxModule):
                 self.register_parameter(self.weight_names[name], nn.Parameter(tensor))
 
     def read(self, node: NodeProto, name: str, values: dict[str, Tensor]) -> Tensor:
+        """The tensor `name` as `node` reads it: rounded if the exported file has a QDQ pair there."""
         if name in self._pairs:
             key = f"{name}_dequantised"
             if key not in values:
@@ -67,7 +69,7 @@ class FakeQuantised(OnnxModule):
         return values[name]
 
     def _weights(self, node: NodeProto, values: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Rounded weight and bias of a quantised node; scales as the writer of QDQ files chooses them."""
+        """Rounded weight and bias of a quantised node, with the scales that a QDQ file would have."""
         keys = f"{node.name}/weight_dequantised", f"{node.name}/bias_dequantised"
         if keys[0] not in values:
             weight, input_scale = values[node.input[1]], self._pairs[node.input[0]][0]
@@ -81,7 +83,7 @@ class FakeQuantised(OnnxModule):
         return values[keys[0]], values[keys[1]]
 
     def network(self, proto: ModelProto) -> ModelProto:
-        """`proto`, the network that this was made from, with the weights as they are now; in place."""
+        """Write the present weights into `proto`, the network that this module was made from; returns it."""
         from onnx import numpy_helper
 
         for weight in proto.graph.initializer:
@@ -91,18 +93,18 @@ class FakeQuantised(OnnxModule):
         return proto
 
 NAME = "qat"
-QAT = Recipe(NAME, epochs=1, weight_decay=0.0, warmup=0.0, label_smoothing=0.0)  # the rest is `conf/compress.yaml`'s
+QAT = Recipe(NAME, epochs=1, weight_decay=0.0, warmup=0.0, label_smoothing=0.0)  # `conf/compress.yaml` has the rest
 
 
 class FineTuning:
-    """The step that trains the network of `base`, whose ranges it keeps."""
+    """The step that trains the network of `base` and keeps its ranges."""
 
     def __init__(self, steps: Steps, base: Quantisation, console: Console) -> None:
         self._steps, self._base, self._console, self._job = steps, base, console, steps.job
         self._fp32 = self._job.steps / f"{NAME}_fp32.onnx"
 
     def step(self) -> Step:
-        """Fine-tuned, exported as fp32 and quantised by the same pass as every other file."""
+        """Fine-tune the network, export it as fp32, and quantise it by the same pass as every other file."""
         epochs = self._job.options.epochs
         what = f"{self._base.note}, {epochs} epoch{'' if epochs == 1 else 's'} of fine-tuning with int8's rounding"
         step = self._steps.take(NAME, what, self._made, {"base": self._base.note, **self._job.options.tuning()})
@@ -110,7 +112,7 @@ class FineTuning:
         return step
 
     def tuned(self) -> Quantisation:
-        """How the fine-tuned network becomes int8."""
+        """The quantisation of the fine-tuned network."""
         network = load_fp32(self._fp32)
         return Quantisation(network, network, self._base.ranges, NAME, self._base.tuned_for)
 
@@ -121,7 +123,7 @@ class FineTuning:
         return proto, {"epochs": rows, "agreement": self._agreement(model, proto)}
 
     def _agreement(self, model: FakeQuantised, proto: ModelProto) -> float:
-        """Share of calibration images that the trained network and its file answer alike."""
+        """Share of calibration images with the same answer from the trained network and from its file."""
         path = self._job.steps / f"{NAME}.onnx"
         write_atomic(path, proto.SerializeToString())
         images = self._job.calibration
@@ -130,13 +132,16 @@ class FineTuning:
 
 
 def checkpoint_of(job: CompressJob) -> Path:
-    """The last whole epoch, until the step is finished."""
+    """The file of the last whole epoch. It is removed when the step is finished."""
     return job.steps / f"{NAME}.checkpoint.safetensors"
 
 
 def fine_tune(job: CompressJob, base: Quantisation, console: Console) -> tuple[FakeQuantised, list[dict[str, Any]]]:
-    """The network after the last epoch, in eval mode, and a row an epoch. Goes on after the last whole epoch, with the
-    same weights as without an interruption. TrainingError when the loss is not finite or memory runs out."""
+    """Train; returns the network after the last epoch, in eval mode, and one row for each epoch.
+
+    A training that was interrupted continues after its last whole epoch, and ends with the same weights. TrainingError
+    when the loss is not finite or memory runs out.
+    """
     if len(job.dataset.train) < job.options.batch_size:
         raise QuantizeError(f"not fine-tuned: qat.batch_size is {job.options.batch_size}, but there are "
                             f"{len(job.dataset.train)} images to train on.")
@@ -147,7 +152,7 @@ def fine_tune(job: CompressJob, base: Quantisation, console: Console) -> tuple[F
 
 
 class _FineTuning(Training):
-    """The fake-quantised network in training beside the fp32 one, whose answers it may learn."""
+    """The training of the fake-quantised network. It may also learn the fp32 network's answers."""
 
     name = "fine-tuning for int8"
     advice = "Set a smaller qat.lr."
@@ -165,7 +170,7 @@ class _FineTuning(Training):
         self.resume(checkpoint_of(job), self.identity)
 
     def loss(self, images: Tensor, targets: Tensor) -> Tensor:
-        """The task's, and the divergence from the fp32 network's answers in its share."""
+        """The task's loss, mixed with the divergence from the fp32 network's answers by its share."""
         logits, share = self.network(images), self.job.options.distil
         loss = self.of_logits(logits, targets)
         if self.teacher is None:

@@ -1,4 +1,4 @@
-"""Sensitive nodes left in fp32: what each costs in accuracy and in time is measured, the best bargains come first."""
+"""Sensitive nodes stay in fp32. Each node's cost in accuracy and in time is measured; the best bargains come first."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 SENSITIVITY = Document("hwnas-sensitivity", 1, "what single nodes cost", "Remove it to measure again.")
-_COPIES = 2  # of each network in the timing of single nodes, of which there are many
-_LEAST_COST = 0.005  # of the whole latency: below this a node's cost is noise
+_COPIES = 2  # copies of each network in the timing of single nodes: there are many nodes
+_LEAST_COST = 0.005  # share of the whole latency below which a node's cost is noise
 _ALL_INT8 = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """What leaving one node in fp32 does to the int8 network.
+    """The effect on the int8 network when one node stays in fp32.
 
-    `recovered`: error power of the logits, relative to the fp32 logits' power, that it takes away; `sqnr_db`: signal to
-    noise that is left; `cost_ms`: milliseconds that it adds; `bargain`: recovered per millisecond.
+    `recovered`: how much error power of the logits it removes, as a share of the fp32 logits' power. `sqnr_db`: the
+    signal-to-noise ratio after that. `cost_ms`: the milliseconds it adds. `bargain`: recovered per millisecond.
     """
 
     node: str
@@ -59,7 +59,7 @@ class KeptNodes:
         self._images = self._job.calibration[spread(len(self._job.calibration), self._job.options.sensitivity_images)]
 
     def steps(self) -> Iterator[Step]:
-        """Each set that has a smaller error than the one before it, larger by one node."""
+        """The steps: each keeps one more node in fp32, and has a smaller error than the one before."""
         kept: tuple[str, ...] = ()
         with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
             scratch = Path(folder) / "int8.onnx"
@@ -83,7 +83,7 @@ class KeptNodes:
                                 {"base": self._settings["base"], "kept": list(kept)})
 
     def _sensitivities(self, scratch: Path) -> list[Sensitivity]:
-        """The most sensitive nodes, the one that recovers most in a millisecond first; kept from run to run."""
+        """The most sensitive nodes, by what they recover per millisecond, the best first; later runs reuse them."""
         path = self._job.steps / f"{self._prefix}_sensitivity.json"
         stored = SENSITIVITY.find(path)
         if stored is None or stored.get("settings") != self._settings:
@@ -95,7 +95,7 @@ class KeptNodes:
         return [Sensitivity(**row) for row in stored["chosen"]]
 
     def _errors(self, path: Path, stored: dict[str, Any], scratch: Path) -> dict[str, float]:
-        """Error power with each node in fp32, and with none, written down one by one."""
+        """Error power with each node in fp32, and with none. Each result is stored at once."""
         errors: dict[str, Any] = stored.setdefault("errors", {})
         names = [_ALL_INT8, *(node.name for node in quantised_nodes(Graph(self._base.original)))]
         with self._console.step("sensitivity of each node") as report:
@@ -107,7 +107,7 @@ class KeptNodes:
         return {name: math.inf if error is None else error for name, error in errors.items()}
 
     def _error(self, scratch: Path, kept: tuple[str, ...]) -> float:
-        """Squared error of the int8 logits over the power of the fp32 ones; infinite where it cannot run."""
+        """Squared error of the int8 logits over the power of the fp32 ones; infinite if the network cannot run."""
         try:
             scratch.write_bytes(self._base.int8(kept).SerializeToString())
             got = self._scorer.logits(scratch, "int8", self._images)
@@ -124,7 +124,7 @@ class KeptNodes:
             return self._scorer.logits(path, "fp32", self._images)
 
     def _timed(self, errors: dict[str, float]) -> list[Sensitivity]:
-        """The nodes that take most of the error away, timed, in the order of what they take away in a millisecond."""
+        """Time the nodes that remove most of the error; sorted by what they remove per millisecond, the best first."""
         all_int8 = errors[_ALL_INT8]
         recovered = {name: all_int8 - error for name, error in errors.items() if name and error < all_int8}
         names = sorted(recovered, key=lambda name: -recovered[name])[: self._job.options.sensitivity_nodes]

@@ -1,4 +1,4 @@
-"""Step: one way to an int8 file, tried, scored and timed; every finished one is kept, so that a killed run goes on."""
+"""Steps: each makes an int8 file in its own way, and scores and times it. A killed run keeps the finished ones."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Scorer:
-    """Files run as the job's target runs them; `precision` fp32 means the same runtime, threads and batch."""
+    """Scores and times files in the job's target. `precision` fp32 means the same runtime, threads and batch."""
 
     job: CompressJob
 
@@ -47,11 +47,11 @@ class Scorer:
         return replace(self.job.target, precision=precision)
 
     def compiled(self, path: Path, precision: str) -> Compiled:
-        """CandidateError when the runtime does not take it."""
+        """The file compiled for the target; CandidateError when the runtime refuses it."""
         return load_runtime(self.job.target.runtime).compile(path, self.target(precision))
 
     def right(self, path: Path, precision: str, split: Split | None = None) -> tuple[NDArray[np.bool_], dict[str, Any]]:
-        """Which images of `split` (validation) are answered right, and what was executed."""
+        """Which images of `split` (None: validation) get the right answer [n], and what was executed."""
         split = self.job.validation if split is None else split
         compiled = self.compiled(path, precision)
         answers = predict(compiled, replace(self.job.dataset, test=split))  # `predict` asks about the test set
@@ -59,13 +59,13 @@ class Scorer:
         return answers == split.labels, execution
 
     def logits(self, path: Path, precision: str, images: NDArray[np.float32]) -> NDArray[np.float32]:
-        """[n, classes] of normalised images."""
+        """Logits [n, classes] of normalised images."""
         return self.compiled(path, precision).logits(images)
 
     def time(self, files: Mapping[str, tuple[Path, str]], console: Console, copies: int = 4) -> dict[str, Measurement]:
-        """Latency of every (file, precision), all in the same interleaved rounds beside the fixed reference network.
+        """Latency of every (file, precision), all in the same interleaved rounds, beside the fixed reference network.
 
-        MeasurementInvalid when the machine was too restless, or the time too short, for one of them.
+        MeasurementInvalid when the machine was too restless, or the time was too short, for a file.
         """
         job = self.job
         reference = Reference.of_host(job.target, load_runtime(job.target.runtime).version())
@@ -91,9 +91,9 @@ REFERENCE = "fp32"
 
 @dataclass(frozen=True)
 class Step:
-    """A file and its answers. `right`: which validation images it has right (none where it failed: `error`).
+    """A file and its answers. `right` marks the right answers on validation images; it is empty after an `error`.
 
-    `about` holds what the step itself has to tell: nodes left in fp32, shares executed in int8, seconds.
+    `about` holds further facts: nodes left in fp32, shares executed in int8, seconds.
     """
 
     name: str
@@ -105,7 +105,7 @@ class Step:
 
     @property
     def top1(self) -> float:
-        """Validation top-1, 0 to 1; NaN where it failed."""
+        """Validation top-1, 0 to 1; NaN if the step failed."""
         return math.nan if self.error else float(self.right.mean())
 
     @property
@@ -127,7 +127,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Steps:
-    """The steps of a job: taken now, or read from its folder where they are finished."""
+    """The steps of a job. Finished ones are read from its folder."""
 
     job: CompressJob
     scorer: Scorer
@@ -140,15 +140,15 @@ class Steps:
 
     def take(self, name: str, what: str, make: Callable[[], tuple[ModelProto, dict[str, Any]]],
              settings: Mapping[str, Any] = MappingProxyType({})) -> Step:
-        """The step `name`: a QDQ network made, written and scored; one that cannot be made or run tells why.
+        """The step `name`: make, write and score a QDQ network. If it cannot be made or run, the step says why.
 
-        One that was finished with the same `settings` (what decides it besides the job) is read.
+        A step that was finished with the same `settings` is read. They are what decides it besides the job.
         """
         path = self.job.steps / f"{name}.onnx"
         step = self._stored(name, what, path, finite(settings))
         if step is not None:
             return step
-        path.with_suffix(".json").unlink(missing_ok=True)  # or, killed here, old answers would stand beside a new file
+        path.with_suffix(".json").unlink(missing_ok=True)  # otherwise a kill could leave old answers beside a new file
         start = time.monotonic()
         try:
             proto, about = make()
