@@ -22,7 +22,7 @@ complete -o nospace -o default -F _hwnas hwnas"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that is named first; returns its exit code, 2 where there is none of that name."""
+    """Run the command that is named first; returns its exit code, or 2 if there is no such command."""
     from hwnas import __version__
 
     name, *rest = [*(sys.argv[1:] if argv is None else argv)] or ["--help"]
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def completions(line: str) -> list[str]:
-    """What the last word of a command line can become; a blank at the end says that it is whole."""
+    """Completions of the last word of a command line. A blank at the end means that the word is complete."""
     words = line.split(" ")
     if len(words) < 3:
         return [f"{name} " for name in COMMANDS]
@@ -63,7 +63,7 @@ def completions(line: str) -> list[str]:
 
 
 def _values(key: str) -> list[str]:
-    """Names that an option takes, [] where they are not known."""
+    """Names that an option accepts; [] if they are not known."""
     from hwnas.system.paths import search_space_dirs
 
     if key == "space":

@@ -1,11 +1,11 @@
-"""A search from Python: what the commands do, with keywords for their options, and results as objects.
+"""A search from Python: the commands as functions, with keywords for their options, and results as objects.
 
     import hwnas
     run = hwnas.search("xeon_int8", "/data/parts", space="mnasnet_small", n_trials=24, out="runs/parts", seed=0)
     run.to_frame()[["id", "top1_test", "latency_ms", "on_front"]]
     run.best(latency_ms=0.3).session().logits(images)
 
-The same checks, the same folder, the same resume as the commands. Errors are `hwnas.errors.HwnasError`s.
+Checks, folders and resuming are the same as in the commands. Errors are `hwnas.errors.HwnasError`s.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from hwnas.runtimes.runtime import Compiled
     from hwnas.target.target import Target
 
-_PLAIN = re.compile(r"[A-Za-z_][\w.:-]*")  # text that Hydra takes as it is
+_PLAIN = re.compile(r"[A-Za-z_][\w.:-]*")  # text that Hydra accepts without quotes
 _WORDS = ("true", "false", "null", "nan", "inf")
 
 
@@ -65,7 +65,7 @@ def load(folder: str | os.PathLike[str]) -> Run:
 def benchmark(model: str | os.PathLike[str], target: str, *, quiet: bool = True, **options: Any) -> Benchmark:
     """Time one network on this host: a path of an ONNX file, or `timm:NAME`; options as `python -m hwnas.benchmark`.
 
-    Where the machine was too restless the result says so in `invalid`.
+    If the machine was too restless, `invalid` of the result says so.
     """
     from hwnas.benchmark.__main__ import benchmark as go
 
@@ -75,7 +75,7 @@ def benchmark(model: str | os.PathLike[str], target: str, *, quiet: bool = True,
 
 def profile(target: str, space: str, *, minutes: float | None = None, quiet: bool = True, **options: Any
             ) -> LatencyTable:
-    """Measure this host for a target and a search space, as `python -m hwnas.profile` does; the stored table."""
+    """Measure this host for a target and a space, like `python -m hwnas.profile`; returns the stored table."""
     from hwnas.latency.deployment import profile as go
 
     given = {"target": target, "space": space, **({} if minutes is None else {"budget": {"minutes": minutes}})}
@@ -84,17 +84,17 @@ def profile(target: str, space: str, *, minutes: float | None = None, quiet: boo
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder, read: its tables, picture, study and networks."""
+    """The content of a run folder: its tables, picture, study and networks."""
 
     folder: RunFolder
 
     @property
     def path(self) -> Path:
-        """Where its files lie."""
+        """The run folder."""
         return self.folder.path
 
     def to_frame(self, table: Literal["front", "trials"] = "front") -> pd.DataFrame:
-        """`front.csv` or `trials.csv` with a type for each column; what is not known is NA."""
+        """`front.csv` or `trials.csv` with a type for each column; an unknown value is NA."""
         from hwnas.front.rows import column_types
         from hwnas.study.costs import COSTS
         from hwnas.system.run_folder import TRIALS
@@ -110,7 +110,7 @@ class Run:
         return read_frame(path.read_text(encoding="utf-8"), columns)
 
     def plot(self) -> Figure:
-        """The picture of the report."""
+        """The report's picture as a matplotlib figure."""
         from hwnas.front.picture import front_figure
         from hwnas.front.report import read_report
 
@@ -119,14 +119,14 @@ class Run:
 
     @cached_property
     def study(self) -> optuna.Study:
-        """The Optuna study, to be read."""
+        """The Optuna study, for reading."""
         from hwnas.study.study import database_path, load_study
 
         return load_study(str(self.folder.read_config().get("storage") or database_path(self.path)))
 
     @property
     def models(self) -> list[Model]:
-        """Finalists and baselines, as in front.csv."""
+        """Finalists and baselines, in the order of front.csv."""
         from hwnas.front.rows import load_front
 
         return [Model(self.folder, row) for row in load_front(self.folder)]
@@ -134,7 +134,7 @@ class Run:
     def best(self, latency_ms: float | None = None) -> Model:
         """The most accurate verified network, baselines included, that was measured within `latency_ms`.
 
-        BudgetError where none is; it names the fastest.
+        BudgetError if there is none; it names the fastest.
         """
         verified = [model for model in self.models
                     if model.row.verified and model.row.latency_ms is not None and model.row.top1_test is not None]
@@ -151,29 +151,29 @@ class Run:
 
 @dataclass(frozen=True)
 class Model:
-    """One network of a run, with its row of front.csv."""
+    """A network of a run, with its row of front.csv."""
 
     folder: RunFolder
     row: FrontRow
 
     @property
     def id(self) -> str:
-        """Its folder in `models/`."""
+        """The name of its folder in `models/`."""
         return self.row.id
 
     @property
     def latency_ms(self) -> float:
-        """Measured, of one batch; infinite where it was not measured."""
+        """Measured latency of one batch in ms; infinite if it was not measured."""
         return float("inf") if self.row.latency_ms is None else self.row.latency_ms
 
     @property
     def top1_test(self) -> float:
-        """Of the deployed file on the test images, 0 to 1; NaN where it was not scored."""
+        """Top-1 of the deployed file on the test images, 0 to 1; NaN if it was not scored."""
         return float("nan") if self.row.top1_test is None else self.row.top1_test
 
     @property
     def card(self) -> str:
-        """Text of `card.md`."""
+        """The text of `card.md`."""
         return self.folder.model(self.id).card.read_text(encoding="utf-8")
 
     @property
@@ -218,12 +218,12 @@ class Model:
 
 
 def _composed(command: str, given: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-    """The configuration of a command with what is given and these options, checked as the command checks it."""
+    """The configuration of a command with `given` and `options`, checked like the command's own."""
     pairs = [*_flat(given), *_flat(options)]
     twice = sorted({key for key, _ in pairs if [name for name, _ in pairs].count(key) > 1})
     if twice:
         raise ConfigError(f"{twice[0]} is given twice. Give it once.")
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the commands do, for the processes that they start
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # like the commands, for their child processes
     return compose(command, [f"{key}={_text(value)}" for key, value in pairs])
 
 

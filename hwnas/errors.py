@@ -15,7 +15,7 @@
     └── CandidateError         one candidate failed; the search goes on
         ├── ExportError        torch -> ONNX, or the parity gate behind it
         ├── QuantizeError      ONNX -> int8 QDQ
-        ├── TrainingError      loss not finite, nothing learnt
+        ├── TrainingError      the loss is not finite, or nothing was learnt
         └── MeasurementInvalid the machine was too restless for a number
 """
 
@@ -58,7 +58,7 @@ class MissingLatency(TableError):
 
 
 class SamplerError(UserError):
-    """What a sampler was told (roles, known objectives) cannot be searched with."""
+    """A sampler cannot search with the given roles or known objectives."""
 
 
 class StudyError(UserError):

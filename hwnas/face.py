@@ -1,7 +1,7 @@
-"""Faces: a package offers a few names of its modules, and loads none of them before it is asked for that name.
+"""Faces: a package offers a few names of its modules, and loads a module only when its name is used.
 
-`hwnas.search` is a function for users and a package for Python, which puts the package in the function's place as soon
-as it is imported: such a module is made callable, and a call goes to the function.
+`hwnas.search` is a function for users and a package for Python. The import of the package replaces the function, so
+the package is made callable, and a call goes to the function.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def face(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], 
 
 
 def call(module: str, function: str) -> None:
-    """Let `module`, which is being imported, be called as `function` of `hwnas.api`."""
+    """Make `module`, which is being imported, callable: a call runs `function` of `hwnas.api`."""
 
     class Called(ModuleType):
         def __call__(self, *values: Any, **options: Any) -> Any:

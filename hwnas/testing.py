@@ -1,6 +1,7 @@
-"""Contract tests for the doors: what a third party's runtime, estimator, sampler, data set or objective must pass.
+"""Contract tests for a third party's runtime, estimator, sampler, data set or objective.
 
-Plain assertions, for any test runner."""
+They are plain assertions, for any test runner.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ def check_runtime(runtime: Runtime, onnx_path: str | os.PathLike[str], target: T
                   relative_error: float = 1e-3) -> None:
     """Assert that `runtime` keeps the `Runtime` and `Compiled` contract for one ONNX file and target.
 
-    The file takes float32 [batch,c,h,w] and gives [batch, classes]. `reference`: logits that are expected for
-    `contract_images(onnx_path, len(reference))`, within `relative_error` of the largest.
+    The file takes float32 [batch,c,h,w] and gives [batch, classes]. `reference` holds the expected logits of
+    `contract_images(onnx_path, len(reference))`; errors may be `relative_error` of the largest logit.
     """
     _check_refusals(runtime, onnx_path, target)
     runtime.check(target)
@@ -62,7 +63,7 @@ def check_runtime(runtime: Runtime, onnx_path: str | os.PathLike[str], target: T
 
 
 def contract_images(onnx_path: str | os.PathLike[str], n: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    """`n` normal random images of the shape that the file takes; the first ones are the same for every `n`."""
+    """`n` random normal images of the file's input shape. Image i is the same for every `n`."""
     import onnx
 
     shape = [axis.dim_value for axis in onnx.load(os.fspath(onnx_path)).graph.input[0].type.tensor_type.shape.dim[1:]]
@@ -103,9 +104,9 @@ def _check_bind(compiled: object, onnx_path: str | os.PathLike[str], batch: int)
 
 
 def check_estimator(estimator: AccuracyEstimator, architecture: Architecture) -> None:
-    """Assert that `estimator` keeps the `AccuracyEstimator` contract for one architecture it can tell about.
+    """Assert that `estimator` keeps the `AccuracyEstimator` contract for an architecture that it can judge.
 
-    It is asked three times, so let it be quick.
+    It is asked three times, so it should be quick.
     """
     from hwnas.accuracy.estimator import Source
 
@@ -126,7 +127,7 @@ def check_estimator(estimator: AccuracyEstimator, architecture: Architecture) ->
 
 
 def check_sampler(make: Callable[..., BaseSampler], n_trials: int = 12) -> None:
-    """Assert that `make(seed=…)`, the entry point of a sampler, gives one that a search can use and repeat."""
+    """Assert that `make(seed=…)`, the entry point of a sampler, makes one that a search can use and repeat."""
     import optuna
 
     def asked(seed: int) -> list[dict[str, Any]]:
@@ -169,7 +170,7 @@ def check_dataset(listing_of: Callable[[DatasetOptions], Listing], options: Data
 
 
 def check_cost(cost: KnownObjective, blocks: Sequence[BlockSpec], terms: Terms | None = None) -> None:
-    """Assert that a known objective can be told of a network's `blocks` before it is trained."""
+    """Assert that a known objective can be computed from a network's `blocks` before a training."""
     from hwnas.study.costs import KnownObjective, Terms
 
     assert isinstance(cost, KnownObjective), "the entry point is a KnownObjective"

@@ -27,7 +27,7 @@ PATHS = ("architecture", "model", "weights", "teacher.model", "teacher.weights")
 
 
 def main(config: Any, console: Console) -> None:
-    """Check, train (or go on), export, score; the result in one line."""
+    """Check the options, train (or continue), export and score; prints the result in one line."""
     from hwnas.training.job import make_job, train
     from hwnas.training.ranks import Ranks
     from hwnas.training.results import read_summary, sentence, write_results
@@ -46,7 +46,7 @@ def main(config: Any, console: Console) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: Path, ranks: Ranks, console: Console) -> Iterator[None]:
-    """One training at a time in a folder; the first process holds the lock for all."""
+    """Hold the folder's lock, so that it has one training at a time. The first process holds it for all."""
     from hwnas.system.locks import hold
 
     if not ranks.first:

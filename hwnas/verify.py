@@ -50,7 +50,7 @@ def run(config: Mapping[str, Any], console: Console) -> None:
 
 
 def objective_of(search: Mapping[str, Any], target: Target) -> Objective:
-    """What the search of a `config.yaml` optimised; runs of before have no such section and had latency alone."""
+    """The objective of the search of a `config.yaml`. Older runs have no such section: they minimised latency alone."""
     from hwnas.study.objective import Objective, read_objective
 
     section = search.get("objective")
@@ -87,7 +87,7 @@ def making_of(folder: RunFolder, config: Mapping[str, Any], environment: Mapping
 
 
 def timing_of(environment: Mapping[str, Any], seconds: float | None) -> Timing:
-    """How the run times; the quiet time counts on the machine that it was measured on only."""
+    """How the run times networks. The quiet time counts only on the machine where it was measured."""
     from hwnas.front.score import Timing
     from hwnas.space.architecture import Architecture
 

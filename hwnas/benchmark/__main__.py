@@ -29,7 +29,7 @@ PATHS = ("model", "plot")
 
 
 def main(config: Any, console: Console) -> None:
-    """Time, print, store; MeasurementInvalid, after all was printed and stored, when the machine was too restless."""
+    """Time, print and store. If the machine was too restless, MeasurementInvalid follows after that."""
     from hwnas.benchmark.report import lines
 
     if not config.get("model"):
@@ -115,7 +115,7 @@ def _differ(batches: tuple[int, ...]) -> bool:
 
 
 def _picture_path(config: Any) -> Path | None:
-    """Where the batch curve goes; None where there is no curve."""
+    """The path of the batch curve; None if there is no curve."""
     from omegaconf import ListConfig
 
     curve = isinstance(config.batch, ListConfig) and len(config.batch) > 1
@@ -143,7 +143,7 @@ def _draw(result: Benchmark, path: Path) -> None:
 
 
 def _slower_than_ever(result: Benchmark) -> str:
-    """What to do where the whole run was slow, which may also be how this host is from now on."""
+    """Advice for a run that was slow as a whole. The host may also have become slower for good."""
     from hwnas.system.paths import home
 
     if result.stored_quiet_ms is None or result.latency[0].measurement.quiet_ms != result.stored_quiet_ms:

@@ -1,4 +1,4 @@
-"""What the benchmark times: a file as it is, or a timm network built here; and the reference beside it."""
+"""The network that the benchmark times: a file as it is, or a timm network that is built here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hwnas.target.target import Target
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """An ONNX file to time, and how it is called in what is printed."""
+    """An ONNX file to time, with its name in the printed lines."""
 
     path: Path
     label: str
@@ -22,7 +22,7 @@ class ModelFile:
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """What the user said about the network: null where the network itself shall decide."""
+    """The user's options about the network. None: the network itself decides."""
 
     channels: int | None = None
     image_size: int | None = None
@@ -31,7 +31,7 @@ class ModelOptions:
 
 
 def model_file(model: str, target: Target, options: ModelOptions, folder: Path, memory_mb: int, seed: int) -> ModelFile:
-    """The file behind `model`: checked to be one, or exported to `folder` from timm (and quantised for int8)."""
+    """The file of `model`: a checked path, or a timm network exported to `folder` (and quantised for int8)."""
     if model.startswith(TIMM):
         return ModelFile(_timm_file(model.removeprefix(TIMM), target, options, folder, seed), model)
     if options.classes is not None:
@@ -58,7 +58,7 @@ def _timm_file(name: str, target: Target, options: ModelOptions, folder: Path, s
         return _built(name, target, folder, (channels, image_size, image_size), classes, seed)
     except HwnasError:
         raise
-    except Exception as error:  # what a network says to a size that it cannot take is its own affair
+    except Exception as error:  # a network may raise any error for a size that it cannot take
         said = " ".join(str(error).split())[:200] or type(error).__name__
         raise ModelError(f"{TIMM}{name} cannot be built for {channels}×{image_size}×{image_size} images and {classes} "
                          f"classes: {said}") from None

@@ -1,4 +1,4 @@
-"""What a benchmark found: as a readable block, as a table, and as a JSON file with every raw sample.
+"""The results of a benchmark: as a readable block, as a table, and as a JSON file with every raw sample.
 
 Format history of the JSON file
     1   first: model, target, host, runtime, input, reference, protocol, latency and load with raw samples.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def batch_figure(benchmark: Benchmark, date: str) -> Figure:
-    """Left: latency of one batch. Right: images/s, one call after another and, where it was measured, under load."""
+    """Left: latency of one batch. Right: images/s, one call after another and, if measured, under load."""
     image = "×".join(map(str, benchmark.image))
     where = f"measured on {benchmark.host.name} · {benchmark.runtime} · input {image} · {date}"
     with new_figure(10.5, 4.6, f"{_short(benchmark.model)} on {benchmark.target.name}: batch curve", where,
@@ -109,7 +109,7 @@ _NEEDED = {0.5: 1, 0.9: P90_SAMPLES, 0.99: P99_SAMPLES}
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """One batch: its samples and what was executed."""
+    """The latency of a batch size: its samples and what was executed."""
 
     batch: int
     measurement: Measurement
@@ -117,13 +117,13 @@ class Latency:
 
     @property
     def images_per_s(self) -> float:
-        """One call after another."""
+        """Throughput with one call after another."""
         return self.batch / self.measurement.latency_ms * 1e3
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One batch under load."""
+    """The throughput of a batch size under load."""
 
     batch: int
     streams: int
@@ -133,7 +133,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """One run of the command. `made_up`: quantised here, with made-up ranges. `stored_quiet_ms`: of earlier runs."""
+    """A run of the command. `made_up`: quantised here, with made-up ranges. `stored_quiet_ms` is from earlier runs."""
 
     model: str
     target: Target
@@ -150,7 +150,7 @@ class Benchmark:
 
     @classmethod
     def of(cls, raw: Mapping[str, Any], **known: Any) -> Benchmark:
-        """From the plain values that the task gives."""
+        """Make it from the plain values that the task returns."""
         protocol = Protocol(**raw["protocol"])
         latency = tuple(Latency(row["batch"], Measurement.from_dict(row["measurement"], protocol, "measurement"),
                                 row["execution"]) for row in raw["latency"])
@@ -161,14 +161,14 @@ class Benchmark:
 
     @property
     def invalid(self) -> list[str]:
-        """Why any of its numbers is INVALID."""
+        """The reasons why numbers are INVALID; empty if all are valid."""
         latency = [f"batch {point.batch}: {point.measurement.reason}" for point in self.latency
                    if not point.measurement.valid]
         return latency + [f"batch {point.batch}, {point.streams} in flight: {_load_reason(point.throughput)}"
                           for point in self.load if not point.throughput.windows.valid]
 
     def save(self, path: Path) -> None:
-        """Write the JSON file: statistics for reading, raw samples to compute them again."""
+        """Write the JSON file: statistics to read, and raw samples to compute them again."""
         data = {
             **BENCHMARK.header, "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "model": self.model, "made_up_ranges": self.made_up, "target": asdict(self.target),

@@ -1,7 +1,7 @@
 """The benchmark's task, which runs in a child process: check a model file, compile it, time it by the protocol.
 
-All of it is done in the child, not only a trial of the file: a model that gets through one inference may still crash
-the runtime in the thousandth, and a process that holds nothing but the runtime is also the better place to measure in.
+The child does all of it, not only a first test of the file. A model that survives one inference may still crash the
+runtime in the thousandth. And a process with nothing but the runtime is the better place to measure.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MAX_ROUNDS = 60
 
 
 def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Progress) -> dict[str, Any]:
-    """Time the network of `job` (see `hwnas.benchmark`) at each batch, and under load where it asks for streams.
+    """Time the network of `job` (see `hwnas.benchmark`) at each batch size, and under load if it asks for streams.
 
     The result holds plain values: input, executed precisions, raw samples. ModelError says what the file lacks.
     """
@@ -67,7 +67,7 @@ def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Prog
 
 
 def _nothing(batch: int) -> Call:
-    """A call of the null runtime that takes no time: what is left is the harness's own."""
+    """A call that takes no time: its measured time is the harness's own."""
     from hwnas.runtimes.null import NullCompiled
     from hwnas.target.target import Target
 
@@ -83,7 +83,7 @@ def _reference(path: str, target: Target, folder: Path) -> list[Call]:
 
 def _prepared(proto: ModelProto, model_input: ModelInput, shape: Sequence[int], job: Mapping[str, Any], target: Target,
               folder: Path) -> Path:
-    """The file itself, or a copy with open axes fixed, the batch axis called as runtimes expect, or quantised."""
+    """The file itself, or a copy with fixed axes, the batch axis named as runtimes expect, quantised if needed."""
     import onnx
 
     axes = next(value for value in proto.graph.input if value.name == model_input.name).type.tensor_type.shape.dim
@@ -94,7 +94,7 @@ def _prepared(proto: ModelProto, model_input: ModelInput, shape: Sequence[int], 
         axes[0].dim_param = "batch"
     for axis, size in zip(axes[1:], shape, strict=True):
         axis.dim_value = size
-    del proto.graph.value_info[:]  # may state the open axes; runtimes infer them
+    del proto.graph.value_info[:]  # it may contain the open axes; runtimes infer it again
     name_nodes(proto)
     copy = folder / "model.onnx"
     try:
@@ -118,7 +118,7 @@ def _quantised(fp32: Path, job: Mapping[str, Any], target: Target) -> Path:
 
 
 class _Network:
-    """The model file, to be compiled for several batches; what runtimes say about it is put in the user's terms."""
+    """The model file, compiled for several batch sizes. Runtimes' errors are translated into the user's terms."""
 
     def __init__(self, runtime: Runtime, file: Path, label: str, shape: Sequence[int], memory_mb: int) -> None:
         self.runtime, self.file, self.label, self.shape, self.memory_mb = runtime, file, label, shape, memory_mb
@@ -166,7 +166,7 @@ class _Network:
 
 def _timed(network: _Network, compiled: Mapping[int, Compiled], target: Target, reference: Copies,
            job: Mapping[str, Any], progress: Progress) -> tuple[Protocol, list[dict[str, Any]]]:
-    """Latency at every batch, all in the same rounds."""
+    """Measure the latency at every batch size, all in the same rounds."""
     calls = {str(batch): network.bind(model, replace(target, batch=batch)) for batch, model in compiled.items()}
     protocol = _protocol(list(calls.values()), job["seconds"])
     measurements = measure(calls, reference, protocol, seed=job["seed"], quiet_ms=job["quiet_ms"],
@@ -180,7 +180,7 @@ def _plain(compiled: Compiled) -> dict[str, Any]:
 
 
 def _protocol(calls: Sequence[Callable[[], None]], seconds: float) -> Protocol:
-    """As always, with rounds enough for a p99 where half of the time allows it."""
+    """The usual protocol, with enough rounds for a p99 if half of the time allows it."""
     protocol = Protocol(max_seconds=seconds)
     typical = [float(np.median(time_calls(call, 3))) for call in calls]
     turns = [int(np.clip(protocol.round_ms / ms, protocol.min_calls, protocol.max_calls)) for ms in typical]
@@ -191,9 +191,9 @@ def _protocol(calls: Sequence[Callable[[], None]], seconds: float) -> Protocol:
 
 def _load(network: _Network, target: Target, reference: Call, protocol: Protocol, job: Mapping[str, Any],
           progress: Progress) -> dict[str, Any]:
-    """Throughput with one instance of the network a stream: it needs no more of a runtime than `compile` and `bind`.
+    """Throughput with one instance of the network for each stream. A runtime needs only `compile` and `bind` for it.
 
-    Each instance has threads of its own, as a runtime's own streams have; weights are held once an instance.
+    Each instance has threads of its own, like a runtime's own streams, and its own copy of the weights.
     """
     from hwnas.latency.load import measure_load
 

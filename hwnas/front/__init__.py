@@ -1,4 +1,4 @@
-"""Fronts: finalists made, scored and timed in the deployment runtime, compared and reported."""
+"""Fronts: make finalists, score and time them in the deployment runtime, compare and report them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`card.md`: what a network is, how to feed and load it, and what was measured where and when."""
+"""`card.md`: what a network is, how to feed and load it, and its measurements with place and date."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HINTS = {"int8": "f32", "fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """What a network is fed, square images of `channels`, scaled to 0..1, minus `mean`, over `std`; and its task."""
+    """A network's input and task. Inputs are square images of `channels`, scaled to 0..1, minus `mean`, over `std`."""
 
     dataset: str
     channels: int

@@ -1,4 +1,4 @@
-"""Does the search beat a baseline at equal latency? One sentence a baseline, backed by a paired bootstrap."""
+"""Does the search beat a baseline at equal latency? One sentence for each baseline, based on a paired bootstrap."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ Verdict = Literal["beats", "does not beat", "none as fast", "not comparable"]
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A baseline against the best finalist that is not slower; `difference` is finalist minus baseline top-1.
+    """A baseline against the best finalist that is not slower. `difference` is finalist minus baseline top-1.
 
-    `low` and `high` bound it at 95 %, widened for having picked the best of `n_eligible` finalists (Bonferroni).
+    `low` and `high` are its 95 % interval. Bonferroni's correction widens it, because the best of `n_eligible`
+    finalists was chosen.
     """
 
     baseline: str
@@ -39,10 +40,10 @@ class Comparison:
 
 def paired_bootstrap(first: NDArray[np.bool_], second: NDArray[np.bool_], *, confidence: float = 0.95,
                      seed: int = 0) -> tuple[float, float, float]:
-    """Mean of `first - second` over images, with its percentile interval when images are drawn again.
+    """Mean of `first - second` over images, with its percentile bootstrap interval: (mean, low, high).
 
-    Both are right (true) or wrong per test image, in the same order: only the number of images that one network alone
-    gets right matters.
+    Both say for each test image whether the answer is right, in the same order. Only the images that exactly one
+    network gets right matter.
     """
     if first.shape != second.shape or first.ndim != 1 or len(first) == 0:
         raise ValueError(f"need two vectors over the same images, got {first.shape} and {second.shape}")
@@ -51,10 +52,10 @@ def paired_bootstrap(first: NDArray[np.bool_], second: NDArray[np.bool_], *, con
 
 
 def compare(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]], seed: int = 0) -> list[Comparison]:
-    """One comparison a baseline name, in the order of `rows`; of a baseline's variants the better one counts.
+    """One comparison for each baseline name, in the order of `rows`. The better of a baseline's variants counts.
 
-    Better is the variant that is harder to beat: the smallest lead of the search over it. A variant that no finalist
-    is as fast as is told in the sentence of the other; it counts only when there is no other.
+    The better variant is the one over which the search leads least. If no finalist is as fast as a variant, the other
+    variant counts, and its sentence mentions this one.
     """
     names = list(dict.fromkeys(row.name for row in rows if row.is_baseline))
     finalists = [row for row in rows if not row.is_baseline and _usable(row, correct) and row.meets_cap is not False]
@@ -110,7 +111,7 @@ def _against(baseline: FrontRow, finalists: Sequence[FrontRow],
 
 
 def describe(row: FrontRow, short: bool = False) -> str:
-    """How sentences (plots, when `short`) call a row: a baseline by name and variant, a finalist by its id."""
+    """The name of a row in sentences (`short`: in plots): name and variant of a baseline, the id of a finalist."""
     if not row.is_baseline or row.id == row.name:
         return row.id
     return f"{row.name} ({'stem s1' if short else 'stride-1 stem'})"

@@ -1,4 +1,4 @@
-"""Which trials become finalists: rows of the front to come, which training and verification fill in."""
+"""Choose the finalists among the trials. Training and verification fill in their rows of the front later."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hwnas.study.costs import known_costs
 
 def finalists_of(trials: Sequence[Mapping[str, Any]], network_of: Callable[[Mapping[str, Any]], Network], k: int,
                  target: str, host: str) -> list[FrontRow]:
-    """`choose_finalists` as rows of the front to come; `network_of` tells the network of a row of trials.csv."""
+    """The chosen finalists as rows of the later front. `network_of` gives the network of a row of trials.csv."""
     usable = usable_trials(trials)
     winner = reward_winner(usable)
     return [FrontRow.of(
@@ -26,14 +26,15 @@ def finalists_of(trials: Sequence[Mapping[str, Any]], network_of: Callable[[Mapp
 
 
 def choose_finalists(trials: Sequence[Mapping[str, Any]], k: int) -> list[Mapping[str, Any]]:
-    """At most `k` rows of trials.csv: spread over the front's log cost, each the best there by validation top-1.
+    """Choose at most `k` rows of trials.csv, spread over the front's log cost, fastest first.
 
-    Cost is what the search minimised: latency, unless rows say otherwise. Its range over the front is cut into k equal
-    parts, and the best of each is taken; parts without a network give their places to the networks of the front
-    farthest (in log cost) from those chosen. Of two costs the parts are the surroundings of k networks of the front:
-    the most accurate, and then always the one farthest from those before. A front smaller than k is filled from the
-    next layers by top-1. The reward's winner is always in: it takes the place of the chosen one that is nearest in log
-    cost, but not of the most accurate. Fastest first. StudyError when no trial was evaluated.
+    The cost is the one that the search minimised: latency, unless the rows say otherwise. Its range over the front is
+    cut into k equal parts, and the row with the best validation top-1 of each part is chosen. A part without a row
+    gives its place to the row of the front that is farthest, in log cost, from those chosen.
+    With two costs, the parts are neighbourhoods of k rows: the most accurate one, and then always the one farthest
+    from those before. If the front has fewer than k rows, the next layers fill it by top-1.
+    The row with the highest reward is always chosen. It replaces the nearest chosen row in log cost, but never the
+    most accurate one. StudyError when no trial was evaluated.
     """
     rows = usable_trials(trials)
     if not rows:
@@ -54,7 +55,7 @@ def choose_finalists(trials: Sequence[Mapping[str, Any]], k: int) -> list[Mappin
 
 
 def usable_trials(trials: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Evaluated rows with a top-1 and a latency, one a network; those stopped early only where no other is left."""
+    """Evaluated rows with top-1 and latency, one for each network. Stopped ones count only if there are no others."""
     by_id: dict[str, Mapping[str, Any]] = {}
     for row in trials:
         if row.get("state") == "COMPLETE" and row.get("outcome") == "evaluated" and row.get("feasible") is not False \
@@ -65,7 +66,7 @@ def usable_trials(trials: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]
 
 
 def reward_winner(rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """Id of the row with the highest reward; None where no row has one."""
+    """Id of the row with the highest reward; None if no row has a reward."""
     rewarded = [row for row in rows if _is_value(row.get("reward"))]
     return str(max(rewarded, key=lambda row: row["reward"])["id"]) if rewarded else None
 
@@ -81,7 +82,7 @@ def _spread(front: Sequence[Mapping[str, Any]], k: int) -> list[Mapping[str, Any
 
 
 def _lengths(front: Sequence[Mapping[str, Any]], k: int) -> list[list[Mapping[str, Any]]]:
-    """The front by equal parts of its range of log cost, those without a network left out."""
+    """The front in equal parts of its range of log cost, without empty parts."""
     at = [_position(row)[0] for row in front]
     width = (max(at) - min(at)) / k or 1.0
     parts: dict[int, list[Mapping[str, Any]]] = {}
@@ -91,7 +92,7 @@ def _lengths(front: Sequence[Mapping[str, Any]], k: int) -> list[list[Mapping[st
 
 
 def _surroundings(front: Sequence[Mapping[str, Any]], k: int) -> list[list[Mapping[str, Any]]]:
-    """The front by which of k networks, far from each other, is nearest."""
+    """The front in groups: each row belongs to the nearest of k rows that are far from each other."""
     centres = [min(front, key=_rank)]
     while len(centres) < k:
         centres.append(_farthest(front, centres))
@@ -108,7 +109,7 @@ def _farthest(front: Sequence[Mapping[str, Any]], chosen: Sequence[Mapping[str, 
 
 
 def _rank(row: Mapping[str, Any]) -> tuple[float, float]:
-    """Most accurate first, then fastest."""
+    """Sort key: most accurate first, then fastest."""
     return -row["top1_proxy"], row["latency_ms_predicted"]
 
 
@@ -117,7 +118,7 @@ def _position(row: Mapping[str, Any]) -> tuple[float, ...]:
 
 
 def _distance(row: Mapping[str, Any], other: Mapping[str, Any]) -> float:
-    """In log cost: twice as much counts alike for every cost."""
+    """Distance of two rows in log cost, so that a factor of two counts the same for every cost."""
     return math.dist(_position(row), _position(other))
 
 

@@ -36,7 +36,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Making:
-    """What every finalist and baseline of a run shares: data, recipe, seed, target, images to calibrate int8 with."""
+    """The settings that all finalists and baselines of a run share: data, recipe, seed, target, calibration images."""
 
     dataset: Dataset
     recipe: Recipe
@@ -48,7 +48,7 @@ class Making:
 
 @dataclass(frozen=True)
 class Made:
-    """A deployable network: its torch form, parity, and whether its weights were there already."""
+    """A deployable network: its torch form, parity, and whether its weights were stored already."""
 
     params: int
     macs: int
@@ -59,8 +59,8 @@ class Made:
 def make(network: Network, folder: ModelFolder, making: Making, progress: Progress | None = None) -> Made:
     """Fill `models/<id>/` with everything but the card.
 
-    Weights that are there for the same network, recipe, seed and data are not trained again. CandidateError when
-    training, export, the parity gate or quantisation fails; then no exported file of this network is left.
+    Stored weights of the same network, recipe, seed and data are not trained again. CandidateError when training,
+    export, the parity gate or quantisation fails; then no exported file of this network remains.
     """
     from hwnas.training.loop import seeded
 
@@ -89,7 +89,7 @@ def fingerprint(network: Network, making: Making, data: Dataset) -> str:
 
 
 def stored_fingerprint(weights: Path) -> str | None:
-    """The fingerprint in the header of a `weights.safetensors`; None when the file is not there or not whole."""
+    """The fingerprint in the header of a `weights.safetensors`; None when the file is missing or torn."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -100,7 +100,7 @@ def stored_fingerprint(weights: Path) -> str | None:
 
 
 def _discard(folder: ModelFolder) -> None:
-    """What was made of other weights must not stay beside new ones."""
+    """Remove the files made from other weights: they must not stay beside new weights."""
     for path in (folder.card, folder.int8, folder.onnx, folder.weights):
         path.unlink(missing_ok=True)
 
@@ -117,7 +117,7 @@ def _weights(model: nn.Module, wanted: str) -> bytes:
 
     tensors = {name: tensor.detach().contiguous(memory_format=torch.contiguous_format).clone()
                for name, tensor in model.state_dict().items()}
-    return save(tensors, {RECIPE_KEY: wanted})  # one key: their order in the file is random
+    return save(tensors, {RECIPE_KEY: wanted})  # a single key, because the order of keys in the file is random
 
 
 def _load(model: nn.Module, weights: Path) -> None:
@@ -142,7 +142,7 @@ def _export(model: nn.Module, network: Network, folder: ModelFolder, making: Mak
 
 
 def metadata(network: Network, making: Making, data: Dataset) -> Mapping[str, str]:
-    """`metadata_props` of the ONNX files: who the network is, how it is fed, what its classes are called."""
+    """`metadata_props` of the ONNX files: the network's identity, its input, the names of its classes."""
     from hwnas import __version__
 
     return {
@@ -158,7 +158,7 @@ _SETS = ("train", "validation", "test")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one network: made and scored in fp32 on the test set, or the reason why not."""
+    """The result of making a network: its fp32 score on the test set, or the reason of the failure."""
 
     made: Made | None
     top1_fp32: float | None
@@ -168,7 +168,10 @@ class Outcome:
 
 def make_all(networks: Sequence[Network], run: RunFolder, making: Making, workers: int,
              report: Callable[[float, str], None]) -> Iterator[tuple[Network, Outcome]]:
-    """`make` and score each network, in order of completion; the last are begun first (baselines take longest)."""
+    """`make` and score each network; outcomes come in order of completion.
+
+    The last networks start first: they are the baselines, which take longest.
+    """
     if workers <= 1 or len(networks) <= 1:
         for index, network in enumerate(networks):
             def heard(step: int, steps: int, at: int = index, name: str = network.id) -> None:
@@ -200,7 +203,7 @@ def _outcome(network: Network, run: RunFolder, making: Making,
 
 
 def _park(making: Making, folder: Path) -> Making:
-    """The images as files that every process maps; what is returned carries none."""
+    """Write the images to files that every process maps. The returned Making contains no images."""
     from hwnas.data.dataset import Split
 
     for name in _SETS:

@@ -24,13 +24,13 @@ _LEAST, _MOST = 4.5, 12.0  # diameters of marks in points
 
 
 def named(name: str, row: FrontRow) -> str:
-    """`name` with what the search minimised beside latency; a price, which goes with latency, only where it is all."""
+    """`name` with the minimised costs besides latency. Price depends on latency, so it appears only if it is alone."""
     costs = [cost for cost in row.costs if not COSTS[cost.name].of_latency] or row.costs
     return " · ".join([name, *(COSTS[cost.name].shown(cost.best) for cost in costs if cost.best is not None)])
 
 
 def diameters(rows: Iterable[FrontRow]) -> dict[str, float]:
-    """Diameters in points by id of rows' marks, growing with the log of their first cost; none where there is none."""
+    """Diameters of the rows' marks in points, by id. They grow with the log of the first cost, if there is one."""
     logs = {row.id: math.log(row.costs[0].best) for row in rows if row.costs and row.costs[0].best}
     low, high = min(logs.values(), default=0.0), max(logs.values(), default=0.0)
     return {name: _LEAST + (_MOST - _LEAST) * (value - low) / (high - low or 1.0) for name, value in logs.items()}
@@ -46,7 +46,7 @@ def explain(axes: Axes, rows: Sequence[FrontRow], sizes: dict[str, float], color
 
 
 def staircase(rows: Iterable[FrontRow]) -> list[tuple[float, float]]:
-    """Latency and top-1 in % of those rows that are a front in these two alone, fastest first."""
+    """The front in latency and top-1 (in %) alone, as pairs, fastest first."""
     steps: list[tuple[float, float]] = []
     for latency_ms, top1 in sorted((row.best_latency_ms or 0.0, -100 * (row.best_top1 or 0.0)) for row in rows):
         if not steps or -top1 > steps[-1][1]:
@@ -58,7 +58,7 @@ FRONT, OTHER, BASELINE, CAP = "#1f5fbf", "#8fb3e6", "#c2410c", "#b42318"
 
 @dataclass(frozen=True, slots=True)
 class PlotInfo:
-    """What the title says. `date` is a day, `cap_ms` the hard cap (None: none), `accuracy` the estimator's name."""
+    """The facts in the title. `date` is a day, `cap_ms` the hard cap (None: none), `accuracy` the estimator's name."""
 
     target: str
     host: str
@@ -70,10 +70,10 @@ class PlotInfo:
 
 
 def front_figure(rows: Sequence[FrontRow], trials: Sequence[Mapping[str, Any]], info: PlotInfo) -> Figure:
-    """Left: test top-1 against measured latency, with intervals. Right: what the search saw, predicted and estimated.
+    """Left: test top-1 against measured latency, with intervals. Right: the search's estimates and predictions.
 
-    Rows that are not verified are drawn hollow at their predicted latency. What the search minimised beside latency is
-    the size of a mark. `trials` are rows of `trials.csv`.
+    Rows that are not verified are hollow marks at their predicted latency. A further cost that the search minimised
+    sets the size of a mark. `trials` are rows of `trials.csv`.
     """
     verified = any(row.verified for row in rows)
     where = f"measured on {info.host}" if verified else f"predicted for {info.host}, not verified"
@@ -123,7 +123,7 @@ def _draw_points(axes: Axes, rows: Sequence[FrontRow], color: str, marker: str, 
         x, y = [row.best_latency_ms or 0.0 for row in part], [100 * (row.best_top1 or 0.0) for row in part]
         axes.errorbar(x, y, xerr=_errors(part, "latency"), yerr=_errors(part, "top1"), fmt="none", ecolor=color,
                       elinewidth=1.2, alpha=0.5, zorder=2.5)
-        for at, row in enumerate(part):  # one by one, for each may have its own size
+        for at, row in enumerate(part):  # drawn singly, because each mark may have its own size
             axes.plot(x[at], y[at], marker, ms=sizes.get(row.id, size), color=color, mfc="white" if hollow else color,
                       mec=color if hollow else "white", mew=1.0, zorder=3)
         axes.plot([], [], marker, ms=size, color=color, mfc="white" if hollow else color,
@@ -131,7 +131,7 @@ def _draw_points(axes: Axes, rows: Sequence[FrontRow], color: str, marker: str, 
 
 
 def _errors(rows: Sequence[FrontRow], of: str) -> list[list[float]]:
-    """Distances to the interval's ends, [below, above]; 0 where there is no interval."""
+    """Distances to the interval's ends, [below, above]; 0 without an interval."""
     below, above = [], []
     for row in rows:
         if of == "latency":
@@ -172,7 +172,7 @@ def _draw_trials(axes: Axes, rows: Sequence[FrontRow], trials: Sequence[Mapping[
 
 
 def _legend(axes: Axes, points: Sequence[tuple[float, float]], note: str = "") -> None:
-    """At the lower right, which `better` leaves empty; where it does not, the axis is lengthened below."""
+    """Draw the legend at the lower right. If points lie there, the axis is extended downwards."""
     legend = axes.legend(loc="lower right", frameon=True, framealpha=0.92, edgecolor="none", fontsize=8.5,
                          handletextpad=0.5, handlelength=1.2, title=note or None, title_fontsize=7.5,
                          alignment="left")

@@ -24,12 +24,12 @@ def escape(value: object) -> str:
 
 
 def section(title: str, content: str) -> str:
-    """A heading and what is below it; nothing where there is no content."""
+    """A heading with its content; an empty text without content."""
     return f"<h2>{escape(title)}</h2>\n{content}" if content else ""
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], classes: Sequence[str]) -> str:
-    """Rows of cells, each row of a CSS class; all columns but the first and the last are numbers."""
+    """A table; `classes` has a CSS class for each row. All columns but the first and the last are numbers."""
     numeric = range(1, len(columns) - 1)
     head = "".join(f'<th class="{"n" if index in numeric else ""}">{escape(name)}</th>'
                    for index, name in enumerate(columns))
@@ -43,17 +43,17 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], classes: Sequen
 
 
 def percent(value: float | None) -> str:
-    """A fraction as per cent, empty where there is none."""
+    """A fraction in per cent; an empty text for None."""
     return "" if value is None else f"{100 * value:.2f}"
 
 
 def milliseconds(value: float | None) -> str:
-    """Four significant digits, empty where there is no value."""
+    """Milliseconds with four significant digits; an empty text for None."""
     return "" if value is None else f"{value:#.4g}".rstrip(".")
 
 
 def between(low: float | None, high: float | None, scale: float, digits: int) -> str:
-    """An interval: `digits` are significant ones where the scale is 1, decimals otherwise."""
+    """An interval as text. `digits` counts significant digits if the scale is 1, and decimals otherwise."""
     if low is None or high is None:
         return ""
     if scale == 1:
@@ -62,7 +62,7 @@ def between(low: float | None, high: float | None, scale: float, digits: int) ->
 
 
 def definitions(values: Mapping[str, Any]) -> str:
-    """Keys and values as a list, empty ones left out."""
+    """Keys and values as a list, without empty values."""
     items = "".join(f"<dt>{escape(key)}</dt><dd>{escape(_plain(value))}</dd>" for key, value in values.items()
                     if value not in (None, "", [], {}))
     return f"<dl>{items}</dl>" if items else ""
@@ -96,7 +96,7 @@ dt { color: #667085 } dd { margin: 0; overflow-wrap: anywhere }
 
 @dataclass(frozen=True)
 class ReportData:
-    """All that the page shows. `svg` is the picture; `comparisons` and `environment` as in their `.json` files."""
+    """The content of the page. `svg` is the picture; `comparisons` and `environment` are as in their `.json` files."""
 
     info: PlotInfo
     rows: Sequence[FrontRow]
@@ -110,21 +110,21 @@ class ReportData:
 def report_data(rows: Sequence[FrontRow], trials: Sequence[Mapping[str, Any]],
                 comparisons: Sequence[Mapping[str, Any]], environment: Mapping[str, Any], config_yaml: str
                 ) -> ReportData:
-    """What the page of a run shows; `config_yaml` is shown without the password that storage= may hold."""
+    """The content of a run's page. A password in `config_yaml` (storage=) is hidden."""
     from hwnas.study.storage import hidden
 
     return ReportData(plot_info(environment), rows, trials, comparisons, environment, config_yaml=hidden(config_yaml))
 
 
 def read_report(run: RunFolder) -> ReportData:
-    """The same from the files of a run that is finished; StudyError when the search has not come that far."""
+    """The content of the page, read from a finished run's files; StudyError when the search is not finished."""
     config = run.config.read_text(encoding="utf-8") if run.config.is_file() else ""
     return report_data(load_front(run), run.read_trials(), run.read_json(run.comparisons, default=[]),
                        run.read_json(run.environment, default={}), config)
 
 
 def write_report(run: RunFolder, data: ReportData) -> None:
-    """`front.png`, `front.svg` and `report.html`."""
+    """Write `front.png`, `front.svg` and `report.html`."""
     figure = front_figure(data.rows, data.trials, data.info)
     svg = figure_bytes(figure, "svg")
     write_atomic(run.front_png, figure_bytes(figure, "png"))
@@ -133,7 +133,7 @@ def write_report(run: RunFolder, data: ReportData) -> None:
 
 
 def plot_info(environment: Mapping[str, Any]) -> PlotInfo:
-    """What titles say, from `environment.json`."""
+    """The facts in titles, from `environment.json`."""
     def text(section: str, key: str) -> str:
         return str((environment.get(section) or {}).get(key) or "")
 
@@ -145,7 +145,7 @@ def plot_info(environment: Mapping[str, Any]) -> PlotInfo:
 
 
 def report_html(data: ReportData) -> str:
-    """The whole page as text; everything that came from outside is escaped."""
+    """The whole page as text; all text from outside is escaped."""
     title = f"{data.info.target} on {data.info.dataset}"
     body = [
         f"<h1>{escape(title)}</h1>", _lead(data), _svg(data.svg),
@@ -167,7 +167,7 @@ def report_html(data: ReportData) -> str:
 
 
 def _svg(text: str) -> str:
-    """The picture without XML prologue, metadata and comments: neither addresses nor text from outside stay in it."""
+    """The picture without XML prologue, metadata and comments, so that no address or text from outside stays in it."""
     drawn = text[text.find("<svg"):] if "<svg" in text else ""
     return re.sub(r"<metadata>.*?</metadata>|<!--.*?-->\s*", "", drawn, flags=re.DOTALL)
 
@@ -213,7 +213,7 @@ def _front(data: ReportData) -> str:
 
 
 def _columns(rows: Sequence[FrontRow]) -> list[str]:
-    """Columns of the table of `rows`: what the search minimised, where that is no column anyway, before the notes."""
+    """Columns of the table of `rows`. Minimised costs without a column of their own come before the notes."""
     costs = [COSTS[cost.name] for cost in _more(rows[0])]
     labels = (f"{cost.label} ({cost.unit})" if cost.unit else cost.label for cost in costs)
     return [*_COLUMNS[:-1], *labels, _COLUMNS[-1]]
@@ -224,7 +224,7 @@ def _more(row: FrontRow) -> list[Cost]:
 
 
 def _costs(row: FrontRow) -> str:
-    """What the front is made of, where that is not top-1 and latency."""
+    """A note on the front's costs, unless they are latency alone."""
     if row.objectives == (LATENCY,):
         return ""
     names = " and ".join(COSTS[name].label for name in row.objectives)

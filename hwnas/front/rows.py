@@ -1,4 +1,4 @@
-"""The rows of `front.csv` and `front.json`: one network each, predicted and measured, and which form the front."""
+"""The rows of `front.csv` and `front.json`: networks with predictions, measurements and place on the front."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FORMAT = "hwnas-front/1"
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a known objective is for a row: by prediction or formula, and exactly; None: not known."""
+    """A known objective's value for a row: `predicted` (by model or formula) and `exact`; None: not known."""
 
     name: str
     predicted: float | None
@@ -30,7 +30,7 @@ class Cost:
 
     @property
     def best(self) -> float | None:
-        """Exact where that is known."""
+        """The exact value if it is known, otherwise the predicted one."""
         return self.predicted if self.exact is None else self.exact
 
 
@@ -38,10 +38,10 @@ class Cost:
 class FrontRow:
     """One finalist or baseline; `docs/run-folder.md` documents every column.
 
-    top-1 are fractions from 0 to 1, latencies milliseconds; None (an empty cell) is what is not known, never 0.
-    `verified`: exported, scored and timed in the deployment runtime on `host`. `objectives`: names of what the search
-    minimised; `costs`: those of them that are not latency. `network` itself is in no column: None where a row was read
-    from a file and `models/` does not describe it.
+    top-1 is a fraction from 0 to 1, and latencies are in milliseconds. An unknown value is None (an empty cell), never
+    0. `verified`: exported, scored and timed in the deployment runtime on `host`. `objectives` names the costs that the
+    search minimised, and `costs` holds those other than latency. `network` is in no column. It is None if the row was
+    read from a file and `models/` does not describe the network.
     """
 
     id: str
@@ -80,7 +80,7 @@ class FrontRow:
 
     @classmethod
     def of(cls, network: Network, **known: Any) -> FrontRow:
-        """A row of `network`, with what is known of it before training."""
+        """A row of `network`, with the facts known before training."""
         blocks = network.blocks or ()
         return cls(id=network.id, name=network.name, architecture=str(network), is_baseline=network.is_baseline,
                    params=sum(block.params for block in blocks), macs=sum(block.macs for block in blocks),
@@ -88,24 +88,24 @@ class FrontRow:
 
     @property
     def best_latency_ms(self) -> float | None:
-        """Measured where verified, otherwise predicted."""
+        """The measured latency if verified, otherwise the predicted one."""
         return self.latency_ms if self.verified else self.latency_ms_predicted
 
     @property
     def best_top1(self) -> float | None:
-        """Scored in the deployment runtime where verified, otherwise that of the fp32 network."""
+        """The top-1 in the deployment runtime if verified, otherwise that of the fp32 network."""
         return self.top1_test if self.verified else self.top1_test_fp32
 
     @property
     def losses(self) -> tuple[float, ...]:
-        """What makes the front, smaller being better: top-1 negated, then each objective; NaN where not known."""
+        """The values that decide the front, smaller is better: negated top-1, then each objective; NaN: not known."""
         costs = {LATENCY: self.best_latency_ms, **{cost.name: cost.best for cost in self.costs}}
         values = (None if self.best_top1 is None else -self.best_top1, *(costs.get(name) for name in self.objectives))
         return tuple(math.nan if value is None else value for value in values)
 
     @property
     def inside_prediction(self) -> bool | None:
-        """Whether the measured latency lies inside the predicted interval; None where either is missing."""
+        """Whether the measured latency lies inside the predicted interval; None if either is missing."""
         low, high = self.latency_ms_predicted_low, self.latency_ms_predicted_high
         if self.latency_ms is None or low is None or high is None:
             return None
@@ -116,7 +116,7 @@ COLUMNS = tuple(column.name for column in fields(FrontRow) if column.name not in
 
 
 def column_types() -> dict[str, Any]:
-    """Types of the columns of front.csv; what is not named is text."""
+    """Types of the columns of front.csv; a column that is not named is text."""
     hints = get_type_hints(FrontRow)
     costs: dict[str, Any] = {
         column: float | None for cost in COSTS.values() for column in (cost.predicted, cost.exact)}
@@ -124,7 +124,7 @@ def column_types() -> dict[str, Any]:
 
 
 def dominates(row: FrontRow, other: FrontRow) -> bool:
-    """Whether `row` is nowhere worse than `other` in top-1 and all that the search minimised, and somewhere better."""
+    """Whether `row` is at least as good as `other` in top-1 and all minimised costs, and better in one of them."""
     pairs = list(zip(row.losses, other.losses, strict=True))
     return all(mine <= theirs for mine, theirs in pairs) and any(mine < theirs for mine, theirs in pairs)
 
@@ -132,9 +132,9 @@ def dominates(row: FrontRow, other: FrontRow) -> bool:
 def mark_front(rows: Sequence[FrontRow], cap_ms: float | None = None) -> list[FrontRow]:
     """The same rows with `on_front`, `meets_cap` and `dominated_by` filled in.
 
-    The front is made of finalists only: not dominated by another finalist, and within the cap as measured.
-    Once one row is verified only verified rows are compared; before that the predictions are.
-    `dominated_by` names the most accurate row of all, baselines included, that `dominates` it.
+    A finalist is on the front if no other finalist dominates it and its measured latency is within the cap. Baselines
+    are never on it. Once a row is verified, only verified rows are compared; before, predictions are compared.
+    `dominated_by` names the most accurate row, baselines included, that dominates the row.
     """
     any_verified = any(row.verified for row in rows)
     known = [row for row in rows if row.verified == any_verified and row.best_latency_ms is not None
@@ -156,7 +156,7 @@ def _within(row: FrontRow, cap_ms: float | None) -> bool | None:
 
 
 def front_csv(rows: Iterable[FrontRow]) -> str:
-    """Text of `front.csv`: a header, then one line a row, best-known latency rising."""
+    """Text of `front.csv`: a header, then a line for each row, sorted by the best-known latency."""
     return table_csv([_values(row) for row in sort_rows(rows)], COLUMNS)
 
 
@@ -166,7 +166,7 @@ def front_json(rows: Iterable[FrontRow]) -> str:
 
 
 def _values(row: FrontRow) -> dict[str, Any]:
-    """By column. Those of `objectives` and `costs` are there where the search minimised more than latency."""
+    """Values by column. The columns of `objectives` and `costs` exist if the search minimised more than latency."""
     values: dict[str, Any] = {name: getattr(row, name) for name in COLUMNS}
     if row.objectives == (LATENCY,):
         return values
@@ -183,7 +183,7 @@ def sort_rows(rows: Iterable[FrontRow]) -> list[FrontRow]:
 
 
 def read_front(path: str | Path) -> list[FrontRow]:
-    """Rows of a `front.csv`; StudyError names file, line and column of what cannot be read. Ignores other columns."""
+    """Rows of a `front.csv`. Other columns are ignored. StudyError names file, line and column of a fault."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -207,7 +207,7 @@ def save_front(run: RunFolder, rows: Sequence[FrontRow]) -> None:
 
 
 def load_front(run: RunFolder) -> list[FrontRow]:
-    """Rows of a run's `front.csv`; StudyError when the search has not come that far."""
+    """Rows of a run's `front.csv`; StudyError when the search has not written it yet."""
     if not run.front_csv.is_file():
         raise StudyError(f"{run.path} has no front.csv yet. Finish the search first: python -m hwnas.search "
                          f"+target=NAME out={run.path}")
@@ -230,10 +230,10 @@ def _parse(row: Mapping[str, Any], where: str) -> FrontRow:
 
 
 def with_costs(rows: Sequence[FrontRow], run: RunFolder, objective: Objective) -> list[FrontRow]:
-    """The same rows with what the search minimised beside latency.
+    """The same rows with the costs that the search minimised besides latency.
 
-    Exact is what the exported network shows: the deployed file's size on disk, MACs of the model, the price at the
-    measured latency. As given where the search minimised latency alone.
+    The exact values come from the exported network: the deployed file's size on disk, the model's MACs, the price at
+    the measured latency. If the search minimised latency alone, the rows do not change.
     """
     names = tuple(cost.name for cost in objective.minimised)
     if names in ((), (LATENCY,)):
@@ -244,13 +244,13 @@ def with_costs(rows: Sequence[FrontRow], run: RunFolder, objective: Objective) -
 
 
 def _cost_of(objective: KnownObjective, row: FrontRow, folder: ModelFolder, terms: Terms) -> Cost:
-    """What is known of a row: beforehand, and exactly."""
+    """The predicted and the exact value of `objective` for a row."""
     if objective.of_latency is not None:
         predicted, exact = (None if latency_ms is None else float(objective.of_latency(latency_ms, terms))
                             for latency_ms in (row.latency_ms_predicted, row.latency_ms))
         return Cost(objective.name, predicted, exact)
     held = next((cost for cost in row.costs if cost.name == objective.name), Cost(objective.name, None, None))
-    predicted, exact = held.predicted, held.exact  # these stay where the files were moved away
+    predicted, exact = held.predicted, held.exact  # these remain if the files were moved away
     blocks, file = None if row.network is None else row.network.blocks, folder.deployed(terms.precision)
     if blocks is not None:
         predicted = float(objective.of(None, blocks, terms))

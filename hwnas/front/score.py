@@ -1,4 +1,4 @@
-"""Scores and times exported networks in the deployment runtime: all of them together, on the machine this runs on."""
+"""Scores and times exported networks in the deployment runtime: all of them together, on this machine."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from hwnas.runtimes.runtime import Compiled
 
 
-LEAST_ROUNDS = 24  # good turns of every network: what is published is spread over more time than a calibration
+LEAST_ROUNDS = 24  # good turns of every network: published times cover a longer time than a calibration
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How networks are timed: reference network (and its quiet time, where known), most seconds, seed of the order."""
+    """How networks are timed: reference network, its quiet time if known, most seconds, seed of the order."""
 
     reference: Architecture
     quiet_ms: float | None = None
@@ -43,7 +43,7 @@ class Timing:
 
 @dataclass
 class Scores:
-    """What was found: rows filled in, answers (classes per test image), raw samples, executed precisions."""
+    """The results: completed rows, answers (a class for each test image), raw samples, executed precisions."""
 
     rows: list[FrontRow]
     predicted: dict[str, NDArray[np.int64]] = field(default_factory=dict)
@@ -59,7 +59,7 @@ def fp32_top1(path: Path, dataset: Dataset) -> float:
 
 def verify_rows(rows: Sequence[FrontRow], run: RunFolder, dataset: Dataset, target: Target, timing: Timing,
                 console: Console) -> Scores:
-    """Compile, score and time every row whose exported file is there; the others keep their reason.
+    """Compile, score and time every row that has an exported file; the others keep their reason.
 
     A row is verified when it was scored and its timing is valid. TargetError when this host cannot run the target.
     """
@@ -77,7 +77,7 @@ def verify_rows(rows: Sequence[FrontRow], run: RunFolder, dataset: Dataset, targ
             if path.is_file() and row.id not in sizes:
                 reason = f"{path.parent} does not describe the network (no architecture.yaml or baseline.yaml)"
             elif path.is_file():
-                reason = ""  # what an earlier verification failed on is tried again
+                reason = ""  # a row that failed in an earlier verification is tried again
                 try:
                     compiled[row.id] = runtime.compile(path, target)
                     scores.predicted[row.id] = predict(compiled[row.id], dataset.at_size(sizes[row.id]), heard)
@@ -117,7 +117,7 @@ def _time(paths: Mapping[str, Path], sizes: Mapping[str, int], dataset: Dataset,
 
 
 def _filled(row: FrontRow, scores: Scores, dataset: Dataset, target: Target) -> FrontRow:
-    """The row with what was found about it; figures of an earlier verification do not stay."""
+    """The row with its results. Figures of an earlier verification are removed."""
     row = replace(row, verified=False, top1_test=None, top1_test_low=None, top1_test_high=None, latency_ms=None,
                   latency_ms_low=None, latency_ms_high=None, int8_share=None, fallback_share=None,
                   target=target.name, precision="")

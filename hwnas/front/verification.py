@@ -1,4 +1,4 @@
-"""From finalists to a verified front: train and export all, score and time them with the baselines, write the run."""
+"""From finalists to a verified front: train and export them, score and time them with the baselines, write the run."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _PACKAGES = ("torch", "torchvision", "timm", "optuna", "onnx", "onnxruntime", "o
 
 @dataclass(frozen=True)
 class Facts:
-    """What the search tells the report: where for, in which space, under which cap, how good the latency model is.
+    """Facts of the search for the report: target host, space, cap, quality of the latency model and so on.
 
-    `host` is the machine searched for, which need not be this one.
+    `host` is the machine that the search was for; it may differ from this one.
     """
 
     host: str
@@ -46,9 +46,9 @@ class Facts:
 
 @dataclass(frozen=True)
 class Results:
-    """A front and all that its run folder says of it: `rows` as in front.csv, `environment` as in its file.
+    """A front with the content of its run folder: `rows` as in front.csv, `environment` as in its file.
 
-    `scores` holds answers and samples; it is empty where nothing was verified.
+    `scores` holds answers and samples; it is empty if nothing was verified.
     """
 
     rows: list[FrontRow]
@@ -61,7 +61,7 @@ def make_rows(rows: Sequence[FrontRow], run: RunFolder, making: Making, workers:
               ) -> list[FrontRow]:
     """Train, export and quantise the network of every row, and score it in fp32; a failure becomes the row's reason.
 
-    Killed at any point, the same call goes on: what is made is not made again.
+    After a kill at any point, the same call continues: finished networks are not made again.
     """
     by_id = {row.id: row for row in rows}
     networks = [row.network for row in rows if row.network is not None]
@@ -79,7 +79,7 @@ def make_rows(rows: Sequence[FrontRow], run: RunFolder, making: Making, workers:
 
 def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: Making, timing: Timing, objective: Objective,
                  environment: Mapping[str, Any], console: Console) -> Results:
-    """Score and time `rows` on this host; the front is marked in what was measured."""
+    """Score and time `rows` on this host, and mark the front by the measurements."""
     scores = verify_rows(rows, run, making.dataset, making.target, timing, console)
     environment = {**environment, "created": now(), "host": Host.detect().to_dict(), "verified_here": True,
                    "runtime": load_runtime(making.target.runtime).version(), "executed": scores.executed,
@@ -95,7 +95,7 @@ def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: Making, timin
 
 def results_of(scores: Scores, run: RunFolder, making: Making, objective: Objective, environment: Mapping[str, Any]
                ) -> Results:
-    """The rows of `scores` with all that the search minimised, the front marked, finalists held against baselines."""
+    """The rows of `scores` with all minimised costs and the front marked, and finalists compared with baselines."""
     rows = mark_front(with_costs(scores.rows, run, objective), environment.get("cap_ms"))
     correct = {name: answers == making.dataset.test.labels for name, answers in scores.predicted.items()}
     return Results(rows, environment, compare(rows, correct), scores)
@@ -103,7 +103,7 @@ def results_of(scores: Scores, run: RunFolder, making: Making, objective: Object
 
 def write_results(run: RunFolder, results: Results, making: Making, trials: Sequence[Mapping[str, Any]],
                   config_yaml: str) -> None:
-    """Answers, samples, comparisons, environment, cards, front, pictures, report: in this order, each whole."""
+    """Write answers, samples, comparisons, environment, cards, front, pictures, report: in this order, each whole."""
     environment, scores = results.environment, results.scores
     if scores.predicted:
         protocol = next((measurement.protocol for measurement in scores.measurements.values()), Protocol())
@@ -133,7 +133,7 @@ def _card(row: FrontRow, image_size: int, making: Making, environment: Mapping[s
 
 
 def environment_of(making: Making, facts: Facts) -> dict[str, Any]:
-    """Content of `environment.json` before anything is verified; `verification` is what another host needs."""
+    """Content of `environment.json` before the verification. Another host needs its part `verification`."""
     data, target = making.dataset, making.target
     return {
         "format": FORMAT, "created": now(), "searched_for": facts.host, "verified_here": False,
@@ -152,7 +152,7 @@ def environment_of(making: Making, facts: Facts) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, hwnas and what it stands on."""
+    """Versions of Python, hwnas and the libraries that it needs."""
     from hwnas import __version__
 
     installed = {"python": platform.python_version(), "hwnas": __version__}
@@ -165,5 +165,5 @@ def versions() -> dict[str, str]:
 
 
 def now() -> str:
-    """This moment as ISO 8601, UTC."""
+    """The present time as ISO 8601, UTC."""
     return datetime.now(UTC).isoformat(timespec="seconds")
