@@ -51,7 +51,7 @@ def search(target: str, data: Any = "digits", *, out: str | os.PathLike[str] | N
     from hwnas.search.road import search as go
 
     given = {"target": target, **_dataset_options(data), **({} if out is None else {"out": os.fspath(out)})}
-    return Run(go(_composed("search", given, options), Console(quiet)).run)
+    return Run(go(_compose("search", given, options), Console(quiet)).run)
 
 
 def load(folder: str | os.PathLike[str]) -> Run:
@@ -69,7 +69,7 @@ def benchmark(model: str | os.PathLike[str], target: str, *, quiet: bool = True,
     """
     from hwnas.benchmark.__main__ import benchmark as go
 
-    config = _composed("benchmark", {"target": target, "model": os.fspath(model)}, options)
+    config = _compose("benchmark", {"target": target, "model": os.fspath(model)}, options)
     return go(config, Console(quiet))
 
 
@@ -79,7 +79,7 @@ def profile(target: str, space: str, *, minutes: float | None = None, quiet: boo
     from hwnas.latency.deployment import profile as go
 
     given = {"target": target, "space": space, **({} if minutes is None else {"budget": {"minutes": minutes}})}
-    return go(_composed("profile", given, options), Console(quiet))
+    return go(_compose("profile", given, options), Console(quiet))
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ class Model:
         return Target.from_config(self._environment["target"])
 
 
-def _composed(command: str, given: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+def _compose(command: str, given: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     """The configuration of a command with `given` and `options`, checked like the command's own."""
     pairs = [*_flat(given), *_flat(options)]
     twice = sorted({key for key, _ in pairs if [name for name, _ in pairs].count(key) > 1})

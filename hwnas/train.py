@@ -35,7 +35,7 @@ def main(config: Any, console: Console) -> None:
     ranks = Ranks.of_environment()
     console = console if ranks.first else Console(quiet=True)
     job = make_job(config, console)
-    with ranks.joined(job.device), _locked(job.folder.path, ranks, console):
+    with ranks.joined(job.device), _hold_lock(job.folder.path, ranks, console):
         summary = read_summary(job) if ranks.first else None
         if not ranks.agree(summary is not None, job.device):
             trained = train(job, console)
@@ -45,7 +45,7 @@ def main(config: Any, console: Console) -> None:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path, ranks: Ranks, console: Console) -> Iterator[None]:
+def _hold_lock(folder: Path, ranks: Ranks, console: Console) -> Iterator[None]:
     """Hold the folder's lock, so that it has one training at a time. The first process holds it for all."""
     from hwnas.system.locks import hold
 

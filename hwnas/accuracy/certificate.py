@@ -286,7 +286,7 @@ def certificate_facts(certificate: Certificate | StudyError | None, dataset: Dat
             f"No certificate for {dataset.name} at {dataset.image_size} px and space {space.name}. How well "
             f"accuracy={accuracy} ranks networks here was not checked, so treat its values as estimates. To check it: "
             f"python -m hwnas.certify {_command(dataset, space)}"]}
-    used = [_used(certificate, accuracy, options, fingerprint, dataset)]
+    used = [_describe_used(certificate, accuracy, options, fingerprint, dataset)]
     return {"accuracy": accuracy, "file": certificate.path.name, "created": certificate.content["created"],
             "host": certificate.content["host"], "lines": [*used, *sentences(certificate.content)],
             "columns": list(COLUMNS), "table": [list(row) for row in rows(certificate.content)]}
@@ -299,8 +299,8 @@ def _command(dataset: Dataset, space: SearchSpace) -> str:
     return f"dataset={dataset.name}{root}{size} space={place} n=16 seeds=2"
 
 
-def _used(certificate: Certificate, accuracy: str, options: Mapping[str, Any], fingerprint: str, dataset: Dataset
-          ) -> str:
+def _describe_used(certificate: Certificate, accuracy: str, options: Mapping[str, Any], fingerprint: str,
+                   dataset: Dataset) -> str:
     """What the certificate says about the estimator of the search.
 
     The fingerprint identifies it; if only the images differ, its options do.

@@ -56,7 +56,7 @@ class Scale:
     @classmethod
     def of(cls, top1: Sequence[float], scores: Sequence[float]) -> Scale:
         """The scale of networks that were trained and scored. If all scores are equal, each stands for the middle."""
-        return cls(*_spread(log_odds(top1, _EDGE)), *_spread(scores))
+        return cls(*_middle_and_width(log_odds(top1, _EDGE)), *_middle_and_width(scores))
 
     def drawn(self, top1: float, std: float, score: float | None, weight: float) -> tuple[float, float]:
         """Combine a measured top-1 and an untrained score; returns the combined top-1 and its standard deviation.
@@ -147,7 +147,7 @@ class UntrainedRung:
         return Anchor(network.id, trained.value, trained.std, trained.seconds, scores, seconds)
 
 
-def _spread(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
+def _middle_and_width(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
     """Median and standard deviation. Mean absolute deviations give the latter: a failed training moves them less."""
     middle = float(np.median(values))
     width = _NORMAL * float(np.mean(np.abs(np.asarray(values, float) - middle)))
@@ -254,7 +254,7 @@ class _Step:
         does not rank networks says nothing about the next one.
         """
         n = len(lower)
-        slope = _kept(lower, upper) * _sen(lower, upper)
+        slope = _share_to_keep(lower, upper) * _sen(lower, upper)
         at = float(np.median(lower)), float(np.median(upper))
         left = upper - at[1] - slope * (lower - at[0])
         std = float(np.sqrt((left**2).sum() / max(1, n - 2)))
@@ -273,7 +273,7 @@ def _sen(lower: Array, upper: Array) -> float:
     return float(theilslopes(upper, lower).slope) if np.ptp(lower) else 0.0
 
 
-def _kept(lower: Array, upper: Array) -> float:
+def _share_to_keep(lower: Array, upper: Array) -> float:
     """The slope's share to keep: 1 minus the share of tau squared that chance alone would give (Kendall's variance)."""
     if not np.ptp(lower) or not np.ptp(upper):
         return 0.0
@@ -348,7 +348,7 @@ class MultiFidelity:
                                   "one, or set multi_fidelity.untrained=0.")
             whole = digest(self.dataset.fingerprint, self.recipe.fingerprint, options.rungs[-1], options.train_images,
                            options.validation_images, options.image_size)
-            self.untrained = UntrainedRung(self.dataset, self.space, self._measured, whole, options.anchors,
+            self.untrained = UntrainedRung(self.dataset, self.space, self._measure_whole, whole, options.anchors,
                                            options.untrained, self.recipe.threads)
 
     @classmethod
@@ -396,24 +396,24 @@ class MultiFidelity:
         validation set's. TrainingError when the loss is not finite.
         """
         start = time.perf_counter()
-        drawn = self._drawn(architecture, seed)
-        trained = self._trained(architecture, costs, earlier, seed, drawn)
+        drawn = self._combiner(architecture, seed)
+        trained = self._train(architecture, costs, earlier, seed, drawn)
         value, std = drawn(trained.value, trained.std)
         return replace(trained, value=value, std=std, low=max(0.0, value - Z90 * std), high=min(1.0, value + Z90 * std),
                        seconds=time.perf_counter() - start)
 
-    def _drawn(self, architecture: Architecture, seed: int) -> Callable[[float, float], tuple[float, float]]:
+    def _combiner(self, architecture: Architecture, seed: int) -> Callable[[float, float], tuple[float, float]]:
         """The function that combines a top-1 and its standard deviation with the untrained score."""
         if self.untrained is None:
             return lambda top1, std: (top1, std)
         return partial(self.untrained.drawn, score=self.untrained.score(architecture, seed))
 
-    def _measured(self, architecture: Architecture, seed: int) -> Estimate:
+    def _measure_whole(self, architecture: Architecture, seed: int) -> Estimate:
         """The result of the whole training, without the untrained score."""
-        return self._trained(architecture, (), (), seed, lambda top1, std: (top1, std))
+        return self._train(architecture, (), (), seed, lambda top1, std: (top1, std))
 
-    def _trained(self, architecture: Architecture, costs: Sequence[float], earlier: Sequence[Earlier], seed: int,
-                 drawn: Callable[[float, float], tuple[float, float]]) -> Estimate:
+    def _train(self, architecture: Architecture, costs: Sequence[float], earlier: Sequence[Earlier], seed: int,
+               drawn: Callable[[float, float], tuple[float, float]]) -> Estimate:
         self._subsets.check(architecture)
         start = time.perf_counter()
         curve: list[float] = []

@@ -45,7 +45,7 @@ def synflow(network: nn.Module, images: Tensor, labels: Tensor) -> float:
     for parameter in linear.parameters():
         parameter.data.abs_()
     linear(torch.ones_like(images[:1], dtype=torch.double)).sum().backward()
-    total = sum(float(weight.detach().flatten() @ gradient.flatten()) for weight, gradient in _reached(linear))
+    total = sum(float(weight.detach().flatten() @ gradient.flatten()) for weight, gradient in _reached_layers(linear))
     return _finite("synflow", math.log(total) if total > 0 else math.nan)
 
 
@@ -122,7 +122,7 @@ def _log_determinant(kernel: Tensor) -> float:
     return float(value) if sign > 0 else math.nan
 
 
-def _reached(network: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
+def _reached_layers(network: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
     """Weights and their gradients, of the convolutions and linear layers that the backward pass has reached."""
     for module in network.modules():
         if isinstance(module, nn.Conv2d | nn.Linear) and module.weight.grad is not None:
@@ -133,7 +133,7 @@ def _gradients(network: nn.Module, images: Tensor, labels: Tensor) -> list[Tenso
     """The loss's gradient for each layer's weights. Batch norm uses the batch's own statistics."""
     network.train().zero_grad(set_to_none=True)
     cross_entropy(network(images), labels).backward()
-    return [gradient for _, gradient in _reached(network)]
+    return [gradient for _, gradient in _reached_layers(network)]
 
 
 def _bypass(network: nn.Module) -> None:

@@ -218,7 +218,7 @@ def _facts(benchmark: Benchmark) -> Iterator[tuple[str, str]]:
                     + (", quantised with made-up ranges (right for timing only)" if benchmark.made_up else ""))
     yield "target", f"{target.name}: {target.precision} on {benchmark.runtime}, {_count(target.threads, 'thread')}"
     yield "host", f"{benchmark.host.name} ({benchmark.host.cpu}, {_count(benchmark.host.cores, 'core')} usable)"
-    yield "executed", _executed(benchmark.latency[0].execution)
+    yield "executed", _describe_execution(benchmark.latency[0].execution)
     yield "call overhead", f"{benchmark.overhead_ms * 1e3:.2f} µs (null runtime; contained in every time below)"
 
 
@@ -226,7 +226,7 @@ def _count(number: int, what: str) -> str:
     return f"every core as a {what}" if number == 0 else f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _executed(execution: Mapping[str, Any]) -> str:
+def _describe_execution(execution: Mapping[str, Any]) -> str:
     counts = ", ".join(f"{count} {name}" for name, count in sorted(execution["precisions"].items()))
     share = execution["int8_share"]
     int8 = "" if share is None else f", int8 share {share:.1%}"
@@ -260,10 +260,10 @@ def _noise(measurement: Measurement) -> str:
     goal = measurement.protocol.half_width
     reached = "reached" if measurement.half_width <= goal else "NOT reached within the time"
     return (f"valid: {len(measurement.values_ms)} of {len(measurement.turns)} turns quiet; "
-            f"half-width {measurement.half_width:.1%} (goal {goal:.0%}: {reached}); {_wandered(measurement)}")
+            f"half-width {measurement.half_width:.1%} (goal {goal:.0%}: {reached}); {_describe_drift(measurement)}")
 
 
-def _wandered(measurement: Measurement) -> str:
+def _describe_drift(measurement: Measurement) -> str:
     beside = [turn.reference_ms for turn in measurement.turns]
     above = max(beside) / measurement.quiet_ms - 1
     return (f"reference beside it {min(beside):.4g} to {max(beside):.4g} ms "
@@ -280,7 +280,7 @@ def _table(benchmark: Benchmark) -> Iterator[str]:
         yield f"{UNKNOWN}: " + ", ".join(f"p{round(100 * q)} needs {_NEEDED[q]} samples" for q in lacking)
     valid = [latency.measurement for latency in benchmark.latency if latency.measurement.valid]
     if valid:
-        yield _wandered(max(valid, key=lambda measurement: max(turn.reference_ms for turn in measurement.turns)))
+        yield _describe_drift(max(valid, key=lambda measurement: max(turn.reference_ms for turn in measurement.turns)))
 
 
 def _row(latency: Latency) -> tuple[str, ...]:
@@ -322,4 +322,4 @@ def _load_noise(throughput: Throughput) -> str:
     goal = windows.protocol.half_width
     reached = "reached" if throughput.half_width <= goal else "NOT reached within the time"
     return (f"valid: {len(throughput.values)} of {len(windows.turns)} windows quiet; "
-            f"half-width {throughput.half_width:.1%} (goal {goal:.0%}: {reached}); {_wandered(windows)}")
+            f"half-width {throughput.half_width:.1%} (goal {goal:.0%}: {reached}); {_describe_drift(windows)}")

@@ -53,13 +53,13 @@ def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Prog
     shape = sized(model_input, label, job["channels"], job["image_size"])
     with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
         progress(0.0, "compiling")
-        file = _prepared(proto, model_input, shape, job, target, Path(folder))
+        file = _prepare_file(proto, model_input, shape, job, target, Path(folder))
         del proto
         network = _Network(runtime, file, label, shape, job["memory_mb"])
         compiled = {batch: network.compile(replace(target, batch=batch)) for batch in batches}
         reference = _reference(job["reference"], target, Path(folder))
         overhead_ms = call_overhead_ms(_nothing(batches[0]))
-        protocol, timed = _timed(network, compiled, target, reference, job, progress)
+        protocol, timed = _time_batches(network, compiled, target, reference, job, progress)
         loads = [_load(network, replace(target, batch=batch), reference[0], protocol, job, progress)
                  for batch in batches if job["streams"]]
     return {"input": {"name": model_input.name, "image": list(shape)}, "overhead_us": round(overhead_ms * 1e3, 3),
@@ -81,8 +81,8 @@ def _reference(path: str, target: Target, folder: Path) -> list[Call]:
     return bind_copies(TimedFile(Path(path), replace(target, batch=1), shape), Protocol().copies, folder)
 
 
-def _prepared(proto: ModelProto, model_input: ModelInput, shape: Sequence[int], job: Mapping[str, Any], target: Target,
-              folder: Path) -> Path:
+def _prepare_file(proto: ModelProto, model_input: ModelInput, shape: Sequence[int], job: Mapping[str, Any],
+                  target: Target, folder: Path) -> Path:
     """The file itself, or a copy with fixed axes, the batch axis named as runtimes expect, quantised if needed."""
     import onnx
 
@@ -103,10 +103,10 @@ def _prepared(proto: ModelProto, model_input: ModelInput, shape: Sequence[int], 
     except (ValueError, OSError, onnx.checker.ValidationError) as error:
         raise ModelError(f"{job['label']} cannot be copied with fixed axes: {one_line(error)}. "
                          "Export it with fixed axes.") from None
-    return _quantised(copy, job, target) if job["quantize"] else copy
+    return _quantise(copy, job, target) if job["quantize"] else copy
 
 
-def _quantised(fp32: Path, job: Mapping[str, Any], target: Target) -> Path:
+def _quantise(fp32: Path, job: Mapping[str, Any], target: Target) -> Path:
     from hwnas.networks.quantize import quantize_static, tuning_of
 
     int8 = fp32.with_name("model_int8.onnx")
@@ -128,7 +128,7 @@ class _Network:
         try:
             return self.runtime.compile(self.file, target)
         except CandidateError as error:
-            raise ModelError(self._explained(error, target)) from None
+            raise ModelError(self._explain(error, target)) from None
 
     def bind(self, compiled: Compiled, target: Target) -> Call:
         """A bound call that has run once."""
@@ -143,7 +143,7 @@ class _Network:
                              f"{_NOISE.sub('', one_line(error))}") from None
         return call
 
-    def _explained(self, error: CandidateError, target: Target) -> str:
+    def _explain(self, error: CandidateError, target: Target) -> str:
         whole = str(error.__cause__ or error)
         self._check_memory(whole)
         lacking = sorted({name.strip(" .") for pattern in _OPERATORS for group in re.findall(pattern, whole)
@@ -164,8 +164,8 @@ class _Network:
                              "Add memory_mb=N to allow more.")
 
 
-def _timed(network: _Network, compiled: Mapping[int, Compiled], target: Target, reference: Copies,
-           job: Mapping[str, Any], progress: Progress) -> tuple[Protocol, list[dict[str, Any]]]:
+def _time_batches(network: _Network, compiled: Mapping[int, Compiled], target: Target, reference: Copies,
+                  job: Mapping[str, Any], progress: Progress) -> tuple[Protocol, list[dict[str, Any]]]:
     """Measure the latency at every batch size, all in the same rounds."""
     calls = {str(batch): network.bind(model, replace(target, batch=batch)) for batch, model in compiled.items()}
     protocol = _protocol(list(calls.values()), job["seconds"])

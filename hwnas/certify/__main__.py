@@ -75,8 +75,8 @@ def prepare(config: Any, console: Console) -> CertifyJob:
         plan = CertifyPlan(out, tuple(networks), cost, source, data, training, seed, seeds, identity)
         plan.write()
     least, most = plan.networks[0].cost, plan.networks[-1].cost
-    console.note(f"{n} networks of space {space.name}, spread over {source}: {_shown(cost, least)} to "
-                 f"{_shown(cost, most)}")
+    console.note(f"{n} networks of space {space.name}, spread over {source}: {_format_cost(cost, least)} to "
+                 f"{_format_cost(cost, most)}")
     return CertifyJob(plan, space, judged, estimator_seeds, workers, config.only)
 
 
@@ -103,7 +103,7 @@ def _choose(config: Any, space: SearchSpace, n: int, seed: int, console: Console
     return spread(space, n, seed, lambda codes: model.predict(codes).mean), "latency_ms", source
 
 
-def _shown(cost: str, value: float) -> str:
+def _format_cost(cost: str, value: float) -> str:
     return f"{value / 1e6:.3g} M" if cost == "macs" else f"{value:.3g} ms"
 
 

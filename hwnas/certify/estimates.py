@@ -62,7 +62,7 @@ def read_judged(value: Any) -> list[Judged]:
     A name may be `zero_cost:SCORE`. A section maps labels to options. If the label does not name the estimator, the
     option `accuracy` does. ConfigError, UnknownName.
     """
-    listed = _listed(list(DEFAULT) if value is None else value)
+    listed = _list_labels(list(DEFAULT) if value is None else value)
     if not all(isinstance(options, dict) for _, options in listed):
         raise ConfigError("estimators must be a list of names or a section of labels and options, e.g. "
                           f"{{long: {{accuracy: proxy, epochs: 6}}}}, got {value!r}.")
@@ -71,13 +71,13 @@ def read_judged(value: Any) -> list[Judged]:
         raise ConfigError(f"estimators names one twice: {', '.join(label for label, _ in listed)}. Name each once.")
     if not by_label:
         raise ConfigError("estimators is empty. Name one at least, e.g. estimators=[proxy].")
-    judged = [_judged(name, options) for name, options in by_label.items()]
+    judged = [_read_entry(name, options) for name, options in by_label.items()]
     if len({estimator.file(Path()) for estimator in judged}) < len(judged):
         raise ConfigError(f"estimators: two of {', '.join(by_label)} differ in : and - only. Give another label.")
     return judged
 
 
-def _listed(value: Any) -> list[tuple[str, Any]]:
+def _list_labels(value: Any) -> list[tuple[str, Any]]:
     """Labels and their options. An item that is neither a name nor a section has None for options."""
     pairs: list[tuple[str, Any]] = []
     for item in value if isinstance(value, list) else [value]:
@@ -88,7 +88,7 @@ def _listed(value: Any) -> list[tuple[str, Any]]:
     return pairs
 
 
-def _judged(name: str, options: dict[str, Any]) -> Judged:
+def _read_entry(name: str, options: dict[str, Any]) -> Judged:
     from importlib.metadata import entry_points
 
     if not _LABEL.fullmatch(name):

@@ -200,7 +200,7 @@ def certificate_of(truth: Truth, judged: Sequence[Judged], dataset: Dataset, spa
     entries = {label: _entry(documents[label], estimates[label], truth, full) for label in documents}
     content = {
         **CERTIFICATE.header, "created": now(), "host": Host.detect().name, "versions": versions(),
-        "dataset": _described(plan, dataset),
+        "dataset": _describe_dataset(plan, dataset),
         "space": {"name": space.name, "fingerprint": space.fingerprint}, "n": len(plan.networks), "seed": plan.seed,
         "cost": plan.cost, "cost_source": plan.cost_source, "k": K, "level": LEVEL, "truth": summary,
         "ceiling": truth.ceiling(), "estimators": entries,
@@ -210,7 +210,7 @@ def certificate_of(truth: Truth, judged: Sequence[Judged], dataset: Dataset, spa
     return whole
 
 
-def _described(plan: CertifyPlan, dataset: Dataset) -> dict[str, Any]:
+def _describe_dataset(plan: CertifyPlan, dataset: Dataset) -> dict[str, Any]:
     return {"name": dataset.name, "folder": Path(str(plan.dataset.get("root") or "")).name, "key": key_of(dataset),
             "fingerprint": dataset.fingerprint, "image_size": dataset.image_size, "channels": dataset.channels,
             "class_names": list(dataset.class_names)}

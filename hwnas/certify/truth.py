@@ -57,8 +57,8 @@ def train_all(plan: CertifyPlan, workers: int, console: Console) -> None:
     if not left:
         return
     with console.step("train in full") as report, crew(command, min(workers, left) - 1, console.say):
-        work(plan, _heard(plan, report), wait=False)
-        work(plan, _heard(plan, report), wait=True)  # trainings of other processes: finished by now, or left by a kill
+        work(plan, _make_hear(plan, report), wait=False)
+        work(plan, _make_hear(plan, report), wait=True)  # other processes' trainings: done by now, or left by a kill
 
 
 def trainings(plan: CertifyPlan) -> Iterator[tuple[Network, int]]:
@@ -171,7 +171,7 @@ def _write(path: Path, document: Document, content: dict[str, Any]) -> None:
     write_atomic(path, json.dumps({**document.header, **content}, indent=1) + "\n")
 
 
-def _heard(plan: CertifyPlan, report: Report, every_s: float = 5.0) -> Callable[[], None]:
+def _make_hear(plan: CertifyPlan, report: Report, every_s: float = 5.0) -> Callable[[], None]:
     """The function that reports the share of epochs that all processes have done, read from their logs."""
     last = 0.0
 

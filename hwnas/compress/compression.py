@@ -206,10 +206,10 @@ def sentence(summary: Mapping[str, Any], job: CompressJob) -> str:
 def printed(table: Sequence[Mapping[str, Any]]) -> list[str]:
     """The table for a terminal, one line for each step."""
     head = ("step", "validation", "drop", "95 %", "latency ms", "speed", "int8", "fp32 nodes", "")
-    return text_table([head, *(_printed(row) for row in table)], words=(0, len(head) - 1))
+    return text_table([head, *(_format_row(row) for row in table)], words=(0, len(head) - 1))
 
 
-def _printed(row: Mapping[str, Any]) -> tuple[str, ...]:
+def _format_row(row: Mapping[str, Any]) -> tuple[str, ...]:
     if row["reason"]:
         return (str(row["name"]), *[UNKNOWN] * 7, f"failed: {row['reason']}")
     share, ms = row["int8_share"], row["latency_ms"]

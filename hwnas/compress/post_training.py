@@ -53,7 +53,7 @@ class PostTraining:
         self._steps, self._console, self._job = steps, console, steps.job
         self._original = load_fp32(self._job.source.path)
         self._found: dict[str, Step] = {}
-        self._ranges, self._corrected = cache(self._calibrated), cache(self._bias_corrected)
+        self._ranges, self._corrected = cache(self._calibrate), cache(self._correct_bias)
 
     def steps(self) -> Iterator[Step]:
         """The steps, each as soon as it is finished."""
@@ -87,13 +87,13 @@ class PostTraining:
         self._found[name] = self._steps.take(name, what, make)
         return self._found[name]
 
-    def _calibrated(self) -> Mapping[Method, Mapping[str, Range]]:
+    def _calibrate(self) -> Mapping[Method, Mapping[str, Range]]:
         job = self._job
         with self._console.step("calibrate"):
             return activation_ranges(self._original, job.calibration, list(_METHODS), tuned_for=job.tuned_for,
                                      threads=job.threads)
 
-    def _bias_corrected(self, method: Method) -> ModelProto:
+    def _correct_bias(self, method: Method) -> ModelProto:
         job, images = self._job, spread(len(self._job.calibration), _BIAS_IMAGES)
         with self._console.step("correct biases") as report:
             return corrected(self._original, self._ranges()[method], job.calibration[images], tuned_for=job.tuned_for,

@@ -90,7 +90,7 @@ class KeptNodes:
             stored = {**SENSITIVITY.header, "settings": self._settings}
         if "chosen" not in stored:
             errors = self._errors(path, stored, scratch)
-            stored["chosen"] = [asdict(sensitivity) for sensitivity in self._timed(errors)]
+            stored["chosen"] = [asdict(sensitivity) for sensitivity in self._time(errors)]
             _write(path, stored)
         return [Sensitivity(**row) for row in stored["chosen"]]
 
@@ -123,7 +123,7 @@ class KeptNodes:
             path.write_bytes(self._base.original.SerializeToString())
             return self._scorer.logits(path, "fp32", self._images)
 
-    def _timed(self, errors: dict[str, float]) -> list[Sensitivity]:
+    def _time(self, errors: dict[str, float]) -> list[Sensitivity]:
         """Time the nodes that remove most of the error; sorted by what they remove per millisecond, the best first."""
         all_int8 = errors[_ALL_INT8]
         recovered = {name: all_int8 - error for name, error in errors.items() if name and error < all_int8}

@@ -145,7 +145,7 @@ class Steps:
         A step that was finished with the same `settings` is read. They are what decides it besides the job.
         """
         path = self.job.steps / f"{name}.onnx"
-        step = self._stored(name, what, path, finite(settings))
+        step = self._read_stored(name, what, path, finite(settings))
         if step is not None:
             return step
         path.with_suffix(".json").unlink(missing_ok=True)  # otherwise a kill could leave old answers beside a new file
@@ -166,7 +166,7 @@ class Steps:
                        "validation_images": len(step.right), "right": np.packbits(step.right).tobytes().hex()})
         write_atomic(step.path.with_suffix(".json"), json.dumps(data, indent=1) + "\n")
 
-    def _stored(self, name: str, what: str, path: Path, settings: Mapping[str, Any]) -> Step | None:
+    def _read_stored(self, name: str, what: str, path: Path, settings: Mapping[str, Any]) -> Step | None:
         where = path.with_suffix(".json")
         data = STEP.find(where)
         if data is None:

@@ -34,7 +34,7 @@ def card_text(row: FrontRow, given: Input, target: Target, *, date: str, runtime
         "## OpenVINO", _code(_openvino(file, target)),
         "## ONNX Runtime", _code(_onnxruntime(file)),
         "## timm (fp32 weights, e.g. to train on)", _code(_timm(row, given)),
-        "## Measured", _measured(row, given.task.metric, target, date, runtime),
+        "## Measured", _describe_measurement(row, given.task.metric, target, date, runtime),
         "## The same with OpenVINO's own tool", _code(_benchmark_app(file, shape, target), "sh"),
         _note(target),
     ]
@@ -91,7 +91,7 @@ def _timm(row: FrontRow, given: Input) -> str:
             'model.load_state_dict(safetensors.torch.load_file("weights.safetensors"))')
 
 
-def _measured(row: FrontRow, metric: str, target: Target, date: str, runtime: str) -> str:
+def _describe_measurement(row: FrontRow, metric: str, target: Target, date: str, runtime: str) -> str:
     lines = [(f"test {metric}, deployed", _percent(row.top1_test, row.top1_test_low, row.top1_test_high, row.n_test)),
              (f"test {metric}, fp32", _percent(row.top1_test_fp32)),
              ("latency of one batch", _ms(row.latency_ms, row.latency_ms_low, row.latency_ms_high)),

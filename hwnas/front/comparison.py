@@ -102,7 +102,8 @@ def _against(baseline: FrontRow, finalists: Sequence[FrontRow],
         correct[best.id], correct[baseline.id], confidence=1 - 0.05 / len(eligible), seed=seed)
     beats = low > 0
     by = f"by {_points(difference)} of top-1" if beats else _shortfall(difference)
-    bounds = f"95 % interval {_signed(low)} to {_signed(high)}" + ("" if beats or high < 0 else ", which includes 0")
+    bounds = (f"95 % interval {_format_signed(low)} to {_format_signed(high)}"
+              + ("" if beats or high < 0 else ", which includes 0"))
     verb = "beats" if beats else "does not beat"
     sentence = (f"The search {verb} {who} at equal latency{'' if beats else ':'} {by} ({bounds}): finalist "
                 f"{_figures(best)}; baseline {_figures(baseline, False)}.")
@@ -132,5 +133,5 @@ def _points(difference: float) -> str:
     return f"{100 * difference:.2f} points"
 
 
-def _signed(difference: float) -> str:
+def _format_signed(difference: float) -> str:
     return f"{100 * difference:+.2f}".replace("-", "−")

@@ -42,7 +42,7 @@ def choose_finalists(trials: Sequence[Mapping[str, Any]], k: int) -> list[Mappin
     points = [(row["top1_proxy"], *known_costs(row)) for row in rows]
     depth = [[rows[index] for index in layer]
              for layer in layers(points, [column > 0 for column in range(len(points[0]))])]
-    chosen = _spread(depth[0], k)
+    chosen = _choose_spread(depth[0], k)
     for layer in depth[1:]:
         chosen += sorted(layer, key=_rank)[: k - len(chosen)]
     winner = next((row for row in rows if row["id"] == reward_winner(rows)), None)
@@ -71,7 +71,7 @@ def reward_winner(rows: Sequence[Mapping[str, Any]]) -> str | None:
     return str(max(rewarded, key=lambda row: row["reward"])["id"]) if rewarded else None
 
 
-def _spread(front: Sequence[Mapping[str, Any]], k: int) -> list[Mapping[str, Any]]:
+def _choose_spread(front: Sequence[Mapping[str, Any]], k: int) -> list[Mapping[str, Any]]:
     if len(front) <= k:
         return list(front)
     parts = _lengths(front, k) if len(known_costs(front[0])) == 1 else _surroundings(front, k)

@@ -88,7 +88,7 @@ def verify_rows(rows: Sequence[FrontRow], run: RunFolder, dataset: Dataset, targ
     scores.executed = {name: _execution(model) for name, model in compiled.items() if name in scores.predicted}
     paths = {name: run.model(name).deployed(target.precision) for name in scores.predicted}
     scores.measurements = _time(paths, sizes, dataset, target, timing, console)
-    scores.rows = [_filled(row, scores, dataset, target) for row in scores.rows]
+    scores.rows = [_fill(row, scores, dataset, target) for row in scores.rows]
     return scores
 
 
@@ -116,7 +116,7 @@ def _time(paths: Mapping[str, Path], sizes: Mapping[str, int], dataset: Dataset,
     return measurements
 
 
-def _filled(row: FrontRow, scores: Scores, dataset: Dataset, target: Target) -> FrontRow:
+def _fill(row: FrontRow, scores: Scores, dataset: Dataset, target: Target) -> FrontRow:
     """The row with its results. Figures of an earlier verification are removed."""
     row = replace(row, verified=False, top1_test=None, top1_test_low=None, top1_test_high=None, latency_ms=None,
                   latency_ms_low=None, latency_ms_high=None, int8_share=None, fallback_share=None,

@@ -104,19 +104,19 @@ class View(optuna.Study):
 
     def _get_trials(self, deepcopy: bool = True, states: Container[TrialState] | None = None, use_cache: bool = False
                     ) -> list[FrozenTrial]:
-        return self._as_seen(self.raw(), deepcopy, states)
+        return self._show(self.raw(), deepcopy, states)
 
     def get_trials(self, deepcopy: bool = True, states: Container[TrialState] | None = None) -> list[FrozenTrial]:
         """The study's trials as a sampler should see them, read again."""
-        return self._as_seen(self._study.get_trials(deepcopy=False), deepcopy, states)
+        return self._show(self._study.get_trials(deepcopy=False), deepcopy, states)
 
-    def _as_seen(self, raw: Sequence[FrozenTrial], deepcopy: bool, states: Container[TrialState] | None
+    def _show(self, raw: Sequence[FrozenTrial], deepcopy: bool, states: Container[TrialState] | None
                  ) -> list[FrozenTrial]:
-        seen = [self._seen(trial, raw) if trial.state == TrialState.PRUNED else trial for trial in raw]
+        seen = [self._show_trial(trial, raw) if trial.state == TrialState.PRUNED else trial for trial in raw]
         wanted = [trial for trial in seen if trial is not None and (states is None or trial.state in states)]
         return copy.deepcopy(wanted) if deepcopy else wanted
 
-    def _seen(self, trial: FrozenTrial, raw: Sequence[FrozenTrial]) -> FrozenTrial | None:
+    def _show_trial(self, trial: FrozenTrial, raw: Sequence[FrozenTrial]) -> FrozenTrial | None:
         kind = outcome(trial)
         if kind == DUPLICATE:
             return None

@@ -47,7 +47,7 @@ class Domain:
     def __init__(self, search_space: Mapping[str, BaseDistribution], known: Known, signs: Sequence[float]) -> None:
         self.search_space, self.known, self.signs = dict(search_space), known, np.array(signs, float)
         self.coding = Coding(search_space)
-        self.sample = self._allowed(self.canonical(self.coding.sample(np.random.default_rng(0), SAMPLE)))
+        self.sample = self._find_allowed(self.canonical(self.coding.sample(np.random.default_rng(0), SAMPLE)))
         raw = self._objectives(self.sample)
         self.logarithmic: NDArray[np.bool_] = (raw > 0).all(axis=0) & (self.signs > 0)
         self._least = np.where(self.logarithmic, LEAST_SHARE * raw.min(axis=0, initial=np.inf), -np.inf)
@@ -76,13 +76,13 @@ class Domain:
         """How far settings are from being allowed [n]; 0 and below mean allowed."""
         if self.known.over is None:
             return np.full(len(codes), -1.0)
-        return self._called(self.known.over, "over", codes)[:, 0]
+        return self._call(self.known.over, "over", codes)[:, 0]
 
     def factor(self, codes: Codes) -> Array:
         """The factors by which the learnt values are multiplied [n]."""
         if self.known.factor is None:
             return np.ones(len(codes))
-        return self._called(self.known.factor, "factor", codes)[:, 0]
+        return self._call(self.known.factor, "factor", codes)[:, 0]
 
     def inputs(self, codes: Codes, costs: Array) -> Inputs:
         """The surrogate's inputs: costs, counts of values and features, scaled to the order of 1."""
@@ -92,7 +92,7 @@ class Domain:
     def _described(self, codes: Codes, costs: Array) -> Array:
         parts = [costs, self.coding.counts(codes)]
         if self.known.features is not None:
-            parts.append(self._called(self.known.features, "features", codes))
+            parts.append(self._call(self.known.features, "features", codes))
         return np.concatenate(parts, axis=1)
 
     def _objectives(self, codes: Codes) -> Array:
@@ -101,7 +101,7 @@ class Domain:
             return np.zeros((len(codes), 0))
         if self.known.objectives is None:
             raise SamplerError(f"{k} known objectives, but no function that tells them. Give known=FUNCTION.")
-        values = self._called(self.known.objectives, "known objectives", codes)
+        values = self._call(self.known.objectives, "known objectives", codes)
         if values.shape[1] != k:
             raise SamplerError(f"known objectives: {values.shape[1]} values a setting, {k} wanted.")
         return values
@@ -110,7 +110,7 @@ class Domain:
         # The logarithm is bounded below: a rare cost of 0 must not outweigh all others.
         return np.where(self.logarithmic, np.log(np.maximum(raw, np.maximum(self._least, 1e-300))), raw * self.signs)
 
-    def _called(self, function: Function, name: str, codes: Codes) -> Array:
+    def _call(self, function: Function, name: str, codes: Codes) -> Array:
         """The function's values [n, *]; SamplerError when it fails, or returns too few values or no finite numbers."""
         if not len(codes):  # the width is unknown, and no caller needs it
             return np.zeros((0, len(self.signs) if name == "known objectives" else 1))
@@ -127,7 +127,7 @@ class Domain:
                                "finite number.")
         return values
 
-    def _allowed(self, codes: Codes) -> Codes:
+    def _find_allowed(self, codes: Codes) -> Codes:
         """The allowed settings of a sample. If none is allowed, the nearest ones are changed until one is."""
         rng = np.random.default_rng(1)
         over = self.over(codes)

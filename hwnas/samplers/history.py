@@ -67,7 +67,7 @@ class Reader:
             elif trial.state.is_finished():
                 key = (study, trial.number)
                 if key not in self._rows:
-                    self._rows[key] = self._finished(trial)
+                    self._rows[key] = self._read_finished(trial)
                 row = self._rows[key]
                 taken += row.taken
                 if row.taught is not None:
@@ -78,7 +78,7 @@ class Reader:
         values, stds = (np.array([float(row[i]) for row in taught]) for i in (1, 2))
         return History(codes, values, stds, np.array([row[3] for row in taught], bool), at_work_codes, taken_codes)
 
-    def _finished(self, trial: FrozenTrial) -> _Row:
+    def _read_finished(self, trial: FrozenTrial) -> _Row:
         codes = self.coding.encode(trial.params)
         failed = trial.state == TrialState.FAIL
         # A trial says nothing about its setting if its worker was lost, or if it ended while it was suggested.
@@ -88,7 +88,7 @@ class Reader:
             return _Row()
         codes = self.canonical(codes[None])[0]
         taken = [codes]
-        if (published := self._published(trial)) is not None and not np.array_equal(published, codes):
+        if (published := self._read_published(trial)) is not None and not np.array_equal(published, codes):
             taken.append(published)  # the proposal contains parameters that the trial did not need
         if failed:
             return _Row(taken, (codes, np.nan, 0.0, True))
@@ -100,13 +100,13 @@ class Reader:
         std = reading[1] if np.isfinite(reading[1]) else 0.0
         return _Row(taken, (codes, self.sign * reading[0], std, False))
 
-    def _published(self, trial: FrozenTrial) -> Codes | None:
+    def _read_published(self, trial: FrozenTrial) -> Codes | None:
         published = trial.system_attrs.get(PROPOSAL)
         fits = isinstance(published, list) and len(published) == len(self.coding.columns)
         return np.array(published, float) if fits else None
 
     def _at_work(self, trial: FrozenTrial) -> Codes | None:
-        if (published := self._published(trial)) is not None:
+        if (published := self._read_published(trial)) is not None:
             return published
         params: dict[str, Any] = trial.system_attrs.get("fixed_params") or trial.params
         codes = self.coding.encode(params)

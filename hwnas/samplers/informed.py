@@ -145,11 +145,11 @@ class Scored:
                 raise DataError(f"{int(known.sum())} of {len(codes)} networks of space {space.name} have this "
                                 f"zero-cost score; {LEAST_SCORED} are needed. Leave it out of "
                                 "sampler_options.zero_cost.")
-            self._add(self._scaled(described[known]), column[known])
+            self._add(self._scale(described[known]), column[known])
 
     def __call__(self, settings: Settings) -> Array:
         """Scores in the pool's standard deviations [n, k]."""
-        inputs = self._scaled(self._raw(settings.codes.astype(np.int64)))
+        inputs = self._scale(self._raw(settings.codes.astype(np.int64)))
         return np.column_stack([model.predict(inputs) for model in self._models])
 
     def _add(self, inputs: Array, scores: Array) -> None:
@@ -166,7 +166,7 @@ class Scored:
         chosen = [np.eye(size)[codes[:, index]] for index, size in enumerate(self._choices)]
         return np.concatenate([*chosen, self._physical.of(codes)], axis=1)
 
-    def _scaled(self, described: Array) -> Array:
+    def _scale(self, described: Array) -> Array:
         return np.asarray((described - self._middle)[:, self._kept] / self._width)
 
 

@@ -137,8 +137,8 @@ class KnownObjectiveSampler(BaseSampler):
         domain, reader = self._domain(study, search_space)
         history = reader.read(study.get_trials(deepcopy=False), trial.number, study.study_name)
         rng = np.random.default_rng(self._rng.rng.randint(0, 2**32, 4, dtype=np.uint32))
-        ranked = self._ranked(domain, history, study.study_name, rng)
-        return domain.coding.decode(_published(study, trial, ranked))
+        ranked = self._rank(domain, history, study.study_name, rng)
+        return domain.coding.decode(_publish(study, trial, ranked))
 
     def _domain(self, study: optuna.Study, search_space: Mapping[str, BaseDistribution]) -> tuple[Domain, Reader]:
         if self._at is None or self._at[0].search_space != search_space or self._directions != study.directions:
@@ -153,23 +153,23 @@ class KnownObjectiveSampler(BaseSampler):
             domain = Domain(search_space, self._known, [sign for sign, role in zip(signs, roles, strict=True)
                                                         if role == KNOWN])
             index = roles.index(LEARNT)
-            self._at = domain, Reader(domain.coding, self._learnt or _recorded(index), -signs[index], domain.canonical)
+            self._at = domain, Reader(domain.coding, self._learnt or _reader_of(index), -signs[index], domain.canonical)
         return self._at
 
-    def _ranked(self, domain: Domain, history: History, study: str, rng: np.random.Generator) -> Codes:
+    def _rank(self, domain: Domain, history: History, study: str, rng: np.random.Generator) -> Codes:
         """Settings to ask for, the best first."""
         taken = set(_keys(np.concatenate([history.taken, history.pending])))
         asked, known = len(history.codes) + len(history.pending), int((~history.failed).sum())
         if asked >= self._first and known >= LEAST:
             model = Model(domain, history, self._tuner, self._first, study, self._worst)
-            proposed = propose(rng, domain.coding, model.good(GOOD), lambda codes: _scored(domain, model, codes, taken),
-                               self._mix)
+            proposed = propose(rng, domain.coding, model.good(GOOD),
+                               lambda codes: _score_new(domain, model, codes, taken), self._mix)
             if len(proposed.codes):
                 return proposed.codes
-        return _spread(domain, taken, asked, self._first, rng)
+        return _spread_out(domain, taken, asked, self._first, rng)
 
 
-def _scored(domain: Domain, model: Model, codes: Codes, taken: set[bytes]) -> tuple[Codes, Array]:
+def _score_new(domain: Domain, model: Model, codes: Codes, taken: set[bytes]) -> tuple[Codes, Array]:
     """The codes that are new and allowed, and the expected gain of each."""
     codes = np.unique(domain.canonical(codes), axis=0)
     codes = _new(codes, taken)
@@ -177,7 +177,7 @@ def _scored(domain: Domain, model: Model, codes: Codes, taken: set[bytes]) -> tu
     return codes, model.gains(codes) if len(codes) else np.zeros(0)
 
 
-def _spread(domain: Domain, taken: set[bytes], asked: int, first: int, rng: np.random.Generator) -> Codes:
+def _spread_out(domain: Domain, taken: set[bytes], asked: int, first: int, rng: np.random.Generator) -> Codes:
     """Random settings that are new and allowed, the wanted ones first.
 
     The known objective's range is cut into `first` parts. Settings near a random place in the `asked`-th part come
@@ -217,8 +217,8 @@ def propose(rng: np.random.Generator, coding: Coding, good: Codes, score: Callab
     `good` [n, p], n at least 1, are the settings to start from, best first. `score` takes codes and returns those
     that may be asked for (canonical, unseen) with their scores.
     """
-    pool = [coding.mutate(good[_chosen(rng, len(good), mix.mutants)], rng), crossed(rng, good, mix.crossings)]
-    proposed = _joined(score, np.concatenate(pool), Proposed(np.zeros((0, len(coding.columns))), np.zeros(0)))
+    pool = [coding.mutate(good[_draw_indices(rng, len(good), mix.mutants)], rng), crossed(rng, good, mix.crossings)]
+    proposed = _join(score, np.concatenate(pool), Proposed(np.zeros((0, len(coding.columns))), np.zeros(0)))
     for _ in range(mix.generations):
         if not len(proposed.codes):
             break
@@ -226,7 +226,7 @@ def propose(rng: np.random.Generator, coding: Coding, good: Codes, score: Callab
         half = mix.children // 2
         children = [coding.mutate(parents[rng.integers(0, len(parents), mix.children - half)], rng),
                     coding.mutate(crossed(rng, parents, half), rng)]
-        proposed = _joined(score, np.concatenate(children), proposed)
+        proposed = _join(score, np.concatenate(children), proposed)
     return proposed
 
 
@@ -236,12 +236,12 @@ def crossed(rng: np.random.Generator, parents: Codes, n: int) -> Codes:
     return np.where(rng.random(left.shape) < 0.5, left, right)
 
 
-def _chosen(rng: np.random.Generator, n: int, size: int) -> NDArray[np.int64]:
+def _draw_indices(rng: np.random.Generator, n: int, size: int) -> NDArray[np.int64]:
     """Random indices below `n`, the first ones more often."""
     return np.minimum((rng.random(size) ** 1.5 * n).astype(np.int64), n - 1)
 
 
-def _joined(score: Callable[[Codes], tuple[Codes, Array]], codes: Codes, before: Proposed) -> Proposed:
+def _join(score: Callable[[Codes], tuple[Codes, Array]], codes: Codes, before: Proposed) -> Proposed:
     """All of `before` and the new ones of `codes`, best first; equal scores are in the order of their codes."""
     new, scores = score(np.unique(codes, axis=0))
     every, values = np.concatenate([before.codes, new]), np.concatenate([before.scores, scores])
@@ -251,7 +251,7 @@ def _joined(score: Callable[[Codes], tuple[Codes, Array]], codes: Codes, before:
     return Proposed(every[order], values[order])
 
 
-def _published(study: optuna.Study, trial: FrozenTrial, ranked: Codes) -> Codes:
+def _publish(study: optuna.Study, trial: FrozenTrial, ranked: Codes) -> Codes:
     """Publish the first of `ranked` that no other trial has published since the study was read; returns it.
 
     A setting is published whole before it is used. If several workers publish the same one at once, all see it and
@@ -267,7 +267,7 @@ def _published(study: optuna.Study, trial: FrozenTrial, ranked: Codes) -> Codes:
     return np.asarray(row)
 
 
-def _recorded(index: int) -> Learnt:
+def _reader_of(index: int) -> Learnt:
     """The function that reads the recorded value of objective `index`."""
     return lambda trial: (float(trial.values[index]), 0.0)
 

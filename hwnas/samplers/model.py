@@ -59,14 +59,14 @@ class Tuner:
             size += 1
         if self._last is None or self._last[0] != (study, size):
             part = history[np.arange(size)]
-            warped, noise = _warped(Warp.of(part.values[~part.failed]), part)
+            warped, noise = _warp_values(Warp.of(part.values[~part.failed]), part)
             rows = np.unique(np.linspace(0, size - 1, min(size, MOST_TUNED)).round().astype(int))
             inputs = domain.inputs(part.codes[rows], domain.costs(part.codes[rows]))
             self._last = (study, size), tuned(inputs, warped[rows], noise[rows])
         return self._last[1]
 
 
-def _warped(warp: Warp, history: History) -> tuple[Array, Array]:
+def _warp_values(warp: Warp, history: History) -> tuple[Array, Array]:
     """Warped values [n] and the variances of their known noise [n]; failed settings lie below all others."""
     good = ~history.failed
     warped, noise = np.zeros(len(good)), np.zeros(len(good))
@@ -85,11 +85,11 @@ class Model:
         self.domain = domain
         weights = tuner.weights(domain, history, first, study)
         costs, good = domain.costs(history.codes), ~history.failed
-        rows = _fitted(history, costs, domain)
+        rows = _choose_rows(history, costs, domain)
         part = history[rows]
         self.warp = Warp.of(part.values[~part.failed])
         self.unit = self.warp.unit
-        warped, noise = _warped(self.warp, part)
+        warped, noise = _warp_values(self.warp, part)
         inputs = domain.inputs(part.codes, costs[rows])
         process = Process(inputs, warped, noise, weights)
         values = history.values.copy()
@@ -139,7 +139,7 @@ class Model:
         return np.asarray(above @ _NODE_WEIGHTS / math.sqrt(2 * math.pi))
 
 
-def _fitted(history: History, costs: Array, domain: Domain) -> NDArray[np.int64]:
+def _choose_rows(history: History, costs: Array, domain: Domain) -> NDArray[np.int64]:
     """Rows of at most MOST_FITTED settings to fit. If there are more, half are the newest, half the best others."""
     n = len(history.values)
     if n <= MOST_FITTED:

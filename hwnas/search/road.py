@@ -280,7 +280,7 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     target, host = deployment.target, deployment.host_name
     rows = [*finalists_of(trials, _network_of(prepared), plan.k, target.name, host),
             *(FrontRow.of(network, target=target.name, host=host) for network in plan.baselines)]
-    held = _verified_before(run, rows, asdict(plan.recipe))
+    held = _read_verified(run, rows, asdict(plan.recipe))
     if held:
         console.say(f"the front in {run.path} is verified already; to time it again: "
                     f"python -m hwnas.verify run={run.path}")
@@ -395,7 +395,7 @@ def _network_of(prepared: Prepared) -> Callable[[Mapping[str, Any]], FoundNetwor
     return lambda row: FoundNetwork(prepared.plan.space.decode(trials[row["number"]].params))
 
 
-def _verified_before(run: RunFolder, rows: Sequence[FrontRow], recipe: Mapping[str, Any]) -> list[FrontRow]:
+def _read_verified(run: RunFolder, rows: Sequence[FrontRow], recipe: Mapping[str, Any]) -> list[FrontRow]:
     """The verified front in the run folder, if it has exactly these networks, trained by this recipe; otherwise []."""
     from hwnas.front.rows import load_front
 
