@@ -186,8 +186,8 @@ def hopeless(curve: Sequence[float], costs: Sequence[float], earlier: Sequence[E
 
     A network trains on in two cases. First, when it can still reach the front: no network that costs as little and
     was trained to the top beats its forecast at `rule.quantile`. Second, when it is among the best 1/eta of the
-    networks of nearest cost at this rung. The second case is asynchronous successive halving (Li et al., MLSys 2020),
-    in the form that decides at once and never waits (Klein et al., arXiv 2003.10865), applied to a front.
+    networks of nearest cost at this rung. The second case is asynchronous successive halving (Li et al., MLSys 2020)
+    for a front. It decides at once and never waits, as in Klein et al., arXiv 2003.10865.
     `told` turns a forecast into the value that is compared with the others' values: those may differ from the ends
     of their curves.
     """

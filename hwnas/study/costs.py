@@ -41,8 +41,8 @@ class KnownObjective:
 
     It is `of_latency` of the latency in ms (a number or an array), or the sum of `of_block` over a network's blocks.
     `unit` and `scale` are for display. `predicted` is its column in trials.csv, and `exact` its column in front.csv.
-    The exact value comes from `of_file` of the deployed file, from `of_latency` of the measured latency, or from a
-    column that front.csv has in any case.
+    The exact value is `of_file` of the deployed file, or `of_latency` of the measured latency. Otherwise front.csv has
+    its column in any case.
     """
 
     name: str

@@ -184,8 +184,8 @@ def requeue(study: optuna.Study, trial: FrozenTrial, *, counts: bool = True) -> 
 def release_lost(study: optuna.Study, *, retry: bool = True) -> int:
     """Fail the running trials whose worker is dead, and queue them again with `retry`.
 
-    A worker is dead at once when it was a process of this machine and has gone. It is also dead when its heartbeat is
-    older than the time of grace, or when its trial is older than that and never had a heartbeat. Returns the number
+    A worker is dead at once when it was a process of this machine and has gone. Otherwise it is dead when its heartbeat
+    is older than the time of grace. Without any heartbeat, the age of the trial counts. Returns the number
     of released trials; Optuna itself releases those with an old heartbeat, and they are not in this number.
     """
     storage = storage_of(study)
