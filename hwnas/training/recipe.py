@@ -166,4 +166,4 @@ def all_recipe(recipe: Recipe) -> dict[str, Any]:
 
 PROXY = Recipe("proxy", epochs=1, min_steps=80, max_steps=80, shift=0.06)
 # What "trained in full" means: finalists, baselines, certificates and contests are trained by it.
-FULL_TRAINING = Recipe("full", epochs=6, min_steps=936, max_steps=2000, lr_end=1e-5, ema_decay=0.99)
+FULL_TRAINING = Recipe("full", epochs=6, min_steps=160, max_steps=2000, lr_end=1e-5, ema_decay=0.99)
