@@ -132,6 +132,7 @@ def keep(content: Mapping[str, Any], text: str) -> tuple[Path, bool]:
     write_atomic(place, text)
     return place, True
 
+
 NAME = "certified"
 
 

@@ -158,6 +158,7 @@ def _finite(score: str, value: float) -> float:
                             "reaches its weights.")
     return value
 
+
 _NEXT_SEED = 1_000_003
 _CONTROLS = {"params": lambda network: math.log(network.params), "macs": lambda network: math.log(max(network.macs, 1))}
 

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from hwnas.cli.progress import Console
     from hwnas.space.search_space import SearchSpace
 
-
-
-
 ANCHORS = Document("hwnas-anchors", 1, "trained anchors", "Delete it, and they are trained again.", DataError)
 _DRAWN = 1024  # number of random networks from which the anchors are chosen
 
@@ -106,6 +103,7 @@ def _anchor(row: dict[str, Any]) -> Anchor:
         or not 0 <= anchor.top1 <= 1):
         raise ValueError(f"anchor {anchor.id}: {row}")
     return anchor
+
 
 STORED = Document("hwnas-scores", 1, "scores of networks", "Delete it, and they are computed again.", DataError)
 POOL = 256  # networks; beyond about this number, more of them improve the reading of others little

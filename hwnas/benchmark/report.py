@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-
 def batch_figure(benchmark: Benchmark, date: str) -> Figure:
     """Left: latency of one batch. Right: images/s, one call after another and, if measured, under load."""
     image = "×".join(map(str, benchmark.image))
@@ -102,6 +101,7 @@ def _batch_axis(axes: Axes, batches: Sequence[int]) -> None:
     axes.xaxis.set_major_locator(FixedLocator(sorted(batches)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(ScalarFormatter())
+
 
 BENCHMARK = Document("hwnas-benchmark", 1, "a benchmark", "Measure again.", two_fields=True)
 _NEEDED = {0.5: 1, 0.9: P90_SAMPLES, 0.99: P99_SAMPLES}

@@ -71,6 +71,7 @@ def _different(space: SearchSpace, n: int, rng: np.random.Generator) -> Codes:
     raise ConfigError(f"n={n}: {len(codes)} different networks were found in space {space.name} by drawing settings. "
                       "Give a smaller n.")
 
+
 _AGAIN = "Remove it, and what it held is made again; or choose another out=FOLDER."
 PLAN = Document("hwnas-certify", 1, "a certificate's plan", _AGAIN)
 _NOT_OURS = ("architecture", "model", "stem_stride", "weights", "out", "seed", "split_seed", "dataset")

@@ -119,7 +119,6 @@ def _draw_scatter(axes: Axes, content: Mapping[str, Any], label: str, first: boo
         axes.set_ylabel("test top-1 in full (%)", fontsize=8.5)
 
 
-
 class Truth:
     """Test top-1 of a plan's networks: `each` [n, seeds] of every training, `mean` [n] over seeds; NaN: no training.
 

@@ -92,6 +92,7 @@ class FakeQuantised(OnnxModule):
                 weight.CopyFrom(numpy_helper.from_array(tensor.numpy(), weight.name))
         return proto
 
+
 NAME = "qat"
 QAT = Recipe(NAME, epochs=1, weight_decay=0.0, warmup=0.0, label_smoothing=0.0)  # `conf/compress.yaml` has the rest
 

@@ -153,6 +153,7 @@ def metadata(network: Network, making: Making, data: Dataset) -> Mapping[str, st
         "class_names": json.dumps(list(data.class_names), ensure_ascii=False),
     }
 
+
 _SETS = ("train", "validation", "test")
 
 

@@ -53,6 +53,7 @@ def staircase(rows: Iterable[FrontRow]) -> list[tuple[float, float]]:
             steps.append((latency_ms, -top1))
     return steps
 
+
 FRONT, OTHER, BASELINE, CAP = "#1f5fbf", "#8fb3e6", "#c2410c", "#b42318"
 
 

@@ -75,6 +75,7 @@ def _plain(value: Any) -> str:
         return ", ".join(_plain(item) for item in value)
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
+
 _STYLE = """
 :root { color: #1c2430; background: #fff; font: 15px/1.5 system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif }
 body { max-width: 1120px; margin: 2rem auto 4rem; padding: 0 1.25rem }

@@ -172,6 +172,7 @@ def _mean(values: np.ndarray) -> float | None:
 def _plain(value: Any) -> float:
     return round(float(value), 6)
 
+
 WORST_SHARE, LEAST_WORST = 0.1, 5
 CHANCE = 0.05  # largest probability, by chance alone, at which a kind is still reported
 

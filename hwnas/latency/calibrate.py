@@ -89,6 +89,7 @@ class Plan:
         self.held.add(network.id)
         return new
 
+
 PROFILE_REPEATS = 20
 FRUITLESS = 3  # waves without one valid network, after which the machine is too restless
 QUIET = 0.2  # quantile over waves of the reference's time: what the machine does when nobody disturbs it

@@ -74,6 +74,7 @@ def block_coordinates(block: BlockSpec) -> np.ndarray:
     """Where a block lies in its family: channels and size in octaves, stride."""
     return np.array([np.log2(block.in_channels), np.log2(block.out_channels), np.log2(block.size), block.stride])
 
+
 ROLES = ("stem", "dense", "pointwise", "depthwise3", "depthwise5", "se", "linear")
 QUANTITIES = ("count", "macs", "macs_pad16", "macs_pad64", "macs_pad64_in", "macs_pad64_out", "weights",
               "read", "written", "rows", "pixels")
@@ -156,6 +157,7 @@ def _quantities(depthwise: bool, n_in: int, n_out: int, kernel: int, size: int, 
 def network_features(blocks: Iterable[BlockSpec]) -> np.ndarray:
     """Sum over blocks: [len(NAMES)]."""
     return np.asarray(np.sum([block_features(block) for block in blocks], axis=0))
+
 
 RIDGE = 1.0  # shrinkage of each cost, in units of its feature's root mean square
 RIDGE_WITH_PRIOR = 2.0  # of the physical costs beside a prior: with less they explain few networks without it

@@ -115,7 +115,6 @@ class QuietTimes:
         return content
 
 
-
 @dataclass(frozen=True, slots=True)
 class TimedFile:
     """An ONNX file as it is timed: compiled for `target`, fed batches of noise images `shape` [channels, h, w]."""
@@ -228,6 +227,7 @@ def prepare_compiled(architecture: Architecture, target: Target, folder: Path) -
     path = prepare_network(architecture, target, folder)
     save = getattr(load_runtime(target.runtime), "save_compiled", None)
     return path, None if save is None else save(path, target)
+
 
 WAVE = 24
 _NULL_MS = 0.1  # what the reference is made to take on the null runtime

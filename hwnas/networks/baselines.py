@@ -12,8 +12,6 @@ from hwnas.errors import ConfigError, StudyError
 if TYPE_CHECKING:
     from torch import nn
 
-
-
 FORMAT = "hwnas-baseline/1"
 STEM_LIMIT = 64  # up to this image size a network made for 224 px loses too much in a stem of stride 2
 
@@ -126,5 +124,6 @@ def _first_convolutions(model: nn.Module) -> list[Any]:
     names = getattr(model, "default_cfg", {}).get("first_conv") or ()
     names = (names,) if isinstance(names, str) else names
     return [module for module in map(model.get_submodule, names) if hasattr(module, "stride")]
+
 
 TIMM = "timm:"

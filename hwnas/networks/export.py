@@ -203,6 +203,7 @@ def randomise(model: nn.Module, seed: int) -> nn.Module:
 def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
 
+
 RECIPE_KEY = "hwnas_recipe"
 
 

@@ -146,6 +146,7 @@ def _constants(proto: ModelProto) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
         if node.op_type == "Constant":
             yield node.output[0], numpy_helper.to_array(node.attribute[0].t)
 
+
 _WARM_UP = 3
 
 

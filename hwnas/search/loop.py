@@ -56,6 +56,7 @@ def _first_unseen(space: SearchSpace, codes: NDArray[np.int64], seen: Container[
             return dict(params)
     return None
 
+
 UNPRODUCTIVE = 5  # after so many asks in a row without a training, a random unseen network is queued
 POLL_S = 0.5
 

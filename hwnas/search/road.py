@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from hwnas.training.recipe import Recipe
 
 
-
 @dataclass(frozen=True)
 class Plan:
     """What the options ask for.

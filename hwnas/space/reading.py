@@ -162,6 +162,7 @@ def _operations(stage: StageDef) -> set[tuple[str, float, int]]:
     return {(op.kind, op.expansion, kernel) for op in stage.ops if op.takes_repeats
             for kernel in ((op.kernel,) if op.kernel else stage.kernels)}
 
+
 _MAX_NODES = 20_000
 
 
@@ -243,6 +244,7 @@ class SpaceFile:
                 self.fail(path, f"lists {item!r} twice")
             values.append(read)
         return tuple(values)
+
 
 _KINDS = {word: kind for kind in KINDS.values() for word in kind.words}
 _OP = re.compile(r"(?P<kind>[a-z]+)(?:_e(?P<e>\d+(?:\.\d+)?))?(?:_k(?P<k>\d+))?")

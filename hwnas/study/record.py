@@ -27,6 +27,7 @@ RECORD = "hwnas"  # user attribute of a study: its format, its identity and perh
 OBJECTIVES = "objectives"  # in RECORD: names of the known objectives, unless they are latency alone
 CAP = "latency_ms"  # the constraint's name: upper quantile of the prediction minus the cap, in ms
 
+
 def minimised(study: optuna.Study) -> tuple[str, ...]:
     """Names of a multi-objective study's known objectives, in the order of its values."""
     return tuple(study.user_attrs.get(RECORD, {}).get(OBJECTIVES, (LATENCY,)))

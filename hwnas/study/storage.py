@@ -136,6 +136,7 @@ def storage_errors(url: str) -> Iterator[None]:
                     "Check the database, then give the same command again.")
         raise StudyError(f"study {shown(url)}: {fact}. {step}") from error
 
+
 CONNECT_S = 15
 LOCK_S = 60
 

@@ -156,6 +156,7 @@ def database_path(run_folder: Path) -> str:
     """URL of the study that lives in a run folder."""
     return f"sqlite:///{(run_folder / 'study.db').absolute()}"
 
+
 MAX_RETRIES = 3
 _RETRIES = "hwnas:retry_of"
 

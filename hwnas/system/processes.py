@@ -111,6 +111,7 @@ def die_with_parent() -> None:
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 Handler = Callable[[int, FrameType | None], Any]
 
@@ -169,6 +170,7 @@ class Interrupts:
             self._earlier[number](number, frame)
         else:
             self._waiting = number
+
 
 _SS_DISABLE = 2
 
