@@ -286,7 +286,7 @@ def _stored_arrays(images: Any, labels: Any) -> Path:
                         f"{labels.dtype}.")
     out = io.BytesIO()
     np.savez(out, images=images, labels=labels)
-    path = home() / "cache" / f"arrays-{hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()[:12]}.npz"
+    path = home() / "cache" / f"arrays-{hashlib.sha256(out.getvalue()).hexdigest()[:12]}.npz"
     if not path.is_file():
         write_atomic(path, out.getvalue())
     return path
