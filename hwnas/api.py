@@ -56,10 +56,7 @@ def search(target: str, data: Any = "digits", *, out: str | os.PathLike[str] | N
 
 def load(folder: str | os.PathLike[str]) -> Run:
     """A run that `search` or the command left in `folder`, which need not be writable; StudyError when it is none."""
-    run = RunFolder(Path(folder))
-    if not run.config.is_file():
-        raise StudyError(f"{run.path} is not a run folder (no config.yaml). Make one: hwnas.search(…, out={folder!r}).")
-    return Run(run)
+    return Run(RunFolder.open(folder, write=False))
 
 
 def benchmark(model: str | os.PathLike[str], target: str, *, quiet: bool = True, **options: Any) -> Benchmark:

@@ -18,7 +18,8 @@ def run(config: Mapping[str, Any], console: Console) -> None:
     if not config.get("run"):
         raise ConfigError("which run folder? Add run=DIR.")
     folder = RunFolder.open(str(config["run"]))
-    write_report(folder, read_report(folder))
+    with folder.hold("results", console.say):
+        write_report(folder, read_report(folder))
     console.say(f"report: {folder.report}")
 
 

@@ -47,12 +47,12 @@ def main(config: Any, console: Console) -> None:
 @contextlib.contextmanager
 def _hold_lock(folder: Path, ranks: Ranks, console: Console) -> Iterator[None]:
     """Hold the folder's lock, so that it has one training at a time. The first process holds it for all."""
-    from hwnas.system.locks import hold
+    from hwnas.system.work_folder import WorkFolder
 
     if not ranks.first:
         yield
         return
-    with hold(folder / ".training.lock", lambda: console.say(f"another process trains in {folder}; waiting")):
+    with WorkFolder(folder, "train").hold("training", console.say):
         yield
 
 

@@ -30,6 +30,11 @@ def run(config: Mapping[str, Any], console: Console) -> None:
     if not config.get("run"):
         raise ConfigError("which run folder? Add run=DIR.")
     folder = RunFolder.open(str(config["run"]))
+    with folder.hold("results", console.say):
+        _verify(folder, config, console)
+
+
+def _verify(folder: RunFolder, config: Mapping[str, Any], console: Console) -> None:
     rows = load_front(folder)
     environment = folder.read_json(folder.environment)
     if not isinstance(environment, dict) or "dataset" not in environment:

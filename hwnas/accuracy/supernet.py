@@ -20,6 +20,7 @@ from hwnas.space.search_space import SearchSpace
 from hwnas.stats.intervals import Z90, binomial_std
 from hwnas.system.memory import release_memory
 from hwnas.system.paths import home
+from hwnas.system.work_folder import WorkFolder
 from hwnas.training.loop import predict, seeded
 from hwnas.training.recipe import Recipe, all_recipe
 from hwnas.training.supernet import SUPERNET, SupernetJob, SupernetOptions, bank_in, inherit, train
@@ -87,12 +88,10 @@ class Supernet:
 
     def prepare(self, console: Console) -> None:
         """Train the supernet, from its last whole epoch, unless it is trained. Other processes wait."""
-        from hwnas.system.locks import hold
-
         path = self.folder / CHECKPOINT
         if self.options.path is not None and not path.is_file():
             raise StudyError(f"supernet.path: no {CHECKPOINT} in {self.folder}. Leave supernet.path out to train one.")
-        with hold(self.folder / ".training.lock", lambda: console.say(f"another process trains {path}; waiting")):
+        with WorkFolder(self.folder, "supernet").take_up(within=self.folder.parent).hold("training", console.say):
             self.setup_here = not path.is_file()
             checkpoint = train(self._job(path), console)
         self.setup_seconds = sum(row["seconds"] for row in checkpoint.rows)
@@ -119,7 +118,6 @@ class Supernet:
         return inherit(self._bank, architecture, self._recalibration, self._data)
 
     def _job(self, path: Path) -> SupernetJob:
-    
         return SupernetJob(self.space, self._data, self._train, self.options, self.recipe, self.identity, path)
 
 

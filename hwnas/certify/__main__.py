@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from hwnas.certify.plan import CertifyPlan, Network, in_full, macs_of, read_plan, spread, training_config
 from hwnas.cli.command import run_command
-from hwnas.cli.options import number, section
+from hwnas.cli.options import flag, number, section
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError
-from hwnas.system.locks import hold
-from hwnas.system.run_folder import RunFolder
+from hwnas.system.work_folder import WorkFolder
 from hwnas.target.host import usable_cores
 
 if TYPE_CHECKING:
@@ -67,8 +66,8 @@ def prepare(config: Any, console: Console) -> CertifyJob:
         "space": f"{space.name} ({space.fingerprint})", "n": n, "seed": seed, "target": _target(config),
         **{f"dataset.{key}": value for key, value in data.items() if key not in ("root", "download")},
         **{f"training.{key}": value for key, value in training.items() if key not in ("device", "threads")}}
-    out = RunFolder.create(config.out or Path("runs") / f"certificate-{space.name}-{info.name}").path
-    with hold(out / ".plan.lock"):
+    out = Path(config.out or Path("runs") / f"certificate-{space.name}-{info.name}")
+    with WorkFolder(out, "certify").take_up(flag(config, "overwrite")).hold("plan"):
         stored = read_plan(out, identity)
         networks, cost, source = ((stored.networks, stored.cost, stored.cost_source) if stored else
                                   _choose(config, space, n, seed, console))

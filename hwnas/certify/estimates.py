@@ -28,9 +28,9 @@ from hwnas.certify.plan import CertifyPlan, Network
 from hwnas.cli.progress import Console
 from hwnas.errors import CandidateError, ConfigError, DataError, SpaceError, StudyError, UnknownName, UserError
 from hwnas.system.documents import Document
-from hwnas.system.locks import hold
 from hwnas.system.paths import write_atomic
 from hwnas.system.tables import finite
+from hwnas.system.work_folder import WorkFolder
 
 if TYPE_CHECKING:
     from hwnas.accuracy.estimator import AccuracyEstimator
@@ -108,7 +108,7 @@ def estimate_all(plan: CertifyPlan, judged: Sequence[Judged], seeds: int, datase
     An estimator that cannot be prepared for this space and data is named in a line and left out, unless it is the only
     one.
     """
-    with hold(plan.out / ".estimates.lock", lambda: console.say(f"another process judges in {plan.out}; waiting")):
+    with WorkFolder(plan.out, "certify").hold("estimates", console.say):
         warm = False
         for estimator in judged:
             work = _Work(plan, estimator, dataset, space)

@@ -21,9 +21,9 @@ from hwnas.certify.plan import CertifyPlan, Network, read_plan, training_config
 from hwnas.cli.progress import Console, Report
 from hwnas.errors import CandidateError, HwnasError, StudyError
 from hwnas.system.documents import Document
-from hwnas.system.locks import hold
 from hwnas.system.paths import write_atomic
 from hwnas.system.processes import crew
+from hwnas.system.work_folder import WorkFolder
 
 if TYPE_CHECKING:
     from hwnas.training.job import TrainingJob
@@ -71,7 +71,7 @@ def work(plan: CertifyPlan, heard: Callable[[], None], wait: bool) -> None:
     jobs = Jobs(plan)
     for network, seed in trainings(plan):
         folder = plan.folder(network, seed)
-        with hold(folder / ".training.lock", wait=wait) as held:
+        with WorkFolder(folder, "train").hold("training", wait=wait) as held:
             if held and not is_failed(folder):
                 _train(jobs.job(network, seed), heard)
 
@@ -104,7 +104,7 @@ class Jobs:
         config.architecture = str(self.plan.architecture_file(network))
         config.out = str(self.plan.folder(network, seed))
         config.seed, config.split_seed = seed, self.plan.seed
-        return make_job(config, Console(quiet=True))
+        return make_job(config, Console(quiet=True), within=self.plan.out)
 
 
 def _train(job: TrainingJob, heard: Callable[[], None]) -> None:

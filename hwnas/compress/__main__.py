@@ -26,11 +26,10 @@ def main(config: Any, console: Console) -> None:
     from hwnas.compress.compression import printed, sentence, taken, timed, write_results
     from hwnas.compress.job import check_folder, make_job
     from hwnas.compress.step import Scorer, Steps
-    from hwnas.system.locks import hold
+    from hwnas.system.work_folder import WorkFolder
 
     job = make_job(config, console)
-    folder = job.folder.path
-    with hold(folder / ".compress.lock", lambda: console.say(f"another process works in {folder}; waiting")):
+    with WorkFolder(job.folder.path, "compress").hold("compress", console.say):
         check_folder(job)
         steps = Steps(job, Scorer(job))
         finished = taken(steps, console)

@@ -18,7 +18,8 @@ from hwnas.errors import CandidateError, ConfigError, DataError, ModelError, Stu
 from hwnas.runtimes.foreign import check_path, input_of, load_checked, sized
 from hwnas.system.documents import check_identity, content_of
 from hwnas.system.paths import write_atomic
-from hwnas.system.run_folder import ModelFolder, RunFolder
+from hwnas.system.run_folder import ModelFolder
+from hwnas.system.work_folder import WorkFolder
 from hwnas.target.target import Target
 
 if TYPE_CHECKING:
@@ -223,7 +224,7 @@ class CompressJob:
 
 def make_job(config: Any, console: Console) -> CompressJob:
     """Read and check every option, the model and the data; a UserError names the fault."""
-    from hwnas.cli.options import number, section
+    from hwnas.cli.options import flag, number, section
     from hwnas.data.loading import inspect_dataset
     from hwnas.runtimes.runtime import load_runtime
     from hwnas.target.host import Host
@@ -239,14 +240,14 @@ def make_job(config: Any, console: Console) -> CompressJob:
     out = Path(str(config.out)) if config.out else Path("runs") / f"compress-{name_of(model)}-{target.name}"
     data = section(config, "dataset")
     info = inspect_dataset(data)
-    folder = RunFolder.create(out).path
-    source = source_of(model, target, info, data.get("image_size"), folder / "steps", memory_mb, timeout_s)
+    WorkFolder(out, "compress").take_up(flag(config, "overwrite"))
+    source = source_of(model, target, info, data.get("image_size"), out / "steps", memory_mb, timeout_s)
     dataset = _dataset(data, info, source, options.train_images, split_seed, console)
     validation, calibration = _parts(dataset, options, split_seed)
     identity = {"model": source.content, "dataset": dataset.name, "dataset.fingerprint": dataset.fingerprint,
                 "target": str(replace(target, name="", vendor="", price_per_hour=None)), "host": Host.detect().name,
                 "runtime": load_runtime(target.runtime).version(), "split_seed": split_seed, **options.deciding()}
-    return CompressJob(source, dataset, validation, calibration, target, options, ModelFolder(folder), identity)
+    return CompressJob(source, dataset, validation, calibration, target, options, ModelFolder(out), identity)
 
 
 def _target(config: Any, console: Console) -> Target:
@@ -309,18 +310,9 @@ def _parts(dataset: Dataset, options: CompressOptions, split_seed: int) -> tuple
 
 
 def check_folder(job: CompressJob) -> None:
-    """StudyError when the folder belongs to another compression, a search or a training.
-
-    For another compression, the message names the difference. The files of a search or training would be replaced by
-    the int8 file and the summary.
-    """
-    path, folder = job.steps / "identity.json", job.folder
+    """StudyError when the folder belongs to another compression; the message names the difference."""
+    path = job.steps / "identity.json"
     if not path.is_file():
-        theirs = [file.name for file in (folder.architecture, folder.baseline, folder.weights, folder.onnx, folder.int8,
-                                         job.summary, job.table) if file.exists()]
-        if theirs:
-            raise StudyError(f"{folder.path} is no compression's folder: its {theirs[0]} comes from elsewhere and "
-                             "could be lost. Choose another out=FOLDER.")
         write_atomic(path, json.dumps(dict(job.identity), indent=1) + "\n")
         return
     try:

@@ -14,12 +14,11 @@ import numpy as np
 from hwnas.accuracy.certificate import NAME, Certificate, Chosen, choose, look_up
 from hwnas.accuracy.estimator import Prepares
 from hwnas.cli.command import default_out
-from hwnas.cli.options import number, section
+from hwnas.cli.options import flag, number, section
 from hwnas.cli.progress import Console, Report
 from hwnas.errors import ConfigError, StudyError
 from hwnas.latency.deployment import Deployment, calibration_options, error_line, latency_model
 from hwnas.networks.network import FoundNetwork
-from hwnas.system.locks import hold
 from hwnas.system.processes import crew
 from hwnas.system.run_folder import RunFolder
 from hwnas.target.host import usable_cores
@@ -182,19 +181,20 @@ def search(config: Any, console: Console) -> SearchResult:
     from hwnas.study.study import wait_for_others
 
     plan = make_plan(config, console)
-    run = RunFolder.create(plan.out)
+    run = RunFolder.create(plan.out, flag(config, "overwrite"))
     prepared = prepare(plan, run, console)
     run.write_config(plan.yaml)
     with extra_workers(min(plan.workers, plan.n_trials) - 1, run, console):
         search_trials(prepared, console)
-    with hold(run.path / "verify.lock", wait=False) as held:
+    with run.hold("verify", wait=False) as held:
         if not held:
             console.say(f"another worker verifies the front in {run.path}; nothing left to do here.")
             return SearchResult(run, prepared.study)
         wait_for_others(prepared.study, waiting=lambda n: console.note(f"waiting for {n} other trials"))
         trials = trial_rows(prepared.study)
         run.write_trials(trials)
-        rows, comparisons = verified(prepared, trials, console)
+        with run.hold("results", console.say):
+            rows, comparisons = verified(prepared, trials, console)
     return SearchResult(run, prepared.study, trials, rows, comparisons)
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from hwnas.errors import StudyError
 from hwnas.system.paths import write_atomic
 from hwnas.system.tables import finite, read_table, table_csv
+from hwnas.system.work_folder import WorkFolder, kind_of
 
 _NUMBER, _COUNT, _FLAG, _TEXT = float | None, int | None, bool | None, str | None
 OF_EVERY_TRIAL: dict[str, Any] = {
@@ -28,7 +29,6 @@ OF_EVERY_TRIAL: dict[str, Any] = {
     "started": _TEXT, "finished": _TEXT}
 TRIALS = OF_EVERY_TRIAL | dict.fromkeys(("size_mb_predicted", "macs", "price_per_million_predicted"), _NUMBER)
 _SAFE_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
-_PROBE_BYTES = 1 << 20  # a disk that cannot take 1 MiB cannot take a run
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,36 +73,25 @@ class ModelFolder:
 
 
 @dataclass(frozen=True, slots=True)
-class RunFolder:
+class RunFolder(WorkFolder):
     """The files of one run. Make it with `create` (a run that writes) or `open` (a run that must exist)."""
 
-    path: Path
+    kind: str = "search"
 
     @classmethod
-    def create(cls, path: str | os.PathLike[str]) -> RunFolder:
-        """Make the folder, or take up an existing one; UserError when it is read-only or the disk is full."""
-        folder = Path(path)
-        if folder.exists() and not folder.is_dir():
-            raise StudyError(f"run folder {folder} is a file. Choose another: out=FOLDER.")
-        run = cls(folder)
-        run._probe()
-        return run
+    def create(cls, path: str | os.PathLike[str], overwrite: bool = False) -> RunFolder:
+        """Make the folder, or take up an existing one, see `WorkFolder.take_up`."""
+        return cls(Path(path)).take_up(overwrite)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> RunFolder:
-        """The folder of an existing run; StudyError when it is none, UserError when it cannot be written."""
+    def open(cls, path: str | os.PathLike[str], write: bool = True) -> RunFolder:
+        """The folder of an existing run; StudyError when it is none. With `write`, UserError when it cannot be
+        written."""
         run = cls(Path(path))
-        if not run.config.is_file():
-            raise StudyError(f"{path} is not a run folder (no config.yaml). Make one: python -m hwnas.search "
-                             f"+target=NAME out={path}")
-        run._probe()
-        return run
-
-    def _probe(self) -> None:
-        """Fail now, in one line, rather than after hours of training."""
-        probe = self.path / ".writable"
-        write_atomic(probe, bytes(_PROBE_BYTES))
-        probe.unlink(missing_ok=True)
+        if not run.config.is_file() or kind_of(run.path) is None:
+            raise StudyError(f"{path} is not a run folder (no config.yaml of a search). Make one: "
+                             f"python -m hwnas.search +target=NAME out={path}")
+        return run.check() if write else run
 
     @property
     def config(self) -> Path:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hwnas.cli.options import file_option, names_of, number, section
+from hwnas.cli.options import file_option, flag, names_of, number, section
 from hwnas.cli.progress import Console
 from hwnas.data.task import top1
 from hwnas.errors import ConfigError, DataError, TargetError, UnknownName
@@ -23,8 +23,9 @@ from hwnas.networks.network import FoundNetwork, Network, Shape, TimmNetwork
 from hwnas.space.architecture import Architecture
 from hwnas.system.documents import content_of
 from hwnas.system.paths import write_atomic
-from hwnas.system.run_folder import ModelFolder, RunFolder
+from hwnas.system.run_folder import ModelFolder
 from hwnas.system.tables import table_csv
+from hwnas.system.work_folder import WorkFolder
 from hwnas.target.host import usable_cores
 from hwnas.training.batches import Batches, reseed
 from hwnas.training.loop import Training, lay_out, predict, seeded
@@ -95,8 +96,11 @@ class TrainingJob:
         return isinstance(self.network, FoundNetwork) and load_inherited(model, self.network.architecture, weights)
 
 
-def make_job(config: Any, console: Console) -> TrainingJob:
-    """Read and check every option, load the data, try the folder; a UserError names what is wrong."""
+def make_job(config: Any, console: Console, within: Path | None = None) -> TrainingJob:
+    """Read and check every option, load the data, try the folder; a UserError names what is wrong.
+
+    `within`: the folder of the work that this training is a part of.
+    """
     from hwnas.data.loading import inspect_dataset, load_dataset
     from hwnas.data.splits import subset
 
@@ -113,7 +117,8 @@ def make_job(config: Any, console: Console) -> TrainingJob:
     network = _network(source, data.get("image_size"), info)
     size = network.shape.image_size
     teacher = TeacherOptions.from_config(config["teacher"], info.channels)
-    folder = RunFolder.create(str(config.out) if config.out else _default_out(network, info.name)).path
+    out = Path(str(config.out)) if config.out else _default_out(network, info.name)
+    WorkFolder(out, "train").take_up(flag(config, "overwrite"), within)
     with console.step("read images") as report:
         dataset = load_dataset(data, size, split_seed, lambda done, total: report(done / total))
     if weights is not None:
@@ -134,7 +139,7 @@ def make_job(config: Any, console: Console) -> TrainingJob:
         **({"processes": ranks.world} if ranks.world > 1 else {})}
     threads = threads or max(1, len(usable_cores()) // ranks.world)
     return TrainingJob(network, dataset, train, validation, recipe, teacher, weights, seed, threads, device,
-                       ModelFolder(folder), identity, ranks)
+                       ModelFolder(out), identity, ranks)
 
 
 def recipe_of(config: Any) -> Recipe:

@@ -18,6 +18,7 @@ import pytest
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, DataError, StudyError, UnknownName
 from hwnas.space.architecture import Architecture
+from hwnas.system.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -143,11 +144,10 @@ def test_picks_stay_as_they_were_made(tmp_path):
 
 
 def test_a_search_that_split_the_data_otherwise_is_refused(tmp_path):
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "config.yaml").write_text("seed: 3\nspace: mnasnet_small\n")
+    run = RunFolder.create(tmp_path / "run")
+    run.write_config({"seed": 3, "space": "mnasnet_small"})
     with pytest.raises(ConfigError, match="searched with seed=3"):
-        picks_of(parse(["data=digits", f"out={tmp_path}", f"ours={run}"]))
+        picks_of(parse(["data=digits", f"out={tmp_path}", f"ours={run.path}"]))
 
 
 def test_a_search_on_other_images_is_refused(tmp_path):

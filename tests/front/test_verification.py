@@ -31,7 +31,7 @@ HERE = Host.detect().name
 CONSOLE = Console(quiet=True)
 BASELINE = FrontRow.of(tiny_baseline("mobilenetv3_small_050", 1), target="ort_int8")
 FILES = {"config.yaml", "front.csv", "front.json", "front.png", "front.svg", "report.html", "environment.json",
-         "comparisons.json", "models"}
+         "comparisons.json", "models", ".hwnas.json"}
 
 
 def facts(host: str = HERE, **changes: Any) -> Facts:

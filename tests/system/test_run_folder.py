@@ -25,7 +25,7 @@ def test_create_makes_an_empty_folder_and_takes_up_an_old_one(run: RunFolder) ->
     run.write_config({"seed": 3})
     again = RunFolder.create(run.path)
     assert again.read_config() == {"seed": 3}
-    assert [path.name for path in run.path.iterdir()] == ["config.yaml"]
+    assert {path.name for path in run.path.iterdir()} == {".hwnas.json", "config.yaml"}
 
 
 def test_folder_that_is_a_file_is_told(tmp_path) -> None:
@@ -51,7 +51,7 @@ def test_unwritable_disk_is_one_line_at_once(run: RunFolder, monkeypatch, code: 
         with pytest.raises(UserError, match=told) as caught:
             make(run.path)
         assert "\n" not in str(caught.value)
-    assert [path.name for path in run.path.iterdir()] == ["config.yaml"]
+    assert {path.name for path in run.path.iterdir()} == {".hwnas.json", "config.yaml"}
 
 
 def test_read_only_folder(run: RunFolder) -> None:

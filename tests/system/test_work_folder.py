@@ -1,0 +1,222 @@
+"""Work folders: what a command takes up, what it refuses in one line, and that it changes nothing of others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from filelock import FileLock
+
+from hwnas.certify.__main__ import main as certify
+from hwnas.certify.plan import PLAN
+from hwnas.cli.command import compose, run_command
+from hwnas.cli.progress import Console
+from hwnas.compress.__main__ import main as compress
+from hwnas.errors import StudyError, UserError
+from hwnas.search.__main__ import main as search
+from hwnas.system.run_folder import RunFolder
+from hwnas.system.work_folder import NAME, WorkFolder, kind_of
+from hwnas.train import main as train
+from hwnas.training.checkpoint import Checkpoint
+from hwnas.training.results import SUMMARY
+
+TARGET = "+target=ort_int8"
+COMMANDS = {
+    "search": (search, [TARGET]), "train": (train, ["model=timm:resnet10t", "dataset.image_size=32"]),
+    "compress": (compress, [TARGET, "model=runs/x/models/ID"]), "certify": (certify, ["estimators=[zero_cost:params]"])}
+MINE = {"config.yaml": "lr: 3", "report.html": "<p>mine", "trials.csv": "a,b", "weights.safetensors": "w",
+        "plan.json": "{}", "summary.json": "[", "study.db": "", "steps/identity.json": "{}", "models/x/card.md": "c"}
+KINDS = [*COMMANDS, "supernet"]
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
+            for path in sorted(folder.rglob("*"))}
+
+
+def fill(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def checkpoint(folder: Path, name: str) -> Path:
+    Checkpoint({}, 1, [], {"w": torch.zeros(1)}, {}, {}).save(folder / name)
+    return folder
+
+
+def config_of_a_search(**changes: object) -> str:
+    from omegaconf import OmegaConf
+
+    config = compose("search", [TARGET])
+    del config.overwrite  # earlier versions do not know it
+    return OmegaConf.to_yaml(OmegaConf.merge(config, changes))
+
+
+EARLIER: dict[str, Callable[[Path], tuple[str, Path]]] = {
+    "search": lambda path: ("search", fill(path, {"config.yaml": config_of_a_search(), "study.db": ""})),
+    "search on a server": lambda path: ("search", fill(path, {"config.yaml": config_of_a_search(storage="mysql://x")})),
+    "search, a copy": lambda path: ("search", fill(path, {
+        "config.yaml": config_of_a_search(), "environment.json": '{"format": "hwnas-environment/1"}'})),
+    "training": lambda path: ("train", fill(path, {"summary.json": json.dumps(SUMMARY.header), "card.md": "c"})),
+    "training, begun": lambda path: ("train", checkpoint(path, "checkpoint.safetensors")),
+    "compression": lambda path: ("compress", fill(path, {"steps/identity.json": '{"calibration_images": 512}'})),
+    "certificate": lambda path: ("certify", fill(path, {"plan.json": json.dumps(PLAN.header)})),
+    "supernet": lambda path: ("supernet", checkpoint(path, "supernet.safetensors"))}
+
+
+class TakenUp(UserError):
+    """The command has its folder."""
+
+
+@pytest.fixture(params=COMMANDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def run(kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs the command of `kind` until it has its folder; returns the one line of its error."""
+    take_up = WorkFolder.take_up
+
+    def stop(folder: WorkFolder, *args: object, **named: object) -> None:
+        raise TakenUp(f"{take_up(folder, *args, **named).path}")  # type: ignore[arg-type]
+
+    monkeypatch.setattr(WorkFolder, "take_up", stop)
+
+    def command(out: Path, *more: str) -> str:
+        main, options = COMMANDS[kind]
+        target = TARGET in options
+        code = run_command(main, kind, "usage", ["-q", *options, f"out={out}", *more], target=target, paths=("model",))
+        errors = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("note:")]
+        assert code == 2
+        assert len(errors) == 1, errors
+        return errors[0]
+
+    return command
+
+
+def test_a_folder_that_is_empty_or_not_there_is_marked(run: Callable[..., str], kind: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for name in ("empty", "new", "new"):  # the second time it is its own
+        assert "TakenUp" in run(tmp_path / name)
+        assert json.loads((tmp_path / name / NAME).read_text())["kind"] == kind
+        assert set(content(tmp_path / name)) == {NAME}
+
+
+@pytest.mark.parametrize("files", [MINE, {"config.yaml": "seed: 0"}, {".env": "x"}], ids=["many", "config", "hidden"])
+def test_files_of_others_are_left_alone(run: Callable[..., str], files: dict[str, str], tmp_path: Path) -> None:
+    before = content(fill(tmp_path, files))
+    error = run(tmp_path)
+    assert "files that hwnas did not make" in error
+    assert "out=FOLDER, or overwrite=true" in error
+    assert content(tmp_path) == before
+    assert "TakenUp" in run(tmp_path, "overwrite=true")
+    assert "TakenUp" in run(tmp_path)  # it is marked now
+    assert before.items() <= content(tmp_path).items()
+
+
+@pytest.mark.parametrize("other", KINDS)
+@pytest.mark.parametrize("more", [[], ["overwrite=true"]], ids=["", "overwrite"])
+def test_the_folder_of_other_work_is_refused(run: Callable[..., str], kind: str, other: str, more: list[str],
+                                             tmp_path: Path) -> None:
+    marker = {"format": "hwnas-folder/1", "kind": other, "hwnas": "0"}
+    before = content(fill(tmp_path / "there", {**MINE, NAME: json.dumps(marker)}))
+    inside = run(tmp_path / "there" / "models" / "x", *more)
+    assert "lies in" in inside
+    assert f"hwnas.{other}" in inside or other == "supernet"
+    if other != kind:
+        error = run(tmp_path / "there", *more)
+        assert "is the folder of a" in error
+        assert "out=FOLDER" in error
+    assert content(tmp_path / "there") == before
+
+
+@pytest.mark.parametrize("text", ['{"format": "hwnas-folder/2", "kind": "x"}', '{"format"', "[]", '{"format": "y/1"}'],
+                         ids=["later", "torn", "no object", "foreign"])
+def test_a_marker_that_cannot_be_read_is_refused(run: Callable[..., str], text: str, tmp_path: Path) -> None:
+    before = content(fill(tmp_path, {**MINE, NAME: text}))
+    for out in (tmp_path, tmp_path / "inside"):
+        assert f"{tmp_path / NAME}: " in run(out, "overwrite=true")
+    assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize("made", EARLIER)
+def test_folders_of_earlier_versions_are_taken_up_by_their_command(made: str, tmp_path: Path) -> None:
+    kind, path = EARLIER[made](tmp_path / "out")
+    before = content(path)
+    for other in KINDS:
+        if other != kind:
+            with pytest.raises(StudyError, match="is the folder of a"):
+                WorkFolder(path, other).take_up(overwrite=True)
+    assert content(path) == before
+    WorkFolder(path, kind).take_up()
+    assert before.items() <= content(path).items()
+    assert json.loads((path / NAME).read_text())["kind"] == kind
+
+
+def test_what_a_kill_leaves_of_the_first_writes_does_not_make_a_folder_foreign(tmp_path: Path) -> None:
+    fill(tmp_path, {".writable": "", "..writable.0a1b2c3d.tmp": "", f"{NAME}.77": "", ".training.lock": "",
+                    f".{NAME}.77.0a1b2c3d.tmp": ""})
+    WorkFolder(tmp_path, "train").take_up()
+
+
+def test_a_part_of_the_work_lies_in_its_folder(tmp_path: Path) -> None:
+    WorkFolder(tmp_path, "certify").take_up()
+    part = WorkFolder(tmp_path / "networks" / "x" / "seed0", "train")
+    with pytest.raises(StudyError, match="lies in"):
+        part.take_up()
+    assert kind_of(part.take_up(within=tmp_path).path) == "train"
+
+
+def test_of_two_commands_that_begin_at_once_the_first_gets_the_folder(tmp_path: Path,
+                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    from hwnas.system import work_folder
+
+    others = work_folder._others
+
+    def meanwhile(path: Path) -> list[str]:
+        monkeypatch.setattr(work_folder, "_others", others)
+        WorkFolder(path, "train").take_up()
+        fill(path, {"log.csv": "1"})
+        return others(path)
+
+    monkeypatch.setattr(work_folder, "_others", meanwhile)
+    assert WorkFolder(tmp_path / "out", "train").take_up().path == tmp_path / "out"
+    monkeypatch.setattr(work_folder, "_others", meanwhile)
+    with pytest.raises(StudyError, match=r"hwnas\.train"):
+        WorkFolder(tmp_path / "other", "search").take_up()
+
+
+def test_a_user_s_own_config_makes_no_run_folder(tmp_path: Path) -> None:
+    before = content(fill(tmp_path, MINE))
+    with pytest.raises(StudyError, match="is not a run folder"):
+        RunFolder.open(tmp_path)
+    assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["verify", "report"])
+def test_the_second_command_on_a_run_waits_and_says_so(name: str, tmp_path: Path,
+                                                       capsys: pytest.CaptureFixture[str]) -> None:
+    import importlib
+
+    run = RunFolder.create(tmp_path / "run")
+    run.write_config({"seed": 0})
+    held = FileLock(run.path / ".results.lock")
+    held.acquire()
+
+    class Told(Exception):
+        pass
+
+    def say(text: str) -> None:
+        raise Told(text)
+
+    console = Console(quiet=True)
+    console.say = say  # type: ignore[method-assign]
+    with pytest.raises(Told, match="another process works in"):
+        importlib.import_module(f"hwnas.{name}").run({"run": run.path}, console)
+    held.release()
