@@ -101,7 +101,7 @@ def lend_baselines(one: Search, searches: Sequence[Search]) -> None:
         if other is one or other.seed != one.seed or not (one.verify and other.verify and other.done):
             continue
         for weights in sorted((other.path / "models").glob("*/weights.safetensors")):
-            copy = RunFolder(one.path).model(weights.parent.name).weights
+            copy = RunFolder.create(one.path).model(weights.parent.name).weights
             if (weights.parent / "baseline.yaml").is_file() and not copy.is_file():
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(weights, copy)

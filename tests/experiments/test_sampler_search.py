@@ -37,7 +37,7 @@ def trial(number: int, begin: float, end: float | None, outcome: str = "evaluate
 
 
 def folder(path: Path, trials: list[dict], front: list | None = None) -> RunFolder:
-    run = RunFolder.create(path)
+    run = RunFolder.create(path, overwrite=True)
     run.write_config({"seed": 0, "verification": {"seconds": 5}})
     run.write_trials(trials)
     if front is not None:
