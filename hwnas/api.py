@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hwnas.cli.command import compose, names_in
 from hwnas.cli.progress import Console
-from hwnas.errors import BudgetError, ConfigError, DataError, StudyError
+from hwnas.errors import BudgetError, ConfigError, DataError, StudyError, WorkerError
 from hwnas.system.paths import home, write_atomic
 from hwnas.system.run_folder import RunFolder
 
@@ -51,7 +51,10 @@ def search(target: str, data: Any = "digits", *, out: str | os.PathLike[str] | N
     from hwnas.search.road import search as go
 
     given = {"target": target, **_dataset_options(data), **({} if out is None else {"out": os.fspath(out)})}
-    return Run(go(_compose("search", given, options), Console(quiet)).run)
+    result = go(_compose("search", given, options), Console(quiet))
+    if result.early:
+        raise WorkerError(result.early)
+    return Run(result.run)
 
 
 def load(folder: str | os.PathLike[str]) -> Run:

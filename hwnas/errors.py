@@ -12,6 +12,7 @@
     │   ├── SamplerError       what a sampler was told cannot be searched with
     │   ├── StudyError         a study or run folder: corrupt, foreign, changed, read-only
     │   └── BudgetError        a budget that nothing can meet, with the nearest that can
+    ├── WorkerError            processes beside the main one ended early; it did their work
     └── CandidateError         one candidate failed; the search goes on
         ├── ExportError        torch -> ONNX, or the parity gate behind it
         ├── QuantizeError      ONNX -> int8 QDQ
@@ -22,11 +23,20 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class HwnasError(Exception):
     """Root of the tree. The message states fact, place and next step in one line."""
+
+
+class WorkerError(HwnasError):
+    """Processes beside the main one ended early, for the reasons `early`. What they finished is kept."""
+
+    def __init__(self, early: Sequence[str]) -> None:
+        super().__init__(f"{len(early)} worker{'s' * (len(early) > 1)} ended early, and the work was done without: "
+                         f"{'; '.join(dict.fromkeys(early))}. Everything finished is kept. Mend the cause before the "
+                         "next run.")
 
 
 class UserError(HwnasError):

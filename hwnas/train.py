@@ -33,6 +33,7 @@ def main(config: Any, console: Console) -> None:
     from hwnas.training.results import read_summary, sentence, write_results
 
     ranks = Ranks.of_environment()
+    ranks.end_with_torchrun()
     console = console if ranks.first else Console(quiet=True)
     job = make_job(config, console)
     with ranks.joined(job.device), _hold_lock(job.folder.path, ranks, console):

@@ -12,7 +12,7 @@ from hwnas.certify.plan import CertifyPlan, Network, in_full, macs_of, read_plan
 from hwnas.cli.command import run_command
 from hwnas.cli.options import flag, number, section
 from hwnas.cli.progress import Console
-from hwnas.errors import ConfigError
+from hwnas.errors import ConfigError, WorkerError
 from hwnas.system.work_folder import WorkFolder
 from hwnas.target.host import usable_cores
 
@@ -107,17 +107,19 @@ def _format_cost(cost: str, value: float) -> str:
 
 
 def main(config: Any, console: Console) -> None:
-    """Choose networks, train them, ask the estimators, write the certificate."""
+    """Choose networks, train them, ask the estimators, write the certificate. Then WorkerError, if a process that
+    trained ended early."""
     from hwnas.certify.estimates import check_estimators
     from hwnas.certify.truth import train_all
 
     job = prepare(config, console)
     if job.only is None:  # a wrong option is reported now, hours before the estimators start
         check_estimators(job.plan, job.judged, _images(job, console), job.space)
-    if job.only != "estimators":
-        train_all(job.plan, job.workers, console)
+    early = train_all(job.plan, job.workers, console) if job.only != "estimators" else []
     if job.only != "truth":
         judge(job, console)
+    if early:
+        raise WorkerError(early)
 
 
 def all_options(config: Any) -> dict[str, dict[str, Any]]:

@@ -22,7 +22,7 @@ from hwnas.cli.progress import Console, Report
 from hwnas.errors import CandidateError, HwnasError, StudyError
 from hwnas.system.documents import Document
 from hwnas.system.paths import write_atomic
-from hwnas.system.processes import crew
+from hwnas.system.processes import crew, ended_by_signals, exit_code
 from hwnas.system.work_folder import WorkFolder
 
 if TYPE_CHECKING:
@@ -50,15 +50,19 @@ class Training:
     reason: str = ""
 
 
-def train_all(plan: CertifyPlan, workers: int, console: Console) -> None:
-    """Run all open trainings in `workers` processes; this is one of them. Failed trainings are recorded as failed."""
-    command = [sys.executable, "-m", "hwnas.certify.truth", str(plan.out.absolute())]
+def train_all(plan: CertifyPlan, workers: int, console: Console) -> list[str]:
+    """Run all open trainings in `workers` processes; this is one of them. Failed trainings are recorded as failed.
+
+    Returns a line for each process that ended early: the others made its trainings.
+    """
     left = sum(not is_done(plan.folder(network, seed)) for network, seed in trainings(plan))
     if not left:
-        return
-    with console.step("train in full") as report, crew(command, min(workers, left) - 1, console.say):
+        return []
+    helpers = crew(min(workers, left) - 1, "hwnas.certify.truth", [str(plan.out.absolute())], console.say)
+    with console.step("train in full") as report, helpers as early:
         work(plan, _make_hear(plan, report), wait=False)
         work(plan, _make_hear(plan, report), wait=True)  # other processes' trainings: done by now, or left by a kill
+    return early
 
 
 def trainings(plan: CertifyPlan) -> Iterator[tuple[Network, int]]:
@@ -215,14 +219,15 @@ def main() -> int:
     """Work on a plan's trainings as one more process: run those that no other is running. Errors print one line."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        plan = read_plan(Path(sys.argv[1]))
-        if plan is not None:
-            work(plan, lambda: None, wait=False)
+        with ended_by_signals():
+            plan = read_plan(Path(sys.argv[1]))
+            if plan is not None:
+                work(plan, lambda: None, wait=False)
     except HwnasError as error:
         print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        return 130
+    except KeyboardInterrupt as interrupt:
+        return exit_code(interrupt)
     return 0
 
 

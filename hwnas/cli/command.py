@@ -6,7 +6,7 @@ import argparse
 import itertools
 import os
 import re
-import subprocess
+import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
@@ -19,7 +19,7 @@ from hwnas.cli.options import MANDATORY, defaults
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, HwnasError, UnknownName, UserError
 from hwnas.system.paths import config_dir, config_dirs
-from hwnas.system.processes import die_with_parent
+from hwnas.system.processes import end, ended_by_signals, exit_code, start
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -55,7 +55,8 @@ def run_command(main: Main, config_name: str, usage: str, argv: Sequence[str] | 
                 sections: Sections | None = None) -> int:
     """Compose `conf/<config_name>.yaml` with the command line's overrides and call `main`; returns the exit code.
 
-    0 done, 1 failed for a reason the user cannot mend by options, 2 bad input (one line on stderr), 130 interrupted.
+    0 done, 1 failed for a reason the user cannot mend by options, 2 bad input (one line on stderr), 130 ended by
+    Ctrl-C, 143 by SIGTERM.
     `target`: a target must be chosen. `paths`: options beside `out` and the like whose values are taken as they are
     typed. `lists`: options for which 1,2,4 is a list. `apart`: options that appear in the name of the default folder
     `out` (None: `out` is no folder); in a multirun over other options each run gets a folder of its own. `sections`
@@ -66,23 +67,24 @@ def run_command(main: Main, config_name: str, usage: str, argv: Sequence[str] | 
     options = _parser(config_name, usage, target).parse_intermixed_args(argv)
     console = Console(quiet=options.quiet)
     try:
-        overrides = as_typed(options.overrides, paths, () if options.multirun else lists, options.multirun)
-        if options.multirun:
-            runs = split_runs(config_name, overrides, target, apart)
-            return _run_all(config_name, runs, options)
-        config = compose(config_name, overrides, target)
-        if options.show_config or options.cfg:
-            print(_shown(config, sections(config) if sections else {}), end="")
+        with ended_by_signals():
+            overrides = as_typed(options.overrides, paths, () if options.multirun else lists, options.multirun)
+            if options.multirun:
+                runs = split_runs(config_name, overrides, target, apart)
+                return _run_all(config_name, runs, options)
+            config = compose(config_name, overrides, target)
+            if options.show_config or options.cfg:
+                print(_shown(config, sections(config) if sections else {}), end="")
+                return 0
+            main(config, console)
             return 0
-        main(config, console)
-        return 0
     except UserError as error:
         return _fail(error, 2)
     except HwnasError as error:
         return _fail(error, 1)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         print("interrupted; the same command goes on from here.", file=sys.stderr)
-        return 130
+        return exit_code(interrupt)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -365,14 +367,12 @@ def _run_all(config_name: str, runs: Mapping[str, Sequence[str]], options: argpa
     failed = {}
     for name, overrides in runs.items():
         print(f"[{name}]", flush=True)
-        command = [sys.executable, "-m", COMMANDS[config_name][0], *flags, *overrides]
-        process = subprocess.Popen(command, preexec_fn=die_with_parent)
+        process = start(COMMANDS[config_name][0], [*flags, *overrides])
         try:
             code = process.wait()
-        except KeyboardInterrupt:
-            process.wait()  # it was told too, and keeps what it has
-            raise
-        if code == 130:
+        finally:
+            end([process])
+        if code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
             return code
         if code:
             failed[name] = code

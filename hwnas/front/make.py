@@ -184,13 +184,9 @@ def make_all(networks: Sequence[Network], run: RunFolder, making: Making, worker
         parked = _park(making, Path(folder))
         with Pool(min(workers, len(networks)), _start, (parked, Path(folder), run)) as pool:
             jobs = {pool.submit(_job, network): network for network in reversed(networks)}
-            try:
-                for done, job in enumerate(as_completed(jobs), start=1):
-                    report(done / len(jobs), f"{done} of {len(jobs)} networks trained and exported")
-                    yield jobs[job], job.result()
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+            for done, job in enumerate(as_completed(jobs), start=1):
+                report(done / len(jobs), f"{done} of {len(jobs)} networks trained and exported")
+                yield jobs[job], job.result()
 
 
 def _outcome(network: Network, run: RunFolder, making: Making,

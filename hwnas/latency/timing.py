@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import tempfile
 import time
 from collections import deque
@@ -265,6 +264,8 @@ class NetworkTimer:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
+        if kind is not None:
+            self._pool.end()
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._folder.cleanup()
 
@@ -372,4 +373,3 @@ def _settle(cores: Sequence[int]) -> None:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the measuring process ends this one

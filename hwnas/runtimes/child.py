@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from hwnas import errors
 from hwnas.errors import CandidateError, HwnasError, ModelError
-from hwnas.system.processes import die_with_parent
+from hwnas.system.processes import start
 from hwnas.target.target import Target
 
 if TYPE_CHECKING:
@@ -58,9 +58,8 @@ def run_child(module: str, job: Mapping[str, Any], target: Target, *, timeout_s:
     label = job.get("label", job["path"])
     full = {**job, "target": asdict(target), "memory_mb": memory_mb}
     with tempfile.TemporaryFile("w+", errors="replace") as said:
-        process = subprocess.Popen([sys.executable, "-P", "-m", module, json.dumps(full)], stdin=subprocess.DEVNULL,
-                                   stdout=subprocess.PIPE, stderr=said, text=True, errors="replace", env=environment,
-                                   start_new_session=True, preexec_fn=die_with_parent)
+        process = start(module, [json.dumps(full)], "-P", stdout=subprocess.PIPE, stderr=said, text=True,
+                        errors="replace", env=environment, start_new_session=True)
         lines: queue.Queue[str] = queue.Queue()
         reader = threading.Thread(target=_read, args=(process.stdout, lines), daemon=True)
         reader.start()
@@ -118,6 +117,7 @@ def _crash(code: int, said: IO[str], path: str, target: Target) -> str:
 
 def _end(process: subprocess.Popen[str]) -> None:
     """Kill what is left of the child's process group and reap it."""
+    assert process.stdin is not None
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             if hasattr(os, "killpg"):
@@ -125,6 +125,7 @@ def _end(process: subprocess.Popen[str]) -> None:
             else:
                 process.kill()
         process.wait()
+    process.stdin.close()
 
 
 def _limit_memory(megabytes: int) -> None:

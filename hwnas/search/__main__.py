@@ -8,6 +8,7 @@ from typing import Any
 
 from hwnas.cli.command import run_command
 from hwnas.cli.progress import Console
+from hwnas.errors import WorkerError
 from hwnas.search.road import SearchResult, search
 from hwnas.study.costs import COSTS
 
@@ -38,8 +39,11 @@ def all_options(config: Any) -> dict[str, dict[str, Any]]:
 
 
 def main(config: Any, console: Console) -> None:
-    """Search, and print the result."""
-    conclude(search(config, console), console)
+    """Search, and print the result. Then WorkerError, if a worker ended early."""
+    result = search(config, console)
+    conclude(result, console)
+    if result.early:
+        raise WorkerError(result.early)
 
 
 def conclude(result: SearchResult, console: Console) -> None:

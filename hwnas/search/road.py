@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
@@ -165,7 +164,8 @@ class Prepared:
 class SearchResult:
     """A search that has ended: rows of trials.csv, rows of the front and their comparisons with the baselines.
 
-    `trials` and `rows` are empty where another process verifies the front.
+    `trials` and `rows` are empty where another process verifies the front. `early` has a line for each worker that
+    ended early: their trials were evaluated by the others.
     """
 
     run: RunFolder
@@ -173,6 +173,7 @@ class SearchResult:
     trials: Sequence[Mapping[str, Any]] = ()
     rows: Sequence[FrontRow] = ()
     comparisons: Sequence[Mapping[str, Any]] = ()
+    early: Sequence[str] = ()
 
 
 def search(config: Any, console: Console) -> SearchResult:
@@ -184,18 +185,18 @@ def search(config: Any, console: Console) -> SearchResult:
     run = RunFolder.create(plan.out, flag(config, "overwrite"))
     prepared = prepare(plan, run, console)
     run.write_config(plan.yaml)
-    with extra_workers(min(plan.workers, plan.n_trials) - 1, run, console):
+    with extra_workers(min(plan.workers, plan.n_trials) - 1, run, console) as early:
         search_trials(prepared, console)
     with run.hold("verify", wait=False) as held:
         if not held:
             console.say(f"another worker verifies the front in {run.path}; nothing left to do here.")
-            return SearchResult(run, prepared.study)
+            return SearchResult(run, prepared.study, early=early)
         wait_for_others(prepared.study, waiting=lambda n: console.note(f"waiting for {n} other trials"))
         trials = trial_rows(prepared.study)
         run.write_trials(trials)
         with run.hold("results", console.say):
             rows, comparisons = verified(prepared, trials, console)
-    return SearchResult(run, prepared.study, trials, rows, comparisons)
+    return SearchResult(run, prepared.study, trials, rows, comparisons, early)
 
 
 def prepare(plan: Plan, run: RunFolder, console: Console) -> Prepared:
@@ -242,9 +243,12 @@ def search_options(plan: Plan, model: LatencyModel) -> SearchOptions:
                          cap_ms=plan.cap_ms, cap_quantile=plan.cap_quantile, enqueue=known)
 
 
-def extra_workers(n: int, run: RunFolder, console: Console) -> AbstractContextManager[None]:
-    """Run `n` workers beside this process during the block. They end with the search, or with this process."""
-    return crew([sys.executable, "-m", "hwnas.search.worker", "-q", f"run={run.path.absolute()}"], n, console.say)
+def extra_workers(n: int, run: RunFolder, console: Console) -> AbstractContextManager[list[str]]:
+    """Run `n` workers beside this process during the block. They end with the search, or with this process.
+
+    Yields a list that has a line for each worker that ended early, after the block.
+    """
+    return crew(n, "hwnas.search.worker", ["-q", f"run={run.path.absolute()}"], console.say)
 
 
 def search_trials(prepared: Prepared, console: Console) -> None:

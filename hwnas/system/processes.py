@@ -1,24 +1,28 @@
-"""Processes and signals: helpers that end with their parent, and Ctrl-C deferred while something must not be torn."""
+"""Processes and signals: children that end with their parent, and Ctrl-C deferred while something must not be torn."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import os
+import runpy
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import cache
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait
 from pathlib import Path
-from types import FrameType, ModuleType
-from typing import Any
+from types import FrameType, ModuleType, TracebackType
+from typing import IO, Any
+from weakref import WeakSet
 
 
 def _start_ticks(pid: int) -> str:
@@ -64,52 +68,188 @@ def is_dead(worker: str) -> bool:
     return False
 
 
+GRACE_S = 20.0  # how long a process that was told to end may clean up
 _PR_SET_PDEATHSIG = 1
+_CHILDREN: WeakSet[subprocess.Popen[Any] | Pool] = WeakSet()
 
 
-@contextlib.contextmanager
-def crew(command: Sequence[str], n: int, say: Callable[[str], None]) -> Iterator[None]:
-    """Run `n` processes of `command` beside the block, and wait for them at its end.
+class Terminated(KeyboardInterrupt):
+    """SIGTERM arrived. Everything treats it like Ctrl-C; only the exit code differs."""
 
-    `say` gets the last line of a process that fails.
+
+def _raise_terminated(number: int, frame: FrameType | None) -> None:
+    raise Terminated
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Inside, SIGTERM raises `Terminated`. When a signal ends the block, every child of this process is ended too.
+
+    Outside the main thread SIGTERM keeps its meaning, because only the main thread receives signals.
     """
-    with contextlib.ExitStack() as stack:
-        logs = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(n)]
-        workers = [subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                    preexec_fn=die_with_parent) for log in logs]
+    here = threading.current_thread() is threading.main_thread()
+    earlier = signal.signal(signal.SIGTERM, _raise_terminated) if here else None
+    try:
+        yield
+    except KeyboardInterrupt:
+        end(child for child in _CHILDREN if not isinstance(child, Pool))
+        for pool in [child for child in _CHILDREN if isinstance(child, Pool)]:
+            pool.end()
+        raise
+    finally:
+        if here:
+            signal.signal(signal.SIGTERM, earlier)
+
+
+def exit_code(interrupt: KeyboardInterrupt) -> int:
+    """What a command ends with that a signal ended: 128 and the number of the signal, as in a shell."""
+    return 128 + (signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT)
+
+
+def start(module: str, arguments: Sequence[str] = (), *flags: str, **options: Any) -> subprocess.Popen[Any]:
+    """Run `python -m module arguments` as a child that ends with this process, however this process ends.
+
+    The child's standard input is a pipe whose other end only this process has; see `end_with`. Arguments arrive as they
+    are given. `flags` are Python's, `options` those of Popen.
+    """
+    command = [sys.executable, *flags, "-m", __name__, str(os.getpid()), module, *arguments]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, **options)
+    _CHILDREN.add(child)
+    return child
+
+
+def _run(parent: str, module: str, *arguments: str) -> None:
+    """The child's side of `start`. Ctrl-C of a terminal reaches all of its processes; it is left to the parent, which
+    ends this one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    line = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    end_with(int(parent), line)
+    sys.argv[1:] = arguments
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def end_with(parent: int, line: int) -> None:
+    """End this process as soon as `parent`, the process that started it, has ended.
+
+    `line` is a file descriptor that becomes readable then, such as a pipe whose other end only the parent has. On Linux
+    the kernel kills this process too, even while no thread of Python's can run. It does not if the parent ended before
+    it was asked to; so the parent is compared afterwards.
+    """
+    threading.Thread(target=_end_after, args=(line,), name="end with parent", daemon=True).start()
+    if sys.platform.startswith("linux"):
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def _end_after(line: int) -> None:
+    wait([line])
+    os._exit(1)
+
+
+def end(children: Iterable[subprocess.Popen[Any]], grace_s: float = GRACE_S) -> None:
+    """End processes: they are told by SIGTERM, and those that still run after `grace_s` seconds are killed."""
+    children = list(children)
+    for child in children:
+        child.terminate()
+    until = time.monotonic() + grace_s
+    for child in children:
         try:
-            yield
+            child.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+        if child.stdin is not None:
+            child.stdin.close()
+
+
+@contextmanager
+def crew(n: int, module: str, arguments: Sequence[str], say: Callable[[str], None]) -> Iterator[list[str]]:
+    """Run `n` processes of `module` beside the block, and wait for them at its end; see `start`.
+
+    Yields a list. After the block it has a line for each process that ended early: its last words, which `say` gets
+    too.
+    """
+    early: list[str] = []
+    with contextlib.ExitStack() as stack:
+        logs = [stack.enter_context(tempfile.TemporaryFile("w+", errors="replace")) for _ in range(n)]
+        workers: list[subprocess.Popen[Any]] = []
+        try:
+            for log in logs:
+                workers.append(start(module, arguments, stdout=log, stderr=log))
+            yield early
             for worker, log in zip(workers, logs, strict=True):
                 if worker.wait() != 0:
-                    log.seek(0)
-                    say(f"a worker ended early: {(log.read().strip().splitlines() or ['no message'])[-1]}")
+                    early.append(_last_words(worker.returncode, log))
+                    say(f"a worker ended early: {early[-1]}")
         finally:
-            for worker in workers:
-                if worker.poll() is None:
-                    worker.send_signal(signal.SIGINT)
-                    worker.wait()
+            end(workers)
+
+
+def _last_words(code: int, log: IO[str]) -> str:
+    """The last line that a process wrote; where it wrote none, how it ended."""
+    log.seek(0)
+    lines = log.read().strip().splitlines()
+    how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return f"{lines[-1][:300]} ({how})" if lines else how
 
 
 class Pool(ProcessPoolExecutor):
-    """`n` fresh processes that do not import the caller's script: it needs no `if __name__ == "__main__"`."""
+    """`n` fresh processes that do not import the caller's script: it needs no `if __name__ == "__main__"`.
+
+    They end with this process, however it ends. An error or signal that ends the pool's block ends them at once.
+    """
 
     def __init__(self, n: int, initializer: Callable[..., None] | None = None, initargs: tuple[Any, ...] = ()) -> None:
-        super().__init__(n, get_context("spawn"), initializer, initargs)
+        super().__init__(n, get_context("spawn"), _begin, (initializer, initargs))
+        _CHILDREN.add(self)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """As Executor.submit, which starts processes: Python tells each of them where the main module lies."""
         main = sys.modules["__main__"]
         sys.modules["__main__"] = ModuleType("__main__")
         try:
-            return super().submit(fn, *args, **kwargs)
+            return super().submit(_work, fn, *args, **kwargs)
         finally:
             sys.modules["__main__"] = main
 
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        if kind is not None:
+            self.end()
+        self.shutdown(wait=True, cancel_futures=kind is not None)
 
-def die_with_parent() -> None:
-    """In a child, before its command starts (Linux): let the kernel kill the child when its parent is killed."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    def end(self, grace_s: float = GRACE_S) -> None:
+        """End the processes as `end` does, whatever they are at. What was submitted and is not done fails."""
+        running = list((self._processes or {}).values())
+        for process in running:
+            process.terminate()
+        until = time.monotonic() + grace_s
+        for process in running:  # the executor reaps them, so only their ends are awaited here
+            if not wait([process.sentinel], max(0.0, until - time.monotonic())):
+                process.kill()
+
+
+def _begin(initializer: Callable[..., None] | None, initargs: tuple[Any, ...]) -> None:
+    """Begin a process of a pool. It leaves Ctrl-C to the parent, and cleans up when the parent ends it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _raise_terminated)
+    parent: Any = parent_process()
+    end_with(parent.pid, parent.sentinel)
+    if initializer is not None:
+        initializer(*initargs)
+
+
+def _work(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """One job of a pool. After SIGTERM there is no next one."""
+    try:
+        return fn(*args, **kwargs)
+    except Terminated:
+        os._exit(128 + signal.SIGTERM)
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -191,3 +331,7 @@ def use_own_stack() -> None:
         return
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).sigaltstack(ctypes.byref(_Stack(None, _SS_DISABLE, 0)), None)
+
+
+if __name__ == "__main__":
+    _run(*sys.argv[1:])

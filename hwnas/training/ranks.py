@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from hwnas.errors import ConfigError
+from hwnas.system.processes import end_with
 
 if TYPE_CHECKING:
     from torch import nn
@@ -36,6 +37,14 @@ class Ranks:
             raise ConfigError(f"started with RANK={said[0]!r}, WORLD_SIZE={said[1]!r}, LOCAL_RANK={said[2]!r}: not "
                               "what torchrun sets. Start it with torchrun -m hwnas.train.")
         return cls(*map(int, said))
+
+    @staticmethod
+    def end_with_torchrun() -> None:
+        """End this process when torchrun, its parent, has ended, even by SIGKILL; nothing where another started it."""
+        parent = os.getppid()
+        if "TORCHELASTIC_RUN_ID" in os.environ and hasattr(os, "pidfd_open"):
+            with contextlib.suppress(OSError):  # a kernel before 5.3
+                end_with(parent, os.pidfd_open(parent))
 
     @property
     def first(self) -> bool:

@@ -1,10 +1,69 @@
-"""Processes that a script without a guard may start."""
+"""Processes that a script without a guard may start, and that end with it, however it ends."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
+
+from hwnas.system.locks import hold
+from hwnas.system.processes import crew, end, start
+
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+CODES = {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}
+
+# Says by a file that it runs, and then works for long: most of it so that no thread of Python's gets a turn.
+CHILD = """
+import ctypes, os, pathlib, sys
+
+def work(folder):
+    pathlib.Path(folder, f"{os.getpid()}.runs").write_text("")
+    ctypes.PyDLL(None).sleep(3000)
+
+if __name__ == "__main__":
+    work(sys.argv[1])
+"""
+PARENT = """
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+from hwnas.cli import command
+from hwnas.system.locks import hold
+from hwnas.system.processes import Pool, crew
+
+def pool(folder):
+    import child
+    with Pool(2) as several:
+        jobs = [several.submit(child.work, folder) for _ in range(5)]
+        jobs[4].result()
+
+def workers(folder):
+    with crew(2, "child", [folder], print):
+        pass
+
+def multirun(folder):
+    command.COMMANDS["report"] = ("child", "")
+    command._run_all("report", {"a": [folder], "b": [folder]}, Namespace(quiet=False, show_config=False, cfg=None))
+
+def foreign(folder):
+    import json
+    from hwnas.runtimes.child import run_child
+    from hwnas.target.target import Target
+    run_child("serving", {"path": folder}, Target("t", "null", "fp32", 1, 1), timeout_s=3000, memory_mb=100)
+
+def main(config, console):
+    with hold(Path(sys.argv[2], "a.lock")):
+        globals()[sys.argv[1]](sys.argv[2])
+
+sys.exit(command.run_command(main, "report", "", ["run=x"], target=False))
+"""
 
 
 def test_a_pool_does_not_run_the_callers_script_again(tmp_path: Path) -> None:
@@ -18,3 +77,123 @@ with Pool(2) as pool:
 """)
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=300)
     assert done.stdout.splitlines() == ["once", "[1, 2] __main__"], done.stderr
+
+
+def status(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat behind the name: state, parent …; none where the process is gone or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+    return [] if fields[0] in "ZX" else fields
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes that `pid` started, theirs, and so on."""
+    parents = {int(path.name): status(int(path.name)) for path in Path("/proc").iterdir() if path.name.isdigit()}
+    children = [child for child, fields in parents.items() if fields and int(fields[1]) == pid]
+    return children + [grandchild for child in children for grandchild in descendants(child)]
+
+
+def wait_until(reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 300
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def attack(process: subprocess.Popen[str], number: signal.Signals, lock: Path) -> str:
+    """Send a signal to this process alone: nothing that it started may be left, and its lock is free. Its words."""
+    started = descendants(process.pid)
+    assert started
+    process.send_signal(number)
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == CODES[number], said
+    wait_until(lambda: not any(map(status, started)))
+    with hold(lock, wait=False) as held:
+        assert held
+    return said
+
+
+@pytest.mark.parametrize(("kind", "children", "number"), [
+    *(("pool", 2, number) for number in SIGNALS), *(("workers", 2, number) for number in SIGNALS),
+    ("multirun", 1, signal.SIGKILL), ("multirun", 1, signal.SIGINT), ("foreign", 1, signal.SIGKILL),
+    pytest.param("multirun", 1, signal.SIGTERM, marks=pytest.mark.soak),
+    pytest.param("foreign", 1, signal.SIGTERM, marks=pytest.mark.soak),
+    pytest.param("foreign", 1, signal.SIGINT, marks=pytest.mark.soak)])
+def test_no_child_outlives_the_command(kind: str, children: int, number: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "child.py").write_text(CHILD)
+    (tmp_path / "serving.py").write_text("import child, json, sys\nchild.work(json.loads(sys.argv[1])['path'])\n")
+    (tmp_path / "parent.py").write_text(PARENT)
+    paths = os.pathsep.join([str(tmp_path), *map(os.path.abspath, filter(None, sys.path))])
+    process = subprocess.Popen([sys.executable, str(tmp_path / "parent.py"), kind, str(tmp_path)], text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, "PYTHONPATH": paths})
+    wait_until(lambda: len(list(tmp_path.glob("*.runs"))) >= children or process.poll() is not None)
+    said = attack(process, number, tmp_path / "a.lock")
+    assert "Traceback" not in said
+    assert number == signal.SIGKILL or "the same command goes on" in said
+
+
+@pytest.fixture
+def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """A module for `start`, made of its text."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *map(os.path.abspath, filter(None, sys.path))]))
+
+    def make(text: str) -> str:
+        (tmp_path / "a_child.py").write_text(text)
+        return "a_child"
+
+    return make
+
+
+def test_a_child_ends_when_its_pipe_closes(child: Callable[[str], str]) -> None:
+    module = child("import time\nprint('runs', flush=True)\ntime.sleep(3000)")
+    with start(module, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"runs\n"
+        process.stdin.close()
+        assert process.wait(timeout=300) == 1
+
+
+def test_a_child_whose_parent_ended_before_it_asked_does_nothing(child: Callable[[str], str]) -> None:
+    command = [sys.executable, "-m", "hwnas.system.processes", str(os.getpid() + 1), child("print('runs')")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.read() == b""
+    assert process.returncode == 1
+
+
+def test_what_a_child_is_given_arrives_as_it_is(child: Callable[[str], str]) -> None:
+    given = ["ü (1), x=y", "${oc.env:HOME}", "'\"\\", "a\udcffb", "", "-q"]
+    module = child("import sys\nprint(ascii(sys.argv[1:]), sys.stdin.read() == '')")
+    with start(module, given, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.read() == f"{ascii(given)} True\n"
+
+
+def test_a_process_that_does_not_hear_is_killed(child: Callable[[str], str]) -> None:
+    deaf = child("import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(flush=True)\n"
+                 "time.sleep(3000)")
+    with start(deaf, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        end([process], grace_s=0.0)
+    assert process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(("text", "reason"), [
+    ("import sys\nprint('first')\nsys.exit('no space left')", "no space left (exit code 1)"),
+    ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "ended by SIGKILL")])
+def test_the_crew_says_who_ended_early_and_why(child: Callable[[str], str], text: str, reason: str) -> None:
+    said: list[str] = []
+    with crew(1, child(text), [], said.append) as early:
+        pass
+    assert early == [reason]
+    assert said == [f"a worker ended early: {reason}"]
+
+
+def test_a_rank_ends_with_torchrun(child: Callable[[str], str], tmp_path: Path) -> None:
+    rank = child("import time\nfrom hwnas.training.ranks import Ranks\nRanks.end_with_torchrun()\n"
+                 "print('runs', flush=True)\ntime.sleep(3000)")
+    torchrun = subprocess.Popen([sys.executable, "-c", f"import subprocess, sys\nsubprocess.run([sys.executable, '-m', "
+                                 f"'{rank}'], start_new_session=True)"], stdout=subprocess.PIPE, text=True,
+                                env={**os.environ, "TORCHELASTIC_RUN_ID": "1"})
+    assert torchrun.stdout is not None
+    assert torchrun.stdout.readline() == "runs\n"
+    attack(torchrun, signal.SIGKILL, tmp_path / "a.lock")
