@@ -6,17 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from process_fixtures import SIGNALS, attack, python_path, wait_until
 
-from hwnas.system.locks import hold
 from hwnas.system.processes import crew, end, start
-
-SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
-CODES = {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}
 
 # Says by a file that it runs, and then works for long: most of it so that no thread of Python's gets a turn.
 CHILD = """
@@ -79,42 +75,6 @@ with Pool(2) as pool:
     assert done.stdout.splitlines() == ["once", "[1, 2] __main__"], done.stderr
 
 
-def status(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat behind the name: state, parent …; none where the process is gone or a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
-    return [] if fields[0] in "ZX" else fields
-
-
-def descendants(pid: int) -> list[int]:
-    """Processes that `pid` started, theirs, and so on."""
-    parents = {int(path.name): status(int(path.name)) for path in Path("/proc").iterdir() if path.name.isdigit()}
-    children = [child for child, fields in parents.items() if fields and int(fields[1]) == pid]
-    return children + [grandchild for child in children for grandchild in descendants(child)]
-
-
-def wait_until(reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 300
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def attack(process: subprocess.Popen[str], number: signal.Signals, lock: Path) -> str:
-    """Send a signal to this process alone: nothing that it started may be left, and its lock is free. Its words."""
-    started = descendants(process.pid)
-    assert started
-    process.send_signal(number)
-    said, _ = process.communicate(timeout=300)
-    assert process.returncode == CODES[number], said
-    wait_until(lambda: not any(map(status, started)))
-    with hold(lock, wait=False) as held:
-        assert held
-    return said
-
-
 @pytest.mark.parametrize(("kind", "children", "number"), [
     *(("pool", 2, number) for number in SIGNALS), *(("workers", 2, number) for number in SIGNALS),
     ("multirun", 1, signal.SIGKILL), ("multirun", 1, signal.SIGINT), ("foreign", 1, signal.SIGKILL),
@@ -125,9 +85,9 @@ def test_no_child_outlives_the_command(kind: str, children: int, number: signal.
     (tmp_path / "child.py").write_text(CHILD)
     (tmp_path / "serving.py").write_text("import child, json, sys\nchild.work(json.loads(sys.argv[1])['path'])\n")
     (tmp_path / "parent.py").write_text(PARENT)
-    paths = os.pathsep.join([str(tmp_path), *map(os.path.abspath, filter(None, sys.path))])
     process = subprocess.Popen([sys.executable, str(tmp_path / "parent.py"), kind, str(tmp_path)], text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, "PYTHONPATH": paths})
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                               env={**os.environ, "PYTHONPATH": python_path(tmp_path)})
     wait_until(lambda: len(list(tmp_path.glob("*.runs"))) >= children or process.poll() is not None)
     said = attack(process, number, tmp_path / "a.lock")
     assert "Traceback" not in said
@@ -137,7 +97,7 @@ def test_no_child_outlives_the_command(kind: str, children: int, number: signal.
 @pytest.fixture
 def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
     """A module for `start`, made of its text."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *map(os.path.abspath, filter(None, sys.path))]))
+    monkeypatch.setenv("PYTHONPATH", python_path(tmp_path))
 
     def make(text: str) -> str:
         (tmp_path / "a_child.py").write_text(text)
@@ -165,7 +125,7 @@ def test_what_a_child_is_given_arrives_as_it_is(child: Callable[[str], str]) -> 
     given = ["ü (1), x=y", "${oc.env:HOME}", "'\"\\", "a\udcffb", "", "-q"]
     module = child("import sys\nprint(ascii(sys.argv[1:]), sys.stdin.read() == '')")
     with start(module, given, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.read() == f"{ascii(given)} True\n"
+        assert process.stdout.read() == f"{given!a} True\n"
 
 
 def test_a_process_that_does_not_hear_is_killed(child: Callable[[str], str]) -> None:
