@@ -14,6 +14,7 @@
     │   └── BudgetError        a budget that nothing can meet, with the nearest that can
     ├── WorkerError            processes beside the main one ended early; it did their work
     └── CandidateError         one candidate failed; the search goes on
+        ├── FileError          a runtime cannot use this model file
         ├── ExportError        torch -> ONNX, or the parity gate behind it
         ├── QuantizeError      ONNX -> int8 QDQ
         ├── TrainingError      the loss is not finite, or nothing was learnt
@@ -23,6 +24,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable, Sequence
 
 
@@ -81,6 +83,17 @@ class BudgetError(UserError):
 
 class CandidateError(HwnasError):
     """One candidate failed for an expected reason; it becomes a failed trial or a gap in the report."""
+
+
+class FileError(CandidateError):
+    """A runtime cannot use the model file `path`: the `fact`, and the `remedy`, if there is one."""
+
+    def __init__(self, path: str | os.PathLike[str], fact: str, remedy: str = "") -> None:
+        super().__init__(os.fspath(path), fact, remedy)  # these arguments make the same error in another process
+        self.path, self.fact, self.remedy = os.fspath(path), fact, remedy
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.fact} {self.remedy}".rstrip()
 
 
 class ExportError(CandidateError):

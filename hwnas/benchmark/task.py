@@ -6,7 +6,6 @@ runtime in the thousandth. And a process with nothing but the runtime is the bet
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hwnas.errors import CandidateError, ModelError
+from hwnas.errors import CandidateError, FileError, ModelError
 from hwnas.latency.harness import Call, Copies, Progress, call_overhead_ms, measure, time_calls
 from hwnas.latency.measurement import P99_SAMPLES, Protocol
 from hwnas.latency.timing import TimedFile, bind_copies, noise
@@ -36,7 +35,7 @@ _OPERATORS = (r"No conversion rule found for operations: ([^\n]+)", r"No Op regi
               r"(\S+)\(-?\d+\) is not a registered function/op", r"Could not find an implementation for (\w+)\(\d+\)",
               r"does not support the following ONNX operations: ([^\n]+)")
 _OUT_OF_MEMORY = re.compile(r"bad_alloc|bad allocation|out of memory|failed to allocate|cannot allocate", re.IGNORECASE)
-_NOISE = re.compile(r"Exception from \S+:\d+: |Check '[^']*' failed at \S+:\d*:? ")
+_NOISE = re.compile(r"Exception from \S+:\d+: |Check '[^']*' failed at \S+:\d*:? |Load model from .*? failed: ?")
 _MAX_ROUNDS = 60
 
 
@@ -151,12 +150,13 @@ class _Network:
         if lacking:
             return (f"{self.label}: {self.runtime.name} has no operator {', '.join(lacking)[:300]}. Export it with "
                     "standard operators, or choose a target of another runtime.")
-        said = _NOISE.sub("", str(error)).replace(os.fspath(self.file), self.label)
+        if not isinstance(error, FileError):  # of a runtime of another package
+            return f"{self.label}: {_NOISE.sub('', str(error))}"
+        remedy = error.remedy
         if target.precision == "int8" and not quantised_in_file(self.file):
-            fact = said.removesuffix(" Quantise it first (hwnas.networks.quantize).")
-            return (f"{fact} Add quantize=true to have it quantised with made-up ranges: right for timing, useless for "
-                    "answers.")
-        return said
+            remedy = ("Add quantize=true to have it quantised with made-up ranges: right for timing, useless for "
+                      "answers.")
+        return f"{self.label}: {_NOISE.sub('', error.fact)} {remedy}".rstrip()
 
     def _check_memory(self, text: str) -> None:
         if _OUT_OF_MEMORY.search(text):

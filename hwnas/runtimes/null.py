@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hwnas.errors import CandidateError
+from hwnas.errors import FileError
 from hwnas.runtimes.runtime import Execution, NodeTime, one_line, require
 from hwnas.target.target import PRECISIONS
 
@@ -42,13 +42,13 @@ class NullRuntime:
         try:
             proto = onnx.load(os.fspath(onnx_path))
         except Exception as error:  # a foreign file may fail in protobuf, onnx or the file system
-            raise CandidateError(f"cannot read {os.fspath(onnx_path)}: {one_line(error)}") from error
+            raise FileError(onnx_path, f"cannot be read: {one_line(error)}") from error
         metadata = {entry.key: entry.value for entry in proto.metadata_props}
         try:
             ms = self._ms if self._ms is not None else float(metadata[METADATA_KEY])
         except (KeyError, ValueError):
-            raise CandidateError(f"{os.fspath(onnx_path)}: the null runtime needs a time in ms under {METADATA_KEY!r} "
-                                 f"in the ONNX metadata, got {metadata.get(METADATA_KEY)!r}.") from None
+            raise FileError(onnx_path, f"the null runtime needs a time in ms under {METADATA_KEY!r} in the ONNX "
+                                       f"metadata, got {metadata.get(METADATA_KEY)!r}.") from None
         return NullCompiled(ms, proto.graph.output[0].type.tensor_type.shape.dim[1].dim_value, target)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hwnas.errors import CandidateError
+from hwnas.errors import FileError
 from hwnas.runtimes.runtime import Execution, NodeTime, judge, one_line, quantised_in_file, require, threads_of
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _session(path: str | os.PathLike[str], target: Target, *, optimised: Path | 
     try:
         return ort.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's exceptions share no base class
-        raise CandidateError(f"ONNX Runtime cannot compile {os.fspath(path)}: {one_line(error)}") from error
+        raise FileError(path, f"ONNX Runtime cannot compile it: {one_line(error)}") from error
 
 
 def _count_executed(optimised: Path) -> dict[str, int]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hwnas.errors import CandidateError
+from hwnas.errors import FileError
 from hwnas.runtimes.runtime import Execution, NodeTime, judge, one_line, quantised_in_file, require, threads_of
 from hwnas.system.paths import write_atomic
 from hwnas.system.processes import use_own_stack
@@ -104,7 +104,7 @@ class OpenVinoRuntime:
         try:
             compiled = self._core.import_model(content, "CPU", _config(target))
         except RuntimeError as error:
-            raise CandidateError(f"OpenVINO cannot load {blob}: {one_line(error)}") from error
+            raise FileError(blob, f"OpenVINO cannot load it: {one_line(error)}") from error
         return self._wrap(compiled, onnx_path, target, content)
 
     def _compile(self, path: str | os.PathLike[str], target: Target) -> Any:
@@ -116,7 +116,7 @@ class OpenVinoRuntime:
             use_own_stack()
             return compiled
         except RuntimeError as error:
-            raise CandidateError(f"OpenVINO cannot compile {os.fspath(path)}: {one_line(error)}") from error
+            raise FileError(path, f"OpenVINO cannot compile it: {one_line(error)}") from error
 
 
 def _config(target: Target, *, counters: bool = False) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
-from hwnas.errors import CandidateError, TargetError, UnknownName
+from hwnas.errors import FileError, TargetError, UnknownName
 
 if TYPE_CHECKING:
     import numpy as np
@@ -143,18 +143,18 @@ def judge(path: str | os.PathLike[str], target: Target, precisions: Mapping[str,
     counts = ", ".join(f"{count} {name}" for name, count in sorted(precisions.items())) or "none"
     if target.precision == "int8":
         if not meant:
-            raise CandidateError(f"{os.fspath(path)} is not quantised, so that target {target.name} would not run it "
-                                 "in int8. Quantise it first (hwnas.networks.quantize).")
+            raise FileError(path, f"it is not quantised, so that target {target.name} would not run it in int8.",
+                            "Quantise it first (hwnas.networks.quantize).")
         fallback = max(0, meant - asked) / meant if total else 1.0
     else:
         if meant:
-            raise CandidateError(f"{os.fspath(path)} is quantised; target {target.name} runs {target.precision} and "
-                                 "needs the fp32 file.")
+            raise FileError(path, f"it is quantised; target {target.name} runs {target.precision} and needs the fp32 "
+                                  "file.")
         fallback = (total - asked) / total if total else 0.0
     limit = 0.0 if target.precision == "fp32" else _MIN_HONOURED
     if fallback > limit and target.precision == "int8":
-        raise CandidateError(f"int8 was forced but not honoured by {target.runtime}: convolutions and matrix products "
-                             f"of {os.fspath(path)} run as {counts}. Quantise with tuned_for={target.runtime!r}.")
+        raise FileError(path, f"int8 was forced but not honoured by {target.runtime}: convolutions and matrix products "
+                              f"run as {counts}.", f"Quantise with tuned_for={target.runtime!r}.")
     if fallback > limit:
         raise TargetError(f"target {target.name}: {target.precision} was forced but not honoured: convolutions and "
                           f"matrix products of {os.fspath(path)} run as {counts}. Choose a precision this CPU has.")
@@ -169,7 +169,7 @@ def quantised_in_file(onnx_path: str | os.PathLike[str]) -> int:
     try:
         graph = onnx.load(os.fspath(onnx_path)).graph
     except Exception as error:  # a foreign file may fail in protobuf, onnx or the file system
-        raise CandidateError(f"cannot read {os.fspath(onnx_path)}: {one_line(error)}") from error
+        raise FileError(onnx_path, f"cannot be read: {one_line(error)}") from error
     dequantised = {name for node in graph.node if node.op_type == "DequantizeLinear" for name in node.output}
     return sum(node.op_type in ("Conv", "Gemm", "MatMul") and set(node.input[:2]) <= dequantised
                for node in graph.node)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hwnas.errors import CandidateError, TargetError
-from hwnas.runtimes.runtime import Execution, NodeTime, judge, quantised_in_file, require
+from hwnas.errors import FileError, TargetError
+from hwnas.runtimes.runtime import Execution, NodeTime, judge, one_line, quantised_in_file, require
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -85,14 +85,14 @@ class OnnxModule(nn.Module):
         try:
             proto = onnx.load(os.fspath(path))
         except Exception as error:  # a foreign file may fail in protobuf, onnx or the file system
-            raise CandidateError(f"cannot read {os.fspath(path)}: {' '.join(str(error).split())[:300]}") from error
+            raise FileError(path, f"cannot be read: {one_line(error)}") from error
         self.nodes = [(node, _attributes(node)) for node in proto.graph.node if node.op_type != "Constant"]
         unknown = sorted({node.op_type for node, _ in self.nodes} - set(_OPERATORS))
         if unknown:
-            raise CandidateError(f"{os.fspath(path)}: the torch runtime has no operator {', '.join(unknown)}; it runs "
-                                 "fp32 files written by hwnas.networks.export.")
+            raise FileError(path, f"the torch runtime has no operator {', '.join(unknown)}; it runs fp32 files written "
+                                  "by hwnas.networks.export.")
         if any(a["pads"][:2] != a["pads"][2:] for _, a in self.nodes if "pads" in a):
-            raise CandidateError(f"{os.fspath(path)}: the torch runtime has no asymmetric padding.")
+            raise FileError(path, "the torch runtime has no asymmetric padding.")
         self.input, self.output = proto.graph.input[0].name, proto.graph.output[0].name
         self.precisions: dict[str, int] = {}
         self.weight_names: dict[str, str] = {}  # of the graph -> of the module's buffers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import queue
 import re
 import subprocess
@@ -22,7 +23,7 @@ from hwnas.benchmark import __main__ as command
 from hwnas.benchmark import task as benchmarking
 from hwnas.benchmark.report import Benchmark, batch_figure, lines
 from hwnas.cli.command import as_typed, run_command
-from hwnas.errors import CandidateError, ModelError, TableError, UnknownNetwork
+from hwnas.errors import CandidateError, FileError, ModelError, TableError, UnknownNetwork
 from hwnas.latency import harness, load, timing
 from hwnas.latency.load import MIN_WINDOWS, _busy_seconds, _lost_seconds, measure_load
 from hwnas.latency.measurement import Measurement, Protocol, Turn
@@ -226,6 +227,15 @@ def test_unsupported_operators_are_named_with_the_runtime(tmp_path: Path) -> Non
     for target in (ORT, Target("xeon_fp32", "openvino", "fp32")):
         with pytest.raises(ModelError, match=rf"tiny\.onnx: {target.runtime} has no operator Frobnicate"):
             run(target, job(path, path))
+
+
+def test_an_error_of_a_runtime_names_the_file_as_it_was_given(tmp_path: Path) -> None:
+    path = network(tmp_path)
+    with pytest.raises(ModelError) as caught:
+        run(OPENVINO, {**job(path, path), "label": "mine.onnx"})
+    assert re.fullmatch(r"mine\.onnx: it is not quantised, .* in int8\. Add quantize=true .*", str(caught.value))
+    error = FileError("a.onnx", "it is torn.", "Export it again.")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error) == "a.onnx: it is torn. Export it again."
 
 
 def test_an_fp32_file_is_quantised_where_that_is_asked_for(tmp_path: Path) -> None:
