@@ -293,7 +293,7 @@ def _stored_arrays(images: Any, labels: Any) -> Path:
 
 
 def _stored_dataset(data: Any) -> Path:
-    from hwnas.data.dataset import digest
+    from hwnas.data.contents import digest
 
     parts = data.values() if isinstance(data, Mapping) else [data]
     path = home() / "cache" / f"dataset-{digest(*(part._fingerprint for part in parts))}"

@@ -41,7 +41,7 @@ def _verify(folder: RunFolder, config: Mapping[str, Any], console: Console) -> N
         raise StudyError(f"{folder.environment} is missing or of another version. Search again, with the same options.")
     check_host(environment, config.get("host"))
     search = folder.read_config()
-    making = making_of(folder, search, environment, config.get("dataset") or {})
+    making = making_of(folder, search, environment, config.get("dataset") or {}, console)
     from hwnas.front.verification import verify_front, write_results
     from hwnas.networks.network import Shape
 
@@ -71,7 +71,7 @@ def check_host(environment: Mapping[str, Any], accepted: object) -> None:
 
 
 def making_of(folder: RunFolder, config: Mapping[str, Any], environment: Mapping[str, Any],
-              overrides: Mapping[str, Any]) -> Making:
+              overrides: Mapping[str, Any], console: Console) -> Making:
     """Data set, recipe and target of the run; DataError when the data here are not those of the search."""
     from hwnas.data.loading import load_dataset
     from hwnas.front.make import Making
@@ -83,6 +83,7 @@ def making_of(folder: RunFolder, config: Mapping[str, Any], environment: Mapping
     given = {key: value for key, value in overrides.items() if value is not None}
     wanted = environment["dataset"]
     dataset = load_dataset({**config["dataset"], **given}, wanted["image_size"], config["seed"])
+    dataset = dataset.as_in(wanted["fingerprint"], folder.path, console.say)
     if dataset.fingerprint != wanted["fingerprint"]:
         raise DataError(f"the data set {dataset.name} here has fingerprint {dataset.fingerprint}, the finalists were "
                         f"trained on {wanted['fingerprint']}. Point dataset.root at the same images.")

@@ -6,6 +6,7 @@ Its identity names all that decides it.
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,6 +122,7 @@ def make_job(config: Any, console: Console, within: Path | None = None) -> Train
     WorkFolder(out, "train").take_up(flag(config, "overwrite"), within)
     with console.step("read images") as report:
         dataset = load_dataset(data, size, split_seed, lambda done, total: report(done / total))
+    dataset = dataset.as_in(_begun_with(out).get("dataset.fingerprint"), out, console.say)
     if weights is not None:
         from hwnas.training.supernet import note_other_split
 
@@ -140,6 +142,23 @@ def make_job(config: Any, console: Console, within: Path | None = None) -> Train
     threads = threads or max(1, len(usable_cores()) // ranks.world)
     return TrainingJob(network, dataset, train, validation, recipe, teacher, weights, seed, threads, device,
                        ModelFolder(out), identity, ranks)
+
+
+def _begun_with(folder: Path) -> Mapping[str, Any]:
+    """The identity of the training in `folder`; empty where there is none, or its files are torn: their reader says."""
+    from safetensors import SafetensorError, safe_open
+
+    from hwnas.training.checkpoint import KEY
+
+    try:
+        if (folder / "summary.json").is_file():
+            about = json.loads((folder / "summary.json").read_bytes())
+        else:
+            with safe_open(folder / "checkpoint.safetensors", framework="np") as file:
+                about = json.loads((file.metadata() or {})[KEY])
+        return dict(about["identity"])
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError):
+        return {}
 
 
 def recipe_of(config: Any) -> Recipe:
