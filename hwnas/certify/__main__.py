@@ -155,7 +155,7 @@ def _images(job: CertifyJob, console: Console) -> Dataset:
 
 def command(argv: Sequence[str] | None = None) -> int:
     """Entry point of `python -m hwnas.certify`."""
-    return run_command(main, "certify", USAGE, argv, target=False, paths=("space",), apart=("space", "dataset"),
+    return run_command(main, "certify", USAGE, argv, target=False, apart=("space", "dataset"),
                        sections=all_options)
 
 

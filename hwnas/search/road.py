@@ -248,7 +248,7 @@ def extra_workers(n: int, run: RunFolder, console: Console) -> AbstractContextMa
 
     Yields a list that has a line for each worker that ended early, after the block.
     """
-    return crew(n, "hwnas.search.worker", ["-q", f"run={run.path.absolute()}"], console.say)
+    return crew(n, "hwnas.search.worker", ["-q", "--as-is", f"run={run.path.absolute()}"], console.say)
 
 
 def search_trials(prepared: Prepared, console: Console) -> None:

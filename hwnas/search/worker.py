@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from hwnas.cli.command import refuse_code, run_command
+from hwnas.cli.command import as_data, refuse_code, run_command
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError
 
@@ -27,7 +27,7 @@ def main(config: Any, console: Console) -> None:
     folder = RunFolder.open(str(config.run))
     options = folder.read_config()
     refuse_code(options, f"{folder.config}: ")
-    plan = make_plan(OmegaConf.create(options), console)
+    plan = make_plan(OmegaConf.create(as_data(options)), console)
     search_trials(prepare(plan, folder, console), console)
 
 

@@ -157,7 +157,7 @@ def identity_of(study: optuna.Study) -> dict[str, str]:
 
 def database_path(run_folder: Path) -> str:
     """URL of the study that lives in a run folder."""
-    return f"sqlite:///{(run_folder / 'study.db').absolute()}"
+    return "sqlite:///" + str((run_folder / "study.db").absolute()).replace("%", "%25").replace("?", "%3F")
 
 
 MAX_RETRIES = 3
