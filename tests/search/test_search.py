@@ -23,7 +23,7 @@ SMALL = ["+target=xeon_int8", "n_trials=3", "calibration.networks=14", "calibrat
          "finalists.recipe.epochs=1", "finalists.recipe.min_steps=4", "baselines=[resnet10t]",
          "verification.seconds=40"]
 ONE_WORKER = "workers=1"  # which needs no process besides
-pytestmark = pytest.mark.quiet
+pytestmark = pytest.mark.usefixtures("any_machine")
 COLUMNS = {
     "id", "architecture", "is_baseline", "verified", "top1_proxy", "top1_test_fp32", "top1_test", "top1_test_low",
     "top1_test_high", "n_test", "latency_ms_predicted", "latency_ms_predicted_low", "latency_ms_predicted_high",
@@ -40,7 +40,7 @@ def start(out: Path, *overrides: str) -> subprocess.Popen[str]:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory: pytest.TempPathFactory, any_machine: None) -> Path:
     """A run of the real thing, small; it calibrates this host for the tests that follow."""
     out = tmp_path_factory.mktemp("run")
     assert search(out) == 0
