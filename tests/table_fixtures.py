@@ -30,12 +30,14 @@ def made_up_ms(network) -> float:
     return total
 
 
-def write_table(home: Path, name: str, image_size: int | None = None, n: int = 24) -> Path:
-    """Store, for the target `name` and mnasnet_small on grey images of ten classes, times of `n` networks that are a
-    sum over their convolutions.
+def write_table(home: Path, name: str, image_size: int | None = None, space_name: str = "mnasnet_small",
+                classes: int = 10) -> Path:
+    """Store, for the target `name` and a space on grey images, times of 24 networks that are sums over their
+    convolutions.
     """
+    n = 24
     target = Target.from_config(OmegaConf.to_container(compose("search", [f"target={name}"]).target))
-    space = SearchSpace.load("mnasnet_small", channels=1, classes=10, image_size=image_size)
+    space = SearchSpace.load(space_name, channels=1, classes=classes, image_size=image_size)
     host, runtime = Host.detect(), load_runtime(target.runtime)
     rows = space.sample(np.random.default_rng(1), 2 * n)
     networks = list({one.id: one for one in (space.decode(space.to_params(row)) for row in rows)}.values())[:n]
