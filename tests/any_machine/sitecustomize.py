@@ -1,11 +1,13 @@
-"""Lets every turn of a measurement count, however busy the machine is, in each process that starts with this folder on
-PYTHONPATH: for tests of whole commands. What noise does to a measurement is tested on a virtual clock.
+"""Lets every turn of a measurement count, however busy the machine is, and waits for no measurement outside of TMPDIR,
+in each process that starts with this folder on PYTHONPATH: for tests of whole commands. What noise does to a
+measurement is tested on a virtual clock.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+import hwnas.target.host
 from hwnas.latency.measurement import Measurement
 
 
@@ -16,4 +18,5 @@ def accept(measurement: type[Measurement]) -> None:
         lambda self: len(self.turns) >= self.protocol.min_rounds)
 
 
+hwnas.target.host.LOCK_FOLDERS = ()
 accept(Measurement)
