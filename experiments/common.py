@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from hwnas.cli.options import read_value
 from hwnas.cli.text import number
 from hwnas.cli.text import text_table as table_lines
 from hwnas.errors import HwnasError, TableError
@@ -30,6 +31,13 @@ def command(main: Callable[[], None]) -> None:
         main()
     except HwnasError as error:
         sys.exit(f"error: {error}")
+
+
+def number_of(given: Mapping[str, Any], key: str, low: float, high: float | None = None, *, whole: bool = False,
+              optional: bool = False) -> Any:
+    """Option `key` as a number from `low` to `high`; ConfigError names key, rule and value."""
+    kind: Any = int if whole else float
+    return read_value(given.get(key), kind | None if optional else kind, key, low=low, high=high, as_given=True)
 
 
 def space_of(name: str, table: LatencyTable) -> SearchSpace:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hwnas.errors import ConfigError
+from hwnas.cli.command import opened_run
 from hwnas.front.report import read_report, write_report
-from hwnas.system.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from hwnas.cli.progress import Console
@@ -15,9 +14,7 @@ if TYPE_CHECKING:
 
 def run(config: Mapping[str, Any], console: Console) -> None:
     """The command: `run` names the folder."""
-    if not config.get("run"):
-        raise ConfigError("which run folder? Add run=DIR.")
-    folder = RunFolder.open(str(config["run"]))
+    folder = opened_run(config)
     with folder.hold("results", console.say):
         write_report(folder, read_report(folder))
     console.say(f"report: {folder.report}")

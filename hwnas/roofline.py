@@ -16,15 +16,14 @@ USAGE = """Arithmetic intensity of a space's blocks against the GFLOP/s that the
 
 def main(config: Any, console: Console) -> None:
     """Measure the roofs, place the blocks of the latency tables under them; print, draw and store."""
-    from hwnas.latency.roofline import finish, make_roofline, out_path
+    from hwnas.latency.roofline import roofline
 
-    out = out_path(str(config.out))
-    finish(make_roofline(config, console), out, console)
+    roofline(config, console)
 
 
 def command(argv: Sequence[str] | None = None) -> int:
     """Entry point of `python -m hwnas.roofline`."""
-    return run_command(main, "roofline", USAGE, argv)
+    return run_command(main, "roofline", USAGE, argv, paths=("space",))
 
 
 if __name__ == "__main__":

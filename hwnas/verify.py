@@ -7,9 +7,12 @@ folder and the data set: dataset.root=DIR says where the images lie here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hwnas.errors import ConfigError, DataError, StudyError
+from hwnas.cli.command import opened_run
+from hwnas.cli.options import option, read_command
+from hwnas.errors import DataError, StudyError
 from hwnas.front.rows import load_front, with_networks
 from hwnas.system.run_folder import RunFolder
 from hwnas.target.host import Host
@@ -22,33 +25,47 @@ if TYPE_CHECKING:
     from hwnas.target.target import Target
 
 
+@dataclass(frozen=True, slots=True)
+class TimingOptions:
+    """The most seconds of timing; None: as many as the search was told."""
+
+    seconds: float | None = option(low=1, high=86_400)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyOptions:
+    """Options of `conf/verify.yaml` beside the run folder."""
+
+    host: str | None
+    dataset: dict[str, Any]
+    verification: TimingOptions
+
+
 def run(config: Mapping[str, Any], console: Console) -> None:
     """The command: `run` names the folder, `host` accepts another machine than the one searched for.
 
     `dataset` holds what differs here (its root), `verification.seconds` the most seconds of timing (null: as before).
     """
-    if not config.get("run"):
-        raise ConfigError("which run folder? Add run=DIR.")
-    folder = RunFolder.open(str(config["run"]))
+    options, folder = read_command(VerifyOptions, config), opened_run(config)
     with folder.hold("results", console.say):
-        _verify(folder, config, console)
+        _verify(folder, options, console)
 
 
-def _verify(folder: RunFolder, config: Mapping[str, Any], console: Console) -> None:
+def _verify(folder: RunFolder, options: VerifyOptions, console: Console) -> None:
     rows = load_front(folder)
     environment = folder.read_json(folder.environment)
     if not isinstance(environment, dict) or "dataset" not in environment:
         raise StudyError(f"{folder.environment} is missing or of another version. Search again, with the same options.")
-    check_host(environment, config.get("host"))
+    check_host(environment, options.host)
     search = folder.read_config()
-    making = making_of(folder, search, environment, config.get("dataset") or {}, console)
+    making = making_of(folder, search, environment, options.dataset)
     from hwnas.front.verification import verify_front, write_results
     from hwnas.networks.network import Shape
 
-    data, seconds = making.dataset, (config.get("verification") or {}).get("seconds")
+    data = making.dataset
     results = verify_front(
         with_networks(rows, folder, Shape(data.channels, data.image_size, len(data.class_names))), folder, making,
-        timing_of(environment, seconds), objective_of(search, making.target), environment, console)
+        timing_of(environment, options.verification.seconds), objective_of(search, making.target), environment, console)
     write_results(folder, results, making, folder.read_trials(), folder.config.read_text(encoding="utf-8"))
     n_verified = sum(row.verified for row in results.rows)
     console.say(f"{n_verified} of {len(results.rows)} networks verified on {Host.detect().name}: {folder.report}")
@@ -62,7 +79,7 @@ def objective_of(search: Mapping[str, Any], target: Target) -> Objective:
     return read_objective(section, target) if isinstance(section, dict) else Objective(None)
 
 
-def check_host(environment: Mapping[str, Any], accepted: object) -> None:
+def check_host(environment: Mapping[str, Any], accepted: str | None) -> None:
     """StudyError when this is not the machine searched for, unless `accepted` names this one."""
     here, wanted = Host.detect().name, environment.get("searched_for")
     if here not in (wanted, accepted):
@@ -71,7 +88,7 @@ def check_host(environment: Mapping[str, Any], accepted: object) -> None:
 
 
 def making_of(folder: RunFolder, config: Mapping[str, Any], environment: Mapping[str, Any],
-              overrides: Mapping[str, Any], console: Console) -> Making:
+              overrides: Mapping[str, Any]) -> Making:
     """Data set, recipe and target of the run; DataError when the data here are not those of the search."""
     from hwnas.data.loading import load_dataset
     from hwnas.front.make import Making
@@ -83,7 +100,6 @@ def making_of(folder: RunFolder, config: Mapping[str, Any], environment: Mapping
     given = {key: value for key, value in overrides.items() if value is not None}
     wanted = environment["dataset"]
     dataset = load_dataset({**config["dataset"], **given}, wanted["image_size"], config["seed"])
-    dataset = dataset.as_in(wanted["fingerprint"], folder.path, console.say)
     if dataset.fingerprint != wanted["fingerprint"]:
         raise DataError(f"the data set {dataset.name} here has fingerprint {dataset.fingerprint}, the finalists were "
                         f"trained on {wanted['fingerprint']}. Point dataset.root at the same images.")
@@ -100,7 +116,7 @@ def timing_of(environment: Mapping[str, Any], seconds: float | None) -> Timing:
     measuring = environment["measuring"]
     quiet = measuring["quiet_ms"] if environment.get("searched_for") == Host.detect().name else None
     return Timing(Architecture.from_dict(measuring["reference"], "environment.json: reference"), quiet,
-                  measuring["seconds"] if seconds is None else float(seconds), measuring["seed"])
+                  measuring["seconds"] if seconds is None else seconds, measuring["seed"])
 
 
 def command(argv: Sequence[str] | None = None) -> int:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from experiments.common import number_of
 from hwnas.cli.command import names_in
-from hwnas.cli.options import number
 from hwnas.errors import ConfigError, UnknownName
 from hwnas.training.recipe import FULL_TRAINING
 
@@ -117,14 +117,14 @@ def _checked(given: Any, more: Mapping[str, str]) -> Options:
     ours = given.get("ours")
     return Options(
         str(given.data), Path(given.out), dataset, root,
-        number(given, "image_size", 8, 4096, whole=True, optional=True) if "image_size" in given else size,
+        number_of(given, "image_size", 8, 4096, whole=True, optional=True) if "image_size" in given else size,
         str(given.target), None if ours is None else Path(str(ours)), _names(given, "networks", tuple(BASELINES)),
-        number(given, "seeds", 1, 100, whole=True), number(given, "epochs", 1, 100_000, whole=True),
-        number(given, "train_images", 2, whole=True), number(given, "validation_images", 2, whole=True),
-        float(number(given, "lr", 1e-8, 100)), _names(given, "bf16", tuple(BASELINES), least=0),
-        number(given, "jobs", 1, 64, whole=True),
-        number(given, "batch", 1, 4096, whole=True), float(number(given, "seconds", 0.1, 86_400)),
-        number(given, "setup_seconds", 0, optional=True), _names(given, "steps", STEPS), more)
+        number_of(given, "seeds", 1, 100, whole=True), number_of(given, "epochs", 1, 100_000, whole=True),
+        number_of(given, "train_images", 2, whole=True), number_of(given, "validation_images", 2, whole=True),
+        float(number_of(given, "lr", 1e-8, 100)), _names(given, "bf16", tuple(BASELINES), least=0),
+        number_of(given, "jobs", 1, 64, whole=True),
+        number_of(given, "batch", 1, 4096, whole=True), float(number_of(given, "seconds", 0.1, 86_400)),
+        number_of(given, "setup_seconds", 0, optional=True), _names(given, "steps", STEPS), more)
 
 
 def _names(given: Any, key: str, known: Sequence[str], least: int = 1) -> tuple[str, ...]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.common import number_of
 from experiments.macro_latency.benchmark import CHANNELS, CLASSES, SPACE
 from hwnas.cli.command import compose
-from hwnas.cli.options import number
 from hwnas.errors import ConfigError, UnknownName
 
 NAMES = ("+target", "benchmark", "out", "random", "near", "anchors", "seed", "seconds", "measure")
@@ -57,7 +57,7 @@ def parse(arguments: Sequence[str]) -> Options:
 def _checked(config: Any, given: Any) -> Options:
     if not isinstance(given.measure, bool):
         raise ConfigError(f"measure must be true or false, got {given.measure!r}.")
-    return Options(config, Path(given.benchmark), Path(given.out), number(given, "random", 0, whole=True),
-                   float(number(given, "near", 0, 0.5)), number(given, "anchors", 0, 500, whole=True),
-                   number(given, "seed", 0, 2**31, whole=True), float(number(given, "seconds", 1, 86_400)),
+    return Options(config, Path(given.benchmark), Path(given.out), number_of(given, "random", 0, whole=True),
+                   float(number_of(given, "near", 0, 0.5)), number_of(given, "anchors", 0, 500, whole=True),
+                   number_of(given, "seed", 0, 2**31, whole=True), float(number_of(given, "seconds", 1, 86_400)),
                    given.measure)

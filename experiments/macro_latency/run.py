@@ -25,10 +25,11 @@ from experiments.macro_latency.benchmark import CHANNELS, CLASSES, SPACE, Benchm
 from experiments.macro_latency.choice import Chosen, calibrated_on, chosen_networks
 from experiments.macro_latency.options import Options, parse
 from experiments.macro_latency.report import Outcome, describe, rows_of, summary_of
+from hwnas.cli.options import read_command
 from hwnas.cli.progress import Console
 from hwnas.errors import MissingLatency
 from hwnas.latency import validation as validate
-from hwnas.latency.deployment import Deployment, key_of, space_of
+from hwnas.latency.deployment import key_of
 from hwnas.latency.held_out_networks import TimedOne
 from hwnas.latency.table import find_table
 from hwnas.latency.timing import WAVE
@@ -58,15 +59,15 @@ def main(arguments: list[str] | None = None) -> None:
 
 def job_of(options: Options, console: Console) -> validate.Job:
     """Table and model of this host; MissingLatency where it was not calibrated for the space, which takes longer."""
-    deployment = Deployment.from_config(options.config, console)
-    space = space_of(options.config)
+    asked = read_command(validate.ValidateOptions, options.config)
+    deployment, space = asked.deployment(console), asked.search_space()
     key = key_of(deployment, space)
     table = find_table(deployment.host_name, key)
     if table is None or SPACE not in table.spaces():
         raise MissingLatency(f"no latency table of {deployment.host_name} for {key} with networks of {SPACE}. Measure "
                              f"it: python -m hwnas.profile +target={deployment.target.name} space={SPACE} "
                              f"channels={CHANNELS} classes={CLASSES}")
-    return validate.job_of(options.config, deployment, console)
+    return validate.job_of(asked, deployment, console)
 
 
 def measure(job: validate.Job, chosen: Chosen, options: Options, console: Console

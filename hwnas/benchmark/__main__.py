@@ -5,19 +5,20 @@ from __future__ import annotations
 import re
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hwnas.cli.command import run_command
-from hwnas.cli.options import flag, number, read_value
-from hwnas.cli.progress import Console
+from hwnas.cli.options import given, option, read_command
+from hwnas.cli.progress import Console, Report
 from hwnas.errors import ConfigError, MeasurementInvalid
+from hwnas.target.target import Target
 
 if TYPE_CHECKING:
     from hwnas.benchmark.report import Benchmark
-    from hwnas.target.target import Target
 
 USAGE = """Time one network on this host: an ONNX file, or a timm network by name.
 
@@ -25,20 +26,63 @@ USAGE = """Time one network on this host: an ONNX file, or a timm network by nam
     python -m hwnas.benchmark +target=xeon_int8 model=timm:mobilenetv3_small_050 image_size=64 batch=1,2,4,8,16
     python -m hwnas.benchmark +target=ort_fp32 model=model.onnx streams=2 out=b.json"""
 
+PATHS = ("model", "plot")
 
-def main(config: Any, console: Console) -> None:
+
+def _differ(batches: tuple[int, ...]) -> bool:
+    return 0 < len(batches) == len({*batches})
+
+
+@dataclass(frozen=True)
+class BenchmarkOptions:
+    """Options of `conf/benchmark.yaml`. None: the network or the target decides; no `streams`: no throughput."""
+
+    target: Target
+    model: str | None
+    batch: tuple[int, ...] | None = option(low=1, high=4096, check=_differ, what=(
+        "one or several different whole numbers from 1 to 4096, e.g. batch=1,2,4"))
+    streams: int | None = option(low=1, high=1024)
+    seconds: float = option(low=1, high=86_400)
+    seed: int = option(low=0)
+    quantize: bool = option()
+    image_size: int | None = option(low=1, high=65_536)
+    channels: int | None = option(low=1, high=4096)
+    classes: int | None = option(low=2, high=1_000_000)
+    out: str | None = option()
+    plot: str | None = option()
+    memory_mb: int = option(low=1)
+    timeout: float = option(low=1)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> BenchmarkOptions:
+        """Read `conf/benchmark.yaml`; `batch` is a number or a list of them."""
+        values = given(config)
+        batch = values["batch"]
+        return read_command(cls, {**values, "batch": batch if batch is None or isinstance(batch, list) else [batch]})
+
+    @property
+    def batches(self) -> list[int]:
+        """Batch sizes, rising."""
+        return sorted(self.batch or [self.target.batch])
+
+    def job(self) -> dict[str, Any]:
+        """What the child process is told of them."""
+        return {"batches": self.batches, "streams": self.streams or 0, **{key: getattr(self, key) for key in (
+            "quantize", "seconds", "seed", "channels", "image_size", "memory_mb")}}
+
+
+def main(config: Mapping[str, Any], console: Console) -> None:
     """Time, print and store. If the machine was too restless, MeasurementInvalid follows after that."""
     from hwnas.benchmark.report import lines
 
-    if not config.get("model"):
-        raise ConfigError("which network? Add model=PATH of an .onnx file, or model=timm:NAME.")
-    plot = _picture_path(config)
-    result = benchmark(config, console)
+    options = BenchmarkOptions.from_config(config)
+    plot = _picture_path(options)
+    result = measured(options, console)
     for line in lines(result):
         print(line.rstrip())
-    if config.out:
-        result.save(Path(config.out))
-        console.say(f"raw samples: {config.out}")
+    if options.out:
+        result.save(Path(options.out))
+        console.say(f"raw samples: {options.out}")
     if plot is not None:
         _draw(result, plot)
         console.say(f"picture: {plot}")
@@ -48,77 +92,64 @@ def main(config: Any, console: Console) -> None:
                                  f"{slow}")
 
 
-def benchmark(config: Any, console: Console) -> Benchmark:
-    """Check options, make the files, time them in a child process."""
+def benchmark(config: Mapping[str, Any], console: Console) -> Benchmark:
+    """Do what `conf/benchmark.yaml` asks, and return the result."""
+    return measured(BenchmarkOptions.from_config(config), console)
+
+
+def measured(options: BenchmarkOptions, console: Console) -> Benchmark:
+    """Make the files and time them in a child process."""
     from hwnas.benchmark.model import ModelOptions, model_file
     from hwnas.benchmark.report import Benchmark
     from hwnas.latency.deployment import Deployment
     from hwnas.latency.timing import QuietTimes, reference_file
     from hwnas.networks.baselines import TIMM
-    from hwnas.runtimes.child import WAITING, run_child
+    from hwnas.runtimes.child import run_child
     from hwnas.runtimes.runtime import load_runtime
     from hwnas.target.host import Host
 
-    target = Deployment.from_config(config, console).target
-    job = _job(config, target)
-    options = ModelOptions(job["channels"], job["image_size"], number(config, "classes", 2, 1_000_000, whole=True,
-                                                                      optional=True), job["quantize"])
+    if not options.model:
+        raise ConfigError("which network? Add model=PATH of an .onnx file, or model=timm:NAME.")
+    target = Deployment.of(options.target, None, console).target
     runtime, host = load_runtime(target.runtime), Host.detect()
     runtime.check(target)
     quiet = QuietTimes(host, runtime.version(), target)
-    job["quiet_ms"] = quiet.load()
+    job = {**options.job(), "quiet_ms": quiet.load()}
     with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
-        file = model_file(str(config.model), target, options, Path(folder), job["memory_mb"], job["seed"])
+        wanted = ModelOptions(options.channels, options.image_size, options.classes, options.quantize)
+        file = model_file(options.model, target, wanted, Path(folder), options.memory_mb, options.seed)
         built = file.label.startswith(TIMM)
         if built:
             job |= {"channels": None, "image_size": None, "quantize": False}
         job |= {"path": str(file.path), "label": file.label, "reference": str(reference_file(target, Path(folder)))}
         with console.step("time") as report:
-            def heard(share: float, note: str) -> None:
-                if note.startswith(WAITING):
-                    console.note(note)
-                report(share, note)
-
-            raw = run_child("hwnas.benchmark.task", job, target, timeout_s=float(number(config, "timeout", 1)),
-                            memory_mb=job["memory_mb"], progress=heard)
-    made_up = target.precision == "int8" and (built or job["quantize"])
-    result = Benchmark.of(raw, model=file.label, target=target, host=host, runtime=runtime.version(), seed=job["seed"],
-                          made_up=made_up, stored_quiet_ms=job["quiet_ms"])
+            raw = run_child("hwnas.benchmark.task", job, target, timeout_s=options.timeout,
+                            memory_mb=options.memory_mb, progress=_noting_waits(report, console))
+    made_up = target.precision == "int8" and (built or options.quantize)
+    result = Benchmark.of(raw, model=file.label, target=target, host=host, runtime=runtime.version(),
+                          seed=options.seed, made_up=made_up, stored_quiet_ms=job["quiet_ms"])
     if not result.invalid:
         quiet.store(min(latency.measurement.quiet_ms for latency in result.latency))
     return result
 
 
-def _job(config: Any, target: Target) -> dict[str, Any]:
-    return {"batches": _batches(config.batch, target), "quantize": flag(config, "quantize"),
-            "streams": number(config, "streams", 1, 1024, whole=True, optional=True) or 0,
-            "seconds": float(number(config, "seconds", 1, 86_400)), "seed": number(config, "seed", 0, whole=True),
-            "channels": number(config, "channels", 1, 4096, whole=True, optional=True),
-            "image_size": number(config, "image_size", 1, 65_536, whole=True, optional=True),
-            "memory_mb": number(config, "memory_mb", 1, whole=True)}
+def _noting_waits(report: Report, console: Console) -> Report:
+    """`report`, which also notes that another process measures."""
+    from hwnas.runtimes.child import WAITING
+
+    def heard(share: float, note: str = "") -> None:
+        if note.startswith(WAITING):
+            console.note(note)
+        report(share, note)
+
+    return heard
 
 
-def _batches(batch: Any, target: Target) -> list[int]:
-    """Batches in rising order; ConfigError unless they are different whole numbers from 1 to 4096."""
-    from omegaconf import ListConfig
-
-    given = [target.batch] if batch is None else list(batch) if isinstance(batch, ListConfig) else [batch]
-    read: tuple[int, ...] = read_value(given, tuple[int, ...], "batch", low=1, high=4096, check=_differ, what=(
-        "one or several different whole numbers from 1 to 4096, e.g. batch=1,2,4"))
-    return sorted(read)
-
-
-def _differ(batches: tuple[int, ...]) -> bool:
-    return 0 < len(batches) == len({*batches})
-
-
-def _picture_path(config: Any) -> Path | None:
+def _picture_path(options: BenchmarkOptions) -> Path | None:
     """The path of the batch curve; None if there is no curve."""
-    from omegaconf import ListConfig
-
-    curve = isinstance(config.batch, ListConfig) and len(config.batch) > 1
-    if config.plot:
-        path = Path(str(config.plot))
+    curve = len(options.batches) > 1
+    if options.plot:
+        path = Path(options.plot)
         if path.suffix not in (".png", ".svg"):
             raise ConfigError(f"plot must end in .png or .svg, got {path}.")
         if not curve:
@@ -126,10 +157,10 @@ def _picture_path(config: Any) -> Path | None:
         return path
     if not curve:
         return None
-    if config.out:
-        return Path(str(config.out)).with_suffix(".png")
-    name = re.sub(r"[^\w.-]+", "-", Path(str(config.model)).name.removesuffix(".onnx"))
-    return Path("runs") / f"benchmark-{config.target.name}-{name}.png"
+    if options.out:
+        return Path(options.out).with_suffix(".png")
+    name = re.sub(r"[^\w.-]+", "-", Path(str(options.model)).name.removesuffix(".onnx"))
+    return Path("runs") / f"benchmark-{options.target.name}-{name}.png"
 
 
 def _draw(result: Benchmark, path: Path) -> None:
@@ -152,7 +183,7 @@ def _slower_than_ever(result: Benchmark) -> str:
 
 def command(argv: Sequence[str] | None = None) -> int:
     """Entry point of `python -m hwnas.benchmark`."""
-    return run_command(main, "benchmark", USAGE, argv, lists=("batch",))
+    return run_command(main, "benchmark", USAGE, argv, paths=PATHS, lists=("batch",))
 
 
 if __name__ == "__main__":

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hwnas.certify.plan import CertifyPlan, Network, in_full, macs_of, read_plan, spread, training_config
 from hwnas.cli.command import run_command
-from hwnas.cli.options import flag, number, section
+from hwnas.cli.options import option, read_command, section
 from hwnas.cli.progress import Console
-from hwnas.errors import ConfigError, WorkerError
+from hwnas.errors import WorkerError
+from hwnas.latency.calibrate import CalibrationOptions
 from hwnas.system.work_folder import WorkFolder
 from hwnas.target.host import usable_cores
+from hwnas.target.target import Target
 
 if TYPE_CHECKING:
     from hwnas.certify.estimates import Judged
@@ -33,6 +35,27 @@ The same command again goes on; in another terminal it helps. --show-config prin
 
 
 @dataclass(frozen=True)
+class CertifyOptions:
+    """Options of `conf/certify.yaml`. `target` may be missing: networks are then spread over MACs."""
+
+    target: Target | None
+    host: str | None
+    space: str
+    dataset: dict[str, Any]
+    out: str | None
+    overwrite: bool
+    seed: int = option(low=0)
+    n: int = option(low=LEAST_NETWORKS, high=10_000)
+    seeds: int = option(low=1, high=100)
+    workers: int = option(low=0, high=256)
+    only: str | None = option(check=("truth", "estimators").__contains__, what="truth, estimators or null")
+    estimators: Any = option()
+    estimator_seeds: int = option(low=1, high=100)
+    training: dict[str, Any] = option()
+    calibration: CalibrationOptions = option()
+
+
+@dataclass(frozen=True)
 class CertifyJob:
     """A plan and the work to do on it. `only` is `truth`, `estimators` or None for both."""
 
@@ -44,62 +67,49 @@ class CertifyJob:
     only: str | None
 
 
-def prepare(config: Any, console: Console) -> CertifyJob:
+def prepare(config: Mapping[str, Any], console: Console) -> CertifyJob:
     """Read every option, choose the networks or take those of the folder's plan, write the plan."""
     from hwnas.certify.estimates import read_judged
     from hwnas.data.loading import inspect_dataset
     from hwnas.space.search_space import SearchSpace
 
-    n, seeds = number(config, "n", LEAST_NETWORKS, 10_000, whole=True), number(config, "seeds", 1, 100, whole=True)
-    seed = number(config, "seed", 0, whole=True)
-    workers = number(config, "workers", 0, 256, whole=True) or len(usable_cores())
-    if config.only not in (None, "truth", "estimators"):
-        raise ConfigError(f"only must be truth, estimators or null, got {config.only!r}.")
-    judged = read_judged(_plain(config.estimators))
-    estimator_seeds = number(config, "estimator_seeds", 1, 100, whole=True)
-    data, training = section(config, "dataset"), in_full(section(config, "training"))
+    options = read_command(CertifyOptions, config)
+    judged = read_judged(options.estimators)
+    data, training = options.dataset, in_full(options.training)
     training_config(data, training)
     info = inspect_dataset(data)
-    space = SearchSpace.load(str(config.space), channels=info.channels, classes=info.classes,
-                             image_size=config.dataset.image_size)
+    space = SearchSpace.load(options.space, channels=info.channels, classes=info.classes,
+                             image_size=data.get("image_size"))
     identity = {
-        "space": f"{space.name} ({space.fingerprint})", "n": n, "seed": seed, "target": _target(config),
+        "space": f"{space.name} ({space.fingerprint})", "n": options.n, "seed": options.seed,
+        "target": options.target and f"{options.target.name} on {options.host or 'this host'}",
         **{f"dataset.{key}": value for key, value in data.items() if key not in ("root", "download")},
         **{f"training.{key}": value for key, value in training.items() if key not in ("device", "threads")}}
-    out = Path(config.out or Path("runs") / f"certificate-{space.name}-{info.name}")
-    with WorkFolder(out, "certify").take_up(flag(config, "overwrite")).hold("plan"):
+    out = Path(options.out or Path("runs") / f"certificate-{space.name}-{info.name}")
+    with WorkFolder(out, "certify").take_up(options.overwrite).hold("plan"):
         stored = read_plan(out, identity)
         networks, cost, source = ((stored.networks, stored.cost, stored.cost_source) if stored else
-                                  _choose(config, space, n, seed, console))
-        plan = CertifyPlan(out, tuple(networks), cost, source, data, training, seed, seeds, identity)
+                                  _choose(options, space, console))
+        plan = CertifyPlan(out, tuple(networks), cost, source, data, training, options.seed, options.seeds,
+                           identity)
         plan.write()
     least, most = plan.networks[0].cost, plan.networks[-1].cost
-    console.note(f"{n} networks of space {space.name}, spread over {source}: {_format_cost(cost, least)} to "
+    console.note(f"{options.n} networks of space {space.name}, spread over {source}: {_format_cost(cost, least)} to "
                  f"{_format_cost(cost, most)}")
-    return CertifyJob(plan, space, judged, estimator_seeds, workers, config.only)
+    return CertifyJob(plan, space, judged, options.estimator_seeds, options.workers or len(usable_cores()),
+                      options.only)
 
 
-def _plain(value: Any) -> Any:
-    from omegaconf import OmegaConf
-
-    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-
-
-def _target(config: Any) -> str | None:
-    return None if config.get("target") is None else f"{config.target.name} on {config.get('host') or 'this host'}"
-
-
-def _choose(config: Any, space: SearchSpace, n: int, seed: int, console: Console
-            ) -> tuple[list[Network], str, str]:
+def _choose(options: CertifyOptions, space: SearchSpace, console: Console) -> tuple[list[Network], str, str]:
     """The networks, the kind of their cost, and its source."""
-    if config.get("target") is None:
-        return spread(space, n, seed, macs_of(space)), "macs", "MACs (no target was given)"
-    from hwnas.latency.deployment import Deployment, calibration_options, latency_model
+    if options.target is None:
+        return spread(space, options.n, options.seed, macs_of(space)), "macs", "MACs (no target was given)"
+    from hwnas.latency.deployment import Deployment, latency_model
 
-    deployment = Deployment.from_config(config, console)
-    table, model = latency_model(deployment, space, calibration_options(config), console)
+    deployment = Deployment.of(options.target, options.host, console)
+    table, model = latency_model(deployment, space, options.calibration, console)
     source = f"latency predicted for {deployment.target.name} on {deployment.host_name} (table of {table.created})"
-    return spread(space, n, seed, lambda codes: model.predict(codes).mean), "latency_ms", source
+    return spread(space, options.n, options.seed, lambda codes: model.predict(codes).mean), "latency_ms", source
 
 
 def _format_cost(cost: str, value: float) -> str:
@@ -125,7 +135,6 @@ def main(config: Any, console: Console) -> None:
 def all_options(config: Any) -> dict[str, dict[str, Any]]:
     """Every option of the sections that hold only the given ones."""
     from hwnas.certify.plan import all_training
-    from hwnas.cli.options import section
 
     return {"training": all_training(section(config, "training"))}
 
@@ -142,20 +151,16 @@ def judge(job: CertifyJob, console: Console) -> None:
 
 
 def _images(job: CertifyJob, console: Console) -> Dataset:
-    from hwnas.certify.truth import trained_on
     from hwnas.data.loading import load_dataset
 
     with console.step("read images") as report:
-        dataset = load_dataset(job.plan.dataset, max(job.space.image_sizes), job.plan.seed,
-                               lambda done, total: report(done / max(total, 1)))
-    if dataset.former in trained_on(job.plan):
-        return dataset.as_in(dataset.former, job.plan.out, console.say)
-    return dataset
+        return load_dataset(job.plan.dataset, max(job.space.image_sizes), job.plan.seed,
+                            lambda done, total: report(done / max(total, 1)))
 
 
 def command(argv: Sequence[str] | None = None) -> int:
     """Entry point of `python -m hwnas.certify`."""
-    return run_command(main, "certify", USAGE, argv, target=False, apart=("space", "dataset"),
+    return run_command(main, "certify", USAGE, argv, target=False, paths=("space",), apart=("space", "dataset"),
                        sections=all_options)
 
 

@@ -102,6 +102,20 @@ def read_options(cls: type[Options], section: Any, where: str = "", base: Option
     return cls(**values)
 
 
+def read_command(cls: type[Options], config: Mapping[str, Any]) -> Options:
+    """The options of a command from its whole configuration; keys that are no field of `cls` have another reader.
+
+    Hydra has refused keys that no file of conf/ lists. The files hold the defaults, so that `cls` needs none.
+    """
+    values, known = given(config), names_of(cls)
+    return read_options(cls, {key: value for key, value in values.items() if key in known})
+
+
+def given(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a whole configuration as plain ones, without those that are mandatory and were not given."""
+    return {key: value for key, value in _mapping(config, "").items() if value != MANDATORY}
+
+
 def read_value(value: Any, kind: Any, at: str, **rules: Any) -> Any:
     """One value as a type of options (`float | None`), by the rules of `option`; `at` is its key, for errors."""
     return _read(value, kind, Rule(**rules), at)
@@ -239,29 +253,6 @@ def _text(value: float | None) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def number(config: Any, key: str, low: float, high: float = float("inf"), *, whole: bool = False,
-           optional: bool = False) -> Any:
-    """Option `key` (dotted) as a number within [low, high]; ConfigError names key, rule and value."""
-    from omegaconf import OmegaConf
-
-    kind: Any = int if whole else float
-    return read_value(OmegaConf.select(config, key), kind | None if optional else kind, key, low=low,
-                      high=None if high == float("inf") else high, as_given=True)
-
-
 def section(config: Mapping[str, Any], key: str) -> dict[str, Any]:
     """Section `key` of a configuration as plain values; ConfigError when it is something else."""
     return _mapping(config.get(key), key)
-
-
-def flag(config: Any, key: str) -> bool:
-    """Option `key` as true or false; ConfigError."""
-    return bool(read_value(config[key], bool, key))
-
-
-def file_option(config: Any, key: str) -> Path | None:
-    """Option `key` (dotted) as the path of a file that is there, None where it is null; ConfigError."""
-    from omegaconf import OmegaConf
-
-    path: Path | None = read_value(OmegaConf.select(config, key), Path | None, key, is_file=True)
-    return path

@@ -33,7 +33,7 @@ def taken(steps: Steps, console: Console) -> list[Step]:
     for step in _all(steps, finished, console):
         finished.append(step)
         console.note(line(step, steps.reference))
-        if step.keeps(steps.reference, options.max_drop) and not options.every_step:
+        if step.keeps(steps.reference, options.max_drop) and not options.all:
             break
     return finished
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hwnas.cli.options import flag, number
+from hwnas.cli.options import option, read_command
 from hwnas.cli.progress import Console
 from hwnas.data.dataset import Dataset, DatasetInfo
 from hwnas.errors import CandidateError, ConfigError, DataError, ModelError, StudyError
@@ -31,59 +31,60 @@ if TYPE_CHECKING:
 
 
 LEAST_CALIBRATION = 8
-IDENTITY = "identity.json"  # among the steps
+
+
+@dataclass(frozen=True, slots=True)
+class SensitivityOptions:
+    """How many images tell what a node costs in accuracy, and how many nodes are timed and left in fp32."""
+
+    images: int = option(low=1, high=100_000)
+    nodes: int = option(low=1, high=1000)
+
+
+@dataclass(frozen=True, slots=True)
+class TuningOptions:
+    """Options of the quantisation-aware fine-tuning."""
+
+    epochs: int = option(low=1, high=1000)
+    batch_size: int = option(low=2, high=65_536)
+    lr: float = option(low=1e-8, high=100)
+    distil: float = option(low=0, high=1)
+    shift: float = option(low=0, high=0.5)
+    zoom: float = option(low=0, high=0.5)
+    rotate: float = option(low=0, high=180)
 
 
 @dataclass(frozen=True, slots=True)
 class CompressOptions:
     """Options of a compression. `max_drop` is in points of validation top-1; `conf/compress.yaml` explains the rest."""
 
-    max_drop: float
-    every_step: bool
-    seed: int
-    train_images: int | None
-    calibration_images: int
-    validation_images: int | None
-    threads: int
-    seconds: float
-    sensitivity_images: int
-    sensitivity_nodes: int
-    epochs: int
-    batch_size: int
-    lr: float
-    distil: float
-    shift: float
-    zoom: float
-    rotate: float
+    target: Target
+    dataset: dict[str, Any]
+    model: str | None
+    max_drop: float = option(low=0, high=100)
+    all: bool = option()
+    out: str | None = option()
+    overwrite: bool = option()
+    seed: int = option(low=0)
+    split_seed: int = option(low=0)
+    train_images: int | None = option(low=2)
+    calibration_images: int = option(low=LEAST_CALIBRATION, high=100_000)
+    validation_images: int | None = option(low=2)
+    threads: int = option(low=0, high=4096)
+    seconds: float = option(low=1, high=86_400)
+    sensitivity: SensitivityOptions = option()
+    qat: TuningOptions = option()
+    memory_mb: int = option(low=1)
+    timeout: float = option(low=1)
 
-    @classmethod
-    def from_config(cls, config: Any) -> CompressOptions:
-        """Read `conf/compress.yaml`; ConfigError names key, rule and value."""
-        return cls(
-            max_drop=float(number(config, "max_drop", 0, 100)), every_step=flag(config, "all"),
-            seed=number(config, "seed", 0, whole=True),
-            train_images=number(config, "train_images", 2, whole=True, optional=True),
-            calibration_images=number(config, "calibration_images", LEAST_CALIBRATION, 100_000, whole=True),
-            validation_images=number(config, "validation_images", 2, whole=True, optional=True),
-            threads=number(config, "threads", 0, 4096, whole=True),
-            seconds=float(number(config, "seconds", 1, 86_400)),
-            sensitivity_images=number(config, "sensitivity.images", 1, 100_000, whole=True),
-            sensitivity_nodes=number(config, "sensitivity.nodes", 1, 1000, whole=True),
-            epochs=number(config, "qat.epochs", 1, 1000, whole=True),
-            batch_size=number(config, "qat.batch_size", 2, 65_536, whole=True),
-            lr=float(number(config, "qat.lr", 1e-8, 100)), distil=float(number(config, "qat.distil", 0, 1)),
-            shift=float(number(config, "qat.shift", 0, 0.5)), zoom=float(number(config, "qat.zoom", 0, 0.5)),
-            rotate=float(number(config, "qat.rotate", 0, 180)))
-
-    def deciding(self) -> dict[str, Any]:
+    def deciding(self) -> dict[str, int | None]:
         """The options that decide every step, by key: all but the limit and those that only cost time."""
-        return {key: getattr(self, key) for key in ("seed", "train_images", "calibration_images",
+        return {key: getattr(self, key) for key in ("split_seed", "seed", "train_images", "calibration_images",
                                                      "validation_images")}
 
-    def tuning(self) -> dict[str, Any]:
+    def tuning(self) -> dict[str, float]:
         """The further options that decide the fine-tuning, by key."""
-        keys = ("epochs", "batch_size", "lr", "distil", "shift", "zoom", "rotate")
-        return {f"qat.{key}": getattr(self, key) for key in keys}
+        return {f"qat.{key}": value for key, value in asdict(self.qat).items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,16 +117,15 @@ def name_of(model: str) -> str:
     return path.name.removesuffix(".onnx") or "model"
 
 
-def source_of(model: str, target: Target, info: DatasetInfo, image_size: int | None, copies: Path, memory_mb: int,
-              timeout_s: float) -> Source:
+def source_of(model: str, target: Target, info: DatasetInfo, options: CompressOptions, copies: Path) -> Source:
     """Open the network `model`. A checked copy of a bare file, with fixed axes and named nodes, goes to `copies`.
 
     UserError when it is torn, incomplete, or made for other channels or classes than those of the data set.
     """
     if Path(model).is_dir():
-        source = _folder(ModelFolder(Path(model)), memory_mb)
+        source = _folder(ModelFolder(Path(model)), options.memory_mb)
     else:
-        source = _bare(model, target, info, image_size, copies, memory_mb, timeout_s)
+        source = _bare(model, target, info, options, copies)
     for what, its, wanted in (("channels", info.channels, source.shape[0]), ("classes", info.classes, source.classes)):
         if its != wanted:
             raise DataError(f"{source.label} was made for {wanted} {what}, the data set {info.name} has {its}. Give "
@@ -155,19 +155,20 @@ def _folder(folder: ModelFolder, memory_mb: int) -> Source:
                   metadata_of(proto))
 
 
-def _bare(model: str, target: Target, info: DatasetInfo, image_size: int | None, copies: Path, memory_mb: int,
-          timeout_s: float) -> Source:
+def _bare(model: str, target: Target, info: DatasetInfo, options: CompressOptions, copies: Path) -> Source:
     """The network in a bare file. Its copy is named by its content, so that it never replaces a copy in use."""
     from hwnas.runtimes.child import run_child
 
-    check_path(model, memory_mb)
+    check_path(model, options.memory_mb)
+    image_size: int | None = options.dataset.get("image_size")
     content, size = content_of(Path(model)), f"-{image_size}" if image_size else ""
     copy = copies / f"source-{content}{size}.onnx"
     copy.parent.mkdir(parents=True, exist_ok=True)
     job = {"path": os.path.abspath(model), "label": model, "channels": info.channels, "image_size": image_size,
            "copy": os.path.abspath(copy)}
     try:
-        checked = run_child("hwnas.compress.child", job, target, timeout_s=timeout_s, memory_mb=memory_mb)
+        checked = run_child("hwnas.compress.child", job, target, timeout_s=options.timeout,
+                            memory_mb=options.memory_mb)
     except CandidateError as error:
         raise ModelError(str(error)) from None
     channels, height, width = checked["shape"]
@@ -225,38 +226,33 @@ class CompressJob:
 
 def make_job(config: Any, console: Console) -> CompressJob:
     """Read and check every option, the model and the data; a UserError names the fault."""
-    from hwnas.cli.options import flag, number, section
     from hwnas.data.loading import inspect_dataset
     from hwnas.runtimes.runtime import load_runtime
     from hwnas.target.host import Host
 
-    options = CompressOptions.from_config(config)
-    split_seed = number(config, "split_seed", 0, whole=True)
-    memory_mb, timeout_s = number(config, "memory_mb", 1, whole=True), float(number(config, "timeout", 1))
-    target = _target(config, console)
-    if not config.model:
+    options = read_command(CompressOptions, config)
+    target = _target(options.target, console)
+    if not options.model:
         raise ConfigError("which network? Add model=FOLDER (models/ID of a search, or hwnas.train's) or "
                           "model=FILE.onnx.")
-    model = str(Path(str(config.model)).expanduser())
-    out = Path(str(config.out)) if config.out else Path("runs") / f"compress-{name_of(model)}-{target.name}"
-    data = section(config, "dataset")
-    info = inspect_dataset(data)
-    WorkFolder(out, "compress").take_up(flag(config, "overwrite"))
-    source = source_of(model, target, info, data.get("image_size"), out / "steps", memory_mb, timeout_s)
-    dataset = _dataset(data, info, source, options.train_images, split_seed, console)
-    validation, calibration = _parts(dataset, options, split_seed)
-    dataset = dataset.as_in(_begun_with(out / "steps").get("dataset.fingerprint"), out, console.say)
+    model = str(Path(options.model).expanduser())
+    out = Path(options.out or Path("runs") / f"compress-{name_of(model)}-{target.name}")
+    info = inspect_dataset(options.dataset)
+    WorkFolder(out, "compress").take_up(options.overwrite)
+    source = source_of(model, target, info, options, out / "steps")
+    dataset = _dataset(options, info, source, console)
+    validation, calibration = _parts(dataset, options)
     identity = {"model": source.content, "dataset": dataset.name, "dataset.fingerprint": dataset.fingerprint,
                 "target": str(replace(target, name="", vendor="", price_per_hour=None)), "host": Host.detect().name,
-                "runtime": load_runtime(target.runtime).version(), "split_seed": split_seed, **options.deciding()}
+                "runtime": load_runtime(target.runtime).version(), **options.deciding()}
     return CompressJob(source, dataset, validation, calibration, target, options, ModelFolder(out), identity)
 
 
-def _target(config: Any, console: Console) -> Target:
+def _target(wanted: Target, console: Console) -> Target:
     from hwnas.latency.deployment import Deployment
     from hwnas.runtimes.runtime import load_runtime
 
-    target = Deployment.from_config(config, console).target
+    target = Deployment.of(wanted, None, console).target
     if target.precision != "int8":
         raise ConfigError(f"target {target.name} runs {target.precision}; compressing is for int8 targets, such as "
                           f"+target={target.name.removesuffix(target.precision)}int8.")
@@ -264,8 +260,7 @@ def _target(config: Any, console: Console) -> Target:
     return target
 
 
-def _dataset(data: dict[str, Any], info: DatasetInfo, source: Source, train_images: int | None, split_seed: int,
-             console: Console) -> Dataset:
+def _dataset(options: CompressOptions, info: DatasetInfo, source: Source, console: Console) -> Dataset:
     """The images in the form that the network takes. A line says so if it was trained on other ones.
 
     DataError when they are of another data set: a network that is never right cannot lose accuracy by rounding.
@@ -273,7 +268,7 @@ def _dataset(data: dict[str, Any], info: DatasetInfo, source: Source, train_imag
     from hwnas.data.loading import load_dataset
     from hwnas.data.splits import subset
 
-    name = source.metadata.get("dataset")
+    name, data, split_seed = source.metadata.get("dataset"), options.dataset, options.split_seed
     if "hwnas_version" in source.metadata and name not in (None, data["name"]):
         raise DataError(f"{source.label} was trained on the data set {name}, this is {data['name']}. Give "
                         f"dataset={name} with the options that it was trained with.")
@@ -281,23 +276,23 @@ def _dataset(data: dict[str, Any], info: DatasetInfo, source: Source, train_imag
     with console.step("read images") as report:
         dataset = load_dataset(data, size, split_seed, lambda done, total: report(done / total)).at_size(size)
     trained_on = source.metadata.get("dataset_fingerprint")
-    if trained_on not in (None, dataset.fingerprint, dataset.former):
+    if trained_on not in (None, dataset.fingerprint):
         console.say(f"note: {source.label} was trained with the images {trained_on}, these are {dataset.fingerprint}: "
                     "other files, size or split, so that some of those it is judged on may have trained it. Give the "
                     "search's seed, or the training's split_seed, as split_seed.")
-    if train_images:  # the same part as in hwnas.train with this option
-        rows = subset(dataset.train.labels, train_images, split_seed)
+    if options.train_images:  # the same part as in hwnas.train with this option
+        rows = subset(dataset.train.labels, options.train_images, split_seed)
         dataset = replace(dataset, train=dataset.train.take(rows))
     return source.fed(dataset)
 
 
-def _parts(dataset: Dataset, options: CompressOptions, split_seed: int) -> tuple[Split, NDArray[np.float32]]:
+def _parts(dataset: Dataset, options: CompressOptions) -> tuple[Split, NDArray[np.float32]]:
     """The validation images for decisions, and training images of every class for calibration."""
     from hwnas.data.splits import subset
 
     train, validation, classes = dataset.train, dataset.validation, len(dataset.class_names)
     if options.validation_images:
-        validation = validation.take(subset(validation.labels, options.validation_images, split_seed))
+        validation = validation.take(subset(validation.labels, options.validation_images, options.split_seed))
     rows = subset(train.labels, options.calibration_images, options.seed)
     if len(rows) < LEAST_CALIBRATION:
         raise DataError(f"the calibration set has {len(rows)} image{'' if len(rows) == 1 else 's'}; ranges need at "
@@ -311,17 +306,9 @@ def _parts(dataset: Dataset, options: CompressOptions, split_seed: int) -> tuple
     return validation, dataset.normalise(np.asarray(train.images[rows]))
 
 
-def _begun_with(steps: Path) -> Mapping[str, Any]:
-    """The identity of the compression with these steps; empty where there is none that `check_folder` accepts."""
-    try:
-        return dict(json.loads((steps / IDENTITY).read_bytes()))
-    except (OSError, ValueError, TypeError):
-        return {}
-
-
 def check_folder(job: CompressJob) -> None:
     """StudyError when the folder belongs to another compression; the message names the difference."""
-    path = job.steps / IDENTITY
+    path = job.steps / "identity.json"
     if not path.is_file():
         write_atomic(path, json.dumps(dict(job.identity), indent=1) + "\n")
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +106,7 @@ class FineTuning:
 
     def step(self) -> Step:
         """Fine-tune the network, export it as fp32, and quantise it by the same pass as every other file."""
-        epochs = self._job.options.epochs
+        epochs = self._job.options.qat.epochs
         what = f"{self._base.note}, {epochs} epoch{'' if epochs == 1 else 's'} of fine-tuning with int8's rounding"
         step = self._steps.take(NAME, what, self._made, {"base": self._base.note, **self._job.options.tuning()})
         checkpoint_of(self._job).unlink(missing_ok=True)
@@ -143,8 +143,8 @@ def fine_tune(job: CompressJob, base: Quantisation, console: Console) -> tuple[F
     A training that was interrupted continues after its last whole epoch, and ends with the same weights. TrainingError
     when the loss is not finite or memory runs out.
     """
-    if len(job.dataset.train) < job.options.batch_size:
-        raise QuantizeError(f"not fine-tuned: qat.batch_size is {job.options.batch_size}, but there are "
+    if len(job.dataset.train) < job.options.qat.batch_size:
+        raise QuantizeError(f"not fine-tuned: qat.batch_size is {job.options.qat.batch_size}, but there are "
                             f"{len(job.dataset.train)} images to train on.")
     with seeded(job.options.seed, job.threads), console.step("fine-tune for int8") as report:
         training = _FineTuning(job, base)
@@ -161,18 +161,19 @@ class _FineTuning(Training):
 
     def __init__(self, job: CompressJob, base: Quantisation) -> None:
         self.job, options = job, job.options
-        recipe = replace(QAT, epochs=options.epochs, batch_size=options.batch_size, lr=options.lr,
-                         shift=options.shift, zoom=options.zoom, rotate=options.rotate)
+        tuning = asdict(options.qat)
+        distil = tuning.pop("distil")
+        recipe = replace(QAT, **tuning)
         self.network = FakeQuantised(job.source.path, base.ranges, base.tuned_for)
         batches = Batches(job.dataset.train, job.dataset, recipe, options.seed)
         super().__init__(lay_out(self.network, recipe), batches, recipe)
-        self.teacher = OnnxModule(job.source.path).eval() if options.distil else None
+        self.teacher = OnnxModule(job.source.path).eval() if distil else None
         self.identity = {**job.identity, **options.tuning(), "ranges": base.note}
         self.resume(checkpoint_of(job), self.identity)
 
     def loss(self, images: Tensor, targets: Tensor) -> Tensor:
         """The task's loss, mixed with the divergence from the fp32 network's answers by its share."""
-        logits, share = self.network(images), self.job.options.distil
+        logits, share = self.network(images), self.job.options.qat.distil
         loss = self.of_logits(logits, targets)
         if self.teacher is None:
             return loss

@@ -54,9 +54,9 @@ class KeptNodes:
         self._steps, self._base, self._prefix, self._console = steps, base, prefix, console
         self._job, self._scorer = steps.job, steps.scorer
         options, file = self._job.options, self._job.steps / f"{base.note}.onnx"
-        self._settings = {"base": content_of(file), "images": options.sensitivity_images,
-                          "nodes": options.sensitivity_nodes}
-        self._images = self._job.calibration[spread(len(self._job.calibration), self._job.options.sensitivity_images)]
+        self._settings = {"base": content_of(file), "images": options.sensitivity.images,
+                          "nodes": options.sensitivity.nodes}
+        self._images = self._job.calibration[spread(len(self._job.calibration), self._job.options.sensitivity.images)]
 
     def steps(self) -> Iterator[Step]:
         """The steps: each keeps one more node in fp32, and has a smaller error than the one before."""
@@ -127,7 +127,7 @@ class KeptNodes:
         """Time the nodes that remove most of the error; sorted by what they remove per millisecond, the best first."""
         all_int8 = errors[_ALL_INT8]
         recovered = {name: all_int8 - error for name, error in errors.items() if name and error < all_int8}
-        names = sorted(recovered, key=lambda name: -recovered[name])[: self._job.options.sensitivity_nodes]
+        names = sorted(recovered, key=lambda name: -recovered[name])[: self._job.options.sensitivity.nodes]
         if not names:
             return []
         with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:

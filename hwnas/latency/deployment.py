@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hwnas.cli.options import number, read_options
+from hwnas.cli.options import option, read_command
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, MissingLatency, UnknownName
+from hwnas.latency.calibrate import CalibrationOptions
 from hwnas.latency.table import LatencyTable, TableKey, find_table, known_hosts, table_path
 from hwnas.system.locks import hold
 from hwnas.system.paths import home
@@ -17,7 +19,6 @@ from hwnas.target.host import Host
 from hwnas.target.target import Target
 
 if TYPE_CHECKING:
-    from hwnas.latency.calibrate import CalibrationOptions
     from hwnas.latency.model import LatencyModel
     from hwnas.space.search_space import SearchSpace
 
@@ -31,14 +32,11 @@ class Deployment:
     here: bool
 
     @classmethod
-    def from_config(cls, config: Any, console: Console) -> Deployment:
-        """Read `target` and `host`. An unknown host is an error. A CPU of another make than the target names only
-        gets a note."""
-        from omegaconf import OmegaConf
-
-        target = Target.from_config(OmegaConf.to_container(config.target))  # type: ignore[arg-type]
+    def of(cls, target: Target, wanted: str | None, console: Console) -> Deployment:
+        """`target` on the host `wanted` (None: this one). An unknown host is an error. A CPU of another make than the
+        target names only gets a note."""
         host = Host.detect()
-        wanted = config.get("host") or host.name
+        wanted = wanted or host.name
         if wanted == host.name:
             if target.device == "cpu" and target.vendor and target.vendor != host.vendor:
                 console.say(f"note: {target.name} names the CPU make {target.vendor}; this host is {host.cpu}. "
@@ -51,27 +49,43 @@ class Deployment:
         return cls(target, wanted, False)
 
 
-def space_of(config: Any) -> SearchSpace:
-    """The search space, for the channels and classes given or else of the data set."""
-    from omegaconf import OmegaConf
+@dataclass(frozen=True)
+class SpaceOptions:
+    """The options that choose a target on a host, and a search space for images of a shape.
 
-    from hwnas.data.loading import inspect_dataset
-    from hwnas.space.search_space import SearchSpace
+    `channels` and `classes` are the data set's where they are None, `image_size` is the space's.
+    """
 
-    channels = number(config, "channels", 1, 4, whole=True, optional=True)
-    classes = number(config, "classes", 2, 1_000_000, whole=True, optional=True)
-    image_size = number(config, "image_size", 8, 4096, whole=True, optional=True)
-    if channels is None or classes is None:
-        info = inspect_dataset(OmegaConf.to_container(config.dataset, resolve=True))  # type: ignore[arg-type]
-        channels, classes = channels or info.channels, classes or info.classes
-    return SearchSpace.load(config.space, channels=channels, classes=classes, image_size=image_size)
+    target: Target
+    host: str | None
+    space: str
+    dataset: dict[str, Any]
+    channels: int | None = option(low=1, high=4)
+    classes: int | None = option(low=2, high=1_000_000)
+    image_size: int | None = option(low=8, high=4096)
+
+    def deployment(self, console: Console) -> Deployment:
+        """The target on the host; see `Deployment.of`."""
+        return Deployment.of(self.target, self.host, console)
+
+    def search_space(self) -> SearchSpace:
+        """The search space, for images of that shape."""
+        from hwnas.data.loading import inspect_dataset
+        from hwnas.space.search_space import SearchSpace
+
+        channels, classes = self.channels, self.classes
+        if channels is None or classes is None:
+            info = inspect_dataset(self.dataset)
+            channels, classes = channels or info.channels, classes or info.classes
+        return SearchSpace.load(self.space, channels=channels, classes=classes, image_size=self.image_size)
 
 
-def calibration_options(config: Any) -> CalibrationOptions:
-    """The `calibration` section, checked."""
-    from hwnas.latency.calibrate import CalibrationOptions
+@dataclass(frozen=True)
+class ProfileOptions(SpaceOptions):
+    """Options of `conf/profile.yaml`."""
 
-    return read_options(CalibrationOptions, config.calibration, "calibration")
+    fresh: bool = option()
+    calibration: CalibrationOptions = option()
 
 
 def latency_model(deployment: Deployment, space: SearchSpace, options: CalibrationOptions, console: Console,
@@ -141,21 +155,21 @@ def _calibrate(deployment: Deployment, space: SearchSpace, options: CalibrationO
         return calibrate(deployment.target, space, runtime, options, console, table)
 
 
-def profile(config: Any, console: Console) -> LatencyTable:
+def profile(config: Mapping[str, Any], console: Console) -> LatencyTable:
     """Measure this host as `conf/profile.yaml` asks. Says where the table lies and how good its predictions are."""
     from hwnas.latency.calibrate import calibrate
     from hwnas.runtimes.runtime import load_runtime
 
-    deployment = Deployment.from_config(config, console)
-    options = calibration_options(config)
-    space = space_of(config)
+    options = read_command(ProfileOptions, config)
+    deployment, space = options.deployment(console), options.search_space()
     runtime = load_runtime(deployment.target.runtime)
     key = key_of(deployment, space)
     with calibration_lock(deployment.host_name, key, console):
-        table = None if config.fresh else find_table(deployment.host_name, key)
+        table = None if options.fresh else find_table(deployment.host_name, key)
         if table is not None:
             table.check(key, deployment.host_name, runtime.version())
-        table = calibrate(deployment.target, space, runtime, options, console, table, fresh=bool(config.fresh))
+        table = calibrate(deployment.target, space, runtime, options.calibration, console, table,
+                          fresh=options.fresh)
     console.say(f"{table.path}: {len(table.networks)} networks")
     console.say(error_line(table, space))
     return table

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from hwnas.cli.command import file_in, names_in
-from hwnas.cli.options import number
+from hwnas.cli.options import option, read_command
 from hwnas.cli.progress import Console
 from hwnas.cli.text import text_table
 from hwnas.errors import ConfigError, MissingLatency, UnknownName
+from hwnas.latency.deployment import Deployment, SpaceOptions, key_of
 from hwnas.latency.roofs import Roofs, cache_bytes, measured_bandwidths, measured_peak
 from hwnas.latency.table import LatencyTable, TimedNetwork, find_table
 from hwnas.pictures.style import INK, MUTED, figure_bytes, new_figure, plain_log_ticks, title
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from hwnas.latency.deployment import Deployment
     from hwnas.space.search_space import SearchSpace
 
 
@@ -292,6 +292,16 @@ def _plain(value: Any) -> Any:
     return value
 
 
+@dataclass(frozen=True)
+class RooflineOptions(SpaceOptions):
+    """Options of `conf/roofline.yaml`."""
+
+    against: str | None = option()
+    times: str = option(choices=tuple(SOURCES))
+    seconds: float = option(low=1, high=3600)
+    out: str = option()
+
+
 def out_path(text: str) -> Path:
     """Where the picture goes; ConfigError when it is neither .png nor .svg."""
     out = Path(text)
@@ -300,32 +310,33 @@ def out_path(text: str) -> Path:
     return out
 
 
-def make_roofline(config: Any, console: Console) -> Roofline:
-    """Measure the roofs and place the blocks of the latency tables under them, as `conf/roofline.yaml` says."""
-    from hwnas.latency.deployment import Deployment, space_of
+def roofline(config: Mapping[str, Any], console: Console) -> None:
+    """Do what `conf/roofline.yaml` asks: measure, print, draw and store."""
+    options = read_command(RooflineOptions, config)
+    out = out_path(options.out)
+    finish(make_roofline(options, console), out, console)
 
-    if config.times not in SOURCES:
-        raise UnknownName("source of times", config.times, SOURCES)
-    seconds = float(number(config, "seconds", 1, 3600))
-    deployment = Deployment.from_config(config, console)
-    space = space_of(config)
-    against = against_of(config, deployment.target)
+
+def make_roofline(options: RooflineOptions, console: Console) -> Roofline:
+    """Measure the roofs and place the blocks of the latency tables under them."""
+    deployment, space = options.deployment(console), options.search_space()
+    against = against_of(options.against, deployment.target)
     table = table_of(deployment, space)
     if table is None:
         raise MissingLatency(f"no latency table of {deployment.host_name} with networks of {space.name}. Measure it: "
-                             f"{profile_command(config, deployment.target, space)}")
+                             f"{profile_command(options, deployment.target, space)}")
     other = table_of(replace(deployment, target=against), space) if against else None
     if against and other is None:
-        console.say(f"{against.name} is left out: no table yet. Measure it: {profile_command(config, against, space)}")
+        console.say(f"{against.name} is left out: no table yet. Measure it: {profile_command(options, against, space)}")
     measured = [(deployment.target, table), *([(against, other)] if against and other else [])]
-    roofs = measure_roofs(measured, seconds, console)
-    return roofline_of(config.times, space, (deployment.target, table), (against, other), roofs, console)
+    roofs = measure_roofs(measured, options.seconds, console)
+    return roofline_of(options.times, space, (deployment.target, table), (against, other), roofs, console)
 
 
-def against_of(config: Any, target: Target) -> Target | None:
-    """The target named by `against`, else the same runtime's fp32 (None for fp32 itself), threads and batch alike."""
-    if config.against is not None:
-        other = named_target(str(config.against))
+def against_of(name: str | None, target: Target) -> Target | None:
+    """The target called `name`, else the same runtime's fp32 (None for fp32 itself), threads and batch alike."""
+    if name is not None:
+        other = named_target(name)
     elif target.precision == "fp32":
         return None
     else:
@@ -354,7 +365,6 @@ def named_target(name: str) -> Target:
 
 def table_of(deployment: Deployment, space: SearchSpace) -> LatencyTable | None:
     """The table of a deployment, checked, or None where no network of the space was timed."""
-    from hwnas.latency.deployment import key_of
     from hwnas.runtimes.runtime import load_runtime
 
     key = key_of(deployment, space)
@@ -365,11 +375,11 @@ def table_of(deployment: Deployment, space: SearchSpace) -> LatencyTable | None:
     return table
 
 
-def profile_command(config: Any, target: Target, space: SearchSpace) -> str:
+def profile_command(options: RooflineOptions, target: Target, space: SearchSpace) -> str:
     """What measures the table that is missing, for the same input."""
-    parts = [f"python -m hwnas.profile +target={target.name} space={config.space}"]
-    if config.image_size is not None:
-        parts.append(f"image_size={config.image_size}")
+    parts = [f"python -m hwnas.profile +target={target.name} space={options.space}"]
+    if options.image_size is not None:
+        parts.append(f"image_size={options.image_size}")
     parts.append(f"channels={space.channels} classes={space.classes}")
     shipped = named_target(target.name) if target.name in names_in("target") else target
     parts += [f"target.{name}={getattr(target, name)}" for name in ("runtime", "precision", "threads", "batch")
@@ -382,8 +392,8 @@ def measure_roofs(targets: list[tuple[Target, LatencyTable]], seconds: float, co
     from hwnas.runtimes.runtime import load_runtime, threads_of
 
     with console.step("measure bandwidth"):
-        cache, memory = measured_bandwidths(threads_of(targets[0][0]), waiting=lambda who: console.note(
-            f"waiting for another measurement on this host: {who}"))
+        cache, memory = measured_bandwidths(threads_of(targets[0][0]), waiting=lambda: console.note(
+            "waiting for another measurement on this host"))
     peaks = []
     for target, table in targets:
         with console.step(f"measure peak of {target.name}") as report:

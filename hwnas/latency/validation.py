@@ -11,10 +11,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hwnas.cli.options import number
+from hwnas.cli.options import option, read_command
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, HwnasError, MeasurementInvalid, TableError, UserError
 from hwnas.latency.agreement import finite
+from hwnas.latency.calibrate import CalibrationOptions
+from hwnas.latency.deployment import Deployment, SpaceOptions, latency_model
 from hwnas.latency.held_out_networks import ANCHOR, TimedOne, chosen_anchors, held_out_networks, pace
 from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.table import LatencyTable
@@ -23,7 +25,6 @@ from hwnas.system.documents import Document
 from hwnas.system.paths import write_atomic
 
 if TYPE_CHECKING:
-    from hwnas.latency.deployment import Deployment
     from hwnas.latency.model import LatencyModel, Predictions
     from hwnas.space.search_space import SearchSpace
 
@@ -31,6 +32,19 @@ if TYPE_CHECKING:
 VALIDATION = Document("hwnas-validation", 1, "a validation", "Name the JSON file that hwnas.validate wrote.",
                       TableError, two_fields=True)
 PARTIAL = replace(VALIDATION, format="hwnas-validation-partial", name="an unfinished validation")
+
+
+@dataclass(frozen=True)
+class ValidateOptions(SpaceOptions):
+    """Options of `conf/validate.yaml`. `n` networks are measured, and `anchors` of the table again."""
+
+    n: int = option(low=4, high=5000)
+    seed: int = option(low=0, high=2**31)
+    anchors: int = option(low=0, high=500)
+    seconds: float = option(low=1, high=86_400)
+    out: str | None = option()
+    measured: str | None = option()
+    calibration: CalibrationOptions = option()
 
 
 @dataclass(frozen=True)
@@ -172,60 +186,51 @@ class Job:
     model: LatencyModel
 
 
-def validate(config: Any, console: Console) -> None:
+def validate(config: Mapping[str, Any], console: Console) -> None:
     """Do what `conf/validate.yaml` asks: measure networks and judge the model, or judge those of a report again."""
-    from hwnas.latency.deployment import Deployment
-
-    measured = str(config.measured) if config.measured else ""
-    out = out_path(config, measured)
-    n, seed = number(config, "n", 4, 5000, whole=True), number(config, "seed", 0, 2**31, whole=True)
-    n_anchors = number(config, "anchors", 0, 500, whole=True)
-    seconds = float(number(config, "seconds", 1, 86_400))
-    deployment = Deployment.from_config(config, console)
-    if not measured and not deployment.here:
+    options = read_command(ValidateOptions, config)
+    out = out_path(options)
+    deployment = options.deployment(console)
+    if options.measured:
+        judge_again(options, deployment, Path(options.measured), out, console)
+        return
+    if not deployment.here:
         raise ConfigError(f"host={deployment.host_name} is not this machine, and a validation measures. Give the "
                           "command over there, or judge its report here: measured=FILE.")
-    if measured:
-        judge_again(config, deployment, Path(measured), out, console)
-    else:
-        job = job_of(config, deployment, console)
-        measure_and_judge(job, (n, n_anchors), seed, seconds, out, console)
+    measure_and_judge(job_of(options, deployment, console), options, out, console)
 
 
-def out_path(config: Any, measured: str) -> Path:
+def out_path(options: ValidateOptions) -> Path:
     """Where the report goes; ConfigError when it is no .json file."""
     from hwnas.space.search_space import find_space
 
-    if config.out is None and measured:
-        return Path(measured).with_name(f"{Path(measured).stem}-again.json")
-    name = f"validation-{config.target.name}-{find_space(config.space).stem}.json"
-    out = Path(str(config.out)) if config.out is not None else Path("runs") / name
+    if options.out is None and options.measured:
+        measured = Path(options.measured)
+        return measured.with_name(f"{measured.stem}-again.json")
+    name = f"validation-{options.target.name}-{find_space(options.space).stem}.json"
+    out = Path("runs") / name if options.out is None else Path(options.out)
     if out.suffix != ".json" or out.is_dir():
         raise ConfigError(f"out must be a .json file, got {str(out)!r}: the picture lies beside it as .png.")
     return out
 
 
-def job_of(config: Any, deployment: Deployment, console: Console) -> Job:
+def job_of(options: ValidateOptions, deployment: Deployment, console: Console) -> Job:
     """Space, table and model. A host without a table is calibrated first, where it is this machine."""
-    from hwnas.latency.deployment import calibration_options, latency_model, space_of
-
-    space = space_of(config)
-    table, model = latency_model(deployment, space, calibration_options(config), console)
-    return Job(deployment, space, table, model)
+    space = options.search_space()
+    return Job(deployment, space, *latency_model(deployment, space, options.calibration, console))
 
 
-def measure_and_judge(job: Job, sizes: tuple[int, int], seed: int, seconds: float, out: Path,
-                      console: Console) -> None:
+def measure_and_judge(job: Job, options: ValidateOptions, out: Path, console: Console) -> None:
     """Measure networks that the table does not hold, and some that it does, and report."""
     from hwnas.runtimes.runtime import load_runtime
 
-    n, n_anchors = sizes
+    n, seed = options.n, options.seed
     version = load_runtime(job.deployment.target.runtime).version()
     known = {network.architecture.id for network in job.table.networks}
     chosen = held_out_networks(job.space, job.model, n, seed, known)
-    chosen += [(ANCHOR, architecture) for architecture in chosen_anchors(job.table, job.space.name, n_anchors)]
+    chosen += [(ANCHOR, architecture) for architecture in chosen_anchors(job.table, job.space.name, options.anchors)]
     partial = partial_of(job, n, seed, version, out)
-    networks = measure_chosen(job, chosen, seed, seconds, partial, console)
+    networks = measure_chosen(job, chosen, seed, options.seconds, partial, console)
     origin = {"runtime": version, "seed": seed, "measured_at": _now(), "n_asked": n,
               "n_failed": len(chosen) - len(networks)}
     anchors = [network for network in networks if network.group == ANCHOR]
@@ -234,14 +239,14 @@ def measure_and_judge(job: Job, sizes: tuple[int, int], seed: int, seconds: floa
     tell(report, out, console)
 
 
-def partial_of(job: Job, n: int, seed: int, version: str, out: Path) -> Any:
+def partial_of(job: Job, n: int, seed: int, version: str, out: Path) -> Partial:
     """The file of measurements under way. Only the same validation goes on with it."""
     header = {"table": table_identity(job.table), "host": job.deployment.host_name, "runtime": version, "n": n,
               "seed": seed, "space": {"name": job.space.name, "fingerprint": job.space.fingerprint}}
     return Partial(out.with_suffix(".partial.jsonl"), header, job.table.protocol)
 
 
-def measure_chosen(job: Job, chosen: Sequence[tuple[str, Architecture]], seed: int, seconds: float, partial: Any,
+def measure_chosen(job: Job, chosen: Sequence[tuple[str, Architecture]], seed: int, seconds: float, partial: Partial,
                    console: Console) -> list[TimedOne]:
     """Time the networks in mixed order. Those that an interrupted run has timed are taken from its file."""
     import random
@@ -270,11 +275,10 @@ def measure_chosen(job: Job, chosen: Sequence[tuple[str, Architecture]], seed: i
             for group, architecture in chosen if architecture.id in measurements]
 
 
-def judge_again(config: Any, deployment: Deployment, path: Path, out: Path, console: Console) -> None:
+def judge_again(options: ValidateOptions, deployment: Deployment, path: Path, out: Path, console: Console) -> None:
     """Compare a report's measurements with the predictions of the present table; nothing is measured."""
-
     stored = load(path)
-    job = job_of(config, replace(deployment, here=False), console)
+    job = job_of(options, replace(deployment, here=False), console)
     check_same(stored, job, path)
     known = {network.architecture.id for network in job.table.networks}
     networks = [network for network in stored.networks if network.architecture.id not in known]

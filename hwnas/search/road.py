@@ -13,14 +13,17 @@ import numpy as np
 from hwnas.accuracy.certificate import NAME, Certificate, Chosen, choose, look_up
 from hwnas.accuracy.estimator import Prepares
 from hwnas.cli.command import default_out
-from hwnas.cli.options import flag, number, section
+from hwnas.cli.options import option, read_command, section
 from hwnas.cli.progress import Console, Report
 from hwnas.errors import ConfigError, StudyError
-from hwnas.latency.deployment import Deployment, calibration_options, error_line, latency_model
+from hwnas.latency.calibrate import CalibrationOptions
+from hwnas.latency.deployment import Deployment, error_line, latency_model
 from hwnas.networks.network import FoundNetwork
+from hwnas.study.objective import CAP_QUANTILES
 from hwnas.system.processes import crew
 from hwnas.system.run_folder import RunFolder
 from hwnas.target.host import usable_cores
+from hwnas.target.target import Target
 
 if TYPE_CHECKING:
     import optuna
@@ -30,7 +33,6 @@ if TYPE_CHECKING:
     from hwnas.data.dataset import Dataset
     from hwnas.front.rows import FrontRow
     from hwnas.front.verification import Facts
-    from hwnas.latency.calibrate import CalibrationOptions
     from hwnas.latency.model import LatencyModel
     from hwnas.latency.table import LatencyTable
     from hwnas.networks.network import Network
@@ -44,6 +46,64 @@ if TYPE_CHECKING:
     from hwnas.training.recipe import Recipe
 
 
+@dataclass(frozen=True, slots=True)
+class FinalistOptions:
+    """How many finalists there are, and what differs from full training in their recipe."""
+
+    k: int = option(low=1, high=100)
+    recipe: dict[str, Any] = option()
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetOptions:
+    """The hard cap in ms, and the quantile of the predicted latency that must keep it."""
+
+    latency_ms: float | None = option(low=1e-6, as_given=True)
+    quantile: float = option(low=CAP_QUANTILES[0], high=CAP_QUANTILES[1])
+
+
+@dataclass(frozen=True, slots=True)
+class VerificationOptions:
+    """The most seconds of timing finalists and baselines."""
+
+    seconds: float = option(low=1, high=86_400)
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierOptions:
+    """The run folder of an earlier search whose accuracies count here too."""
+
+    reuse: str | None
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """Options of `conf/search.yaml`, without those of the estimators. Zero `workers`: one a core."""
+
+    target: Target
+    host: str | None
+    space: str
+    dataset: dict[str, Any]
+    objective: dict[str, Any]
+    out: str | None
+    seed: int = option(low=0)
+    n_trials: int = option(low=1)
+    max_asks: int | None = option(low=1)
+    workers: int = option(low=0, high=256)
+    threads: int = option(low=0, high=4096)
+    accuracy: str = option()
+    sampler: str = option()
+    sampler_options: dict[str, Any] = option()
+    search: EarlierOptions = option()
+    budget: BudgetOptions = option()
+    calibration: CalibrationOptions = option()
+    storage: str | None = option()
+    finalists: FinalistOptions = option()
+    baselines: tuple[str, ...] | None = option(what="a list of timm names")
+    verification: VerificationOptions = option()
+    overwrite: bool = option(False)  # runs of earlier versions have none
+
+
 @dataclass(frozen=True)
 class Plan:
     """What the options ask for.
@@ -52,92 +112,63 @@ class Plan:
     model is there. `sampler` makes the sampler from the Context that ours needs. `yaml` is the configuration.
     """
 
+    options: PlanOptions
     deployment: Deployment
     space: SearchSpace
-    dataset: Mapping[str, Any]
     out: Path
-    accuracy: str
     accuracy_options: Mapping[str, Any]
-    sampler_name: str
-    sampler_options: Mapping[str, Any]
     sampler: Callable[[Context | None], Asking]
     objective: Objective
     recipe: Recipe
     baselines: tuple[Network, ...]
-    calibration: CalibrationOptions
-    n_trials: int
-    max_asks: int | None
-    seed: int
-    threads: int
     workers: int
-    k: int
-    seconds: float
-    cap_ms: float | None
-    cap_quantile: float
-    storage: str | None
     reuse: Path | None
     yaml: str
 
 
-def make_plan(config: Any, console: Console) -> Plan:
+def make_plan(config: Mapping[str, Any], console: Console) -> Plan:
     """Read all options and check them, as far as this needs no data, measuring or training. Nothing is written."""
     from omegaconf import OmegaConf
 
     from hwnas.data.loading import inspect_dataset
     from hwnas.samplers.loading import read_sampler
     from hwnas.space.search_space import SearchSpace
-    from hwnas.study.objective import check_quantile, read_objective
+    from hwnas.study.objective import read_objective
     from hwnas.training.recipe import FULL_TRAINING, Recipe
 
-    n_trials, seed = number(config, "n_trials", 1, whole=True), number(config, "seed", 0, whole=True)
-    max_asks = number(config, "max_asks", 1, whole=True, optional=True)
-    threads = number(config, "threads", 0, 4096, whole=True)
-    workers = number(config, "workers", 0, 256, whole=True) or len(usable_cores())
-    k, seconds = number(config, "finalists.k", 1, 100, whole=True), number(config, "verification.seconds", 1, 86_400)
-    cap_ms = number(config, "budget.latency_ms", 1e-6, optional=True)
-    cap_quantile = check_quantile(config.budget.quantile)
-    number(config, "objective.target_ms", 1e-6, optional=True)
-    accuracy, sampler_options = str(config.accuracy), section(config, "sampler_options")
-    sampler = read_sampler(str(config.sampler), seed, sampler_options)
-    deployment = Deployment.from_config(config, console)
-    objective = read_objective(section(config, "objective"), deployment.target)
-    if objective.kind == "cap" and not cap_ms:
+    options = read_command(PlanOptions, config)
+    sampler = read_sampler(options.sampler, options.seed, options.sampler_options)
+    deployment = Deployment.of(options.target, options.host, console)
+    objective = read_objective(options.objective, deployment.target)
+    if objective.kind == "cap" and not options.budget.latency_ms:
         raise ConfigError("objective=cap needs the cap: budget.latency_ms=NUMBER (ms).")
-    dataset = section(config, "dataset")
-    info = inspect_dataset(dataset)
-    space = SearchSpace.load(str(config.space), channels=info.channels, classes=info.classes,
-                             image_size=config.dataset.image_size)
-    recipe = Recipe.from_config({"threads": threads, **section(config, "finalists")["recipe"]}, FULL_TRAINING,
+    info = inspect_dataset(options.dataset)
+    space = SearchSpace.load(options.space, channels=info.channels, classes=info.classes,
+                             image_size=options.dataset.get("image_size"))
+    recipe = Recipe.from_config({"threads": options.threads, **options.finalists.recipe}, FULL_TRAINING,
                                 "finalists.recipe")
-    baselines = _baselines(config.baselines, space)
-    out = Path(config.out) if config.out else default_out(deployment.target.name, str(config.space), info.name)
-    return Plan(
-        deployment=deployment, space=space, dataset=dataset, out=out, accuracy=accuracy,
-        accuracy_options=section(config, accuracy) if accuracy in config else {}, sampler_name=str(config.sampler),
-        sampler_options=sampler_options, sampler=sampler, objective=objective, recipe=recipe, baselines=baselines,
-        calibration=calibration_options(config), n_trials=n_trials, max_asks=max_asks, seed=seed, threads=threads,
-        workers=workers, k=k, seconds=float(seconds), cap_ms=cap_ms, cap_quantile=cap_quantile,
-        storage=str(config.storage) if config.storage else None, reuse=_earlier_run(config.search.reuse),
-        yaml=OmegaConf.to_yaml(config, resolve=True))
+    baselines = _baselines(options.baselines or (), space)
+    out = Path(options.out) if options.out else default_out(deployment.target.name, options.space, info.name)
+    return Plan(options, deployment, space, out, section(config, options.accuracy), sampler, objective, recipe,
+                baselines, options.workers or len(usable_cores()), _earlier_run(options.search.reuse),
+                OmegaConf.to_yaml(config, resolve=True))
 
 
-def _earlier_run(value: Any) -> Path | None:
+def _earlier_run(reuse: str | None) -> Path | None:
     """`search.reuse` as a run folder; ConfigError when it holds no study."""
-    if value in (None, ""):
+    if not reuse:
         return None
-    folder = Path(str(value))
+    folder = Path(reuse)
     if not (folder / "study.db").is_file():
         raise ConfigError(f"search.reuse={folder}: no study.db there. Give the run folder of an earlier search; one "
                           "with storage= keeps its study elsewhere and cannot be reused.")
     return folder
 
 
-def _baselines(names: Any, space: SearchSpace) -> tuple[Network, ...]:
+def _baselines(names: Sequence[str], space: SearchSpace) -> tuple[Network, ...]:
     from hwnas.networks.baselines import check_names, variants
     from hwnas.networks.network import Shape, TimmNetwork
 
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names or []):
-        raise ConfigError(f"baselines must be a list of timm names, got {names!r}.")
     if not names:
         return ()
     images = Shape(space.channels, max(space.image_sizes), space.classes)
@@ -176,16 +207,16 @@ class SearchResult:
     early: Sequence[str] = ()
 
 
-def search(config: Any, console: Console) -> SearchResult:
+def search(config: Mapping[str, Any], console: Console) -> SearchResult:
     """Run the whole road. After a kill at any point, the same call continues. Parallel calls share the trials."""
     from hwnas.study.record import trial_rows
     from hwnas.study.study import wait_for_others
 
     plan = make_plan(config, console)
-    run = RunFolder.create(plan.out, flag(config, "overwrite"))
+    run = RunFolder.create(plan.out, plan.options.overwrite)
     prepared = prepare(plan, run, console)
     run.write_config(plan.yaml)
-    with extra_workers(min(plan.workers, plan.n_trials) - 1, run, console) as early:
+    with extra_workers(min(plan.workers, plan.options.n_trials) - 1, run, console) as early:
         search_trials(prepared, console)
     with run.hold("verify", wait=False) as held:
         if not held:
@@ -204,14 +235,14 @@ def prepare(plan: Plan, run: RunFolder, console: Console) -> Prepared:
     from hwnas.study.storage import storage_errors
     from hwnas.study.study import check_resumable, database_path
 
-    url = plan.storage or database_path(run.path)
-    dataset = _load_data(plan, url, run.path, console)
+    url = plan.options.storage or database_path(run.path)
+    dataset = _load_data(plan, console)
     certificate = look_up(dataset, plan.space)
     chosen = _chosen(plan, dataset, certificate)
     if chosen.why:
         console.note(chosen.why)
     estimator = _estimator(plan, chosen, dataset)
-    table, model = latency_model(plan.deployment, plan.space, plan.calibration, console)
+    table, model = latency_model(plan.deployment, plan.space, plan.options.calibration, console)
     options = search_options(plan, model)
     identity = _identity(plan, table, dataset, f"{chosen.accuracy} ({estimator.fingerprint})", options)
     setup_s = 0.0
@@ -235,12 +266,13 @@ def search_options(plan: Plan, model: LatencyModel) -> SearchOptions:
     from hwnas.search.trial import SearchOptions
     from hwnas.study.objective import check_cap
 
+    asked, budget = plan.options, plan.options.budget
     target_ms = plan.objective.target_ms or float(model.predict_architectures([plan.space.reference]).mean[0])
-    if plan.cap_ms is not None:
-        check_cap(plan.space, model.predict, plan.cap_ms, plan.cap_quantile)
+    if budget.latency_ms is not None:
+        check_cap(plan.space, model.predict, budget.latency_ms, budget.quantile)
     known = [plan.space.encode(network) for network in plan.space.known.values()]
-    return SearchOptions(plan.n_trials, plan.objective.at(target_ms), seed=plan.seed, max_asks=plan.max_asks,
-                         cap_ms=plan.cap_ms, cap_quantile=plan.cap_quantile, enqueue=known)
+    return SearchOptions(asked.n_trials, plan.objective.at(target_ms), seed=asked.seed, max_asks=asked.max_asks,
+                         cap_ms=budget.latency_ms, cap_quantile=budget.quantile, enqueue=known)
 
 
 def extra_workers(n: int, run: RunFolder, console: Console) -> AbstractContextManager[list[str]]:
@@ -248,7 +280,7 @@ def extra_workers(n: int, run: RunFolder, console: Console) -> AbstractContextMa
 
     Yields a list that has a line for each worker that ended early, after the block.
     """
-    return crew(n, "hwnas.search.worker", ["-q", "--as-is", f"run={run.path.absolute()}"], console.say)
+    return crew(n, "hwnas.search.worker", ["-q", f"run={run.path.absolute()}"], console.say)
 
 
 def search_trials(prepared: Prepared, console: Console) -> None:
@@ -257,7 +289,7 @@ def search_trials(prepared: Prepared, console: Console) -> None:
 
     plan, options = prepared.plan, prepared.options
     console.note(f"search: {options.n_trials} architectures of {plan.space.n_architectures:.3g} in space "
-                 f"{plan.space.name}, {options.objective}, sampler {plan.sampler_name}")
+                 f"{plan.space.name}, {options.objective}, sampler {plan.options.sampler}")
     with console.step("search") as report:
         outcome = run_search(prepared.study, plan.space, prepared.model.predict, prepared.estimator, options,
                              _tell(report))
@@ -281,14 +313,14 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
 
     plan, run, deployment = prepared.plan, prepared.run, prepared.plan.deployment
     target, host = deployment.target, deployment.host_name
-    rows = [*finalists_of(trials, _network_of(prepared), plan.k, target.name, host),
+    rows = [*finalists_of(trials, _network_of(prepared), plan.options.finalists.k, target.name, host),
             *(FrontRow.of(network, target=target.name, host=host) for network in plan.baselines)]
     held = _read_verified(run, rows, asdict(plan.recipe))
     if held:
         console.say(f"the front in {run.path} is verified already; to time it again: "
                     f"python -m hwnas.verify run={run.path}")
         return held, run.read_json(run.comparisons, default=[])
-    making = Making(prepared.dataset, plan.recipe, plan.seed, target)
+    making = Making(prepared.dataset, plan.recipe, plan.options.seed, target)
     rows = make_rows(rows, run, making, plan.workers, console)
     facts, objective = _facts(prepared, trials), prepared.options.objective
     environment = environment_of(making, facts)
@@ -301,29 +333,16 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     return results.rows, [comparison.to_dict() for comparison in results.comparisons]
 
 
-def _load_data(plan: Plan, url: str, folder: Path, console: Console) -> Dataset:
+def _load_data(plan: Plan, console: Console) -> Dataset:
     from hwnas.data.loading import load_dataset
 
     with console.step("load data") as report:
-        data = load_dataset(plan.dataset, max(plan.space.image_sizes), plan.seed,
+        data = load_dataset(plan.options.dataset, max(plan.space.image_sizes), plan.options.seed,
                             lambda done, total: report(done / max(total, 1)))
     console.note(f"{data.name}: {len(data.train)} training, {len(data.validation)} validation, {len(data.test)} test "
                  f"images of {len(data.class_names)} classes at {data.image_size} px"
                  + (f", {data.skipped} unreadable left out" if data.skipped else ""))
-    return _as_begun(data, plan, url, folder, console)
-
-
-def _as_begun(dataset: Dataset, plan: Plan, url: str, folder: Path, console: Console) -> Dataset:
-    """The data set under the fingerprint that the study has for it; a new one has that of the run it reuses."""
-    from hwnas.study.study import database_path, held_identity, identity_of, load_study
-
-    if not dataset.former:
-        return dataset
-    held, where = held_identity(url), folder
-    if held is None and plan.reuse is not None:
-        held, where = identity_of(load_study(database_path(plan.reuse))), plan.reuse
-    begun = (held or {}).get("data set", "")
-    return dataset.as_in(begun.removeprefix(f"{dataset.name} (").removesuffix(")"), where, console.say)
+    return data
 
 
 def _usable(certificate: Certificate | StudyError | None) -> Certificate | None:
@@ -335,9 +354,9 @@ def _usable(certificate: Certificate | StudyError | None) -> Certificate | None:
 
 def _chosen(plan: Plan, dataset: Dataset, certificate: Certificate | StudyError | None) -> Chosen:
     """The estimator that the user named, or the one that the certificate favours."""
-    if plan.accuracy != NAME:
-        return Chosen(plan.accuracy, plan.accuracy_options)
-    return choose(plan.accuracy_options, _usable(certificate), dataset, plan.space, plan.n_trials)
+    if plan.options.accuracy != NAME:
+        return Chosen(plan.options.accuracy, plan.accuracy_options)
+    return choose(plan.accuracy_options, _usable(certificate), dataset, plan.space, plan.options.n_trials)
 
 
 def _estimator(plan: Plan, chosen: Chosen, dataset: Dataset) -> AccuracyEstimator:
@@ -345,20 +364,20 @@ def _estimator(plan: Plan, chosen: Chosen, dataset: Dataset) -> AccuracyEstimato
 
     name, options = chosen.accuracy, dict(chosen.options)
     if name in BUILT_IN and name not in WITHOUT_IMAGES:
-        options = {"threads": plan.threads, **options}
+        options = {"threads": plan.options.threads, **options}
     return load_estimator(name, dataset=dataset, space=plan.space, config=options)
 
 
 def _identity(plan: Plan, table: LatencyTable, dataset: Dataset, accuracy: str, options: SearchOptions
               ) -> dict[str, str]:
     """What the study's trials depend on."""
-    deployment, cap = plan.deployment, "none" if plan.cap_ms is None else f"{plan.cap_ms:g} ms"
+    deployment, cap_ms = plan.deployment, plan.options.budget.latency_ms
     return {
         "space": f"{plan.space.name} ({plan.space.fingerprint})", "data set": f"{dataset.name} ({dataset.fingerprint})",
         "target": f"{deployment.target.name} ({table.key})", "host": deployment.host_name,
         "latency table": f"{table.key} of {table.created}",
         "accuracy": accuracy, "objective": str(options.objective),
-        "budget.latency_ms": cap, "seed": str(plan.seed)}
+        "budget.latency_ms": "none" if cap_ms is None else f"{cap_ms:g} ms", "seed": str(plan.options.seed)}
 
 
 def _open_study(plan: Plan, url: str, identity: dict[str, str], model: LatencyModel, dataset: Dataset,
@@ -380,15 +399,15 @@ def _zero_cost(plan: Plan, dataset: Dataset, certificate: Certificate | StudyErr
     """
     from hwnas.samplers.loading import OWN
 
-    if not plan.sampler_options.get("zero_cost") or plan.sampler_name != OWN:
+    if not plan.options.sampler_options.get("zero_cost") or plan.options.sampler != OWN:
         return None
     from hwnas.samplers.informed import certified, scored
 
     content = _usable(certificate)
-    names = certified(plan.sampler_options["zero_cost"], content.content if content else None, console)
+    names = certified(plan.options.sampler_options["zero_cost"], content.content if content else None, console)
     if not names:
         return lambda settings: np.empty((len(settings.codes), 0))
-    return scored(dataset, plan.space, names, plan.threads, console)
+    return scored(dataset, plan.space, names, plan.options.threads, console)
 
 
 def _tell(report: Report) -> Callable[[SearchEvent], None]:
@@ -430,11 +449,15 @@ def _facts(prepared: Prepared, trials: Sequence[Mapping[str, Any]]) -> Facts:
     from hwnas.front.verification import Facts
 
     plan, table, chosen = prepared.plan, prepared.table, prepared.chosen
-    timing = Timing(table.reference, table.quiet_ms if plan.deployment.here else None, plan.seconds, plan.seed)
+    options = plan.options
+    timing = Timing(table.reference, table.quiet_ms if plan.deployment.here else None, options.verification.seconds,
+                    options.seed)
     latency = {**table.error[plan.space.name], "line": error_line(table, plan.space), "table": str(table.key),
                "created": table.created, "overhead_ms": table.overhead_ms}
     certificate = certificate_facts(prepared.certificate, prepared.dataset, plan.space, chosen.accuracy,
                                     chosen.options, prepared.estimator.fingerprint)
-    outcome = {"accuracy": chosen.accuracy, "sampler": plan.sampler_name, "objective": str(prepared.options.objective),
+    outcome = {"accuracy": chosen.accuracy, "sampler": options.sampler,
+               "objective": str(prepared.options.objective),
                "n_trials": sum(row["outcome"] == "evaluated" for row in trials), "asks": len(trials)}
-    return Facts(plan.deployment.host_name, plan.space.name, timing, plan.cap_ms, latency, outcome, certificate)
+    return Facts(plan.deployment.host_name, plan.space.name, timing, options.budget.latency_ms, latency, outcome,
+                 certificate)

@@ -7,27 +7,23 @@ verification to the search itself, which starts such workers on its own (workers
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hwnas.cli.command import as_data, refuse_code, run_command
+from hwnas.cli.command import opened_run, refuse_code, run_command
 from hwnas.cli.progress import Console
-from hwnas.errors import ConfigError
 
 
-def main(config: Any, console: Console) -> None:
+def main(config: Mapping[str, Any], console: Console) -> None:
     """Work on the search that `run` names until it is done."""
     from omegaconf import OmegaConf
 
     from hwnas.search.road import make_plan, prepare, search_trials
-    from hwnas.system.run_folder import RunFolder
 
-    if not config.get("run"):
-        raise ConfigError("which run folder? Add run=DIR.")
-    folder = RunFolder.open(str(config.run))
+    folder = opened_run(config)
     options = folder.read_config()
     refuse_code(options, f"{folder.config}: ")
-    plan = make_plan(OmegaConf.create(as_data(options)), console)
+    plan = make_plan(OmegaConf.create(options), console)
     search_trials(prepare(plan, folder, console), console)
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 KINDS = ("pareto", "reward", "cap")
 REWARDS: dict[str, tuple[float, float]] = {"soft": (-0.07, -0.07), "hard": (0.0, -1.0)}
 CAP_QUANTILE = 0.9  # as conf/search.yaml
+CAP_QUANTILES = (0.5, 0.999)  # the range of such quantiles
 
 
 Predict = Callable[[NDArray[np.int64]], "Predictions"]
@@ -127,7 +128,7 @@ def upper_ms(predictions: Predictions, quantile: float = CAP_QUANTILE) -> NDArra
 
 def check_quantile(value: Any) -> float:
     """`value` as the cap's quantile; ConfigError unless it is from 0.5 to 0.999."""
-    return float(read_value(value, float, "budget.quantile", low=0.5, high=0.999))
+    return float(read_value(value, float, "budget.quantile", low=CAP_QUANTILES[0], high=CAP_QUANTILES[1]))
 
 
 def fastest(space: SearchSpace, predict: Predict, quantile: float = CAP_QUANTILE, seed: int = 0

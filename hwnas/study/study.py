@@ -103,22 +103,19 @@ def _check_identity(study: optuna.Study, identity: dict[str, str], objective: Ob
 
 
 def check_resumable(url: str, identity: Mapping[str, str]) -> None:
-    """StudyError when the study in the file behind `url` has another identity. Call it before long work begins."""
-    held = held_identity(url) if sqlite_path(url) is not None else None
-    if held is not None:
-        _compare(held, dict(identity), url)
+    """StudyError when the study in the file behind `url` has another identity. Call it before long work begins.
 
-
-def held_identity(url: str) -> dict[str, str] | None:
-    """The identity of the study behind `url`. None where `open_study` creates one, or reports a fault."""
+    `open_study` reports every other fault, and creates a missing study.
+    """
     path = sqlite_path(url)
-    if path is not None and not path.is_file():
-        return None
+    if path is None or not path.is_file():
+        return
     with study_lock(url):
         try:
-            return identity_of(load_study(url))
+            held = identity_of(load_study(url))
         except StudyError:
-            return None
+            return
+    _compare(held, dict(identity), url)
 
 
 def _compare(old: dict[str, str], identity: dict[str, str], url: str) -> None:
@@ -157,7 +154,7 @@ def identity_of(study: optuna.Study) -> dict[str, str]:
 
 def database_path(run_folder: Path) -> str:
     """URL of the study that lives in a run folder."""
-    return "sqlite:///" + str((run_folder / "study.db").absolute()).replace("%", "%25").replace("?", "%3F")
+    return f"sqlite:///{(run_folder / 'study.db').absolute()}"
 
 
 MAX_RETRIES = 3

@@ -6,7 +6,6 @@ Its identity names all that decides it.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hwnas.cli.options import file_option, flag, names_of, number, section
+from hwnas.cli.options import names_of, option, read_command
 from hwnas.cli.progress import Console
 from hwnas.data.task import top1
-from hwnas.errors import ConfigError, DataError, TargetError, UnknownName
+from hwnas.errors import ConfigError, DataError, TargetError
 from hwnas.networks.baselines import TIMM, Baseline
 from hwnas.networks.network import FoundNetwork, Network, Shape, TimmNetwork
 from hwnas.space.architecture import Architecture
@@ -41,6 +40,26 @@ _LARGEST_PX = 224  # largest size that timm networks are trained at, unless data
 _INITIAL = 1 << 32  # no epoch: the key of the random numbers that weights are made of
 _LATER = {"min_steps": 0, "max_steps": 0}  # identities leave these out: trainings begun earlier do not know them
 _BF16 = {"avx512_bf16", "amx_bf16", "bf16"}
+
+
+@dataclass(frozen=True, slots=True)
+class TrainOptions:
+    """Options of `conf/train.yaml` beside the recipe's, which stand at its top level too."""
+
+    architecture: Path | None = option(is_file=True)
+    model: str | None = option()
+    dataset: dict[str, Any] = option()
+    stem_stride: int = option(low=0, high=1)
+    weights: Path | None = option(is_file=True)
+    out: str | None = option()
+    overwrite: bool = option()
+    seed: int = option(low=0)
+    split_seed: int = option(low=0)
+    train_images: int | None = option(low=2)
+    validation_images: int | None = option(low=2)
+    device: str = option(choices=("auto", "cpu", "cuda"))
+    threads: int = option(low=0, high=4096)
+    teacher: dict[str, Any] = option()
 
 
 @dataclass(frozen=True)
@@ -97,71 +116,57 @@ class TrainingJob:
         return isinstance(self.network, FoundNetwork) and load_inherited(model, self.network.architecture, weights)
 
 
-def make_job(config: Any, console: Console, within: Path | None = None) -> TrainingJob:
+def make_job(config: Mapping[str, Any], console: Console, within: Path | None = None) -> TrainingJob:
     """Read and check every option, load the data, try the folder; a UserError names what is wrong.
 
     `within`: the folder of the work that this training is a part of.
     """
-    from hwnas.data.loading import inspect_dataset, load_dataset
-    from hwnas.data.splits import subset
+    from hwnas.data.loading import inspect_dataset
 
     ranks = Ranks.of_environment()
-    recipe = recipe_of(config)
-    seed, split_seed = number(config, "seed", 0, whole=True), number(config, "split_seed", 0, whole=True)
-    threads = number(config, "threads", 0, 4096, whole=True)
-    most = {key: number(config, f"{key}_images", 2, whole=True, optional=True) for key in ("train", "validation")}
-    device = _device(config.device)
+    recipe, options = recipe_of(config), read_command(TrainOptions, config)
+    device = _device(options.device)
     _check_precision(recipe.precision, device)
-    source, weights = _source(config), file_option(config, "weights")
-    data = section(config, "dataset")
-    info = inspect_dataset(data)
-    network = _network(source, data.get("image_size"), info)
-    size = network.shape.image_size
-    teacher = TeacherOptions.from_config(config["teacher"], info.channels)
-    out = Path(str(config.out)) if config.out else _default_out(network, info.name)
-    WorkFolder(out, "train").take_up(flag(config, "overwrite"), within)
-    with console.step("read images") as report:
-        dataset = load_dataset(data, size, split_seed, lambda done, total: report(done / total))
-    dataset = dataset.as_in(_begun_with(out).get("dataset.fingerprint"), out, console.say)
-    if weights is not None:
-        from hwnas.training.supernet import note_other_split
-
-        note_other_split(weights, dataset, console)
-    parts = {key: getattr(dataset, key) for key in most}
-    parts |= {key: parts[key].take(subset(parts[key].labels, n, split_seed)) for key, n in most.items() if n}
-    train, validation = parts["train"], parts["validation"]
-    Batches(train, dataset, recipe, seed)  # says where there are too few images
+    source = _source(options)
+    info = inspect_dataset(options.dataset)
+    network = _network(source, options.dataset.get("image_size"), info)
+    teacher = TeacherOptions.from_config(options.teacher, info.channels)
+    out = Path(options.out) if options.out else _default_out(network, info.name)
+    WorkFolder(out, "train").take_up(options.overwrite, within)
+    dataset, train, validation = _images(options, network.shape.image_size, console)
+    Batches(train, dataset, recipe, options.seed)  # says where there are too few images
     _check_shares(recipe, ranks)
     identity = {
         "network": str(network), "dataset": dataset.name, "dataset.fingerprint": dataset.fingerprint,
-        "dataset.flip": dataset.flip, "image_size": size, "train_images": len(train),
-        "validation_images": len(validation), "seed": seed,
-        "weights": weights and content_of(weights), **_identity(recipe),
+        "dataset.flip": dataset.flip, "image_size": network.shape.image_size, "train_images": len(train),
+        "validation_images": len(validation), "seed": options.seed,
+        "weights": options.weights and content_of(options.weights), **_identity(recipe),
         **{f"teacher.{key}": value for key, value in (teacher.to_dict() if teacher else {"model": None}).items()},
         **({"processes": ranks.world} if ranks.world > 1 else {})}
-    threads = threads or max(1, len(usable_cores()) // ranks.world)
-    return TrainingJob(network, dataset, train, validation, recipe, teacher, weights, seed, threads, device,
-                       ModelFolder(out), identity, ranks)
+    threads = options.threads or max(1, len(usable_cores()) // ranks.world)
+    return TrainingJob(network, dataset, train, validation, recipe, teacher, options.weights, options.seed, threads,
+                       device, ModelFolder(out), identity, ranks)
 
 
-def _begun_with(folder: Path) -> Mapping[str, Any]:
-    """The identity of the training in `folder`; empty where there is none, or its files are torn: their reader says."""
-    from safetensors import SafetensorError, safe_open
+def _images(options: TrainOptions, size: int, console: Console) -> tuple[Dataset, Split, Split]:
+    """The data set, and the parts of it that train and validate."""
+    from hwnas.data.loading import load_dataset
+    from hwnas.data.splits import subset
 
-    from hwnas.training.checkpoint import KEY
+    seed = options.split_seed
+    with console.step("read images") as report:
+        dataset = load_dataset(options.dataset, size, seed, lambda done, total: report(done / total))
+    if options.weights is not None:
+        from hwnas.training.supernet import note_other_split
 
-    try:
-        if (folder / "summary.json").is_file():
-            about = json.loads((folder / "summary.json").read_bytes())
-        else:
-            with safe_open(folder / "checkpoint.safetensors", framework="np") as file:
-                about = json.loads((file.metadata() or {})[KEY])
-        return dict(about["identity"])
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError):
-        return {}
+        note_other_split(options.weights, dataset, console)
+    train, validation = (
+        part.take(subset(part.labels, n, seed)) if n else part
+        for part, n in ((dataset.train, options.train_images), (dataset.validation, options.validation_images)))
+    return dataset, train, validation
 
 
-def recipe_of(config: Any) -> Recipe:
+def recipe_of(config: Mapping[str, Any]) -> Recipe:
     """The recipe at the top level of `conf/train.yaml`; UnknownName, ConfigError."""
     given = {key: config[key] for key in names_of(Recipe) if key in config and key not in ("name", "threads")}
     return Recipe.from_config(given, Recipe("train", epochs=1), "")
@@ -173,23 +178,20 @@ def _identity(recipe: Recipe) -> dict[str, Any]:
             if key not in ("name", "threads") and (key, value) not in _LATER.items()}
 
 
-def _source(config: Any) -> Architecture | Baseline:
+def _source(options: TrainOptions) -> Architecture | Baseline:
     from hwnas.networks.weights import check_timm
 
-    if bool(config.architecture) == bool(config.model):
-        raise ConfigError("which network? Give architecture=PATH of an architecture.yaml, or model=timm:NAME.")
-    stem_stride = number(config, "stem_stride", 0, 1, whole=True)
-    if config.model:
-        name = str(config.model)
+    name, path = options.model, options.architecture
+    if name is not None and path is None:
         if not name.startswith(TIMM):
             raise ConfigError(f"model must be timm:NAME, got {name!r}; a network of a search is "
                               "architecture=models/ID/architecture.yaml.")
         check_timm(name.removeprefix(TIMM))
-        return Baseline(name.removeprefix(TIMM), stem_stride)
-    if stem_stride:
+        return Baseline(name.removeprefix(TIMM), options.stem_stride)
+    if path is None or name is not None:
+        raise ConfigError("which network? Give architecture=PATH of an architecture.yaml, or model=timm:NAME.")
+    if options.stem_stride:
         raise ConfigError("stem_stride goes with model=timm:NAME; an architecture says its own. Leave it out.")
-    path = file_option(config, "architecture")
-    assert path is not None
     try:
         return Architecture.from_yaml(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
@@ -211,9 +213,7 @@ def _network(source: Architecture | Baseline, asked: int | None, info: DatasetIn
     return FoundNetwork(source)
 
 
-def _device(asked: object) -> str:
-    if asked not in ("auto", "cpu", "cuda"):
-        raise UnknownName("device", asked, ("auto", "cpu", "cuda"))
+def _device(asked: str) -> str:
     if asked == "cuda" and not torch.cuda.is_available():
         raise TargetError(f"device=cuda: torch {torch.__version__} finds no CUDA here. Use device=cpu, or install a "
                           "CUDA build of torch on a machine that has a GPU.")

@@ -38,7 +38,7 @@ def search(*overrides: str) -> int:
     ([TARGET, "target.runtime=openvin"], ["runtime", "openvin", "openvino"]),
     ([TARGET, "target.precision=int4"], ["precision", "int4", "int8"]),
     ([TARGET, "target.threads=-1"], ["target.threads", "-1"]),
-    ([TARGET, "search.reuse=2024"], ["search.reuse=2024", "no study.db"]),
+    ([TARGET, "search.reuse='2024'"], ["search.reuse=2024", "no study.db"]),
     ([TARGET, "n_trials=0"], ["n_trials", "at least 1", "0"]),
     ([TARGET, "n_trials=many"], ["n_trials", "many"]),
     ([TARGET, "budget.latency_ms=-2"], ["budget.latency_ms", "-2"]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from hwnas.accuracy.estimator import BUILT_IN
+from hwnas.cli.command import compose
 from hwnas.cli.options import MANDATORY, defaults, names_of, option, plain, read_options
+from hwnas.cli.options import given as given_values
 from hwnas.errors import ConfigError, UnknownName, UserError
+from hwnas.training.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,3 +213,30 @@ def test_defaults_are_values_of_yaml():
 def test_sections_of_a_composed_configuration_are_read_resolved():
     config = OmegaConf.create({"n": 5, "outer": {"name": "x", "epochs": "${n}", "rungs": [1, 2], "inner": {}}})
     assert read_options(Outer, config.outer, "outer") == Outer("x", epochs=5, rungs=(1, 2))
+
+
+@pytest.mark.parametrize(("command", "where"), [
+    ("search", "hwnas.search.road:PlanOptions"), ("profile", "hwnas.latency.deployment:ProfileOptions"),
+    ("validate", "hwnas.latency.validation:ValidateOptions"), ("roofline", "hwnas.latency.roofline:RooflineOptions"),
+    ("benchmark", "hwnas.benchmark.__main__:BenchmarkOptions"), ("train", "hwnas.training.job:TrainOptions"),
+    ("compress", "hwnas.compress.job:CompressOptions"), ("certify", "hwnas.certify.__main__:CertifyOptions"),
+    ("verify", "hwnas.verify:VerifyOptions")])
+def test_every_option_of_a_command_is_shown_and_read(command, where):
+    module, _, name = where.partition(":")
+    target = command not in ("train", "verify", "certify")
+    shown = given_values(compose(command, ["+target=ort_int8"] if target else [], target))
+    more = set(names_of(Recipe)) | {"name"} if command == "train" else set()
+    more |= {"run"} if command == "verify" else {"certified", *BUILT_IN} if command == "search" else set()
+    more |= {"budget"} if command in ("profile", "validate") else set()  # calibration.minutes is the same
+    read = set(names_of(getattr(import_module(module), name)))
+    assert set(shown) - read <= more, "an option that is shown and not read"
+    assert read - set(shown) <= {"target", "model", "host"}, "an option that is read and not shown"
+
+
+@pytest.mark.parametrize("seconds", ["0.5", "soon", "true"])
+def test_the_seconds_of_a_verification_are_checked(seconds, tmp_path, capsys):
+    from hwnas.verify import command
+
+    assert command(["-q", f"run={tmp_path}", f"verification.seconds={seconds}"]) == 2
+    assert capsys.readouterr().err.startswith(
+        "ConfigError: verification.seconds must be null or a number from 1 to 86400, got ")

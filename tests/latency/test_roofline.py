@@ -336,12 +336,9 @@ def test_bad_input_is_one_line_and_exit_code_2(overrides, named, quick_roofs, ca
 
 
 def test_the_other_target_is_the_same_runtimes_fp32_with_the_same_threads() -> None:
-    class Config:
-        against = None
-
-    found = making.against_of(Config(), Target("x", "openvino", "int8", threads=2, vendor="amd"))
+    found = making.against_of(None, Target("x", "openvino", "int8", threads=2, vendor="amd"))
     assert found is not None
     assert (found.name, found.precision, found.threads) == ("epyc_fp32", "fp32", 2)
-    assert making.against_of(Config(), Target("x", "openvino", "fp32")) is None
+    assert making.against_of(None, Target("x", "openvino", "fp32")) is None
     with pytest.raises(UnknownName):
         making.named_target("nothing")

@@ -164,7 +164,8 @@ def test_a_search_computes_what_its_certificate_leaves_on(space: SearchSpace, da
     monkeypatch.setattr("hwnas.samplers.informed.scored", lambda *given: asked.append(given[2]) or "scores")
 
     def told(sampler: str, names: list[str]) -> Any:
-        plan: Any = SimpleNamespace(sampler_name=sampler, sampler_options={"zero_cost": names}, space=space, threads=1)
+        options = SimpleNamespace(sampler=sampler, sampler_options={"zero_cost": names}, threads=1)
+        plan: Any = SimpleNamespace(options=options, space=space)
         return road._zero_cost(plan, dataset, certificate, Console(stream=io.StringIO()))
 
     assert told("hwnas", ["zico", "naswot"]) == "scores"
