@@ -204,11 +204,7 @@ class Model:
 
     @property
     def _environment(self) -> Mapping[str, Any]:
-        content = self.folder.read_json(self.folder.environment)
-        if not isinstance(content, dict) or "dataset" not in content or "target" not in content:
-            raise StudyError(f"{self.folder.environment} is missing or of another version. Search again, with the same "
-                             "options.")
-        return content
+        return self.folder.read_environment()
 
     @property
     def _target(self) -> Target:

@@ -53,9 +53,7 @@ def run(config: Mapping[str, Any], console: Console) -> None:
 
 def _verify(folder: RunFolder, options: VerifyOptions, console: Console) -> None:
     rows = load_front(folder)
-    environment = folder.read_json(folder.environment)
-    if not isinstance(environment, dict) or "dataset" not in environment:
-        raise StudyError(f"{folder.environment} is missing or of another version. Search again, with the same options.")
+    environment = folder.read_environment()
     check_host(environment, options.host)
     search = folder.read_config()
     making = making_of(folder, search, environment, options.dataset)

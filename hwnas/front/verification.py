@@ -21,10 +21,9 @@ from hwnas.latency.measurement import Protocol
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.study.objective import Objective
 from hwnas.system.paths import write_atomic
-from hwnas.system.run_folder import RunFolder
+from hwnas.system.run_folder import ENVIRONMENT, RunFolder
 from hwnas.target.host import Host
 
-FORMAT = "hwnas-environment/1"
 _PACKAGES = ("torch", "torchvision", "timm", "optuna", "onnx", "onnxruntime", "openvino", "numpy", "scikit-learn")
 
 
@@ -136,7 +135,7 @@ def environment_of(making: Making, facts: Facts) -> dict[str, Any]:
     """Content of `environment.json` before the verification. Another host needs its part `verification`."""
     data, target = making.dataset, making.target
     return {
-        "format": FORMAT, "created": now(), "searched_for": facts.host, "verified_here": False,
+        **ENVIRONMENT.header, "created": now(), "searched_for": facts.host, "verified_here": False,
         "host": Host.detect().to_dict(), "target": asdict(target), "runtime": load_runtime(target.runtime).version(),
         "versions": versions(), "space": facts.space, "cap_ms": facts.cap_ms,
         "dataset": {"name": data.name, "fingerprint": data.fingerprint, "image_size": data.image_size,

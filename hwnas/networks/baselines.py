@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hwnas.errors import ConfigError, StudyError
+from hwnas.system.documents import Document
 
 if TYPE_CHECKING:
     from torch import nn
 
-FORMAT = "hwnas-baseline/1"
+DOCUMENT = Document("hwnas-baseline", 1, "a baseline", "Give a baseline.yaml of a search.")
 STEM_LIMIT = 64  # up to this image size a network made for 224 px loses too much in a stem of stride 2
 
 
@@ -55,7 +56,7 @@ class Baseline:
         """Text of `baseline.yaml`."""
         import yaml
 
-        return yaml.safe_dump({"format": FORMAT, "timm": self.name, "stem_stride": self.stem_stride}, sort_keys=False)
+        return yaml.safe_dump({**DOCUMENT.header, "timm": self.name, "stem_stride": self.stem_stride}, sort_keys=False)
 
     @classmethod
     def from_yaml(cls, text: str, where: str = "baseline.yaml") -> Baseline:
@@ -66,9 +67,9 @@ class Baseline:
             data = yaml.safe_load(text)
         except yaml.YAMLError:
             data = None
-        if not isinstance(data, dict) or data.get("format") != FORMAT or not isinstance(data.get("timm"), str) \
-                or data.get("stem_stride") not in (0, 1):
-            raise StudyError(f"{where}: not a baseline of format {FORMAT}.")
+        data = DOCUMENT.check(data, where)
+        if not isinstance(data.get("timm"), str) or data.get("stem_stride") not in (0, 1):
+            raise StudyError(f"{where}: not a baseline: it needs timm, a name, and stem_stride, 0 or 1.")
         return cls(data["timm"], data["stem_stride"])
 
 

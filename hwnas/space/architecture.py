@@ -11,8 +11,9 @@ from typing import Any
 
 from hwnas.errors import SpaceError
 from hwnas.space.blocks.block import ACTIVATIONS, KINDS, BlockKind, BlockSpec
+from hwnas.system.documents import Document
 
-FORMAT = "hwnas-architecture/1"
+DOCUMENT = Document("hwnas-architecture", 1, "an architecture", "Give an architecture.yaml.", SpaceError)
 _TOKEN = re.compile(r"(?P<skip>skip|noskip)|(?P<key>se|[rksec])(?P<value>\d+(?:\.\d+)?)")
 
 
@@ -165,7 +166,7 @@ class Architecture:
     def to_dict(self) -> dict[str, Any]:
         """The content of `architecture.yaml`."""
         return {
-            "format": FORMAT,
+            **DOCUMENT.header,
             "stem": {"width": self.stem_width, "stride": self.stem_stride},
             "stages": [list(stage) for stage in self.stages],
             "head": self.head,
@@ -177,8 +178,7 @@ class Architecture:
     @classmethod
     def from_dict(cls, data: Any, where: str = "architecture") -> Architecture:
         """Inverse of `to_dict`, checked: SpaceError names `where`, the key, the rule and the value."""
-        if not isinstance(data, Mapping) or data.get("format") != FORMAT:
-            raise SpaceError(f"{where}: format must be {FORMAT!r}; is this an architecture.yaml?")
+        data = DOCUMENT.check(data, where)
 
         def whole(section: Any, key: str, low: int, high: int = 1 << 20) -> int:
             value = section.get(key) if isinstance(section, Mapping) else None

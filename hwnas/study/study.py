@@ -30,12 +30,13 @@ from hwnas.study.storage import (
     sqlite_path,
     storage_errors,
 )
+from hwnas.system.documents import Document
 from hwnas.system.locks import hold
 from hwnas.system.processes import is_dead
 
 __all__ = ["front_rows", "load_study", "open_study", "study_lock", "trial_rows", "wait_for_others"]
 
-FORMAT = "hwnas-study/1"
+DOCUMENT = Document("hwnas-study", 1, "a study", "Choose another run folder.")
 NAME = "hwnas"
 
 
@@ -94,12 +95,9 @@ def _check_identity(study: optuna.Study, identity: dict[str, str], objective: Ob
             raise StudyError(f"study {shown(url)}: it holds trials of another program. Choose another run folder.")
         names = [cost.name for cost in objective.minimised]
         more = {} if names in ([], [LATENCY]) else {OBJECTIVES: names}
-        study.set_user_attr(RECORD, {"format": FORMAT, "identity": identity, **more})
+        study.set_user_attr(RECORD, {**DOCUMENT.header, "identity": identity, **more})
         return
-    if held.get("format") != FORMAT:
-        raise StudyError(f"study {shown(url)}: its format is {held.get('format')!r}, this is {FORMAT!r}. "
-                         "Use the hwnas that wrote it, or another run folder.")
-    _compare(held["identity"], identity, url)
+    _compare(DOCUMENT.check(held, f"study {shown(url)}")["identity"], identity, url)
 
 
 def check_resumable(url: str, identity: Mapping[str, str]) -> None:

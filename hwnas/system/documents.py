@@ -1,4 +1,4 @@
-"""Documents: JSON files that state their format and version; and the identity of the work that a folder belongs to."""
+"""Documents: files that state their format and version; and the identity of the work that a folder belongs to."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAMED = 4  # changed keys that an error lists
 
 @dataclass(frozen=True)
 class Document:
-    """One kind of JSON file: its format, the newest version that is read, and the remedy for any other file.
+    """One kind of file, mostly JSON: its format, the newest version that is read, and the remedy for any other file.
 
     `name` is what such a file is called. A file says `"format": "<format>/<version>"`; with `two_fields` it gives
     `"format"` and `"version"` apart. Every fault is an `error` of one line: file, fault, `remedy`.
@@ -40,14 +40,18 @@ class Document:
 
     def read(self, path: Path) -> dict[str, Any]:
         """The content of a file (also .gz) of this format and a version up to this one."""
-        data = self._json(path)
-        said = data.get("format") if isinstance(data, dict) else None
+        return self.check(self._json(path), path)
+
+    def check(self, data: object, where: object) -> dict[str, Any]:
+        """`data`, which stands at `where`, when it is of this format and a version up to this one."""
+        said = data.get("format") if isinstance(data, Mapping) else None
         form, _, version = said.partition("/") if isinstance(said, str) else ("", "", "")
-        if form != self.format or bool(version) == self.two_fields:
-            raise self.error(f"{path}: not {self.name} of hwnas. {self.remedy}")
+        if not isinstance(data, Mapping) or form != self.format or bool(version) == self.two_fields:
+            raise self.error(f"{where}: not {self.name} of hwnas. {self.remedy}")
         number = data.get("version") if self.two_fields else int(version) if version.isdigit() else version
         if not isinstance(number, int) or number > self.version:
-            raise self.error(f"{path}: format version {number!r}; this hwnas reads up to {self.version}. Update hwnas.")
+            raise self.error(f"{where}: format version {number!r}; this hwnas reads up to {self.version}. Update "
+                             "hwnas.")
         return dict(data)
 
     def find(self, path: Path) -> dict[str, Any] | None:

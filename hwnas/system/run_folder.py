@@ -16,10 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.errors import StudyError
+from hwnas.system.documents import Document
 from hwnas.system.paths import write_atomic
 from hwnas.system.tables import finite, read_table, table_csv
 from hwnas.system.work_folder import WorkFolder, kind_of
 
+ENVIRONMENT = Document("hwnas-environment", 1, "the environment of a search", "Search again, with the same options.")
 _NUMBER, _COUNT, _FLAG, _TEXT = float | None, int | None, bool | None, str | None
 OF_EVERY_TRIAL: dict[str, Any] = {
     "number": int, "state": _TEXT, "outcome": _TEXT, "id": _TEXT, "architecture": _TEXT, "top1_proxy": _NUMBER,
@@ -207,6 +209,12 @@ class RunFolder(WorkFolder):
             return default
         except (OSError, ValueError) as error:
             raise StudyError(f"cannot read {path}: {error}.") from None
+
+    def read_environment(self) -> dict[str, Any]:
+        """`environment.json`; StudyError where it is missing, torn or of another version."""
+        content = ENVIRONMENT.read(self.environment)
+        with ENVIRONMENT.reading(self.environment):
+            return {**content, "dataset": dict(content["dataset"]), "target": dict(content["target"])}
 
     def read_config(self) -> dict[str, Any]:
         """`config.yaml` as plain values; StudyError when it is no mapping."""

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from hwnas.errors import StudyError
+from hwnas.system.documents import Document
 from hwnas.system.paths import write_atomic
 
-FORMAT = "hwnas-checkpoint/1"
+DOCUMENT = Document("hwnas-checkpoint", 1, "a checkpoint", "Choose another out=FOLDER.")
 KEY = "hwnas_checkpoint"
 
 
@@ -42,7 +43,7 @@ class Checkpoint:
         tensors: dict[str, Tensor] = {}
         for part, state in (("model", self.model), ("average", self.average)):
             tensors |= {f"{part}.{name}": plain(tensor) for name, tensor in state.items()}
-        about = {"format": FORMAT, "identity": dict(self.identity), "epoch": self.epoch, "rows": self.rows,
+        about = {**DOCUMENT.header, "identity": dict(self.identity), "epoch": self.epoch, "rows": self.rows,
                  "optimizer": _pack(self.optimizer, "optimizer", tensors)}
         write_atomic(path, save(tensors, {KEY: json.dumps(about)}))
 
@@ -60,8 +61,7 @@ class Checkpoint:
         except (OSError, SafetensorError, ValueError) as error:
             raise StudyError(f"{path} is torn or no checkpoint ({' '.join(str(error).split())[:120]}). Put a whole "
                              "copy there, or remove it to begin again.") from None
-        if not isinstance(about, dict) or about.get("format") != FORMAT:
-            raise StudyError(f"{path} is not a checkpoint of format {FORMAT}. Choose another out=FOLDER.")
+        about = DOCUMENT.check(about, path)
         try:
             optimizer = _unpack(about["optimizer"], tensors)
             return cls(about["identity"], int(about["epoch"]), list(about["rows"]), _part(tensors, "model."),

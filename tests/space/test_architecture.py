@@ -96,7 +96,7 @@ def test_bad_block_strings_name_the_rule(text: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(("old", "new", "words"), [
-    ("hwnas-architecture/1", "other/1", "format must be"),
+    ("hwnas-architecture/1", "other/1", "not an architecture"), ("ture/1", "ture/2", "reads up to 1"),
     ("activation: relu", "activation: tanh", "activation must be one of relu"),
     ("width: 16", "width: true", "width must be a whole number"),
     ("stride: 1", "stride: 4", "stride must be a whole number from 1 to 2, got 4"),

@@ -129,3 +129,11 @@ def test_config_that_is_no_mapping(run: RunFolder, text: str) -> None:
     run.write_config(text)
     with pytest.raises(StudyError, match=r"config\.yaml"):
         run.read_config()
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]", *(f'{{"format": "hwnas-environment/{n}"}}' for n in (1, 2))])
+def test_an_environment_that_is_not_whole_names_the_next_step(run: RunFolder, text: str | None) -> None:
+    if text is not None:
+        run.environment.write_text(text)
+    with pytest.raises(StudyError, match=r"environment\.json.*(Search again|Update hwnas)"):
+        run.read_environment()

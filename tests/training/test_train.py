@@ -253,7 +253,7 @@ def test_a_torn_checkpoint_is_named_and_left_alone(overrides: list[str], tmp_pat
         assert path.read_bytes() == torn
     save_file({"a": torch.zeros(1)}, path)
     assert command(overrides) == 2
-    assert "is not a checkpoint of format" in capsys.readouterr().err
+    assert "not a checkpoint of hwnas" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("change", "named"), [
