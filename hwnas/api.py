@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hwnas.cli.command import compose, names_in
+from hwnas.cli.command import compose, names_in, quote
 from hwnas.cli.progress import Console
 from hwnas.errors import BudgetError, ConfigError, DataError, StudyError, WorkerError
 from hwnas.system.paths import home, write_atomic
@@ -248,7 +248,7 @@ def _text(value: Any) -> str:
         raise ConfigError(f"an option must be text, a number, true, false, None or a list of these, got {value!r}.")
     if _PLAIN.fullmatch(text) and text.lower() not in _WORDS:
         return text
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return quote(text)
 
 
 def _dataset_options(data: Any) -> dict[str, Any]:
@@ -289,7 +289,7 @@ def _stored_arrays(images: Any, labels: Any) -> Path:
 
 
 def _stored_dataset(data: Any) -> Path:
-    from hwnas.data.dataset import digest
+    from hwnas.data.contents import digest
 
     parts = data.values() if isinstance(data, Mapping) else [data]
     path = home() / "cache" / f"dataset-{digest(*(part._fingerprint for part in parts))}"

@@ -24,7 +24,7 @@ def main(config: Any, console: Console) -> None:
 
 def command(argv: Sequence[str] | None = None) -> int:
     """Entry point of `python -m hwnas.profile`."""
-    return run_command(main, "profile", USAGE, argv, paths=("space",))
+    return run_command(main, "profile", USAGE, argv)
 
 
 call(__name__, "profile")  # hwnas.profile(…) of hwnas/api.py

@@ -23,7 +23,7 @@ def main(config: Any, console: Console) -> None:
 
 def command(argv: Sequence[str] | None = None) -> int:
     """Entry point of `python -m hwnas.roofline`."""
-    return run_command(main, "roofline", USAGE, argv, paths=("space",))
+    return run_command(main, "roofline", USAGE, argv)
 
 
 if __name__ == "__main__":

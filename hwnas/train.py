@@ -23,8 +23,6 @@ USAGE = """Train one network in full: an architecture that a search found, or a 
 
 The same command again resumes after the last whole epoch. --show-config prints every option."""
 
-PATHS = ("architecture", "model", "weights", "teacher.model", "teacher.weights")
-
 
 def main(config: Any, console: Console) -> None:
     """Check the options, train (or continue), export and score; prints the result in one line."""
@@ -59,8 +57,7 @@ def _hold_lock(folder: Path, ranks: Ranks, console: Console) -> Iterator[None]:
 
 def command(argv: Sequence[str] | None = None) -> int:
     """Entry point of `python -m hwnas.train`."""
-    return run_command(main, "train", USAGE, argv, target=False, paths=PATHS,
-                       apart=("architecture", "model", "dataset"))
+    return run_command(main, "train", USAGE, argv, target=False, apart=("architecture", "model", "dataset"))
 
 
 if __name__ == "__main__":

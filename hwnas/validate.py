@@ -24,7 +24,7 @@ def main(config: Any, console: Console) -> None:
 
 def command(argv: Sequence[str] | None = None) -> int:
     """Entry point of `python -m hwnas.validate`."""
-    return run_command(main, "validate", USAGE, argv, paths=("space", "measured"))
+    return run_command(main, "validate", USAGE, argv)
 
 
 if __name__ == "__main__":

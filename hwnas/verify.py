@@ -56,7 +56,7 @@ def _verify(folder: RunFolder, options: VerifyOptions, console: Console) -> None
     environment = folder.read_environment()
     check_host(environment, options.host)
     search = folder.read_config()
-    making = making_of(folder, search, environment, options.dataset)
+    making = making_of(folder, search, environment, options.dataset, console)
     from hwnas.front.verification import verify_front, write_results
     from hwnas.networks.network import Shape
 
@@ -86,7 +86,7 @@ def check_host(environment: Mapping[str, Any], accepted: str | None) -> None:
 
 
 def making_of(folder: RunFolder, config: Mapping[str, Any], environment: Mapping[str, Any],
-              overrides: Mapping[str, Any]) -> Making:
+              overrides: Mapping[str, Any], console: Console) -> Making:
     """Data set, recipe and target of the run; DataError when the data here are not those of the search."""
     from hwnas.data.loading import load_dataset
     from hwnas.front.make import Making
@@ -98,6 +98,7 @@ def making_of(folder: RunFolder, config: Mapping[str, Any], environment: Mapping
     given = {key: value for key, value in overrides.items() if value is not None}
     wanted = environment["dataset"]
     dataset = load_dataset({**config["dataset"], **given}, wanted["image_size"], config["seed"])
+    dataset = dataset.as_in(wanted["fingerprint"], folder.path, console.say)
     if dataset.fingerprint != wanted["fingerprint"]:
         raise DataError(f"the data set {dataset.name} here has fingerprint {dataset.fingerprint}, the finalists were "
                         f"trained on {wanted['fingerprint']}. Point dataset.root at the same images.")

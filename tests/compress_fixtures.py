@@ -17,7 +17,7 @@ TINY = ["threads=1", "calibration_images=128", "sensitivity.images=64", "sensiti
 
 
 def overrides_of(model: Path, out: Path, *more: str, target: str = "ort_int8") -> list[str]:
-    return as_typed([f"+target={target}", f"model={model}", f"out={out}", *TINY, *more], compress.PATHS)
+    return as_typed([f"+target={target}", f"model={model}", f"out={out}", *TINY, *more])
 
 
 def job_of(model: Path, out: Path, *more: str, target: str = "ort_int8") -> CompressJob:

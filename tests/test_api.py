@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from table_fixtures import write_table
 
 import hwnas
 from hwnas.api import _dataset_options, _text
 from hwnas.errors import BudgetError, ConfigError, DataError, StudyError, UnknownName
 
 ROOT = Path(__file__).resolve().parents[1]
+PATHS = os.pathsep.join([str(ROOT / "tests" / "any_machine"), str(ROOT)])
 SCRIPT = """
 import sys
 import numpy as np
@@ -26,21 +28,21 @@ digits = load_digits()
 data = (digits.images * 15).astype(np.uint8), digits.target
 run = hwnas.search("ort_int8", data, space="mnasnet_small", n_trials=3, out="parts", seed=0, workers=2, quiet=True,
                    dataset={"image_size": 16, "flip": False}, proxy={"max_steps": 2}, finalists={"k": 2},
-                   **{"finalists.recipe.max_steps": 3, "baselines": ["resnet10t"], "verification.seconds": 4,
-                      "calibration.networks": 12, "calibration.profiles": 0, "calibration.minutes": 2})
+                   **{"finalists.recipe.max_steps": 3, "baselines": ["resnet10t"]})
 assert len(run.to_frame()) >= 2
 print("ended")
 """
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory: pytest.TempPathFactory, any_machine: None) -> Path:
     """The run folder of SCRIPT, which guards nothing and starts a worker and pools."""
     folder = tmp_path_factory.mktemp("api")
+    write_table(folder / "home", "ort_int8", 16)
     (folder / "script.py").write_text(SCRIPT)
     done = subprocess.run([sys.executable, "script.py"], cwd=folder, capture_output=True, text=True, timeout=900,
                           check=False, stdin=subprocess.DEVNULL,
-                          env={**os.environ, "PYTHONPATH": str(ROOT), "HWNAS_HOME": str(folder / "home")})
+                          env={**os.environ, "PYTHONPATH": PATHS, "HWNAS_HOME": str(folder / "home")})
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.split() == ["ended"], "run once, and by the main process alone"
     return folder / "parts"
@@ -100,8 +102,8 @@ def test_a_folder_that_cannot_be_written_is_read(finished: Path, tmp_path: Path)
 def test_the_notebook_runs(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
-    for name, value in (("HWNAS_HOME", finished.parent / "home"), ("PYTHONPATH", ROOT), ("JUPYTER_PLATFORM_DIRS", 1)):
-        monkeypatch.setenv(name, str(value))  # the table of the script's calibration is used again
+    for name, value in (("HWNAS_HOME", finished.parent / "home"), ("PYTHONPATH", PATHS), ("JUPYTER_PLATFORM_DIRS", 1)):
+        monkeypatch.setenv(name, str(value))  # the table that the script used as well
     monkeypatch.delenv("MPLBACKEND", raising=False)
     notebook = nbformat.read(ROOT / "docs" / "search.ipynb", as_version=4)
     nbclient.NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(tmp_path)}}).execute()

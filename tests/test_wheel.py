@@ -114,17 +114,20 @@ def test_a_third_party_keeps_the_contracts(third_party: Path, tmp_path: Path) ->
 
 
 def test_one_search_goes_through_every_door(third_party: Path, tmp_path: Path) -> None:
-    home = tmp_path / "home"
+    home, tests = tmp_path / "home", ROOT / "tests"
+    surroundings = {"HWNAS_HOME": str(home), "PYTHONPATH": f"{tests / 'any_machine'}{os.pathsep}{tests}"}
     (home / "conf" / "target").mkdir(parents=True)
     (home / "conf" / "target" / "mine_fp32.yaml").write_text(TARGET)
     (home / "search_spaces").mkdir()
     space = (ROOT / "search_spaces" / "mnasnet_small.yaml").read_text().replace("image_size: 32", "image_size: 12")
     (home / "search_spaces" / "mine.yaml").write_text(space)
+    told = run(third_party, "-c", "import sys; from pathlib import Path; from table_fixtures import write_table; "
+               "write_table(Path(sys.argv[1]), 'mine_fp32', None, 'mine', 3)", home, folder=tmp_path, **surroundings)
+    assert told.returncode == 0, told.stderr
     done = run(third_party, "-m", "hwnas.search", "target=mine_fp32", "space=mine", "dataset=stripes",
                "dataset.options={n: 40}", "accuracy=linear", "linear.slope=1.5", "sampler=cheapest",
                "objective.known=[latency_ms,bytes_read]", "n_trials=4", "workers=1", "finalists.k=1", "baselines=[]",
-               "finalists.recipe.max_steps=2", "calibration.networks=12", "calibration.profiles=0",
-               "calibration.minutes=2", "verification.seconds=2", "out=run", folder=tmp_path, HWNAS_HOME=str(home))
+               "finalists.recipe.max_steps=2", "out=run", folder=tmp_path, **surroundings)
     assert done.returncode == 0, done.stdout + done.stderr
     with open(tmp_path / "run" / "trials.csv", newline="") as file:
         trials = list(csv.DictReader(file))

@@ -144,8 +144,9 @@ def _cross_validated(form: Callable[[np.ndarray, np.ndarray], Callable[[np.ndarr
 
 
 def _log_line(x: np.ndarray, ms: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    slope, start = np.polyfit(np.log(x), np.log(ms), 1)
-    return lambda wanted: np.asarray(np.exp(start + slope * np.log(wanted)))
+    """A sum of differences may come out below 0, which has no logarithm: it counts as the least time."""
+    slope, start = np.polyfit(np.log(np.maximum(x, _LEAST_MS)), np.log(ms), 1)
+    return lambda wanted: np.asarray(np.exp(start + slope * np.log(np.maximum(wanted, _LEAST_MS))))
 
 
 def _line(x: np.ndarray, ms: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:

@@ -18,7 +18,8 @@ from hwnas.accuracy.estimator import Earlier, Estimate
 from hwnas.accuracy.scores import Scorer
 from hwnas.accuracy.zero_cost import Anchor, anchors, chosen
 from hwnas.cli.options import option
-from hwnas.data.dataset import Dataset, Subsets, digest
+from hwnas.data.contents import digest
+from hwnas.data.dataset import Dataset, Subsets
 from hwnas.data.task import top1
 from hwnas.errors import CandidateError, ConfigError, DataError
 from hwnas.space.architecture import Architecture

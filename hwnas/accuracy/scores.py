@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hwnas.data.dataset import Dataset, digest, resize
+from hwnas.data.contents import digest
+from hwnas.data.dataset import Dataset, resize
 from hwnas.data.splits import subset
 from hwnas.data.task import cross_entropy
 from hwnas.errors import ConfigError, TrainingError

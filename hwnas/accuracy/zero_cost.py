@@ -17,7 +17,8 @@ from hwnas.accuracy.proxy import Proxy
 from hwnas.accuracy.scores import Scorer
 from hwnas.accuracy.zero_cost_names import CHOICES, CONTROLS, ENSEMBLE, SCORES
 from hwnas.cli.options import option, plain, read_options
-from hwnas.data.dataset import Dataset, digest
+from hwnas.data.contents import digest
+from hwnas.data.dataset import Dataset
 from hwnas.errors import CandidateError, ConfigError, DataError
 from hwnas.space.architecture import Architecture
 from hwnas.stats.intervals import Z90, log_odds

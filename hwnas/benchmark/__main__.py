@@ -26,8 +26,6 @@ USAGE = """Time one network on this host: an ONNX file, or a timm network by nam
     python -m hwnas.benchmark +target=xeon_int8 model=timm:mobilenetv3_small_050 image_size=64 batch=1,2,4,8,16
     python -m hwnas.benchmark +target=ort_fp32 model=model.onnx streams=2 out=b.json"""
 
-PATHS = ("model", "plot")
-
 
 def _differ(batches: tuple[int, ...]) -> bool:
     return 0 < len(batches) == len({*batches})
@@ -183,7 +181,7 @@ def _slower_than_ever(result: Benchmark) -> str:
 
 def command(argv: Sequence[str] | None = None) -> int:
     """Entry point of `python -m hwnas.benchmark`."""
-    return run_command(main, "benchmark", USAGE, argv, paths=PATHS, lists=("batch",))
+    return run_command(main, "benchmark", USAGE, argv, lists=("batch",))
 
 
 if __name__ == "__main__":

@@ -151,16 +151,20 @@ def judge(job: CertifyJob, console: Console) -> None:
 
 
 def _images(job: CertifyJob, console: Console) -> Dataset:
+    from hwnas.certify.truth import trained_on
     from hwnas.data.loading import load_dataset
 
     with console.step("read images") as report:
-        return load_dataset(job.plan.dataset, max(job.space.image_sizes), job.plan.seed,
-                            lambda done, total: report(done / max(total, 1)))
+        dataset = load_dataset(job.plan.dataset, max(job.space.image_sizes), job.plan.seed,
+                               lambda done, total: report(done / max(total, 1)))
+    if dataset.former in trained_on(job.plan):
+        return dataset.as_in(dataset.former, job.plan.out, console.say)
+    return dataset
 
 
 def command(argv: Sequence[str] | None = None) -> int:
     """Entry point of `python -m hwnas.certify`."""
-    return run_command(main, "certify", USAGE, argv, target=False, paths=("space",), apart=("space", "dataset"),
+    return run_command(main, "certify", USAGE, argv, target=False, apart=("space", "dataset"),
                        sections=all_options)
 
 

@@ -140,7 +140,8 @@ class Truth:
 
     def _check(self, dataset: Dataset) -> None:
         same_size = all(network.architecture.image_size == dataset.image_size for network in self.plan.networks)
-        other = {training.dataset for training in self.done if training.dataset} - {dataset.fingerprint}
+        known = {"", dataset.fingerprint, dataset.former}
+        other = {training.dataset for training in self.done} - known
         if other and same_size:
             raise DataError(f"{self.plan.out} was trained on other images ({', '.join(sorted(other))}) than there are "
                             f"now ({dataset.fingerprint}). Give another out=FOLDER.")

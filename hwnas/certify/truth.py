@@ -163,6 +163,12 @@ def read_training(plan: CertifyPlan, network: Network, seed: int) -> Training | 
                     cost.get("cpu_seconds"), str(summary["identity"]["dataset.fingerprint"]))
 
 
+def trained_on(plan: CertifyPlan) -> set[str]:
+    """The fingerprints of the images that finished trainings had, at the size of the plan's data set."""
+    done = (read_training(plan, network, seed) for network, seed in trainings(plan))
+    return {training.dataset for training in done if training is not None}
+
+
 def epochs_done(plan: CertifyPlan) -> int:
     """Epochs of a finished training. They exceed `plan.epochs` if the recipe's least number of steps needs more."""
     from hwnas.training.results import SUMMARY

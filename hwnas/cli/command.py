@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hwnas.cli.options import MANDATORY, defaults
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, HwnasError, UnknownName, UserError
-from hwnas.system.paths import config_dir, config_dirs
+from hwnas.system.paths import config_dir, config_dirs, home
 from hwnas.system.processes import end, ended_by_signals, exit_code, start
 
 if TYPE_CHECKING:
@@ -47,22 +47,22 @@ _DATASETS = "hwnas.datasets"  # entry points: data sets of other packages
 _SECTIONS = {"target": "hwnas.target.target:Target", "dataset": "hwnas.data.options:DatasetOptions",
              "calibration": "hwnas.latency.calibrate:CalibrationOptions"}
 _QUOTES = "'\""
-_PATHS = ("out", "run", "dataset.root")
+_PATHS = ("out", "run", "dataset.root", "space", "model", "architecture", "weights", "teacher.model", "teacher.weights",
+          "training.weights", "training.teacher.model", "training.teacher.weights", "tabular.path", "supernet.path",
+          "search.reuse", "measured", "plot", "storage")  # of all commands: values that are taken as they are typed
 Main = Callable[["DictConfig", Console], None]
 Sections = Callable[["DictConfig"], Mapping[str, Mapping[str, Any]]]
 
 
 def run_command(main: Main, config_name: str, usage: str, argv: Sequence[str] | None = None, target: bool = True,
-                paths: Sequence[str] = (), lists: Sequence[str] = (), apart: Sequence[str] | None = None,
-                sections: Sections | None = None) -> int:
+                lists: Sequence[str] = (), apart: Sequence[str] | None = None, sections: Sections | None = None) -> int:
     """Compose `conf/<config_name>.yaml` with the command line's overrides and call `main`; returns the exit code.
 
     0 done, 1 failed for a reason the user cannot mend by options, 2 bad input (one line on stderr), 130 ended by
     Ctrl-C, 143 by SIGTERM.
-    `target`: a target must be chosen. `paths`: options beside `out` and the like whose values are taken as they are
-    typed. `lists`: options for which 1,2,4 is a list. `apart`: options that appear in the name of the default folder
-    `out` (None: `out` is no folder); in a multirun over other options each run gets a folder of its own. `sections`
-    gives all options of the sections that the configuration holds only in part.
+    `target`: a target must be chosen. `lists`: options for which 1,2,4 is a list. `apart`: options that appear in the
+    name of the default folder `out` (None: `out` is no folder); in a multirun over other options each run gets a folder
+    of its own. `sections` gives all options of the sections that the configuration holds only in part.
     """
     os.environ.setdefault("OPENVINO_TELEMETRY_OPTOUT", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads cost training ten times on a busy machine
@@ -70,11 +70,11 @@ def run_command(main: Main, config_name: str, usage: str, argv: Sequence[str] | 
     console = Console(quiet=options.quiet)
     try:
         with ended_by_signals():
-            overrides = as_typed(options.overrides, paths, () if options.multirun else lists, options.multirun)
+            overrides = as_typed(options.overrides, () if options.multirun else lists, options.multirun)
             if options.multirun:
                 runs = split_runs(config_name, overrides, target, apart)
                 return _run_all(config_name, runs, options)
-            config = compose(config_name, overrides, target)
+            config = compose(config_name, overrides, target, dict(text.split("=", 1) for text in options.as_is))
             if options.show_config or options.cfg:
                 print(_shown(config, sections(config) if sections else {}), end="")
                 return 0
@@ -106,6 +106,7 @@ def _parser(config_name: str, usage: str, target: bool) -> argparse.ArgumentPars
     parser.add_argument("--cfg", "-c", choices=["job"], help="as --show-config")
     parser.add_argument("-m", "--multirun", action="store_true",
                         help="run once for each combination of values given as key=a,b, one after another")
+    parser.add_argument("--as-is", action="append", default=[], help=argparse.SUPPRESS)  # between our own processes
     parser.add_argument("--version", action="version", version=f"hwnas {__version__}")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides of the configuration")
     if target:
@@ -127,28 +128,48 @@ def file_in(group: str, name: str) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-def as_typed(overrides: Sequence[str], paths: Sequence[str] = (), lists: Sequence[str] = (), several: bool = False
-             ) -> list[str]:
+def as_typed(overrides: Sequence[str], lists: Sequence[str] = (), several: bool = False) -> list[str]:
     """Overrides with paths (and names) quoted, because Hydra's grammar uses some of their characters.
 
-    `1,2,4` of `lists` goes into brackets. `several`: commas separate the paths of a multirun.
+    Those that stand in quotes already stay. `1,2,4` of `lists` goes into brackets. `several`: commas separate the paths
+    of a multirun.
     """
     done = []
     for text in overrides:
         key, equals, value = text.partition("=")
         if key in lists and re.fullmatch(r"\d+(,\d+)+", value):
             value = f"[{value}]"
-        elif key in (*_PATHS, *paths) and value and value[0] not in "'\"" and value != "null":
-            parts = value.split(",") if several else [value]
-            value = ",".join("'" + part.replace("\\", "\\\\").replace("'", "\\'") + "'" for part in parts)
+        elif key.lstrip("+") in _PATHS and value not in ("", "null") and not _is_quoted(value, several):
+            value = ",".join(map(quote, value.split(",") if several else [value]))
         done.append(key + equals + value)
     return done
 
 
-def compose(config_name: str, overrides: Sequence[str], target: bool = True) -> DictConfig:
+def _is_quoted(value: str, several: bool) -> bool:
+    first = value[0]
+    return first in _QUOTES and (value.count(first) > 1 if several else value[1:].endswith(first))
+
+
+def quote(text: str) -> str:
+    """A text in quotes for Hydra's grammar, where a backslash means something before a quote only."""
+    return "'" + re.sub(r"(\\+)(?='|\Z)", r"\1\1", text).replace("'", "\\'") + "'"
+
+
+def as_data(values: Any) -> Any:
+    """Plain values for OmegaConf in which ${…} stays text: what another process wrote is not resolved again."""
+    if isinstance(values, dict):
+        return {key: as_data(value) for key, value in values.items()}
+    if isinstance(values, list):
+        return [as_data(value) for value in values]
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", values) if isinstance(values, str) else values
+
+
+def compose(config_name: str, overrides: Sequence[str], target: bool = True, as_is: Mapping[str, str] | None = None
+            ) -> DictConfig:
     """The configuration, checked: nothing in it may name code, and a target must be chosen.
 
-    YAML in $HWNAS_HOME/conf (targets, data sets, objectives) comes before the shipped.
+    YAML in $HWNAS_HOME/conf (targets, data sets, objectives) comes before the shipped. A ~ at the beginning of a path
+    is the user's home. `as_is` are options that no grammar applies to.
     """
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
@@ -166,8 +187,11 @@ def compose(config_name: str, overrides: Sequence[str], target: bool = True) -> 
     try:
         with initialize_config_dir(str(config_dir()), version_base="1.3", job_name=config_name):
             config = hydra_compose(config_name, overrides=wanted)
+        for key, value in (as_is or {}).items():
+            OmegaConf.update(config, key, as_data(value))
         refuse_code(OmegaConf.to_container(config), "")  # before ${…} is resolved, and after
         _fill(config)
+        _expand_homes(config)
         values = OmegaConf.to_container(config, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_hydra_message(error, overrides)) from None
@@ -192,10 +216,6 @@ def _search_user_folder() -> None:
     Plugins.instance().register(UserFolder)
 
 
-def _quote(text: str) -> str:
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
 def _for_hydra(config_name: str, text: str, overrides: Sequence[str]) -> list[str]:
     """An override as Hydra wants it. Targets are added. Data sets of other packages have no file. Options that only
     their dataclass lists need no plus."""
@@ -203,9 +223,9 @@ def _for_hydra(config_name: str, text: str, overrides: Sequence[str]) -> list[st
     if key in ("target", "+target"):
         return [f"+target={value}"]
     if key == "dataset" and ":" in value:  # `timm:hfds` is read by `timm`
-        return [f"dataset={_reader(value)}", f"dataset.name={_quote(value.strip(_QUOTES))}"]
+        return [f"dataset={_reader(value)}", f"dataset.name={quote(value.strip(_QUOTES))}"]
     if key == "dataset" and file_in("dataset", value) is None:
-        return ["~dataset", f"+dataset.name={_quote(value)}"]
+        return ["~dataset", f"+dataset.name={quote(value)}"]
     given = {name: value for name, _, value in (other.partition("=") for other in overrides)}
     return [f"++{text}"] if equals and key[0] not in "+~" and _is_open(config_name, key, given) else [text]
 
@@ -288,6 +308,15 @@ def _fill(config: DictConfig) -> None:
             config[name] = OmegaConf.merge(whole, config[name])
 
 
+def _expand_homes(config: DictConfig) -> None:
+    from omegaconf import OmegaConf
+
+    for key in _PATHS:
+        value = OmegaConf.select(config, key)
+        if isinstance(value, str) and value.startswith("~"):
+            OmegaConf.update(config, key, as_data(os.path.expanduser(value)))
+
+
 def _reader(dataset: str) -> str:
     """Of a data set written READER:NAME the reader, which has the file in conf/dataset; of others the name."""
     return dataset.strip(_QUOTES).partition(":")[0]
@@ -295,6 +324,9 @@ def _reader(dataset: str) -> str:
 
 def _check_overrides(overrides: Sequence[str], target: bool) -> None:
     chosen = None
+    for text in (*overrides, os.getcwd(), str(home())):
+        if any("\ud800" <= letter <= "\udfff" for letter in text):  # bytes that Python could not decode
+            raise ConfigError(f"{text!a}: this name is not UTF-8, which the files of a run are written in. Rename it.")
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals and not text.startswith("~"):
@@ -350,7 +382,7 @@ def _own_out(config_name: str, parts: Iterable[str], swept: Sequence[str], name:
     """`out=…` for one run where several would share one: a folder named after its values, below `out`."""
     keys = {part.partition("=")[0].lstrip("+") for part in swept}
     base = _base(config_name)
-    given = [part.partition("=")[2].strip("'\"") for part in parts if part.startswith("out=")]
+    given = [_plain(part) for part in parts if part.startswith("out=")]
     out = given[-1] if given else base.get("out")
     if not swept or "out" not in base or "out" in keys:
         return []
@@ -360,7 +392,14 @@ def _own_out(config_name: str, parts: Iterable[str], swept: Sequence[str], name:
         out = f"runs/{config_name}"
     label = re.sub(r"[^\w.,=+-]+", "-", name)
     path = Path(out).parent / label / Path(out).name if Path(out).suffix else Path(out) / label
-    return [f"out={_quote(str(path))}"]
+    return [f"out={quote(str(path))}"]
+
+
+def _plain(text: str) -> str:
+    """The value of an override, without its quotes."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    return str(OverridesParser.create().parse_override(text).value())
 
 
 def _run_all(config_name: str, runs: Mapping[str, Sequence[str]], options: argparse.Namespace) -> int:

@@ -18,8 +18,6 @@ USAGE = """int8 under an accuracy limit: quantise, leave sensitive nodes in fp32
 Validation images decide; the file chosen is then asked about the test images once. The same command again goes on
 after the last finished step. --show-config prints every option."""
 
-PATHS = ("model",)
-
 
 def main(config: Any, console: Console) -> None:
     """Check, take the steps (or go on), time them, write; the result in one line, also where the limit is not kept."""
@@ -41,7 +39,7 @@ def main(config: Any, console: Console) -> None:
 
 def command(argv: Sequence[str] | None = None) -> int:
     """Entry point of `python -m hwnas.compress`."""
-    return run_command(main, "compress", USAGE, argv, paths=PATHS, apart=("model", "target"))
+    return run_command(main, "compress", USAGE, argv, apart=("model", "target"))
 
 
 if __name__ == "__main__":

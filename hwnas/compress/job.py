@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 
 LEAST_CALIBRATION = 8
+IDENTITY = "identity.json"  # among the steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +243,7 @@ def make_job(config: Any, console: Console) -> CompressJob:
     source = source_of(model, target, info, options, out / "steps")
     dataset = _dataset(options, info, source, console)
     validation, calibration = _parts(dataset, options)
+    dataset = dataset.as_in(_begun_with(out / "steps").get("dataset.fingerprint"), out, console.say)
     identity = {"model": source.content, "dataset": dataset.name, "dataset.fingerprint": dataset.fingerprint,
                 "target": str(replace(target, name="", vendor="", price_per_hour=None)), "host": Host.detect().name,
                 "runtime": load_runtime(target.runtime).version(), **options.deciding()}
@@ -276,7 +278,7 @@ def _dataset(options: CompressOptions, info: DatasetInfo, source: Source, consol
     with console.step("read images") as report:
         dataset = load_dataset(data, size, split_seed, lambda done, total: report(done / total)).at_size(size)
     trained_on = source.metadata.get("dataset_fingerprint")
-    if trained_on not in (None, dataset.fingerprint):
+    if trained_on not in (None, dataset.fingerprint, dataset.former):
         console.say(f"note: {source.label} was trained with the images {trained_on}, these are {dataset.fingerprint}: "
                     "other files, size or split, so that some of those it is judged on may have trained it. Give the "
                     "search's seed, or the training's split_seed, as split_seed.")
@@ -306,9 +308,17 @@ def _parts(dataset: Dataset, options: CompressOptions) -> tuple[Split, NDArray[n
     return validation, dataset.normalise(np.asarray(train.images[rows]))
 
 
+def _begun_with(steps: Path) -> Mapping[str, Any]:
+    """The identity of the compression with these steps; empty where there is none that `check_folder` accepts."""
+    try:
+        return dict(json.loads((steps / IDENTITY).read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
 def check_folder(job: CompressJob) -> None:
     """StudyError when the folder belongs to another compression; the message names the difference."""
-    path = job.steps / "identity.json"
+    path = job.steps / IDENTITY
     if not path.is_file():
         write_atomic(path, json.dumps(dict(job.identity), indent=1) + "\n")
         return

@@ -33,7 +33,6 @@ class ArrayImage:
 
     pixels: Images
     name: str
-    identity: str
 
     def open(self) -> Image.Image:
         from PIL import Image
@@ -58,11 +57,11 @@ def array_files(options: DatasetOptions) -> Listing:
     names, labels = _number_labels({part: pair[1] for part, pair in pairs.items()}, arrays.get("class_names"), root)
     identity = _identity({**{f"{part}_images": pair[0] for part, pair in pairs.items()},
                           **{f"{part}_labels": pair[1] for part, pair in pairs.items()}}, names)
-    sources = {part: [ArrayImage(image, f"{root}: {part} image {row}", f"{identity}:{part}:{row}")
-                      for row, image in enumerate(pair[0])] for part, pair in pairs.items()}
+    sources = {part: [ArrayImage(image, f"{root}: {part} image {row}") for row, image in enumerate(pair[0])]
+               for part, pair in pairs.items()}
     channels, native_size = look(sources["train"], options, str(root))
     return Listing(DatasetInfo(options.name, channels, len(names), native_size), names, labels, identity, str(root),
-                   Decoder(sources, channels, options))
+                   Decoder(sources, channels, options, lambda: identity))
 
 
 def _load(root: Path) -> dict[str, NDArray[Any]]:

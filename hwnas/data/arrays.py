@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hwnas.data.dataset import DatasetInfo, Images, Listing, Progress, digest_files, resize
+from hwnas.data.contents import Contents, digest_files
+from hwnas.data.dataset import DatasetInfo, Images, Listing, Progress, resize
 from hwnas.data.options import DatasetOptions
 from hwnas.data.splits import Labels, Selection
 from hwnas.errors import ConfigError, DataError
@@ -47,7 +48,7 @@ def fashion_mnist(options: DatasetOptions) -> Listing:
                   _download_fashion_mnist)
     labels = {part: read_idx(paths[pair[1]], 1).astype(np.int64) for part, pair in files.items()}
     return _listing(options, FASHION_CLASSES, labels, lambda part: read_idx(paths[files[part][0]], 3)[:, None], 28, 1,
-                    _file_identity(paths), str(paths[wanted[0]].parent))
+                    _file_identity(paths), str(paths[wanted[0]].parent), _contents(paths))
 
 
 def cifar10(options: DatasetOptions) -> Listing:
@@ -61,11 +62,12 @@ def cifar10(options: DatasetOptions) -> Listing:
     labels = {part: np.concatenate([batches[name][1] for name in group]) for part, group in parts.items()}
     return _listing(options, CIFAR_CLASSES, labels,
                     lambda part: np.concatenate([batches[name][0] for name in parts[part]]), 32, 3,
-                    _file_identity(paths), str(paths[names[0]].parent))
+                    _file_identity(paths), str(paths[names[0]].parent), _contents(paths))
 
 
 def _listing(options: DatasetOptions, classes: tuple[str, ...], labels: Mapping[str, Labels],
-             images: Callable[[str], Images], native_size: int, channels: int, identity: str, where: str) -> Listing:
+             images: Callable[[str], Images], native_size: int, channels: int, identity: str, where: str,
+             contents: Contents | None = None) -> Listing:
     def read(selection: Selection, image_size: int, progress: Progress | None
              ) -> list[tuple[Images, NDArray[np.bool_]]]:
         decoded = {part: images(part) for part in {part for part, _ in selection}}
@@ -86,7 +88,7 @@ def _listing(options: DatasetOptions, classes: tuple[str, ...], labels: Mapping[
             raise DataError(f"{where}: labels of the {part} part must lie in 0..{len(classes) - 1}. "
                             "Fetch the files again.")
     return Listing(DatasetInfo(options.name, channels, len(classes), native_size), classes, dict(labels), identity,
-                   where, read)
+                   where, read, contents)
 
 
 def _channels(options: DatasetOptions, channels: int) -> None:
@@ -147,6 +149,10 @@ def _fetch(download: Callable[[], object], name: str) -> None:
 
 def _file_identity(paths: Mapping[str, Path]) -> str:
     return digest_files([(path.name, path.stat().st_size) for _, path in sorted(paths.items())])
+
+
+def _contents(paths: Mapping[str, Path]) -> Contents:
+    return Contents.of(next(iter(paths.values())).parent, [path for _, path in sorted(paths.items())])
 
 
 def read_idx(path: Path, dimensions: int) -> Images:

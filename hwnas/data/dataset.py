@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hwnas.data.contents import Contents, digest
 from hwnas.data.splits import Selection, count, subset
 from hwnas.data.task import Task
 from hwnas.space.architecture import Architecture
@@ -57,8 +57,8 @@ class Read(Protocol):
 class Listing:
     """A data set listed but not decoded.
 
-    `parts`: labels of `train`, and of `val` and `test` where its makers hold them out. `identity` names the content
-    (files and sizes, or a hash of it); `where` is the place for error messages.
+    `parts`: labels of `train`, and of `val` and `test` where its makers hold them out. `identity` names the content.
+    Where it knows only names and sizes of files, `contents` are those files. `where` is the place for error messages.
     """
 
     info: DatasetInfo
@@ -67,6 +67,7 @@ class Listing:
     identity: str
     where: str
     read: Read
+    contents: Contents | None = None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -74,6 +75,8 @@ class Dataset:
     """Train, validation and test set of one size. `mean` and `std` are the training images', per channel, on 0..1.
 
     `skipped` counts unreadable images left out. The search sees train and validation only; test is the report's.
+    `fingerprint` changes with any byte of a file, label, row of the split, or the size. `former` is what earlier
+    versions called this data set, by names and sizes of files (empty: the same).
     """
 
     name: str
@@ -88,11 +91,24 @@ class Dataset:
     fingerprint: str
     flip: bool = False
     skipped: int = 0
+    former: str = ""
 
     @property
     def task(self) -> Task:
         """What networks learn on it, and how they are judged: the classes in order, loss and score."""
         return Task(self.class_names)
+
+    def as_in(self, stored: object, where: object, say: Callable[[str], None]) -> Dataset:
+        """The data set under the fingerprint that the work at `where` has `stored` for it.
+
+        Work of an earlier version is continued under its `former` name; a line says what that does not check. Another
+        fingerprint changes nothing here: the caller compares.
+        """
+        if not self.former or stored != self.former:
+            return self
+        say(f"note: {where} is of an earlier version, which knew images by name and size: whether their contents are "
+            "still the same was not checked")
+        return replace(self, fingerprint=self.former, former="")
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Images of each class in each set."""
@@ -114,7 +130,8 @@ class Dataset:
         train, validation, test = (
             Split(resize(part.images, image_size), part.labels) for part in (self.train, self.validation, self.test))
         return replace(self, train=train, validation=validation, test=test, image_size=image_size,
-                       fingerprint=digest(self.fingerprint, image_size))
+                       fingerprint=digest(self.fingerprint, image_size),
+                       former=digest(self.former, image_size) if self.former else "")
 
 
 def resize(images: Images, image_size: int) -> Images:
@@ -135,16 +152,6 @@ def resize(images: Images, image_size: int) -> Images:
         batch = interpolate(batch, (image_size, image_size), mode="bilinear", antialias=True)
         result[start:start + 1024] = batch.round_().clamp_(0, 255).numpy()
     return result
-
-
-def digest_files(entries: Sequence[tuple[str, int]]) -> str:
-    """Identity of files from their names and sizes in bytes."""
-    return digest(*(f"{name}:{size}" for name, size in entries))
-
-
-def digest(*values: object) -> str:
-    """Twelve hexadecimal digits that name `values`."""
-    return hashlib.sha256("\n".join(map(str, values)).encode()).hexdigest()[:12]
 
 
 class Subsets:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hwnas.data.dataset import Images, Progress, digest
+from hwnas.data.contents import digest
+from hwnas.data.dataset import Images, Progress
 from hwnas.data.options import DatasetOptions
 from hwnas.data.splits import Selection
 from hwnas.errors import DataError
@@ -28,16 +30,11 @@ GREY = ("1", "L", "LA", "I;16", "I;16B", "I;16L", "I")
 
 
 class Source(Protocol):
-    """One encoded image. `name` is for messages, `identity` changes with its content."""
+    """One encoded image."""
 
     @property
     def name(self) -> str:
         """What messages call the image: a path, or a place in an array."""
-        ...
-
-    @property
-    def identity(self) -> str:
-        """A text that changes when the image's content does."""
         ...
 
     def open(self) -> Image.Image:
@@ -98,11 +95,15 @@ def decode(file: Image.Image, image_size: int, channels: int) -> Images:
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """Decodes the images of each part, in memory or, above 1 GiB, in a file that is mapped."""
+    """Decodes the images of each part, in memory or, above 1 GiB, in a file that is mapped.
+
+    `content` names what all sources hold, and that file by it: another content is decoded anew.
+    """
 
     sources: Mapping[str, Sequence[Source]]
     channels: int
     options: DatasetOptions
+    content: Callable[[], str]
 
     def __call__(self, selection: Selection, image_size: int, progress: Progress | None
                  ) -> list[tuple[Images, NDArray[np.bool_]]]:
@@ -112,7 +113,9 @@ class Decoder:
             images = np.empty(shape, np.uint8)
             kept = self._decode_all(sources, images, progress)
         else:
-            images, kept = self._map_file(sources, shape, progress)
+            chosen = [f"{part} {hashlib.sha256(rows.tobytes()).hexdigest()}" for part, rows in selection]
+            key = digest(self.content(), *chosen, self.options.skip_unreadable, shape)
+            images, kept = self._map_file(key, sources, shape, progress)
         parts, row, position = [], 0, 0
         for _, rows in selection:
             here = kept[row:row + len(rows)]
@@ -144,13 +147,12 @@ class Decoder:
                 return None
             raise unreadable(source.name, error) from error
 
-    def _map_file(self, sources: Sequence[Source], shape: tuple[int, ...], progress: Progress | None
-                ) -> tuple[Images, NDArray[np.bool_]]:
-        """Images in a file below the user's folder, decoded once; the file's name is the content's fingerprint.
+    def _map_file(self, key: str, sources: Sequence[Source], shape: tuple[int, ...], progress: Progress | None
+                  ) -> tuple[Images, NDArray[np.bool_]]:
+        """Images in a file below the user's folder, decoded once; `key` names their content.
 
         The file of kept rows is written first, so that a whole .npy always has one beside it.
         """
-        key = digest(*(source.identity for source in sources), shape)
         path = home() / "cache" / f"images-{key}.npy"
         rows = path.with_suffix(".json")
         if not (path.is_file() and rows.is_file()):

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hwnas.data.dataset import DatasetInfo, Listing, digest_files
+from hwnas.data.contents import Contents, digest_files, state_of
+from hwnas.data.dataset import DatasetInfo, Listing
 from hwnas.data.decoding import Decoder, look
 from hwnas.data.options import DatasetOptions
 from hwnas.errors import DataError
@@ -46,10 +47,12 @@ def image_folder(options: DatasetOptions) -> Listing:
     files = {part: _files(folder, names[part]) for part, folder in folders.items()}
     channels, native_size = look(files["train"], options, str(root))
     labels = {part: np.asarray([entry.label for entry in entries], np.int64) for part, entries in files.items()}
-    listed = [(os.path.relpath(entry.path, root), entry.size) for entries in files.values() for entry in entries]
-    reader = Decoder(files, channels, options)
+    start = len(str(root / "x")) - 1  # of a path below the root, in each file's
+    listed = {entry.path[start:]: entry for entries in files.values() for entry in entries}
+    contents = Contents(root, {place: entry.state for place, entry in listed.items()})
+    reader = Decoder(files, channels, options, lambda: contents.identity)
     return Listing(DatasetInfo(options.name, channels, len(names["train"]), native_size), names["train"], labels,
-                   digest_files(listed), str(root), reader)
+                   digest_files([(place, entry.size) for place, entry in listed.items()]), str(root), reader, contents)
 
 
 def _parts(root: Path) -> dict[str, Path]:
@@ -110,29 +113,24 @@ def _walk(folder: str, label: int) -> Iterator[Entry]:
                     yield from _walk(entry.path, label)
                 elif entry.name.lower().endswith(EXTENSIONS):
                     status = entry.stat()
-                    yield Entry(entry.path, status.st_size, label, status.st_mtime_ns)
+                    yield Entry(entry.path, status.st_size, label, state_of(status))
     except OSError as error:
         raise DataError(f"{error.filename or folder}: cannot be read ({error.strerror}). Make it readable.") from error
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An image file: where it is, its size in bytes, its class, and when it was changed (ns)."""
+    """An image file: where it is, its size in bytes, its class, and its state, which another content changes."""
 
     path: str
     size: int
     label: int
-    changed: int
+    state: str
 
     @property
     def name(self) -> str:
         """The path, for messages."""
         return self.path
-
-    @property
-    def identity(self) -> str:
-        """Path, time of change (ns) and size (bytes): another text for another content."""
-        return f"{self.path}:{self.changed}:{self.size}"
 
     def open(self) -> Image.Image:
         from PIL import Image

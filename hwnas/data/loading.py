@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hwnas.data.dataset import Dataset, DatasetInfo, Images, Listing, Progress, Split, digest, resize
+from hwnas.data.contents import digest
+from hwnas.data.dataset import Dataset, DatasetInfo, Images, Listing, Progress, Split, resize
 from hwnas.data.options import DatasetOptions
 from hwnas.data.splits import LEAST, check_counts, split
 from hwnas.errors import DataError, UnknownName
@@ -38,19 +41,37 @@ def load_dataset(config: Mapping[str, Any], image_size: int, seed: int, progress
     chosen = split(listing.parts, listing.class_names, options, seed, listing.where)
     names = ("train", "validation", "test")
     decoded = listing.read([chosen[name] for name in names], size, progress)
-    sets = {}
+    sets, split_up = {}, []
     for name, (images, kept) in zip(names, decoded, strict=True):
         part, rows = chosen[name]
-        labels = listing.parts[part][rows][kept]
+        rows = rows[kept]
+        labels = listing.parts[part][rows]
+        split_up += [name, part, _hash(rows), _hash(labels)]
         check_counts(labels, listing.class_names, LEAST[name],
                             f"{listing.where}: in the {name} set a class needs")
         sets[name] = Split(images, labels)
     mean, std = _statistics(sets["train"].images)
+    fingerprint, former = _fingerprints(listing, options, size, seed, split_up)
     return Dataset(
         **sets, name=options.name, class_names=listing.class_names, channels=listing.info.channels, image_size=size,
         mean=mean, std=std, flip=options.flip, skipped=sum(int((~kept).sum()) for _, kept in decoded),
-        fingerprint=digest(listing.identity, size, seed, options.validation_fraction, options.test_fraction,
-                            options.skip_unreadable, listing.info.channels))
+        fingerprint=fingerprint, former=former)
+
+
+def _fingerprints(listing: Listing, options: DatasetOptions, size: int, seed: int, split_up: Sequence[str]
+                  ) -> tuple[str, str]:
+    """The data set's fingerprint, and what earlier versions called it where they knew files by name and size only."""
+    how = (size, seed, options.validation_fraction, options.test_fraction, options.skip_unreadable,
+           listing.info.channels)
+    first = digest(listing.identity, *how)
+    if listing.contents is None:
+        return first, ""
+    columns = [f"{key}={value}" for key, value in sorted(options.options.items())]
+    return digest(listing.contents.identity, *how, *columns, *listing.class_names, *split_up), first
+
+
+def _hash(rows: NDArray[np.int64]) -> str:
+    return hashlib.sha256(rows.tobytes()).hexdigest()
 
 
 def _listing(options: DatasetOptions) -> Listing:

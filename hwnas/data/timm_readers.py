@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hwnas.data.dataset import DatasetInfo, Listing, digest
+from hwnas.data.contents import Contents, digest
+from hwnas.data.dataset import DatasetInfo, Listing
 from hwnas.data.decoding import Decoder, look
 from hwnas.data.options import DatasetOptions
 from hwnas.errors import ConfigError, DataError
@@ -37,7 +38,6 @@ class ReaderImage:
     lock: Lock
     row: int
     name: str
-    identity: str
 
     def open(self) -> Image.Image:
         from PIL import Image
@@ -97,21 +97,32 @@ def timm_reader(options: DatasetOptions) -> Listing:
     if unknown:
         raise ConfigError(f"no option is called dataset.options.{unknown[0]}; there are: {', '.join(OPTIONS)}.")
     if kind == "hfds":
-        readers = _hugging_face(name, options)
+        contents = _files_below(options.root)
+        readers = _hugging_face(name, options, contents)
     elif kind == "tar" and not name:
         readers = _tar(options)
+        paths = [reader.path for reader in readers.values()]
+        contents = Contents.of(paths[0].parent, paths)
     else:
         raise ConfigError(f"dataset={options.name}: write {KINDS}.")
     if "train" not in readers:
         raise DataError(f"{_where(options)}: no split is called train; there is {', '.join(readers) or 'none'}.")
-    return _listing(readers, options)
+    return _listing(readers, options, contents)
+
+
+def _files_below(root: Path | None) -> Contents | None:
+    """What may hold the data set in a folder; None without one: what comes from elsewhere has its maker's name."""
+    if root is None or not root.is_dir():
+        return None
+    return Contents.of(root, sorted(path for path in root.rglob("*") if path.is_file()
+                                    and not any(part.startswith(".") for part in path.relative_to(root).parts)))
 
 
 def _where(options: DatasetOptions) -> str:
     return str(options.root or options.name)
 
 
-def _listing(readers: Mapping[str, Any], options: DatasetOptions) -> Listing:
+def _listing(readers: Mapping[str, Any], options: DatasetOptions, contents: Contents | None) -> Listing:
     where = _where(options)
     targets = {part: [int(value) for value in reader.targets] if hasattr(reader, "targets")
                else list(reader.iter_targets()) for part, reader in readers.items()}
@@ -121,11 +132,12 @@ def _listing(readers: Mapping[str, Any], options: DatasetOptions) -> Listing:
               for part, values in targets.items()}
     identity = _identity(readers, labels, names)
     lock = Lock()
-    sources = {part: [ReaderImage(reader, lock, row, f"{where}: {part} image {row}", f"{identity}:{part}:{row}")
+    sources = {part: [ReaderImage(reader, lock, row, f"{where}: {part} image {row}")
                       for row in range(len(labels[part]))] for part, reader in readers.items()}
     channels, native_size = look(sources["train"], options, where)
     return Listing(DatasetInfo(options.name, channels, len(names), native_size), names, labels, identity, where,
-                   Decoder(sources, channels, options))
+                   Decoder(sources, channels, options,
+                           lambda: identity if contents is None else digest(identity, contents.identity)), contents)
 
 
 def _class_names(reader: Any, targets: Mapping[str, Sequence[Any]], where: str) -> tuple[str, ...]:
@@ -141,7 +153,7 @@ def _class_names(reader: Any, targets: Mapping[str, Sequence[Any]], where: str) 
 
 
 def _identity(readers: Mapping[str, Any], labels: Mapping[str, Any], names: Sequence[str]) -> str:
-    """A text that changes with labels, names and the readers' own fingerprints of the content."""
+    """A text that changes with labels, names and what the readers know of the content: a file's size and age."""
     marks = []
     for part, reader in sorted(readers.items()):
         if isinstance(reader, TarReader):
@@ -174,7 +186,7 @@ def _tar(options: DatasetOptions) -> dict[str, Any]:
     return readers
 
 
-def _hugging_face(name: str, options: DatasetOptions) -> dict[str, Any]:
+def _hugging_face(name: str, options: DatasetOptions, contents: Contents | None) -> dict[str, Any]:
     """Readers of a Hugging Face data set's splits: saved on disk, parquet files in a folder, or NAME by download."""
     root = options.root
     if root is None and not (name and options.download):
@@ -196,7 +208,7 @@ def _hugging_face(name: str, options: DatasetOptions) -> dict[str, Any]:
         place = name if root is None else str(root)
         splits = list(saved) if saved else datasets.get_dataset_split_names(place)
         parts = {part: split for part, aliases in ALIASES.items() for split in splits if split in aliases}
-        return {part: _reader(place, split, saved.get(split), options) for part, split in parts.items()}
+        return {part: _reader(place, split, saved.get(split), options, contents) for part, split in parts.items()}
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise DataError(f"{_where(options)}: cannot be read as a data set ({reason}).") from None
@@ -210,13 +222,16 @@ def _load_saved(root: Path | None, datasets: Any) -> dict[str, Any]:
     return dict(loaded) if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
 
 
-def _reader(place: str, split: str, saved: Any, options: DatasetOptions) -> Any:
-    """A reader of one split: of `saved`, or timm's of what lies at `place`."""
+def _reader(place: str, split: str, saved: Any, options: DatasetOptions, contents: Contents | None) -> Any:
+    """A reader of one split: of `saved`, or timm's of what lies at `place`.
+
+    The package datasets converts files, and knows them by their age. So each content gets a folder of its own.
+    """
     input_key, target_key = (str(options.options.get(name, default)) for name, default in OPTIONS.items())
     if saved is not None:
         return SavedReader(saved, input_key, target_key)
     declare_missing()
     from timm.data.readers.reader_hfds import ReaderHfds
 
-    return ReaderHfds(place, root=str(home() / "cache" / "datasets"), split=split, input_key=input_key,
-                      target_key=target_key)
+    converted = home() / "cache" / "datasets" / (contents.identity if contents else "")
+    return ReaderHfds(place, root=str(converted), split=split, input_key=input_key, target_key=target_key)

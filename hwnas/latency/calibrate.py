@@ -22,7 +22,7 @@ from hwnas.latency.timing import WAVE, NetworkTimer, QuietTimes, image_shape, no
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace, spread
 from hwnas.system.paths import home
-from hwnas.target.host import Host
+from hwnas.target.host import Host, measuring_lock, usable_cores
 from hwnas.target.target import Target
 
 if TYPE_CHECKING:
@@ -255,7 +255,9 @@ def _profile(network: TimedNetwork, compiled: Compiled, batch: int) -> TimedNetw
     names = block_names(network.architecture)
     times = dict.fromkeys(names, 0.0)
     other = 0.0
-    for node in compiled.profile(noise(batch, image_shape(network.architecture)), PROFILE_REPEATS):
+    with measuring_lock(usable_cores()):
+        nodes = compiled.profile(noise(batch, image_shape(network.architecture)), PROFILE_REPEATS)
+    for node in nodes:
         name = block_of_node(node.name)
         if name in times:
             times[name] += node.ms

@@ -37,9 +37,9 @@ def measure(candidates: Mapping[str, Copies], reference: Copies, protocol: Proto
     `max_rounds`, even if the interval is narrow enough.
     """
     protocol = protocol or Protocol()
-    def queued() -> None:
+    def queued(who: str) -> None:
         if progress:
-            progress(0.0, "waiting for another measurement on this host")
+            progress(0.0, f"waiting for another measurement on this host: {who}")
 
     with measuring_lock(usable_cores(), queued), undisturbed(threads):
         run = _Run(candidates, reference, protocol, random.Random(seed), quiet_ms)
@@ -58,7 +58,7 @@ def measure(candidates: Mapping[str, Copies], reference: Copies, protocol: Proto
 
 def call_overhead_ms(compiled_call: Call, calls: int = 2000) -> float:
     """What the harness adds to one call: the median time of a call that does nothing."""
-    with undisturbed():
+    with measuring_lock(usable_cores()), undisturbed():
         return float(np.median(time_calls(compiled_call, calls)))
 
 

@@ -75,8 +75,10 @@ def measure_load(calls: Sequence[Call], images: int, cores: int, reference: Call
     window_s = max(LEAST_WINDOW_S, CALLS_A_WINDOW * typical_s * len(calls))
     turns: list[Turn] = []
     rates: list[float] = []
-    with (measuring_lock(usable_cores(), lambda: progress(0.0, "waiting for another measurement on this host")),
-          undisturbed(cores)):
+    def queued(who: str) -> None:
+        progress(0.0, f"waiting for another measurement on this host: {who}")
+
+    with measuring_lock(usable_cores(), queued), undisturbed(cores):
         clocked = _Reference(reference, protocol)
         _window(calls, min(window_s, 1.0))  # warm-up, thrown away
         deadline, before = time.monotonic() + protocol.max_seconds, clocked.time()

@@ -392,8 +392,8 @@ def measure_roofs(targets: list[tuple[Target, LatencyTable]], seconds: float, co
     from hwnas.runtimes.runtime import load_runtime, threads_of
 
     with console.step("measure bandwidth"):
-        cache, memory = measured_bandwidths(threads_of(targets[0][0]), waiting=lambda: console.note(
-            "waiting for another measurement on this host"))
+        cache, memory = measured_bandwidths(threads_of(targets[0][0]), waiting=lambda who: console.note(
+            f"waiting for another measurement on this host: {who}"))
     peaks = []
     for target, table in targets:
         with console.step(f"measure peak of {target.name}") as report:

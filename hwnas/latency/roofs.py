@@ -155,7 +155,7 @@ def _network(dense: Dense) -> nn.Module:
 
 
 def measured_bandwidths(threads: int = 1, *, memory_bytes: int | None = None, repeats: int | None = None,
-                        waiting: Callable[[], None] | None = None) -> tuple[Bandwidth, Bandwidth]:
+                        waiting: Callable[[str], None] | None = None) -> tuple[Bandwidth, Bandwidth]:
     """Bandwidth of the cache and of memory with `threads` threads, each on arrays of its own; best of `repeats`.
 
     `memory_bytes` is the size of one array, over all threads (None: MEMORY_BYTES; of `repeats`: REPEATS).

@@ -63,8 +63,7 @@ def conclude(result: SearchResult, console: Console) -> None:
 
 def command(argv: Sequence[str] | None = None) -> int:
     """Entry point of `python -m hwnas.search`."""
-    return run_command(main, "search", USAGE, argv, paths=("space", "search.reuse"),
-                       apart=("target", "space", "dataset"), sections=all_options)
+    return run_command(main, "search", USAGE, argv, apart=("target", "space", "dataset"), sections=all_options)
 
 
 if __name__ == "__main__":

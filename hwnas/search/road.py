@@ -236,7 +236,7 @@ def prepare(plan: Plan, run: RunFolder, console: Console) -> Prepared:
     from hwnas.study.study import check_resumable, database_path
 
     url = plan.options.storage or database_path(run.path)
-    dataset = _load_data(plan, console)
+    dataset = _load_data(plan, url, run.path, console)
     certificate = look_up(dataset, plan.space)
     chosen = _chosen(plan, dataset, certificate)
     if chosen.why:
@@ -280,7 +280,7 @@ def extra_workers(n: int, run: RunFolder, console: Console) -> AbstractContextMa
 
     Yields a list that has a line for each worker that ended early, after the block.
     """
-    return crew(n, "hwnas.search.worker", ["-q", f"run={run.path.absolute()}"], console.say)
+    return crew(n, "hwnas.search.worker", ["-q", "--as-is", f"run={run.path.absolute()}"], console.say)
 
 
 def search_trials(prepared: Prepared, console: Console) -> None:
@@ -333,7 +333,7 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     return results.rows, [comparison.to_dict() for comparison in results.comparisons]
 
 
-def _load_data(plan: Plan, console: Console) -> Dataset:
+def _load_data(plan: Plan, url: str, folder: Path, console: Console) -> Dataset:
     from hwnas.data.loading import load_dataset
 
     with console.step("load data") as report:
@@ -342,7 +342,20 @@ def _load_data(plan: Plan, console: Console) -> Dataset:
     console.note(f"{data.name}: {len(data.train)} training, {len(data.validation)} validation, {len(data.test)} test "
                  f"images of {len(data.class_names)} classes at {data.image_size} px"
                  + (f", {data.skipped} unreadable left out" if data.skipped else ""))
-    return data
+    return _as_begun(data, plan, url, folder, console)
+
+
+def _as_begun(dataset: Dataset, plan: Plan, url: str, folder: Path, console: Console) -> Dataset:
+    """The data set under the fingerprint that the study has for it; a new one has that of the run it reuses."""
+    from hwnas.study.study import database_path, held_identity, identity_of, load_study
+
+    if not dataset.former:
+        return dataset
+    held, where = held_identity(url), folder
+    if held is None and plan.reuse is not None:
+        held, where = identity_of(load_study(database_path(plan.reuse))), plan.reuse
+    begun = (held or {}).get("data set", "")
+    return dataset.as_in(begun.removeprefix(f"{dataset.name} (").removesuffix(")"), where, console.say)
 
 
 def _usable(certificate: Certificate | StudyError | None) -> Certificate | None:

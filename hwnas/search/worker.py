@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hwnas.cli.command import opened_run, refuse_code, run_command
+from hwnas.cli.command import as_data, opened_run, refuse_code, run_command
 from hwnas.cli.progress import Console
 
 
@@ -23,7 +23,7 @@ def main(config: Mapping[str, Any], console: Console) -> None:
     folder = opened_run(config)
     options = folder.read_config()
     refuse_code(options, f"{folder.config}: ")
-    plan = make_plan(OmegaConf.create(options), console)
+    plan = make_plan(OmegaConf.create(as_data(options)), console)
     search_trials(prepare(plan, folder, console), console)
 
 

@@ -101,19 +101,22 @@ def _check_identity(study: optuna.Study, identity: dict[str, str], objective: Ob
 
 
 def check_resumable(url: str, identity: Mapping[str, str]) -> None:
-    """StudyError when the study in the file behind `url` has another identity. Call it before long work begins.
+    """StudyError when the study in the file behind `url` has another identity. Call it before long work begins."""
+    held = held_identity(url) if sqlite_path(url) is not None else None
+    if held is not None:
+        _compare(held, dict(identity), url)
 
-    `open_study` reports every other fault, and creates a missing study.
-    """
+
+def held_identity(url: str) -> dict[str, str] | None:
+    """The identity of the study behind `url`. None where `open_study` creates one, or reports a fault."""
     path = sqlite_path(url)
-    if path is None or not path.is_file():
-        return
+    if path is not None and not path.is_file():
+        return None
     with study_lock(url):
         try:
-            held = identity_of(load_study(url))
+            return identity_of(load_study(url))
         except StudyError:
-            return
-    _compare(held, dict(identity), url)
+            return None
 
 
 def _compare(old: dict[str, str], identity: dict[str, str], url: str) -> None:
@@ -152,7 +155,7 @@ def identity_of(study: optuna.Study) -> dict[str, str]:
 
 def database_path(run_folder: Path) -> str:
     """URL of the study that lives in a run folder."""
-    return f"sqlite:///{(run_folder / 'study.db').absolute()}"
+    return "sqlite:///" + str((run_folder / "study.db").absolute()).replace("%", "%25").replace("?", "%3F")
 
 
 MAX_RETRIES = 3

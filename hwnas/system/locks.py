@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 
 from hwnas.errors import UserError
@@ -34,7 +36,25 @@ def hold(path: Path, waiting: Callable[[], None] | None = None, *, wait: bool = 
         raise UserError(f"another process has held {path} for {most_s:g} s. Wait for it, or end it.") from None
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}. Make its folder writable.") from None
+    if lock.is_locked:
+        with suppress(OSError):
+            os.utime(path)  # when it was taken: who waits changes the time of modification, not that of access
     try:
         yield lock.is_locked
     finally:
         lock.release()
+
+
+def holder(path: Path) -> str:
+    """Who holds the lock on `path` and since when, as far as this system says; "another process" where it does not."""
+    try:
+        status = path.stat()
+        device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+        # a line: 1: FLOCK  ADVISORY  WRITE 1234 00:19:56 0 EOF; "->" marks one that waits
+        lines = [line.split() for line in Path("/proc/locks").read_text().splitlines() if "->" not in line]
+        number = next(int(line[4]) for line in lines if line[5] == device)
+        words = Path(f"/proc/{number}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except (OSError, StopIteration, ValueError, IndexError):
+        return "another process"
+    command = " ".join(" ".join(words).split())[:80]
+    return f"process {number} ({command}), since {datetime.fromtimestamp(status.st_atime):%H:%M:%S}"

@@ -9,13 +9,15 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hwnas.system.locks import hold
+from hwnas.system.locks import hold, holder
 
 ISA_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16",
              "asimd", "asimddp", "i8mm", "bf16", "sve")
+LOCK_FOLDERS = (Path("/dev/shm"), Path("/run/lock"))
 _VENDORS = {"AuthenticAMD": "amd", "GenuineIntel": "intel", "HygonGenuine": "hygon"}
 
 
@@ -109,12 +111,24 @@ def _governor() -> str:
 
 
 @contextmanager
-def measuring_lock(cores: Iterable[int], waiting: Callable[[], None] | None = None) -> Iterator[None]:
-    """Allow one measurement at a time on each of `cores`, because two would disturb each other.
+def measuring_lock(cores: Iterable[int], waiting: Callable[[str], None] | None = None) -> Iterator[None]:
+    """Allow one measurement at a time on each of `cores`, because two would disturb each other, whoever starts them.
 
-    The locks are taken in order, so that processes cannot wait for each other in a ring.
+    `waiting` hears who measures, and since when. The locks are taken in order, so that processes cannot wait for each
+    other in a ring.
     """
+    def queued(path: Path) -> None:
+        if waiting is not None:
+            waiting(holder(path))
+
     with ExitStack() as held:
         for core in sorted(cores):
-            held.enter_context(hold(Path(tempfile.gettempdir()) / f"hwnas-measuring-core{core}.lock", waiting))
+            path = _lock_folder() / f"hwnas-measuring-core{core}.lock"
+            held.enter_context(hold(path, partial(queued, path)))
         yield
+
+
+def _lock_folder() -> Path:
+    """A folder that all users of this machine share, whatever their TMPDIR."""
+    return next((folder for folder in LOCK_FOLDERS if os.access(folder, os.W_OK | os.X_OK)),
+                Path(tempfile.gettempdir()))

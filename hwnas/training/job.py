@@ -6,6 +6,7 @@ Its identity names all that decides it.
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,6 +135,7 @@ def make_job(config: Mapping[str, Any], console: Console, within: Path | None = 
     out = Path(options.out) if options.out else _default_out(network, info.name)
     WorkFolder(out, "train").take_up(options.overwrite, within)
     dataset, train, validation = _images(options, network.shape.image_size, console)
+    dataset = dataset.as_in(_begun_with(out).get("dataset.fingerprint"), out, console.say)
     Batches(train, dataset, recipe, options.seed)  # says where there are too few images
     _check_shares(recipe, ranks)
     identity = {
@@ -146,6 +148,23 @@ def make_job(config: Mapping[str, Any], console: Console, within: Path | None = 
     threads = options.threads or max(1, len(usable_cores()) // ranks.world)
     return TrainingJob(network, dataset, train, validation, recipe, teacher, options.weights, options.seed, threads,
                        device, ModelFolder(out), identity, ranks)
+
+
+def _begun_with(folder: Path) -> Mapping[str, Any]:
+    """The identity of the training in `folder`; empty where there is none, or its files are torn: their reader says."""
+    from safetensors import SafetensorError, safe_open
+
+    from hwnas.training.checkpoint import KEY
+
+    try:
+        if (folder / "summary.json").is_file():
+            about = json.loads((folder / "summary.json").read_bytes())
+        else:
+            with safe_open(folder / "checkpoint.safetensors", framework="np") as file:
+                about = json.loads((file.metadata() or {})[KEY])
+        return dict(about["identity"])
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError):
+        return {}
 
 
 def _images(options: TrainOptions, size: int, console: Console) -> tuple[Dataset, Split, Split]:

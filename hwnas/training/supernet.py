@@ -311,7 +311,7 @@ def note_other_split(path: Path, dataset: Dataset, console: Console) -> None:
     """Say so where the supernet at `path` learnt from another split of `dataset`: it may have seen the test images."""
     its = _identity(path)
     same = (its.get("dataset"), its.get("image_size")) == (dataset.name, dataset.image_size)
-    if same and its.get("dataset.fingerprint") != dataset.fingerprint:
+    if same and its.get("dataset.fingerprint") not in (dataset.fingerprint, dataset.former):
         console.say(f"note: the supernet {path} was trained on other images or another split of {dataset.name} "
                     f"({its.get('dataset.fingerprint')}, here {dataset.fingerprint}): test images may be among those "
                     "that it learnt from. Give the seed of its search as split_seed.")

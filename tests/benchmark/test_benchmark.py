@@ -79,8 +79,7 @@ def run(target: Target, todo: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def command_line(*overrides: str) -> int:
-    return run_command(command.main, "benchmark", command.USAGE, ["-q", *overrides], paths=command.PATHS,
-                       lists=("batch",))
+    return run_command(command.main, "benchmark", command.USAGE, ["-q", *overrides], lists=("batch",))
 
 
 # What is printed and stored: from programmed samples
@@ -215,7 +214,7 @@ def test_what_the_user_can_mend_is_one_line(overrides: list[str], why: str, tmp_
 
 def test_lists_and_paths_are_taken_as_typed() -> None:
     overrides = ["batch=1,2,4", "model=a (1),b.onnx", "batch=[1]", "seed=3", "out=null"]
-    assert as_typed(overrides, command.PATHS, ("batch",)) == [
+    assert as_typed(overrides, ("batch",)) == [
         "batch=[1,2,4]", "model='a (1),b.onnx'", "batch=[1]", "seed=3", "out=null"]
 
 

@@ -9,14 +9,18 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 
 from hwnas.__main__ import completions, main
-from hwnas.cli.command import COMMANDS, as_typed, compose, names_in, split_runs
+from hwnas.cli.command import COMMANDS, as_data, as_typed, compose, names_in, quote, split_runs, sweep
 from hwnas.cli.options import names_of
 from hwnas.data.options import DatasetOptions
 from hwnas.errors import ConfigError, UnknownName
 from hwnas.latency.calibrate import CalibrationOptions
 from hwnas.study.objective import CAP_QUANTILE
+from hwnas.study.storage import sqlite_path
+from hwnas.study.study import database_path
 from hwnas.training.recipe import FULL_TRAINING
 
 
@@ -132,11 +136,58 @@ def test_a_multirun_gives_each_run_a_folder_of_its_own():
         "search", ["target=ort_int8", "seed=range(0,2)", "n_trials=3,4"], True, ("target", "dataset")).values()]
     assert outs == ["runs/search/seed=0,n_trials=3", "runs/search/seed=0,n_trials=4", "runs/search/seed=1,n_trials=3",
                     "runs/search/seed=1,n_trials=4"]
-    given = as_typed(["target=xeon_int8,ort_int8", "out=my runs/x"], several=True)
+    given = as_typed(["target=xeon_int8,ort_int8", "out=my (run's)/x=y"], several=True)
     assert [compose("search", run).out for run in split_runs("search", given, True, ("target",)).values()] == [
-        "my runs/x/target=xeon_int8", "my runs/x/target=ort_int8"]
+        "my (run's)/x=y/target=xeon_int8", "my (run's)/x=y/target=ort_int8"]
     with pytest.raises(UnknownName, match="ort_int9"):
         split_runs("search", ["target=ort_int8,ort_int9"], True, ("target",))
+
+
+NAMES = ["ü (1), x=y", "a,b", "x=y", "it's", 'say "so"', "'quoted", "a\\b", "a\\", "a\\'b", "$HOME", "{a", "[b", " c ",
+         "#%?&;*", "~", "a: b", "new\nline", "x" * 200]
+PATHS = ("out", "dataset.root", "space", "tabular.path", "storage", "search.reuse")
+
+
+@pytest.mark.parametrize("names", [NAMES[:6], NAMES[6:12], NAMES[12:]])
+def test_a_path_is_taken_as_it_is_typed(names):
+    config = compose("search", as_typed(["target=ort_int8", *map("=".join, zip(PATHS, names, strict=True))]))
+    assert [OmegaConf.select(config, key) for key in PATHS] == [*map(os.path.expanduser, names)]
+    for name in names:
+        runs = [*sweep(f"out={quote(name)},{quote(name)}")]
+        assert [OverridesParser.create().parse_override(run).value() for run in runs] == [name, name]
+
+
+@pytest.mark.parametrize("name", ["ü (1), x=y", "a\\'b", "#%?&;*", "${oc.env:HOME}", "\\${a}", "'whole'", "null"])
+def test_a_path_passes_between_our_own_processes(name, tmp_path):
+    given = str(tmp_path / name)
+    config = compose("worker", [], False, {"run": given})
+    assert config.run == given
+    assert sqlite_path(database_path(Path(given))) == tmp_path / name / "study.db"
+    stored = yaml.safe_load(OmegaConf.to_yaml(config, resolve=True))
+    assert OmegaConf.create(as_data({"deep": [stored]})).deep[0].run == given
+
+
+def test_a_tilde_is_the_users_home_in_their_own_yaml_too(own):
+    (own / "dataset" / "mine.yaml").write_text("name: imagefolder\nroot: ~/images\n")
+    config = compose("search", as_typed(["target=ort_int8", "dataset=mine", "out=~/x"]))
+    assert [config.dataset.root, config.out] == [str(Path.home() / "images"), str(Path.home() / "x")]
+    assert compose("verify", as_typed(["run=~/x"]), False).run == str(Path.home() / "x")
+
+
+@pytest.mark.parametrize("value", ["runs/a\udcffb", "runs/${b}", "runs/${oc.env:NOWHERE}"])
+def test_a_name_that_cannot_be_is_refused_in_one_line(value, capsys):
+    assert main(["report", "-q", f"run={value}"]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert said[0].startswith("ConfigError: ")
+
+
+def test_a_current_folder_that_is_not_utf_8_is_refused(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "a\udcff"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    assert main(["report", "-q", "run=x"]) == 2
+    assert "not UTF-8" in capsys.readouterr().err
 
 
 def test_a_failed_run_of_several_is_told_at_the_end(tmp_path, capfd):

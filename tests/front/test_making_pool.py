@@ -42,4 +42,4 @@ def test_a_network_that_fails_leaves_its_reason_and_the_others(tmp_path):
     assert failed.made is None
     assert failed.top1_fp32 is None
     assert "loss" in failed.reason
-    assert made(run, making, 2, [good, tiny_network(16)])[good.id].made is not None
+    assert made(run, making, 1, [good, tiny_network(16)])[good.id].made is not None

@@ -52,16 +52,16 @@ def user(tmp_path, monkeypatch) -> Path:
     """A user folder of its own, and the current folder."""
     monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(hwnas.latency.held_out_networks, "POPULATION", 200)
+    monkeypatch.setattr(hwnas.latency.held_out_networks, "POPULATION", 40)
     monkeypatch.setattr(hwnas.latency.held_out_networks, "GENERATIONS", 1)
     monkeypatch.setattr(hwnas.pictures.style, "figure_bytes", lambda figure, kind:
                         f"{kind} of {len(figure.axes)} panels".encode())
     return tmp_path
 
 
-@pytest.fixture
-def table(space, user) -> LatencyTable:
-    """A table of this host for the null runtime."""
+@pytest.fixture(scope="module")
+def fitted(space) -> LatencyTable:
+    """A table of this host for the null runtime, with what was learnt from it."""
     key = TableKey.of(Target("t", "null", "fp32"), space.image_sizes, 1, 10)
     networks = {}
     for row in space.sample(np.random.default_rng(0), 40):
@@ -69,11 +69,21 @@ def table(space, user) -> LatencyTable:
         networks[one.id] = TimedNetwork(space.name, one, timed(one, 0))
     table = LatencyTable(key, Host.detect().to_dict(), "null 1", "2026-01-01", Protocol(), space.reference, QUIET_MS,
                          0.0, list(networks.values()))
-    return saved(table, space)
+    return with_fit(table, space)
 
 
-def saved(table: LatencyTable, space: SearchSpace) -> LatencyTable:
-    table.error[space.name] = LatencyModel.fit(table, space).error
+@pytest.fixture
+def table(fitted, user) -> LatencyTable:
+    """The table, saved in this test's own folder."""
+    return saved(replace(fitted))
+
+
+def with_fit(table: LatencyTable, space: SearchSpace) -> LatencyTable:
+    model = LatencyModel.fit(table, space)
+    return replace(table, error={space.name: model.error}, learnt={space.name: model.learnt.to_dict()})
+
+
+def saved(table: LatencyTable) -> LatencyTable:
     table.save(table_path(home() / "latency_tables", table.host_name, table.key))
     return table
 
@@ -188,7 +198,7 @@ def test_an_interrupted_validation_goes_on_where_it_was(table, user, monkeypatch
 def test_measurements_of_another_seed_or_table_are_not_taken(table, space, user, monkeypatch, capsys):
     use(Timer(breaks_after=5), monkeypatch)
     assert validate("out=v.json", "seed=1") == 130
-    saved(replace(table, created="2026-02-02"), space)
+    saved(replace(table, created="2026-02-02"))
     again = use(Timer(), monkeypatch)
     assert validate("out=v.json", "seed=1") == 0
     assert "another table" in capsys.readouterr().err
@@ -200,7 +210,7 @@ def test_judging_again_measures_nothing_and_leaves_out_what_the_table_has_learnt
     before, asked = read("v.json"), len(timer.asked)
     learnt = load(Path("v.json")).networks[:3]
     more = [TimedNetwork(space.name, one.architecture, one.measurement) for one in learnt]
-    saved(replace(table, networks=[*table.networks, *more]), space)
+    saved(with_fit(replace(table, networks=[*table.networks, *more]), space))
     capsys.readouterr()
     assert validate("measured=v.json") == 0
     said = capsys.readouterr().err

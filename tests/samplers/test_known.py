@@ -153,6 +153,7 @@ def test_constant_and_failed_first_trials_do_not_stop_it(value: float | None) ->
     assert len({tuple(trial.params.items()) for trial in study.trials}) == 12
 
 
+@pytest.mark.soak
 def test_collapsed_networks_do_not_spoil_the_model() -> None:
     def collapsing(trial: optuna.Trial) -> tuple[float, float]:
         value, cost = objective(trial)
@@ -415,6 +416,7 @@ def test_a_long_study_keeps_its_front() -> None:
     assert {(trial.values[0], round(trial.values[1], 9)) for trial in study.best_trials} <= known
 
 
+@pytest.mark.soak
 def test_a_front_is_wanted_from_the_worst_quantile_on() -> None:
     """Fast and inaccurate ones are worth asking for only where the front is to hold them."""
     cheapest = [min(trial.values[1] for trial in searched(sampler_of(seed, worst_quantile=quantile), 30).trials[8:])

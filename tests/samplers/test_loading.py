@@ -27,14 +27,14 @@ from hwnas.stats.pareto import hypervolume_2d
 from hwnas.study.objective import Objective
 
 NAMES = ["nsga2", "nsga3", "tpe", "gp", "random"]
-CHEAP = ["nsga2", "nsga3", "tpe", "random"]
 
 
 def asked(study: optuna.Study) -> list[tuple[Any, ...]]:
     return [tuple(trial.params.values()) for trial in study.trials if trial.state != TrialState.FAIL]
 
 
-@pytest.mark.parametrize("name", CHEAP)
+@pytest.mark.parametrize("name", ["nsga2", "tpe", *(
+    pytest.param(name, marks=pytest.mark.soak) for name in ("nsga3", "random"))])
 def test_same_seed_same_trials_also_over_restarts(tmp_path: Path, name: str) -> None:
     def folder(text: str) -> Path:
         (tmp_path / text).mkdir()

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from types import SimpleNamespace
 
 import optuna
 import pytest
+from PIL import Image
 
 from hwnas.cli.command import compose
 from hwnas.cli.progress import Console
+from hwnas.data.loading import load_dataset
 from hwnas.errors import StudyError
 from hwnas.search import road
 from hwnas.search.road import make_plan
+from hwnas.study.objective import Objective
+from hwnas.study.study import open_study
 from hwnas.system.paths import shipped
 from hwnas.system.run_folder import RunFolder
 
@@ -61,3 +67,55 @@ def test_a_plan_writes_nothing(tmp_path):
                      Console(quiet=True))
     assert plan.out == tmp_path / "run"
     assert not list(tmp_path.iterdir())
+
+
+def fill(root, value):
+    """Two classes of eight grey images, all files of one size."""
+    for row in range(16):
+        (root / "ab"[row % 2]).mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8), value).save(root / "ab"[row % 2] / f"{row}.png", compress_level=0)
+
+
+@pytest.fixture
+def begin(tmp_path, monkeypatch):
+    """`begin(**changes)` opens a study on the images in `tmp_path`/data, and returns what was said."""
+    fill(tmp_path / "data", 100)
+    (tmp_path / "run").mkdir()
+    made = {"look_up": None, "_chosen": SimpleNamespace(why="", accuracy="x"), "latency_model": (None, None),
+            "_estimator": SimpleNamespace(fingerprint="proxy"), "search_options": None}
+    for name, value in made.items():
+        monkeypatch.setattr(road, name, lambda *_, value=value: value)
+    monkeypatch.setattr(road, "_identity", lambda plan, table, data, *_: {"data set": f"{data.name} "
+                                                                                      f"({data.fingerprint})"})
+    monkeypatch.setattr(road, "_open_study", lambda plan, url, identity, *_: open_study(
+        url, identity, Objective(1.0), optuna.samplers.RandomSampler()))
+
+    def prepare(version=lambda data: data):
+        data = version(load_dataset({"name": "imagefolder", "root": str(tmp_path / "data")}, 8, 0))
+        monkeypatch.setattr(road, "_load_data", lambda *given: road._as_begun(data, *given))
+        said = []
+        road.prepare(SimpleNamespace(deployment=None, space=None, calibration=None, reuse=None, storage=None),
+                     RunFolder(tmp_path / "run"), SimpleNamespace(say=said.append, note=said.append))
+        return said
+
+    return prepare
+
+
+def test_other_pixels_in_files_of_the_same_size_and_age_are_refused(tmp_path, begin):
+    begin()
+    assert begin() == []
+    ages = {path: path.stat() for path in (tmp_path / "data").rglob("*.png")}
+    fill(tmp_path / "data", 200)
+    for path, age in ages.items():
+        assert path.stat().st_size == age.st_size
+        os.utime(path, ns=(age.st_atime_ns, age.st_mtime_ns))
+    with pytest.raises(StudyError, match="cannot resume, data set was imagefolder"):
+        begin()
+
+
+def test_a_study_of_an_earlier_version_goes_on_and_a_line_says_that_contents_were_not_checked(tmp_path, begin):
+    begin(lambda data: replace(data, fingerprint=data.former, former=""))
+    assert ["contents" in line and "not checked" in line for line in begin()] == [True]
+    (tmp_path / "data" / "a" / "0.png").rename(tmp_path / "data" / "a" / "00.png")
+    with pytest.raises(StudyError, match="cannot resume, data set was imagefolder"):
+        begin()

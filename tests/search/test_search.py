@@ -12,18 +12,19 @@ from pathlib import Path
 
 import pytest
 from search_fixtures import acknowledged, asked, rows_of, wait_for_trials, wait_until, workers_of
+from table_fixtures import write_table
 
 from hwnas.cli.command import compose, run_command
 from hwnas.cli.progress import Console
 from hwnas.search.__main__ import main
 from hwnas.search.road import search as road
 
-SMALL = ["+target=xeon_int8", "n_trials=3", "calibration.networks=14", "calibration.profiles=2",
-         "calibration.minutes=0.6", "proxy.epochs=1", "proxy.min_steps=4", "proxy.train_images=256", "finalists.k=2",
+SMALL = ["+target=xeon_int8", "n_trials=3", "workers=1", "calibration.networks=12", "calibration.profiles=1",
+         "proxy.epochs=1", "proxy.min_steps=4", "proxy.train_images=256", "finalists.k=2",
          "finalists.recipe.epochs=1", "finalists.recipe.min_steps=4", "baselines=[resnet10t]",
          "verification.seconds=40"]
-ONE_WORKER = "workers=1"  # which needs no process besides
-pytestmark = pytest.mark.quiet
+TWO_WORKERS = "workers=2"  # with processes for the finalists, too
+pytestmark = pytest.mark.usefixtures("any_machine")
 COLUMNS = {
     "id", "architecture", "is_baseline", "verified", "top1_proxy", "top1_test_fp32", "top1_test", "top1_test_low",
     "top1_test_high", "n_test", "latency_ms_predicted", "latency_ms_predicted_low", "latency_ms_predicted_high",
@@ -40,7 +41,7 @@ def start(out: Path, *overrides: str) -> subprocess.Popen[str]:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory: pytest.TempPathFactory, any_machine: None) -> Path:
     """A run of the real thing, small; it calibrates this host for the tests that follow."""
     out = tmp_path_factory.mktemp("run")
     assert search(out) == 0
@@ -74,7 +75,7 @@ def test_the_same_command_resumes_to_the_new_total_and_loses_nothing(run, tmp_pa
     shutil.copytree(run, out)
     before = {row["number"]: row["top1_proxy"] for row in rows_of(out / "trials.csv") if row["outcome"] == "evaluated"}
     weights = {path: path.read_bytes() for path in (out / "models").rglob("weights.safetensors")}
-    assert search(out, "n_trials=4", ONE_WORKER) == 0
+    assert search(out, "n_trials=4") == 0
     after = {row["number"]: row["top1_proxy"] for row in rows_of(out / "trials.csv") if row["outcome"] == "evaluated"}
     assert len(before) == 3
     assert len(after) == 4
@@ -83,9 +84,11 @@ def test_the_same_command_resumes_to_the_new_total_and_loses_nothing(run, tmp_pa
         assert path.read_bytes() == content  # nothing that was trained is trained again
 
 
-def test_onnx_runtime_gets_a_verified_front_too(tmp_path):
+def test_onnx_runtime_gets_a_verified_front_too(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
+    write_table(tmp_path / "home", "ort_int8")
     overrides = [text for text in SMALL if not text.startswith("+target")]
-    assert run_command(main, "search", "usage", [*overrides, "+target=ort_int8", f"out={tmp_path / 'ort'}", ONE_WORKER,
+    assert run_command(main, "search", "usage", [*overrides, "+target=ort_int8", f"out={tmp_path / 'ort'}",
                                                  "n_trials=2", "finalists.k=1", "baselines=[]"]) == 0
     row, = rows_of(tmp_path / "ort" / "front.csv")
     assert (row["verified"], row["target"], row["on_front"]) == ("true", "ort_int8", "true"), row["reason"]
@@ -111,7 +114,7 @@ def test_the_road_returns_what_the_command_writes(run):
 def test_one_worker_and_one_seed_give_one_result(run, tmp_path):
     found = []
     for name in ("a", "b"):
-        assert search(tmp_path / name, ONE_WORKER, "baselines=[]", "finalists.k=1", "seed=3") == 0
+        assert search(tmp_path / name, "baselines=[]", "finalists.k=1", "seed=3") == 0
         trials = [(row["id"], row["top1_proxy"]) for row in rows_of(tmp_path / name / "trials.csv")]
         front = [(row["id"], row["top1_test"]) for row in rows_of(tmp_path / name / "front.csv")]
         found.append((trials, front))
@@ -139,7 +142,7 @@ def test_a_cap_that_nothing_meets_names_the_nearest(run, tmp_path, capsys):
 
 def test_killed_at_any_moment_no_acknowledged_trial_is_lost(run, tmp_path):
     out = tmp_path / "killed"
-    worker = start(out, "n_trials=500")
+    worker = start(out, "n_trials=500", TWO_WORKERS)
     wait_for_trials(out, 2, worker)
     worker.send_signal(signal.SIGKILL)
     worker.communicate()
@@ -147,7 +150,7 @@ def test_killed_at_any_moment_no_acknowledged_trial_is_lost(run, tmp_path):
     kept = acknowledged(out)
     assert len(kept) >= 2
     total = len(kept) + 2
-    second = start(out, f"n_trials={total}", "baselines=[]", "finalists.k=1")
+    second = start(out, f"n_trials={total}", TWO_WORKERS, "baselines=[]", "finalists.k=1")
     output, _ = second.communicate(timeout=900)
     assert second.returncode == 0, output
     evaluated = [row for row in rows_of(out / "trials.csv") if row["outcome"] == "evaluated"]
@@ -159,7 +162,7 @@ def test_killed_at_any_moment_no_acknowledged_trial_is_lost(run, tmp_path):
 
 def test_ctrl_c_ends_cleanly_and_a_second_copy_joins(run, tmp_path):
     out = tmp_path / "joined"
-    first, second = (start(out, "n_trials=500", ONE_WORKER) for _ in range(2))
+    first, second = (start(out, "n_trials=500") for _ in range(2))
     wait_until(lambda: len(workers_of(out)) == 2, first, second)
     for worker in (first, second):
         worker.send_signal(signal.SIGINT)
@@ -181,7 +184,7 @@ def test_a_search_for_another_machine_stays_unverified_until_it_is_verified(run,
         path.write_text(path.read_text().replace(f'"name":"{here}"', '"name":"some-xeon"'))
     monkeypatch.setenv("HWNAS_HOME", str(home))
     out = tmp_path / "remote"
-    assert search(out, "host=some-xeon", "baselines=[]", ONE_WORKER, "finalists.k=1") == 0
+    assert search(out, "host=some-xeon", "baselines=[]", "finalists.k=1") == 0
     rows = rows_of(out / "front.csv")
     assert {row["verified"] for row in rows} == {"false"}
     assert {row["host"] for row in rows} == {"some-xeon"}
@@ -204,7 +207,7 @@ def test_a_search_on_a_table_imports_no_runtime_until_the_verification(run, tmp_
             "    held = {'openvino', 'onnxruntime'} & set(sys.modules)\n"
             "    print('imported', sorted(held)); sys.exit(1 if held else 0)\n"
             "road.verified = verify\n"
-            f"run_command(search.main, 'search', '', {[*SMALL, f'out={tmp_path}/table', 'n_trials=1', ONE_WORKER]!r})")
+            f"run_command(search.main, 'search', '', {[*SMALL, f'out={tmp_path}/table', 'n_trials=1']!r})")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "imported []" in done.stdout

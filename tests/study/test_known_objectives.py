@@ -366,7 +366,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> str:
     return next(f"host={name}" for name in hosts if name != Host.detect().name)
 
 
-@pytest.mark.parametrize("sampler", ["hwnas", "nsga2"])
+@pytest.mark.parametrize("sampler", ["hwnas", pytest.param("nsga2", marks=pytest.mark.soak)])
 def test_a_search_with_three_objectives(tmp_path: Path, elsewhere: str, sampler: str,
                                         capsys: pytest.CaptureFixture[str]) -> None:
     known = "objective.known=[latency_ms,size_mb]"

@@ -155,7 +155,8 @@ def test_known_networks_come_first_and_once(tmp_path: Path) -> None:
         searched(opened(tmp_path), 6, space, enqueue=[{"stage0.kernel": 3}])
 
 
-@pytest.mark.parametrize("sampler", ["random", "nsga2", "nsga3", "tpe"])
+@pytest.mark.parametrize("sampler", ["nsga2", *(
+    pytest.param(name, marks=pytest.mark.soak) for name in ("random", "nsga3", "tpe"))])
 def test_a_small_space_is_exhausted_and_the_search_says_so(tmp_path: Path, sampler: str) -> None:
     scores = Scores()
     ended = searched(opened(tmp_path, sampler), 50, TinySpace(1), scores, max_asks=5000)

@@ -34,7 +34,7 @@ from hwnas.networks.export import export_onnx
 from hwnas.networks.weights import load_weights
 from hwnas.space.architecture import Architecture
 from hwnas.system.documents import check_identity
-from hwnas.train import PATHS, main
+from hwnas.train import main
 from hwnas.training import job as training_job
 from hwnas.training.batches import Batches
 from hwnas.training.checkpoint import Checkpoint
@@ -66,11 +66,11 @@ def overrides(architecture: Path, tmp_path: Path) -> list[str]:
 
 
 def job_of(overrides: list[str], *more: str) -> TrainingJob:
-    return make_job(compose("train", as_typed([*overrides, *more], PATHS), target=False), QUIET)
+    return make_job(compose("train", as_typed([*overrides, *more]), target=False), QUIET)
 
 
 def command(overrides: list[str], *more: str) -> int:
-    return run_command(main, "train", "usage", ["-q", *as_typed([*overrides, *more], PATHS)], target=False)
+    return run_command(main, "train", "usage", ["-q", *as_typed([*overrides, *more])], target=False)
 
 
 def names(folder: Path) -> set[str]:
@@ -168,7 +168,7 @@ run_command(main, "train", "usage", ["-q", *sys.argv[1:]], target=False)
 
 
 def test_killed_while_a_checkpoint_is_written(overrides: list[str], whole: Path, tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", KILLED, *as_typed(overrides, PATHS)], timeout=300, check=False)
+    done = subprocess.run([sys.executable, "-c", KILLED, *as_typed(overrides)], timeout=300, check=False)
     assert done.returncode == -9
     found = Checkpoint.load(tmp_path / "out" / "checkpoint.safetensors")
     assert found is not None
@@ -275,6 +275,18 @@ def test_a_checkpoint_of_another_training_is_refused(change: str, named: str, ov
     error, = capsys.readouterr().err.splitlines()
     assert named in error
     assert "another out=FOLDER" in error
+
+
+def test_a_folder_says_what_its_training_was_begun_with(whole: Path, tmp_path: Path) -> None:
+    identity = json.loads((whole / "summary.json").read_text())["identity"]
+    assert training_job._begun_with(whole) == identity
+    network = torch.nn.Linear(2, 2)
+    Checkpoint(identity, 1, [], network.state_dict(), {}, torch.optim.SGD(network.parameters(), 0.1).state_dict()).save(
+        tmp_path / "checkpoint.safetensors")
+    assert training_job._begun_with(tmp_path) == identity
+    (tmp_path / "checkpoint.safetensors").write_bytes(b"torn")
+    assert training_job._begun_with(tmp_path) == {}
+    assert training_job._begun_with(tmp_path / "absent") == {}
 
 
 def test_many_changes_are_counted() -> None:
@@ -565,7 +577,7 @@ def test_a_summary_that_is_none_is_refused(overrides: list[str], tmp_path: Path)
 
 
 def test_paths_are_taken_as_they_are_typed() -> None:
-    assert as_typed(["out=runs/a b=(c)", "epochs=3", "weights=null"], PATHS) == [
+    assert as_typed(["out=runs/a b=(c)", "epochs=3", "weights=null"]) == [
         "out='runs/a b=(c)'", "epochs=3", "weights=null"]
     config: Any = compose("train", as_typed(["out=runs/it's, [x]"]), target=False)
     assert config.out == "runs/it's, [x]"
@@ -643,7 +655,7 @@ run_command(main, "train", "", sys.argv[1:], target=False)
 def torchrun(overrides: list[str], out: Path, *program: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-         *(program or ("-m", "hwnas.train")), *as_typed([*overrides, "epochs=12", f"out={out}"], PATHS)],
+         *(program or ("-m", "hwnas.train")), *as_typed([*overrides, "epochs=12", f"out={out}"])],
         stderr=subprocess.PIPE, text=True)
 
 
