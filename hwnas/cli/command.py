@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hwnas.cli.options import MANDATORY, defaults
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, HwnasError, UnknownName, UserError
-from hwnas.system.paths import config_dir, config_dirs, home
+from hwnas.system.paths import config_dir, config_dirs, home, is_utf8
 from hwnas.system.processes import end, ended_by_signals, exit_code, start
 
 if TYPE_CHECKING:
@@ -325,7 +325,7 @@ def _reader(dataset: str) -> str:
 def _check_overrides(overrides: Sequence[str], target: bool) -> None:
     chosen = None
     for text in (*overrides, os.getcwd(), str(home())):
-        if any("\ud800" <= letter <= "\udfff" for letter in text):  # bytes that Python could not decode
+        if not is_utf8(text):
             raise ConfigError(f"{text!a}: this name is not UTF-8, which the files of a run are written in. Rename it.")
     for text in overrides:
         key, equals, value = text.partition("=")

@@ -115,5 +115,5 @@ def digest_files(entries: Sequence[tuple[str, int]]) -> str:
 
 
 def digest(*values: object) -> str:
-    """Twelve hexadecimal digits that name `values`."""
-    return hashlib.sha256("\n".join(map(str, values)).encode()).hexdigest()[:12]
+    """Twelve hexadecimal digits that name `values`, which may be names of files that are not UTF-8."""
+    return hashlib.sha256("\n".join(map(str, values)).encode(errors="surrogateescape")).hexdigest()[:12]

@@ -15,6 +15,7 @@ from hwnas.data.dataset import DatasetInfo, Listing
 from hwnas.data.decoding import Decoder, look
 from hwnas.data.options import DatasetOptions
 from hwnas.errors import DataError
+from hwnas.system.paths import is_utf8
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -86,6 +87,9 @@ def _class_names(folder: Path) -> tuple[str, ...]:
     if not names:
         raise DataError(f"{folder}: empty, no class folders. Give dataset.root=FOLDER that holds train/ and val/, or "
                         "one folder per class.")
+    for name in names:
+        if not is_utf8(name):
+            raise DataError(f"{folder}: the name of class {name!a} is not UTF-8. Rename its folder.")
     return names
 
 

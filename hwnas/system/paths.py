@@ -72,6 +72,11 @@ def certificate_dirs() -> list[Path]:
     return [home() / "certificates", shipped("certificates")]
 
 
+def is_utf8(name: str) -> bool:
+    """Whether a name is UTF-8 on disk. Where it is not, Python keeps its bytes, and no text file can hold it."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
 def write_atomic(path: str | os.PathLike[str], data: str | bytes) -> None:
     """Write `data` (text as UTF-8) so that `path` holds all of it or what it held before, even after a kill.
 

@@ -189,6 +189,16 @@ def test_the_fingerprint_follows_the_files_not_the_place(tmp_path: Path) -> None
     assert load(tmp_path / "one").fingerprint != load(tmp_path / "two").fingerprint
 
 
+def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
+    root = fill(tmp_path / "images", {"a": 12, "b": 12})
+    file = min((root / "a").iterdir())
+    file.rename(file.with_name(f"\udcff (1), x=y{file.suffix}"))
+    assert len(load(root).train) > 0
+    (root / "b").rename(root / "\udcff")
+    with pytest.raises(DataError, match=r"class '\\udcff' is not UTF-8"):
+        load(root)
+
+
 def test_progress_reaches_the_end(tmp_path: Path) -> None:
     fill(tmp_path, {"a": 60, "b": 70}, size=(8, 8))
     seen: list[tuple[int, int]] = []
