@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import itertools
 import os
 import re
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from hwnas.system.run_folder import RunFolder
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
 COMMANDS = {  # name: its module, and what it does
     "search": ("hwnas.search", "find the front of accuracy and latency on this host: the main job"),
     "profile": ("hwnas.profile", "measure this host for a target and a space"),
@@ -90,6 +92,12 @@ def run_command(main: Main, config_name: str, usage: str, argv: Sequence[str] | 
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        place = error.filename or os.environ.get("TMPDIR") or "the folder of temporary files"
+        return _fail(UserError(f"{place}: {error.strerror}. Free space there, or set TMPDIR to a folder on another "
+                               "disk; then give the same command again."), 2)
 
 
 def _parser(config_name: str, usage: str, target: bool) -> argparse.ArgumentParser:

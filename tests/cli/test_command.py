@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 
@@ -74,6 +75,18 @@ def test_other_failures_are_one_line_and_exit_code_1(capsys):
 
     assert run_command(fail, "report", "usage", ["run=x"], target=False) == 1
     assert capsys.readouterr().err == "HwnasError: the machine was restless\n"
+
+
+@pytest.mark.parametrize("name", ["model.onnx", None])
+def test_a_full_disk_of_temporary_files_is_one_line_and_exit_code_2(name, capsys, monkeypatch):
+    def fill(config, console):
+        raise OSError(errno.ENOSPC, "No space left on device", name)
+
+    monkeypatch.setenv("TMPDIR", "/full")
+    assert run_command(fill, "report", "usage", ["run=x"], target=False) == 2
+    error, = capsys.readouterr().err.splitlines()
+    assert (name or "/full") in error
+    assert "set TMPDIR" in error
 
 
 def test_ctrl_c_says_how_to_go_on(capsys):
