@@ -157,6 +157,8 @@ def _images(job: CertifyJob, console: Console) -> Dataset:
     with console.step("read images") as report:
         dataset = load_dataset(job.plan.dataset, max(job.space.image_sizes), job.plan.seed,
                                lambda done, total: report(done / max(total, 1)))
+    if dataset.remark:
+        console.note(dataset.remark)
     if dataset.former in trained_on(job.plan):
         return dataset.as_in(dataset.former, job.plan.out, console.say)
     return dataset

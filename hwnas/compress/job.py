@@ -277,6 +277,8 @@ def _dataset(options: CompressOptions, info: DatasetInfo, source: Source, consol
     size = source.shape[1]
     with console.step("read images") as report:
         dataset = load_dataset(data, size, split_seed, lambda done, total: report(done / total)).at_size(size)
+    if dataset.remark:
+        console.note(dataset.remark)
     trained_on = source.metadata.get("dataset_fingerprint")
     if trained_on not in (None, dataset.fingerprint, dataset.former):
         console.say(f"note: {source.label} was trained with the images {trained_on}, these are {dataset.fingerprint}: "

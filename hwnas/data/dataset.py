@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -59,6 +60,7 @@ class Listing:
 
     `parts`: labels of `train`, and of `val` and `test` where its makers hold them out. `identity` names the content.
     Where it knows only names and sizes of files, `contents` are those files. `where` is the place for error messages.
+    `left_out` counts files that are no part of it, by reason; `read` adds those that it drops.
     """
 
     info: DatasetInfo
@@ -68,13 +70,15 @@ class Listing:
     where: str
     read: Read
     contents: Contents | None = None
+    left_out: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Dataset:
     """Train, validation and test set of one size. `mean` and `std` are the training images', per channel, on 0..1.
 
-    `skipped` counts unreadable images left out. The search sees train and validation only; test is the report's.
+    `skipped` counts images that could not be decoded, `left_out` all files left out, by reason. The search sees train
+    and validation only; test is the report's.
     `fingerprint` changes with any byte of a file, label, row of the split, or the size. `former` is what earlier
     versions called this data set, by names and sizes of files (empty: the same).
     """
@@ -92,6 +96,7 @@ class Dataset:
     flip: bool = False
     skipped: int = 0
     former: str = ""
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def task(self) -> Task:
@@ -109,6 +114,11 @@ class Dataset:
         say(f"note: {where} is of an earlier version, which knew images by name and size: whether their contents are "
             "still the same was not checked")
         return replace(self, fingerprint=self.former, former="")
+
+    @property
+    def remark(self) -> str:
+        """How many files were left out, and why; empty where none was."""
+        return left_out_text(self.left_out)
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Images of each class in each set."""
@@ -152,6 +162,13 @@ def resize(images: Images, image_size: int) -> Images:
         batch = interpolate(batch, (image_size, image_size), mode="bilinear", antialias=True)
         result[start:start + 1024] = batch.round_().clamp_(0, 255).numpy()
     return result
+
+
+def left_out_text(left_out: Mapping[str, int], most: int = 6) -> str:
+    """"left out: 12 (ending .heic), 1 (cannot be decoded)", the most frequent reasons first; empty for none."""
+    order = sorted(left_out.items(), key=lambda item: (-item[1], item[0]))
+    rest = f" and {sum(n for _, n in order[most:])} for other reasons" if len(order) > most else ""
+    return f"left out: {', '.join(f'{n} ({reason})' for reason, n in order[:most])}{rest}" if order else ""
 
 
 class Subsets:

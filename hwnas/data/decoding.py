@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
+from pathlib import Path
+from threading import Condition
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -25,7 +32,11 @@ from hwnas.target.host import usable_cores
 if TYPE_CHECKING:
     from PIL import Image
 
+Dropped = dict[str, list[int]]  # rows left out, by reason
 IN_MEMORY = 1 << 30
+ZEROS = 1 << 20
+IN_FLIGHT = 64_000_000  # pixels that all threads decode at a time: up to 8 bytes each while an image is converted
+CANNOT, TOO_LARGE = "cannot be decoded", "too many pixels"  # reasons to leave an image out
 GREY = ("1", "L", "LA", "I;16", "I;16B", "I;16L", "I")
 
 
@@ -51,7 +62,7 @@ def look(sources: Sequence[Source], options: DatasetOptions, where: str, most: i
     grey, sides = True, []
     for row in rows:
         try:
-            with sources[row].open() as image:
+            with _bounded_here(), sources[row].open() as image:
                 grey &= image.mode in GREY
                 sides.append(min(image.size))
         except _unreadable() as error:
@@ -68,10 +79,53 @@ def _unreadable() -> tuple[type[Exception], ...]:
     return (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError)
 
 
+@contextmanager
+def _bounded_here() -> Iterator[None]:
+    """Pillow warns of large images; in this block, which all threads share, `max_pixels` decides without a word."""
+    from PIL import Image
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        yield
+
+
+def _too_large() -> tuple[type[Exception], ...]:
+    from PIL import Image
+
+    return TooManyPixels, Image.DecompressionBombError
+
+
 def unreadable(path: str, error: Exception) -> DataError:
     """The error that names an image which cannot be decoded, the reason, and what to do."""
     reason = " ".join(str(error).replace(path, "").split()) or type(error).__name__
-    return DataError(f"{path}: unreadable image ({reason}). Remove it, or set dataset.skip_unreadable=true.")
+    what = "image too large" if isinstance(error, _too_large()) else "unreadable image"
+    step = "Set dataset.max_pixels higher" if isinstance(error, TooManyPixels) else "Remove it"
+    return DataError(f"{path}: {what} ({reason}). {step}, or set dataset.skip_unreadable=true.")
+
+
+class TooManyPixels(ValueError):
+    """An image is larger than `dataset.max_pixels`."""
+
+
+class _Gate:
+    """Lets threads pass with so many pixels, `most` together; an image of more passes alone."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._free, self._changed = most, most, Condition()
+
+    @contextmanager
+    def hold(self, pixels: int) -> Iterator[None]:
+        """Wait until there is room for the pixels, and take it during the block."""
+        pixels = min(pixels, self._most)
+        with self._changed:
+            self._changed.wait_for(lambda: pixels <= self._free)
+            self._free -= pixels
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += pixels
+                self._changed.notify_all()
 
 
 def decode(file: Image.Image, image_size: int, channels: int) -> Images:
@@ -81,10 +135,10 @@ def decode(file: Image.Image, image_size: int, channels: int) -> Images:
     """
     from PIL import Image, ImageOps
 
-    file.draft(None, (2 * image_size, 2 * image_size))
+    _shrink(file, image_size)
     image = file
     if file.mode.startswith("I"):
-        image = Image.fromarray((np.asarray(file).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+        image = Image.fromarray((np.asarray(file) >> 8).clip(0, 255).astype(np.uint8))
     elif file.mode == "F":
         raise ValueError("floating-point pixels")
     fitted = ImageOps.fit(image.convert("L" if channels == 1 else "RGB"), (image_size, image_size),
@@ -93,17 +147,26 @@ def decode(file: Image.Image, image_size: int, channels: int) -> Images:
     return array[None] if channels == 1 else array.transpose(2, 0, 1)
 
 
+def _shrink(file: Image.Image, image_size: int) -> int:
+    """Ask for a JPEG at a fraction of its size; returns how many pixels will be decoded. Ask as often as you like."""
+    whole = file.width * file.height
+    file.draft(None, (2 * image_size, 2 * image_size))
+    return whole if file.info.get("progressive") else file.width * file.height
+
+
 @dataclass(frozen=True, slots=True)
 class Decoder:
     """Decodes the images of each part, in memory or, above 1 GiB, in a file that is mapped.
 
-    `content` names what all sources hold, and that file by it: another content is decoded anew.
+    `content` names what all sources hold, and that file by it: another content is decoded anew. `left_out` counts
+    dropped images by reason. Memory stays small whatever the images claim: see `dataset.max_pixels` and IN_FLIGHT.
     """
 
     sources: Mapping[str, Sequence[Source]]
     channels: int
     options: DatasetOptions
     content: Callable[[], str]
+    left_out: Counter[str] = field(default_factory=Counter)
 
     def __call__(self, selection: Selection, image_size: int, progress: Progress | None
                  ) -> list[tuple[Images, NDArray[np.bool_]]]:
@@ -111,11 +174,14 @@ class Decoder:
         shape = (len(sources), self.channels, image_size, image_size)
         if np.prod(shape) <= IN_MEMORY:
             images = np.empty(shape, np.uint8)
-            kept = self._decode_all(sources, images, progress)
+            dropped = self._decode_all(sources, images, progress)
         else:
             chosen = [f"{part} {hashlib.sha256(rows.tobytes()).hexdigest()}" for part, rows in selection]
-            key = digest(self.content(), *chosen, self.options.skip_unreadable, shape)
-            images, kept = self._map_file(key, sources, shape, progress)
+            key = digest(self.content(), *chosen, self.options.skip_unreadable, self.options.max_pixels, shape)
+            images, dropped = self._map_file(key, sources, shape, progress)
+        self.left_out.update({reason: len(rows) for reason, rows in dropped.items()})
+        kept = np.ones(len(sources), bool)
+        kept[[row for rows in dropped.values() for row in rows]] = False
         parts, row, position = [], 0, 0
         for _, rows in selection:
             here = kept[row:row + len(rows)]
@@ -123,35 +189,43 @@ class Decoder:
             parts.append((images[start:position], here))
         return parts
 
-    def _decode_all(self, sources: Sequence[Source], images: Images, progress: Progress | None) -> NDArray[np.bool_]:
-        """Fill `images` from the front with the images that can be read; returns which they were."""
-        kept, position = np.zeros(len(sources), bool), 0
-        with ThreadPoolExecutor(max(1, len(usable_cores()))) as pool:
-            for row, image in enumerate(_keep_order(pool, self._try, sources, images.shape[2])):
-                if image is not None:
-                    images[position], kept[row] = image, True
+    def _decode_all(self, sources: Sequence[Source], images: Images, progress: Progress | None) -> Dropped:
+        """Fill `images` from the front with the images that can be read; returns the rows of the others by reason."""
+        dropped: Dropped = {}
+        position, gate = 0, _Gate(IN_FLIGHT)
+        with _bounded_here(), ThreadPoolExecutor(max(1, len(usable_cores()))) as pool:
+            for row, image in enumerate(_keep_order(pool, partial(self._try, gate), sources, images.shape[2])):
+                if isinstance(image, str):
+                    dropped.setdefault(image, []).append(row)
+                else:
+                    images[position] = image
                     position += 1
                 if progress is not None and ((row + 1) % 100 == 0 or row + 1 == len(sources)):
                     progress(row + 1, len(sources))
-        return kept
+        return dropped
 
-    def _try(self, source: Source, image_size: int) -> Images | None:
+    def _try(self, gate: _Gate, source: Source, image_size: int) -> Images | str:
+        """The image, or why it is left out."""
+        most = self.options.max_pixels
         try:
             with source.open() as image:
+                if image.width * image.height > most:
+                    raise TooManyPixels(f"{image.width} x {image.height} pixels, more than {most}")
                 if self.channels == 1 and self.options.channels is None and image.mode not in GREY:
                     raise DataError(f"{source.name}: a colour image ({image.mode}) among grey ones. Set "
                                     "dataset.channels to 3, or to 1 to drop colour.")  # never dropped in silence
-                return decode(image, image_size, self.channels)
+                with gate.hold(_shrink(image, image_size)):
+                    return decode(image, image_size, self.channels)
         except _unreadable() as error:
             if self.options.skip_unreadable:
-                return None
+                return TOO_LARGE if isinstance(error, _too_large()) else CANNOT
             raise unreadable(source.name, error) from error
 
     def _map_file(self, key: str, sources: Sequence[Source], shape: tuple[int, ...], progress: Progress | None
-                  ) -> tuple[Images, NDArray[np.bool_]]:
+                  ) -> tuple[Images, Dropped]:
         """Images in a file below the user's folder, decoded once; `key` names their content.
 
-        The file of kept rows is written first, so that a whole .npy always has one beside it.
+        The file of dropped rows is written first, so that a whole .npy always has one beside it.
         """
         path = home() / "cache" / f"images-{key}.npy"
         rows = path.with_suffix(".json")
@@ -160,32 +234,50 @@ class Decoder:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 images: Any = np.lib.format.open_memmap(beside, "w+", np.uint8, shape)
-                kept = self._decode_all(sources, images, progress)
+                _reserve(beside, images.offset)
+                dropped = self._decode_all(sources, images, progress)
                 images.flush()
                 del images
-                write_atomic(rows, json.dumps({"dropped": np.flatnonzero(~kept).tolist()}))
+                write_atomic(rows, json.dumps({"dropped": dropped}))
                 os.replace(beside, path)
             except OSError as error:
-                raise DataError(f"cannot write {path}: {error.strerror or error}. Free space there or set HWNAS_HOME "
-                                "to a folder on another disk.") from error
+                raise DataError(f"cannot write {path}, which needs {np.prod(shape) + 128:,} bytes in {path.parent}: "
+                                f"{error.strerror or error}. Free space there or set HWNAS_HOME to a folder on another "
+                                "disk.") from error
             finally:
-                beside.unlink(missing_ok=True)
-        kept = np.ones(len(sources), bool)
-        kept[json.loads(rows.read_text())["dropped"]] = False
-        return np.load(path, mmap_mode="r", allow_pickle=False), kept
+                with suppress(OSError):
+                    beside.unlink(missing_ok=True)
+        return np.load(path, mmap_mode="r", allow_pickle=False), json.loads(rows.read_text())["dropped"]
 
 
-def _keep_order(pool: ThreadPoolExecutor, work: Any, sources: Iterable[Source], image_size: int
-             ) -> Iterator[Images | None]:
+def _reserve(path: Path, start: int) -> None:
+    """Give the file the space that its size promises, without a change from byte `start` on but zeros; OSError when
+    there is less.
+
+    A mapped file is sparse: without this, a full disk is told by a signal that ends the process.
+    """
+    with open(path, "r+b") as file:
+        size = os.fstat(file.fileno()).st_size
+        try:
+            os.posix_fallocate(file.fileno(), 0, size)
+        except (AttributeError, OSError) as error:  # macOS and Windows have no such function, some disks refuse it
+            if isinstance(error, OSError) and error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise
+            file.seek(start)
+            for position in range(start, size, ZEROS):
+                file.write(bytes(min(ZEROS, size - position)))
+
+
+def _keep_order(pool: ThreadPoolExecutor, work: Callable[[Source, int], Images | str], sources: Iterable[Source],
+                image_size: int) -> Iterator[Images | str]:
     """Results in order. Few images are decoded ahead, so that memory stays small and the first error ends it."""
-    waiting: list[Any] = []
+    waiting: list[Future[Images | str]] = []
     todo = iter(sources)
     try:
         for source in islice(todo, 64):
             waiting.append(pool.submit(work, source, image_size))
         while waiting:
-            result: Images | None = waiting.pop(0).result()
-            yield result
+            yield waiting.pop(0).result()
             waiting += [pool.submit(work, source, image_size) for source in islice(todo, 1)]
     finally:
         for future in waiting:

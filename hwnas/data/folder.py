@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +22,8 @@ from hwnas.system.paths import is_utf8
 if TYPE_CHECKING:
     from PIL import Image
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+EXTENSIONS = (".jpg", ".jpeg", ".jfif", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
+PLUGINS = (".avif", ".heic", ".heif")  # read where this Pillow can
 ALIASES = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
 
 
@@ -45,15 +48,17 @@ def image_folder(options: DatasetOptions) -> Listing:
             raise DataError(f"{folders[part]}: classes differ from {folders['train'].name}/: "
                             f"{_few(only[0]) or 'none'} only here, {_few(only[1]) or 'none'} only there. "
                             "Give both the same class folders.")
-    files = {part: _files(folder, names[part]) for part, folder in folders.items()}
+    left_out = Counter[str]()
+    files = {part: _files(folder, names[part], left_out) for part, folder in folders.items()}
     channels, native_size = look(files["train"], options, str(root))
     labels = {part: np.asarray([entry.label for entry in entries], np.int64) for part, entries in files.items()}
     start = len(str(root / "x")) - 1  # of a path below the root, in each file's
     listed = {entry.path[start:]: entry for entries in files.values() for entry in entries}
     contents = Contents(root, {place: entry.state for place, entry in listed.items()})
-    reader = Decoder(files, channels, options, lambda: contents.identity)
+    reader = Decoder(files, channels, options, lambda: contents.identity, left_out)
     return Listing(DatasetInfo(options.name, channels, len(names["train"]), native_size), names["train"], labels,
-                   digest_files([(place, entry.size) for place, entry in listed.items()]), str(root), reader, contents)
+                   digest_files([(place, entry.size) for place, entry in listed.items()]), str(root), reader, contents,
+                   left_out)
 
 
 def _parts(root: Path) -> dict[str, Path]:
@@ -97,29 +102,50 @@ def _few(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(map(repr, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def _files(folder: Path, names: Sequence[str]) -> list[Entry]:
+def _files(folder: Path, names: Sequence[str], left_out: Counter[str]) -> list[Entry]:
     files = []
     for label, name in enumerate(names):
-        entries = sorted(_walk(str(folder / name), label), key=lambda entry: entry.path)
+        entries = sorted(_walk(str(folder / name), label, left_out), key=lambda entry: entry.path)
         if not entries:
             raise DataError(f"{folder / name}: no images ({', '.join(EXTENSIONS)}). Add some or remove the folder.")
         files += entries
     return files
 
 
-def _walk(folder: str, label: int) -> Iterator[Entry]:
+def _is_image(name: str) -> bool:
+    name = name.lower()
+    return name.endswith(EXTENSIONS) or (name.endswith(PLUGINS) and _opens(os.path.splitext(name)[1]))
+
+
+@cache
+def _opens(ending: str) -> bool:
+    """Whether this Pillow, with its plugins, reads images of an ending among PLUGINS."""
+    from PIL import Image
+
+    return ending in Image.registered_extensions()
+
+
+def _walk(folder: str, label: int, left_out: Counter[str]) -> Iterator[Entry]:
+    """Images below the folder. Other files are counted by their endings; hidden ones are nobody's images."""
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
                 if entry.name.startswith("."):
                     continue
                 if entry.is_dir():
-                    yield from _walk(entry.path, label)
-                elif entry.name.lower().endswith(EXTENSIONS):
+                    yield from _walk(entry.path, label, left_out)
+                elif _is_image(entry.name):
                     status = entry.stat()
                     yield Entry(entry.path, status.st_size, label, state_of(status))
+                else:
+                    left_out[_reason(entry.name)] += 1
     except OSError as error:
         raise DataError(f"{error.filename or folder}: cannot be read ({error.strerror}). Make it readable.") from error
+
+
+def _reason(name: str) -> str:
+    ending = os.path.splitext(name)[1].lower()
+    return f"ending {ending}" if 1 < len(ending) <= 8 and ending.isprintable() else "no image's ending"
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,12 +50,13 @@ def load_dataset(config: Mapping[str, Any], image_size: int, seed: int, progress
         check_counts(labels, listing.class_names, LEAST[name],
                             f"{listing.where}: in the {name} set a class needs")
         sets[name] = Split(images, labels)
+    skipped = sum(int((~kept).sum()) for _, kept in decoded)
     mean, std = _statistics(sets["train"].images)
     fingerprint, former = _fingerprints(listing, options, size, seed, split_up)
     return Dataset(
         **sets, name=options.name, class_names=listing.class_names, channels=listing.info.channels, image_size=size,
-        mean=mean, std=std, flip=options.flip, skipped=sum(int((~kept).sum()) for _, kept in decoded),
-        fingerprint=fingerprint, former=former)
+        mean=mean, std=std, flip=options.flip, skipped=skipped,
+        fingerprint=fingerprint, former=former, left_out=dict(listing.left_out))
 
 
 def _fingerprints(listing: Listing, options: DatasetOptions, size: int, seed: int, split_up: Sequence[str]

@@ -23,11 +23,13 @@ class DatasetOptions:
     root: Path | None = option(None, what="a folder", help="the folder (null: the data folder of hwnas)")
     image_size: int | None = option(None, low=8, high=1024, help="px (null: the search space's)")
     channels: int | None = option(None, choices=(1, 3), help="null: as the files are")
-    skip_unreadable: bool = option(False, help="leave unreadable images out and count them")
+    skip_unreadable: bool = option(False, help="leave unreadable and too large images out and count them")
     validation_fraction: float = option(0.15, above=0, below=0.8, help="of the training part, or of all images")
     test_fraction: float = option(0.2, above=0, below=0.8, help="of all images, where no test part is given")
     flip: bool = option(False, help="whether a mirrored image is still one of its class")
     download: bool = option(False, help="fetch it where it is missing")
+    max_pixels: int = option(50_000_000, low=64, high=178_956_970,
+                             help="width times height of an image at most; known before it is decoded")
     options: Mapping[str, Any] = option({}, help="handed on to a data set of another package")
 
     @classmethod

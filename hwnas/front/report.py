@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hwnas.accuracy.estimator import meaning
+from hwnas.data.dataset import left_out_text
 from hwnas.front.picture import PlotInfo, front_figure
 from hwnas.front.rows import COLUMNS, Cost, FrontRow, load_front, sort_rows
 from hwnas.pictures.style import figure_bytes
@@ -311,6 +312,8 @@ def _failures(data: ReportData) -> str:
                       and trial.get("outcome") in ("failed", "error", "lost", "interrupted", None))
     items += [f"<li>{number} trial{'s' if number > 1 else ''}: {escape(reason)}</li>"
               for reason, number in reasons.most_common(20)]
+    left_out = (data.environment.get("dataset") or {}).get("left_out")
+    items += [f"<li>files {escape(left_out_text(left_out))}</li>"] if left_out else []
     return f"<ul>{''.join(items)}</ul>" if items else "<p>None.</p>"
 
 

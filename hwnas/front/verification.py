@@ -140,6 +140,7 @@ def environment_of(making: Making, facts: Facts) -> dict[str, Any]:
         "versions": versions(), "space": facts.space, "cap_ms": facts.cap_ms,
         "dataset": {"name": data.name, "fingerprint": data.fingerprint, "image_size": data.image_size,
                     "channels": data.channels, "mean": list(data.mean), "std": list(data.std), "skipped": data.skipped,
+                    "left_out": dict(data.left_out),
                     "images": {"train": len(data.train), "validation": len(data.validation), "test": len(data.test)},
                     "class_names": list(data.class_names)},
         "latency_model": dict(facts.latency_model), "search": dict(facts.search),

@@ -341,7 +341,7 @@ def _load_data(plan: Plan, url: str, folder: Path, console: Console) -> Dataset:
                             lambda done, total: report(done / max(total, 1)))
     console.note(f"{data.name}: {len(data.train)} training, {len(data.validation)} validation, {len(data.test)} test "
                  f"images of {len(data.class_names)} classes at {data.image_size} px"
-                 + (f", {data.skipped} unreadable left out" if data.skipped else ""))
+                 + (f"; {data.remark}" if data.remark else ""))
     return _as_begun(data, plan, url, folder, console)
 
 

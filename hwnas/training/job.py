@@ -135,6 +135,8 @@ def make_job(config: Mapping[str, Any], console: Console, within: Path | None = 
     out = Path(options.out) if options.out else _default_out(network, info.name)
     WorkFolder(out, "train").take_up(options.overwrite, within)
     dataset, train, validation = _images(options, network.shape.image_size, console)
+    if dataset.remark:
+        console.note(dataset.remark)
     dataset = dataset.as_in(_begun_with(out).get("dataset.fingerprint"), out, console.say)
     Batches(train, dataset, recipe, options.seed)  # says where there are too few images
     _check_shares(recipe, ranks)

@@ -51,7 +51,7 @@ SHARED = ("epochs={};min_steps=2000;"
      "price_per_hour=2)"),
     (DatasetOptions, {"name": "digits"},
      "DatasetOptions(name='digits', root=None, image_size=None, channels=None, skip_unreadable=False, "
-     "validation_fraction=0.15, test_fraction=0.2, flip=False, download=False, options={})"),
+     "validation_fraction=0.15, test_fraction=0.2, flip=False, download=False, max_pixels=50000000, options={})"),
 ])
 def test_the_text_of_options_stays(cls, given, text):
     assert str(read_options(cls, given)) == text

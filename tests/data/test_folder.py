@@ -1,16 +1,24 @@
 from __future__ import annotations
 
+import errno
+import os
 import shutil
+import struct
+import subprocess
+import sys
+import threading
+import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, features
 
 from hwnas.data import decoding as image_files
-from hwnas.data.dataset import Dataset
-from hwnas.data.decoding import decode
+from hwnas.data.dataset import Dataset, left_out_text
+from hwnas.data.decoding import _Gate, decode
 from hwnas.data.loading import inspect_dataset, load_dataset
 from hwnas.errors import DataError
 from hwnas.system.paths import home
@@ -127,10 +135,10 @@ def test_large_sets_are_mapped_from_a_whole_file(tmp_path: Path, monkeypatch: py
     second = load(tmp_path, skip_unreadable=True)
     for got in (first, second):
         assert isinstance(got.train.images, np.memmap)
-        assert got.skipped == 1
+        assert (got.skipped, got.left_out) == (1, {"cannot be decoded": 1})
         for part in ("train", "validation", "test"):
             np.testing.assert_array_equal(getattr(got, part).images, getattr(wanted, part).images)
-    assert sorted(path.suffix for path in (home() / "cache").iterdir()) == [".json", ".npy"]
+    assert sorted(path.suffix for path in (home() / "cache").glob("images-*")) == [".json", ".npy"]
 
 
 def test_an_ended_decoding_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,6 +149,132 @@ def test_an_ended_decoding_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(DataError, match="unreadable image"):
         load(tmp_path / "data")
     assert list((home() / "cache").iterdir()) == []
+
+
+def test_a_full_disk_is_one_line_and_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    fill(tmp_path / "data", {"a": 10, "b": 10})
+    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(image_files, "IN_MEMORY", 0)
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(DataError, match=rf"needs 15,488 bytes in {home() / 'cache'}: No space left .* HWNAS_HOME"):
+        load(tmp_path / "data")
+    assert not list((home() / "cache").glob("*images*"))
+
+
+def test_a_disk_that_cannot_reserve_is_filled_with_zeros_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    fill(tmp_path / "data", {"a": 10, "b": 10})
+    wanted = load(tmp_path / "data")
+    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(image_files, "IN_MEMORY", 0)
+    monkeypatch.setattr(image_files, "ZEROS", 1000)
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    np.testing.assert_array_equal(load(tmp_path / "data").test.images, wanted.test.images)
+
+
+SMALL_DISK = """
+import sys
+from hwnas.cli.command import run_command
+from hwnas.data import decoding
+from hwnas.data.loading import load_dataset
+decoding.IN_MEMORY = 0
+data = {"name": "imagefolder", "root": sys.argv[1]}
+sys.exit(run_command(lambda *_: load_dataset(data, 256, 0), "train", "", [], target=False))
+"""
+
+
+def test_a_small_disk_ends_no_process(tmp_path: Path) -> None:
+    fill(tmp_path / "data", {"a": 10, "b": 10})
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True,
+                      check=False).returncode:
+        pytest.skip("this user may not mount a small disk")
+    try:
+        done = subprocess.run([sys.executable, "-c", SMALL_DISK, str(tmp_path / "data")], capture_output=True,
+                              text=True, env={**os.environ, "HWNAS_HOME": str(disk)}, timeout=60, check=False)
+        left = [path.name for path in disk.rglob("*images*")]
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+    assert (done.returncode, left) == (2, [])
+    line, = done.stderr.splitlines()
+    assert f"3,932,288 bytes in {disk / 'cache'}" in line
+
+
+def bomb(path: Path, side: int = 13_000) -> None:
+    """A black PNG of 1 bit a pixel: some KiB, which claim `side` times `side` pixels."""
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    rows = zlib.compress(bytes((1 + (side + 7) // 8) * side), 1)
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0))
+                     + chunk(b"IDAT", rows) + chunk(b"IEND", b""))
+
+
+PEAK = """
+import resource, sys
+from hwnas.data.loading import load_dataset
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+data = load_dataset({"name": "imagefolder", "root": sys.argv[1], "skip_unreadable": True}, 16, 0)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024, data.left_out)
+"""
+
+
+def test_an_image_that_claims_too_many_pixels_costs_no_memory(tmp_path: Path) -> None:
+    fill(tmp_path / "data", {"a": 10, "b": 10})
+    bomb(tmp_path / "data" / "a" / "bomb.png")
+    said = r"bomb\.png: image too large \(13000 x 13000 pixels, more than 50000000\)\. Set dataset\.max_pixels higher"
+    with pytest.raises(DataError, match=said):
+        load(tmp_path / "data")
+    shutil.copy(tmp_path / "data" / "a" / "bomb.png", tmp_path / "data" / "b" / "bomb.png")
+    done = subprocess.run([sys.executable, "-c", PEAK, str(tmp_path / "data")], capture_output=True, text=True,
+                          timeout=60, check=True)
+    grown, left_out = done.stdout.split(maxsplit=1)
+    assert left_out.strip() == "{'too many pixels': 2}"
+    assert int(grown) < 100  # MiB; to decode one takes 160, and its conversion 640 more
+    assert not done.stderr
+
+
+def test_pixels_in_flight_are_bounded_over_all_threads() -> None:
+    gate, now, peak = _Gate(100), [0], [0]
+    lock = threading.Lock()
+
+    def pass_with(pixels: int) -> None:
+        with gate.hold(pixels):
+            with lock:
+                now[0] += min(pixels, 100)
+                peak[0] = max(peak[0], now[0])
+            with lock:
+                now[0] -= min(pixels, 100)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(pass_with, [30, 60, 10, 1000, 40, 50] * 50))
+    assert 0 < peak[0] <= 100
+    with gate.hold(100):
+        pass
+
+
+def test_every_file_is_read_or_counted_by_reason(tmp_path: Path) -> None:
+    fill(tmp_path / "train", {"a": 10, "b": 10})
+    fill(tmp_path / "val", {"a": 3, "b": 3})
+    folder = tmp_path / "train" / "a"
+    kinds = {"gif": "GIF", "jfif": "JPEG", **({"avif": "AVIF"} if features.check("avif") else {})}
+    for ending, kind in kinds.items():
+        Image.new("RGB", (16, 16), "red").save(folder / f"x.{ending}", kind)
+    for name in ("x.heic", "y.HEIC", "notes.txt", "README", "x.averylongending", ".hidden"):
+        (folder / name).write_bytes(b"something")
+    break_file(tmp_path)
+    dataset = load(tmp_path, skip_unreadable=True)
+    assert len(dataset.train) + len(dataset.validation) == 19 + len(kinds)
+    assert dataset.left_out == {"ending .heic": 2, "ending .txt": 1, "no image's ending": 2, "cannot be decoded": 1}
+    assert dataset.remark == "left out: 2 (ending .heic), 2 (no image's ending), 1 (cannot be decoded), 1 (ending .txt)"
+    assert left_out_text({f"ending .{n}": 1 for n in range(9)}).endswith("and 3 for other reasons")
+    assert not left_out_text({})
 
 
 @pytest.mark.parametrize(("classes", "said"), [

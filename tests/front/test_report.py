@@ -68,6 +68,16 @@ def test_failures_are_told_with_their_reasons() -> None:
     assert "2 trials: loss was NaN" in failures
 
 
+def test_files_left_out_are_told_by_reason_and_older_runs_have_none() -> None:
+    def page(**facts: object) -> str:
+        return report_html(ReportData(PlotInfo("t", "h", "d", "day"), [], [], [], {"dataset": facts}))
+
+    assert "files left out: 12 (ending .heic), 1 (cannot be decoded)" in page(
+        skipped=1, left_out={"cannot be decoded": 1, "ending .heic": 12})
+    assert "files left out" not in page(skipped=3)
+    assert "files left out" not in page(skipped=0, left_out={})
+
+
 def test_cap_that_is_broken_is_told() -> None:
     page = report_html(ReportData(PlotInfo("t", "h", "d", "day"), [make_row(meets_cap=False)], [], [], {}))
     assert "breaks the cap" in page
