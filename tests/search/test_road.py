@@ -94,7 +94,8 @@ def begin(tmp_path, monkeypatch):
         data = version(load_dataset({"name": "imagefolder", "root": str(tmp_path / "data")}, 8, 0))
         monkeypatch.setattr(road, "_load_data", lambda *given: road._as_begun(data, *given))
         said = []
-        road.prepare(SimpleNamespace(deployment=None, space=None, calibration=None, reuse=None, storage=None),
+        options = SimpleNamespace(calibration=None, storage=None)
+        road.prepare(SimpleNamespace(deployment=None, space=None, reuse=None, options=options),
                      RunFolder(tmp_path / "run"), SimpleNamespace(say=said.append, note=said.append))
         return said
 
