@@ -332,7 +332,11 @@ def _reader(dataset: str) -> str:
 
 def _check_overrides(overrides: Sequence[str], target: bool) -> None:
     chosen = None
-    for text in (*overrides, os.getcwd(), str(home())):
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:
+        raise ConfigError("the current folder was removed. Go to another one.") from None
+    for text in (*overrides, here, str(home())):
         if not is_utf8(text):
             raise ConfigError(f"{text!a}: this name is not UTF-8, which the files of a run are written in. Rename it.")
     for text in overrides:

@@ -7,13 +7,14 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hwnas.errors import CandidateError
+from hwnas.errors import CandidateError, HwnasError
 from hwnas.front.score import fp32_top1
 from hwnas.networks.baselines import count_macs, count_params
 from hwnas.networks.export import RECIPE_KEY, Parity, check_parity, export_onnx, parity_images
@@ -171,7 +172,7 @@ def make_all(networks: Sequence[Network], run: RunFolder, making: Making, worker
              report: Callable[[float, str], None]) -> Iterator[tuple[Network, Outcome]]:
     """`make` and score each network; outcomes come in order of completion.
 
-    The last networks start first: they are the baselines, which take longest.
+    The last networks start first: they are the baselines, which take longest. HwnasError when a process was ended.
     """
     if workers <= 1 or len(networks) <= 1:
         for index, network in enumerate(networks):
@@ -186,7 +187,12 @@ def make_all(networks: Sequence[Network], run: RunFolder, making: Making, worker
             jobs = {pool.submit(_job, network): network for network in reversed(networks)}
             for done, job in enumerate(as_completed(jobs), start=1):
                 report(done / len(jobs), f"{done} of {len(jobs)} networks trained and exported")
-                yield jobs[job], job.result()
+                try:
+                    outcome = job.result()
+                except BrokenProcessPool:
+                    raise HwnasError("a process that trains finalists was ended (out of memory?). Free memory and give "
+                                     "the command again: what is finished is kept.") from None
+                yield jobs[job], outcome
 
 
 def _outcome(network: Network, run: RunFolder, making: Making,

@@ -64,7 +64,8 @@ def sqlite_path(url: str) -> Path | None:
         return None
     if parsed.database in (None, "", ":memory:"):
         raise ConfigError("storage: a study in memory would be lost. Name a file: sqlite:///runs/mine/study.db.")
-    return Path(str(parsed.database).replace("%3F", "?").replace("%25", "%"))  # a ? would begin the URL's options
+    path = Path(str(parsed.database).replace("%3F", "?").replace("%25", "%"))  # a ? would begin the URL's options
+    return path.expanduser()
 
 
 def shown(url: str) -> str:

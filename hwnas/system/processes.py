@@ -154,17 +154,19 @@ def _end_after(line: int) -> None:
 def end(children: Iterable[subprocess.Popen[Any]], grace_s: float = GRACE_S) -> None:
     """End processes: they are told by SIGTERM, and those that still run after `grace_s` seconds are killed."""
     children = list(children)
-    for child in children:
-        child.terminate()
     until = time.monotonic() + grace_s
-    for child in children:
-        try:
-            child.wait(max(0.0, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
+    try:
+        for child in children:
+            child.terminate()
+        for child in children:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(max(0.0, until - time.monotonic()))
+    finally:  # also where somebody insists by a second signal
+        for child in children:
             child.kill()
             child.wait()
-        if child.stdin is not None:
-            child.stdin.close()
+            if child.stdin is not None:
+                child.stdin.close()
 
 
 @contextmanager
@@ -226,11 +228,14 @@ class Pool(ProcessPoolExecutor):
     def end(self, grace_s: float = GRACE_S) -> None:
         """End the processes as `end` does, whatever they are at. What was submitted and is not done fails."""
         running = list((self._processes or {}).values())
-        for process in running:
-            process.terminate()
         until = time.monotonic() + grace_s
-        for process in running:  # the executor reaps them, so only their ends are awaited here
-            if not wait([process.sentinel], max(0.0, until - time.monotonic())):
+        try:
+            for process in running:
+                process.terminate()
+            for process in running:  # the executor reaps them, so only their ends are awaited here
+                wait([process.sentinel], max(0.0, until - time.monotonic()))
+        finally:
+            for process in running:
                 process.kill()
 
 

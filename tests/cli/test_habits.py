@@ -172,6 +172,7 @@ def test_a_tilde_is_the_users_home_in_their_own_yaml_too(own):
     config = compose("search", as_typed(["target=ort_int8", "dataset=mine", "out=~/x"]))
     assert [config.dataset.root, config.out] == [str(Path.home() / "images"), str(Path.home() / "x")]
     assert compose("verify", as_typed(["run=~/x"]), False).run == str(Path.home() / "x")
+    assert sqlite_path("sqlite:///~/x.db") == Path.home() / "x.db"
 
 
 @pytest.mark.parametrize("value", ["runs/a\udcffb", "runs/${b}", "runs/${oc.env:NOWHERE}"])
@@ -188,6 +189,14 @@ def test_a_current_folder_that_is_not_utf_8_is_refused(tmp_path, monkeypatch, ca
     monkeypatch.chdir(folder)
     assert main(["report", "-q", "run=x"]) == 2
     assert "not UTF-8" in capsys.readouterr().err
+
+
+def test_a_current_folder_that_is_gone_is_said(tmp_path, monkeypatch, capsys):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert main(["report", "-q", "run=x"]) == 2
+    assert "the current folder was removed" in capsys.readouterr().err
 
 
 def test_a_failed_run_of_several_is_told_at_the_end(tmp_path, capfd):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from deployment_fixtures import tiny_baseline, tiny_making, tiny_network
 from safetensors.numpy import load_file
 
+from hwnas.errors import HwnasError
+from hwnas.front import make
 from hwnas.front.make import make_all
 from hwnas.system.run_folder import RunFolder
 
@@ -30,6 +34,12 @@ def test_two_processes_make_the_weights_that_one_makes(tmp_path):
         assert all(np.array_equal(first[name], second[name]) for name in first)
         assert alone[network.id].top1_fp32 == together[network.id].top1_fp32
         assert two.model(network.id).int8.is_file()
+
+
+def test_a_process_that_is_ended_is_said_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(make, "_start", os._exit)  # with arguments that it does not take
+    with pytest.raises(HwnasError, match="a process that trains finalists was ended"):
+        made(RunFolder.create(tmp_path / "run"), tiny_making(), 2, [tiny_network(8), tiny_network(16)])
 
 
 def test_a_network_that_fails_leaves_its_reason_and_the_others(tmp_path):

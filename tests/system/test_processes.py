@@ -137,6 +137,23 @@ def test_a_process_that_does_not_hear_is_killed(child: Callable[[str], str]) -> 
     assert process.returncode == -signal.SIGKILL
 
 
+def test_who_insists_does_not_wait_for_what_does_not_hear(child: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+                                                          ) -> None:
+    deaf = child("import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(flush=True)\n"
+                 "time.sleep(3000)")
+
+    def insist(process: subprocess.Popen[bytes]) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with start(deaf, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        monkeypatch.setattr(subprocess.Popen, "terminate", insist)
+        with pytest.raises(KeyboardInterrupt):
+            end([process])
+    assert process.returncode == -signal.SIGKILL
+
+
 @pytest.mark.parametrize(("text", "reason"), [
     ("import sys\nprint('first')\nsys.exit('no space left')", "no space left (exit code 1)"),
     ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "ended by SIGKILL")])
