@@ -90,7 +90,7 @@ class RunFolder(WorkFolder):
         """The folder of an existing run; StudyError when it is none. With `write`, UserError when it cannot be
         written."""
         run = cls(Path(path))
-        if not run.config.is_file() or kind_of(run.path) is None:
+        if not run.config.is_file() or kind_of(run.path) != run.kind:
             raise StudyError(f"{path} is not a run folder (no config.yaml of a search). Make one: "
                              f"python -m hwnas.search +target=NAME out={path}")
         return run.check() if write else run

@@ -112,7 +112,7 @@ def kind_of(folder: Path) -> str | None:
 def _begin(path: Path) -> bytes:
     """The first bytes of a file, none where it cannot be read."""
     try:
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
             return file.read(_LOOKED_AT)
     except OSError:
         return b""
