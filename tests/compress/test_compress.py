@@ -352,6 +352,7 @@ def test_other_options_need_another_folder(trained: Path, hostile: Callable[[flo
                                            capsys) -> None:
     assert command(trained, tmp_path, "max_drop=3") == 0
     capsys.readouterr()
+    (tmp_path / ".hwnas.json").unlink()  # earlier versions wrote none
     assert command(trained, tmp_path, "max_drop=3", "calibration_images=64") == 2
     assert "calibration_images was 128, is 64. Give the same options, or another out=FOLDER" in one_line(capsys)
     assert command(hostile(2.0), tmp_path, "max_drop=3") == 2

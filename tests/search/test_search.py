@@ -73,6 +73,7 @@ def test_the_run_folder_holds_a_verified_front(run):
 def test_the_same_command_resumes_to_the_new_total_and_loses_nothing(run, tmp_path):
     out = tmp_path / "again"
     shutil.copytree(run, out)
+    (out / ".hwnas.json").unlink()  # earlier versions wrote none
     before = {row["number"]: row["top1_proxy"] for row in rows_of(out / "trials.csv") if row["outcome"] == "evaluated"}
     weights = {path: path.read_bytes() for path in (out / "models").rglob("weights.safetensors")}
     assert search(out, "n_trials=4") == 0
