@@ -14,13 +14,12 @@ STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum |
 search: $(STAMP)
 	@$(PY) -m hwnas.search +target=$(TARGET) $(ARGS)
 
-# Two files of tests at a time, then, alone, those that measure. Benchmarks of hwnas itself are `make bench`.
+# Two files of tests at a time. Benchmarks of hwnas itself are `make bench`.
 PYTEST := $(PY) -m pytest -p no:benchmark --durations=10
 BESIDE := -n 2 --dist loadfile --no-loadscope-reorder
 
 test: $(STAMP)
-	@failed=0; $(PYTEST) $(BESIDE) -m "not soak and not quiet" $(ARGS) || [ $$? = 5 ] || failed=1; \
-	$(PYTEST) -m "quiet and not soak" $(ARGS) || [ $$? = 5 ] || failed=1; exit $$failed  # 5: no such tests among ARGS
+	@$(PYTEST) $(BESIDE) -m "not soak" $(ARGS)
 
 # What takes long: loops of kills, races, real data. ARGS=--minutes=20 starts no test after that, and names those left out.
 soak: $(STAMP)

@@ -19,12 +19,12 @@ from hwnas.latency.timing import WAVE
 from hwnas.profile import main
 from hwnas.space.search_space import SearchSpace
 
-pytestmark = pytest.mark.quiet
-QUICK = ["-q", "calibration.networks=12", "calibration.profiles=3", "calibration.minutes=0.6"]
+pytestmark = pytest.mark.usefixtures("any_machine")
+QUICK = ["-q", "calibration.networks=12", "calibration.profiles=3", "calibration.minutes=60"]
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory):
+def home(tmp_path_factory: pytest.TempPathFactory, any_machine: None):
     """A user folder of its own for this module."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("home")
@@ -150,11 +150,12 @@ def test_a_torn_unfinished_calibration_is_one_clear_line(home, capsys):
         partial.unlink()
 
 
-def test_a_second_calibration_of_the_same_table_says_that_it_waits(home, capsys):
+def test_a_second_calibration_of_the_same_table_says_that_it_waits(home, capsys, monkeypatch):
     from hwnas.cli.progress import Console
     from hwnas.latency.deployment import calibration_lock
 
     table = LatencyTable.load(next(home.rglob("onnxruntime-fp32-*.json")))
+    monkeypatch.setattr("hwnas.latency.calibrate.calibrate", lambda *given, **options: table)
     waited = threading.Event()
     with calibration_lock(table.host_name, table.key, Console()):
         second = threading.Thread(

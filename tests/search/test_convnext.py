@@ -19,6 +19,7 @@ SMALL = ["n_trials=2", "workers=1", "calibration.networks=14", "calibration.prof
 
 
 @pytest.mark.soak
+@pytest.mark.usefixtures("any_machine")
 def test_the_whole_road_on_digits_in_int8_onnx_runtime(tmp_path: Path) -> None:
     assert run_command(main, "search", "usage", [*INPUT, *SMALL, f"out={tmp_path / 'run'}"]) == 0
     rows = rows_of(tmp_path / "run" / "front.csv")
