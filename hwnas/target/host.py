@@ -13,17 +13,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hwnas.errors import TargetError
 from hwnas.system.locks import hold, holder
 
 ISA_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16",
              "asimd", "asimddp", "i8mm", "bf16", "sve")
+CPUINFO = Path("/proc/cpuinfo")
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,80}")
 LOCK_FOLDERS = (Path("/dev/shm"), Path("/run/lock"))
 _VENDORS = {"AuthenticAMD": "amd", "GenuineIntel": "intel", "HygonGenuine": "hygon"}
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A machine as its latencies see it: CPU make, model and stepping, ISA flags, cores usable, memory, kernel."""
+    """A machine as its latencies see it: CPU make, model and stepping, ISA flags, cores usable, memory, kernel.
+
+    `parts`: on ARM, implementer, part and revision of each kind of core. `given`: the user's name for it, $HWNAS_HOST.
+    """
 
     cpu: str
     vendor: str
@@ -35,14 +41,25 @@ class Host:
     memory_gib: float
     kernel: str
     governor: str
+    parts: str = ""
+    given: str = ""
 
     @property
     def name(self) -> str:
-        """Folder name in `latency_tables/`: the CPU's identity and the cores usable, e.g. `amd-epyc-f26m2s1-2c`."""
+        """Folder name in `latency_tables/`: the CPU's identity and the cores usable, e.g. `amd-epyc-f26m2s1-2c`.
+
+        TargetError for a CPU that looks like others: its latencies would be taken for theirs.
+        """
+        if self.given:
+            return self.given
+        if not (self.family or self.model or self.parts):
+            raise TargetError(f"this machine's CPU ({self.cpu or self.vendor}) tells neither family nor part, so that "
+                              "its latencies could be taken for another's. Name the machine: HWNAS_HOST=my-board-4c")
         text = re.sub(r"\(r\)|\(tm\)|\bcpu\b|@.*|\d+-core|processor", " ", self.cpu.lower())
         text = re.sub(r"[^a-z0-9]+", "-", text).strip("-") or platform.machine().lower()
         prefix = "" if text.startswith(self.vendor) else f"{self.vendor}-"
-        return f"{prefix}{text}-f{self.family}m{self.model}s{self.stepping}-{self.cores}c"
+        kind = self.parts or f"f{self.family}m{self.model}s{self.stepping}"
+        return f"{prefix}{text}-{kind}-{self.cores}c"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for tables and `environment.json`."""
@@ -50,8 +67,14 @@ class Host:
 
     @classmethod
     def detect(cls) -> Host:
-        """Read this machine's fingerprint from /proc and /sys (fields it cannot read are empty or 0)."""
-        info = _cpuinfo()
+        """Read this machine's fingerprint from /proc and /sys (fields it cannot read are empty or 0).
+
+        TargetError for a name in $HWNAS_HOST that is no plain folder name.
+        """
+        cores = _cpuinfo()
+        info, given = cores[0], os.environ.get("HWNAS_HOST", "")
+        if given and not _PLAIN.fullmatch(given):
+            raise TargetError(f"HWNAS_HOST={given!r} is no plain name. Use letters, digits, dots and dashes.")
         flags = set((info.get("flags") or info.get("Features") or "").split())
         vendor = info.get("vendor_id", platform.machine())
         return cls(
@@ -60,7 +83,8 @@ class Host:
             family=_number(info.get("cpu family")), model=_number(info.get("model")),
             stepping=_number(info.get("stepping")),
             flags=tuple(flag for flag in ISA_FLAGS if flag in flags), cores=len(usable_cores()),
-            memory_gib=_memory_gib(), kernel=platform.release(), governor=_governor())
+            memory_gib=_memory_gib(), kernel=platform.release(), governor=_governor(), parts=_arm_parts(cores),
+            given=given)
 
 
 def usable_cores() -> list[int]:
@@ -84,12 +108,25 @@ def _cgroup_quota() -> float | None:
         return None
 
 
-def _cpuinfo() -> dict[str, str]:
+def _cpuinfo() -> list[dict[str, str]]:
+    """What /proc/cpuinfo says of each core; one empty entry where there is none."""
     try:
-        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+        parts = CPUINFO.read_text().strip().split("\n\n")
     except OSError:
-        return {}
-    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
+        parts = [""]
+    return [{key.strip(): value.strip() for key, _, value in (line.partition(":") for line in part.splitlines())}
+            for part in parts]
+
+
+def _arm_parts(cores: list[dict[str, str]]) -> str:
+    """Implementer, part, variant and revision, e.g. `i41pd08r0p3` of a Raspberry Pi 4; several for unlike cores."""
+    kinds = {f"i{_hex(core, 'CPU implementer')}p{_hex(core, 'CPU part')}r{_hex(core, 'CPU variant')}"
+             f"p{core.get('CPU revision', '0')}" for core in cores if "CPU part" in core}
+    return "-".join(sorted(kinds))
+
+
+def _hex(core: dict[str, str], key: str) -> str:
+    return core.get(key, "0x0").removeprefix("0x")
 
 
 def _number(text: str | None) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from hwnas.errors import TargetError
 from hwnas.target import host as host_module
 from hwnas.target.host import Host, measuring_lock, usable_cores
 
@@ -22,10 +23,46 @@ EPYC = Host("AMD EPYC 9654 96-Core Processor", "amd", 25, 17, 1, ("avx2",), 4, 1
     (EPYC, "amd-epyc-9654-f25m17s1-4c"),
     (replace(EPYC, cpu="Intel(R) Xeon(R) Platinum 8480+ CPU @ 2.00GHz", vendor="intel", family=6, model=143),
      "intel-xeon-platinum-8480-f6m143s1-4c"),
-    (replace(EPYC, cpu="", vendor="aarch64"), "aarch64-x86-64-f25m17s1-4c")])
+    (replace(EPYC, cpu="", vendor="aarch64"), "aarch64-x86-64-f25m17s1-4c"),
+    (replace(EPYC, given="kitchen-board"), "kitchen-board")])
 def test_the_name_is_a_folder_name_made_of_the_cpu(host, name, monkeypatch):
     monkeypatch.setattr("platform.machine", lambda: "x86-64")
     assert host.name == name
+
+
+PI = """processor\t: 0
+BogoMIPS\t: 108.00
+Features\t: fp asimd evtstrm crc32 cpuid
+CPU implementer\t: 0x41
+CPU architecture: 8
+CPU variant\t: {variant}
+CPU part\t: {part}
+CPU revision\t: {revision}
+"""
+PI4, PI5 = PI.format(variant="0x0", part="0xd08", revision=3), PI.format(variant="0x4", part="0xd0b", revision=1)
+
+
+@pytest.mark.parametrize(("cores", "name"), [
+    ([PI4] * 4, "aarch64-i41pd08r0p3-4c"), ([PI5] * 4, "aarch64-i41pd0br4p1-4c"),
+    ([PI4, PI4, PI5, PI5], "aarch64-i41pd08r0p3-i41pd0br4p1-4c")])
+def test_boards_of_other_cores_have_other_names(cores, name, monkeypatch, tmp_path):
+    (tmp_path / "cpuinfo").write_text("\n".join(cores) + "\nHardware\t: BCM2835\n")
+    monkeypatch.setattr(host_module, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(host_module, "usable_cores", lambda: [0, 1, 2, 3])
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    monkeypatch.setattr("platform.processor", lambda: "")
+    assert Host.detect().name == name
+
+
+def test_a_host_that_looks_like_others_is_asked_for_a_name(monkeypatch, tmp_path):
+    monkeypatch.setattr(host_module, "CPUINFO", tmp_path / "none")
+    with pytest.raises(TargetError, match="HWNAS_HOST=my-board"):
+        _ = Host.detect().name
+    monkeypatch.setenv("HWNAS_HOST", "shelf-3")
+    assert Host.detect().name == "shelf-3"
+    monkeypatch.setenv("HWNAS_HOST", "../up")
+    with pytest.raises(TargetError, match="no plain name"):
+        Host.detect()
 
 
 def test_detection_is_stable_and_names_a_core_at_least():
