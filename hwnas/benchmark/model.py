@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from hwnas.errors import ConfigError, HwnasError, ModelError, UnknownNetwork
+from hwnas.errors import ConfigError, HwnasError, ModelError
 from hwnas.networks.baselines import TIMM
 from hwnas.runtimes.foreign import check_path
 from hwnas.target.target import Target
@@ -43,13 +43,11 @@ def model_file(model: str, target: Target, options: ModelOptions, folder: Path, 
 
 
 def _timm_file(name: str, target: Target, options: ModelOptions, folder: Path, seed: int) -> Path:
-    from hwnas.system.torchvision_ops import declare_missing
+    from hwnas.networks.baselines import check_timm
 
-    declare_missing()
+    check_timm(name)
     import timm
 
-    if not timm.is_model(name) or "/" in name or ":" in name:
-        raise UnknownNetwork(name, timm.list_models(), timm.__version__)
     own = timm.get_pretrained_cfg(name)
     size = own.input_size if own and own.input_size else (3, 224, 224)
     channels, image_size = options.channels or size[0], options.image_size or size[-1]

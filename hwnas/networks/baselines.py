@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hwnas.errors import ConfigError, StudyError
+from hwnas.errors import StudyError, TaggedName, UnknownNetwork
 from hwnas.system.documents import Document
 
 if TYPE_CHECKING:
@@ -73,20 +72,23 @@ class Baseline:
         return cls(data["timm"], data["stem_stride"])
 
 
-def check_names(names: Iterable[str]) -> tuple[str, ...]:
-    """The names without repeats; ConfigError, with the near matches, for one that this timm does not build itself."""
+def check_timm(name: object) -> None:
+    """UnknownNetwork, with the near matches, unless timm builds `name` itself; TaggedName where it names weights."""
     from hwnas.system.torchvision_ops import declare_missing
 
     declare_missing()
     import timm
 
-    known = timm.list_models()
+    if not isinstance(name, str) or not timm.is_model(name) or "/" in name or ":" in name:
+        raise UnknownNetwork(str(name), timm.list_models(), timm.__version__)
+    if "." in name:
+        raise TaggedName(name)
+
+
+def check_names(names: Iterable[str]) -> tuple[str, ...]:
+    """The names without repeats, each checked as by `check_timm`."""
     for name in names:
-        if not isinstance(name, str) or not timm.is_model(name) or "/" in name or ":" in name:
-            near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
-            hint = f" Did you mean {' or '.join(near)}?" if near else ""
-            raise ConfigError(f"baselines: timm {timm.__version__} has no network {str(name)!r}.{hint} "
-                              f"timm.list_models() names all {len(known)}.")
+        check_timm(name)
     return tuple(dict.fromkeys(names))
 
 

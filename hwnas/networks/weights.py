@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hwnas.errors import ConfigError, DataError, UnknownNetwork
+from hwnas.errors import ConfigError, DataError
 from hwnas.networks.baselines import TIMM
 
 if TYPE_CHECKING:
@@ -14,19 +14,10 @@ if TYPE_CHECKING:
     from hwnas.networks.baselines import Baseline
 
 
-def check_timm(name: str) -> None:
-    """UnknownNetwork, with the near matches, unless timm builds `name` itself."""
-    from hwnas.system.torchvision_ops import declare_missing
-
-    declare_missing()
-    import timm
-
-    if not timm.is_model(name) or "/" in name or ":" in name:
-        raise UnknownNetwork(name, timm.list_models(), timm.__version__)
-
-
 def build_timm(network: Baseline, channels: int, classes: int, image_size: int) -> nn.Module:
     """The network with random weights; ConfigError when it cannot be built for these images."""
+    from hwnas.networks.baselines import check_timm
+
     check_timm(network.name)
     try:
         return network.build(channels, classes, image_size)

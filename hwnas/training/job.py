@@ -200,7 +200,7 @@ def _identity(recipe: Recipe) -> dict[str, Any]:
 
 
 def _source(options: TrainOptions) -> Architecture | Baseline:
-    from hwnas.networks.weights import check_timm
+    from hwnas.networks.baselines import check_timm
 
     name, path = options.model, options.architecture
     if name is not None and path is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hwnas.errors import ConfigError, StudyError
+from hwnas.errors import StudyError, TaggedName, UnknownNetwork
 from hwnas.networks.baselines import Baseline, check_names, count_macs, count_params, variants
 
 
@@ -15,14 +15,20 @@ def test_known_names_pass_without_repeats() -> None:
 @pytest.mark.parametrize(("name", "near"), [
     ("mobilenetv3_smal_050", "mobilenetv3_small_050"), ("resnet10", "resnet10t")])
 def test_unknown_name_is_told_with_near_matches(name: str, near: str) -> None:
-    with pytest.raises(ConfigError, match=rf"has no network '{name}'\. Did you mean .*{near}") as caught:
+    with pytest.raises(UnknownNetwork, match=rf"has no network '{name}'\. Did you mean .*{near}") as caught:
         check_names([name])
     assert len(str(caught.value)) < 300
 
 
 @pytest.mark.parametrize("name", ["hf-hub:timm/resnet10t.c3_in1k", "hf_hub:a/b", "local-dir:/tmp/x", "timm/resnet10t"])
 def test_name_that_would_load_something_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="has no network"):
+    with pytest.raises(UnknownNetwork, match="has no network"):
+        check_names([name])
+
+
+@pytest.mark.parametrize("name", ["resnet18.a1_in1k", "mobilenetv2_100.ra_in1k"])
+def test_a_name_of_pretrained_weights_is_no_name_for_random_ones(name: str) -> None:
+    with pytest.raises(TaggedName, match=rf"not loaded.*Write {name.split('.')[0]}\.$"):
         check_names([name])
 
 
