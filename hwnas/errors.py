@@ -13,6 +13,7 @@
     │   ├── StudyError         a study or run folder: corrupt, foreign, changed, read-only
     │   └── BudgetError        a budget that nothing can meet, with the nearest that can
     ├── WorkerError            processes beside the main one ended early; it did their work
+    ├── Unfinished             a command did its job in part (exit code 3), or not at all (1)
     └── CandidateError         one candidate failed; the search goes on
         ├── FileError          a runtime cannot use this model file
         ├── ExportError        torch -> ONNX, or the parity gate behind it
@@ -39,6 +40,14 @@ class WorkerError(HwnasError):
         super().__init__(f"{len(early)} worker{'s' * (len(early) > 1)} ended early, and the work was done without: "
                          f"{'; '.join(dict.fromkeys(early))}. Everything finished is kept. Mend the cause before the "
                          "next run.")
+
+
+class Unfinished(HwnasError):
+    """A command ended without all that it was asked for, and says what is missing; `part`: some of it is there."""
+
+    def __init__(self, message: str, part: bool) -> None:
+        super().__init__(message)
+        self.part = part
 
 
 class UserError(HwnasError):
@@ -130,6 +139,15 @@ class UnknownNetwork(UnknownName):
         hint = f" Did you mean {' or '.join(near)}?" if near else ""
         UserError.__init__(self, f"timm {version} has no network {name!r}.{hint} timm.list_models() names all "
                                  f"{len(known)}.")
+
+
+class TaggedName(UserError):
+    """A timm name that names pretrained weights (`resnet18.a1_in1k`), where networks get random ones."""
+
+    def __init__(self, name: str) -> None:
+        plain, _, tag = name.partition(".")
+        super().__init__(f"{name!r} names the pretrained weights {tag!r}, which are not loaded: the network would be "
+                         f"built with random ones under that name. Write {plain}.")
 
 
 class ModelError(UserError):

@@ -57,7 +57,7 @@ def _verify(folder: RunFolder, options: VerifyOptions, console: Console) -> None
     check_host(environment, options.host)
     search = folder.read_config()
     making = making_of(folder, search, environment, options.dataset, console)
-    from hwnas.front.verification import verify_front, write_results
+    from hwnas.front.verification import check_verified, verify_front, write_results
     from hwnas.networks.network import Shape
 
     data = making.dataset
@@ -67,6 +67,7 @@ def _verify(folder: RunFolder, options: VerifyOptions, console: Console) -> None
     write_results(folder, results, making, folder.read_trials(), folder.config.read_text(encoding="utf-8"))
     n_verified = sum(row.verified for row in results.rows)
     console.say(f"{n_verified} of {len(results.rows)} networks verified on {Host.detect().name}: {folder.report}")
+    check_verified(results.rows, folder)
 
 
 def objective_of(search: Mapping[str, Any], target: Target) -> Objective:

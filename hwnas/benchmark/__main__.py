@@ -76,13 +76,15 @@ def main(config: Mapping[str, Any], console: Console) -> None:
     options = BenchmarkOptions.from_config(config)
     plot = _picture_path(options)
     result = measured(options, console)
-    for line in lines(result):
-        print(line.rstrip())
-    if options.out:
+    if options.out:  # before anything is printed: who reads it may be gone
         result.save(Path(options.out))
-        console.say(f"raw samples: {options.out}")
     if plot is not None:
         _draw(result, plot)
+    for line in lines(result):
+        print(line.rstrip(), flush=True)
+    if options.out:
+        console.say(f"raw samples: {options.out}")
+    if plot is not None:
         console.say(f"picture: {plot}")
     if result.invalid:
         slow = _slower_than_ever(result)

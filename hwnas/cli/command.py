@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from hwnas.cli.options import MANDATORY, defaults
 from hwnas.cli.progress import Console
-from hwnas.errors import ConfigError, HwnasError, UnknownName, UserError
+from hwnas.errors import ConfigError, HwnasError, Unfinished, UnknownName, UserError
 from hwnas.system.paths import config_dir, config_dirs, home, is_utf8
 from hwnas.system.processes import end, ended_by_signals, exit_code, start
 
@@ -52,6 +52,12 @@ _QUOTES = "'\""
 _PATHS = ("out", "run", "dataset.root", "space", "model", "architecture", "weights", "teacher.model", "teacher.weights",
           "training.weights", "training.teacher.model", "training.teacher.weights", "tabular.path", "supernet.path",
           "search.reuse", "measured", "plot", "storage")  # of all commands: values that are taken as they are typed
+EXIT_CODES = """exit codes:
+  0    done
+  1    not done, for a reason that no option mends: the last line says which
+  2    bad input: one line says what is wrong, where, and what to do; nothing was changed
+  3    done in part: the last line says what is missing
+  130  ended by Ctrl-C (143: by SIGTERM); the same command goes on"""
 Main = Callable[["DictConfig", Console], None]
 Sections = Callable[["DictConfig"], Mapping[str, Mapping[str, Any]]]
 
@@ -60,8 +66,7 @@ def run_command(main: Main, config_name: str, usage: str, argv: Sequence[str] | 
                 lists: Sequence[str] = (), apart: Sequence[str] | None = None, sections: Sections | None = None) -> int:
     """Compose `conf/<config_name>.yaml` with the command line's overrides and call `main`; returns the exit code.
 
-    0 done, 1 failed for a reason the user cannot mend by options, 2 bad input (one line on stderr), 130 ended by
-    Ctrl-C, 143 by SIGTERM.
+    EXIT_CODES says what they mean.
     `target`: a target must be chosen. `lists`: options for which 1,2,4 is a list. `apart`: options that appear in the
     name of the default folder `out` (None: `out` is no folder); in a multirun over other options each run gets a folder
     of its own. `sections` gives all options of the sections that the configuration holds only in part.
@@ -84,14 +89,16 @@ def run_command(main: Main, config_name: str, usage: str, argv: Sequence[str] | 
             return 0
     except UserError as error:
         return _fail(error, 2)
+    except Unfinished as error:
+        return _fail(error, 3 if error.part else 1)
     except HwnasError as error:
         return _fail(error, 1)
     except KeyboardInterrupt as interrupt:
         print("interrupted; the same command goes on from here.", file=sys.stderr)
         return exit_code(interrupt)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at its end
+        return 0
     except OSError as error:
         if error.errno not in FULL:
             raise
@@ -117,8 +124,9 @@ def _parser(config_name: str, usage: str, target: bool) -> argparse.ArgumentPars
     parser.add_argument("--as-is", action="append", default=[], help=argparse.SUPPRESS)  # between our own processes
     parser.add_argument("--version", action="version", version=f"hwnas {__version__}")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides of the configuration")
+    parser.epilog = EXIT_CODES
     if target:
-        parser.epilog = f"targets: {', '.join(names_in('target'))}"
+        parser.epilog = f"targets: {', '.join(names_in('target'))}\n\n{EXIT_CODES}"
     return parser
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import time
 from collections.abc import Iterator
@@ -24,8 +25,11 @@ class Console:
         self.live = not quiet and self.stream.isatty()
 
     def say(self, text: str) -> None:
-        """One line, also when quiet: results and warnings."""
-        print(text, file=self.stream, flush=True)
+        """One line, also when quiet: results and warnings. The work goes on where nobody reads it any more."""
+        try:
+            print(text, file=self.stream, flush=True)
+        except OSError:  # a broken pipe, a terminal that was closed
+            self.stream = io.StringIO()
 
     def note(self, text: str) -> None:
         """One line about how the work goes; nothing when quiet."""

@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from hwnas.cli.progress import Console
+from hwnas.errors import Unfinished
 from hwnas.front.card import Input, card_text
 from hwnas.front.comparison import Comparison, compare
 from hwnas.front.make import Making, make_all
@@ -90,6 +91,15 @@ def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: Making, timin
         elif row.meets_cap is False and not row.is_baseline:
             console.say(f"{row.id} breaks its cap: {row.latency_ms:.4g} ms measured.")
     return results
+
+
+def check_verified(rows: Sequence[FrontRow], run: RunFolder) -> None:
+    """Unfinished, naming them and their reasons, where networks that were to be verified on this host are not."""
+    missing = [row for row in rows if not row.verified]
+    if missing:
+        told = "; ".join(f"{row.id}: {row.reason or 'its exported file is missing'}" for row in missing)
+        raise Unfinished(f"{len(missing)} of {len(rows)} networks are not verified ({told}). To time them again: "
+                         f"python -m hwnas.verify run={run.path}", part=len(missing) < len(rows))
 
 
 def results_of(scores: Scores, run: RunFolder, making: Making, objective: Objective, environment: Mapping[str, Any]

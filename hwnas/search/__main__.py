@@ -11,6 +11,7 @@ from hwnas.cli.progress import Console
 from hwnas.errors import WorkerError
 from hwnas.search.road import SearchResult, search
 from hwnas.study.costs import COSTS
+from hwnas.target.host import Host
 
 USAGE = """Search, train, quantise and verify networks for a target. Results lie in out=FOLDER
 (default runs/<target>-<space>-<dataset>).
@@ -39,9 +40,14 @@ def all_options(config: Any) -> dict[str, dict[str, Any]]:
 
 
 def main(config: Any, console: Console) -> None:
-    """Search, and print the result. Then WorkerError, if a worker ended early."""
+    """Search, and print the result. Then Unfinished, if networks are not verified that were to be, or WorkerError, if
+    a worker ended early."""
+    from hwnas.front.verification import check_verified
+
     result = search(config, console)
     conclude(result, console)
+    if result.rows and result.rows[0].host == Host.detect().name:
+        check_verified(result.rows, result.run)
     if result.early:
         raise WorkerError(result.early)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import queue
 import re
@@ -169,6 +170,27 @@ def test_a_file_is_timed_in_a_child(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert again.valid == data["latency"][0]["valid"]
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     assert str(path) in printed.out
+
+
+UNREAD = """
+import pickle, sys
+from pathlib import Path
+from hwnas.benchmark import __main__ as benchmark
+benchmark.measured = lambda options, console: pickle.loads(Path(sys.argv[1]).read_bytes())
+sys.exit(benchmark.command(["+target=xeon_int8", "model=m.onnx", f"out={sys.argv[2]}"]))
+"""
+
+
+def test_a_measurement_outlives_its_reader(tmp_path: Path) -> None:
+    """As with `| head -1`: neither output has a reader."""
+    (tmp_path / "measured").write_bytes(pickle.dumps(found((1, measured(0.5, 8, 10)))))
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-c", UNREAD, tmp_path / "measured", tmp_path / "b.json"],
+                          stdout=writer, stderr=writer, timeout=300, check=False)
+    os.close(writer)
+    assert done.returncode == 0
+    assert json.loads((tmp_path / "b.json").read_text())["latency"][0]["batch"] == 1
 
 
 def test_a_run_far_slower_than_earlier_ones_is_invalid(tmp_path: Path, tiny_reference: Path,

@@ -17,6 +17,7 @@ from deployment_fixtures import (
 )
 
 from hwnas import verify
+from hwnas.cli.command import run_command
 from hwnas.cli.progress import Console
 from hwnas.errors import DataError, ExportError, StudyError
 from hwnas.front import make as deployable
@@ -131,6 +132,27 @@ def test_restless_machine_leaves_the_row_unverified(run: RunFolder, monkeypatch)
     assert row.latency_ms is None
     assert row.top1_test is not None
     assert "INVALID" in row.reason
+
+
+@pytest.mark.parametrize(("good", "code"), [([], 1), (["tiny"], 3)])
+def test_what_is_not_verified_is_told_by_the_exit_code(run: RunFolder, monkeypatch, capsys, good: list[str], code: int
+                                                       ) -> None:
+    """And by the last line, with this run's reasons."""
+    quiet = {tiny_finalist().id: bool(good), BASELINE.id: False}
+
+    def measure(calls, *args, **options):
+        return {name: measured(0.1, reference_ms=0.1 if quiet[name] else 0.2) for name in calls}
+
+    monkeypatch.setattr(scoring, "measure", measure)
+    monkeypatch.setattr("hwnas.data.loading.load_dataset", lambda *args: tiny_dataset())
+    finish(run, [tiny_finalist(), BASELINE], tiny_making(), facts())
+    assert run_command(verify.run, "verify", "", ["-q", f"run={run.path}"], target=False) == code
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(f"Unfinished: {2 - len(good)} of 2 networks are not verified (")
+    assert f"{BASELINE.id}: timing INVALID" in last
+    assert last.endswith(f"python -m hwnas.verify run={run.path}")
+    quiet[BASELINE.id] = quiet[tiny_finalist().id] = True
+    assert run_command(verify.run, "verify", "", ["-q", f"run={run.path}"], target=False) == 0
 
 
 def test_search_for_another_host_is_completed_over_there(run: RunFolder, clock, monkeypatch) -> None:
