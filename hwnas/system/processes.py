@@ -139,11 +139,15 @@ def end_with(parent: int, line: int) -> None:
     it was asked to; so the parent is compared afterwards.
     """
     threading.Thread(target=_end_after, args=(line,), name="end with parent", daemon=True).start()
-    if sys.platform.startswith("linux"):
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
+    die_with_parent()
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def die_with_parent() -> None:
+    """Let the kernel kill this process when the thread that started it ends, on Linux; see `end_with`."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _end_after(line: int) -> None:

@@ -91,7 +91,7 @@ def run(kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     def command(out: Path, *more: str) -> str:
         main, options = COMMANDS[kind]
         target = TARGET in options
-        code = run_command(main, kind, "usage", ["-q", *options, f"out={out}", *more], target=target, paths=("model",))
+        code = run_command(main, kind, "usage", ["-q", *options, f"out={out}", *more], target=target)
         errors = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("note:")]
         assert code == 2
         assert len(errors) == 1, errors
