@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from process_fixtures import attack, python_path, wait_until
-from search_fixtures import rows_of
+from search_fixtures import asked, rows_of, workers_of
 
 from hwnas.cli.command import run_command
 from hwnas.search import road
@@ -82,6 +82,8 @@ def test_no_worker_outlives_the_search(command: list[str], number: signal.Signal
     wait_until(lambda: len(list(tmp_path.glob("*.runs"))) == 2 or search.poll() is not None)
     said = attack(search, number, out / "study.db.lock")
     assert "Traceback" not in said
+    assert len(workers_of(out)) == 2
+    assert number == signal.SIGKILL or asked(out, "select number from trials where state = 'RUNNING'") == set()
 
 
 def test_a_worker_lost_in_a_folder_of_any_name_is_an_error_and_costs_no_trial(
