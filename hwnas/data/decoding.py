@@ -10,7 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -36,6 +36,7 @@ Dropped = dict[str, list[int]]  # rows left out, by reason
 IN_MEMORY = 1 << 30
 ZEROS = 1 << 20
 IN_FLIGHT = 64_000_000  # pixels that all threads decode at a time: up to 8 bytes each while an image is converted
+FREE = 1_000_000  # pixels of an image that needs no leave: asking costs more than so few can take
 CANNOT, TOO_LARGE = "cannot be decoded", "too many pixels"  # reasons to leave an image out
 GREY = ("1", "L", "LA", "I;16", "I;16B", "I;16L", "I")
 
@@ -214,7 +215,8 @@ class Decoder:
                 if self.channels == 1 and self.options.channels is None and image.mode not in GREY:
                     raise DataError(f"{source.name}: a colour image ({image.mode}) among grey ones. Set "
                                     "dataset.channels to 3, or to 1 to drop colour.")  # never dropped in silence
-                with gate.hold(_shrink(image, image_size)):
+                pixels = _shrink(image, image_size)
+                with gate.hold(pixels) if pixels > FREE else nullcontext():
                     return decode(image, image_size, self.channels)
         except _unreadable() as error:
             if self.options.skip_unreadable:
