@@ -80,9 +80,11 @@ def run_child(module: str, job: Mapping[str, Any], target: Target, *, timeout_s:
 
 
 def _error_class(known: Mapping[str, Any], name: str) -> type[HwnasError]:
+    """The error called `name`; its base where it is made of more than a message."""
     kind = known.get(name)
-    takes_message = isinstance(kind, type) and issubclass(kind, HwnasError) and kind is not errors.UnknownName
-    return kind if takes_message else errors.UserError  # type: ignore[return-value]
+    if not isinstance(kind, type) or not issubclass(kind, HwnasError):
+        return errors.UserError
+    return next(base for base in kind.__mro__ if "__init__" not in vars(base))
 
 
 def _read(stream: IO[str], lines: queue.Queue[str]) -> None:
