@@ -57,7 +57,7 @@ WAY = (
          "hwnas.networks.quantize:quantize_static")),
     Hop(3, "hwnas.front.verification:verify_front", "on this host, in the deployment runtime"),
     Hop(4, "hwnas.front.score:verify_rows", "top-1 on test images, measured latency",
-        ("hwnas.runtimes.answers:predict", "hwnas.latency.timing:time_files")),
+        ("hwnas.runtimes.runtime:predict", "hwnas.latency.timing:time_files")),
     Hop(4, "hwnas.front.verification:results_of", "who dominates whom, who beats which baseline",
         ("hwnas.front.rows:mark_front", "hwnas.front.comparison:compare")),
     Hop(3, "hwnas.front.verification:write_results", "answers, samples, cards, report",

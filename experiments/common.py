@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from hwnas.cli.options import read_value
-from hwnas.cli.text import number
-from hwnas.cli.text import text_table as table_lines
+from hwnas.cli.progress import number
+from hwnas.cli.progress import text_table as table_lines
 from hwnas.errors import HwnasError, TableError
 from hwnas.latency.agreement import rank_correlation
 from hwnas.latency.fit import Timed

@@ -189,8 +189,7 @@ class Model:
 
     def torch(self) -> nn.Module:
         """The trained network in torch (fp32), in evaluation mode."""
-        from hwnas.networks.network import Shape, read_network
-        from hwnas.networks.weights import load_weights
+        from hwnas.networks.network import Shape, load_weights, read_network
 
         folder, data = self.folder.model(self.id), self._environment["dataset"]
         classes = len(data["class_names"])

@@ -143,7 +143,7 @@ def _is_scored(options: Options, training: Training, precision: str) -> bool:
 
 def _score(options: Options, training: Training, precision: str, data: Dataset) -> None:
     """Answers first, then score.json, which says that they are whole."""
-    from hwnas.runtimes.answers import predict
+    from hwnas.runtimes.runtime import predict
     from hwnas.system.documents import content_of
 
     file, target = file_of(options.out, training, precision), target_of(options, precision, BATCH)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hwnas.accuracy.certificate import CHOICES, CONTROLS, ENSEMBLE, SCORE, SCORES
 from hwnas.accuracy.estimator import Estimate
 from hwnas.accuracy.proxy import Proxy
 from hwnas.accuracy.scores import Scorer
-from hwnas.accuracy.zero_cost_names import CHOICES, CONTROLS, ENSEMBLE, SCORES
 from hwnas.cli.options import option, plain, read_options
 from hwnas.data.contents import digest
 from hwnas.data.dataset import Dataset
@@ -236,7 +236,7 @@ class ZeroCostOptions:
     decides batch and anchors. `proxy` changes the recipe and options of the anchors' training.
     """
 
-    score: str = option("naswot", choices=CHOICES, help="ensemble: all, each with a weight")
+    score: str = option(SCORE, choices=CHOICES, help="ensemble: all, each with a weight")
     anchors: int = option(12, low=LEAST_ANCHORS, high=1000, help="networks trained once, for the score's units")
     images: int = option(32, low=8, high=4096, help="images of the one batch")
     seeds: int = option(1, low=1, high=100, help="initial weights that a score is averaged over")

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hwnas.cli.text import UNKNOWN, number, text_table
+from hwnas.cli.progress import UNKNOWN, number, text_table
 from hwnas.front.picture import BASELINE, FRONT
 from hwnas.latency.load import Throughput
 from hwnas.latency.measurement import P90_SAMPLES, P99_SAMPLES, Measurement, Protocol

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hwnas.accuracy.certificate import CHOICES, label
 from hwnas.accuracy.estimator import (
     BUILT_IN,
     WITHOUT_IMAGES,
@@ -23,7 +24,6 @@ from hwnas.accuracy.estimator import (
     Prepares,
     load_estimator,
 )
-from hwnas.accuracy.zero_cost_names import CHOICES, label
 from hwnas.certify.plan import CertifyPlan, Network
 from hwnas.cli.progress import Console
 from hwnas.errors import CandidateError, ConfigError, DataError, SpaceError, StudyError, UnknownName, UserError

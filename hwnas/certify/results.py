@@ -16,8 +16,7 @@ from hwnas.accuracy.certificate import CERTIFICATE, COLUMNS, cost_of, keep, key_
 from hwnas.certify.estimates import ESTIMATES, Judged
 from hwnas.certify.plan import CertifyPlan
 from hwnas.certify.truth import Training, epochs_done, read_training
-from hwnas.cli.progress import Console
-from hwnas.cli.text import text_table
+from hwnas.cli.progress import Console, text_table
 from hwnas.errors import DataError
 from hwnas.front.picture import CAP, FRONT, OTHER
 from hwnas.pictures.style import INK, MUTED, figure_bytes, new_figure, title

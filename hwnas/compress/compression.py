@@ -9,8 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from hwnas.cli.progress import Console
-from hwnas.cli.text import UNKNOWN, number, text_table
+from hwnas.cli.progress import UNKNOWN, Console, number, text_table
 from hwnas.compress.job import CompressJob
 from hwnas.compress.step import REFERENCE, Step, Steps
 from hwnas.errors import CandidateError, QuantizeError

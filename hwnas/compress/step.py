@@ -21,8 +21,7 @@ from hwnas.front.comparison import paired_bootstrap
 from hwnas.front.score import LEAST_ROUNDS
 from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.timing import Reference, TimedFile, time_files
-from hwnas.runtimes.answers import predict
-from hwnas.runtimes.runtime import load_runtime
+from hwnas.runtimes.runtime import load_runtime, predict
 from hwnas.system.documents import Document
 from hwnas.system.paths import write_atomic
 from hwnas.system.tables import finite

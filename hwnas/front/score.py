@@ -12,8 +12,7 @@ from hwnas.errors import CandidateError, TargetError
 from hwnas.front.rows import FrontRow
 from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.timing import Reference, TimedFile, time_files
-from hwnas.runtimes.answers import FP32, predict
-from hwnas.runtimes.runtime import load_runtime
+from hwnas.runtimes.runtime import FP32, load_runtime, predict
 from hwnas.space.architecture import Architecture
 from hwnas.stats.intervals import wilson
 from hwnas.system.run_folder import RunFolder

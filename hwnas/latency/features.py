@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, Protocol
@@ -152,11 +152,6 @@ def _quantities(depthwise: bool, n_in: int, n_out: int, kernel: int, size: int, 
     if not depthwise:
         values |= {"macs_pad64_in": macs(64, 1), "macs_pad64_out": macs(1, 64)}
     return values
-
-
-def network_features(blocks: Iterable[BlockSpec]) -> np.ndarray:
-    """Sum over blocks: [len(NAMES)]."""
-    return np.asarray(np.sum([block_features(block) for block in blocks], axis=0))
 
 
 RIDGE = 1.0  # shrinkage of each cost, in units of its feature's root mean square

@@ -14,8 +14,7 @@ import numpy as np
 
 from hwnas.cli.command import file_in, names_in
 from hwnas.cli.options import option, read_command
-from hwnas.cli.progress import Console
-from hwnas.cli.text import text_table
+from hwnas.cli.progress import Console, text_table
 from hwnas.errors import ConfigError, MissingLatency, UnknownName
 from hwnas.latency.deployment import Deployment, SpaceOptions, key_of
 from hwnas.latency.roofs import Roofs, cache_bytes, measured_bandwidths, measured_peak

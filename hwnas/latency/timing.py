@@ -32,7 +32,6 @@ from hwnas.target.target import Target
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hwnas.latency.table import LatencyTable
     from hwnas.runtimes.runtime import Compiled, Runtime
 
 
@@ -65,11 +64,6 @@ class Reference:
         network = network or reference_network()
         times = QuietTimes(Host.detect(), runtime_version, target, network)
         return cls(network, times.load(), quiet_times=times)
-
-    @classmethod
-    def of_table(cls, table: LatencyTable) -> Reference:
-        """What a latency table was measured beside, at its quiet time then. A later run is compared with it."""
-        return cls(table.reference, table.quiet_ms or None, table.key.batch)
 
     def keep(self, measurements: Iterable[Measurement]) -> None:
         """Remember the quiet time of these measurements, where this host keeps it."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from hwnas.cli.text import interval, number, text_table
+from hwnas.cli.progress import interval, number, text_table
 from hwnas.latency.agreement import (
     Compared,
     Verdict,

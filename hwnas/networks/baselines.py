@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hwnas.errors import StudyError, TaggedName, UnknownNetwork
+from hwnas.errors import ConfigError, StudyError, TaggedName, UnknownNetwork
 from hwnas.system.documents import Document
 
 if TYPE_CHECKING:
@@ -130,3 +130,14 @@ def _first_convolutions(model: nn.Module) -> list[Any]:
 
 
 TIMM = "timm:"
+
+
+def build_timm(network: Baseline, channels: int, classes: int, image_size: int) -> nn.Module:
+    """The network with random weights; ConfigError when it cannot be built for these images."""
+    check_timm(network.name)
+    try:
+        return network.build(channels, classes, image_size)
+    except Exception as error:  # each network has errors of its own for a size that it cannot take
+        said = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ConfigError(f"{TIMM}{network.name} cannot be built for {channels}×{image_size}×{image_size} images and "
+                          f"{classes} classes: {said}. Set another dataset.image_size or model.") from None

@@ -6,8 +6,10 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hwnas.errors import DataError
 from hwnas.networks.baselines import Baseline
 from hwnas.space.architecture import Architecture
 from hwnas.system.run_folder import ModelFolder
@@ -154,7 +156,7 @@ class TimmNetwork(Network):
 
     def build(self) -> nn.Module:
         """By timm; nothing is downloaded. ConfigError when timm cannot build it for these images."""
-        from hwnas.networks.weights import build_timm
+        from hwnas.networks.baselines import build_timm
 
         return build_timm(self.baseline, self.images.channels, self.images.classes, self.images.image_size)
 
@@ -176,3 +178,33 @@ def read_network(folder: ModelFolder, images: Shape) -> Network | None:
     if folder.baseline.is_file():
         return TimmNetwork(Baseline.from_yaml(folder.baseline.read_text("utf-8"), str(folder.baseline)), images)
     return None
+
+
+def load_weights(model: nn.Module, path: Path, label: str, classes: int) -> None:
+    """Put a safetensors file's weights into `model`; DataError when it is torn, or of another network or classes."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{label} cannot be read ({' '.join(str(error).split())[:120]}): it is torn or no safetensors "
+                        "file. Give a whole one.") from None
+    own = model.state_dict()
+    missing = [name for name in own if name not in tensors] + [name for name in tensors if name not in own]
+    if missing:
+        raise DataError(f"{label} is of another network: {missing[0]!r} is in only one of them ({len(missing)} such). "
+                        "Give the weights of this network.")
+    other = [name for name in own if own[name].shape != tensors[name].shape]
+    if other and all(_is_head(own[name].shape, tensors[name].shape, classes) for name in other):
+        raise DataError(f"{label} knows {tensors[other[0]].shape[0]} classes, the data set has {classes}. Give weights "
+                        "that were trained on these classes.")
+    if other:
+        raise DataError(f"{label} is of another network: {other[0]!r} has shape {list(tensors[other[0]].shape)} there, "
+                        f"{list(own[other[0]].shape)} here ({len(other)} such). Give the weights of this network.")
+    model.load_state_dict(tensors)
+
+
+def _is_head(own: tuple[int, ...], given: tuple[int, ...], classes: int) -> bool:
+    """Whether two shapes differ in the number of classes only."""
+    return len(own) == len(given) and own[0] == classes and tuple(own[1:]) == tuple(given[1:])

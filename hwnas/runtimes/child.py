@@ -74,14 +74,13 @@ def run_child(module: str, job: Mapping[str, Any], target: Target, *, timeout_s:
         if "result" in answer:
             return answer["result"]
         if "error" in answer:
-            known = {**vars(errors), "ModelError": ModelError}
-            raise _error_class(known, answer["error"])(answer["message"])
+            raise _error_class(answer["error"])(answer["message"])
         raise CandidateError(_crash(process.returncode, said, job["path"], target))
 
 
-def _error_class(known: Mapping[str, Any], name: str) -> type[HwnasError]:
+def _error_class(name: str) -> type[HwnasError]:
     """The error called `name`; its base where it is made of more than a message."""
-    kind = known.get(name)
+    kind = getattr(errors, name, None)
     if not isinstance(kind, type) or not issubclass(kind, HwnasError):
         return errors.UserError
     return next(base for base in kind.__mro__ if "__init__" not in vars(base))

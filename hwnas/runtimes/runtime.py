@@ -14,12 +14,13 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 from hwnas.errors import FileError, TargetError, UnknownName
+from hwnas.target.target import Target
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from hwnas.target.target import Target
+    from hwnas.data.dataset import Dataset
 
 GROUP = "hwnas.runtimes"
 _BUILT_IN = {
@@ -29,6 +30,8 @@ _BUILT_IN = {
     "null": ("hwnas.runtimes.null", "NullRuntime"),
 }
 _MIN_HONOURED = 0.5
+_CHUNK = 512  # images normalised at a time
+FP32 = Target("fp32 reference", "onnxruntime", "fp32", threads=0, batch=64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +114,6 @@ def load_runtime(name: str) -> Runtime:
     return cast(Runtime, entries[name].load()())
 
 
-def runtime_names() -> list[str]:
-    """Every runtime that `load_runtime` knows."""
-    return sorted({*_BUILT_IN, *(entry.name for entry in entry_points(group=GROUP))})
-
-
 def threads_of(target: Target) -> int:
     """Threads to use: the target's, or every core that this process may use."""
     from hwnas.target.host import usable_cores
@@ -178,3 +176,17 @@ def quantised_in_file(onnx_path: str | os.PathLike[str]) -> int:
 def one_line(error: BaseException) -> str:
     """An exception of a third party as one short line."""
     return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def predict(compiled: Compiled, dataset: Dataset, progress: Callable[[float], None] | None = None,
+            ) -> NDArray[np.int64]:
+    """The class of every test image, in order."""
+    import numpy as np
+
+    parts, n = [], len(dataset.test)
+    for start in range(0, n, _CHUNK):
+        images = dataset.normalise(np.asarray(dataset.test.images[start : start + _CHUNK]))
+        parts.append(dataset.task.answers(compiled.logits(images)))
+        if progress:
+            progress(min(1.0, (start + _CHUNK) / n))
+    return np.concatenate(parts)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial
 
-from hwnas.accuracy.zero_cost_names import judged, label, worthwhile
+from hwnas.accuracy.certificate import judged, label, worthwhile
 from hwnas.errors import DataError
 from hwnas.samplers.coding import Codes, Settings
 from hwnas.samplers.known import KNOWN, LEARNT, KnownObjectiveSampler, Mix

@@ -14,7 +14,7 @@ from typing import Any
 from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler, GPSampler, NSGAIIISampler, NSGAIISampler, RandomSampler, TPESampler
 
-from hwnas.accuracy.zero_cost_names import SCORES
+from hwnas.accuracy.certificate import SCORES
 from hwnas.cli.options import defaults, option, read_options, read_value
 from hwnas.errors import ConfigError, UnknownName
 from hwnas.samplers.asking import Asking

@@ -103,7 +103,7 @@ class TrainingJob:
 
     def build(self) -> nn.Module:
         """The network in train mode, with random weights (seed torch first) or those it begins with."""
-        from hwnas.networks.weights import load_weights
+        from hwnas.networks.network import load_weights
 
         model = self.network.build()
         if self.weights is not None and not self._inherits(model, self.weights):

@@ -13,8 +13,7 @@ from hwnas.cli.progress import Console
 from hwnas.errors import ExportError
 from hwnas.networks.baselines import count_macs, count_params
 from hwnas.networks.export import RECIPE_KEY, Parity, check_parity, export_onnx, parity_images
-from hwnas.runtimes.answers import FP32, predict
-from hwnas.runtimes.runtime import load_runtime
+from hwnas.runtimes.runtime import FP32, load_runtime, predict
 from hwnas.stats.intervals import wilson
 from hwnas.system.documents import Document, check_identity
 from hwnas.system.paths import write_atomic

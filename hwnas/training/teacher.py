@@ -20,8 +20,8 @@ from torch.nn.functional import interpolate, kl_div, log_softmax
 from hwnas.cli.options import option, read_options
 from hwnas.data.dataset import Dataset
 from hwnas.errors import CandidateError, ConfigError, DataError, HwnasError, ModelError
-from hwnas.networks.baselines import TIMM, Baseline
-from hwnas.networks.weights import build_timm, load_weights
+from hwnas.networks.baselines import TIMM, Baseline, build_timm
+from hwnas.networks.network import load_weights
 from hwnas.runtimes.child import run_child
 from hwnas.system.documents import content_of
 from hwnas.target.target import Target

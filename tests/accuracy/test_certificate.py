@@ -28,7 +28,7 @@ from hwnas.accuracy.certificate import (
 from hwnas.certify.estimates import ESTIMATES, Judged
 from hwnas.certify.plan import CertifyPlan
 from hwnas.certify.results import Truth, certificate_figure, certificate_of
-from hwnas.cli.text import text_table
+from hwnas.cli.progress import text_table
 from hwnas.data.dataset import Dataset
 from hwnas.errors import DataError, StudyError
 from hwnas.front.picture import PlotInfo

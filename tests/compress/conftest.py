@@ -18,7 +18,7 @@ from hwnas.cli.command import run_command
 from hwnas.latency import timing
 from hwnas.networks.build import build
 from hwnas.networks.export import export_onnx
-from hwnas.networks.weights import load_weights
+from hwnas.networks.network import load_weights
 
 
 @pytest.fixture(scope="session")

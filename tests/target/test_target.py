@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from hwnas.errors import ConfigError, UnknownName
-from hwnas.runtimes.runtime import runtime_names
+from hwnas.runtimes.runtime import load_runtime
 from hwnas.system.paths import config_dir
 from hwnas.target.target import Target
 
@@ -29,7 +29,7 @@ def test_shipped_target(path: Path) -> None:
     target = Target.from_config(yaml.safe_load(text))
     assert target.name == path.stem
     assert target.name.endswith(target.precision)
-    assert target.runtime in runtime_names()
+    assert load_runtime(target.runtime)
     assert (target.threads, target.batch) == (1, 1)
 
 

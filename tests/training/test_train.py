@@ -31,7 +31,7 @@ from hwnas.errors import ConfigError, DataError, ModelError, StudyError, TargetE
 from hwnas.networks.baselines import Baseline
 from hwnas.networks.build import build
 from hwnas.networks.export import export_onnx
-from hwnas.networks.weights import load_weights
+from hwnas.networks.network import load_weights
 from hwnas.space.architecture import Architecture
 from hwnas.system.documents import check_identity
 from hwnas.train import main

@@ -7,7 +7,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hwnas.cli.text import interval, number, text_table
+from hwnas.cli.progress import interval, number, text_table
 
 
 def test_names_stand_left_figures_right_and_nothing_is_cut() -> None:
