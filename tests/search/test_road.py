@@ -120,3 +120,16 @@ def test_a_study_of_an_earlier_version_goes_on_and_a_line_says_that_contents_wer
     (tmp_path / "data" / "a" / "0.png").rename(tmp_path / "data" / "a" / "00.png")
     with pytest.raises(StudyError, match="cannot resume, data set was imagefolder"):
         begin()
+
+
+def test_a_search_that_reuses_a_run_of_an_earlier_version_takes_its_name_of_the_images(tmp_path, begin):
+    begin(lambda data: replace(data, fingerprint=data.former, former=""))
+    data = load_dataset({"name": "imagefolder", "root": str(tmp_path / "data")}, 8, 0)
+    said, new = [], tmp_path / "new"
+    new.mkdir()
+    taken = road._as_begun(data, SimpleNamespace(reuse=tmp_path / "run"), f"sqlite:///{new / 'study.db'}", new,
+                           SimpleNamespace(say=said.append))
+    assert taken.fingerprint == data.former
+    alone = road._as_begun(data, SimpleNamespace(reuse=None), f"sqlite:///{new / 'study.db'}", new,
+                           SimpleNamespace(say=said.append))
+    assert (alone, len(said)) == (data, 1)
