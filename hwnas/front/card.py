@@ -95,6 +95,7 @@ def _describe_measurement(row: FrontRow, metric: str, target: Target, date: str,
     lines = [(f"test {metric}, deployed", _percent(row.top1_test, row.top1_test_low, row.top1_test_high, row.n_test)),
              (f"test {metric}, fp32", _percent(row.top1_test_fp32)),
              ("latency of one batch", _ms(row.latency_ms, row.latency_ms_low, row.latency_ms_high)),
+             ("50, 90, 99 of 100 calls within", _percentiles(row)),
              ("latency predicted", _ms(row.latency_ms_predicted, row.latency_ms_predicted_low,
                                        row.latency_ms_predicted_high)),
              ("precision executed", row.precision + _int8(row.int8_share))]
@@ -120,6 +121,15 @@ def _ms(value: float | None, low: float | None, high: float | None) -> str:
     if value is None:
         return ""
     return f"{value:.4g} ms" + (f" (90 %: {low:.4g} to {high:.4g})" if low is not None and high is not None else "")
+
+
+def _percentiles(row: FrontRow) -> str:
+    """Of all calls of the measurement; empty where nothing was measured."""
+    values = (row.latency_ms_p50, row.latency_ms_p90, row.latency_ms_p99)
+    if all(value is None for value in values):
+        return ""
+    text = ", ".join("too few calls" if value is None else f"{value:.4g}" for value in values)
+    return f"{text} ms, with whatever else the machine did meanwhile"
 
 
 def _benchmark_app(file: str, shape: str, target: Target) -> str:

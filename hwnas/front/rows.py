@@ -61,6 +61,9 @@ class FrontRow:
     latency_ms: float | None = None
     latency_ms_low: float | None = None
     latency_ms_high: float | None = None
+    latency_ms_p50: float | None = None
+    latency_ms_p90: float | None = None
+    latency_ms_p99: float | None = None
     params: int = 0
     macs: int = 0
     reward: float | None = None
@@ -112,6 +115,7 @@ class FrontRow:
         return low <= self.latency_ms <= high
 
 
+LATER = ("latency_ms_p50", "latency_ms_p90", "latency_ms_p99")  # columns that files of earlier versions lack
 COLUMNS = tuple(column.name for column in fields(FrontRow) if column.name not in ("objectives", "costs", "network"))
 
 
@@ -129,30 +133,34 @@ def dominates(row: FrontRow, other: FrontRow) -> bool:
     return all(mine <= theirs for mine, theirs in pairs) and any(mine < theirs for mine, theirs in pairs)
 
 
-def mark_front(rows: Sequence[FrontRow], cap_ms: float | None = None) -> list[FrontRow]:
+def mark_front(rows: Sequence[FrontRow], cap_ms: float | None = None, cap_p99_ms: float | None = None
+               ) -> list[FrontRow]:
     """The same rows with `on_front`, `meets_cap` and `dominated_by` filled in.
 
-    A finalist is on the front if no other finalist dominates it and its measured latency is within the cap. Baselines
+    A finalist is on the front if no other finalist dominates it and it is within the caps as measured. Baselines
     are never on it. Once a row is verified, only verified rows are compared; before, predictions are compared.
     `dominated_by` names the most accurate row, baselines included, that dominates the row.
     """
     any_verified = any(row.verified for row in rows)
     known = [row for row in rows if row.verified == any_verified and row.best_latency_ms is not None
              and not any(map(math.isnan, row.losses))]
-    members = [row for row in known if not row.is_baseline and _within(row, cap_ms) is not False]
+    within = {row.id: _within(row, cap_ms, cap_p99_ms) for row in rows}
+    members = [row for row in known if not row.is_baseline and within[row.id] is not False]
     marked = []
     for row in rows:
         better = [other for other in known if row in known and dominates(other, row)]
         best = max(better, key=lambda other: other.best_top1 or 0.0, default=None)
         on_front = row in members and not any(dominates(other, row) for other in members)
-        marked.append(replace(row, on_front=on_front, meets_cap=_within(row, cap_ms),
+        marked.append(replace(row, on_front=on_front, meets_cap=within[row.id],
                               dominated_by=best.id if best else ""))
     return marked
 
 
-def _within(row: FrontRow, cap_ms: float | None) -> bool | None:
-    """Whether the measured latency meets the cap; None without a cap or a measurement."""
-    return None if cap_ms is None or row.latency_ms is None else row.latency_ms <= cap_ms
+def _within(row: FrontRow, cap_ms: float | None, cap_p99_ms: float | None) -> bool | None:
+    """Whether the measured latency and its 99th percentile meet their caps; None if neither cap can be judged."""
+    pairs = ((row.latency_ms, cap_ms), (row.latency_ms_p99, cap_p99_ms))
+    met = [value <= cap for value, cap in pairs if value is not None and cap is not None]
+    return all(met) if met else None
 
 
 def front_csv(rows: Iterable[FrontRow]) -> str:
@@ -190,7 +198,7 @@ def read_front(path: str | Path) -> list[FrontRow]:
     except (OSError, UnicodeDecodeError) as error:
         raise StudyError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}.") from None
     header = text.partition("\n")[0].rstrip("\r").split(",")
-    missing = [name for name in COLUMNS if name not in header]
+    missing = [name for name in COLUMNS if name not in header and name not in LATER]
     if missing:
         raise StudyError(f"{path}: no column {missing[0]!r}; was it written by another version of hwnas?")
     try:
@@ -226,7 +234,7 @@ def _parse(row: Mapping[str, Any], where: str) -> FrontRow:
         raise StudyError(f"{where}: objectives cannot be {unknown[0]!r}.")
     costs = tuple(Cost(name, row.get(COSTS[name].predicted), row.get(COSTS[name].exact))
                   for name in names if name != LATENCY)
-    return FrontRow(**{name: row[name] for name in COLUMNS}, objectives=names, costs=costs)
+    return FrontRow(**{name: row[name] for name in COLUMNS if name in row}, objectives=names, costs=costs)
 
 
 def with_costs(rows: Sequence[FrontRow], run: RunFolder, objective: Objective) -> list[FrontRow]:

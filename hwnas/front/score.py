@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hwnas.cli.progress import Console
 from hwnas.errors import CandidateError, TargetError
 from hwnas.front.rows import FrontRow
-from hwnas.latency.measurement import Measurement, Protocol
+from hwnas.latency.measurement import P99_SAMPLES, Measurement, Protocol
 from hwnas.latency.timing import Reference, TimedFile, time_files
 from hwnas.runtimes.runtime import FP32, load_runtime, predict
 from hwnas.space.architecture import Architecture
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 
 LEAST_ROUNDS = 24  # good turns of every network: published times cover a longer time than a calibration
+LEAST_CALLS = -(-P99_SAMPLES // LEAST_ROUNDS)  # of a turn, so that all together suffice for a p99
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def _time(paths: Mapping[str, Path], sizes: Mapping[str, int], dataset: Dataset,
           console: Console) -> dict[str, Measurement]:
     if not paths:
         return {}
-    protocol = Protocol(min_rounds=LEAST_ROUNDS, max_seconds=timing.seconds)
+    protocol = Protocol(min_rounds=LEAST_ROUNDS, min_calls=LEAST_CALLS, max_seconds=timing.seconds)
     files = {name: TimedFile(path, target, (dataset.channels, sizes[name], sizes[name]))
              for name, path in paths.items()}
     with console.step("time networks") as report:
@@ -118,8 +119,8 @@ def _time(paths: Mapping[str, Path], sizes: Mapping[str, int], dataset: Dataset,
 def _fill(row: FrontRow, scores: Scores, dataset: Dataset, target: Target) -> FrontRow:
     """The row with its results. Figures of an earlier verification are removed."""
     row = replace(row, verified=False, top1_test=None, top1_test_low=None, top1_test_high=None, latency_ms=None,
-                  latency_ms_low=None, latency_ms_high=None, int8_share=None, fallback_share=None,
-                  target=target.name, precision="")
+                  latency_ms_low=None, latency_ms_high=None, latency_ms_p50=None, latency_ms_p90=None,
+                  latency_ms_p99=None, int8_share=None, fallback_share=None, target=target.name, precision="")
     if row.id not in scores.predicted:
         return row
     right = int((scores.predicted[row.id] == dataset.test.labels).sum())
@@ -132,4 +133,7 @@ def _fill(row: FrontRow, scores: Scores, dataset: Dataset, target: Target) -> Fr
     if not timed.valid:
         return replace(row, reason=f"timing INVALID: {timed.reason}")
     return replace(row, verified=True, latency_ms=timed.latency_ms, latency_ms_low=timed.latency_ms_low,
-                   latency_ms_high=timed.latency_ms_high)
+                   latency_ms_high=timed.latency_ms_high,
+                   latency_ms_p50=timed.percentile_ms(0.5, undisturbed=False),
+                   latency_ms_p90=timed.percentile_ms(0.9, undisturbed=False),
+                   latency_ms_p99=timed.percentile_ms(0.99, undisturbed=False))

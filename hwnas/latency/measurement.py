@@ -186,9 +186,11 @@ class Measurement:
         return good >= self.protocol.min_rounds and (
             self.half_width <= self.protocol.half_width or good >= self.protocol.max_rounds)
 
-    def percentile_ms(self, q: float) -> float | None:
-        """p50, p90 or p99 over every call of the good turns; None where the samples are too few for it."""
-        calls = [ms for turn, good in zip(self.turns, self.good, strict=True) if good for ms in turn.samples_ms]
+    def percentile_ms(self, q: float, undisturbed: bool = True) -> float | None:
+        """p50, p90 or p99 over every call of the good turns (of all turns, with what else the machine did, if not
+        `undisturbed`); None where the samples are too few for it."""
+        calls = [ms for turn, good in zip(self.turns, self.good, strict=True) if good or not undisturbed
+                 for ms in turn.samples_ms]
         needed = P99_SAMPLES if q > 0.9 else P90_SAMPLES if q > 0.5 else 1
         return float(np.quantile(calls, q)) if len(calls) >= needed else None
 

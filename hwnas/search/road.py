@@ -56,9 +56,10 @@ class FinalistOptions:
 
 @dataclass(frozen=True, slots=True)
 class BudgetOptions:
-    """The hard cap in ms, and the quantile of the predicted latency that must keep it."""
+    """The hard cap in ms, the quantile of the predicted latency that must keep it, and the cap of measured p99."""
 
     latency_ms: float | None = option(low=1e-6, as_given=True)
+    p99_ms: float | None = option(low=1e-6, as_given=True)
     quantile: float = option(low=CAP_QUANTILES[0], high=CAP_QUANTILES[1])
 
 
@@ -315,7 +316,7 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     target, host = deployment.target, deployment.host_name
     rows = [*finalists_of(trials, _network_of(prepared), plan.options.finalists.k, target.name, host),
             *(FrontRow.of(network, target=target.name, host=host) for network in plan.baselines)]
-    held = _read_verified(run, rows, asdict(plan.recipe))
+    held = _read_verified(run, rows, asdict(plan.recipe), plan.options.budget.p99_ms)
     if held:
         console.say(f"the front in {run.path} is verified already; to time it again: "
                     f"python -m hwnas.verify run={run.path}")
@@ -443,16 +444,18 @@ def _network_of(prepared: Prepared) -> Callable[[Mapping[str, Any]], FoundNetwor
     return lambda row: FoundNetwork(prepared.plan.space.decode(trials[row["number"]].params))
 
 
-def _read_verified(run: RunFolder, rows: Sequence[FrontRow], recipe: Mapping[str, Any]) -> list[FrontRow]:
-    """The verified front in the run folder, if it has exactly these networks, trained by this recipe; otherwise []."""
+def _read_verified(run: RunFolder, rows: Sequence[FrontRow], recipe: Mapping[str, Any], p99_ms: float | None
+                   ) -> list[FrontRow]:
+    """The verified front in the run folder, if it has exactly these networks, trained by this recipe and judged by this
+    cap of p99; otherwise []."""
     from hwnas.front.rows import load_front
 
     if not run.front_csv.is_file() or not run.report.is_file():
         return []
     held = load_front(run)
-    known = (run.read_json(run.environment, default={}) or {}).get("recipe")
+    environment = run.read_json(run.environment, default={}) or {}
     same = {row.id for row in held} == {row.id for row in rows} and all(row.verified for row in held)
-    return held if same and known == recipe else []
+    return held if same and (environment.get("recipe"), environment.get("cap_p99_ms")) == (recipe, p99_ms) else []
 
 
 def _facts(prepared: Prepared, trials: Sequence[Mapping[str, Any]]) -> Facts:
@@ -472,5 +475,5 @@ def _facts(prepared: Prepared, trials: Sequence[Mapping[str, Any]]) -> Facts:
     outcome = {"accuracy": chosen.accuracy, "sampler": options.sampler,
                "objective": str(prepared.options.objective),
                "n_trials": sum(row["outcome"] == "evaluated" for row in trials), "asks": len(trials)}
-    return Facts(plan.deployment.host_name, plan.space.name, timing, options.budget.latency_ms, latency, outcome,
-                 certificate)
+    return Facts(plan.deployment.host_name, plan.space.name, timing, options.budget.latency_ms, options.budget.p99_ms,
+                 latency, outcome, certificate)

@@ -31,6 +31,24 @@ def test_csv_round_trip_keeps_every_value(tmp_path) -> None:
     assert sorted(read_front(path), key=lambda row: row.id) == sorted(rows, key=lambda row: row.id)
 
 
+def test_a_file_of_before_has_no_percentiles_and_is_read(tmp_path) -> None:
+    path, row = tmp_path / "front.csv", make_row()
+    lines = [line.split(",") for line in front_csv([row]).splitlines()]
+    lacking = [lines[0].index(f"latency_ms_p{percent}") for percent in (50, 90, 99)]
+    path.write_text("\n".join(",".join(cell for index, cell in enumerate(line) if index not in lacking)
+                              for line in lines) + "\n")
+    assert read_front(path) == [dataclasses.replace(row, latency_ms_p50=None, latency_ms_p90=None, latency_ms_p99=None)]
+
+
+@pytest.mark.parametrize(("p99", "cap_ms", "cap_p99_ms", "meets"), [
+    (0.3, None, 0.25, False), (0.3, 1.0, 0.25, False), (0.3, 1.0, 0.4, True), (0.3, None, None, None),
+    (None, None, 0.25, None), (0.3, 0.01, 0.4, False)])
+def test_a_cap_of_the_tail_is_judged_as_measured(p99, cap_ms, cap_p99_ms, meets) -> None:
+    (row,) = mark_front([make_row(latency_ms=0.2, latency_ms_p99=p99)], cap_ms, cap_p99_ms)
+    assert row.meets_cap is meets
+    assert row.on_front is (meets is not False)
+
+
 def test_json_keeps_types() -> None:
     data = json.loads(front_json([make_row(meets_cap=None, verified=True)]))
     assert data["format"] == "hwnas-front/1"
