@@ -154,9 +154,10 @@ def test_killed_at_any_moment_no_acknowledged_trial_is_lost(run, tmp_path):
     second = start(out, f"n_trials={total}", TWO_WORKERS, "baselines=[]", "finalists.k=1")
     output, _ = second.communicate(timeout=900)
     assert second.returncode == 0, output
-    evaluated = [row for row in rows_of(out / "trials.csv") if row["outcome"] == "evaluated"]
-    assert len(evaluated) >= total
-    assert kept <= {row["number"] for row in evaluated}
+    rows = rows_of(out / "trials.csv")
+    assert sum(row["outcome"] == "evaluated" for row in rows) >= total
+    # of one network that two workers evaluated, the later trial is listed as a duplicate: complete all the same
+    assert kept <= {row["number"] for row in rows if row["state"] == "COMPLETE"}
     assert all(row["verified"] == "true" for row in rows_of(out / "front.csv"))
     assert not list(out.rglob("*.tmp"))
 
