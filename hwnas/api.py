@@ -232,7 +232,7 @@ def _flat(options: Mapping[str, Any], head: str = "") -> list[tuple[str, Any]]:
     return pairs
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """A value in Hydra's grammar."""
     if value is None:
         return "null"

@@ -30,7 +30,7 @@ def call(module: str, function: str) -> None:
     """Make `module`, which is being imported, callable: a call runs `function` of `hwnas.api`."""
 
     class Called(ModuleType):
-        def __call__(self, *values: Any, **options: Any) -> Any:
+        def __call__(self, *values: object, **options: object) -> object:
             return getattr(import_module("hwnas.api"), function)(*values, **options)
 
     sys.modules[module].__class__ = Called

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from hwnas.cli.command import run_command
+from hwnas.cli.options import Config
 from hwnas.cli.progress import Console
 from hwnas.face import call
 
@@ -15,7 +15,7 @@ USAGE = """Measure this host for a target and a search space (a latency table in
     python -m hwnas.profile +target=xeon_int8 space=mnasnet image_size=128 channels=3 budget.minutes=10"""
 
 
-def main(config: Any, console: Console) -> None:
+def main(config: Config, console: Console) -> None:
     """Calibrate, print the held-out error and where the table lies."""
     from hwnas.latency.deployment import profile
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from hwnas.cli.command import opened_run
+from hwnas.cli.options import Config
 from hwnas.front.report import read_report, write_report
 
 if TYPE_CHECKING:
     from hwnas.cli.progress import Console
 
 
-def run(config: Mapping[str, Any], console: Console) -> None:
+def run(config: Config, console: Console) -> None:
     """The command: `run` names the folder."""
     folder = opened_run(config)
     with folder.hold("results", console.say):

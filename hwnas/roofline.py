@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from hwnas.cli.command import run_command
+from hwnas.cli.options import Config
 from hwnas.cli.progress import Console
 
 USAGE = """Arithmetic intensity of a space's blocks against the GFLOP/s that they reach, under measured roofs.
@@ -14,7 +14,7 @@ USAGE = """Arithmetic intensity of a space's blocks against the GFLOP/s that the
     python -m hwnas.roofline +target=xeon_int8 space=mnasnet_small against=xeon_fp32 out=runs/roofline.png"""
 
 
-def main(config: Any, console: Console) -> None:
+def main(config: Config, console: Console) -> None:
     """Measure the roofs, place the blocks of the latency tables under them; print, draw and store."""
     from hwnas.latency.roofline import roofline
 

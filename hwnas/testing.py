@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from hwnas.accuracy.estimator import AccuracyEstimator
     from hwnas.data.dataset import Listing
-    from hwnas.data.options import DatasetOptions
+    from hwnas.data.splits import DatasetOptions
     from hwnas.runtimes.runtime import Runtime
     from hwnas.space.architecture import Architecture
     from hwnas.space.blocks.block import BlockSpec

@@ -6,9 +6,10 @@ import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hwnas.cli.command import run_command
+from hwnas.cli.options import Config
 from hwnas.cli.progress import Console
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ USAGE = """Train one network in full: an architecture that a search found, or a 
 The same command again resumes after the last whole epoch. --show-config prints every option."""
 
 
-def main(config: Any, console: Console) -> None:
+def main(config: Config, console: Console) -> None:
     """Check the options, train (or continue), export and score; prints the result in one line."""
     from hwnas.training.job import make_job, train
     from hwnas.training.ranks import Ranks

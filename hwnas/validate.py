@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from hwnas.cli.command import run_command
+from hwnas.cli.options import Config
 from hwnas.cli.progress import Console
 
 USAGE = """Predicted against measured latency, on networks never seen: half random, half from the predicted front.
@@ -15,7 +15,7 @@ USAGE = """Predicted against measured latency, on networks never seen: half rand
     python -m hwnas.validate +target=xeon_int8 space=mnasnet measured=v.json          # the same networks again"""
 
 
-def main(config: Any, console: Console) -> None:
+def main(config: Config, console: Console) -> None:
     """Choose, measure, compare; print the report and write it with its picture."""
     from hwnas.latency.validation import validate
 

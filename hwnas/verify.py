@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hwnas.cli.command import opened_run
-from hwnas.cli.options import option, read_command
+from hwnas.cli.options import Config, option, read_command
 from hwnas.errors import DataError, StudyError
 from hwnas.front.rows import load_front, with_networks
 from hwnas.system.run_folder import RunFolder
@@ -41,7 +41,7 @@ class VerifyOptions:
     verification: TimingOptions
 
 
-def run(config: Mapping[str, Any], console: Console) -> None:
+def run(config: Config, console: Console) -> None:
     """The command: `run` names the folder, `host` accepts another machine than the one searched for.
 
     `dataset` holds what differs here (its root), `verification.seconds` the most seconds of timing (null: as before).
@@ -86,7 +86,7 @@ def check_host(environment: Mapping[str, Any], accepted: str | None) -> None:
                          "verify on this machine: latencies were predicted for the other.")
 
 
-def making_of(folder: RunFolder, config: Mapping[str, Any], environment: Mapping[str, Any],
+def making_of(folder: RunFolder, config: Config, environment: Mapping[str, Any],
               overrides: Mapping[str, Any], console: Console) -> Making:
     """Data set, recipe and target of the run; DataError when the data here are not those of the search."""
     from hwnas.data.loading import load_dataset

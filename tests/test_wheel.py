@@ -78,7 +78,7 @@ def test_without_a_target_the_command_lists_them(python: Path, tmp_path: Path) -
 CONTRACTS = """
 from pathlib import Path
 from third_party import BYTES_READ, Cheapest, MyRuntime, linear, stripes
-from hwnas.data.options import DatasetOptions
+from hwnas.data.splits import DatasetOptions
 from hwnas.networks.build import build
 from hwnas.networks.export import export_onnx
 from hwnas.space import SearchSpace

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hwnas.cli.options import read_value
+from hwnas.cli.options import Config, read_value
 from hwnas.cli.progress import interval, number
 from hwnas.errors import ConfigError, DataError, StudyError, UnknownName
 from hwnas.system.documents import Document
@@ -159,7 +159,7 @@ def look_up(dataset: Dataset, space: SearchSpace) -> Certificate | StudyError | 
         return error
 
 
-def choose(config: Mapping[str, Any], certificate: Certificate | None, dataset: Dataset, space: SearchSpace,
+def choose(config: Config, certificate: Certificate | None, dataset: Dataset, space: SearchSpace,
            n_trials: int) -> Chosen:
     """The estimator that `certificate` favours, with the options that it was certified with.
 
@@ -185,7 +185,7 @@ def choose(config: Mapping[str, Any], certificate: Certificate | None, dataset: 
                   "against full training")
 
 
-def _seconds(minutes: Any, certificate: Certificate, n_trials: int) -> float:
+def _seconds(minutes: object, certificate: Certificate, n_trials: int) -> float:
     if minutes is None:
         proxy = certificate.estimators.get("proxy")
         if proxy is None:

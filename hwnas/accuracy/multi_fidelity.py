@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hwnas.accuracy.estimator import Earlier, Estimate
 from hwnas.accuracy.scores import Scorer
 from hwnas.accuracy.zero_cost import Anchor, anchors, chosen
-from hwnas.cli.options import option
+from hwnas.cli.options import Config, option
 from hwnas.data.contents import digest
 from hwnas.data.dataset import Dataset, Subsets
 from hwnas.data.task import top1
@@ -353,7 +353,7 @@ class MultiFidelity:
                                            options.untrained, self.recipe.threads)
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], dataset: Dataset, space: SearchSpace | None = None
+    def from_config(cls, config: Config, dataset: Dataset, space: SearchSpace | None = None
                     ) -> MultiFidelity:
         """Read `config`: fields of FidelityOptions, and of Recipe except its length. UnknownName, ConfigError."""
         for key in LENGTHS:
@@ -459,6 +459,6 @@ def all_options(given: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in options.items() if key not in LENGTHS}
 
 
-def load(config: Mapping[str, Any], dataset: Dataset, space: SearchSpace | None = None) -> MultiFidelity:
+def load(config: Config, dataset: Dataset, space: SearchSpace | None = None) -> MultiFidelity:
     """The door of `hwnas.accuracy.load_estimator`."""
     return MultiFidelity.from_config(config, dataset, space)

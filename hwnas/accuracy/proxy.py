@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from hwnas.accuracy.estimator import Estimate
-from hwnas.cli.options import option
+from hwnas.cli.options import Config, option
 from hwnas.data.dataset import Dataset, Progress, Split, Subsets
 from hwnas.data.splits import subset
 from hwnas.data.task import top1
@@ -69,7 +69,7 @@ class Proxy:
         self._subsets = Subsets(self.dataset, self.options.train_images, self.options.validation_images)
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], dataset: Dataset) -> Proxy:
+    def from_config(cls, config: Config, dataset: Dataset) -> Proxy:
         """Read `config`: fields of ProxyOptions and of Recipe (preset `proxy`). UnknownName, ConfigError."""
         options, recipe = read_with_recipe(ProxyOptions, config, PROXY, "proxy")
         return cls(dataset, recipe, options)
@@ -160,6 +160,6 @@ def all_options(given: Mapping[str, Any]) -> dict[str, Any]:
     return all_with_recipe(ProxyOptions, given, PROXY, "proxy")
 
 
-def load(config: Mapping[str, Any], dataset: Dataset, space: object = None) -> Proxy:
+def load(config: Config, dataset: Dataset, space: object = None) -> Proxy:
     """The door of `hwnas.accuracy.load_estimator`."""
     return Proxy.from_config(config, dataset)

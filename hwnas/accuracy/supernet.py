@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hwnas.accuracy.estimator import Estimate
-from hwnas.cli.options import plain
+from hwnas.cli.options import Config, plain
 from hwnas.data.dataset import Dataset, Split, resize
 from hwnas.data.splits import subset
 from hwnas.data.task import top1
@@ -132,7 +132,7 @@ def all_options(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**all_recipe(recipe), **plain(options)}
 
 
-def load(config: Mapping[str, Any], dataset: Dataset, space: SearchSpace | None) -> Supernet:
+def load(config: Config, dataset: Dataset, space: SearchSpace | None) -> Supernet:
     """The door of `hwnas.accuracy.load_estimator`."""
     if space is None:
         raise ConfigError("accuracy=supernet needs a search space. Give space=NAME.")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hwnas.accuracy.estimator import Estimate
-from hwnas.cli.options import defaults, option, read_options
+from hwnas.cli.options import Config, defaults, option, read_options
 from hwnas.errors import ConfigError, DataError, SpaceError
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
@@ -48,7 +48,7 @@ class Tabular:
     rows: Mapping[str, tuple[float, float]] = field(repr=False)
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], space: SearchSpace | None) -> Tabular:
+    def from_config(cls, config: Config, space: SearchSpace | None) -> Tabular:
         """Read the table. ConfigError for an option, DataError for a file that is missing, torn or not a table."""
         options = read_options(TabularOptions, config, "tabular")
         rows = _read(options)
@@ -113,6 +113,6 @@ def all_options(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**defaults(TabularOptions), **given}
 
 
-def load(config: Mapping[str, Any], dataset: object, space: SearchSpace | None) -> Tabular:
+def load(config: Config, dataset: object, space: SearchSpace | None) -> Tabular:
     """The door of `hwnas.accuracy.load_estimator`."""
     return Tabular.from_config(config, space)

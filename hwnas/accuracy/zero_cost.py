@@ -16,7 +16,7 @@ from hwnas.accuracy.certificate import CHOICES, CONTROLS, ENSEMBLE, SCORE, SCORE
 from hwnas.accuracy.estimator import Estimate
 from hwnas.accuracy.proxy import Proxy
 from hwnas.accuracy.scores import Scorer
-from hwnas.cli.options import option, plain, read_options
+from hwnas.cli.options import Config, option, plain, read_options
 from hwnas.data.contents import digest
 from hwnas.data.dataset import Dataset
 from hwnas.errors import CandidateError, ConfigError, DataError
@@ -355,7 +355,7 @@ def all_options(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**plain(read_options(ZeroCostOptions, given, "zero_cost", others=("threads",))), "threads": 0}
 
 
-def load(config: Mapping[str, Any], dataset: Dataset, space: SearchSpace | None = None) -> ZeroCost:
+def load(config: Config, dataset: Dataset, space: SearchSpace | None = None) -> ZeroCost:
     """The door of `hwnas.accuracy.load_estimator`. `threads` is the anchors' training threads."""
     if space is None:
         raise ConfigError("accuracy=zero_cost needs a search space: its anchors are networks of it.")

@@ -6,14 +6,14 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hwnas.cli.command import run_command
-from hwnas.cli.options import given, option, read_command
+from hwnas.cli.options import Config, given, option, read_command
 from hwnas.cli.progress import Console, Report
 from hwnas.errors import ConfigError, HwnasError, MeasurementInvalid, ModelError
 from hwnas.networks.baselines import TIMM
@@ -55,7 +55,7 @@ class BenchmarkOptions:
     timeout: float = option(low=1)
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> BenchmarkOptions:
+    def from_config(cls, config: Config) -> BenchmarkOptions:
         """Read `conf/benchmark.yaml`; `batch` is a number or a list of them."""
         values = given(config)
         batch = values["batch"]
@@ -72,7 +72,7 @@ class BenchmarkOptions:
             "quantize", "seconds", "seed", "channels", "image_size", "memory_mb")}}
 
 
-def main(config: Mapping[str, Any], console: Console) -> None:
+def main(config: Config, console: Console) -> None:
     """Time, print and store. If the machine was too restless, MeasurementInvalid follows after that."""
     from hwnas.benchmark.report import lines
 
@@ -95,7 +95,7 @@ def main(config: Mapping[str, Any], console: Console) -> None:
                                  f"{slow}")
 
 
-def benchmark(config: Mapping[str, Any], console: Console) -> Benchmark:
+def benchmark(config: Config, console: Console) -> Benchmark:
     """Do what `conf/benchmark.yaml` asks, and return the result."""
     return measured(BenchmarkOptions.from_config(config), console)
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hwnas.certify.plan import CertifyPlan, Network, in_full, macs_of, read_plan, spread, training_config
 from hwnas.cli.command import run_command
-from hwnas.cli.options import option, read_command, section
+from hwnas.cli.options import Config, option, read_command, section
 from hwnas.cli.progress import Console
 from hwnas.errors import WorkerError
 from hwnas.latency.calibrate import CalibrationOptions
@@ -67,7 +67,7 @@ class CertifyJob:
     only: str | None
 
 
-def prepare(config: Mapping[str, Any], console: Console) -> CertifyJob:
+def prepare(config: Config, console: Console) -> CertifyJob:
     """Read every option, choose the networks or take those of the folder's plan, write the plan."""
     from hwnas.certify.estimates import read_judged
     from hwnas.data.loading import inspect_dataset
@@ -116,7 +116,7 @@ def _format_cost(cost: str, value: float) -> str:
     return f"{value / 1e6:.3g} M" if cost == "macs" else f"{value:.3g} ms"
 
 
-def main(config: Any, console: Console) -> None:
+def main(config: Config, console: Console) -> None:
     """Choose networks, train them, ask the estimators, write the certificate. Then WorkerError, if a process that
     trained ended early."""
     from hwnas.certify.estimates import check_estimators
@@ -132,7 +132,7 @@ def main(config: Any, console: Console) -> None:
         raise WorkerError(early)
 
 
-def all_options(config: Any) -> dict[str, dict[str, Any]]:
+def all_options(config: Config) -> dict[str, dict[str, Any]]:
     """Every option of the sections that hold only the given ones."""
     from hwnas.certify.plan import all_training
 

@@ -56,7 +56,7 @@ class Judged:
         return out / "estimates" / f"{self.label.replace(':', '-')}.json"
 
 
-def read_judged(value: Any) -> list[Judged]:
+def read_judged(value: object) -> list[Judged]:
     """Read the option `estimators`: a list of names and sections, or one section (None: DEFAULT).
 
     A name may be `zero_cost:SCORE`. A section maps labels to options. If the label does not name the estimator, the

@@ -16,7 +16,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hwnas.cli.options import MANDATORY, defaults
+from hwnas.cli.options import MANDATORY, Config, defaults
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, HwnasError, Unfinished, UnknownName, UserError
 from hwnas.system.paths import config_dir, config_dirs, home, is_utf8
@@ -46,7 +46,7 @@ COMMANDS = {  # name: its module, and what it does
 GROUPS = {"target": "target", "dataset": "data set", "objective": "objective"}  # folders of conf/ to choose from
 _DATASETS = "hwnas.datasets"  # entry points: data sets of other packages
 # Sections whose keys and defaults are a dataclass's; conf/ holds only what differs from them.
-_SECTIONS = {"target": "hwnas.target.target:Target", "dataset": "hwnas.data.options:DatasetOptions",
+_SECTIONS = {"target": "hwnas.target.target:Target", "dataset": "hwnas.data.splits:DatasetOptions",
              "calibration": "hwnas.latency.calibrate:CalibrationOptions"}
 _QUOTES = "'\""
 _PATHS = ("out", "run", "dataset.root", "space", "model", "architecture", "weights", "teacher.model", "teacher.weights",
@@ -295,7 +295,7 @@ def option_keys(config_name: str) -> list[str]:
     return list(dict.fromkeys(keys))
 
 
-def _keys_of(key: str, value: Any) -> list[str]:
+def _keys_of(key: str, value: object) -> list[str]:
     if not isinstance(value, dict):
         return [f"{key}="]
     return [typed for name, part in value.items() for typed in _keys_of(f"{key}.{name}", part)] or [f"{key}."]
@@ -461,7 +461,7 @@ def _hydra_message(error: Exception, overrides: Sequence[str]) -> str:
     return f"{text} (in: {' '.join(overrides)})"
 
 
-def refuse_code(values: Any, where: str) -> None:
+def refuse_code(values: object, where: str) -> None:
     """A configuration must not run code: Hydra's instantiation keys are refused wherever they stand."""
     if isinstance(values, dict):
         for key, value in values.items():
@@ -478,7 +478,7 @@ def _fail(error: Exception, code: int) -> int:
     return code
 
 
-def opened_run(config: Mapping[str, Any]) -> RunFolder:
+def opened_run(config: Config) -> RunFolder:
     """The run folder that `run=DIR` names; ConfigError, StudyError."""
     from hwnas.system.run_folder import RunFolder
 

@@ -25,6 +25,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from hwnas.errors import ConfigError, UnknownName
 
 Options = TypeVar("Options")
+Config = Mapping[str, Any]  # options by key: a composed configuration, a section of it, or one read from a file
 MANDATORY = "???"  # how OmegaConf writes an option that has no default
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from hwnas.cli.command import run_command
+from hwnas.cli.options import Config
 from hwnas.cli.progress import Console
 
 USAGE = """int8 under an accuracy limit: quantise, leave sensitive nodes in fp32, fine-tune, as far as it takes.
@@ -19,7 +19,7 @@ Validation images decide; the file chosen is then asked about the test images on
 after the last finished step. --show-config prints every option."""
 
 
-def main(config: Any, console: Console) -> None:
+def main(config: Config, console: Console) -> None:
     """Check, take the steps (or go on), time them, write; the result in one line, also where the limit is not kept."""
     from hwnas.compress.compression import printed, sentence, taken, timed, write_results
     from hwnas.compress.job import check_folder, make_job

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hwnas.cli.options import option, read_command
+from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console
 from hwnas.data.dataset import Dataset, DatasetInfo
 from hwnas.errors import CandidateError, ConfigError, DataError, ModelError, StudyError
@@ -225,7 +225,7 @@ class CompressJob:
         return self.options.threads or len(usable_cores())
 
 
-def make_job(config: Any, console: Console) -> CompressJob:
+def make_job(config: Config, console: Console) -> CompressJob:
     """Read and check every option, the model and the data; a UserError names the fault."""
     from hwnas.data.loading import inspect_dataset
     from hwnas.runtimes.runtime import load_runtime

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from hwnas.data.dataset import DatasetInfo, Images, Listing
 from hwnas.data.decoding import Decoder, look
-from hwnas.data.options import DatasetOptions
-from hwnas.data.splits import Labels
+from hwnas.data.splits import DatasetOptions, Labels
 from hwnas.errors import DataError
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from hwnas.data.contents import Contents, digest_files
 from hwnas.data.dataset import DatasetInfo, Images, Listing, Progress, resize
-from hwnas.data.options import DatasetOptions
-from hwnas.data.splits import Labels, Selection
+from hwnas.data.splits import DatasetOptions, Labels, Selection
 from hwnas.errors import ConfigError, DataError
 from hwnas.system.paths import home
 from hwnas.system.torchvision_ops import declare_missing

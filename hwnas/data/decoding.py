@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 
 from hwnas.data.contents import digest
 from hwnas.data.dataset import Images, Progress
-from hwnas.data.options import DatasetOptions
-from hwnas.data.splits import Selection
+from hwnas.data.splits import DatasetOptions, Selection
 from hwnas.errors import DataError
 from hwnas.system.paths import home, write_atomic
 from hwnas.target.host import usable_cores

@@ -15,7 +15,7 @@ import numpy as np
 from hwnas.data.contents import Contents, digest_files, state_of
 from hwnas.data.dataset import DatasetInfo, Listing
 from hwnas.data.decoding import Decoder, look
-from hwnas.data.options import DatasetOptions
+from hwnas.data.splits import DatasetOptions
 from hwnas.errors import DataError
 from hwnas.system.paths import is_utf8
 

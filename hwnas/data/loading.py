@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hwnas.cli.options import Config
 from hwnas.data.contents import digest
 from hwnas.data.dataset import Dataset, DatasetInfo, Images, Listing, Progress, Split, resize
-from hwnas.data.options import DatasetOptions
-from hwnas.data.splits import LEAST, check_counts, split
+from hwnas.data.splits import LEAST, DatasetOptions, check_counts, split
 from hwnas.errors import DataError, UnknownName
 
 GROUP = "hwnas.datasets"  # entry points of other packages
@@ -21,12 +20,12 @@ __all__ = ["Dataset", "DatasetInfo", "Images", "Listing", "Progress", "Split", "
            "resize"]
 
 
-def inspect_dataset(config: Mapping[str, Any]) -> DatasetInfo:
+def inspect_dataset(config: Config) -> DatasetInfo:
     """Channels, classes and native size, without decoding the images; DataError as `load_dataset`."""
     return _listing(DatasetOptions.from_config(config)).info
 
 
-def load_dataset(config: Mapping[str, Any], image_size: int, seed: int, progress: Progress | None = None) -> Dataset:
+def load_dataset(config: Config, image_size: int, seed: int, progress: Progress | None = None) -> Dataset:
     """List, check, split and decode the data set of `config` (the `dataset` group; `config.image_size` wins).
 
     DataError when it is missing, empty, of one class, has an unreadable image or too few images of a class.

@@ -15,7 +15,7 @@ import numpy as np
 from hwnas.data.contents import Contents, digest
 from hwnas.data.dataset import DatasetInfo, Listing
 from hwnas.data.decoding import Decoder, look
-from hwnas.data.options import DatasetOptions
+from hwnas.data.splits import DatasetOptions
 from hwnas.errors import ConfigError, DataError
 from hwnas.system.paths import home
 from hwnas.system.torchvision_ops import declare_missing

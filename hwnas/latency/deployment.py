@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hwnas.cli.options import option, read_command
+from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, MissingLatency, UnknownName
 from hwnas.latency.calibrate import CalibrationOptions
@@ -155,7 +154,7 @@ def _calibrate(deployment: Deployment, space: SearchSpace, options: CalibrationO
         return calibrate(deployment.target, space, runtime, options, console, table)
 
 
-def profile(config: Mapping[str, Any], console: Console) -> LatencyTable:
+def profile(config: Config, console: Console) -> LatencyTable:
     """Measure this host as `conf/profile.yaml` asks. Says where the table lies and how good its predictions are."""
     from hwnas.latency.calibrate import calibrate
     from hwnas.runtimes.runtime import load_runtime

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from hwnas.cli.command import file_in, names_in
-from hwnas.cli.options import option, read_command
+from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console, text_table
 from hwnas.errors import ConfigError, MissingLatency, UnknownName
 from hwnas.latency.deployment import Deployment, SpaceOptions, key_of
@@ -309,7 +309,7 @@ def out_path(text: str) -> Path:
     return out
 
 
-def roofline(config: Mapping[str, Any], console: Console) -> None:
+def roofline(config: Config, console: Console) -> None:
     """Do what `conf/roofline.yaml` asks: measure, print, draw and store."""
     options = read_command(RooflineOptions, config)
     out = out_path(options.out)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hwnas.cli.options import option, read_command
+from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, HwnasError, MeasurementInvalid, TableError, UserError
 from hwnas.latency.agreement import finite
@@ -186,7 +186,7 @@ class Job:
     model: LatencyModel
 
 
-def validate(config: Mapping[str, Any], console: Console) -> None:
+def validate(config: Config, console: Console) -> None:
     """Do what `conf/validate.yaml` asks: measure networks and judge the model, or judge those of a report again."""
     options = read_command(ValidateOptions, config)
     out = out_path(options)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hwnas.cli.command import run_command
+from hwnas.cli.options import Config
 from hwnas.cli.progress import Console
 from hwnas.errors import WorkerError
 from hwnas.search.road import SearchResult, search
@@ -39,7 +40,7 @@ def all_options(config: Any) -> dict[str, dict[str, Any]]:
             "sampler_options": default_options(str(config.sampler))}
 
 
-def main(config: Any, console: Console) -> None:
+def main(config: Config, console: Console) -> None:
     """Search, and print the result. Then Unfinished, if networks are not verified that were to be, or WorkerError, if
     a worker ended early."""
     from hwnas.front.verification import check_verified

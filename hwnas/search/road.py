@@ -13,7 +13,7 @@ import numpy as np
 from hwnas.accuracy.certificate import NAME, Certificate, Chosen, choose, look_up
 from hwnas.accuracy.estimator import Prepares
 from hwnas.cli.command import default_out
-from hwnas.cli.options import option, read_command, section
+from hwnas.cli.options import Config, option, read_command, section
 from hwnas.cli.progress import Console, Report
 from hwnas.errors import ConfigError, StudyError
 from hwnas.latency.calibrate import CalibrationOptions
@@ -127,7 +127,7 @@ class Plan:
     yaml: str
 
 
-def make_plan(config: Mapping[str, Any], console: Console) -> Plan:
+def make_plan(config: Config, console: Console) -> Plan:
     """Read all options and check them, as far as this needs no data, measuring or training. Nothing is written."""
     from omegaconf import OmegaConf
 
@@ -208,7 +208,7 @@ class SearchResult:
     early: Sequence[str] = ()
 
 
-def search(config: Mapping[str, Any], console: Console) -> SearchResult:
+def search(config: Config, console: Console) -> SearchResult:
     """Run the whole road. After a kill at any point, the same call continues. Parallel calls share the trials."""
     from hwnas.study.record import trial_rows
     from hwnas.study.study import wait_for_others

@@ -7,14 +7,14 @@ verification to the search itself, which starts such workers on its own (workers
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from hwnas.cli.command import as_data, opened_run, refuse_code, run_command
+from hwnas.cli.options import Config
 from hwnas.cli.progress import Console
 
 
-def main(config: Mapping[str, Any], console: Console) -> None:
+def main(config: Config, console: Console) -> None:
     """Work on the search that `run` names until it is done."""
     from omegaconf import OmegaConf
 

@@ -214,7 +214,7 @@ class Pool(ProcessPoolExecutor):
         super().__init__(n, get_context("spawn"), _begin, (initializer, initargs))
         _CHILDREN.add(self)
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+    def submit(self, fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Future[Any]:
         """As Executor.submit, which starts processes: Python tells each of them where the main module lies."""
         main = sys.modules["__main__"]
         sys.modules["__main__"] = ModuleType("__main__")
@@ -253,7 +253,7 @@ def _begin(initializer: Callable[..., None] | None, initargs: tuple[Any, ...]) -
         initializer(*initargs)
 
 
-def _work(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def _work(fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
     """One job of a pool. After SIGTERM there is no next one."""
     try:
         return fn(*args, **kwargs)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from hwnas.cli.options import option, read_options
+from hwnas.cli.options import Config, option, read_options
 
 PRECISIONS = ("fp32", "bf16", "fp16", "int8")
 
@@ -28,6 +26,6 @@ class Target:
     price_per_hour: float | None = option(None, low=0, as_given=True, help="of the machine, in any currency")
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Target:
+    def from_config(cls, config: Config) -> Target:
         """Read and check a `conf/target/*.yaml`; ConfigError names key, rule and value."""
         return read_options(cls, config, "target")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hwnas.cli.options import names_of, option, read_command
+from hwnas.cli.options import Config, names_of, option, read_command
 from hwnas.cli.progress import Console
 from hwnas.data.task import top1
 from hwnas.errors import ConfigError, DataError, TargetError
@@ -117,7 +117,7 @@ class TrainingJob:
         return isinstance(self.network, FoundNetwork) and load_inherited(model, self.network.architecture, weights)
 
 
-def make_job(config: Mapping[str, Any], console: Console, within: Path | None = None) -> TrainingJob:
+def make_job(config: Config, console: Console, within: Path | None = None) -> TrainingJob:
     """Read and check every option, load the data, try the folder; a UserError names what is wrong.
 
     `within`: the folder of the work that this training is a part of.
@@ -187,7 +187,7 @@ def _images(options: TrainOptions, size: int, console: Console) -> tuple[Dataset
     return dataset, train, validation
 
 
-def recipe_of(config: Mapping[str, Any]) -> Recipe:
+def recipe_of(config: Config) -> Recipe:
     """The recipe at the top level of `conf/train.yaml`; UnknownName, ConfigError."""
     given = {key: config[key] for key in names_of(Recipe) if key in config and key not in ("name", "threads")}
     return Recipe.from_config(given, Recipe("train", epochs=1), "")

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any, TypeVar
 
-from hwnas.cli.options import names_of, option, plain, read_options
+from hwnas.cli.options import Config, names_of, option, plain, read_options
 from hwnas.errors import ConfigError
 
 Own = TypeVar("Own")
@@ -87,7 +87,7 @@ class Recipe:
     threads: int = option(0, low=0, high=4096, help="0: every core")
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], preset: Recipe, where: str = "recipe") -> Recipe:
+    def from_config(cls, config: Config, preset: Recipe, where: str = "recipe") -> Recipe:
         """`preset` with the fields of `config` in place of its own, checked; UnknownName, ConfigError.
 
         A `config` that gives `epochs` gets exactly these: the preset's `min_steps` and `max_steps` no longer count.

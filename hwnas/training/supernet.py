@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hwnas.cli.options import names_of, option
+from hwnas.cli.options import Config, names_of, option
 from hwnas.errors import DataError
 from hwnas.networks.build import build
 from hwnas.networks.shared_weights import Bank, bank_of, covering_settings, extreme, megabytes
@@ -66,7 +66,7 @@ class SupernetOptions:
     path: Path | None = option(None, what="the folder of a trained supernet", help="null: the user's data folder")
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> tuple[SupernetOptions, Recipe]:
+    def from_config(cls, config: Config) -> tuple[SupernetOptions, Recipe]:
         """Options and recipe of a `supernet` section; UnknownName, ConfigError.
 
         Its epochs are raised to `min_steps` even where the section gives `epochs`.

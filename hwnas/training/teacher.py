@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate, kl_div, log_softmax
 
-from hwnas.cli.options import option, read_options
+from hwnas.cli.options import Config, option, read_options
 from hwnas.data.dataset import Dataset
 from hwnas.errors import CandidateError, ConfigError, DataError, HwnasError, ModelError
 from hwnas.networks.baselines import TIMM, Baseline, build_timm
@@ -44,7 +44,7 @@ class TeacherOptions:
     timeout: float = option(120.0, low=1)
 
     @classmethod
-    def from_config(cls, section: Any, channels: int) -> TeacherOptions | None:
+    def from_config(cls, section: Config, channels: int) -> TeacherOptions | None:
         """Read the `teacher` section, for images of `channels`; None without a model. ConfigError."""
         options = read_options(cls, section, "teacher")
         if not options.model:

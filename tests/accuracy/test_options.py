@@ -19,7 +19,7 @@ from hwnas.accuracy.zero_cost import ZeroCostOptions
 from hwnas.certify.plan import in_full, training_config
 from hwnas.cli.options import read_options
 from hwnas.data.dataset import Dataset, Split
-from hwnas.data.options import DatasetOptions
+from hwnas.data.splits import DatasetOptions
 from hwnas.space.search_space import SearchSpace
 from hwnas.target.target import Target
 from hwnas.training.job import recipe_of

@@ -13,7 +13,7 @@ from hwnas.data import splits
 from hwnas.data.arrays import read_cifar_batch, read_idx
 from hwnas.data.dataset import Dataset, resize
 from hwnas.data.loading import inspect_dataset, load_dataset
-from hwnas.data.options import DatasetOptions
+from hwnas.data.splits import DatasetOptions
 from hwnas.errors import ConfigError, DataError, UnknownName
 from hwnas.system.paths import config_dir
 
