@@ -60,7 +60,7 @@ def array_files(options: DatasetOptions) -> Listing:
                for part, pair in pairs.items()}
     channels, native_size = look(sources["train"], options, str(root))
     return Listing(DatasetInfo(options.name, channels, len(names), native_size), names, labels, identity, str(root),
-                   Decoder(sources, channels, options, lambda: identity))
+                   Decoder(sources, channels, options, lambda: identity), pictures=True)
 
 
 def _load(root: Path) -> dict[str, NDArray[Any]]:

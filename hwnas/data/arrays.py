@@ -87,7 +87,7 @@ def _listing(options: DatasetOptions, classes: tuple[str, ...], labels: Mapping[
             raise DataError(f"{where}: labels of the {part} part must lie in 0..{len(classes) - 1}. "
                             "Fetch the files again.")
     return Listing(DatasetInfo(options.name, channels, len(classes), native_size), classes, dict(labels), identity,
-                   where, read, contents)
+                   where, read, contents, pictures=False)
 
 
 def _channels(options: DatasetOptions, channels: int) -> None:

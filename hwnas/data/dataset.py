@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -60,7 +61,8 @@ class Listing:
 
     `parts`: labels of `train`, and of `val` and `test` where its makers hold them out. `identity` names the content.
     Where it knows only names and sizes of files, `contents` are those files. `where` is the place for error messages.
-    `left_out` counts files that are no part of it, by reason; `read` adds those that it drops.
+    `left_out` counts files that are no part of it, by reason; `read` adds those that it drops. `pictures`: whether
+    images become square by `decode`, or are arrays that `resize` takes (None: otherwise).
     """
 
     info: DatasetInfo
@@ -71,6 +73,50 @@ class Listing:
     read: Read
     contents: Contents | None = None
     left_out: Counter[str] = field(default_factory=Counter)
+    pictures: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """How an image becomes the pixels that a network is fed: through square ones of all `sizes`, one after another.
+
+    `pictures`: the first size is had from a picture, as by `hwnas.data.decoding.decode`; otherwise images are arrays of
+    that size. `resize` makes the sizes behind it.
+    """
+
+    pictures: bool
+    sizes: tuple[int, ...]
+    channels: int
+
+    def at(self, image_size: int) -> Preparation:
+        """The same, resized further to `image_size`."""
+        return self if image_size == self.sizes[-1] else replace(self, sizes=(*self.sizes, image_size))
+
+    def facts(self) -> dict[str, str | int]:
+        """Plain words for a model file: colour order, resizing, crop."""
+        how = f"shorter side to {self.sizes[0]}, bilinear, anti-aliased" if self.pictures else f"{self.sizes[0]} given"
+        return {"channels": "grey" if self.channels == 1 else "RGB", "size": self.sizes[-1],
+                "resize": ", then ".join([how, *map(str, self.sizes[1:])]),
+                "crop": "centre" if self.pictures else "none"}
+
+    def code(self) -> str:
+        """A function of Pillow and numpy alone, from a file's path (pictures) or uint8 pixels to float32 [c, h, w]."""
+        mode, size = ("L" if self.channels == 1 else "RGB"), self.sizes[0]
+        lines = ["import numpy as np", "from PIL import Image, ImageOps", ""]
+        if self.pictures:
+            lines += ["def prepared(path):", "    image = Image.open(path)",
+                      f"    image.draft(None, ({2 * size}, {2 * size}))  # JPEG files are decoded at a fraction",
+                      f'    image = ImageOps.fit(image.convert("{mode}"), ({size}, {size}), Image.Resampling.BILINEAR)']
+        else:
+            lines += [f"def prepared(pixels):  # uint8 [{size}, {size}{', 3' if self.channels > 1 else ''}]",
+                      "    image = Image.fromarray(pixels)"]
+        for before, after in pairwise(self.sizes):
+            made = (f"ImageOps.expand(image, {(after - before) // 2})" if _is_padded(before, after) else
+                    f"image.resize(({after}, {after}), Image.Resampling.BILINEAR)")
+            lines.append(f"    image = {made}")
+        array = "np.asarray(image, np.float32)"
+        return "\n".join([*lines, f"    return {array}[None] / 255" if self.channels == 1 else
+                          f"    return {array}.transpose(2, 0, 1) / 255"])
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -80,7 +126,8 @@ class Dataset:
     `skipped` counts images that could not be decoded, `left_out` all files left out, by reason. The search sees train
     and validation only; test is the report's.
     `fingerprint` changes with any byte of a file, label, row of the split, or the size. `former` is what earlier
-    versions called this data set, by names and sizes of files (empty: the same).
+    versions called this data set, by names and sizes of files (empty: the same). `preparation` is None where a data set
+    of another package does not say.
     """
 
     name: str
@@ -97,6 +144,7 @@ class Dataset:
     skipped: int = 0
     former: str = ""
     left_out: Mapping[str, int] = field(default_factory=dict)
+    preparation: Preparation | None = None
 
     @property
     def task(self) -> Task:
@@ -137,11 +185,16 @@ class Dataset:
         """The same images resized (anti-aliased), `mean` and `std` kept, so that figures stay comparable."""
         if image_size == self.image_size:
             return self
+        how = self.preparation and self.preparation.at(image_size)
         train, validation, test = (
             Split(resize(part.images, image_size), part.labels) for part in (self.train, self.validation, self.test))
         return replace(self, train=train, validation=validation, test=test, image_size=image_size,
-                       fingerprint=digest(self.fingerprint, image_size),
+                       fingerprint=digest(self.fingerprint, image_size), preparation=how,
                        former=digest(self.former, image_size) if self.former else "")
+
+
+def _is_padded(before: int, after: int) -> bool:
+    return 0 < after - before <= before // 4 and (after - before) % 2 == 0
 
 
 def resize(images: Images, image_size: int) -> Images:
@@ -150,8 +203,8 @@ def resize(images: Images, image_size: int) -> Images:
     height, width = images.shape[2:]
     if (height, width) == (image_size, image_size):
         return images
-    spare = image_size - height
-    if height == width and 0 < spare <= height // 4 and spare % 2 == 0:
+    if height == width and _is_padded(height, image_size):
+        spare = image_size - height
         return np.pad(images, ((0, 0), (0, 0), (spare // 2, spare // 2), (spare // 2, spare // 2)))
     import torch
     from torch.nn.functional import interpolate

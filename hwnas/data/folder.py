@@ -58,7 +58,7 @@ def image_folder(options: DatasetOptions) -> Listing:
     reader = Decoder(files, channels, options, lambda: contents.identity, left_out)
     return Listing(DatasetInfo(options.name, channels, len(names["train"]), native_size), names["train"], labels,
                    digest_files([(place, entry.size) for place, entry in listed.items()]), str(root), reader, contents,
-                   left_out)
+                   left_out, pictures=True)
 
 
 def _parts(root: Path) -> dict[str, Path]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hwnas.cli.options import Config
 from hwnas.data.contents import digest
-from hwnas.data.dataset import Dataset, DatasetInfo, Images, Listing, Progress, Split, resize
+from hwnas.data.dataset import Dataset, DatasetInfo, Images, Listing, Preparation, Progress, Split, resize
 from hwnas.data.splits import LEAST, DatasetOptions, check_counts, split
 from hwnas.errors import DataError, UnknownName
 
@@ -55,7 +55,16 @@ def load_dataset(config: Config, image_size: int, seed: int, progress: Progress 
     return Dataset(
         **sets, name=options.name, class_names=listing.class_names, channels=listing.info.channels, image_size=size,
         mean=mean, std=std, flip=options.flip, skipped=skipped,
-        fingerprint=fingerprint, former=former, left_out=dict(listing.left_out))
+        fingerprint=fingerprint, former=former, left_out=dict(listing.left_out),
+        preparation=_preparation(listing, size))
+
+
+def _preparation(listing: Listing, size: int) -> Preparation | None:
+    if listing.pictures is None:
+        return None
+    native = listing.info.native_size
+    sizes = (size,) if listing.pictures or native == size else (native, size)
+    return Preparation(listing.pictures, sizes, listing.info.channels)
 
 
 def _fingerprints(listing: Listing, options: DatasetOptions, size: int, seed: int, split_up: Sequence[str]

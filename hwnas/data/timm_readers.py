@@ -137,7 +137,8 @@ def _listing(readers: Mapping[str, Any], options: DatasetOptions, contents: Cont
     channels, native_size = look(sources["train"], options, where)
     return Listing(DatasetInfo(options.name, channels, len(names), native_size), names, labels, identity, where,
                    Decoder(sources, channels, options,
-                           lambda: identity if contents is None else digest(identity, contents.identity)), contents)
+                           lambda: identity if contents is None else digest(identity, contents.identity)), contents,
+                   pictures=True)
 
 
 def _class_names(reader: Any, targets: Mapping[str, Sequence[Any]], where: str) -> tuple[str, ...]:

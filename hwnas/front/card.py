@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hwnas.data.dataset import Preparation
 from hwnas.data.task import Task
 from hwnas.front.rows import FrontRow
 from hwnas.target.target import Target
@@ -22,6 +23,7 @@ class Input:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     task: Task
+    preparation: Preparation | None = None
 
 
 def card_text(row: FrontRow, given: Input, target: Target, *, date: str, runtime: str, recipe: str = "") -> str:
@@ -55,7 +57,18 @@ def _input(given: Input) -> str:
     return (f"`images`: float32 [n, {given.channels}, {given.size}, {given.size}], {kind}. "
             f"Output `logits`: float32 [n, {len(given.task.class_names)}].\n\n"
             f"`images = (pixels / 255 - mean) / std` with mean = {_numbers(given.mean)}, std = {_numbers(given.std)} "
-            f"per channel.\n\nClasses, in order: {', '.join(given.task.class_names)}.")
+            f"per channel.{_prepared(given)}\n\nClasses, in order: {', '.join(given.task.class_names)}.")
+
+
+def _prepared(given: Input) -> str:
+    """The way from image files (or pixels) to `images`, as code; nothing where the data set does not say."""
+    if given.preparation is None:
+        return ""
+    source = "paths" if given.preparation.pictures else "pictures"
+    mean, std = (f"np.array({_numbers(values)}, np.float32)[:, None, None]" for values in (given.mean, given.std))
+    return ("\n\nPixels as they were in training and test:\n\n" + _code(
+        f"{given.preparation.code()}\n\nmean = {mean}\nstd = {std}\n"
+        f"images = (np.stack([prepared(each) for each in {source}]) - mean) / std"))
 
 
 def _numbers(values: Sequence[float]) -> str:

@@ -150,6 +150,7 @@ def metadata(network: Network, making: Making, data: Dataset) -> Mapping[str, st
         "hwnas_version": __version__, "hwnas_id": network.id, "architecture": str(network),
         "dataset": data.name, "dataset_fingerprint": data.fingerprint, "recipe": fingerprint(network, making, data),
         "input": f"float32 [n, {data.channels}, {data.image_size}, {data.image_size}], (pixels / 255 - mean) / std",
+        **({"preparation": json.dumps(data.preparation.facts())} if data.preparation else {}),
         "mean": json.dumps(list(data.mean)), "std": json.dumps(list(data.std)),
         "class_names": json.dumps(list(data.class_names), ensure_ascii=False),
     }

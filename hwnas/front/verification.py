@@ -139,7 +139,8 @@ def write_results(run: RunFolder, results: Results, making: Making, trials: Sequ
 
 def _card(row: FrontRow, image_size: int, making: Making, environment: Mapping[str, Any]) -> str:
     data = making.dataset
-    given = Input(data.name, data.channels, image_size, data.mean, data.std, data.task)
+    given = Input(data.name, data.channels, image_size, data.mean, data.std, data.task,
+                  data.preparation and data.preparation.at(image_size))
     recipe = f"Recipe `{making.recipe.name}`, seed {making.seed}, {len(data.train)} images of {data.name}: " \
              f"{', '.join(f'{key} {value}' for key, value in asdict(making.recipe).items() if key != 'name')}."
     return card_text(row, given, making.target, date=str(environment["created"])[:10],

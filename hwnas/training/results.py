@@ -112,6 +112,7 @@ def _metadata(job: TrainingJob) -> dict[str, str]:
         "hwnas_version": __version__, "hwnas_id": job.network.id, "architecture": str(job.network),
         "dataset": data.name, "dataset_fingerprint": data.fingerprint, "recipe": _fingerprint(job),
         "input": f"float32 [n, {data.channels}, {data.image_size}, {data.image_size}], (pixels / 255 - mean) / std",
+        **({"preparation": json.dumps(data.preparation.facts())} if data.preparation else {}),
         "mean": json.dumps(list(data.mean)), "std": json.dumps(list(data.std)),
         "class_names": json.dumps(list(data.class_names), ensure_ascii=False),
     }

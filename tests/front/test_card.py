@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from deployment_fixtures import tiny_baseline, tiny_making, tiny_network
+from deployment_fixtures import finish, measured, tiny_architecture, tiny_baseline, tiny_making, tiny_network
 from front_fixtures import make_row
+from PIL import Image
 
+from hwnas.data.loading import load_dataset
 from hwnas.data.task import Task
 from hwnas.front.card import Input, card_text
 from hwnas.front.make import make
-from hwnas.system.run_folder import ModelFolder
+from hwnas.front.rows import FrontRow
+from hwnas.front.score import Timing
+from hwnas.front.verification import Facts
+from hwnas.networks.network import FoundNetwork
+from hwnas.system.run_folder import ModelFolder, RunFolder
+from hwnas.target.host import Host
 from hwnas.target.target import Target
 
 GIVEN = Input("sides", 1, 16, (0.4,), (0.3,), Task(("left", "right")))
@@ -77,3 +85,66 @@ def test_code_of_the_card_runs_and_agrees(tmp_path: Path, network) -> None:
     assert len(found) == 3
     for answers in found[:2]:
         assert (answers == found[2]).mean() >= 0.9
+
+
+def pictures(root: Path, n: int = 12) -> Path:
+    """JPEG files of three classes, of all shapes: noise of another colour on the left, in the middle, on the right."""
+    rng = np.random.default_rng(0)
+    for part in ("train", "test"):
+        for label in range(3):
+            folder = root / part / f"class{label}"
+            folder.mkdir(parents=True)
+            for number in range(n):
+                height, width = rng.integers(40, 200, 2)
+                pixels = rng.integers(0, 90, (height, width, 3))
+                pixels[:, label * width // 3 : (label + 1) * width // 3, label] += 150
+                Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number}.jpg", quality=90)
+    return root
+
+
+@pytest.mark.parametrize("size", [16, 24, 64])
+def test_who_follows_the_card_feeds_the_same_images(tmp_path: Path, size: int) -> None:
+    """From JPEG files by the card's own lines: as the data set gives them, to a level of rounding."""
+    dataset = load_dataset({"name": "imagefolder", "root": str(pictures(tmp_path))}, 64, 0).at_size(size)
+    given = Input("pictures", 3, size, dataset.mean, dataset.std, dataset.task, dataset.preparation)
+    text = card_text(make_row(), given, TARGET, date="", runtime="")
+    scope = {"paths": sorted((tmp_path / "test").rglob("*.jpg"), key=lambda path: (path.parent.name, path.name))}
+    exec(re.findall(r"```python\n(.*?)\n```", text, re.DOTALL)[0], scope)
+    expected = dataset.normalise(dataset.test.images)
+    assert scope["images"].shape == expected.shape
+    level, difference = 1 / (255 * min(dataset.std)), np.abs(scope["images"] - expected)
+    assert difference.max() < 1.5 * level  # two ways to round
+    assert difference.mean() < (0.01 if size == 64 else 0.3) * level
+
+
+@pytest.mark.parametrize(("name", "size"), [("digits", 8), ("digits", 10), ("digits", 32)])
+def test_arrays_are_prepared_as_the_card_says(name: str, size: int) -> None:
+    dataset = load_dataset({"name": name}, size, 0)
+    native = load_dataset({"name": name}, 8, 0)
+    given = Input(name, 1, size, dataset.mean, dataset.std, dataset.task, dataset.preparation)
+    scope = {"pictures": list(native.test.images[:50, 0])}
+    exec(re.findall(r"```python\n(.*?)\n```", card_text(make_row(), given, TARGET, date="", runtime=""), re.DOTALL)[0],
+         scope)
+    difference = np.abs(scope["images"] - dataset.normalise(dataset.test.images[:50]))
+    assert difference.max() < 1.5 / (255 * min(dataset.std))
+
+
+def test_the_published_top1_is_had_from_the_card_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With nothing but Pillow, numpy and the runtime."""
+    monkeypatch.setattr("hwnas.latency.timing.measure", lambda calls, *args, **options: {
+        name: measured(0.1) for name in calls})
+    dataset = load_dataset({"name": "imagefolder", "root": str(pictures(tmp_path / "data", 20))}, 16, 0)
+    run = RunFolder.create(tmp_path / "run")
+    run.write_config("seed: 0\n")
+    network = FoundNetwork(replace(tiny_architecture(), channels=3, classes=3))
+    (row,) = finish(run, [FrontRow.of(network)], tiny_making(dataset=dataset),
+                    Facts(Host.detect().name, "tiny", Timing(tiny_architecture(), seconds=1.0)))
+    assert row.top1_test > 0.5, row.reason
+    paths = sorted((tmp_path / "data" / "test").rglob("*.jpg"), key=lambda path: (path.parent.name, path.name))
+    blocks = re.findall(r"```python\n(.*?)\n```", run.model(row.id).card.read_text(), re.DOTALL)
+    scope = {"paths": paths}
+    with contextlib.chdir(run.model(row.id).path):
+        for block in (blocks[0], blocks[2]):
+            exec(block, scope)
+    labels = np.array([int(path.parent.name[-1]) for path in paths])
+    assert (scope["logits"].argmax(1) == labels).mean() == pytest.approx(row.top1_test, abs=0.001)
