@@ -182,13 +182,20 @@ class Model:
         return self.folder.model(self.id).deployed(self._target.precision)
 
     def session(self) -> Compiled:
-        """The deployed file in the target's runtime: `logits(images)`, images as the card says."""
+        """The deployed file in the target's runtime: `logits(images)`, images as the card says.
+
+        A child process with limited memory opens it first, because a run folder may come from anywhere. StudyError when
+        it is not the file that was made.
+        """
+        from hwnas.runtimes.child import probe_model
         from hwnas.runtimes.runtime import load_runtime
 
+        self._check(self.file)
+        probe_model(self.file, self._target)
         return load_runtime(self._target.runtime).compile(self.file, self._target)
 
     def torch(self) -> nn.Module:
-        """The trained network in torch (fp32), in evaluation mode."""
+        """The trained network in torch (fp32), in evaluation mode; StudyError when its files are not those made."""
         from hwnas.networks.network import Shape, load_weights, read_network
 
         folder, data = self.folder.model(self.id), self._environment["dataset"]
@@ -197,9 +204,23 @@ class Model:
         if network is None:
             raise StudyError(f"{folder.path}: no architecture.yaml or baseline.yaml. Search again, with the same "
                              "options.")
+        self._check(folder.weights, folder.path / network.file)
         model = network.build()
         load_weights(model, folder.weights, str(folder.weights), classes)
         return model.eval()
+
+    def _check(self, *paths: Path) -> None:
+        """StudyError unless these files of `models/<id>/` are those that were made."""
+        from hwnas.system.manifest import Manifest
+
+        folder = self.folder.model(self.id)
+        manifest = Manifest.find(folder.path)
+        if manifest is None:
+            raise StudyError(f"{folder.path} has no {folder.manifest.name} (of an earlier version?), so that its files "
+                             f"cannot be checked. To have them checked: python -m hwnas.verify run={self.folder.path}")
+        if faults := manifest.faults(*paths):
+            raise StudyError(f"{folder.path}: {'; '.join(faults)}. Search again, with the same options: they are then "
+                             "made again.")
 
     @property
     def _environment(self) -> Mapping[str, Any]:

@@ -29,14 +29,14 @@ def main(config: Config, console: Console) -> None:
     """Check the options, train (or continue), export and score; prints the result in one line."""
     from hwnas.training.job import make_job, train
     from hwnas.training.ranks import Ranks
-    from hwnas.training.results import read_summary, sentence, write_results
+    from hwnas.training.results import sentence, whole_summary, write_results
 
     ranks = Ranks.of_environment()
     ranks.end_with_torchrun()
     console = console if ranks.first else Console(quiet=True)
     job = make_job(config, console)
     with ranks.joined(job.device), _hold_lock(job.folder.path, ranks, console):
-        summary = read_summary(job) if ranks.first else None
+        summary = whole_summary(job, console) if ranks.first else None
         if not ranks.agree(summary is not None, job.device):
             trained = train(job, console)
             summary = write_results(job, trained, console) if ranks.first else None

@@ -39,12 +39,14 @@ class VerifyOptions:
     host: str | None
     dataset: dict[str, Any]
     verification: TimingOptions
+    memory_mb: int = option(2048, low=1)
 
 
 def run(config: Config, console: Console) -> None:
     """The command: `run` names the folder, `host` accepts another machine than the one searched for.
 
-    `dataset` holds what differs here (its root), `verification.seconds` the most seconds of timing (null: as before).
+    `dataset` holds what differs here (its root), `verification.seconds` the most seconds of timing (null: as before),
+    `memory_mb` what opening one file may take.
     """
     options, folder = read_command(VerifyOptions, config), opened_run(config)
     with folder.hold("results", console.say):
@@ -63,7 +65,8 @@ def _verify(folder: RunFolder, options: VerifyOptions, console: Console) -> None
     data = making.dataset
     results = verify_front(
         with_networks(rows, folder, Shape(data.channels, data.image_size, len(data.class_names))), folder, making,
-        timing_of(environment, options.verification.seconds), objective_of(search, making.target), environment, console)
+        timing_of(environment, options.verification.seconds), objective_of(search, making.target), environment, console,
+        options.memory_mb)
     write_results(folder, results, making, folder.read_trials(), folder.config.read_text(encoding="utf-8"))
     n_verified = sum(row.verified for row in results.rows)
     console.say(f"{n_verified} of {len(results.rows)} networks verified on {Host.detect().name}: {folder.report}")

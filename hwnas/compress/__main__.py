@@ -29,7 +29,7 @@ def main(config: Config, console: Console) -> None:
     job = make_job(config, console)
     with WorkFolder(job.folder.path, "compress").hold("compress", console.say):
         check_folder(job)
-        steps = Steps(job, Scorer(job))
+        steps = Steps(job, Scorer(job), console)
         finished = taken(steps, console)
         summary = write_results(steps, finished, timed(steps, finished, console))
     for text in printed(summary["steps"]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.stats.intervals import wilson
 from hwnas.system.documents import Document, content_of
+from hwnas.system.manifest import Manifest
 from hwnas.system.paths import write_atomic
 from hwnas.system.tables import finite, table_csv
 from hwnas.target.host import Host
@@ -165,6 +167,8 @@ def write_results(steps: Steps, finished: Sequence[Step], latency: Mapping[str, 
         "host": Host.detect().name, "runtime": load_runtime(job.target.runtime).version(),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}})
     write_atomic(job.summary, json.dumps(summary, indent=1, allow_nan=False) + "\n")
+    files = () if chosen is None else (deployed,)
+    Manifest.write(job.folder.path, files, hashlib.sha256(json.dumps(dict(job.identity)).encode()).hexdigest()[:16])
     return dict(summary)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,10 @@ from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console
 from hwnas.data.dataset import Dataset, DatasetInfo
 from hwnas.errors import CandidateError, ConfigError, DataError, ModelError, StudyError
-from hwnas.runtimes.foreign import check_path, input_of, load_checked, sized
+from hwnas.networks.export import stored_fingerprint
+from hwnas.runtimes.foreign import check_path
 from hwnas.system.documents import check_identity, content_of
+from hwnas.system.manifest import Manifest
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import ModelFolder
 from hwnas.system.work_folder import WorkFolder
@@ -118,15 +120,16 @@ def name_of(model: str) -> str:
     return path.name.removesuffix(".onnx") or "model"
 
 
-def source_of(model: str, target: Target, info: DatasetInfo, options: CompressOptions, copies: Path) -> Source:
+def source_of(model: str, target: Target, info: DatasetInfo, options: CompressOptions, copies: Path,
+              say: Callable[[str], None]) -> Source:
     """Open the network `model`. A checked copy of a bare file, with fixed axes and named nodes, goes to `copies`.
 
     UserError when it is torn, incomplete, or made for other channels or classes than those of the data set.
     """
     if Path(model).is_dir():
-        source = _folder(ModelFolder(Path(model)), options.memory_mb)
+        source = _folder(ModelFolder(Path(model)), target, options, say)
     else:
-        source = _bare(model, target, info, options, copies)
+        source = _bare(model, target, options, copies)
     for what, its, wanted in (("channels", info.channels, source.shape[0]), ("classes", info.classes, source.classes)):
         if its != wanted:
             raise DataError(f"{source.label} was made for {wanted} {what}, the data set {info.name} has {its}. Give "
@@ -137,8 +140,8 @@ def source_of(model: str, target: Target, info: DatasetInfo, options: CompressOp
     return source
 
 
-def _folder(folder: ModelFolder, memory_mb: int) -> Source:
-    """The network in a folder that a search or hwnas.train wrote."""
+def _folder(folder: ModelFolder, target: Target, options: CompressOptions, say: Callable[[str], None]) -> Source:
+    """The network in a folder that a search or hwnas.train wrote; StudyError when its files are not those made then."""
     if not (folder.architecture.is_file() or folder.baseline.is_file()):
         raise ConfigError(f"model: {folder.path} has neither architecture.yaml nor baseline.yaml. Give models/ID of a "
                           "search, the folder of a python -m hwnas.train, or an .onnx file.")
@@ -146,35 +149,47 @@ def _folder(folder: ModelFolder, memory_mb: int) -> Source:
         if not path.is_file():
             raise ConfigError(f"model: {folder.path} has no {path.name}: its training is not finished. Give its "
                               "command again.")
-    check_path(folder.onnx, memory_mb)
-    proto, label = load_checked(folder.onnx), os.fspath(folder.onnx)
-    axes = sized(input_of(proto, label), label, None, None)
-    shape = proto.graph.output[0].type.tensor_type.shape.dim
-    if len(axes) != 3 or len(shape) != 2 or shape[1].dim_value <= 0:
-        raise ModelError(f"{label} is not a classifier of images [channels, height, width]. Export it again.")
-    return Source(folder.onnx, label, content_of(folder.onnx), (axes[0], axes[1], axes[2]), shape[1].dim_value, True,
-                  metadata_of(proto))
+    manifest = Manifest.find(folder.path)
+    faults = manifest.faults(folder.weights, folder.onnx) if manifest else []
+    if faults:
+        raise StudyError(f"model: {folder.path}: {'; '.join(faults)}. Give the command that made it again.")
+    label = os.fspath(folder.onnx)
+    checked = _checked(folder.onnx, label, target, options, None)
+    if manifest is None:
+        if stored_fingerprint(folder.weights) != checked["metadata"].get("recipe"):
+            raise StudyError(f"model: {folder.path} has no {folder.manifest.name}, and {folder.onnx.name} is not of "
+                             f"the recipe of {folder.weights.name}. Give the command that made it again.")
+        say(f"note: {folder.path} has no {folder.manifest.name} (of an earlier version): {folder.onnx.name} names the "
+            f"recipe of {folder.weights.name} and is taken.")
+    channels, height, width = checked["shape"]
+    return Source(folder.onnx, label, content_of(folder.onnx), (channels, height, width), int(checked["classes"]), True,
+                  checked["metadata"])
 
 
-def _bare(model: str, target: Target, info: DatasetInfo, options: CompressOptions, copies: Path) -> Source:
+def _bare(model: str, target: Target, options: CompressOptions, copies: Path) -> Source:
     """The network in a bare file. Its copy is named by its content, so that it never replaces a copy in use."""
-    from hwnas.runtimes.child import run_child
-
     check_path(model, options.memory_mb)
     image_size: int | None = options.dataset.get("image_size")
     content, size = content_of(Path(model)), f"-{image_size}" if image_size else ""
     copy = copies / f"source-{content}{size}.onnx"
     copy.parent.mkdir(parents=True, exist_ok=True)
-    job = {"path": os.path.abspath(model), "label": model, "channels": info.channels, "image_size": image_size,
-           "copy": os.path.abspath(copy)}
-    try:
-        checked = run_child("hwnas.compress.child", job, target, timeout_s=options.timeout,
-                            memory_mb=options.memory_mb)
-    except CandidateError as error:
-        raise ModelError(str(error)) from None
+    checked = _checked(Path(model), model, target, options, copy)
     channels, height, width = checked["shape"]
     return Source(copy, model, content, (channels, height, width), int(checked["classes"]), False,
                   checked["metadata"])
+
+
+def _checked(path: Path, label: str, target: Target, options: CompressOptions, copy: Path | None) -> dict[str, Any]:
+    """What a limited child process says of a file that came from elsewhere; ModelError when it refuses it."""
+    from hwnas.runtimes.child import run_child
+
+    job = {"path": os.path.abspath(path), "label": label, "copy": copy and os.path.abspath(copy),
+           "image_size": options.dataset.get("image_size") if copy else None}
+    try:
+        return dict(run_child("hwnas.compress.child", job, target, timeout_s=options.timeout,
+                              memory_mb=options.memory_mb))
+    except CandidateError as error:
+        raise ModelError(str(error)) from None
 
 
 def metadata_of(proto: ModelProto) -> dict[str, str]:
@@ -240,7 +255,7 @@ def make_job(config: Config, console: Console) -> CompressJob:
     out = Path(options.out or Path("runs") / f"compress-{name_of(model)}-{target.name}")
     info = inspect_dataset(options.dataset)
     WorkFolder(out, "compress").take_up(options.overwrite)
-    source = source_of(model, target, info, options, out / "steps")
+    source = source_of(model, target, info, options, out / "steps", console.say)
     dataset = _dataset(options, info, source, console)
     validation, calibration = _parts(dataset, options)
     dataset = dataset.as_in(_begun_with(out / "steps").get("dataset.fingerprint"), out, console.say)

@@ -108,7 +108,8 @@ class FineTuning:
         """Fine-tune the network, export it as fp32, and quantise it by the same pass as every other file."""
         epochs = self._job.options.qat.epochs
         what = f"{self._base.note}, {epochs} epoch{'' if epochs == 1 else 's'} of fine-tuning with int8's rounding"
-        step = self._steps.take(NAME, what, self._made, {"base": self._base.note, **self._job.options.tuning()})
+        step = self._steps.take(NAME, what, self._made, {"base": self._base.note, **self._job.options.tuning()},
+                                (self._fp32,))
         checkpoint_of(self._job).unlink(missing_ok=True)
         return step
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -23,6 +23,7 @@ from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.timing import Reference, TimedFile, time_files
 from hwnas.runtimes.runtime import load_runtime, predict
 from hwnas.system.documents import Document
+from hwnas.system.manifest import Content
 from hwnas.system.paths import write_atomic
 from hwnas.system.tables import finite
 
@@ -130,6 +131,7 @@ class Steps:
 
     job: CompressJob
     scorer: Scorer
+    console: Console = field(default_factory=lambda: Console(quiet=True))
 
     @cached_property
     def reference(self) -> Step:
@@ -138,13 +140,14 @@ class Steps:
         return Step(REFERENCE, "fp32 reference", self.job.source.path, right, executed)
 
     def take(self, name: str, what: str, make: Callable[[], tuple[ModelProto, dict[str, Any]]],
-             settings: Mapping[str, Any] = MappingProxyType({})) -> Step:
+             settings: Mapping[str, Any] = MappingProxyType({}), also: tuple[Path, ...] = ()) -> Step:
         """The step `name`: make, write and score a QDQ network. If it cannot be made or run, the step says why.
 
-        A step that was finished with the same `settings` is read. They are what decides it besides the job.
+        A step that was finished with the same `settings` is read if its file, and what else `make` writes (`also`), are
+        those that were made. The settings are what decides it besides the job.
         """
         path = self.job.steps / f"{name}.onnx"
-        step = self._read_stored(name, what, path, finite(settings))
+        step = self._read_stored(name, what, (path, *also), finite(settings))
         if step is not None:
             return step
         path.with_suffix(".json").unlink(missing_ok=True)  # otherwise a kill could leave old answers beside a new file
@@ -156,25 +159,30 @@ class Steps:
             step = Step(name, what, path, right, {**about, **executed, "seconds": time.monotonic() - start})
         except CandidateError as error:
             step = Step(name, what, path, np.zeros(0, bool), {"seconds": time.monotonic() - start}, str(error))
-        self._store(step, settings)
+        self._store(step, settings, (path, *also))
         return step
 
-    def _store(self, step: Step, settings: Mapping[str, Any]) -> None:
+    def _store(self, step: Step, settings: Mapping[str, Any], files: Sequence[Path]) -> None:
+        contents = {path.name: asdict(content) for path in files if (content := Content.of(path)) is not None}
         data = finite({**STEP.header, "name": step.name, "what": step.what, "error": step.error,
-                       "settings": settings, "about": step.about,
+                       "settings": settings, "about": step.about, "files": contents,
                        "validation_images": len(step.right), "right": np.packbits(step.right).tobytes().hex()})
         write_atomic(step.path.with_suffix(".json"), json.dumps(data, indent=1) + "\n")
 
-    def _read_stored(self, name: str, what: str, path: Path, settings: Mapping[str, Any]) -> Step | None:
-        where = path.with_suffix(".json")
+    def _read_stored(self, name: str, what: str, files: Sequence[Path], settings: Mapping[str, Any]) -> Step | None:
+        where = files[0].with_suffix(".json")
         data = STEP.find(where)
         if data is None:
             return None
         with STEP.reading(where):
-            if not data["error"] and not path.is_file():
-                raise ValueError("its file is not there")
             if data["settings"] != settings:
+                return None
+            made = {key: Content(entry["size"], entry["sha256"]) for key, entry in data.get("files", {}).items()}
+            spoilt = [] if data["error"] else [path for path in files if Content.of(path) != made.get(path.name)]
+            if spoilt:
+                why = "is not the file that was made" if made else "cannot be checked (of an earlier version)"
+                self.console.say(f"{spoilt[0]} {why}: step {name} is taken again.")
                 return None
             bits = np.frombuffer(bytes.fromhex(data["right"]), np.uint8)
             right = np.unpackbits(bits, count=data["validation_images"]).astype(bool)
-            return Step(name, what, path, right, data["about"], data["error"])
+            return Step(name, what, files[0], right, data["about"], data["error"])

@@ -8,18 +8,21 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hwnas.errors import CandidateError, HwnasError
+from hwnas.errors import CandidateError, DataError, HwnasError
 from hwnas.front.score import fp32_top1
 from hwnas.networks.baselines import count_macs, count_params
-from hwnas.networks.export import RECIPE_KEY, Parity, check_parity, export_onnx, parity_images
-from hwnas.networks.network import Network
+from hwnas.networks.export import RECIPE_KEY, Parity, check_parity, export_onnx, parity_images, stored_fingerprint
+from hwnas.networks.network import Network, load_weights
 from hwnas.networks.quantize import calibration_images, quantize_static, tuning_of
+from hwnas.runtimes.child import probe_model
+from hwnas.system.manifest import NAME as MANIFEST
+from hwnas.system.manifest import Manifest
 from hwnas.system.paths import write_atomic
 from hwnas.system.processes import Pool
 from hwnas.system.run_folder import ModelFolder, RunFolder
@@ -49,19 +52,23 @@ class Making:
 
 @dataclass(frozen=True)
 class Made:
-    """A deployable network: its torch form, parity, and whether its weights were stored already."""
+    """A deployable network: its torch form, parity, whether its weights were stored already, and which stored files
+    were not taken."""
 
     params: int
     macs: int
     parity: Parity
     reused: bool
+    remarks: tuple[str, ...] = ()
 
 
 def make(network: Network, folder: ModelFolder, making: Making, progress: Progress | None = None) -> Made:
     """Fill `models/<id>/` with everything but the card.
 
-    Stored weights of the same network, recipe, seed and data are not trained again. CandidateError when training,
-    export, the parity gate or quantisation fails; then no exported file of this network remains.
+    Stored weights of the same network, recipe, seed and data are not trained again if they are those that the manifest
+    names; all else is made again. The manifest is written after the weights, and again at the end, so that a killed run
+    leaves no file in it that is not finished. CandidateError when training, export, the parity gate or quantisation
+    fails; then no exported file of this network remains.
     """
     from hwnas.training.loop import seeded
 
@@ -70,16 +77,80 @@ def make(network: Network, folder: ModelFolder, making: Making, progress: Progre
     with seeded(making.seed, making.threads):
         model = network.build()
         params, macs = count_params(model), count_macs(model, network.shape.image)
-        write_atomic(folder.path / network.file, network.describe())
-        reused = stored_fingerprint(folder.weights) == wanted
+        described = folder.path / network.file
+        write_atomic(described, network.describe())
+        reused, remarks = _stored(folder, wanted)
         if not reused:
             _discard(folder)
             model = _train(model, data, making, progress)
             write_atomic(folder.weights, _weights(model, wanted))
+        Manifest.write(folder.path, (described, folder.weights), wanted)
     if reused:
-        _load(model, folder.weights)
+        load_weights(model, folder.weights, str(folder.weights), network.shape.classes)
     parity = _export(model.eval(), network, folder, making, data)
-    return Made(params, macs, parity, reused)
+    files = described, folder.weights, folder.onnx, folder.deployed(making.target.precision)
+    Manifest.write(folder.path, files, wanted, asdict(parity))
+    return Made(params, macs, parity, reused, remarks)
+
+
+def _stored(folder: ModelFolder, wanted: str) -> tuple[bool, tuple[str, ...]]:
+    """Whether the stored weights can be taken, and a line on each file of an earlier call that is not."""
+    if stored_fingerprint(folder.weights) != wanted and not folder.manifest.exists():
+        return False, ()
+    manifest = Manifest.find(folder.path)
+    if manifest is None:
+        return True, (f"no {MANIFEST} (of an earlier version, or a killed run): its weights are of this recipe and are "
+                      "taken, its other files are made again",)
+    if manifest.recipe != wanted:
+        return False, ()
+    spoilt = manifest.fault(folder.weights)
+    faults = [spoilt, *(manifest.fault(path) for path in (folder.onnx, folder.int8) if path.exists())]
+    return not spoilt, tuple(f"{text}; made again" for text in faults if text)
+
+
+def fault_of(network: Network, folder: ModelFolder, making: Making, say: Callable[[str], None]) -> str:
+    """Why the files in `folder` are not what was made for `network`; empty where they are.
+
+    A folder of an earlier version has no manifest. It gets one where its files name the same recipe and the fp32 file
+    agrees with the weights in torch, and `say` is told; the int8 file can only be asked for its recipe. A limited child
+    process opens the files first.
+    """
+    deployed = folder.deployed(making.target.precision)
+    manifest = Manifest.find(folder.path)
+    if manifest is not None:
+        return "; ".join(manifest.faults(deployed))
+    try:
+        for path, precision in {folder.onnx: "fp32", deployed: making.target.precision}.items():
+            probe_model(path, replace(making.target, precision=precision))
+    except CandidateError as error:
+        return str(error)
+    recipe = stored_fingerprint(folder.weights)
+    other = next((path.name for path in (folder.onnx, deployed) if recipe is None or _recipe_in(path) != recipe), None)
+    if other:
+        return f"there is no {MANIFEST}, and {other} is not of the recipe of {folder.weights.name}"
+    data = making.dataset.at_size(network.shape.image_size)
+    try:
+        model = network.build()
+        load_weights(model, folder.weights, str(folder.weights), network.shape.classes)
+        parity = check_parity(model.eval(), folder.onnx, parity_images(data, making.seed))
+    except (CandidateError, DataError) as error:
+        return str(error)
+    files = folder.path / network.file, folder.weights, folder.onnx, deployed
+    Manifest.write(folder.path, files, str(recipe), asdict(parity))
+    say(f"{network.id}: no {MANIFEST} (of an earlier version). Its files agree with its weights; it has one now.")
+    return ""
+
+
+def _recipe_in(path: Path) -> str | None:
+    """The recipe that an ONNX file names in its `metadata_props`; None where it is missing, torn or names none."""
+    import onnx
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+    try:
+        props = onnx.load_model_from_string(path.read_bytes()).metadata_props
+    except (OSError, DecodeError):
+        return None
+    return next((entry.value for entry in props if entry.key == "recipe"), None)
 
 
 def fingerprint(network: Network, making: Making, data: Dataset) -> str:
@@ -89,20 +160,9 @@ def fingerprint(network: Network, making: Making, data: Dataset) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
-def stored_fingerprint(weights: Path) -> str | None:
-    """The fingerprint in the header of a `weights.safetensors`; None when the file is missing or torn."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(weights, framework="np") as file:
-            return (file.metadata() or {}).get(RECIPE_KEY)
-    except (OSError, SafetensorError):
-        return None
-
-
 def _discard(folder: ModelFolder) -> None:
     """Remove the files made from other weights: they must not stay beside new weights."""
-    for path in (folder.card, folder.int8, folder.onnx, folder.weights):
+    for path in (folder.manifest, folder.card, folder.int8, folder.onnx, folder.weights):
         path.unlink(missing_ok=True)
 
 
@@ -119,12 +179,6 @@ def _weights(model: nn.Module, wanted: str) -> bytes:
     tensors = {name: tensor.detach().contiguous(memory_format=torch.contiguous_format).clone()
                for name, tensor in model.state_dict().items()}
     return save(tensors, {RECIPE_KEY: wanted})  # a single key, because the order of keys in the file is random
-
-
-def _load(model: nn.Module, weights: Path) -> None:
-    from safetensors.torch import load_file
-
-    model.load_state_dict(load_file(weights))
 
 
 def _export(model: nn.Module, network: Network, folder: ModelFolder, making: Making,

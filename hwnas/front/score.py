@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hwnas.cli.progress import Console
@@ -58,9 +59,10 @@ def fp32_top1(path: Path, dataset: Dataset) -> float:
 
 
 def verify_rows(rows: Sequence[FrontRow], run: RunFolder, dataset: Dataset, target: Target, timing: Timing,
-                console: Console) -> Scores:
+                console: Console, refused: Mapping[str, str] = MappingProxyType({})) -> Scores:
     """Compile, score and time every row that has an exported file; the others keep their reason.
 
+    `refused` has the reasons, by id, not to open a file.
     A row is verified when it was scored and its timing is valid. TargetError when this host cannot run the target.
     """
     runtime = load_runtime(target.runtime)
@@ -77,8 +79,10 @@ def verify_rows(rows: Sequence[FrontRow], run: RunFolder, dataset: Dataset, targ
             if path.is_file() and row.id not in sizes:
                 reason = f"{path.parent} does not describe the network (no architecture.yaml or baseline.yaml)"
             elif path.is_file():
-                reason = ""  # a row that failed in an earlier verification is tried again
+                reason = refused.get(row.id, "")  # a row that failed in an earlier verification is tried again
                 try:
+                    if reason:
+                        raise CandidateError(reason)
                     compiled[row.id] = runtime.compile(path, target)
                     scores.predicted[row.id] = predict(compiled[row.id], dataset.at_size(sizes[row.id]), heard)
                 except (CandidateError, TargetError) as error:

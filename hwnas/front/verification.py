@@ -11,14 +11,15 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from hwnas.cli.progress import Console
-from hwnas.errors import Unfinished
+from hwnas.errors import CandidateError, Unfinished
 from hwnas.front.card import Input, card_text
 from hwnas.front.comparison import Comparison, compare
-from hwnas.front.make import Making, make_all
+from hwnas.front.make import Making, fault_of, make_all
 from hwnas.front.report import report_data, write_report
 from hwnas.front.rows import FrontRow, mark_front, save_front, with_costs
 from hwnas.front.score import Scores, Timing, verify_rows
 from hwnas.latency.measurement import Protocol
+from hwnas.runtimes.child import probe_model
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.study.objective import Objective
 from hwnas.system.paths import write_atomic
@@ -69,6 +70,8 @@ def make_rows(rows: Sequence[FrontRow], run: RunFolder, making: Making, workers:
     with console.step("train finalists and baselines") as report:
         for network, outcome in make_all(networks, run, making, workers, report):
             row = by_id[network.id]
+            for remark in () if outcome.made is None else outcome.made.remarks:
+                console.say(f"{network.id}: {remark}.")
             if outcome.made is None:
                 console.say(f"{network.id}: {outcome.reason}")
                 by_id[network.id] = replace(row, reason=outcome.reason)
@@ -79,9 +82,13 @@ def make_rows(rows: Sequence[FrontRow], run: RunFolder, making: Making, workers:
 
 
 def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: Making, timing: Timing, objective: Objective,
-                 environment: Mapping[str, Any], console: Console) -> Results:
-    """Score and time `rows` on this host, and mark the front by the measurements."""
-    scores = verify_rows(rows, run, making.dataset, making.target, timing, console)
+                 environment: Mapping[str, Any], console: Console, memory_mb: int | None = None) -> Results:
+    """Score and time `rows` on this host, and mark the front by the measurements.
+
+    With `memory_mb`, the files are not known to be of this process: a child with that much memory opens each first.
+    """
+    refused = {row.id: _refusal(row, run, making, memory_mb, console) for row in rows}
+    scores = verify_rows(rows, run, making.dataset, making.target, timing, console, refused)
     environment = {**environment, "created": now(), "host": Host.detect().to_dict(), "verified_here": True,
                    "runtime": load_runtime(making.target.runtime).version(), "executed": scores.executed,
                    "versions": versions()}
@@ -92,6 +99,21 @@ def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: Making, timin
         elif row.meets_cap is False and not row.is_baseline:
             console.say(f"{row.id} breaks its cap: {row.latency_ms:.4g} ms measured{_tail(row)}.")
     return results
+
+
+def _refusal(row: FrontRow, run: RunFolder, making: Making, memory_mb: int | None, console: Console) -> str:
+    """Why the deployed file of a row must not be opened here; empty where it may, or where there is none."""
+    folder = run.model(row.id)
+    path = folder.deployed(making.target.precision)
+    if row.network is None or not path.is_file():
+        return ""
+    reason = fault_of(row.network, folder, making, console.say)
+    if not reason and memory_mb is not None:
+        try:
+            probe_model(path, making.target, memory_mb=memory_mb)
+        except CandidateError as error:
+            return str(error)
+    return reason
 
 
 def _tail(row: FrontRow) -> str:

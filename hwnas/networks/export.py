@@ -8,6 +8,7 @@ import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -205,6 +206,17 @@ def _one_line(error: BaseException) -> str:
 
 
 RECIPE_KEY = "hwnas_recipe"
+
+
+def stored_fingerprint(weights: Path) -> str | None:
+    """The fingerprint in the header of a `weights.safetensors`; None when the file is missing or torn."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(weights, framework="np") as file:
+            return (file.metadata() or {}).get(RECIPE_KEY)
+    except (OSError, SafetensorError):
+        return None
 
 
 def parity_images(data: Dataset, seed: int) -> NDArray[np.float32]:

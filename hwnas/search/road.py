@@ -307,7 +307,7 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     them.
     """
     from hwnas.front.finalists import finalists_of
-    from hwnas.front.make import Making
+    from hwnas.front.make import Making, fault_of
     from hwnas.front.rows import FrontRow
     from hwnas.front.score import Scores
     from hwnas.front.verification import environment_of, make_rows, results_of, verify_front, write_results
@@ -316,12 +316,16 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     target, host = deployment.target, deployment.host_name
     rows = [*finalists_of(trials, _network_of(prepared), plan.options.finalists.k, target.name, host),
             *(FrontRow.of(network, target=target.name, host=host) for network in plan.baselines)]
+    making = Making(prepared.dataset, plan.recipe, plan.options.seed, target)
     held = _read_verified(run, rows, asdict(plan.recipe), plan.options.budget.p99_ms)
-    if held:
+    spoilt = next((f"{row.id}: {why}" for row in rows if held and row.network is not None
+                   and (why := fault_of(row.network, run.model(row.id), making, console.say))), "")
+    if spoilt:
+        console.say(f"the front in {run.path} is made and timed again: {spoilt}.")
+    elif held:
         console.say(f"the front in {run.path} is verified already; to time it again: "
                     f"python -m hwnas.verify run={run.path}")
         return held, run.read_json(run.comparisons, default=[])
-    making = Making(prepared.dataset, plan.recipe, plan.options.seed, target)
     rows = make_rows(rows, run, making, plan.workers, console)
     facts, objective = _facts(prepared, trials), prepared.options.objective
     environment = environment_of(making, facts)

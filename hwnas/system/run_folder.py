@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from hwnas.errors import StudyError
 from hwnas.system.documents import Document
+from hwnas.system.manifest import NAME as MANIFEST
 from hwnas.system.paths import write_atomic
 from hwnas.system.tables import finite, read_table, table_csv
 from hwnas.system.work_folder import WorkFolder, kind_of
@@ -68,6 +69,11 @@ class ModelFolder:
     def card(self) -> Path:
         """`card.md`."""
         return self.path / "card.md"
+
+    @property
+    def manifest(self) -> Path:
+        """`manifest.json`: size and SHA-256 of the files above but the card's, written last."""
+        return self.path / MANIFEST
 
     def deployed(self, precision: str) -> Path:
         """The file that a target of this precision runs."""

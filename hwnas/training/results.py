@@ -5,23 +5,29 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hwnas.cli.progress import Console
 from hwnas.errors import ExportError
 from hwnas.networks.baselines import count_macs, count_params
-from hwnas.networks.export import RECIPE_KEY, Parity, check_parity, export_onnx, parity_images
+from hwnas.networks.export import RECIPE_KEY, Parity, check_parity, export_onnx, parity_images, stored_fingerprint
+from hwnas.networks.network import load_weights
 from hwnas.runtimes.runtime import FP32, load_runtime, predict
 from hwnas.stats.intervals import wilson
 from hwnas.system.documents import Document, check_identity
+from hwnas.system.manifest import Manifest
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import RunFolder
 from hwnas.system.tables import finite, table_csv
 from hwnas.target.host import Host
 from hwnas.training.checkpoint import plain
 from hwnas.training.job import Trained, TrainingJob
+
+if TYPE_CHECKING:
+    from torch import nn
 
 SUMMARY = Document("hwnas-training", 1, "the summary of a training", "Remove it to write it again, or choose another "
                    "out=FOLDER.")
@@ -38,6 +44,43 @@ def read_summary(job: TrainingJob) -> dict[str, Any] | None:
     return summary
 
 
+def whole_summary(job: TrainingJob, console: Console) -> dict[str, Any] | None:
+    """`read_summary` of a folder whose files are those that were made; None where the training must be done again.
+
+    Files that can be made of whole weights are made again, and a line says so. Weights of an earlier version, without a
+    manifest, count as whole when their header names this training.
+    """
+    summary = read_summary(job)
+    if summary is None:
+        return None
+    folder, manifest, recipe = job.folder, Manifest.find(job.folder.path), _fingerprint(job)
+    described = folder.path / job.network.file
+    if manifest is None:
+        faults = [f"no {folder.manifest.name} (of an earlier version)"]
+        spoilt = stored_fingerprint(folder.weights) != recipe
+    else:
+        faults = manifest.faults(folder.weights, described, folder.onnx)
+        spoilt = bool(manifest.fault(folder.weights))
+    if not faults:
+        return summary
+    console.say(f"{folder.path}: {'; '.join(faults)}. {'Trained' if spoilt else 'Exported'} again.")
+    if spoilt:
+        for path in (job.summary, folder.manifest, folder.onnx, folder.weights):
+            path.unlink(missing_ok=True)
+        return None
+    model = job.network.build()
+    load_weights(model, folder.weights, str(folder.weights), job.network.shape.classes)
+    write_atomic(described, job.network.describe())
+    _list_files(job, _export(job, model.eval()))
+    return summary
+
+
+def _list_files(job: TrainingJob, parity: Parity) -> None:
+    folder = job.folder
+    Manifest.write(folder.path, (folder.weights, folder.path / job.network.file, folder.onnx), _fingerprint(job),
+                   asdict(parity))
+
+
 def write_results(job: TrainingJob, trained: Trained, console: Console) -> dict[str, Any]:
     """Fill the folder; the summary comes last, and then the checkpoint is no longer needed.
 
@@ -48,7 +91,7 @@ def write_results(job: TrainingJob, trained: Trained, console: Console) -> dict[
     write_atomic(job.folder.weights, _weights(job, trained))
     macs = count_macs(trained.model, job.shape)
     with console.step("export and score on the test set") as report:
-        parity = _export(job, trained)
+        parity = _export(job, trained.model)
         report(0.5, "test images")
         scored = _score(job)
     summary = finite({
@@ -59,6 +102,7 @@ def write_results(job: TrainingJob, trained: Trained, console: Console) -> dict[
         "parity_top1_agreement": parity.top1_agreement, "seconds_training": sum(row["seconds"] for row in trained.rows),
         "identity": job.identity, "device": job.device, "threads": job.threads, "host": Host.detect().name,
         "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}})
+    _list_files(job, parity)
     write_atomic(job.summary, json.dumps(summary, indent=1, allow_nan=False) + "\n")
     job.checkpoint.unlink(missing_ok=True)
     return dict(summary)
@@ -79,10 +123,10 @@ def _weights(job: TrainingJob, trained: Trained) -> bytes:
     return save(tensors, {RECIPE_KEY: _fingerprint(job)})  # one key: their order in the file is random
 
 
-def _export(job: TrainingJob, trained: Trained) -> Parity:
+def _export(job: TrainingJob, model: nn.Module) -> Parity:
     try:
-        export_onnx(trained.model, job.folder.onnx, job.shape, _metadata(job))
-        return check_parity(trained.model, job.folder.onnx, parity_images(job.dataset, job.seed))
+        export_onnx(model, job.folder.onnx, job.shape, _metadata(job))
+        return check_parity(model, job.folder.onnx, parity_images(job.dataset, job.seed))
     except ExportError:
         job.folder.onnx.unlink(missing_ok=True)
         raise

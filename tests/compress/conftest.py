@@ -17,7 +17,7 @@ from hwnas import train
 from hwnas.cli.command import run_command
 from hwnas.latency import timing
 from hwnas.networks.build import build
-from hwnas.networks.export import export_onnx
+from hwnas.networks.export import RECIPE_KEY, export_onnx
 from hwnas.networks.network import load_weights
 
 
@@ -50,7 +50,7 @@ def hostile(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
         about = {entry.key: entry.value for entry in onnx.load(str(trained / "model.onnx")).metadata_props}
         export_onnx(model, folder / "model.onnx", (1, 8, 8), about)
         save_file({name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()},
-                  str(folder / "weights.safetensors"))
+                  str(folder / "weights.safetensors"), {RECIPE_KEY: about["recipe"]})
         shutil.copy(trained / "architecture.yaml", folder)
         return folder
 

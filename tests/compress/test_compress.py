@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -144,10 +144,10 @@ from hwnas.latency import timing
 from hwnas.compress.step import Step, Steps
 timing.measure = lambda calls, *a, **b: {name: measured(0.2) for name in calls}
 store = Steps._store
-def storing(self, step, settings):
+def storing(self, step, *more):
     if step.name == sys.argv[1]:
         os.fsync = lambda handle: os.kill(os.getpid(), 9)
-    store(self, step, settings)
+    store(self, step, *more)
 Steps._store = storing
 Step.keeps = lambda self, reference, limit: self.name == "percentile"
 sys.exit(run_command(compress.main, "compress", "usage", ["-q", *sys.argv[2:]]))
@@ -167,9 +167,9 @@ def test_killed_it_goes_on_after_the_last_finished_step(trained: Path, tmp_path:
     assert not (out / "summary.json").exists()
     made, take = [], Steps._store
 
-    def storing(self: Steps, step: Step, settings: Mapping[str, Any]) -> None:
+    def storing(self: Steps, step: Step, *more: Any) -> None:
         made.append(step.name)
-        take(self, step, settings)
+        take(self, step, *more)
 
     monkeypatch.setattr(Steps, "_store", storing)
     assert command(trained, out) == 0
@@ -457,3 +457,39 @@ def test_a_file_of_an_earlier_limit_goes_where_every_step_fails(trained: Path, t
     assert command(trained, tmp_path, "max_drop=3") == 1
     assert not (tmp_path / "model_int8.onnx").exists()
     assert not (tmp_path / "summary.json").exists()
+
+
+def spoil(path: Path) -> None:
+    """Change one bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_damaged_step_is_taken_again_and_a_damaged_network_is_refused(trained: Path, tmp_path: Path, capsys) -> None:
+    model, out = tmp_path / "net", tmp_path / "out"
+    shutil.copytree(trained, model)
+    assert command(model, out, "max_drop=3") == 0
+    made = (out / "model_int8.onnx").read_bytes()
+    assert list(json.loads((out / "manifest.json").read_text())["files"]) == ["model_int8.onnx"]
+    capsys.readouterr()
+    spoil(out / "steps" / "mse.onnx")
+    spoil(out / "model_int8.onnx")
+    assert command(model, out, "max_drop=3") == 0
+    assert "mse.onnx is not the file that was made: step mse is taken again." in capsys.readouterr().err
+    assert (out / "model_int8.onnx").read_bytes() == made
+    spoil(model / "model.onnx")
+    assert command(model, out, "max_drop=3") == 2
+    assert "model.onnx is not the file that was made: SHA-256" in one_line(capsys)
+
+
+def test_a_network_of_an_earlier_version_is_taken_by_its_recipe(trained: Path, tmp_path: Path, capsys) -> None:
+    model = tmp_path / "net"
+    shutil.copytree(trained, model)
+    (model / "manifest.json").unlink()
+    assert job_of(model, tmp_path / "out").source.tunable
+    other = onnx.load(str(model / "model.onnx"))
+    onnx.helper.set_model_props(other, {"recipe": "another"})
+    onnx.save(other, str(model / "model.onnx"))
+    assert command(model, tmp_path / "other") == 2
+    assert "model.onnx is not of the recipe of weights.safetensors" in one_line(capsys)

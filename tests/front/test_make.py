@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from deployment_fixtures import tiny_baseline, tiny_making, tiny_network, tiny_recipe
+from safetensors.numpy import load_file, save_file
 
 from hwnas.errors import ExportError, TrainingError
 from hwnas.front import make as deployable
-from hwnas.front.make import fingerprint, make, stored_fingerprint
-from hwnas.networks.export import parity_images
+from hwnas.front.make import fault_of, fingerprint, make
+from hwnas.networks.export import parity_images, stored_fingerprint
 from hwnas.networks.quantize import calibration_images
 from hwnas.space.architecture import Architecture
+from hwnas.system.manifest import Manifest
 from hwnas.system.run_folder import ModelFolder
 from hwnas.target.target import Target
 
@@ -31,7 +34,8 @@ def names(folder: ModelFolder) -> set[str]:
 def test_finalist_leaves_every_file(folder: ModelFolder) -> None:
     one = tiny_network()
     made = make(one, folder, tiny_making())
-    assert names(folder) == {"architecture.yaml", "weights.safetensors", "model.onnx", "model_int8.onnx"}
+    assert names(folder) == {"architecture.yaml", "weights.safetensors", "model.onnx", "model_int8.onnx",
+                             "manifest.json"}
     assert Architecture.from_yaml(folder.architecture.read_text()) == one.architecture
     assert (made.params, made.macs) == (one.architecture.params, one.architecture.macs)
     assert made.parity.n >= 256
@@ -50,7 +54,7 @@ def test_onnx_metadata_say_how_to_feed_it(folder: ModelFolder) -> None:
 
 def test_fp32_target_makes_no_int8_file(folder: ModelFolder) -> None:
     make(tiny_baseline(), folder, tiny_making(Target("ort_fp32", "onnxruntime", "fp32")))
-    assert names(folder) == {"baseline.yaml", "weights.safetensors", "model.onnx"}
+    assert names(folder) == {"baseline.yaml", "weights.safetensors", "model.onnx", "manifest.json"}
 
 
 def test_second_call_trains_nothing_and_changes_no_weight(folder: ModelFolder, monkeypatch) -> None:
@@ -110,7 +114,7 @@ def test_parity_failure_leaves_no_export(folder: ModelFolder, monkeypatch) -> No
     monkeypatch.setattr(deployable, "check_parity", fails)
     with pytest.raises(ExportError):
         make(tiny_network(), folder, tiny_making())
-    assert names(folder) == {"architecture.yaml", "weights.safetensors"}
+    assert names(folder) == {"architecture.yaml", "weights.safetensors", "manifest.json"}
 
 
 def test_new_weights_do_not_lie_beside_old_exports(folder: ModelFolder, monkeypatch) -> None:
@@ -133,3 +137,69 @@ def test_parity_and_calibration_inputs() -> None:
     assert images.dtype == np.float32
     everything = making.dataset.normalise(making.dataset.train.images)
     assert all((everything == image).all((1, 2, 3)).any() for image in images)
+
+
+def spoil(path: Path) -> None:
+    """Change one bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_manifest_names_every_file_and_what_parity_saw(folder: ModelFolder) -> None:
+    made = make(tiny_network(), folder, tiny_making())
+    manifest = Manifest.find(folder.path)
+    assert manifest is not None
+    assert {*manifest.files, "manifest.json"} == names(folder)
+    assert manifest.recipe == stored_fingerprint(folder.weights)
+    assert manifest.parity["n"] == made.parity.n
+    assert manifest.faults(folder.int8) == []
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "model.onnx", "model_int8.onnx"])
+@pytest.mark.parametrize("damage", [spoil, lambda path: path.write_bytes(path.read_bytes()[:-20])], ids=["bit", "cut"])
+def test_a_damaged_file_is_made_again_and_said(folder: ModelFolder, name: str, damage) -> None:
+    make(tiny_network(), folder, tiny_making())
+    whole = {path: path.read_bytes() for path in folder.path.iterdir() if path != folder.manifest}
+    damage(folder.path / name)
+    made = make(tiny_network(), folder, tiny_making())
+    assert [line.partition(":")[0] for line in made.remarks] == [f"{name} is not the file that was made"]
+    assert made.reused == (name != "weights.safetensors")
+    assert {path: path.read_bytes() for path in whole} == whole
+    assert "; ".join(Manifest.find(folder.path).faults(*whole)) == ""
+
+
+def test_a_kill_between_export_and_manifest_leaves_no_file_as_done(folder: ModelFolder, monkeypatch) -> None:
+    def killed(*args: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(deployable, "quantize_static", killed)
+        with pytest.raises(KeyboardInterrupt):
+            make(tiny_network(), folder, tiny_making())
+    assert folder.onnx.is_file()
+    manifest = Manifest.find(folder.path)
+    assert manifest is not None
+    assert manifest.fault(folder.onnx) == "model.onnx is not in manifest.json: its making did not come to an end"
+    assert manifest.fault(folder.weights) == ""
+    made = make(tiny_network(), folder, tiny_making())
+    assert (made.reused, len(made.remarks)) == (True, 1)
+
+
+def test_a_folder_of_an_earlier_version_gets_a_manifest_when_its_files_agree(folder: ModelFolder, monkeypatch) -> None:
+    monkeypatch.setattr(deployable, "probe_model", lambda *args: None)
+    network, making, said = tiny_network(), tiny_making(), list[str]()
+    make(network, folder, making)
+    folder.manifest.unlink()
+    assert fault_of(network, folder, making, said.append) == ""
+    assert len(said) == 1
+    assert fault_of(network, folder, making, said.append) == ""
+    assert len(said) == 1
+    folder.manifest.unlink()
+    assert "no manifest.json" in make(network, folder, making).remarks[0]
+    folder.manifest.unlink()
+    header = {"hwnas_recipe": str(stored_fingerprint(folder.weights))}
+    weights = {name: np.asarray(value + value.dtype.type(1)) for name, value in load_file(folder.weights).items()}
+    save_file(weights, folder.weights, header)
+    assert "parity of" in fault_of(network, folder, making, said.append)
+    assert not folder.manifest.exists()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import resource
 from typing import Any
 
+import onnx
 import pytest
 from deployment_fixtures import (
     finish,
@@ -15,16 +17,19 @@ from deployment_fixtures import (
     tiny_finalist,
     tiny_making,
 )
+from onnx import helper
 
 from hwnas import verify
 from hwnas.cli.command import run_command
 from hwnas.cli.progress import Console
-from hwnas.errors import DataError, ExportError, StudyError
+from hwnas.errors import DataError, ExportError, StudyError, Unfinished
 from hwnas.front import make as deployable
+from hwnas.front import verification
 from hwnas.front.rows import FrontRow, load_front
 from hwnas.front.score import Timing
 from hwnas.front.verification import Facts
 from hwnas.latency import timing as scoring
+from hwnas.system.manifest import Manifest
 from hwnas.system.run_folder import RunFolder
 from hwnas.target.host import Host
 
@@ -145,6 +150,7 @@ def test_what_is_not_verified_is_told_by_the_exit_code(run: RunFolder, monkeypat
 
     monkeypatch.setattr(scoring, "measure", measure)
     monkeypatch.setattr("hwnas.data.loading.load_dataset", lambda *args: tiny_dataset())
+    monkeypatch.setattr(verification, "probe_model", lambda *args, **options: None)
     finish(run, [tiny_finalist(), BASELINE], tiny_making(), facts())
     assert run_command(verify.run, "verify", "", ["-q", f"run={run.path}"], target=False) == code
     last = capsys.readouterr().err.splitlines()[-1]
@@ -194,3 +200,46 @@ def test_verify_again_drops_the_old_reason(run: RunFolder, clock, monkeypatch) -
 def test_verify_asks_for_a_finished_search(run: RunFolder) -> None:
     with pytest.raises(StudyError, match=r"no front\.csv yet"):
         verify.run({"run": run.path}, CONSOLE)
+
+
+@pytest.mark.parametrize("name", ["model_int8.onnx", "weights.safetensors", "architecture.yaml"])
+def test_verify_does_not_publish_a_damaged_file(run: RunFolder, clock, monkeypatch, name: str) -> None:
+    monkeypatch.setattr("hwnas.data.loading.load_dataset", lambda *args: tiny_dataset())
+    monkeypatch.setattr(verification, "probe_model", lambda *args, **options: pytest.fail("opened"))
+    finish(run, [tiny_finalist()], tiny_making(), facts())
+    path = run.model(tiny_finalist().id).path / name
+    path.write_bytes(path.read_bytes() + b" ")
+    with pytest.raises(Unfinished, match=f"{name} is not the file that was made: "):
+        verify.run({"run": run.path}, CONSOLE)
+    (row,) = load_front(run)
+    assert not row.verified
+    assert row.latency_ms is None
+    assert row.reason.startswith(f"{name} is not the file that was made: ")
+
+
+def test_verify_opens_a_file_of_others_in_a_limited_child(run: RunFolder, clock, monkeypatch) -> None:
+    """A network of under 400 bytes that asks for 40 GB, with a manifest that knows it."""
+    finish(run, [tiny_finalist()], tiny_making(), facts())
+    folder = run.model(tiny_finalist().id)
+    folder.int8.write_bytes(greedy())
+    Manifest.write(folder.path, (folder.weights, folder.onnx, folder.int8), "recipe")
+    monkeypatch.setattr("hwnas.data.loading.load_dataset", lambda *args: tiny_dataset())
+    with pytest.raises(Unfinished, match=r"model_int8\.onnx"):
+        verify.run({"run": run.path}, CONSOLE)
+    assert load_front(run)[0].latency_ms is None
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 1.5 * 2**20  # KiB
+
+
+def greedy() -> bytes:
+    """images [n, 1, 16, 16] -> logits [n, 2], with 10^10 floats on the way that a runtime computes when it compiles."""
+    size = helper.make_tensor("size", onnx.TensorProto.INT64, [1], [10**10])
+    axes = helper.make_tensor("axes", onnx.TensorProto.INT64, [1], [0])
+    nodes = [helper.make_node("ConstantOfShape", ["size"], ["huge"]),
+             helper.make_node("ReduceMax", ["huge"], ["top"], keepdims=0),
+             helper.make_node("Add", ["images", "top"], ["logits"])]
+    graph = helper.make_graph(
+        nodes, "greedy", [helper.make_tensor_value_info("images", onnx.TensorProto.FLOAT, ["n", 1, 16, 16])],
+        [helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, ["n", 1, 16, 16])], [size, axes])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    assert len(model.SerializeToString()) < 400
+    return model.SerializeToString()

@@ -49,7 +49,8 @@ NETWORK = Architecture((("ds_r1_k3_s2_c8",), ("ir_r1_k3_s1_e2_c8_se0.25",)), 8, 
 TINY = ["epochs=3", "batch_size=32", "train_images=96", "threads=1", "ema_decay=0.9", "rand_augment=5", "mixup=0.2",
         "cutmix=1.0", "erase=0.5", "zoom=0.1", "device=cpu"]
 QUIET = Console(quiet=True)
-FILES = {"architecture.yaml", "weights.safetensors", "model.onnx", "log.csv", "predictions.npz", "summary.json"}
+FILES = {"architecture.yaml", "weights.safetensors", "model.onnx", "manifest.json", "log.csv", "predictions.npz",
+         "summary.json"}
 TEACHER = "test_resnet"  # timm's smallest
 
 
@@ -689,3 +690,29 @@ def test_a_kill_of_two_processes_changes_no_bit(overrides: list[str], tmp_path: 
     said = again.communicate(timeout=900)[1]
     assert "going on after epoch" in said
     assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
+
+
+def spoil(path: Path) -> None:
+    """Change one bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_damaged_file_of_a_finished_training_is_made_again(overrides: list[str], tmp_path: Path, capsys) -> None:
+    out = tmp_path / "out"
+    assert command(overrides) == 0
+    made = {name: (out / name).read_bytes() for name in ("model.onnx", "weights.safetensors", "summary.json")}
+    capsys.readouterr()
+    for name, how in (("model.onnx", "Exported"), ("manifest.json", "Exported"), ("weights.safetensors", "Trained")):
+        if name == "manifest.json":
+            (out / name).unlink()
+        else:
+            spoil(out / name)
+        assert command(overrides) == 0
+        said = capsys.readouterr().err.splitlines()[0]
+        assert name in said
+        assert said.endswith(f"{how} again.")
+        assert {path: (out / path).read_bytes() for path in ("model.onnx", "weights.safetensors")} == \
+            {path: made[path] for path in ("model.onnx", "weights.safetensors")}
+    assert names(out) == FILES
