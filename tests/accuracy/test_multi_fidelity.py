@@ -17,8 +17,9 @@ torch = pytest.importorskip("torch")
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from search_fixtures import HOSTS, acknowledged, rows_of
+from search_fixtures import acknowledged, rows_of
 from study_fixtures import OBJECTIVE, Scores, TinySpace, opened, predict, searched
+from table_fixtures import write_table
 from training_fixtures import stripes
 
 from hwnas.accuracy.estimator import Earlier, Estimate, EvaluatesAmong, load_estimator
@@ -369,7 +370,7 @@ def test_what_another_targets_front_stopped_may_enter_this_one(tmp_path: Path) -
 
 # The command
 
-COMMAND = ["+target=epyc_int8", f"host={HOSTS[-1]}", "n_trials=14", "workers=1", "sampler=random",
+COMMAND = ["+target=epyc_int8", "host=elsewhere-4c", "n_trials=14", "workers=1", "sampler=random",
            "accuracy=multi_fidelity", "multi_fidelity.rungs=[1,2,3]", "multi_fidelity.train_images=120",
            "multi_fidelity.validation_images=100", "multi_fidelity.image_size=8", "multi_fidelity.min_history=4",
            "multi_fidelity.eta=50", "multi_fidelity.quantile=0.5", "finalists.k=1", "finalists.recipe.epochs=1",
@@ -402,7 +403,8 @@ run_command(search, "search", "usage", sys.argv[1:])
 
 
 def test_a_killed_search_goes_on_with_what_its_networks_taught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HWNAS_OWN_TABLES")
+    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
+    write_table(tmp_path / "home", "epyc_int8", host_name="elsewhere-4c")
     whole, killed = [*COMMAND, f"out={tmp_path / 'whole'}"], [*COMMAND, f"out={tmp_path / 'killed'}"]
     assert run_command(search, "search", "usage", whole) == 0
     uninterrupted = trials(tmp_path / "whole")

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import optuna
 import pytest
 from PIL import Image
+from table_fixtures import write_table
 
 from hwnas.cli.command import compose
 from hwnas.cli.progress import Console
@@ -18,7 +19,6 @@ from hwnas.search import road
 from hwnas.search.road import make_plan
 from hwnas.study.objective import Objective
 from hwnas.study.study import open_study
-from hwnas.system.paths import shipped
 from hwnas.system.run_folder import RunFolder
 
 
@@ -47,9 +47,9 @@ def test_the_study_holds_what_came_before_the_trials(tmp_path, monkeypatch, esti
 
 
 def test_a_study_of_another_estimator_is_refused_before_that_one_works(tmp_path, monkeypatch):
-    monkeypatch.delenv("HWNAS_OWN_TABLES", raising=False)
-    host = max(path.name for path in shipped("latency_tables").iterdir() if path.is_dir())
-    config = compose("search", ["+target=epyc_int8", f"host={host}", f"out={tmp_path}", "baselines=[]"])
+    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
+    write_table(tmp_path / "home", "epyc_int8")
+    config = compose("search", ["+target=epyc_int8", f"out={tmp_path}", "baselines=[]"])
     first, other = Costly(), Costly()
     plan, run = make_plan(config, Console(quiet=True)), RunFolder(tmp_path)
     monkeypatch.setattr(road, "_estimator", lambda *_: first)

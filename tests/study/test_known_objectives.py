@@ -17,6 +17,7 @@ from deployment_fixtures import finish, measured, tiny_architecture, tiny_datase
 from front_fixtures import make_row
 from optuna.trial import TrialState
 from study_fixtures import IDENTITY, OBJECTIVE, Predictions, Scores, searched, url
+from table_fixtures import write_table
 
 from hwnas import verify
 from hwnas.cli.command import run_command
@@ -44,7 +45,6 @@ from hwnas.study.costs import COSTS, MOST_KNOWN, Terms, check_known, file_bytes
 from hwnas.study.objective import Objective, read_objective
 from hwnas.study.record import front_rows, trial_rows
 from hwnas.study.study import open_study
-from hwnas.system.paths import shipped
 from hwnas.system.run_folder import RunFolder
 from hwnas.target.host import Host
 from hwnas.target.target import Target
@@ -359,11 +359,11 @@ def command(out: Path, *overrides: str) -> int:
 
 
 @pytest.fixture
-def elsewhere(monkeypatch: pytest.MonkeyPatch) -> str:
-    """A host of a shipped table that is not this one, so that nothing needs to be measured."""
-    monkeypatch.delenv("HWNAS_OWN_TABLES")
-    hosts = sorted(path.name for path in shipped("latency_tables").iterdir() if path.is_dir())
-    return next(f"host={name}" for name in hosts if name != Host.detect().name)
+def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """A host that is not this one, so that nothing needs to be measured."""
+    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
+    write_table(tmp_path / "home", "xeon_int8", host_name="elsewhere-4c")
+    return "host=elsewhere-4c"
 
 
 @pytest.mark.parametrize("sampler", ["hwnas", pytest.param("nsga2", marks=pytest.mark.soak)])
