@@ -17,7 +17,7 @@ STARTED = time.monotonic()
 ANY_MACHINE = Path(__file__).with_name("any_machine")
 LATE = "not run: the minutes of this run were over"
 # Files that take longest start first, so that no worker ends alone.
-LONGEST = ("test_search.py", "test_api.py", "test_calibrate.py", "test_train.py", "test_multi_fidelity.py",
+LONGEST = ("test_search.py", "test_api.py", "test_calibrate.py", "test_train.py", "test_making_pool.py",
            "test_compress.py", "test_postgresql.py", "test_certify.py", "test_faults.py")
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # a core each, for torch too, which reads it at its import

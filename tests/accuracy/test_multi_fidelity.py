@@ -402,6 +402,7 @@ run_command(search, "search", "usage", sys.argv[1:])
 """
 
 
+@pytest.mark.soak
 def test_a_killed_search_goes_on_with_what_its_networks_taught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
     write_table(tmp_path / "home", "epyc_int8", host_name="elsewhere-4c")

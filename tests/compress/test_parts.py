@@ -222,7 +222,7 @@ def test_a_loss_that_is_not_finite_names_epoch_and_rate(trained: Path, tmp_path:
 
 def test_sensitive_nodes_are_left_out_by_what_they_bring_in_a_millisecond(
         hostile: Callable[[float], Path], tmp_path: Path, clock) -> None:
-    job = job_of(hostile(100.0), tmp_path, "sensitivity.nodes=3")
+    job = job_of(hostile(100.0), tmp_path / "cheap", "sensitivity.nodes=3")
     steps = Steps(job, Scorer(job))
     base = PostTraining(steps, QUIET).quantisation("minmax")
     steps.take("minmax", "", lambda: (base.int8(), {}))
