@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -49,17 +49,21 @@ def search(target: str, data: Any = "digits", *, out: str | os.PathLike[str] | N
     `**{"budget.latency_ms": 2.5}`. Raises what the command would print.
     """
     from hwnas.search.road import search as go
+    from hwnas.study.study import storage_of
 
     given = {"target": target, **_dataset_options(data), **({} if out is None else {"out": os.fspath(out)})}
     result = go(_compose("search", given, options), Console(quiet))
     if result.early:
         raise WorkerError(result.early)
-    return Run(result.run)
+    return Run(result.run, storage_of(result.study).url)
 
 
-def load(folder: str | os.PathLike[str]) -> Run:
-    """A run that `search` or the command left in `folder`, which need not be writable; StudyError when it is none."""
-    return Run(RunFolder.open(folder, write=False))
+def load(folder: str | os.PathLike[str], storage: str | None = None) -> Run:
+    """A run that `search` or the command left in `folder`, which need not be writable; StudyError when it is none.
+
+    `storage`: the URL of its study, where that lies outside the folder.
+    """
+    return Run(RunFolder.open(folder, write=False), storage)
 
 
 def benchmark(model: str | os.PathLike[str], target: str, *, quiet: bool = True, **options: Any) -> Benchmark:
@@ -87,6 +91,7 @@ class Run:
     """The content of a run folder: its tables, picture, study and networks."""
 
     folder: RunFolder
+    storage: str | None = field(default=None, repr=False)
 
     @property
     def path(self) -> Path:
@@ -120,9 +125,9 @@ class Run:
     @cached_property
     def study(self) -> optuna.Study:
         """The Optuna study, for reading."""
-        from hwnas.study.study import database_path, load_study
+        from hwnas.study.study import load_study, study_url
 
-        return load_study(str(self.folder.read_config().get("storage") or database_path(self.path)))
+        return load_study(study_url(self.path, self.folder.read_config().get("storage"), self.storage))
 
     @property
     def models(self) -> list[Model]:

@@ -26,11 +26,30 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterable, Sequence
+
+# A password may hold an @ that should have been written as %40. A number behind the colon may be a port.
+_IN_FRONT = {True: re.compile(r"(?<=://)([^:@/\n]*):.*@"),
+             False: re.compile(r"(?<=://)([^:@/\n]*):(?!\d+(?:[/?][^\s@]*)?(?:[\s'\"]|$)).*?@(?:\S*@)?")}
+_BEHIND = {True: re.compile(r"([?&](?:ssl)?password=)[^&\n]*"),
+           False: re.compile(r"([?&](?:ssl)?password=)[^&\s'\"]*?(?=[:.,;]?(?:[&\s'\"]|$))")}
+
+
+def hidden(text: str, whole: bool = False) -> str:
+    """A text without the passwords of the URLs in it. With `whole` a URL, even one that cannot be parsed, fills the
+    rest of its line.
+
+    All that commands print or keep of their options goes through here.
+    """
+    return _IN_FRONT[whole].sub(r"\1:***@", _BEHIND[whole].sub(r"\1***", text))
 
 
 class HwnasError(Exception):
-    """Root of the tree. The message states fact, place and next step in one line."""
+    """Root of the tree. The message states fact, place and next step in one line, and no password."""
+
+    def __str__(self) -> str:
+        return hidden(super().__str__())
 
 
 class WorkerError(HwnasError):

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from clock_fixtures import VirtualClock
+from postgresql_fixtures import place, server  # noqa: F401  fixtures of several files
 
 STARTED = time.monotonic()
 ANY_MACHINE = Path(__file__).with_name("any_machine")

@@ -9,16 +9,16 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hwnas.cli.options import MANDATORY, Config, defaults
 from hwnas.cli.progress import Console
-from hwnas.errors import ConfigError, HwnasError, Unfinished, UnknownName, UserError
+from hwnas.errors import ConfigError, HwnasError, Unfinished, UnknownName, UserError, hidden
 from hwnas.system.paths import config_dir, config_dirs, home, is_utf8
 from hwnas.system.processes import end, ended_by_signals, exit_code, start
 
@@ -49,6 +49,7 @@ _DATASETS = "hwnas.datasets"  # entry points: data sets of other packages
 _SECTIONS = {"target": "hwnas.target.target:Target", "dataset": "hwnas.data.splits:DatasetOptions",
              "calibration": "hwnas.latency.calibrate:CalibrationOptions"}
 _QUOTES = "'\""
+_RESOLVER = re.compile(r"(?<!\\)(?:\\\\)*\$\{.*:", re.DOTALL)  # ${name:…}, also with something to resolve in the name
 _PATHS = ("out", "run", "dataset.root", "space", "model", "architecture", "weights", "teacher.model", "teacher.weights",
           "training.weights", "training.teacher.model", "training.teacher.weights", "tabular.path", "supernet.path",
           "search.reuse", "measured", "plot", "storage")  # of all commands: values that are taken as they are typed
@@ -107,6 +108,11 @@ def run_command(main: Main, config_name: str, usage: str, argv: Sequence[str] | 
                                "disk; then give the same command again."), 2)
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        super().error(hidden(message))
+
+
 def _parser(config_name: str, usage: str, target: bool) -> argparse.ArgumentParser:
     from hwnas import __version__
 
@@ -114,8 +120,7 @@ def _parser(config_name: str, usage: str, target: bool) -> argparse.ArgumentPars
     if Path(sys.argv[0]).stem == "hwnas":  # the console script
         prog = f"hwnas {config_name}"
         usage = re.sub(r"python -m hwnas\.(?:search\.(?=worker))?(\w+)", r"hwnas \1", usage)
-    parser = argparse.ArgumentParser(prog=prog, description=usage,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _Parser(prog=prog, description=usage, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-q", "--quiet", action="store_true", help="print results and warnings only")
     parser.add_argument("--show-config", action="store_true", help="print every option with its value and stop")
     parser.add_argument("--cfg", "-c", choices=["job"], help="as --show-config")
@@ -173,11 +178,7 @@ def quote(text: str) -> str:
 
 def as_data(values: Any) -> Any:
     """Plain values for OmegaConf in which ${…} stays text: what another process wrote is not resolved again."""
-    if isinstance(values, dict):
-        return {key: as_data(value) for key, value in values.items()}
-    if isinstance(values, list):
-        return [as_data(value) for value in values]
-    return re.sub(r"(\\*)\$\{", r"\1\1\\${", values) if isinstance(values, str) else values
+    return _each_text(values, lambda text: re.sub(r"(\\*)\$\{", r"\1\1\\${", text))
 
 
 def compose(config_name: str, overrides: Sequence[str], target: bool = True, as_is: Mapping[str, str] | None = None
@@ -388,10 +389,11 @@ def split_runs(config_name: str, overrides: Sequence[str], target: bool, apart: 
                ) -> dict[str, list[str]]:
     """The overrides of each run of a multirun, by its name, all composed once; each run has an `out` of its own."""
     choices = [sweep(text) or [text] for text in overrides]
-    runs = {}
+    runs: dict[str, list[str]] = {}
     for parts in itertools.product(*choices):
         swept = [part for part, choice in zip(parts, choices, strict=True) if len(choice) > 1]
-        name = ",".join(part.lstrip("+") for part in swept) or "one run"
+        name = ",".join(hidden(part.lstrip("+"), whole=True) for part in swept) or "one run"
+        name += f" ({len(runs) + 1})" if name in runs else ""  # only the passwords differ
         runs[name] = [*parts, *_own_out(config_name, parts, swept, name, apart)]
         compose(config_name, runs[name], target)
     return runs
@@ -447,10 +449,47 @@ def _shown(config: DictConfig, sections: Mapping[str, Mapping[str, Any]]) -> str
     """The configuration as YAML, with the options of `sections` (by dotted key) that were not given."""
     from omegaconf import OmegaConf
 
-    shown = OmegaConf.create(OmegaConf.to_container(config))
+    given = _without_passwords(OmegaConf.to_container(config))
+    shown = OmegaConf.create(given)
     for key, values in sections.items():
-        OmegaConf.update(shown, key, {**values, **(OmegaConf.select(config, key) or {})}, merge=False)
-    return OmegaConf.to_yaml(shown)
+        OmegaConf.update(shown, key, values, merge=False)
+    return OmegaConf.to_yaml(OmegaConf.merge(shown, given))
+
+
+def kept(config: Config) -> str:
+    """The configuration as YAML that may be kept.
+
+    A text that a resolver makes, such as ${oc.env:NAME}, stands as it was typed, and *** for the password of a URL.
+    """
+    from omegaconf import OmegaConf
+
+    raw: Any = config if OmegaConf.is_config(config) else OmegaConf.create(dict(config))
+    typed = _each_text(OmegaConf.to_container(raw),
+                       lambda text: as_data(text) if _RESOLVER.search(text) else text)
+    values = OmegaConf.to_container(OmegaConf.create(typed), resolve=True)
+    return OmegaConf.to_yaml(OmegaConf.create(as_data(_without_passwords(values))), resolve=True)
+
+
+def unresolved(values: Any, where: str) -> Iterator[str]:
+    """The keys of plain values, `where` in front, whose texts stand as they were typed; see `kept`."""
+    if isinstance(values, dict | list):
+        for key, value in values.items() if isinstance(values, dict) else enumerate(values):
+            yield from unresolved(value, f"{where}.{key}" if where else str(key))
+    elif isinstance(values, str) and _RESOLVER.search(values):
+        yield where
+
+
+def _without_passwords(values: Any) -> Any:
+    return _each_text(values, lambda text: hidden(text, whole=True))
+
+
+def _each_text(values: Any, change: Callable[[str], str]) -> Any:
+    """Plain values with each text changed."""
+    if isinstance(values, dict):
+        return {key: _each_text(value, change) for key, value in values.items()}
+    if isinstance(values, list):
+        return [_each_text(value, change) for value in values]
+    return change(values) if isinstance(values, str) else values
 
 
 def _hydra_message(error: Exception, overrides: Sequence[str]) -> str:
@@ -458,7 +497,11 @@ def _hydra_message(error: Exception, overrides: Sequence[str]) -> str:
     match = re.search(r"Could not override '([^']+)'", text)
     if match:
         return f"no option is called {match[1]!r}. --show-config prints all there are."
-    return f"{text} (in: {' '.join(overrides)})"
+    shown = [hidden(part, whole=True) for part in overrides]
+    if shown != [*overrides]:  # Hydra's text may hold a part of the password
+        text = "the options cannot be read. Write the value with the password in quotes, or keep it in an " \
+               "environment variable: key='${oc.env:NAME}'"
+    return f"{text} (in: {' '.join(shown)})"
 
 
 def refuse_code(values: object, where: str) -> None:

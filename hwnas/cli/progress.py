@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Protocol
 
+from hwnas.errors import hidden
+
 UNKNOWN = "–"
 
 
@@ -30,7 +32,7 @@ class Console:
     def say(self, text: str) -> None:
         """One line, also when quiet: results and warnings. The work goes on where nobody reads it any more."""
         try:
-            print(text, file=self.stream, flush=True)
+            print(hidden(text), file=self.stream, flush=True)
         except OSError:  # a broken pipe, a terminal that was closed
             self.stream = io.StringIO()
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from hwnas.accuracy.estimator import meaning
 from hwnas.data.dataset import left_out_text
+from hwnas.errors import hidden
 from hwnas.front.picture import PlotInfo, front_figure
 from hwnas.front.rows import COLUMNS, Cost, FrontRow, load_front, sort_rows
 from hwnas.pictures.style import figure_bytes
@@ -113,14 +114,13 @@ def report_data(rows: Sequence[FrontRow], trials: Sequence[Mapping[str, Any]],
                 comparisons: Sequence[Mapping[str, Any]], environment: Mapping[str, Any], config_yaml: str
                 ) -> ReportData:
     """The content of a run's page. A password in `config_yaml` (storage=) is hidden."""
-    from hwnas.study.storage import hidden
-
-    return ReportData(plot_info(environment), rows, trials, comparisons, environment, config_yaml=hidden(config_yaml))
+    return ReportData(plot_info(environment), rows, trials, comparisons, environment,
+                      config_yaml=hidden(config_yaml, whole=True))
 
 
 def read_report(run: RunFolder) -> ReportData:
     """The content of the page, read from a finished run's files; StudyError when the search is not finished."""
-    config = run.config.read_text(encoding="utf-8") if run.config.is_file() else ""
+    config = run.config_text() if run.config.is_file() else ""
     return report_data(load_front(run), run.read_trials(), run.read_json(run.comparisons, default=[]),
                        run.read_json(run.environment, default={}), config)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hwnas.errors import ConfigError, StudyError, TaggedName, UnknownNetwork
-from hwnas.system.documents import Document
+from hwnas.system.documents import Document, load_yaml
 
 if TYPE_CHECKING:
     from torch import nn
@@ -60,13 +60,10 @@ class Baseline:
     @classmethod
     def from_yaml(cls, text: str, where: str = "baseline.yaml") -> Baseline:
         """Inverse of `to_yaml`; StudyError on anything else."""
-        import yaml
-
         try:
-            data = yaml.safe_load(text)
-        except yaml.YAMLError:
-            data = None
-        data = DOCUMENT.check(data, where)
+            data = DOCUMENT.check(load_yaml(text), where)
+        except ValueError:
+            data = DOCUMENT.check(None, where)
         if not isinstance(data.get("timm"), str) or data.get("stem_stride") not in (0, 1):
             raise StudyError(f"{where}: not a baseline: it needs timm, a name, and stem_stride, 0 or 1.")
         return cls(data["timm"], data["stem_stride"])

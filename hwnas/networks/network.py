@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hwnas.errors import DataError
+from hwnas.errors import DataError, StudyError
 from hwnas.networks.baselines import Baseline
 from hwnas.space.architecture import Architecture
+from hwnas.system.documents import yaml_text
 from hwnas.system.run_folder import ModelFolder
 
 if TYPE_CHECKING:
@@ -173,11 +174,16 @@ def read_network(folder: ModelFolder, images: Shape) -> Network | None:
 
     `images`: of the data set, for a timm network, whose file does not say. StudyError for a file of another format.
     """
-    if folder.architecture.is_file():
-        return FoundNetwork(Architecture.from_yaml(folder.architecture.read_text("utf-8"), str(folder.architecture)))
-    if folder.baseline.is_file():
-        return TimmNetwork(Baseline.from_yaml(folder.baseline.read_text("utf-8"), str(folder.baseline)), images)
-    return None
+    path = next((path for path in (folder.architecture, folder.baseline) if path.is_file()), None)
+    if path is None:
+        return None
+    try:
+        text = yaml_text(path)
+    except (OSError, ValueError) as error:
+        raise StudyError(f"{path} cannot be read ({error}).") from None
+    if path == folder.architecture:
+        return FoundNetwork(Architecture.from_yaml(text, str(path)))
+    return TimmNetwork(Baseline.from_yaml(text, str(path)), images)
 
 
 def load_weights(model: nn.Module, path: Path, label: str, classes: int) -> None:

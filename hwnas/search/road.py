@@ -12,7 +12,7 @@ import numpy as np
 
 from hwnas.accuracy.certificate import NAME, Certificate, Chosen, choose, look_up
 from hwnas.accuracy.estimator import Prepares
-from hwnas.cli.command import default_out
+from hwnas.cli.command import default_out, kept
 from hwnas.cli.options import Config, option, read_command, section
 from hwnas.cli.progress import Console, Report
 from hwnas.errors import ConfigError, StudyError
@@ -110,7 +110,8 @@ class Plan:
     """What the options ask for.
 
     `out` is the run folder, which need not exist yet. If the user gave no T, `objective` has none until the latency
-    model is there. `sampler` makes the sampler from the Context that ours needs. `yaml` is the configuration.
+    model is there. `sampler` makes the sampler from the Context that ours needs. `yaml` is the configuration as it may
+    be kept, `config` as it is, with passwords.
     """
 
     options: PlanOptions
@@ -125,6 +126,7 @@ class Plan:
     workers: int
     reuse: Path | None
     yaml: str
+    config: str
 
 
 def make_plan(config: Config, console: Console) -> Plan:
@@ -135,9 +137,12 @@ def make_plan(config: Config, console: Console) -> Plan:
     from hwnas.samplers.loading import read_sampler
     from hwnas.space.search_space import SearchSpace
     from hwnas.study.objective import read_objective
+    from hwnas.study.storage import parse_url
     from hwnas.training.recipe import FULL_TRAINING, Recipe
 
     options = read_command(PlanOptions, config)
+    if options.storage is not None:
+        parse_url(options.storage)
     sampler = read_sampler(options.sampler, options.seed, options.sampler_options)
     deployment = Deployment.of(options.target, options.host, console)
     objective = read_objective(options.objective, deployment.target)
@@ -152,7 +157,7 @@ def make_plan(config: Config, console: Console) -> Plan:
     out = Path(options.out) if options.out else default_out(deployment.target.name, options.space, info.name)
     return Plan(options, deployment, space, out, section(config, options.accuracy), sampler, objective, recipe,
                 baselines, options.workers or len(usable_cores()), _earlier_run(options.search.reuse),
-                OmegaConf.to_yaml(config, resolve=True))
+                kept(config), OmegaConf.to_yaml(config, resolve=True))
 
 
 def _earlier_run(reuse: str | None) -> Path | None:
@@ -217,7 +222,7 @@ def search(config: Config, console: Console) -> SearchResult:
     run = RunFolder.create(plan.out, plan.options.overwrite)
     prepared = prepare(plan, run, console)
     run.write_config(plan.yaml)
-    with extra_workers(min(plan.workers, plan.options.n_trials) - 1, run, console) as early:
+    with extra_workers(min(plan.workers, plan.options.n_trials) - 1, plan, run, console) as early:
         search_trials(prepared, console)
     with run.hold("verify", wait=False) as held:
         if not held:
@@ -276,12 +281,13 @@ def search_options(plan: Plan, model: LatencyModel) -> SearchOptions:
                          cap_ms=budget.latency_ms, cap_quantile=budget.quantile, enqueue=known)
 
 
-def extra_workers(n: int, run: RunFolder, console: Console) -> AbstractContextManager[list[str]]:
+def extra_workers(n: int, plan: Plan, run: RunFolder, console: Console) -> AbstractContextManager[list[str]]:
     """Run `n` workers beside this process during the block. They end with the search, or with this process.
 
     Yields a list that has a line for each worker that ended early, after the block.
     """
-    return crew(n, "hwnas.search.worker", ["-q", "--as-is", f"run={run.path.absolute()}"], console.say)
+    return crew(n, "hwnas.search.worker", ["-q", "--as-is", f"run={run.path.absolute()}"], console.say,
+                unseen=["--as-is", f"config={plan.config}"])
 
 
 def search_trials(prepared: Prepared, console: Console) -> None:

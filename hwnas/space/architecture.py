@@ -11,7 +11,7 @@ from typing import Any
 
 from hwnas.errors import SpaceError
 from hwnas.space.blocks.block import ACTIVATIONS, KINDS, BlockKind, BlockSpec
-from hwnas.system.documents import Document
+from hwnas.system.documents import Document, load_yaml
 
 DOCUMENT = Document("hwnas-architecture", 1, "an architecture", "Give an architecture.yaml.", SpaceError)
 _TOKEN = re.compile(r"(?P<skip>skip|noskip)|(?P<key>se|[rksec])(?P<value>\d+(?:\.\d+)?)")
@@ -221,10 +221,8 @@ class Architecture:
     @classmethod
     def from_yaml(cls, text: str, where: str = "architecture") -> Architecture:
         """Read `architecture.yaml`; SpaceError on anything else."""
-        import yaml
-
         try:
-            data = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise SpaceError(f"{where}: not YAML: {' '.join(str(error).split())}") from None
+            data = load_yaml(text)
+        except ValueError as error:
+            raise SpaceError(f"{where}: not YAML: {error}") from None
         return cls.from_dict(data, where)

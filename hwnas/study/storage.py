@@ -13,9 +13,9 @@ import hashlib
 import json
 import logging
 import os
-import re
 import sqlite3
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -31,14 +31,11 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import NoSuchModuleError, SQLAlchemyError
 
-from hwnas.errors import ConfigError, StudyError
+from hwnas.errors import ConfigError, StudyError, hidden
 from hwnas.study.record import EVALUATED
 from hwnas.system.processes import is_dead, worker_name
 
 _EXAMPLES = "sqlite:///runs/mine/study.db or postgresql+psycopg://user@host/name"
-# This matches up to the last @, since a password may contain an @ that should have been written as %40.
-_IN_FRONT = re.compile(r"(?<=://)([^:@/\n]*):.*@")
-_BEHIND = re.compile(r"([?&](?:ssl)?password=)[^&\n]*")
 
 
 def parse_url(url: str) -> sqlalchemy.URL:
@@ -46,15 +43,11 @@ def parse_url(url: str) -> sqlalchemy.URL:
     try:
         parsed = sqlalchemy.engine.make_url(url)
     except (SQLAlchemyError, ValueError):  # ValueError: a port that is no number.
-        raise ConfigError(f"storage: {hidden(url)!r} is not a database URL. Write e.g. {_EXAMPLES}.") from None
+        what = repr(hidden(url, whole=True)) if "://" in url else "the value"  # else nobody knows where a password is
+        raise ConfigError(f"storage: {what} is not a database URL. Write e.g. {_EXAMPLES}.") from None
     if "@" in (parsed.host or ""):
-        raise ConfigError(f"storage: {hidden(url)} has an @ too many. Write an @ in the password as %40.")
+        raise ConfigError(f"storage: {hidden(url, whole=True)} has an @ too many. Write an @ in the password as %40.")
     return parsed
-
-
-def hidden(url: str) -> str:
-    """The URL without its passwords, even if it cannot be parsed. A text that contains URLs works as well."""
-    return _IN_FRONT.sub(r"\1:***@", _BEHIND.sub(r"\1***", url))
 
 
 def sqlite_path(url: str) -> Path | None:
@@ -71,7 +64,7 @@ def sqlite_path(url: str) -> Path | None:
 def shown(url: str) -> str:
     """The URL as messages may print it: a path for SQLite, otherwise with the password hidden."""
     path = sqlite_path(url)
-    return str(path) if path else hidden(url)
+    return str(path) if path else hidden(url, whole=True)
 
 
 _AGAIN = "When it is up, give the same command again: what is finished is kept."
@@ -416,6 +409,25 @@ def check_file(path: Path, busy_s: float = BUSY_S) -> None:
         connection.close()
 
 
+def fold_in(path: Path) -> None:
+    """Move what stands in the log beside a database into the file itself, unless another process is at work there.
+
+    After a kill the file alone may hold next to nothing, and a copy of it would lose the trials.
+    """
+    with contextlib.suppress(sqlite3.Error, OSError):
+        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", timeout=0, uri=True)
+        try:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        finally:
+            connection.close()
+
+
+def _close(engine: sqlalchemy.Engine, path: Path | None) -> None:
+    engine.dispose()
+    if path is not None:
+        fold_in(path)
+
+
 def open_storage(url: str, *, heartbeat_s: int = HEARTBEAT_S, grace_s: int = GRACE_S, busy_s: float = BUSY_S,
                  on_stale: Callable[[optuna.Study, FrozenTrial], None] | None = None,
                  read_only: bool = False) -> Storage:
@@ -429,6 +441,7 @@ def open_storage(url: str, *, heartbeat_s: int = HEARTBEAT_S, grace_s: int = GRA
         if path is not None:
             if not read_only:
                 check_file(path, busy_s)
+                fold_in(path)
             options: dict[str, Any] = {"creator": _connector(path, busy_s, read_only)}
         else:
             options = server_options(url)
@@ -439,6 +452,7 @@ def open_storage(url: str, *, heartbeat_s: int = HEARTBEAT_S, grace_s: int = GRA
                                   heartbeat_stale_trial_callback=on_stale, skip_table_creation=read_only)
             except RuntimeError as error:  # Optuna raises it for a schema of another version.
                 raise StudyError(f"study {shown(url)}: {' '.join(str(error).split())}") from error
+    weakref.finalize(storage, _close, storage.engine, None if read_only else path)  # at the end of the process at last
     if path is not None and not read_only:
         sqlalchemy.event.listen(storage.engine, "begin", _take_write_lock)
     return storage

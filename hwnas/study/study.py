@@ -15,7 +15,7 @@ from optuna.exceptions import DuplicatedStudyError, UpdateFinishedTrialError
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
-from hwnas.errors import StudyError
+from hwnas.errors import ConfigError, StudyError, hidden
 from hwnas.study.costs import LATENCY
 from hwnas.study.objective import Objective
 from hwnas.study.record import OBJECTIVES, RECORD, front_rows, minimised, trial_rows
@@ -156,6 +156,21 @@ def identity_of(study: optuna.Study) -> dict[str, str]:
 def database_path(run_folder: Path) -> str:
     """URL of the study that lives in a run folder."""
     return "sqlite:///" + str((run_folder / "study.db").absolute()).replace("%", "%25").replace("?", "%3F")
+
+
+def study_url(run_folder: Path, stored: object, named: str | None = None) -> str:
+    """URL of the study of a run folder, in whose config.yaml `stored` stands as its storage.
+
+    The folder may be of others, so that a database outside it counts only where the user `named` it: StudyError.
+    """
+    if named or stored is None:
+        return named or database_path(run_folder)
+    with contextlib.suppress(ConfigError, OSError):
+        path = sqlite_path(str(stored))
+        if path is not None and path.resolve().is_relative_to(run_folder.resolve()):
+            return str(stored)
+    raise StudyError(f"{run_folder}: its study lies elsewhere, in {hidden(str(stored), whole=True)[:200]}. Name the "
+                     "database yourself: storage=URL.")
 
 
 MAX_RETRIES = 3

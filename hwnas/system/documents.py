@@ -94,6 +94,58 @@ def check_identity(stored: Mapping[str, Any], wanted: Mapping[str, Any], where: 
         raise StudyError(f"{where} is of another {work}: {text}{more}. {step}")
 
 
+_MOST_BYTES = 1 << 20
+_MOST_VALUES = 20_000  # the largest file of ours has some hundred
+_MOST_DEEP = 60
+_MOST_DIGITS = 400
+
+
+def yaml_text(path: Path) -> str:
+    """The text of a YAML file. OSError; ValueError when it is not UTF-8 or larger than any of hwnas."""
+    with open(path, "rb") as file:
+        content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise ValueError(f"larger than {_MOST_BYTES >> 20} MiB")
+    return content.decode()
+
+
+def check_yaml(text: str) -> None:
+    """ValueError (or yaml.YAMLError) for a text that would take long or much memory: a few lines of aliases stand for
+    billions of values."""
+    import yaml
+
+    if len(text) > _MOST_BYTES:
+        raise ValueError(f"larger than {_MOST_BYTES >> 20} MiB")
+    n, sizes, around = 0, dict[str | None, int](), list[tuple[str | None, int]]()  # sizes of what the anchors stand for
+    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        if isinstance(event, yaml.AliasEvent):
+            n += sizes.get(event.anchor, _MOST_VALUES)  # unknown: it stands for what it is a part of
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = around.pop()
+            sizes |= {anchor: n - before} if anchor else {}
+        elif isinstance(event, yaml.NodeEvent):
+            anchor, n = event.anchor, n + 1
+            if isinstance(event, yaml.ScalarEvent):
+                sizes |= {anchor: 1} if anchor else {}
+                if not event.style and len(event.value) > _MOST_DIGITS and event.value[0] in "+-0123456789":
+                    raise ValueError("a number too long")
+            else:
+                around.append((anchor, n - 1))
+        if n > _MOST_VALUES or len(around) > _MOST_DEEP:
+            raise ValueError(f"more than {_MOST_VALUES} values, or more than {_MOST_DEEP} one in another")
+
+
+def load_yaml(text: str) -> Any:
+    """YAML as plain values; ValueError, in one line, for a text that is none, or that `check_yaml` refuses."""
+    import yaml
+
+    try:
+        check_yaml(text)
+        return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ValueError(" ".join(str(error).split())) from None
+
+
 def content_of(path: Path) -> str:
     """Twelve hexadecimal digits that name a file's content; ConfigError when it cannot be read."""
     import hashlib

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import runpy
 import signal
@@ -106,15 +107,22 @@ def exit_code(interrupt: KeyboardInterrupt) -> int:
     return 128 + (signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT)
 
 
-def start(module: str, arguments: Sequence[str] = (), *flags: str, **options: Any) -> subprocess.Popen[Any]:
+def start(module: str, arguments: Sequence[str] = (), *flags: str, unseen: Sequence[str] = (), **options: Any
+          ) -> subprocess.Popen[Any]:
     """Run `python -m module arguments` as a child that ends with this process, however this process ends.
 
     The child's standard input is a pipe whose other end only this process has; see `end_with`. Arguments arrive as they
-    are given. `flags` are Python's, `options` those of Popen.
+    are given. Those that lists of processes must not show, such as passwords, are `unseen`: they go through the pipe,
+    and come last. `flags` are Python's, `options` those of Popen.
     """
     command = [sys.executable, *flags, "-m", __name__, str(os.getpid()), module, *arguments]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, **options)
     _CHILDREN.add(child)
+    assert child.stdin is not None
+    content = json.dumps(list(unseen)).encode() + b"\n"
+    with contextlib.suppress(BrokenPipeError):  # it has ended, which its exit code tells
+        while content:
+            content = content[os.write(child.stdin.fileno(), content):]
     return child
 
 
@@ -122,12 +130,15 @@ def _run(parent: str, module: str, *arguments: str) -> None:
     """The child's side of `start`. Ctrl-C of a terminal reaches all of its processes; it is left to the parent, which
     ends this one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _die_with(int(parent))
+    with open(0, "rb", buffering=0, closefd=False) as given:
+        unseen: list[str] = json.loads(given.readline() or "[]")
     line = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
     end_with(int(parent), line)
-    sys.argv[1:] = arguments
+    sys.argv[1:] = [*arguments, *unseen]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
@@ -139,6 +150,10 @@ def end_with(parent: int, line: int) -> None:
     it was asked to; so the parent is compared afterwards.
     """
     threading.Thread(target=_end_after, args=(line,), name="end with parent", daemon=True).start()
+    _die_with(parent)
+
+
+def _die_with(parent: int) -> None:
     die_with_parent()
     if os.getppid() != parent:
         os._exit(1)
@@ -174,7 +189,8 @@ def end(children: Iterable[subprocess.Popen[Any]], grace_s: float = GRACE_S) -> 
 
 
 @contextmanager
-def crew(n: int, module: str, arguments: Sequence[str], say: Callable[[str], None]) -> Iterator[list[str]]:
+def crew(n: int, module: str, arguments: Sequence[str], say: Callable[[str], None], unseen: Sequence[str] = ()
+         ) -> Iterator[list[str]]:
     """Run `n` processes of `module` beside the block, and wait for them at its end; see `start`.
 
     Yields a list. After the block it has a line for each process that ended early: its last words, which `say` gets
@@ -186,7 +202,7 @@ def crew(n: int, module: str, arguments: Sequence[str], say: Callable[[str], Non
         workers: list[subprocess.Popen[Any]] = []
         try:
             for log in logs:
-                workers.append(start(module, arguments, stdout=log, stderr=log))
+                workers.append(start(module, arguments, unseen=unseen, stdout=log, stderr=log))
             yield early
             for worker, log in zip(workers, logs, strict=True):
                 if worker.wait() != 0:

@@ -6,7 +6,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.errors import StudyError
-from hwnas.system.documents import Document
+from hwnas.system.documents import Document, load_yaml, yaml_text
 from hwnas.system.manifest import NAME as MANIFEST
 from hwnas.system.paths import write_atomic
 from hwnas.system.tables import finite, read_table, table_csv
@@ -224,15 +224,20 @@ class RunFolder(WorkFolder):
 
     def read_config(self) -> dict[str, Any]:
         """`config.yaml` as plain values; StudyError when it is no mapping."""
-        import yaml
-
-        try:
-            config = yaml.safe_load(self.config.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise StudyError(f"cannot read {self.config}: {' '.join(str(error).split())}.") from None
+        config = self._of_config(load_yaml)
         if not isinstance(config, dict):
             raise StudyError(f"{self.config} must be a mapping.")
         return config
+
+    def config_text(self) -> str:
+        """The text of `config.yaml`; StudyError when it cannot be read."""
+        return str(self._of_config(str))
+
+    def _of_config(self, read: Callable[[str], Any]) -> Any:
+        try:
+            return read(yaml_text(self.config))
+        except (OSError, ValueError) as error:
+            raise StudyError(f"cannot read {self.config}: {error}.") from None
 
     def write_config(self, config: Mapping[str, Any] | str) -> None:
         """`config.yaml`: the composed configuration, as values or as YAML text."""

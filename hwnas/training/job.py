@@ -22,7 +22,7 @@ from hwnas.errors import ConfigError, DataError, TargetError
 from hwnas.networks.baselines import TIMM, Baseline
 from hwnas.networks.network import FoundNetwork, Network, Shape, TimmNetwork
 from hwnas.space.architecture import Architecture
-from hwnas.system.documents import content_of
+from hwnas.system.documents import content_of, yaml_text
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import ModelFolder
 from hwnas.system.tables import table_csv
@@ -214,8 +214,8 @@ def _source(options: TrainOptions) -> Architecture | Baseline:
     if options.stem_stride:
         raise ConfigError("stem_stride goes with model=timm:NAME; an architecture says its own. Leave it out.")
     try:
-        return Architecture.from_yaml(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
+        return Architecture.from_yaml(yaml_text(path), str(path))
+    except (OSError, ValueError) as error:
         raise ConfigError(f"architecture: {path} cannot be read ({error}).") from None
 
 

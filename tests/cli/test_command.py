@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from hwnas.cli.command import compose, names_in, run_command
+from hwnas.cli.command import as_typed, compose, kept, names_in, run_command, split_runs
 from hwnas.errors import ConfigError, HwnasError
 from hwnas.search.__main__ import main
 
@@ -126,3 +126,48 @@ def test_help_names_the_targets_without_loading_torch():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert "xeon_int8" in done.stdout
+
+
+URL = "postgresql+psycopg://me:{}@host/x"
+
+
+@pytest.mark.parametrize("overrides", [
+    [f"proxy.x={URL}"], [f"++proxy.x=[{URL}"], [f"{URL}"], ["--storage", f"--{URL}"], [f"seed={URL}"],
+    [f"n_trials={URL}", f"storage={URL}"], [f"storage={URL}", "dataset.root=${oc.env:NO_SUCH_NAME}"],
+    [f"++x.{URL}=1"], [f"dataset={URL}"], ["-m", f"storage={URL}", "seed=1,2", "seed.x=1"]])
+@pytest.mark.parametrize("password", ["s3cret", "s3cret'w{r(d", "a:s3cret=b,c"])
+def test_no_error_shows_a_password(overrides, password, capsys):
+    try:
+        code = search(TARGET, *(part.format(password) if URL in part else part for part in overrides))
+    except SystemExit as ended:  # argparse
+        code = ended.code
+    said = "".join(capsys.readouterr())
+    assert code == 2
+    assert "s3cret" not in said
+    assert "w{r" not in said
+    assert "Traceback" not in said
+
+
+def test_what_is_shown_of_the_options_stands_as_it_was_typed(monkeypatch, capsys):
+    monkeypatch.setenv("A_URL", URL.format("s3cret"))
+    typed = ["storage=${oc.env:A_URL}", "sampler_options.x=${storage}",
+             f"dataset.root={URL.format('s3cret')}", "seed=${n_trials}"]
+    assert search(TARGET, "--show-config", *typed) == 0
+    shown = capsys.readouterr().out
+    config = compose("search", [TARGET, *(part.replace("=", "='", 1) + "'" for part in typed)])
+    stored = kept(config)
+    for text in (shown, stored):
+        assert "s3cret" not in text
+        assert "storage: ${oc.env:A_URL}\n" in text
+        assert "root: postgresql+psycopg://me:***@host/x\n" in text
+    assert "\n  x: ${oc.env:A_URL}\n" in stored  # made of one that is not resolved
+    assert "\nseed: 24\n" in stored
+
+
+def test_the_runs_of_many_have_names_without_passwords():
+    urls = ",".join(URL.format(password) for password in ("s3cret1", "s3cret2"))
+    runs = split_runs("search", as_typed([TARGET, f"storage={urls}"], several=True), True, ("target",))
+    assert len(runs) == 2
+    assert "s3cret" not in "".join(runs)
+    assert len({parts[-1] for parts in runs.values()}) == 2
+    assert not any("s3cret" in parts[-1] for parts in runs.values())

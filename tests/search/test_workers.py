@@ -14,12 +14,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from postgresql_fixtures import SECRET, psycopg
 from process_fixtures import attack, python_path, wait_until
 from search_fixtures import asked, rows_of, workers_of
 
 from hwnas.cli.command import run_command
+from hwnas.front.report import report_data, write_report
 from hwnas.search import road
 from hwnas.search.__main__ import main
+from hwnas.search.worker import command as worker
 from hwnas.system.paths import shipped, write_atomic
 
 HOST = "intel-xeon-f6m167s1-2c"
@@ -37,7 +40,8 @@ class Stub:
         self.folder, self.mode, self.helper = Path(folder), mode, any(text.startswith("run=") for text in sys.argv)
 
     def evaluate(self, architecture, history=(), seed=0):
-        (self.folder / f"{os.getpid()}.runs").touch()
+        lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]
+        (self.folder / f"{os.getpid()}.runs").write_bytes(b"\\n".join(line for line in lines if b"hwnas" in line))
         while self.mode == "wait" or len(list(self.folder.glob("*.runs"))) < 2:
             time.sleep(0.01)
         if self.mode == "lose" and self.helper:
@@ -97,3 +101,74 @@ def test_a_worker_lost_in_a_folder_of_any_name_is_an_error_and_costs_no_trial(
         "WorkerError: 1 worker ended early, and the work was done without: no memory is left (exit code 1). ")
     assert len(list(tmp_path.glob("*.runs"))) == 2  # it had begun in that folder before
     assert [row["outcome"] for row in rows_of(tmp_path / name / "trials.csv")].count("evaluated") == 4
+
+
+def test_a_password_goes_to_the_workers_and_nowhere_else(
+        command: list[str], place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+        capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(road, "verified", report_only)
+    monkeypatch.setenv("A_FOLDER", str(tmp_path))
+    out = tmp_path / "run"
+    given = [*command[:-1], "+stub.folder=${oc.env:A_FOLDER}", "+stub.mode=run", f"out={out}"]
+    assert run_command(main, "search", "", [*given, f"storage={place}"]) == 0
+    assert "folder: ${oc.env:A_FOLDER}" in (out / "config.yaml").read_text()
+    assert "storage: postgresql+psycopg://me:***@127.0.0.1:" in (out / "report.html").read_text()
+    lines = [path.read_text() for path in tmp_path.glob("*.runs")]
+    assert len(lines) == 2
+    assert all("hwnas.search.worker" in line for line in lines)
+    with psycopg().connect(place.replace("+psycopg", "")) as server:
+        tables = [name for (name,) in server.execute("select tablename from pg_tables where schemaname = 'public'")]
+        rows = [str(server.execute(f"select * from {name}").fetchall()) for name in tables]
+    assert any(str(tmp_path / "run") in row or "'worker'" in row for row in rows)
+    files = [path.read_text(errors="replace") for path in out.rglob("*") if path.is_file()]
+    for text in [*lines, *rows, *files, *capfd.readouterr()]:
+        assert SECRET not in text
+
+    assert worker([f"run={out}"]) == 2
+    said = capfd.readouterr().err
+    assert said.startswith(f"StudyError: {out}: its study lies elsewhere, in postgresql+psycopg://me:***@")
+    assert said.endswith("Name the database yourself: storage=URL.\n")
+    assert worker([f"run={out}", f"storage={place}"]) == 2
+    assert "stub.folder stand as they were typed" in capfd.readouterr().err
+
+
+def report_only(prepared: road.Prepared, trials: list[dict[str, object]], console: object
+                ) -> tuple[list[object], list[object]]:
+    write_report(prepared.run, report_data([], trials, [], {}, prepared.plan.yaml))
+    return [], []
+
+
+def test_no_error_of_a_database_shows_a_password(command: list[str], tmp_path: Path,
+                                                 capfd: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    for url in (f"postgresql+psycopg://me:{SECRET}@127.0.0.1:1/x", f"postgresql://me:{SECRET}@127.0.0.1:x/x",
+                f"mysql+nodriver://me:{SECRET}@127.0.0.1/x", f"nothing:{SECRET}@x", f"host=x password={SECRET}"):
+        assert run_command(main, "search", "", [*command, "+stub.mode=run", f"out={out}", f"storage={url}"]) == 2
+        said = capfd.readouterr()
+        assert "Error: " in said.err.splitlines()[-1]
+        for text in [*said, *(path.read_text(errors="replace") for path in out.rglob("*") if path.is_file())]:
+            assert SECRET not in text
+
+
+@pytest.mark.parametrize(("line", "given", "fact"), [
+    ("storage: ${oc.env:A_URL}", [], "its study lies elsewhere, in ${oc.env:A_URL}. Name the database yourself"),
+    ("storage: sqlite:////tmp/elsewhere.db", [], "its study lies elsewhere, in sqlite:////tmp/elsewhere.db"),
+    ("storage: [1]", [], "its study lies elsewhere"),
+    ("dataset: {root: '${oc.env:A_URL}'}", [], "dataset.root stand as they were typed"),
+    ("space: ${oc.env:A_URL}", ["dataset.root=/x"], "space stand as they were typed"),
+    ("space: 2001-01-01", [], "cannot read"),
+    ("a: &a [*a]", [], "cannot read"),
+    ("x: {_target_: os.system}", [], "cannot name code"),
+])
+def test_the_options_in_a_folder_of_others_are_data(
+        line: str, given: list[str], fact: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+        capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("A_URL", f"sqlite:///{tmp_path}/{SECRET}.db")
+    (tmp_path / ".hwnas.json").write_text('{"format": "hwnas-folder/1", "kind": "search"}')
+    (tmp_path / "config.yaml").write_text(f"seed: 0\n{line}\n")
+    assert worker([f"run={tmp_path}", *given]) == 2
+    said = capfd.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert fact in said
+    assert SECRET not in said
+    assert not [*tmp_path.glob("*.db")]

@@ -6,12 +6,13 @@ import gzip
 import json
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from hwnas.errors import StudyError, TableError, UserError
-from hwnas.system.documents import Document, check_identity
+from hwnas.system.documents import Document, check_identity, load_yaml, yaml_text
 from hwnas.system.locks import hold
 
 NOTE = Document("hwnas-note", 2, "a note", "Write it again.")
@@ -98,3 +99,31 @@ def test_a_lock_where_nothing_can_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"cannot write .*a\.lock"), hold(tmp_path / "file" / "a.lock"):
         pytest.fail("it has been held")
+
+
+BOMB = "a0: &a0 [1]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 40))
+MERGED = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 40))
+
+
+@pytest.mark.parametrize("text", [
+    BOMB, MERGED, "a: &a [*a]", "a: &a {b: *a}", "[" * 500_000, "- " * 100_000, "x: " + "9" * 5000,
+    "a: 1" + ":1" * 9000, "[" + "x, " * 300_000, "x" * (1 << 20) + "y", "a: [1", "a: *b", "? [1]\n: 2",
+    "a: 2001-99-99", "!!python/name:os.system"],
+    ids=lambda text: text[:12])
+def test_yaml_that_would_take_long_or_is_none_is_refused_with_little_memory(text: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=r"^[^\n]+$"):
+            load_yaml(text)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_yaml_of_sane_size_may_have_aliases(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("a: &a [1, ü]\nb: *a\n")
+    assert load_yaml(yaml_text(tmp_path / "a.yaml")) == {"a": [1, "ü"], "b": [1, "ü"]}
+    with open(tmp_path / "large.yaml", "wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ValueError, match="larger than 1 MiB"):
+        yaml_text(tmp_path / "large.yaml")

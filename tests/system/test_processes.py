@@ -174,3 +174,11 @@ def test_a_rank_ends_with_torchrun(child: Callable[[str], str], tmp_path: Path) 
     assert torchrun.stdout is not None
     assert torchrun.stdout.readline() == "runs\n"
     attack(torchrun, signal.SIGKILL, tmp_path / "a.lock")
+
+
+def test_unseen_arguments_come_last_and_stand_in_no_list_of_processes(child: Callable[[str], str]) -> None:
+    unseen = ["ü\n" * 20_000, "a\udcffb", "${x}"]
+    module = child("import sys\nprint(sys.argv[1], ascii(sys.argv[2:]), sys.stdin.read() == '')\n"
+                   "print(len(open('/proc/self/cmdline').read()) < 1000)")
+    with start(module, ["seen"], unseen=unseen, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.read() == f"seen {unseen!a} True\nTrue\n"
