@@ -30,10 +30,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-os.environ.update({name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")})
+os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
 
-from experiments.promises.commands import ANY_MACHINE, COMMANDS, MADE, OWN_HOME, ROOT, Attacked  # noqa: E402
-from hwnas.system.processes import die_with_parent  # noqa: E402
+from experiments.promises.commands import ANY_MACHINE, COMMANDS, MADE, OWN_HOME, ROOT, Attacked
+from hwnas.system.processes import die_with_parent
 
 MARK = "HWNAS_KILLS"  # in the environment of everything that a command starts
 GONE_S = 10.0  # how long a process may take to notice that its parent is gone
@@ -214,6 +214,11 @@ class Attack:
 
 def import_libraries() -> None:
     """Import what the commands do, without starting a thread of theirs: processes are forked from this one."""
+    import matplotlib.pyplot  # noqa: F401
+    import onnx  # noqa: F401
+    import onnxruntime  # noqa: F401
+    import sklearn.datasets  # noqa: F401
+
     import hwnas.certify.__main__
     import hwnas.certify.results
     import hwnas.compress.compression
@@ -227,11 +232,6 @@ def import_libraries() -> None:
     import hwnas.training.job
     import hwnas.training.results
     import hwnas.verify  # noqa: F401
-    import matplotlib.pyplot
-    import onnx
-    import onnxruntime
-    import sklearn.datasets  # noqa: F401
-
     from hwnas.cli.command import compose
     from hwnas.system.torchvision_ops import declare_missing
 
