@@ -86,6 +86,22 @@ def test_a_model_answers_in_runtime_and_torch_alike(finished: Path) -> None:
     assert np.corrcoef(answers.ravel(), expected.ravel())[0, 1] > 0.95  # int8 against fp32
 
 
+def test_a_model_whose_files_are_not_those_made_is_refused(finished: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(finished, copy)
+    model = hwnas.load(copy).best()
+    folder = model.folder.model(model.id)
+    for path in (folder.weights, folder.int8):
+        path.write_bytes(path.read_bytes() + b" ")
+    with pytest.raises(StudyError, match=r"model_int8\.onnx is not the file that was made"):
+        model.session()
+    with pytest.raises(StudyError, match=r"weights\.safetensors is not the file that was made"):
+        model.torch()
+    folder.manifest.unlink()
+    with pytest.raises(StudyError, match=r"has no manifest\.json .* python -m hwnas\.verify run="):
+        model.session()
+
+
 def test_a_folder_that_cannot_be_written_is_read(finished: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(finished, copy)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hwnas.errors import ExportError
+from hwnas.networks.network import check_tensors
 from hwnas.networks.quantize import calibration_images
 from hwnas.system.paths import write_atomic
 
@@ -213,7 +214,7 @@ def stored_fingerprint(weights: Path) -> str | None:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(weights, framework="np") as file:
+        with safe_open(check_tensors(weights), framework="np") as file:
             return (file.metadata() or {}).get(RECIPE_KEY)
     except (OSError, SafetensorError):
         return None

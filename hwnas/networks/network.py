@@ -186,13 +186,32 @@ def read_network(folder: ModelFolder, images: Shape) -> Network | None:
     return TimmNetwork(Baseline.from_yaml(text, str(path)), images)
 
 
+_MOST_HEADER = 8 << 20  # bytes, some 80,000 tensors: reading a header takes thirty times its size
+
+
+def check_tensors(path: Path) -> Path:
+    """`path`, a safetensors file whose header can be read at small cost; SafetensorError or OSError otherwise.
+
+    The library itself holds every tensor's place against the file's size, but reads headers of up to 100 MB.
+    """
+    from safetensors import SafetensorError
+
+    if not path.is_file():
+        raise FileNotFoundError(2, "there is no such file", str(path))
+    with open(path, "rb") as file:
+        header = int.from_bytes(file.read(8), "little")
+    if header > _MOST_HEADER:
+        raise SafetensorError(f"its header would have {header} bytes, {_MOST_HEADER} are read at most")
+    return path
+
+
 def load_weights(model: nn.Module, path: Path, label: str, classes: int) -> None:
     """Put a safetensors file's weights into `model`; DataError when it is torn, or of another network or classes."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
-        tensors = load_file(path)
+        tensors = load_file(check_tensors(path))
     except (OSError, SafetensorError) as error:
         raise DataError(f"{label} cannot be read ({' '.join(str(error).split())[:120]}): it is torn or no safetensors "
                         "file. Give a whole one.") from None
@@ -208,7 +227,11 @@ def load_weights(model: nn.Module, path: Path, label: str, classes: int) -> None
     if other:
         raise DataError(f"{label} is of another network: {other[0]!r} has shape {list(tensors[other[0]].shape)} there, "
                         f"{list(own[other[0]].shape)} here ({len(other)} such). Give the weights of this network.")
-    model.load_state_dict(tensors)
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:  # numbers that cannot be converted, such as packed ones
+        raise DataError(f"{label} cannot be taken ({' '.join(str(error).split())[:120]}). Give weights in floating "
+                        "point.") from None
 
 
 def _is_head(own: tuple[int, ...], given: tuple[int, ...], classes: int) -> bool:

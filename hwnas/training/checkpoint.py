@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from hwnas.errors import StudyError
+from hwnas.networks.network import check_tensors
 from hwnas.system.documents import Document
 from hwnas.system.paths import write_atomic
 
@@ -55,7 +56,7 @@ class Checkpoint:
         if not path.exists():
             return None
         try:
-            with safe_open(path, framework="pt") as file:
+            with safe_open(check_tensors(path), framework="pt") as file:
                 about = json.loads((file.metadata() or {}).get(KEY, "null"))
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (OSError, SafetensorError, ValueError) as error:

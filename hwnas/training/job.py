@@ -20,7 +20,7 @@ from hwnas.cli.progress import Console
 from hwnas.data.task import top1
 from hwnas.errors import ConfigError, DataError, TargetError
 from hwnas.networks.baselines import TIMM, Baseline
-from hwnas.networks.network import FoundNetwork, Network, Shape, TimmNetwork
+from hwnas.networks.network import FoundNetwork, Network, Shape, TimmNetwork, check_tensors
 from hwnas.space.architecture import Architecture
 from hwnas.system.documents import content_of, yaml_text
 from hwnas.system.paths import write_atomic
@@ -162,7 +162,7 @@ def _begun_with(folder: Path) -> Mapping[str, Any]:
         if (folder / "summary.json").is_file():
             about = json.loads((folder / "summary.json").read_bytes())
         else:
-            with safe_open(folder / "checkpoint.safetensors", framework="np") as file:
+            with safe_open(check_tensors(folder / "checkpoint.safetensors"), framework="np") as file:
                 about = json.loads((file.metadata() or {})[KEY])
         return dict(about["identity"])
     except (OSError, SafetensorError, ValueError, KeyError, TypeError):

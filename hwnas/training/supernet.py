@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from hwnas.cli.options import Config, names_of, option
 from hwnas.errors import DataError
 from hwnas.networks.build import build
+from hwnas.networks.network import check_tensors
 from hwnas.networks.shared_weights import Bank, bank_of, covering_settings, extreme, megabytes
 from hwnas.training.batches import Batches, reseed
 from hwnas.training.checkpoint import KEY, Checkpoint
@@ -322,7 +323,7 @@ def _identity(path: Path) -> dict[str, Any]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, framework="pt") as file:
+        with safe_open(check_tensors(path), framework="pt") as file:
             about = json.loads((file.metadata() or {}).get(KEY, "null"))
     except (OSError, SafetensorError, ValueError):
         return {}

@@ -16,6 +16,7 @@ from table_fixtures import write_table
 
 from hwnas.cli.command import compose, run_command
 from hwnas.cli.progress import Console
+from hwnas.errors import StudyError
 from hwnas.search.__main__ import main
 from hwnas.search.road import search as road
 
@@ -103,6 +104,22 @@ def test_a_verified_front_is_left_alone(run, capsys):
     assert search(run) == 0
     assert "verified already" in capsys.readouterr().err
     assert (run / "front.csv").read_bytes() == before
+
+
+def test_a_verified_front_with_a_damaged_file_is_made_again(run, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "out"
+    shutil.copytree(run, out)
+    path = next((out / "models").rglob("model_int8.onnx"))
+    path.write_bytes(path.read_bytes()[:-1])
+
+    def stop(*args):
+        raise StudyError("made again")
+
+    monkeypatch.setattr("hwnas.front.verification.make_rows", stop)
+    assert search(out) == 2
+    *_, said, last = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"the front in {out} is made and timed again: {path.parent.name}: model_int8.onnx is not ")
+    assert last == "StudyError: made again"
 
 
 def test_the_road_returns_what_the_command_writes(run):

@@ -30,7 +30,7 @@ from hwnas.data.task import Task
 from hwnas.errors import ConfigError, DataError, ModelError, StudyError, TargetError, TrainingError, UserError
 from hwnas.networks.baselines import Baseline
 from hwnas.networks.build import build
-from hwnas.networks.export import export_onnx
+from hwnas.networks.export import export_onnx, stored_fingerprint
 from hwnas.networks.network import load_weights
 from hwnas.space.architecture import Architecture
 from hwnas.system.documents import check_identity
@@ -405,6 +405,22 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(DataError, match="is torn or no safetensors file"):
         load_weights(model, path, "w", 10)
+
+
+@pytest.mark.parametrize(("length", "why"), [(90_000_000, "8388608 are read"), (2**62, "8388608 are read"),
+                                             (None, "cannot be read")])
+def test_a_header_that_asks_for_more_than_its_file_is_refused(tmp_path: Path, length: int | None, why: str) -> None:
+    """And one that is as large as it says, which the library takes gigabytes to read."""
+    header = b'{"a":{"dtype":"F32","shape":[10000000000],"data_offsets":[0,40000000000]}}'
+    path = tmp_path / "w.safetensors"
+    path.write_bytes((length or len(header)).to_bytes(8, "little") + header)
+    if length == 90_000_000:
+        os.truncate(path, length + 8)
+    with pytest.raises(DataError, match=why):
+        load_weights(build(NETWORK), path, "w", 10)
+    assert stored_fingerprint(path) is None
+    with pytest.raises(StudyError, match="is torn or no checkpoint"):
+        Checkpoint.load(path)
 
 
 def batches(job: TrainingJob, epoch: int, seed: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
