@@ -17,8 +17,9 @@ from hwnas import train
 from hwnas.cli.command import run_command
 from hwnas.latency import timing
 from hwnas.networks.build import build
-from hwnas.networks.export import RECIPE_KEY, export_onnx
+from hwnas.networks.export import export_onnx
 from hwnas.networks.network import load_weights
+from hwnas.system.manifest import Manifest
 
 
 @pytest.fixture(scope="session")
@@ -50,8 +51,9 @@ def hostile(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
         about = {entry.key: entry.value for entry in onnx.load(str(trained / "model.onnx")).metadata_props}
         export_onnx(model, folder / "model.onnx", (1, 8, 8), about)
         save_file({name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()},
-                  str(folder / "weights.safetensors"), {RECIPE_KEY: about["recipe"]})
+                  str(folder / "weights.safetensors"))
         shutil.copy(trained / "architecture.yaml", folder)
+        Manifest.write(folder, folder.iterdir(), about["recipe"])
         return folder
 
     return scaled

@@ -28,6 +28,7 @@ from hwnas.latency import timing
 from hwnas.latency.measurement import Measurement
 from hwnas.networks.export import export_onnx
 from hwnas.runtimes.onnxruntime import OnnxRuntime
+from hwnas.system.manifest import Manifest
 
 pytestmark = pytest.mark.usefixtures("clock")
 
@@ -344,6 +345,7 @@ def test_a_network_for_other_images(trained: Path, tmp_path: Path, capsys, chann
     model = torch.nn.Sequential(torch.nn.Conv2d(channels, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(),
                                 torch.nn.Linear(144, classes))
     export_onnx(model, folder / "model.onnx", (channels, 8, 8))
+    Manifest.write(folder, (folder / "model.onnx", folder / "weights.safetensors"), "recipe")
     assert command(folder, tmp_path / "out") == 2
     assert said in one_line(capsys)
 
