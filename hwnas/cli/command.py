@@ -41,6 +41,7 @@ COMMANDS = {  # name: its module, and what it does
     "certify": ("hwnas.certify", "how well accuracy estimators rank on a data set"),
     "verify": ("hwnas.verify", "score and time a run's finalists on this machine"),
     "report": ("hwnas.report", "write a run's pictures and report again"),
+    "export": ("hwnas.export", "copy a run, also while a search works on it"),
     "worker": ("hwnas.search.worker", "join a search as one more worker"),
 }
 GROUPS = {"target": "target", "dataset": "data set", "objective": "objective"}  # folders of conf/ to choose from

@@ -379,17 +379,46 @@ class Storage(RDBStorage):
 
 def _connector(path: Path, busy_s: float, read_only: bool) -> Callable[[], sqlite3.Connection]:
     def connect() -> sqlite3.Connection:
-        place = str(path)
         if read_only:
-            place = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
-        connection = sqlite3.connect(place, timeout=busy_s, isolation_level=None, check_same_thread=False,
-                                     uri=read_only)
-        if not read_only:
-            for pragma in PRAGMAS:
-                connection.execute(pragma)
+            return _read_only(path, busy_s)
+        connection = sqlite3.connect(path, timeout=busy_s, isolation_level=None, check_same_thread=False)
+        for pragma in PRAGMAS:
+            connection.execute(pragma)
         return connection
 
     return connect
+
+
+def _read_only(path: Path, busy_s: float = BUSY_S) -> sqlite3.Connection:
+    """A connection that writes nothing; StudyError when the log beside the file is needed and cannot be read."""
+    log = Path(f"{path}-wal")
+    needed = log.exists() and log.stat().st_size > 0
+    alone = not needed and not can_write(path)  # no process can write meanwhile
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' * alone}", timeout=busy_s,
+                                 isolation_level=None, check_same_thread=False, uri=True)
+    try:
+        connection.execute("SELECT count(*) FROM sqlite_master")
+    except sqlite3.OperationalError:
+        connection.close()
+        if not needed:
+            raise
+        raise StudyError(f"study {path}: its last trials stand in {log.name}, which cannot be read in this folder. "
+                         "Copy both files to a folder that can be written.") from None
+    return connection
+
+
+def can_write(path: Path) -> bool:
+    """Whether a database can be written: SQLite needs its folder, too."""
+    return os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+
+
+def back_up(url: str, copy: Path) -> None:
+    """Copy a database of SQLite, with all that is committed, also while others write to it; StudyError, in one line."""
+    path = sqlite_path(url)
+    assert path is not None
+    with (storage_errors(url), contextlib.closing(_read_only(path)) as source,
+          contextlib.closing(sqlite3.connect(copy)) as target):
+        source.backup(target)
 
 
 def check_file(path: Path, busy_s: float = BUSY_S) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +23,7 @@ from hwnas.study.storage import (
     GRACE_S,
     HEARTBEAT_S,
     Storage,
+    can_write,
     open_storage,
     server_lock,
     shown,
@@ -136,7 +136,7 @@ def load_study(url: str, *, name: str = NAME) -> optuna.Study:
     path = sqlite_path(url)
     if path is not None and not (path.is_file() and path.stat().st_size):
         raise StudyError(f"study {path}: there is none. Search first: python -m hwnas.search +target=NAME.")
-    read_only = path is not None and not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK))
+    read_only = path is not None and not can_write(path)
     with storage_errors(url):
         try:
             study = optuna.load_study(study_name=name, storage=open_storage(url, read_only=read_only))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 import warnings
@@ -23,12 +26,14 @@ from study_fixtures import IDENTITY, OBJECTIVE, Scores, TinySpace, opened, predi
 
 import hwnas.study.storage
 from hwnas.errors import StudyError, UserError
+from hwnas.export import command as export
 from hwnas.search.loop import run_search
 from hwnas.search.trial import SearchOptions
 from hwnas.space.architecture import Architecture
 from hwnas.study.record import count, trial_rows
 from hwnas.study.study import MAX_RETRIES, load_study, release_lost, storage_of, wait_for_others
 from hwnas.system.processes import is_dead, worker_name
+from hwnas.system.run_folder import RunFolder
 
 WORKER = Path(__file__).parents[1] / "study_worker.py"
 
@@ -337,3 +342,58 @@ def test_reading_leaves_the_folder_alone(tmp_path: Path, monkeypatch: pytest.Mon
 def test_identity_survives_a_kill_while_the_study_is_made(tmp_path: Path) -> None:
     optuna.create_study(storage=url(tmp_path), study_name="hwnas", directions=["maximize", "minimize"])
     assert searched(opened(tmp_path, identity=IDENTITY), 1).n_complete == 1
+
+
+def alone(folder: Path, to: Path) -> set[int]:
+    """Numbers of the evaluated trials in a copy of study.db without the files beside it."""
+    to.mkdir()
+    shutil.copyfile(folder / "study.db", to / "study.db")
+    return {row["number"] for row in evaluated(to)}
+
+
+def test_after_a_kill_the_next_command_folds_the_log_in_and_reading_needs_no_command(
+        tmp_path: Path, start: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str]) -> None:
+    run = RunFolder.create(tmp_path / "run")
+    run.write_config({"seed": 0})
+    worker = start(run.path, 50, 0.05, 30, 120)
+    worker.until("told-evaluated", 4)
+    worker.kill()
+    told = {int(line.split()[1]) for line in worker.lines if line.startswith("told-evaluated")}
+    assert run.study.with_name("study.db-wal").stat().st_size > 0
+    with monkeypatch.context() as patch:
+        access = os.access
+        patch.setattr(os, "access", lambda path, mode: mode != os.W_OK and access(path, mode))
+        assert told <= {row["number"] for row in evaluated(run.path)}
+        assert export([f"run={run.path}", f"out={tmp_path / 'copy'}"]) == 0
+        assert export([f"run={run.path}", f"out={tmp_path / 'copy.tar'}"]) == 0
+    assert {path.name for path in (tmp_path / "copy").iterdir()} == {".hwnas.json", "config.yaml", "study.db"}
+    assert told <= alone(tmp_path / "copy", tmp_path / "of the copy")
+    with tarfile.open(tmp_path / "copy.tar") as tar:
+        tar.extractall(tmp_path / "unpacked", filter="data")
+    assert told <= alone(tmp_path / "unpacked" / "copy", tmp_path / "of the tar")
+
+    study = opened(run.path)
+    assert told <= alone(run.path, tmp_path / "at the start")
+    searched(study, len(told) + 2)
+    del study
+    gc.collect()
+    assert len(alone(run.path, tmp_path / "at the end")) >= len(told) + 2
+    capsys.readouterr()
+    for out in (tmp_path / "copy", tmp_path / "copy.tar", run.path / "inside"):
+        assert export([f"run={run.path}", f"out={out}"]) == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_log_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = opened(tmp_path)
+    searched(study, 1)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in ("study.db", "study.db-wal"):
+        shutil.copyfile(tmp_path / name, copy / name)
+    (copy / "study.db-shm").symlink_to(tmp_path / "nowhere" / "x")  # SQLite cannot make its index of the log
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and access(path, mode))
+    with pytest.raises(StudyError, match=r"its last trials stand in study\.db-wal, .* Copy both files"):
+        load_study(url(copy))
