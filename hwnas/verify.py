@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hwnas.cli.command import opened_run
+from hwnas.cli.command import opened_run, unresolved
 from hwnas.cli.options import Config, option, read_command
 from hwnas.errors import DataError, StudyError
 from hwnas.front.rows import load_front, with_networks
@@ -100,6 +100,9 @@ def making_of(folder: RunFolder, config: Config, environment: Mapping[str, Any],
     if not isinstance(config.get("dataset"), dict) or not isinstance(config.get("seed"), int):
         raise StudyError(f"{folder.config} has no dataset section or no seed: was it written by hwnas.search?")
     given = {key: value for key, value in overrides.items() if value is not None}
+    if keys := [*unresolved({**config["dataset"], **given}, "dataset")]:
+        raise StudyError(f"{folder.config}: {', '.join(keys[:4])} as it was typed, and nothing in a folder is "
+                         "resolved. Add dataset.root=DIR.")
     wanted = environment["dataset"]
     dataset = load_dataset({**config["dataset"], **given}, wanted["image_size"], config["seed"])
     dataset = dataset.as_in(wanted["fingerprint"], folder.path, console.say)

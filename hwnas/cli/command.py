@@ -431,7 +431,7 @@ def _run_all(config_name: str, runs: Mapping[str, Sequence[str]], options: argpa
     failed = {}
     for name, overrides in runs.items():
         print(f"[{name}]", flush=True)
-        process = start(COMMANDS[config_name][0], [*flags, *overrides])
+        process = start(COMMANDS[config_name][0], flags, unseen=overrides)  # they may hold a password
         try:
             code = process.wait()
         finally:

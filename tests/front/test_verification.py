@@ -177,13 +177,17 @@ def test_search_for_another_host_is_completed_over_there(run: RunFolder, clock, 
     assert f"scored and timed on {HERE}" in run.report.read_text()
 
 
-def test_verify_refuses_other_data(run: RunFolder, clock, monkeypatch) -> None:
+def test_verify_refuses_other_data_and_resolves_nothing_of_the_folder(run: RunFolder, clock, monkeypatch) -> None:
     finish(run, [tiny_finalist()], tiny_making(), facts())
     import dataclasses
 
     monkeypatch.setattr("hwnas.data.loading.load_dataset",
                         lambda *args: dataclasses.replace(tiny_dataset(), fingerprint="other"))
     with pytest.raises(DataError, match=r"fingerprint other.*sides-1"):
+        verify.run({"run": run.path}, CONSOLE)
+    config = run.read_config()
+    run.write_config({**config, "dataset": {**config["dataset"], "root": "${oc.env:HOME}"}})
+    with pytest.raises(StudyError, match=r"dataset\.root as it was typed.*Add dataset\.root=DIR"):
         verify.run({"run": run.path}, CONSOLE)
 
 
