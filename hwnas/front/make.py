@@ -108,12 +108,13 @@ def _stored(folder: ModelFolder, wanted: str) -> tuple[bool, tuple[str, ...]]:
     return not spoilt, tuple(f"{text}; made again" for text in faults if text)
 
 
-def fault_of(network: Network, folder: ModelFolder, making: Making, say: Callable[[str], None]) -> str:
+def fault_of(network: Network, folder: ModelFolder, making: Making, say: Callable[[str], None],
+             memory_mb: int = 2048) -> str:
     """Why the files in `folder` are not what was made for `network`; empty where they are.
 
     A folder of an earlier version has no manifest. It gets one where its files name the same recipe and the fp32 file
-    agrees with the weights in torch, and `say` is told; the int8 file can only be asked for its recipe. A limited child
-    process opens the files first.
+    agrees with the weights in torch, and `say` is told; the int8 file can only be asked for its recipe. A child
+    process with `memory_mb` opens the files first.
     """
     deployed = folder.deployed(making.target.precision)
     manifest = Manifest.find(folder.path)
@@ -121,7 +122,7 @@ def fault_of(network: Network, folder: ModelFolder, making: Making, say: Callabl
         return "; ".join(manifest.faults(deployed))
     try:
         for path, precision in {folder.onnx: "fp32", deployed: making.target.precision}.items():
-            probe_model(path, replace(making.target, precision=precision))
+            probe_model(path, replace(making.target, precision=precision), memory_mb=memory_mb)
     except CandidateError as error:
         return str(error)
     recipe = stored_fingerprint(folder.weights)

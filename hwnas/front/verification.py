@@ -107,12 +107,14 @@ def _refusal(row: FrontRow, run: RunFolder, making: Making, memory_mb: int | Non
     path = folder.deployed(making.target.precision)
     if row.network is None or not path.is_file():
         return ""
-    reason = fault_of(row.network, folder, making, console.say)
-    if not reason and memory_mb is not None:
-        try:
+    if memory_mb is None:
+        return fault_of(row.network, folder, making, console.say)
+    reason = fault_of(row.network, folder, making, console.say, memory_mb)
+    try:
+        if not reason:
             probe_model(path, making.target, memory_mb=memory_mb)
-        except CandidateError as error:
-            return str(error)
+    except CandidateError as error:
+        return str(error)
     return reason
 
 

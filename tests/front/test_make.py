@@ -187,7 +187,7 @@ def test_a_kill_between_export_and_manifest_leaves_no_file_as_done(folder: Model
 
 
 def test_a_folder_of_an_earlier_version_gets_a_manifest_when_its_files_agree(folder: ModelFolder, monkeypatch) -> None:
-    monkeypatch.setattr(deployable, "probe_model", lambda *args: None)
+    monkeypatch.setattr(deployable, "probe_model", lambda *args, **options: None)
     network, making, said = tiny_network(), tiny_making(), list[str]()
     make(network, folder, making)
     folder.manifest.unlink()
