@@ -153,8 +153,10 @@ def _connect_args(parsed: sqlalchemy.URL) -> dict[str, Any]:
     """Set the time zone of a connection. Heartbeats are compared in UTC, whatever the workers' time zones are."""
     given = parsed.query.get("options", "")
     given = given if isinstance(given, str) else " ".join(given)
-    return {"options": f"{given} -c timezone=UTC".strip(),
-            "connect_timeout": int(str(parsed.query.get("connect_timeout", CONNECT_S)))}
+    seconds = str(parsed.query.get("connect_timeout", CONNECT_S))
+    if not seconds.isdecimal():
+        raise ConfigError(f"storage: connect_timeout is a whole number of seconds, got {seconds!r}.")
+    return {"options": f"{given} -c timezone=UTC".strip(), "connect_timeout": int(seconds)}
 
 
 @contextlib.contextmanager

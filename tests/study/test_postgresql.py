@@ -276,6 +276,8 @@ def test_a_server_that_refuses_is_one_line(server: Server, password: str, databa
 @pytest.mark.parametrize(("url", "error", "match"), [
     (f"postgresql+psycopg://me:{SECRET}@127.0.0.1:1/x", StudyError, "onnection refused. Start the server, or mend"),
     (f"postgresql+psycopg://127.0.0.1:1/x?user=me&password={SECRET}", StudyError, r"password=\*\*\*: .*refused"),
+    (f"postgresql+psycopg://me:{SECRET}@127.0.0.1:1/x?connect_timeout=soon", ConfigError, "whole number of seconds"),
+    (f"postgresql+psycopg://me:{SECRET}%zz@127.0.0.1:99999/x?a=b", StudyError, "invalid"),
     (f"postgresql+psycopg://me:a@{SECRET}@127.0.0.1:1/x", ConfigError, "Write an @ in the password as %40"),
     (f"postgresql+psycopg://me:{SECRET}@127.0.0.1:port/x", ConfigError, "is not a database URL"),
 ])
