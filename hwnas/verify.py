@@ -54,7 +54,7 @@ def run(config: Config, console: Console) -> None:
 
 
 def _verify(folder: RunFolder, options: VerifyOptions, console: Console) -> None:
-    rows = load_front(folder)
+    rows, trials = load_front(folder), folder.read_trials()
     environment = folder.read_environment()
     check_host(environment, options.host)
     search = folder.read_config()
@@ -67,7 +67,7 @@ def _verify(folder: RunFolder, options: VerifyOptions, console: Console) -> None
         with_networks(rows, folder, Shape(data.channels, data.image_size, len(data.class_names))), folder, making,
         timing_of(environment, options.verification.seconds), objective_of(search, making.target), environment, console,
         options.memory_mb)
-    write_results(folder, results, making, folder.read_trials(), folder.config_text())
+    write_results(folder, results, making, trials, folder.config_text())
     n_verified = sum(row.verified for row in results.rows)
     console.say(f"{n_verified} of {len(results.rows)} networks verified on {Host.detect().name}: {folder.report}")
     check_verified(results.rows, folder)

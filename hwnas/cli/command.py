@@ -194,6 +194,7 @@ def compose(config_name: str, overrides: Sequence[str], target: bool = True, as_
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
 
     _check_overrides(overrides, target)
     own = config_dirs()[0] / f"{config_name}.yaml"
@@ -213,6 +214,8 @@ def compose(config_name: str, overrides: Sequence[str], target: bool = True, as_
         values = OmegaConf.to_container(config, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_hydra_message(error, overrides)) from None
+    except (YAMLError, OSError, UnicodeDecodeError) as error:  # a user's own file
+        raise ConfigError(f"{config_dirs()[0]}: a file cannot be read ({error}). Mend or remove it.") from None
     refuse_code(values, "")
     return config
 

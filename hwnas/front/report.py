@@ -122,7 +122,7 @@ def read_report(run: RunFolder) -> ReportData:
     """The content of the page, read from a finished run's files; StudyError when the search is not finished."""
     config = run.config_text() if run.config.is_file() else ""
     return report_data(load_front(run), run.read_trials(), run.read_json(run.comparisons, default=[]),
-                       run.read_json(run.environment, default={}), config)
+                       run.find_environment(), config)
 
 
 def write_report(run: RunFolder, data: ReportData) -> None:

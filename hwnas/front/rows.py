@@ -216,7 +216,7 @@ def save_front(run: RunFolder, rows: Sequence[FrontRow]) -> None:
 
 def load_front(run: RunFolder) -> list[FrontRow]:
     """Rows of a run's `front.csv`; StudyError when the search has not written it yet."""
-    if not run.front_csv.is_file():
+    if not run.front_csv.exists():
         raise StudyError(f"{run.path} has no front.csv yet. Finish the search first: python -m hwnas.search "
                          f"+target=NAME out={run.path}")
     return read_front(run.front_csv)

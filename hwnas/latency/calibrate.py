@@ -148,7 +148,7 @@ def partial_path(path: Path) -> Path:
 
 
 def _resume(path: Path, key: TableKey, host: Host, runtime: Runtime, console: Console) -> LatencyTable | None:
-    if not partial_path(path).is_file():
+    if not partial_path(path).exists():
         return None
     table = LatencyTable.load(partial_path(path))
     table.check(key, host.name, runtime.version())

@@ -158,7 +158,7 @@ def find_table(host_name: str, key: TableKey) -> LatencyTable | None:
     for folder in table_dirs():
         path = table_path(folder, host_name, key)
         for there in (path, path.with_name(f"{path.name}.gz")):
-            if there.is_file():
+            if there.exists():  # a folder too: an error now, not after minutes of measuring
                 return LatencyTable.load(there)
     return None
 

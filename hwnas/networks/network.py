@@ -174,7 +174,7 @@ def read_network(folder: ModelFolder, images: Shape) -> Network | None:
 
     `images`: of the data set, for a timm network, whose file does not say. StudyError for a file of another format.
     """
-    path = next((path for path in (folder.architecture, folder.baseline) if path.is_file()), None)
+    path = next((path for path in (folder.architecture, folder.baseline) if path.exists()), None)
     if path is None:
         return None
     try:

@@ -329,9 +329,10 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     if spoilt:
         console.say(f"the front in {run.path} is made and timed again: {spoilt}.")
     elif held:
+        comparisons = run.read_json(run.comparisons, default=[])
         console.say(f"the front in {run.path} is verified already; to time it again: "
                     f"python -m hwnas.verify run={run.path}")
-        return held, run.read_json(run.comparisons, default=[])
+        return held, comparisons
     rows = make_rows(rows, run, making, plan.workers, console)
     facts, objective = _facts(prepared, trials), prepared.options.objective
     environment = environment_of(making, facts)
@@ -460,10 +461,10 @@ def _read_verified(run: RunFolder, rows: Sequence[FrontRow], recipe: Mapping[str
     cap of p99; otherwise []."""
     from hwnas.front.rows import load_front
 
-    if not run.front_csv.is_file() or not run.report.is_file():
+    if not run.front_csv.exists() or not run.report.exists():
         return []
     held = load_front(run)
-    environment = run.read_json(run.environment, default={}) or {}
+    environment = run.find_environment()
     same = {row.id for row in held} == {row.id for row in rows} and all(row.verified for row in held)
     return held if same and (environment.get("recipe"), environment.get("cap_p99_ms")) == (recipe, p99_ms) else []
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hwnas.cli.options import read_value
-from hwnas.errors import BudgetError, UnknownName
+from hwnas.errors import BudgetError, ConfigError, UnknownName
 from hwnas.study.costs import COSTS, LATENCY, KnownObjective, Terms, check_known
 from hwnas.target.target import Target
 
@@ -175,6 +175,8 @@ def read_objective(section: Mapping[str, Any], target: Target) -> Objective:
 
     If the section gives no `price_per_hour`, the target's counts. Older sections have no `known`.
     """
+    if missing := [key for key in ("name", "reward") if key not in section]:
+        raise ConfigError(f"objective.{missing[0]} is missing. Give it, or choose another objective=NAME.")
     price = section.get("price_per_hour")
     terms = Terms(target.precision, target.batch, target.price_per_hour if price is None else price)
     return Objective(section.get("target_ms"), str(section["name"]), str(section["reward"]),

@@ -176,11 +176,11 @@ class RunFolder(WorkFolder):
 
         StudyError names line and column of a cell that cannot be read.
         """
-        if not self.trials_csv.is_file():
+        if not self.trials_csv.exists():
             return []
         try:
             return read_table(self.trials_csv.read_text(encoding="utf-8"), TRIALS)
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             raise StudyError(f"{self.trials_csv}, {error} Finish the search again to have it written anew.") from None
 
     def write_predictions(self, labels: NDArray[Any], predicted: Mapping[str, NDArray[Any]]) -> None:
@@ -221,6 +221,12 @@ class RunFolder(WorkFolder):
         content = ENVIRONMENT.read(self.environment)
         with ENVIRONMENT.reading(self.environment):
             return {**content, "dataset": dict(content["dataset"]), "target": dict(content["target"])}
+
+    def find_environment(self) -> dict[str, Any]:
+        """`environment.json`, also of an unfinished or earlier run, which may lack any key; {} where there is none."""
+        content = self.read_json(self.environment, default={})
+        earlier = isinstance(content, dict) and "format" not in content
+        return content if earlier else ENVIRONMENT.check(content, self.environment)
 
     def read_config(self) -> dict[str, Any]:
         """`config.yaml` as plain values; StudyError when it is no mapping."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import types
@@ -68,13 +69,14 @@ def _values(text: str, columns: Columns) -> dict[str, list[Any]]:
 
 def _text_cells(text: str) -> dict[str, list[str]]:
     """Cells by column as they are written; ValueError for text that is no table."""
-    import pandas as pd
-
     try:
-        frame = pd.read_csv(io.StringIO(text), dtype=str, na_filter=False, index_col=False)
-    except pd.errors.EmptyDataError:
-        return {}
-    return {str(name): frame[name].tolist() for name in frame}
+        lines = [line for line in csv.reader(io.StringIO(text, newline="")) if line]
+    except csv.Error as error:
+        raise ValueError(f"not a table ({error}).") from None
+    for number, line in enumerate(lines, 1):
+        if len(line) != len(lines[0]):
+            raise ValueError(f"line {number}: {len(line)} cells where the first line has {len(lines[0])}.")
+    return {name: [line[column] for line in lines[1:]] for column, name in enumerate(lines[0])} if lines else {}
 
 
 def _base(kind: Any) -> Any:
