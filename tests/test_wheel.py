@@ -115,7 +115,8 @@ def test_a_third_party_keeps_the_contracts(third_party: Path, tmp_path: Path) ->
 
 def test_one_search_goes_through_every_door(third_party: Path, tmp_path: Path) -> None:
     home, tests = tmp_path / "home", ROOT / "tests"
-    surroundings = {"HWNAS_HOME": str(home), "PYTHONPATH": f"{tests / 'any_machine'}{os.pathsep}{tests}"}
+    surroundings = {"HWNAS_HOME": str(home), "TMPDIR": str(tmp_path),
+                    "PYTHONPATH": f"{tests / 'any_machine'}{os.pathsep}{tests}"}
     (home / "conf" / "target").mkdir(parents=True)
     (home / "conf" / "target" / "mine_fp32.yaml").write_text(TARGET)
     (home / "search_spaces").mkdir()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -96,14 +98,12 @@ with host.measuring_lock([0]):
 """
 
 
-def test_a_measurement_waits_for_that_of_another_user_with_another_tmpdir(tmp_path, monkeypatch):
+def test_a_measurement_waits_for_that_of_another_user_with_another_tmpdir(tmp_path, monkeypatch, request):
     """And says who it is, and since when."""
-    folder = tmp_path / "shared"
-    folder.mkdir()
+    folder = Path(tempfile.mkdtemp(prefix="hwnas-locks-"))  # outside of what this user keeps to himself
+    request.addfinalizer(lambda: shutil.rmtree(folder))
     folder.chmod(0o1777)  # as /dev/shm
     monkeypatch.setattr(host_module, "LOCK_FOLDERS", (folder,))
-    for path in (tmp_path, *tmp_path.parents[:2]):
-        path.chmod(0o755)  # only root becomes another user, and may
     measuring = subprocess.Popen([sys.executable, "-c", MEASURING, folder], stdin=subprocess.PIPE, text=True,
                                  stdout=subprocess.PIPE, env={**os.environ, "TMPDIR": str(tmp_path)})
     assert measuring.stdout is not None
