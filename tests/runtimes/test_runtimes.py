@@ -37,6 +37,7 @@ needs_bf16 = pytest.mark.skipif(not HAS_BF16, reason="this CPU has no bf16 instr
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("models")
+    torch.manual_seed(0)  # or the weights are whatever earlier tests left to chance
     model = randomise(timm.create_model("mnasnet_small", in_chans=1, num_classes=5), 0)
     found = {"fp32": folder / "model.onnx", "int8": folder / "model_int8.onnx"}
     export_onnx(model, found["fp32"], (1, 32, 32), {"null_ms": "0.5"})
