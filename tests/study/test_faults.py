@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import shutil
@@ -60,11 +61,29 @@ def test_sigkill_loses_at_most_the_running_trial(tmp_path: Path, start: Callable
     assert {trial.user_attrs.get("architecture_id", names[0]) for trial in running} <= set(names)
 
 
+def stop_without_lock(worker: Worker, database: Path) -> None:
+    """SIGSTOP at a moment at which the worker does not write: nobody else could until it goes on."""
+    state = Path(f"/proc/{worker.process.pid}/stat")
+    for _ in range(1000):
+        worker.process.send_signal(signal.SIGSTOP)
+        while state.read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.01)
+        with contextlib.closing(sqlite3.connect(database, isolation_level=None, timeout=0.5)) as connection:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                connection.execute("ROLLBACK")
+                return
+            except sqlite3.OperationalError:
+                worker.process.send_signal(signal.SIGCONT)
+                time.sleep(0.05)
+    raise AssertionError("the worker writes all the time")
+
+
 def test_a_worker_stopped_past_the_grace_keeps_its_result(tmp_path: Path, start: Callable[..., Worker]) -> None:
     worker = start(tmp_path, 2, 1.5, 1, 2)
     worker.until("training")
     number, name = worker.lines[-1].split()[1:]
-    worker.process.send_signal(signal.SIGSTOP)
+    stop_without_lock(worker, tmp_path / "study.db")
     study = opened(tmp_path, heartbeat_s=1, grace_s=2)
     deadline = time.monotonic() + 60
     while study.trials[int(number)].state == TrialState.RUNNING and time.monotonic() < deadline:
