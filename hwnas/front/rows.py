@@ -157,10 +157,15 @@ def mark_front(rows: Sequence[FrontRow], cap_ms: float | None = None, cap_p99_ms
 
 
 def _within(row: FrontRow, cap_ms: float | None, cap_p99_ms: float | None) -> bool | None:
-    """Whether the measured latency and its 99th percentile meet their caps; None if neither cap can be judged."""
+    """Whether the measured latency and its 99th percentile meet their caps.
+
+    One broken cap is enough for False. None: there is no cap, or none is broken and one cannot be judged.
+    """
     pairs = ((row.latency_ms, cap_ms), (row.latency_ms_p99, cap_p99_ms))
-    met = [value <= cap for value, cap in pairs if value is not None and cap is not None]
-    return all(met) if met else None
+    met = [None if value is None else value <= cap for value, cap in pairs if cap is not None]
+    if False in met:
+        return False
+    return True if met and None not in met else None
 
 
 def front_csv(rows: Iterable[FrontRow]) -> str:

@@ -42,7 +42,7 @@ def test_a_file_of_before_has_no_percentiles_and_is_read(tmp_path) -> None:
 
 @pytest.mark.parametrize(("p99", "cap_ms", "cap_p99_ms", "meets"), [
     (0.3, None, 0.25, False), (0.3, 1.0, 0.25, False), (0.3, 1.0, 0.4, True), (0.3, None, None, None),
-    (None, None, 0.25, None), (0.3, 0.01, 0.4, False)])
+    (None, None, 0.25, None), (0.3, 0.01, 0.4, False), (None, 1.0, 0.25, None), (None, 0.01, 0.25, False)])
 def test_a_cap_of_the_tail_is_judged_as_measured(p99, cap_ms, cap_p99_ms, meets) -> None:
     (row,) = mark_front([make_row(latency_ms=0.2, latency_ms_p99=p99)], cap_ms, cap_p99_ms)
     assert row.meets_cap is meets
