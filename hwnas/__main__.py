@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from hwnas.cli.command import COMMANDS, GROUPS, names_in, option_keys
+from hwnas.cli.progress import show
 from hwnas.errors import UnknownName
 
 BASH = r"""_hwnas() {
@@ -27,16 +28,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     name, *rest = [*(sys.argv[1:] if argv is None else argv)] or ["--help"]
     if name in ("-h", "--help"):
-        print("usage: hwnas COMMAND [key=value ...]\n\ncommands (hwnas COMMAND --help tells more):")
-        for command, (_, what) in COMMANDS.items():
-            print(f"  {command:10} {what}")
-        print('\ncompletion in bash: eval "$(hwnas -sc install=bash)"')
+        show("\n".join(["usage: hwnas COMMAND [key=value ...]", "", "commands (hwnas COMMAND --help tells more):",
+                        *(f"  {command:10} {what}" for command, (_, what) in COMMANDS.items()), "",
+                        'completion in bash: eval "$(hwnas -sc install=bash)"']))
         return 0
     if name == "--version":
-        print(f"hwnas {__version__}")
+        show(f"hwnas {__version__}")
         return 0
     if name in ("-sc", "--shell-completion") and rest in (["install=bash"], ["query=bash"]):
-        print(BASH if rest == ["install=bash"] else "\n".join(completions(os.environ.get("COMP_LINE", ""))))
+        show(BASH if rest == ["install=bash"] else "\n".join(completions(os.environ.get("COMP_LINE", ""))))
         return 0
     if name not in COMMANDS:
         print(f"UnknownName: {UnknownName('command', name, COMMANDS)}", file=sys.stderr)

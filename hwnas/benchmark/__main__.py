@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, given, option, read_command
-from hwnas.cli.progress import Console, Report
+from hwnas.cli.progress import Console, Report, show
 from hwnas.errors import ConfigError, HwnasError, MeasurementInvalid, ModelError
 from hwnas.networks.baselines import TIMM
 from hwnas.runtimes.foreign import check_path
@@ -84,7 +84,7 @@ def main(config: Config, console: Console) -> None:
     if plot is not None:
         _draw(result, plot)
     for line in lines(result):
-        print(line.rstrip(), flush=True)
+        show(line.rstrip())
     if options.out:
         console.say(f"raw samples: {options.out}")
     if plot is not None:

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hwnas.cli.options import MANDATORY, Config, defaults
-from hwnas.cli.progress import Console
-from hwnas.errors import ConfigError, HwnasError, Unfinished, UnknownName, UserError, hidden
+from hwnas.cli.progress import Console, show
+from hwnas.errors import ConfigError, HwnasError, Unfinished, UnknownName, UserError, WorkerError, hidden
 from hwnas.system.paths import config_dir, config_dirs, home, is_utf8
 from hwnas.system.processes import end, ended_by_signals, exit_code, start
 
@@ -85,7 +85,7 @@ def run_command(main: Main, config_name: str, usage: str, argv: Sequence[str] | 
                 return _run_all(config_name, runs, options)
             config = compose(config_name, overrides, target, dict(text.split("=", 1) for text in options.as_is))
             if options.show_config or options.cfg:
-                print(_shown(config, sections(config) if sections else {}), end="")
+                show(_shown(config, sections(config) if sections else {}).removesuffix("\n"))
                 return 0
             main(config, console)
             return 0
@@ -96,11 +96,10 @@ def run_command(main: Main, config_name: str, usage: str, argv: Sequence[str] | 
     except HwnasError as error:
         return _fail(error, 1)
     except KeyboardInterrupt as interrupt:
-        print("interrupted; the same command goes on from here.", file=sys.stderr)
+        console.say("interrupted; the same command goes on from here.")
         return exit_code(interrupt)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at its end
-        return 0
+    except BrokenPipeError:  # not of stdout or stderr: `show` and Console outlive their readers
+        return _fail(WorkerError("a process that this command talked to has ended. Give the same command again."), 1)
     except OSError as error:
         if error.errno not in FULL:
             raise
@@ -433,7 +432,7 @@ def _run_all(config_name: str, runs: Mapping[str, Sequence[str]], options: argpa
     flags = ["-q"] * options.quiet + ["--show-config"] * bool(options.show_config or options.cfg)
     failed = {}
     for name, overrides in runs.items():
-        print(f"[{name}]", flush=True)
+        show(f"[{name}]")
         process = start(COMMANDS[config_name][0], flags, unseen=overrides)  # they may hold a password
         try:
             code = process.wait()
@@ -445,7 +444,7 @@ def _run_all(config_name: str, runs: Mapping[str, Sequence[str]], options: argpa
             failed[name] = code
     if failed:
         each = ", ".join(f"{name} (exit code {code})" for name, code in failed.items())
-        print(f"{len(failed)} of {len(runs)} runs failed: {each}. The same command goes on with them.", file=sys.stderr)
+        Console().say(f"{len(failed)} of {len(runs)} runs failed: {each}. The same command goes on with them.")
     return max((code if code > 0 else 1 for code in failed.values()), default=0)
 
 
@@ -521,7 +520,7 @@ def refuse_code(values: object, where: str) -> None:
 
 
 def _fail(error: Exception, code: int) -> int:
-    print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
+    Console().say(f"{type(error).__name__}: {' '.join(str(error).split())}")
     return code
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,15 @@ from typing import IO, Protocol
 from hwnas.errors import hidden
 
 UNKNOWN = "–"
+
+
+def show(text: str) -> None:
+    """Print a result, or several lines of it, on stdout. Nothing happens where its reader is gone (`| head -1`)."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        with open(os.devnull, "w", encoding="utf-8") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())  # Python flushes it once more at its end
 
 
 class Report(Protocol):

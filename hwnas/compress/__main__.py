@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from hwnas.cli.command import run_command
 from hwnas.cli.options import Config
-from hwnas.cli.progress import Console
+from hwnas.cli.progress import Console, show
 
 USAGE = """int8 under an accuracy limit: quantise, leave sensitive nodes in fp32, fine-tune, as far as it takes.
 
@@ -33,7 +33,7 @@ def main(config: Config, console: Console) -> None:
         finished = taken(steps, console)
         summary = write_results(steps, finished, timed(steps, finished, console))
     for text in printed(summary["steps"]):
-        print(text)
+        show(text)
     console.say(sentence(summary, job))
 
 

@@ -89,6 +89,15 @@ def test_a_full_disk_of_temporary_files_is_one_line_and_exit_code_2(name, capsys
     assert "set TMPDIR" in error
 
 
+def test_a_pipe_that_breaks_inside_the_work_is_no_success(capsys):
+    def talk(config, console):
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    assert run_command(talk, "report", "usage", ["run=x"], target=False) == 1
+    error, = capsys.readouterr().err.splitlines()
+    assert error.startswith("WorkerError: ")
+
+
 def test_ctrl_c_says_how_to_go_on(capsys):
     def stop(config, console):
         raise KeyboardInterrupt
