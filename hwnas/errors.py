@@ -151,22 +151,22 @@ class UnknownName(UserError):
 
 
 class UnknownNetwork(UnknownName):
-    """timm has no network of this name; near matches only, for it has more than a thousand."""
+    """timm has no network of this name; near matches only, for it has more than a thousand. `where`: the option."""
 
-    def __init__(self, name: str, known: list[str], version: str) -> None:
+    def __init__(self, where: str, name: str, known: list[str], version: str) -> None:
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
         hint = f" Did you mean {' or '.join(near)}?" if near else ""
-        UserError.__init__(self, f"timm {version} has no network {name!r}.{hint} timm.list_models() names all "
+        UserError.__init__(self, f"{where}: timm {version} has no network {name!r}.{hint} timm.list_models() names all "
                                  f"{len(known)}.")
 
 
 class TaggedName(UserError):
     """A timm name that names pretrained weights (`resnet18.a1_in1k`), where networks get random ones."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, where: str, name: str) -> None:
         plain, _, tag = name.partition(".")
-        super().__init__(f"{name!r} names the pretrained weights {tag!r}, which are not loaded: the network would be "
-                         f"built with random ones under that name. Write {plain}.")
+        super().__init__(f"{where}: {name!r} names the pretrained weights {tag!r}, which are not loaded: the network "
+                         f"would be built with random ones under that name. Write {plain}.")
 
 
 class ModelError(UserError):

@@ -69,23 +69,26 @@ class Baseline:
         return cls(data["timm"], data["stem_stride"])
 
 
-def check_timm(name: object) -> None:
-    """UnknownNetwork, with the near matches, unless timm builds `name` itself; TaggedName where it names weights."""
+def check_timm(name: object, where: str = "model") -> None:
+    """UnknownNetwork, with the near matches, unless timm builds `name` itself; TaggedName where it names weights.
+
+    `where` is the option that holds the name.
+    """
     from hwnas.system.torchvision_ops import declare_missing
 
     declare_missing()
     import timm
 
     if not isinstance(name, str) or not timm.is_model(name) or "/" in name or ":" in name:
-        raise UnknownNetwork(str(name), timm.list_models(), timm.__version__)
+        raise UnknownNetwork(where, str(name), timm.list_models(), timm.__version__)
     if "." in name:
-        raise TaggedName(name)
+        raise TaggedName(where, name)
 
 
-def check_names(names: Iterable[str]) -> tuple[str, ...]:
+def check_names(names: Iterable[str], where: str = "baselines") -> tuple[str, ...]:
     """The names without repeats, each checked as by `check_timm`."""
     for name in names:
-        check_timm(name)
+        check_timm(name, where)
     return tuple(dict.fromkeys(names))
 
 
@@ -129,9 +132,9 @@ def _first_convolutions(model: nn.Module) -> list[Any]:
 TIMM = "timm:"
 
 
-def build_timm(network: Baseline, channels: int, classes: int, image_size: int) -> nn.Module:
+def build_timm(network: Baseline, channels: int, classes: int, image_size: int, where: str = "model") -> nn.Module:
     """The network with random weights; ConfigError when it cannot be built for these images."""
-    check_timm(network.name)
+    check_timm(network.name, where)
     try:
         return network.build(channels, classes, image_size)
     except Exception as error:  # each network has errors of its own for a size that it cannot take

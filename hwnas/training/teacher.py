@@ -105,7 +105,8 @@ def distilled(loss: Tensor, logits: Tensor, taught: Tensor, options: TeacherOpti
 def _timm(options: TeacherOptions, dataset: Dataset, device: str) -> Teacher:
     size, classes = options.image_size or dataset.image_size, len(dataset.class_names)
     with torch.random.fork_rng(devices=[]):  # random weights are drawn, which the student's seed must not see
-        network = build_timm(Baseline(str(options.model).removeprefix(TIMM)), dataset.channels, classes, size)
+        network = build_timm(Baseline(str(options.model).removeprefix(TIMM)), dataset.channels, classes, size,
+                             "teacher.model")
     load_weights(network, options.file, f"teacher.weights {options.file}", classes)
     network.eval().requires_grad_(False).to(device)
 
