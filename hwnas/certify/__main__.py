@@ -152,13 +152,9 @@ def judge(job: CertifyJob, console: Console) -> None:
 
 def _images(job: CertifyJob, console: Console) -> Dataset:
     from hwnas.certify.truth import trained_on
-    from hwnas.data.loading import load_dataset
+    from hwnas.data.loading import read_images
 
-    with console.step("read images") as report:
-        dataset = load_dataset(job.plan.dataset, max(job.space.image_sizes), job.plan.seed,
-                               lambda done, total: report(done / max(total, 1)))
-    if dataset.remark:
-        console.note(dataset.remark)
+    dataset = read_images(job.plan.dataset, max(job.space.image_sizes), job.plan.seed, console)
     if dataset.former in trained_on(job.plan):
         return dataset.as_in(dataset.former, job.plan.out, console.say)
     return dataset

@@ -258,7 +258,7 @@ def make_job(config: Config, console: Console) -> CompressJob:
     source = source_of(model, target, info, options, out / "steps", console.say)
     dataset = _dataset(options, info, source, console)
     validation, calibration = _parts(dataset, options)
-    dataset = dataset.as_in(_begun_with(out / "steps").get("dataset.fingerprint"), out, console.say)
+    dataset = dataset.as_in(_identity_in(out / "steps").get("dataset.fingerprint"), out, console.say)
     identity = {"model": source.content, "dataset": dataset.name, "dataset.fingerprint": dataset.fingerprint,
                 "target": str(replace(target, name="", vendor="", price_per_hour=None)), "host": Host.detect().name,
                 "runtime": load_runtime(target.runtime).version(), **options.deciding()}
@@ -282,7 +282,7 @@ def _dataset(options: CompressOptions, info: DatasetInfo, source: Source, consol
 
     DataError when they are of another data set: a network that is never right cannot lose accuracy by rounding.
     """
-    from hwnas.data.loading import load_dataset
+    from hwnas.data.loading import read_images
     from hwnas.data.splits import subset
 
     name, data, split_seed = source.metadata.get("dataset"), options.dataset, options.split_seed
@@ -290,10 +290,7 @@ def _dataset(options: CompressOptions, info: DatasetInfo, source: Source, consol
         raise DataError(f"{source.label} was trained on the data set {name}, this is {data['name']}. Give "
                         f"dataset={name} with the options that it was trained with.")
     size = source.shape[1]
-    with console.step("read images") as report:
-        dataset = load_dataset(data, size, split_seed, lambda done, total: report(done / total)).at_size(size)
-    if dataset.remark:
-        console.note(dataset.remark)
+    dataset = read_images(data, size, split_seed, console).at_size(size)
     trained_on = source.metadata.get("dataset_fingerprint")
     if trained_on not in (None, dataset.fingerprint, dataset.former):
         console.say(f"note: {source.label} was trained with the images {trained_on}, these are {dataset.fingerprint}: "
@@ -325,7 +322,7 @@ def _parts(dataset: Dataset, options: CompressOptions) -> tuple[Split, NDArray[n
     return validation, dataset.normalise(np.asarray(train.images[rows]))
 
 
-def _begun_with(steps: Path) -> Mapping[str, Any]:
+def _identity_in(steps: Path) -> Mapping[str, Any]:
     """The identity of the compression with these steps; empty where there is none that `check_folder` accepts."""
     try:
         return dict(json.loads((steps / IDENTITY).read_bytes()))

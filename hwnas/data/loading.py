@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.cli.options import Config
+from hwnas.cli.progress import Console
 from hwnas.data.contents import digest
 from hwnas.data.dataset import Dataset, DatasetInfo, Images, Listing, Preparation, Progress, Split, resize
 from hwnas.data.splits import LEAST, DatasetOptions, check_counts, split
@@ -17,12 +18,21 @@ from hwnas.errors import DataError, UnknownName
 
 GROUP = "hwnas.datasets"  # entry points of other packages
 __all__ = ["Dataset", "DatasetInfo", "Images", "Listing", "Progress", "Split", "inspect_dataset", "load_dataset",
-           "resize"]
+           "read_images", "resize"]
 
 
 def inspect_dataset(config: Config) -> DatasetInfo:
     """Channels, classes and native size, without decoding the images; DataError as `load_dataset`."""
     return _listing(DatasetOptions.from_config(config)).info
+
+
+def read_images(config: Config, image_size: int, seed: int, console: Console) -> Dataset:
+    """`load_dataset` as a step of a command, which says how many files were left out, and why."""
+    with console.step("read images") as report:
+        dataset = load_dataset(config, image_size, seed, lambda done, total: report(done / max(total, 1)))
+    if dataset.remark:
+        console.note(dataset.remark)
+    return dataset
 
 
 def load_dataset(config: Config, image_size: int, seed: int, progress: Progress | None = None) -> Dataset:

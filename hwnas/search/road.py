@@ -346,14 +346,11 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
 
 
 def _load_data(plan: Plan, url: str, folder: Path, console: Console) -> Dataset:
-    from hwnas.data.loading import load_dataset
+    from hwnas.data.loading import read_images
 
-    with console.step("load data") as report:
-        data = load_dataset(plan.options.dataset, max(plan.space.image_sizes), plan.options.seed,
-                            lambda done, total: report(done / max(total, 1)))
+    data = read_images(plan.options.dataset, max(plan.space.image_sizes), plan.options.seed, console)
     console.note(f"{data.name}: {len(data.train)} training, {len(data.validation)} validation, {len(data.test)} test "
-                 f"images of {len(data.class_names)} classes at {data.image_size} px"
-                 + (f"; {data.remark}" if data.remark else ""))
+                 f"images of {len(data.class_names)} classes at {data.image_size} px")
     return _as_begun(data, plan, url, folder, console)
 
 

@@ -135,9 +135,7 @@ def make_job(config: Config, console: Console, within: Path | None = None) -> Tr
     out = Path(options.out) if options.out else _default_out(network, info.name)
     WorkFolder(out, "train").take_up(options.overwrite, within)
     dataset, train, validation = _images(options, network.shape.image_size, console)
-    if dataset.remark:
-        console.note(dataset.remark)
-    dataset = dataset.as_in(_begun_with(out).get("dataset.fingerprint"), out, console.say)
+    dataset = dataset.as_in(_identity_in(out).get("dataset.fingerprint"), out, console.say)
     Batches(train, dataset, recipe, options.seed)  # says where there are too few images
     _check_shares(recipe, ranks)
     identity = {
@@ -152,7 +150,7 @@ def make_job(config: Config, console: Console, within: Path | None = None) -> Tr
                        device, ModelFolder(out), identity, ranks)
 
 
-def _begun_with(folder: Path) -> Mapping[str, Any]:
+def _identity_in(folder: Path) -> Mapping[str, Any]:
     """The identity of the training in `folder`; empty where there is none, or its files are torn: their reader says."""
     from safetensors import SafetensorError, safe_open
 
@@ -171,12 +169,11 @@ def _begun_with(folder: Path) -> Mapping[str, Any]:
 
 def _images(options: TrainOptions, size: int, console: Console) -> tuple[Dataset, Split, Split]:
     """The data set, and the parts of it that train and validate."""
-    from hwnas.data.loading import load_dataset
+    from hwnas.data.loading import read_images
     from hwnas.data.splits import subset
 
     seed = options.split_seed
-    with console.step("read images") as report:
-        dataset = load_dataset(options.dataset, size, seed, lambda done, total: report(done / total))
+    dataset = read_images(options.dataset, size, seed, console)
     if options.weights is not None:
         from hwnas.training.supernet import note_other_split
 
