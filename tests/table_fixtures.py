@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from functools import cache
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def write_table(home: Path, name: str, image_size: int | None = None, space_name
     """Store, for the target `name` and a space on grey images, times of 24 networks that are sums over their
     convolutions; of this host, or of one that is called `host_name`.
     """
-    table = _table(name, image_size, space_name, classes)
+    table = copy(_table(name, image_size, space_name, classes))
     table.host = {**table.host, "name": host_name or table.host["name"]}
     path = table_path(home / "latency_tables", table.host_name, table.key)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -75,6 +75,7 @@ def measure_load(calls: Sequence[Call], images: int, cores: int, reference: Call
     window_s = max(LEAST_WINDOW_S, CALLS_A_WINDOW * typical_s * len(calls))
     turns: list[Turn] = []
     rates: list[float] = []
+
     def queued(who: str) -> None:
         progress(0.0, f"waiting for another measurement on this host: {who}")
 
