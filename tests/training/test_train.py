@@ -278,16 +278,16 @@ def test_a_checkpoint_of_another_training_is_refused(change: str, named: str, ov
     assert "another out=FOLDER" in error
 
 
-def test_a_folder_says_what_its_training_was_begun_with(whole: Path, tmp_path: Path) -> None:
+def test_a_folder_says_what_its_training_was_identity_in(whole: Path, tmp_path: Path) -> None:
     identity = json.loads((whole / "summary.json").read_text())["identity"]
-    assert training_job._begun_with(whole) == identity
+    assert training_job._identity_in(whole) == identity
     network = torch.nn.Linear(2, 2)
     Checkpoint(identity, 1, [], network.state_dict(), {}, torch.optim.SGD(network.parameters(), 0.1).state_dict()).save(
         tmp_path / "checkpoint.safetensors")
-    assert training_job._begun_with(tmp_path) == identity
+    assert training_job._identity_in(tmp_path) == identity
     (tmp_path / "checkpoint.safetensors").write_bytes(b"torn")
-    assert training_job._begun_with(tmp_path) == {}
-    assert training_job._begun_with(tmp_path / "absent") == {}
+    assert training_job._identity_in(tmp_path) == {}
+    assert training_job._identity_in(tmp_path / "absent") == {}
 
 
 def test_many_changes_are_counted() -> None:
