@@ -16,6 +16,7 @@ import numpy as np
 from hwnas.errors import ExportError
 from hwnas.networks.network import check_tensors
 from hwnas.networks.quantize import calibration_images
+from hwnas.system.onnx_runtime import import_onnxruntime
 from hwnas.system.paths import write_atomic
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def _torch_logits(model: nn.Module, images: NDArray[np.float32]) -> NDArray[np.f
 
 
 def _onnx_logits(path: str | os.PathLike[str], images: NDArray[np.float32]) -> NDArray[np.float32]:
-    import onnxruntime as ort
+    ort = import_onnxruntime()
 
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = 1, 1, 3

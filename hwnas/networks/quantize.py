@@ -12,6 +12,7 @@ import numpy as np
 
 from hwnas.errors import QuantizeError
 from hwnas.networks.qdq import Graph, Range, insert_pairs, quantised_nodes, quantised_tensors, range_source
+from hwnas.system.onnx_runtime import import_onnxruntime
 from hwnas.system.paths import write_atomic
 from hwnas.target.target import Target
 
@@ -290,7 +291,7 @@ def activation_ranges(proto: ModelProto, images: NDArray[np.float32], methods: S
 def session_of(proto: ModelProto, tensors: list[str], threads: int) -> tuple[Any, str]:
     """ONNX Runtime over a copy of the network whose outputs are `tensors`."""
     import onnx
-    import onnxruntime as ort
+    ort = import_onnxruntime()
 
     watched = onnx.ModelProto()
     watched.CopyFrom(proto)

@@ -15,6 +15,7 @@ import numpy as np
 
 from hwnas.errors import FileError
 from hwnas.runtimes.runtime import Execution, NodeTime, judge, one_line, quantised_in_file, require, threads_of
+from hwnas.system.onnx_runtime import import_onnxruntime
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,9 +52,8 @@ class OnnxRuntime:
 
 def _session(path: str | os.PathLike[str], target: Target, *, optimised: Path | None = None,
              profile: Path | None = None) -> Any:
-    import onnxruntime as ort
+    ort = import_onnxruntime()
 
-    ort.disable_telemetry_events()
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads_of(target), 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
@@ -97,7 +97,7 @@ class OnnxRuntimeCompiled:
         return self._bind(self._session, images)
 
     def _bind(self, session: Any, images: NDArray[np.float32]) -> Callable[[], None]:
-        import onnxruntime as ort
+        ort = import_onnxruntime()
 
         if len(images) != self._target.batch:
             raise ValueError(f"bind takes one batch of {self._target.batch} images, got {len(images)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -212,6 +213,15 @@ def test_no_runtime_contacts_the_network(files: dict[str, Path], runtime: str, s
     done = subprocess.run([sys.executable, "-c", NO_NETWORK, runtime, "int8", str(files["int8"]), state],
                           capture_output=True, text=True, timeout=300)
     assert done.stdout == "quiet\n", done.stderr
+
+
+def test_onnx_runtime_leaves_no_identifier_of_its_telemetry(tmp_path: Path) -> None:
+    code = "import os; before = dict(os.environ); from hwnas.system.onnx_runtime import import_onnxruntime as load; " \
+           "load(); assert before == dict(os.environ)"
+    environment = {key: value for key, value in os.environ.items() if key != "ORT_DISABLE_TELEMETRY"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300,
+                          env={**environment, "TMPDIR": str(tmp_path)})
+    assert (done.returncode, list(tmp_path.iterdir())) == (0, []), done.stderr
 
 
 def test_child_lets_a_good_model_pass(files: dict[str, Path]) -> None:
