@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -136,8 +137,9 @@ def _fill(row: FrontRow, scores: Scores, dataset: Dataset, target: Target) -> Fr
     timed = scores.measurements[row.id]
     if not timed.valid:
         return replace(row, reason=f"timing INVALID: {timed.reason}")
-    return replace(row, verified=True, latency_ms=timed.latency_ms, latency_ms_low=timed.latency_ms_low,
-                   latency_ms_high=timed.latency_ms_high,
+    # with no more good turns than copies nothing tells how far the latency may be off
+    low, high = (end if isfinite(end) else None for end in (timed.latency_ms_low, timed.latency_ms_high))
+    return replace(row, verified=True, latency_ms=timed.latency_ms, latency_ms_low=low, latency_ms_high=high,
                    latency_ms_p50=timed.percentile_ms(0.5, undisturbed=False),
                    latency_ms_p90=timed.percentile_ms(0.9, undisturbed=False),
                    latency_ms_p99=timed.percentile_ms(0.99, undisturbed=False))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+from dataclasses import replace
 from typing import Any
 
 import onnx
@@ -138,6 +139,15 @@ def test_restless_machine_leaves_the_row_unverified(run: RunFolder, monkeypatch)
     assert row.latency_ms is None
     assert row.top1_test is not None
     assert "INVALID" in row.reason
+
+
+def test_a_latency_of_few_turns_has_no_interval_and_the_report_is_drawn(run: RunFolder, monkeypatch) -> None:
+    monkeypatch.setattr(scoring, "measure", lambda calls, *args, **options: {
+        name: replace(measured(0.1), turns=measured(0.1).turns[:4]) for name in calls})
+    (row,) = finish(run, [tiny_finalist()], tiny_making(), facts())
+    assert (row.verified, row.latency_ms_low, row.latency_ms_high) == (True, None, None)
+    assert row.latency_ms == pytest.approx(0.1, rel=0.01)
+    assert run.report.is_file()
 
 
 @pytest.mark.parametrize(("good", "code"), [([], 1), (["tiny"], 3)])
