@@ -109,8 +109,10 @@ def _stored(folder: ModelFolder, wanted: str) -> tuple[bool, tuple[str, ...]]:
 
 
 def fault_of(network: Network, folder: ModelFolder, making: Making, say: Callable[[str], None],
-             memory_mb: int = 2048) -> str:
+             memory_mb: int = 2048, complete: bool = False) -> str:
     """Why the files in `folder` are not what was made for `network`; empty where they are.
+
+    Where `complete`, a missing file counts that the runtime does not need, such as the weights.
 
     A folder of an earlier version has no manifest. It gets one where its files name the same recipe and the fp32 file
     agrees with the weights in torch, and `say` is told; the int8 file can only be asked for its recipe. A child
@@ -119,7 +121,7 @@ def fault_of(network: Network, folder: ModelFolder, making: Making, say: Callabl
     deployed = folder.deployed(making.target.precision)
     manifest = Manifest.find(folder.path)
     if manifest is not None:
-        return "; ".join(manifest.faults(deployed))
+        return "; ".join(manifest.faults(deployed, *(folder.path / name for name in manifest.files if complete)))
     try:
         for path, precision in {folder.onnx: "fp32", deployed: making.target.precision}.items():
             probe_model(path, replace(making.target, precision=precision), memory_mb=memory_mb)

@@ -243,6 +243,7 @@ def prepare(plan: Plan, run: RunFolder, console: Console) -> Prepared:
 
     url = plan.options.storage or database_path(run.path)
     dataset = _load_data(plan, url, run.path, console)
+    check_resumable(url, _identity_unmeasured(plan, dataset))
     certificate = look_up(dataset, plan.space)
     chosen = _chosen(plan, dataset, certificate)
     if chosen.why:
@@ -325,7 +326,7 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     making = Making(prepared.dataset, plan.recipe, plan.options.seed, target)
     held = _read_verified(run, rows, asdict(plan.recipe), plan.options.budget.p99_ms)
     spoilt = next((f"{row.id}: {why}" for row in rows if held and row.network is not None
-                   and (why := fault_of(row.network, run.model(row.id), making, console.say))), "")
+                   and (why := fault_of(row.network, run.model(row.id), making, console.say, complete=True))), "")
     if spoilt:
         console.say(f"the front in {run.path} is made and timed again: {spoilt}.")
     elif held:
@@ -393,13 +394,18 @@ def _estimator(plan: Plan, chosen: Chosen, dataset: Dataset) -> AccuracyEstimato
 def _identity(plan: Plan, table: LatencyTable, dataset: Dataset, accuracy: str, options: SearchOptions
               ) -> dict[str, str]:
     """What the study's trials depend on."""
-    deployment, cap_ms = plan.deployment, plan.options.budget.latency_ms
+    return {**_identity_unmeasured(plan, dataset), "target": f"{plan.deployment.target.name} ({table.key})",
+            "latency table": f"{table.key} of {table.created}", "accuracy": accuracy,
+            "objective": str(options.objective)}
+
+
+def _identity_unmeasured(plan: Plan, dataset: Dataset) -> dict[str, str]:
+    """The part of it that is known before this host is measured."""
+    cap_ms = plan.options.budget.latency_ms
     return {
         "space": f"{plan.space.name} ({plan.space.fingerprint})", "data set": f"{dataset.name} ({dataset.fingerprint})",
-        "target": f"{deployment.target.name} ({table.key})", "host": deployment.host_name,
-        "latency table": f"{table.key} of {table.created}",
-        "accuracy": accuracy, "objective": str(options.objective),
-        "budget.latency_ms": "none" if cap_ms is None else f"{cap_ms:g} ms", "seed": str(plan.options.seed)}
+        "host": plan.deployment.host_name, "budget.latency_ms": "none" if cap_ms is None else f"{cap_ms:g} ms",
+        "seed": str(plan.options.seed)}
 
 
 def _open_study(plan: Plan, url: str, identity: dict[str, str], model: LatencyModel, dataset: Dataset,

@@ -101,10 +101,13 @@ def _check_identity(study: optuna.Study, identity: dict[str, str], objective: Ob
 
 
 def check_resumable(url: str, identity: Mapping[str, str]) -> None:
-    """StudyError when the study in the file behind `url` has another identity. Call it before long work begins."""
+    """StudyError when the study in the file behind `url` has another identity, as far as `identity` tells.
+
+    Call it before long work begins.
+    """
     held = held_identity(url) if sqlite_path(url) is not None else None
     if held is not None:
-        _compare(held, dict(identity), url)
+        _compare({key: value for key, value in held.items() if key in identity}, dict(identity), url)
 
 
 def held_identity(url: str) -> dict[str, str] | None:

@@ -39,7 +39,7 @@ def test_the_study_holds_what_came_before_the_trials(tmp_path, monkeypatch, esti
     plan = SimpleNamespace(deployment=None, space=None, reuse=None, options=options)
     made = {"_load_data": None, "look_up": None, "_chosen": SimpleNamespace(why="", accuracy="x"),
             "_estimator": estimator, "latency_model": (None, None), "search_options": None, "_identity": {},
-            "_open_study": study}
+            "_identity_unmeasured": {}, "_open_study": study}
     for name, value in made.items():
         monkeypatch.setattr(road, name, lambda *_, value=value: value)
     road.prepare(plan, RunFolder(tmp_path), Console(quiet=True))
@@ -62,6 +62,18 @@ def test_a_study_of_another_estimator_is_refused_before_that_one_works(tmp_path,
     assert (first.setup_seconds, other.setup_seconds) == (12.5, 0)
 
 
+def test_a_study_of_another_space_is_refused_before_that_one_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
+    write_table(tmp_path / "home", "epyc_int8")
+    given = ["+target=epyc_int8", f"out={tmp_path}", "baselines=[]"]
+    run = RunFolder(tmp_path)
+    road.prepare(make_plan(compose("search", given), Console(quiet=True)), run, Console(quiet=True))
+    monkeypatch.setattr(road, "latency_model", lambda *_: pytest.fail("it measures"))
+    other = make_plan(compose("search", [*given, "space=fused"]), Console(quiet=True))
+    with pytest.raises(StudyError, match=r"cannot resume, space was mnasnet_small \(\w+\), now fused \("):
+        road.prepare(other, run, Console(quiet=True))
+
+
 def test_a_plan_writes_nothing(tmp_path):
     plan = make_plan(compose("search", ["+target=xeon_int8", f"out={tmp_path / 'run'}", "baselines=[]"]),
                      Console(quiet=True))
@@ -82,7 +94,8 @@ def begin(tmp_path, monkeypatch):
     fill(tmp_path / "data", 100)
     (tmp_path / "run").mkdir()
     made = {"look_up": None, "_chosen": SimpleNamespace(why="", accuracy="x"), "latency_model": (None, None),
-            "_estimator": SimpleNamespace(fingerprint="proxy"), "search_options": None}
+            "_estimator": SimpleNamespace(fingerprint="proxy"), "search_options": None,
+            "_identity_unmeasured": {}}
     for name, value in made.items():
         monkeypatch.setattr(road, name, lambda *_, value=value: value)
     monkeypatch.setattr(road, "_identity", lambda plan, table, data, *_: {"data set": f"{data.name} "

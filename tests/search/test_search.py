@@ -106,11 +106,15 @@ def test_a_verified_front_is_left_alone(run, capsys):
     assert (run / "front.csv").read_bytes() == before
 
 
-def test_a_verified_front_with_a_damaged_file_is_made_again(run, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize(("name", "spoil", "told"), [
+    ("model_int8.onnx", lambda path: path.write_bytes(path.read_bytes()[:-1]), "is not"),
+    ("weights.safetensors", Path.unlink, "is missing")])
+def test_a_verified_front_with_a_damaged_or_missing_file_is_made_again(run, tmp_path, capsys, monkeypatch, name, spoil,
+                                                                       told):
     out = tmp_path / "out"
     shutil.copytree(run, out)
-    path = next((out / "models").rglob("model_int8.onnx"))
-    path.write_bytes(path.read_bytes()[:-1])
+    path = next((out / "models").rglob(name))
+    spoil(path)
 
     def stop(*args):
         raise StudyError("made again")
@@ -118,7 +122,7 @@ def test_a_verified_front_with_a_damaged_file_is_made_again(run, tmp_path, capsy
     monkeypatch.setattr("hwnas.front.verification.make_rows", stop)
     assert search(out) == 2
     *_, said, last = capsys.readouterr().err.splitlines()
-    assert said.startswith(f"the front in {out} is made and timed again: {path.parent.name}: model_int8.onnx is not ")
+    assert said.startswith(f"the front in {out} is made and timed again: {path.parent.name}: {name} {told}")
     assert last == "StudyError: made again"
 
 
