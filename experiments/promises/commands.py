@@ -29,7 +29,7 @@ WORKERS = 4  # of search4; as many evaluations may be under way when the last on
 STAND_IN = "made-up.csv"  # accuracies of all networks, for accuracy=tabular
 _SMALL = ["threads=1", "dataset.image_size=8"]
 _SHORT = ["finalists.k=1", "finalists.recipe.epochs=2", "finalists.recipe.min_steps=4", "finalists.recipe.threads=1",
-          "baselines=[]", "verification.seconds=1"]
+          "baselines=[]", "verification.seconds=30"]
 Acknowledged = dict[str, str]  # what was acknowledged, and its content: neither may change
 
 
@@ -72,7 +72,8 @@ def write_inputs(given: Path) -> None:
     (given / "architecture.yaml").write_text(NETWORK.to_yaml())
 
 
-def _digest(path: Path) -> str:
+def digest(path: Path) -> str:
+    """What names the content of a file, `gone` where there is none."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     except OSError:
@@ -80,10 +81,10 @@ def _digest(path: Path) -> str:
 
 
 def _files(folder: Path, *patterns: str) -> Acknowledged:
-    return {str(path.relative_to(folder)): _digest(path) for pattern in patterns for path in folder.rglob(pattern)}
+    return {str(path.relative_to(folder)): digest(path) for pattern in patterns for path in folder.rglob(pattern)}
 
 
-def _trials(out: Path) -> Acknowledged:
+def read_trials(out: Path) -> Acknowledged:
     """Complete trials with network and values, from the database itself; what is not committed is not acknowledged."""
     query = ("select number, group_concat(value), (select value_json from trial_user_attributes a where a.trial_id = "
              "t.trial_id and a.key = 'id') from trials t join trial_values v on v.trial_id = t.trial_id "
@@ -97,7 +98,7 @@ def _trials(out: Path) -> Acknowledged:
 
 
 def _search(out: Path) -> Acknowledged:
-    return {**_trials(out), **_files(out, "weights.safetensors")}
+    return {**read_trials(out), **_files(out, "weights.safetensors")}
 
 
 def _epochs(folder: Path) -> Acknowledged:
@@ -144,10 +145,10 @@ def _steps(out: Path) -> Acknowledged:
 
 
 def _verify(out: Path) -> Acknowledged:
-    return {**_trials(out), **_files(out, "models/*/*.safetensors", "models/*/*.onnx", "config.yaml", "trials.csv")}
+    return {**read_trials(out), **_files(out, "models/*/*.safetensors", "models/*/*.onnx", "config.yaml", "trials.csv")}
 
 
-def _json_files(out: Path) -> str:
+def json_files(out: Path) -> str:
     """What is wrong with any JSON file below `out`."""
     for path in out.rglob("*.json"):
         try:
@@ -158,9 +159,9 @@ def _json_files(out: Path) -> str:
 
 
 def _whole_search(out: Path, reference: Path) -> str:
-    rows = _rows(out / "trials.csv")
+    rows = read_rows(out / "trials.csv")
     done = [row["id"] for row in rows if row["outcome"] == "evaluated"]
-    front = _rows(out / "front.csv")
+    front = read_rows(out / "front.csv")
     if not TRIALS <= len(done) < TRIALS + WORKERS:
         return f"{len(done)} evaluated trials of {TRIALS}"
     if len(set(done)) != len(done):
@@ -172,13 +173,13 @@ def _whole_search(out: Path, reference: Path) -> str:
     with closing(sqlite3.connect(out / "study.db")) as database:
         if database.execute("pragma integrity_check").fetchone() != ("ok",):
             return "study.db is torn"
-    return _json_files(out)
+    return json_files(out)
 
 
 def _whole_train(out: Path, reference: Path) -> str:
     if _files(out, "weights.safetensors") != _files(reference, "weights.safetensors"):
         return "other weights than those of the training that nobody killed"
-    return _json_files(out)
+    return json_files(out)
 
 
 def _whole_certify(out: Path, reference: Path) -> str:
@@ -202,14 +203,15 @@ def _whole_compress(out: Path, reference: Path) -> str:
         return "no model_int8.onnx"
     if set(_steps(out)) != set(_steps(reference)):
         return "other steps than those of the compression that nobody killed"
-    return _json_files(out)
+    return json_files(out)
 
 
 def _whole_verify(out: Path, reference: Path) -> str:
     return _whole_search(out, reference)
 
 
-def _rows(path: Path) -> list[Mapping[str, str]]:
+def read_rows(path: Path) -> list[Mapping[str, str]]:
+    """Rows of a CSV file."""
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
@@ -246,7 +248,7 @@ COMMANDS = {
     "train": Attacked("hwnas.train", (
         "architecture={given}/architecture.yaml", "out={out}", f"epochs={EPOCHS}", "threads=1", *_TRAINING), _train,
         _whole_train),
-    "verify": Attacked("hwnas.verify", ("run={out}", "verification.seconds=1"), _verify, _whole_verify, _copy_run),
+    "verify": Attacked("hwnas.verify", ("run={out}", "verification.seconds=30"), _verify, _whole_verify, _copy_run),
 }
 OWN_HOME = ("profile",)  # commands whose results lie in the user's folder
 MADE = (("train", "net"), ("search", "run"))  # inputs that commands make: a trained network, a run

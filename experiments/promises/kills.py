@@ -23,6 +23,7 @@ import shutil
 import signal
 import sys
 import time
+import warnings
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -212,11 +213,25 @@ class Attack:
             return f"{type(error).__name__}: {error}"
 
 
-def import_libraries() -> None:
+def surround(folder: Path) -> Path:
+    """Make a folder in which commands find a home and temporary files of their own; its absolute path. Here and in the
+    processes that are started from here, no measurement is INVALID, and all libraries are there."""
+    folder.mkdir(parents=True)
+    out = folder.resolve()
+    (out / "tmp").mkdir()
+    os.environ.update({"TMPDIR": str(out / "tmp"), "HWNAS_HOME": str(out / "home"), "HWNAS_OWN_TABLES": "1",
+                       "MPLBACKEND": "Agg", "HF_HUB_OFFLINE": "1",
+                       "PYTHONPATH": os.pathsep.join([str(ANY_MACHINE), str(ROOT)])})
+    runpy.run_path(str(ANY_MACHINE / "sitecustomize.py"))
+    _import_libraries()
+    warnings.filterwarnings("ignore", "'hwnas.* found in sys.modules")  # runpy runs what is imported already
+    return out
+
+
+def _import_libraries() -> None:
     """Import what the commands do, without starting a thread of theirs: processes are forked from this one."""
     import matplotlib.pyplot  # noqa: F401
     import onnx  # noqa: F401
-    import onnxruntime  # noqa: F401
     import sklearn.datasets  # noqa: F401
 
     import hwnas.certify.__main__
@@ -233,9 +248,11 @@ def import_libraries() -> None:
     import hwnas.training.results
     import hwnas.verify  # noqa: F401
     from hwnas.cli.command import compose
+    from hwnas.system.onnx_runtime import import_onnxruntime
     from hwnas.system.torchvision_ops import declare_missing
 
     declare_missing()
+    import_onnxruntime()
     import timm  # noqa: F401
 
     compose("search", ["+target=ort_fp32"])
@@ -256,14 +273,7 @@ def main() -> int:
     chosen = given.commands.split(",")
     if unknown := set(chosen) - set(COMMANDS):
         parser.error(f"no commands: {', '.join(sorted(unknown))}; there are {', '.join(COMMANDS)}")
-    given.out.mkdir(parents=True)
-    out = given.out.resolve()
-    (out / "tmp").mkdir()
-    os.environ.update({"TMPDIR": str(out / "tmp"), "HWNAS_HOME": str(out / "home"), "HWNAS_OWN_TABLES": "1",
-                       "MPLBACKEND": "Agg", "HF_HUB_OFFLINE": "1",
-                       "PYTHONPATH": os.pathsep.join([str(ANY_MACHINE), str(ROOT)])})
-    runpy.run_path(str(ANY_MACHINE / "sitecustomize.py"))
-    import_libraries()
+    out = surround(given.out)
     print(f"seed {seed}", flush=True)
 
     inputs = out / "given"
