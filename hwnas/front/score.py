@@ -138,8 +138,8 @@ def _fill(row: FrontRow, scores: Scores, dataset: Dataset, target: Target) -> Fr
     if not timed.valid:
         return replace(row, reason=f"timing INVALID: {timed.reason}")
     # with no more good turns than copies nothing tells how far the latency may be off
-    low, high = (end if isfinite(end) else None for end in (timed.latency_ms_low, timed.latency_ms_high))
-    return replace(row, verified=True, latency_ms=timed.latency_ms, latency_ms_low=low, latency_ms_high=high,
+    ends = [end if isfinite(end) else None for end in (timed.latency_ms_low, timed.latency_ms_high)]
+    return replace(row, verified=True, latency_ms=timed.latency_ms, latency_ms_low=ends[0], latency_ms_high=ends[1],
                    latency_ms_p50=timed.percentile_ms(0.5, undisturbed=False),
                    latency_ms_p90=timed.percentile_ms(0.9, undisturbed=False),
                    latency_ms_p99=timed.percentile_ms(0.99, undisturbed=False))
