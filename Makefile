@@ -1,4 +1,4 @@
-# make search | test | soak | check | bench | setup | clean.  Overrides for the search: make search ARGS="n_trials=50 out=runs/mine"
+# make search | test | soak | check | claims | bench | setup | clean.  Overrides for the search: make search ARGS="n_trials=50 out=runs/mine"
 PYTHON ?= python3
 VENV ?= .venv
 TARGET ?= xeon_int8
@@ -8,7 +8,7 @@ PY := $(VENV)/bin/python
 # The stamp carries a checksum of what is installed, so that a change of either file sets up again.
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | tr ' \t' '--')
 
-.PHONY: search test soak check lint types bench setup clean
+.PHONY: search test soak check lint types claims bench setup clean
 .DEFAULT_GOAL := search
 
 search: $(STAMP)
@@ -25,13 +25,17 @@ test: $(STAMP)
 soak: $(STAMP)
 	@$(PYTEST) -m soak $(ARGS)
 
-check: lint types
+check: lint types claims
 
 lint: $(STAMP)
 	@$(PY) -m ruff check .
 
 types: $(STAMP)
 	@$(PY) -m mypy
+
+# Figures of README.md and experiments/README.md, computed again from files in the repository.
+claims: $(STAMP)
+	@$(PY) experiments/claims/run.py
 
 bench: $(STAMP)
 	@$(PY) -m pytest benchmarks --benchmark-only $(ARGS)

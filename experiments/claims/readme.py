@@ -1,0 +1,99 @@
+"""The README's figures: where each comes from, and which numbers there are none of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from experiments.claims.check import Claim
+from experiments.claims.sources import ROOT, Certificate, document
+from experiments.contest.controls import contest_networks, random_networks, times_as_fast
+
+TABLES = ("NAS-Bench-201_raspi4", "NAS-Bench-201_pixel3", "NAS-Bench-201_xeon_gold_6226", "NAS-Bench-201_gtx1080ti",
+          "NAS-Bench-Macro_OpenVINO_int8", "NAS-Bench-Macro_ONNX_Runtime_fp32")
+OPTUNA = ("tpe", "tpe_multivariate", "nsga2", "nsga2_small", "gp")
+
+
+def claims() -> list[Claim]:
+    """In the README's order."""
+    eurosat, fashion = (Certificate(name) for name in ("eurosat", "fashion_mnist"))
+    chance, picked = random_networks(), contest_networks(True, "int8")
+
+    def taus(label: str, *, given_cost: bool = False) -> list[float]:
+        return [(held.tau_given_cost if given_cost else held.tau)(held.told[label]) for held in (eurosat, fashion)]
+
+    return [
+        Claim("({} epochs of {} Fashion-MNIST images)", lambda: [fashion.content["truth"]["options"][key]
+                                                                 for key in ("epochs", "train_images")]),
+        Claim("they are {} to {} times as fast as the fastest baseline", lambda: _range(times_as_fast(chance))),
+        Claim("the three picked by a search {} to {} times", lambda: _range(times_as_fast(picked))),
+        Claim("They have {} to {} % top-1, the three {} to {} %, the best baseline {} %", lambda: [
+            *_range([point.top1 for point in chance]), *_range([point.top1 for point in picked]),
+            max(point.top1 for point in contest_networks(False))]),
+        Claim("After {} evaluations it has {} to {} % of the hypervolume on six tables ({} seeds;", lambda: [
+            100, *_range([100 * sampler_figure(table, "hwnas", "mean_100") for table in TABLES]),
+            min(sampler_figure(table, "hwnas", "seeds") for table in TABLES)]),
+        Claim("it has {} and {} % on two of them", lambda: _wide("hwnas")),
+        Claim("a LINAS-like loop has {} and {} %", lambda: _wide("linas")),
+        Claim("Optuna's samplers up to {} and {} %", lambda: _wide(*OPTUNA)),
+        Claim("multi-fidelity {} and {} for {} and {} % of full training's cost", lambda: [
+            *taus("multi_fidelity"), *_shares("multi_fidelity")]),
+        Claim("the proxy {} and {} for as much", lambda: taus("proxy")),
+        Claim("the supernet {} and {}, MACs {} and {}.", lambda: taus("supernet") + taus("zero_cost:macs")),
+        Claim("*equal cost*: {} and {}, {} and {}, {} and {}.", lambda: [
+            tau for label in ("multi_fidelity", "proxy", "supernet") for tau in taus(label, given_cost=True)]),
+        Claim("half the logarithm of the known cost has {} and {} too", lambda: [
+            held.tau(held.mixed("proxy", held.log_cost, 0.5)) for held in (eurosat, fashion)]),
+        Claim("(multi-fidelity's {} to {} and {} to {})", lambda: [
+            held.content["estimators"]["multi_fidelity"][end]
+            for held in (eurosat, fashion) for end in ("low", "high")]),
+        Claim("in OpenVINO int8 by {} % on one shipped host, by {} % on the other", lambda: [
+            _copy_spread("amd-epyc-f26m2s1-2c/openvino-int8-t1-b1-32px-c1-k10"),
+            _copy_spread("intel-xeon-f6m167s1-2c/openvino-int8-t1-b1-128px-c3-k10")]),
+    ]
+
+
+ALLOWED = {
+    "Python 3.11 or newer": "a version",
+    "batch 1 or more": "what may be asked for",
+    "(224 px)": "a size in a space's file",
+    "what 99 of 100 calls take": "the meaning of an option",
+    "0: done. 1: not done, for a reason that no option mends. 2: bad input": "exit codes",
+    "3: done in part": "an exit code",
+    "130 and 143: ended by": "exit codes",
+    "for 80 steps (AdamW at 0.005,": "a recipe",
+    "predicted within 5 % often enough": "a goal",
+}
+
+
+def _range(values: Sequence[float]) -> list[float]:
+    return [min(values), max(values)]
+
+
+def sampler_figure(table: str, sampler: str, key: str, *, wide: bool = False) -> float:
+    """NaN where it was not run, or not so far."""
+    summary = document(f"sampler_contest/results/{table}/summary.json")
+    entries = (summary["wide"] if wide else summary)["samplers"]
+    value = next((entry.get(key) for entry in entries if entry["sampler"] == sampler), None)
+    return float("nan") if value is None else float(value)
+
+
+def _wide(*samplers: str) -> list[float]:
+    """Of NAS-Bench-Macro's two tables, counted from the worst accuracy: the best of `samplers` after 100, per cent."""
+    return [100 * float(np.nanmax([sampler_figure(table, sampler, "mean_100", wide=True) for sampler in samplers]))
+            for table in TABLES[-2:]]
+
+
+def _shares(label: str) -> list[float]:
+    return [100 * Certificate(name).content["estimators"][label]["share_of_full"]
+            for name in ("eurosat", "fashion_mnist")]
+
+
+def _copy_spread(table: str) -> float:
+    """Median over the table's networks of the standard deviation between compilations, per cent."""
+    from hwnas.latency.table import LatencyTable
+
+    networks = LatencyTable.load(ROOT / "latency_tables" / f"{table}.json.gz").networks
+    measured = [network.measurement for network in networks if network.measurement.valid]
+    return 100 * float(np.median([measurement.copy_spread for measurement in measured]))

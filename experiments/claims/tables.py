@@ -1,0 +1,384 @@
+"""The tables of experiments/README.md, row by row from the results files beside it, and some of its sentences."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.claims.check import Claim, Figures, Table
+from experiments.claims.readme import OPTUNA, TABLES
+from experiments.claims.readme import sampler_figure as _sampler
+from experiments.claims.sources import EXPERIMENTS, Certificate, document, lines, numbers
+from experiments.contest.controls import contest_networks, random_networks, rival
+from hwnas.stats.ranking import kendall_tau, spearman
+
+Rows = dict[str, Figures]
+EPYC, XEON = "amd-epyc-f26m2s1-2c", "intel-xeon-f6m167s1-2c"
+MARKS = (25, 50, 100, 200, 250, 400)
+EARLY = MARKS[:3]
+SAMPLERS = {"hwnas": "hwnas", "TPE": "tpe", "TPE, multivariate": "tpe_multivariate", "NSGA-II (20)": "nsga2_small",
+            "Optuna's GP": "gp", "random, stratified": "stratified", "LINAS-like": "linas"}
+ESTIMATORS = {"multi-fidelity": "multi_fidelity", "proxy (80 steps)": "proxy", "NASWOT": "zero_cost:naswot",
+              "MACs": "zero_cost:macs", "zero-cost ensemble": "zero_cost:ensemble", "ZiCo": "zero_cost:zico",
+              "SynFlow": "zero_cost:synflow",
+              "parameters": "zero_cost:params", "gradient norm": "zero_cost:grad_norm",
+              "supernet (20 epochs; 960 and 886 s)": "supernet"}
+PARTS = {"known latency: guessed from the networks evaluated": "latency_guessed",
+         "which settings are one network": "duplicates_unknown", "features (latency, counts of values)": "no_features",
+         "features": "no_features", "counts of values alone": "no_counts",
+         "the warp of the accuracies": "no_warp", "the kernel's linear part": "no_linear",
+         "calibration of the model's errors": "no_doubt", "evolution (as many first candidates)": "no_evolution",
+         "crossings of evaluated networks": "no_crossings", "random candidates": "no_random",
+         "all but random candidates": "random_only", "the noise of each accuracy, told": "noise_untold"}
+
+
+def tables() -> list[Table]:
+    """Every table with figures on the page."""
+    return [
+        *(Table("| target and space |", partial(_validation, host), nth) for nth, host in enumerate((EPYC, XEON))),
+        Table("| method | mean error", _peers), Table("| on all 200", _regressors),
+        Table("| measurements |", _transfer),
+        Table("| | 25 | 50 |", _contests), Table("| asked |", _asked),
+        Table("| without | raspi4: after 25", _twenty_seeds),
+        *(Table("| without | after 25", rows, nth) for nth, rows in
+          enumerate((partial(_ablation, "raspi4"), _large, partial(_ablation, "noise")))),
+        Table("| | networks | within 5 / 10 %", _macro), Table("| | to the other's final", _searches),
+        Table("| | at 24 |", _workers), Table("| estimator |", _certificates), Table("| network | ms |", _controls),
+        *(Table("| network | stem |", partial(_deployed, data), nth, keys=2)
+          for nth, data in enumerate(("fashion_mnist", "eurosat")))]
+
+
+def claims() -> list[Claim]:
+    """Sentences that no table holds, and every statement of the two contests that the page gives, word by word."""
+    eurosat, fashion = (Certificate(name) for name in ("eurosat", "fashion_mnist"))
+    both = (eurosat, fashion)
+
+    def ahead() -> list[float]:
+        return [figure for held in both for figure in held.content["estimators"]["proxy"]["behind_best"]]
+
+    return [
+        Claim("({} % of all {} networks lie in their intervals)", _covered),
+        Claim("Over both hosts {} of the {} tables meet all five marks", _marks_met),
+        Claim("the slowest quarter of networks: {} to {} % in six of them", _slowest),
+        Claim("than two standard errors in {} of {} cases; in single draws in {} of {} (better in {}).", _epyc_draws),
+        Claim("did harm in {} of {}.", _control_draws),
+        Claim("got worse there**: {} / {} % with {} / {} measurements against {} / {} %; single draws were harmed in "
+              "{} of {}.", _xeon_harm),
+        Claim("ours after {} has {}, {}, {}, {}, {} and {} %; the LINAS-like loop {}, {}, {}, {}, {} and {} %.",
+              lambda: [100, *_wide("hwnas"), *_wide("linas")]),
+        Claim("int8 Optuna's GP ({} %) and TPE ({} %), fp32 TPE, multivariate ({} %).",
+              lambda: [_wide("gp")[4], _wide("tpe")[4], _wide("tpe_multivariate")[5]]),
+        Claim("ours finds {} % at {} ms, NSGA-II {} % at {} ms.", lambda: _front_ends("default")),
+        Claim("NSGA-II's front reaches {} % at {} ms.", lambda: _front_ends("longer_proxy")[2:]),
+        Claim("by {} ({} to {}) and {} ({} to {}): not shown beyond chance", ahead),
+        Claim("multi-fidelity has {} and {} (EuroSAT), {} and {} (Fashion-MNIST), the proxy {} and {}, {} and {}.",
+              lambda: [float(kendall_tau(held.told[label], held.seeds[:, seed]))
+                       for label in ("multi_fidelity", "proxy") for held in both for seed in (0, 1)]),
+        Claim("networks differ by {} points, two trainings of one by {}.", lambda: [
+            100 * fashion.content["truth"][key] for key in ("std_networks", "std_seeds")]),
+        Claim("whose tau with cost is {} and {}.", lambda: [
+            float(kendall_tau(held.told["zero_cost:naswot"], held.log_cost)) for held in both]),
+        Claim("given cost multi-fidelity is ahead by {} and {}", lambda: [
+            held.tau_given_cost(held.told["multi_fidelity"]) - held.tau_given_cost(held.told["proxy"])
+            for held in both]),
+        Claim("measured was {} to {} % above predicted", _above_predicted),
+        *(Claim(sentence) for data in ("fashion_mnist", "eurosat") for sentence in _statements(data))]
+
+
+def _validation(host: str) -> Rows:
+    rows: Rows = {}
+    for of, path in _reports(host):
+        label = path.name.partition(".")[0]
+        if host == EPYC:
+            label = label.replace("ort_", "onnxruntime_").replace("ov_", "openvino_")
+        shares = ("within_5", "within_10", "mean_error", "spearman", "kendall", "coverage", "median_half_width",
+                  "ceiling_within_5", "ceiling_within_10", "ceiling_mean", "within_5_by_reference",
+                  "within_10_by_reference", "within_5_absolute", "within_10_absolute")
+        figures = [of[key] if key in ("spearman", "kendall") else 100 * of[key] for key in shares]
+        quiet = [of["n_invalid"], 100 * (of["reference"]["ratio"] - 1)] if host == EPYC else []
+        rows[label] = [of["n"], *figures, *quiet]
+    return rows
+
+
+def _reports(*hosts: str) -> list[tuple[Mapping[str, Any], Path]]:
+    folder = EXPERIMENTS / "latency_validation"
+    paths = [path for host in hosts for path in sorted((folder / host).glob("*.summary.json"))]
+    return [(document(str(path.relative_to(EXPERIMENTS))), path) for path in paths]
+
+
+def _covered() -> list[float]:
+    reports = [of for of, _ in _reports(EPYC)]
+    n = sum(of["n"] for of in reports)
+    return [100 * sum(of["n"] * of["coverage"] for of in reports) / n, n]
+
+
+def _marks_met() -> list[float]:
+    reports = [of for of, _ in _reports(EPYC, XEON)]
+    return [sum(all(mark["met"] for mark in of["marks"]) for of in reports), len(reports)]
+
+
+def _slowest() -> list[float]:
+    """The six least coverages of a slowest quarter: the least and the largest of them."""
+    least = sorted(100 * of["quantiles"][-1]["coverage"] for of, _ in _reports(EPYC, XEON))[:6]
+    return [least[0], least[-1]]
+
+
+def _errors(predicted: np.ndarray, measured: np.ndarray) -> list[float]:
+    """Mean error, shares within 5 and 10 %: per cent."""
+    error = np.abs(predicted / measured - 1)
+    return [100 * float(value) for value in (error.mean(), (error <= 0.05).mean(), (error <= 0.1).mean())]
+
+
+def _column(path: str, name: str, only: Callable[[Mapping[str, str]], bool] = lambda row: True) -> np.ndarray:
+    return np.array([float(row[name] or "nan") for row in lines(path) if only(row)])
+
+
+def _peers() -> Rows:
+    path = "latency_peers/results/peers.csv"
+    compared, measured = _column(path, "compared") == 1, _column(path, "measured_ms")
+    rows: Rows = {"noise ceiling": [None] * 4}
+    for name in list(lines(path)[0])[4:]:
+        ms = _column(path, name)
+        mean, within_5, within_10 = _errors(ms[compared], measured[compared])
+        every = _errors(ms, measured) if np.isfinite(ms).all() and not name.startswith("isolated") else []
+        rows[name] = [mean, within_5, within_10, float(spearman(ms[compared], measured[compared])),
+                      float(kendall_tau(ms[compared], measured[compared])), None, *every[::2]]
+    return rows
+
+
+def _regressors() -> Rows:
+    path = "latency_peers/results/regressors.csv"
+    measured = _column(path, "measured_ms")
+    return {name: [*_errors(_column(path, name), measured), float(spearman(_column(path, name), measured))]
+            for name in list(lines(path)[0])[2:]}
+
+
+def _draws(host: str, source: str) -> list[dict[str, str]]:
+    return [row for row in lines(f"latency_transfer/results/{host}/transfer.csv") if row["source"] == source]
+
+
+def _mean_errors(host: str, destination: str, n: int, way: str) -> np.ndarray:
+    return np.array([100 * float(row[f"mean_error_{way}"]) for row in _draws(host, "any")
+                     if row["destination"].startswith(destination) and row["n"] == str(n)])
+
+
+def _transfer() -> Rows:
+    rows: dict[str, list[float]] = {}
+    for n in (10, 20, 50, 100):
+        for destination in ("openvino-int8", "openvino-bf16", "onnxruntime-int8"):
+            rows.setdefault(str(n), []).extend([float(_mean_errors(EPYC, destination, n, "gated").mean()),
+                                                *_mean_and_error(_mean_errors(EPYC, destination, n, "scratch"))])
+    return dict(rows)
+
+
+def _harmed(rows: list[dict[str, str]], sign: float = 1.0) -> int:
+    """Draws in which transfer lost (sign 1) or gained (-1) more than two standard errors and half a point."""
+    return sum(sign * float(row["loss"]) > max(2 * float(row["loss_noise"]), 0.005) for row in rows)
+
+
+def _epyc_draws() -> list[float]:
+    rows = _draws(EPYC, "any")
+    cases: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        cases.setdefault((row["destination"], row["n"]), []).append(
+            float(row["mean_error_gated"]) - float(row["mean_error_scratch"]))
+    worse = sum(np.mean(change) > 2 * np.std(change, ddof=1) / np.sqrt(len(change)) and np.mean(change) > 0
+                for change in cases.values())
+    return [worse, len(cases), _harmed(rows), len(rows), _harmed(rows, -1.0)]
+
+
+def _control_draws() -> list[float]:
+    return [_harmed(_draws(EPYC, "control")), len(_draws(EPYC, "control"))]
+
+
+def _xeon_harm() -> list[float]:
+    means = [float(_mean_errors(XEON, "onnxruntime-fp32", n, way).mean())
+             for way in ("gated", "scratch") for n in (10, 20)]
+    return [*means[:2], 10, 20, *means[2:], _harmed(_draws(XEON, "any")), len(_draws(XEON, "any"))]
+
+
+def _contests() -> Rows:
+    rows: Rows = {}
+    for table in TABLES:
+        for name, sampler in SAMPLERS.items():
+            mean = [_sampler(table, sampler, f"mean_{mark}") for mark in MARKS]
+            error = [_sampler(table, sampler, f"error_{mark}") for mark in MARKS]
+            if np.isfinite(mean[0]):
+                rows[f"{table.replace('_', ' ')}: {name}"] = [100 * figure for pair in zip(mean, error, strict=True)
+                                                               for figure in pair if np.isfinite(figure)]
+    return rows
+
+
+def _asked() -> Rows:
+    def pairs(mine: int, theirs: int) -> list[float]:
+        return [100 * value for table in TABLES for value in (_sampler(table, "hwnas", f"mean_{mine}"), float(np.nanmax(
+            [_sampler(table, sampler, f"mean_{theirs}") for sampler in OPTUNA])))]
+
+    return {f"ours at {mine} ≥ Optuna's best at {theirs}": pairs(mine, theirs)
+            for mine, theirs in ((100, 250), (100, 400), (50, 200))}
+
+
+def _wide(sampler: str) -> list[float]:
+    return [100 * _sampler(table, sampler, "mean_100", wide=True) for table in TABLES]
+
+
+def _lost(folder: str, variant: str) -> list[float]:
+    """Points lost and their standard error after 25, 50 and 100."""
+    row = next(row for row in lines(f"sampler_ablation/results/{folder}/summary.csv") if row["variant"] == variant)
+    return [times * float(row[f"{key}_{mark}"])
+            for mark in EARLY for key, times in (("difference", -100), ("error", 100))]
+
+
+def _together(folder: str) -> list[float]:
+    """The sampler without two parts against the whole, seed by seed."""
+    def shares(of: str, mark: int) -> dict[str, float]:
+        return {row["seed"]: float(row["hv_share"])
+                for row in lines(f"sampler_ablation/results/twenty_seeds/{of}/ablation.csv")
+                if row["sampler"] == "whole" and row["evals"] == str(mark)}
+
+    figures: list[float] = []
+    for mark in EARLY:
+        whole, without = shares(folder, mark), shares(f"{folder}_without_two", mark)
+        figures += _mean_and_error(np.array([100 * (whole[seed] - without[seed]) for seed in whole]))
+    return figures
+
+
+def _mean_and_error(values: np.ndarray) -> list[float]:
+    return [float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values)))]
+
+
+def _twenty_seeds() -> Rows:
+    def whole(folder: str) -> list[float]:
+        row = lines(f"sampler_ablation/results/twenty_seeds/{folder}/summary.csv")[0]
+        return numbers(row, *(f"mean_{mark}" for mark in EARLY), times=100)
+
+    rows: Rows = {"(the whole sampler, %)": whole("raspi4") + whole("macro_noisy"),
+                  "both that go out, together": _together("raspi4") + _together("macro_noisy"),
+                  "the same on raspi4, noisy": _together("raspi4_noisy")}
+    for label in ("the kernel's linear part", "random candidates", "crossings of evaluated networks",
+                  "calibration of the model's errors"):
+        rows[label] = [figure for folder in ("raspi4", "macro_noisy")
+                       for figure in _lost(f"twenty_seeds/{folder}", PARTS[label])]
+    rows["told noise (raspi4: drawn, see the rule; the whole: 75.4, 87.2, 91.2)"] = [
+        *_lost("twenty_seeds/raspi4_noisy", "noise_untold"), *_lost("twenty_seeds/macro_noisy", "noise_untold")]
+    return rows
+
+
+def _ablation(folder: str) -> Rows:
+    variants = {row["variant"] for row in lines(f"sampler_ablation/results/{folder}/summary.csv")}
+    features = "features" if folder == "noise" else "features (latency, counts of values)"
+    return {label: _lost(folder, variant) for label, variant in PARTS.items()
+            if variant in variants and (variant != "no_features" or label == features)}
+
+
+def _large() -> Rows:
+    by: dict[str, dict[str, dict[str, str]]] = {}
+    for row in lines("sampler_ablation/results/large/large.csv"):
+        by.setdefault(row["variant"], {})[row["seed"]] = row
+    return {label: [figure for mark in EARLY for figure in _mean_and_error(np.array(
+        [float(by["whole"][seed][f"hv_{mark}"]) - float(row[f"hv_{mark}"]) for seed, row in by[variant].items()]))]
+        for label, variant in PARTS.items() if variant in by}
+
+
+def _macro() -> Rows:
+    rows: Rows = {}
+    for name, file in (("OpenVINO int8", "epyc_int8"), ("ONNX Runtime fp32", "ort_fp32")):
+        held = document(f"macro_latency/results/{file}.json")["measured"]["held_out"]
+        for label, group, front in (("all measured", "all", [None, None]), ("random ones", "random", [])):
+            of = held[group]
+            rows[f"{name}: {label}"] = [of["n"], 100 * of["within_5"], 100 * of["within_10"], 100 * of["mean_error"],
+                                        of["spearman"], 100 * of["coverage"], 100 * of["ceiling_mean"], *front]
+    return rows
+
+
+def _searches() -> Rows:
+    rows: Rows = {}
+    for label, other, folder in (("default proxy of then (128 steps of 32)", "default proxy of then", "default"),
+                                 ("longer proxy (400 steps)", "longer proxy", "longer_proxy")):
+        summary = document(f"sampler_search/results/{folder}/summary.json")
+        reached = summary["to_equal_hypervolume"][summary["reference"]["is"]]
+        ends = ((f"{label}: hwnas", [reached[0]["evaluations"][0], summary["budget"], reached[0]["seconds"][0]]),
+                (f"{other}: NSGA-II (population 10)", [100 * reached[1]["ended_at"][0]]))
+        for (name, end), search, front in zip(ends, summary["searches"], summary["verified"][0]["fronts"], strict=True):
+            rows[name] = [*end, search["hypervolume"], search["seconds"],
+                          search["asking_seconds"] / search["trials"]["evaluated"], front["hypervolume"],
+                          front["hypervolume_std"], front["on_joint_front"], front["finalists"]]
+    return rows
+
+
+def _front_ends(folder: str) -> list[float]:
+    """Top-1 (per cent) and latency of each sampler's most accurate finalist."""
+    fronts = document(f"sampler_search/results/{folder}/summary.json")["verified"][0]["fronts"]
+    told = [re.search(r"finalist \w+ ([\d.]+) % in ([\d.]+) ms", front["against_baselines"][-1]) for front in fronts]
+    return [float(figure) for match in told if match for figure in match.groups()]
+
+
+def _workers() -> Rows:
+    labels = {("sqlite", "hwnas", "1"): "1 worker, SQLite", ("sqlite", "hwnas", "4"): "4 workers, SQLite",
+              ("postgresql", "hwnas", "4"): "4 workers, PostgreSQL", ("sqlite", "random", "1"): "random, 1 worker"}
+    rows: Rows = {}
+    for row in lines("many_workers/results/workers.csv"):
+        columns = ("half", "half_error", "share", "share_error", "against_one", "against_one_error", "duplicates_share")
+        shares = [column for column in columns if row[column]]
+        rows[labels[row["storage"], row["sampler"], row["workers"]]] = [*numbers(row, *shares, times=100),
+                                                                         *numbers(row, "lost", "seconds")]
+    return rows
+
+
+def _certificates() -> Rows:
+    both = [Certificate(name) for name in ("eurosat", "fashion_mnist")]
+    rows: dict[str, list[float]] = {}
+    for held in both:
+        for label, name in ESTIMATORS.items():
+            of, told = held.content["estimators"][name], held.told[name]
+            given = [] if held.content["cost"] == "macs" and label == "MACs" else [held.tau_given_cost(told)]
+            rows.setdefault(label, []).extend([
+                held.tau(told), of["low"], of["high"], *given, 100 * of["hypervolume_loss"],
+                of["cpu_seconds_amortised"], 100 * of["share_of_full"]])
+        control, ceiling = held.mixed("proxy", held.log_cost, 0.5), held.content["ceiling"]
+        rows.setdefault("proxy + 0.5 log cost (control)", []).extend([held.tau(control), held.tau_given_cost(control)])
+        rows.setdefault("one full training of the other seed", []).extend([
+            float(kendall_tau(*held.seeds.T)), ceiling["low"], ceiling["high"], held.given_cost(*held.seeds.T),
+            held.content["truth"]["cpu_seconds"], 100])
+    return dict(rows)
+
+
+def _controls() -> Rows:
+    baselines = contest_networks(False)
+    return {point.name: [point.ms, point.top1, *point.seeds, (best := rival(point, baselines)).ms, best.ms / point.ms]
+            for point in (*random_networks(), *contest_networks(True, "int8"))}
+
+
+def _above_predicted() -> list[float]:
+    picks = document("contest/results/fashion_mnist/picks.json")["picks"]
+    ratios = [100 * (point.ms / pick["latency_ms_predicted"] - 1)
+              for point, pick in zip(contest_networks(True, "int8"), picks, strict=True)]
+    return [min(ratios), max(ratios)]
+
+
+def _deployed(data: str) -> Rows:
+    by: dict[str, dict[str, dict[str, str]]] = {}
+    for row in lines(f"contest/results/{data}/table.csv"):
+        by.setdefault(f"{row['network']} {row['stem']}", {})[row["precision"]] = row
+    rows: Rows = {}
+    for label, of in by.items():
+        int8 = of["int8"]
+        rows[label] = [*numbers(int8, "top1", "top1_low", "top1_high", times=100),
+                       *(100 * float(top1) for top1 in int8["top1_by_seed"].split()), *numbers(int8, "drop", times=100),
+                       *numbers(int8, "latency_ms", "latency_ms_low", "latency_ms_high"),
+                       *(float(of[precision]["latency_ms"]) for precision in ("bf16", "fp32")),
+                       float(int8["images_per_s"]), float(int8["process_cpu_s"]) if int8["process_cpu_s"] else None]
+    return rows
+
+
+def _statements(data: str) -> list[str]:
+    """Those of speed at equal accuracy, of accuracy at equal latency, of ResNet-50's better stem and of int8."""
+    verdict = {True: "met", False: "not met", None: "undecided"}
+    return [f"- {verdict[statement['met']]}: {statement['text']}"
+            for statement in document(f"contest/results/{data}/summary.json")["statements"]
+            if not re.search("as accurate or more accurate|other stem", statement["goal"])]
