@@ -71,6 +71,7 @@ def is_dead(worker: str) -> bool:
 
 GRACE_S = 20.0  # how long a process that was told to end may clean up
 _PR_SET_PDEATHSIG = 1
+_AGAIN_S = 0.05  # until a signal that was dropped is sent again: the destructor has ended by then
 _CHILDREN: WeakSet[subprocess.Popen[Any] | Pool] = WeakSet()
 
 
@@ -90,6 +91,23 @@ def ended_by_signals() -> Iterator[None]:
     """
     here = threading.current_thread() is threading.main_thread()
     earlier = signal.signal(signal.SIGTERM, _raise_terminated) if here else None
+    hook = sys.unraisablehook
+
+    def keep(dropped: sys.UnraisableHookArgs) -> None:
+        # The interpreter drops what is raised in a destructor, or in a callback of a weak reference.
+        if not isinstance(dropped.exc_value, KeyboardInterrupt):
+            hook(dropped)
+            return
+        later = threading.Timer(_AGAIN_S, send_again, (exit_code(dropped.exc_value) - 128,))
+        later.daemon = True
+        later.start()
+
+    def send_again(number: int) -> None:
+        if sys.unraisablehook is keep:
+            os.kill(os.getpid(), number)
+
+    if here:
+        sys.unraisablehook = keep
     try:
         yield
     except KeyboardInterrupt:
@@ -99,6 +117,7 @@ def ended_by_signals() -> Iterator[None]:
         raise
     finally:
         if here:
+            sys.unraisablehook = hook
             signal.signal(signal.SIGTERM, earlier)
 
 

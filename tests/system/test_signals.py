@@ -77,3 +77,27 @@ def test_two_workers_interrupted_at_any_moment_leave_nothing_running(seed: int, 
     database = next(tmp_path.rglob("*.db"))
     with sqlite3.connect(database) as connection:
         assert connection.execute("select count(*) from trials where state = 'RUNNING'").fetchone() == (0,)
+
+
+DESTRUCTOR = """
+import os, signal, sys, threading
+from hwnas.system.processes import ended_by_signals, exit_code
+class Thing:
+    def __del__(self):
+        os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+        [None for _ in range(100_000)]
+try:
+    with ended_by_signals():
+        thing = Thing()
+        del thing
+        threading.Event().wait(200)
+except KeyboardInterrupt as interrupt:
+    sys.exit(exit_code(interrupt))
+"""
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_that_falls_into_a_destructor_is_not_lost(name: str, code: int) -> None:
+    done = subprocess.run([sys.executable, "-c", DESTRUCTOR, name], capture_output=True, text=True, timeout=100,
+                          check=False)
+    assert (done.returncode, done.stderr) == (code, "")
