@@ -191,15 +191,20 @@ class RunFolderMachine(RuleBasedStateMachine):
         """Copy the folder, and go on in the copy unless `stay`."""
         self._do(self._copy, how, stay)
 
-    @rule(which=MOMENT, moment=MOMENT, how=st.sampled_from(["delete", "delete", "cut", "empty", "overwrite"]))
-    def spoil(self, which: float, moment: float, how: str) -> None:
-        """Delete or damage a file."""
+    @rule(which=MOMENT, moment=MOMENT, how=st.sampled_from(["delete", "delete", "cut", "empty", "overwrite"]),
+          then=st.sampled_from(["", "search", "verify", "worker", "report"]), mend=st.booleans())
+    def spoil(self, which: float, moment: float, how: str, then: str, mend: bool) -> None:
+        """Delete or damage a file, and give a command; perhaps delete the damaged files then, and search as the study
+        was begun: it must end well."""
         self._do(self._spoil, which, moment, how)
-
-    @rule()
-    def mend(self) -> None:
-        """Delete the damaged files, and search as the study was begun: it must end well."""
-        self._do(self._mend)
+        if then == "search":
+            self._do(self._search, 0, "", 0.0, False)
+        elif then == "verify":
+            self._do(self._verify, "", 0.0)
+        elif then:
+            self._do(self._second, then)
+        if mend:
+            self._do(self._mend)
 
     # how it is done, and what must be true then
 
@@ -213,9 +218,9 @@ class RunFolderMachine(RuleBasedStateMachine):
         try:
             act(*given)
             self._check()
-        except Wrong as wrong:
+        except (Wrong, OSError, ValueError, KeyError) as wrong:
             self.journal.wrong.append(f"sequence {self.journal.example}: {'; '.join(self.steps)}: {wrong}")
-            self.journal.tell({"sequence": self.journal.example, "steps": self.steps, "wrong": str(wrong)})
+            self.journal.tell({"sequence": self.journal.example, "steps": self.steps, "wrong": repr(wrong)})
             print(self.journal.wrong[-1], flush=True)
             if self.journal.only:
                 shutil.copytree(self.place, self.journal.folder / "wrong", symlinks=True)
@@ -548,7 +553,7 @@ class RunFolderMachine(RuleBasedStateMachine):
                 raise Wrong(f"{row['id']} is verified as trained on images {said}, and was on {trained}")
         if all_verified and ended.code not in (0,):
             raise Wrong(f"exit code {ended.code}: {ended.words}")
-        if ended.code == 0 and len(read_rows(self.out / "trials.csv")) < len(self.kept):
+        if searched and len(read_rows(self.out / "trials.csv")) < len(self.kept):
             raise Wrong("trials.csv has fewer rows than the study")
         torn = json_files(self.out)
         if torn and not self.touched:
