@@ -103,7 +103,7 @@ class Run:
         from hwnas.front.rows import column_types
         from hwnas.study.costs import COSTS
         from hwnas.system.run_folder import TRIALS
-        from hwnas.system.tables import read_frame
+        from hwnas.system.tables import read_frame, table_text
 
         if table not in ("front", "trials"):
             raise ConfigError(f"to_frame takes 'front' or 'trials', got {table!r}.")
@@ -112,7 +112,10 @@ class Run:
             raise StudyError(f"{path}: not there yet. Finish the search first: the same call goes on.")
         columns = column_types() if table == "front" else {
             **{cost.predicted: float | None for cost in COSTS.values()}, **TRIALS}
-        return read_frame(path.read_text(encoding="utf-8"), columns)
+        try:
+            return read_frame(table_text(path), columns)
+        except (OSError, ValueError) as error:
+            raise StudyError(f"cannot read {path}: {error}") from None
 
     def plot(self) -> Figure:
         """The report's picture as a matplotlib figure."""

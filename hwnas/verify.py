@@ -97,7 +97,7 @@ def making_of(folder: RunFolder, config: Config, environment: Mapping[str, Any],
     from hwnas.target.target import Target
     from hwnas.training.recipe import FULL_TRAINING, Recipe
 
-    if not isinstance(config.get("dataset"), dict) or not isinstance(config.get("seed"), int):
+    if not isinstance(config.get("dataset"), dict) or type(config.get("seed")) is not int or config["seed"] < 0:
         raise StudyError(f"{folder.config} has no dataset section or no seed: was it written by hwnas.search?")
     given = {key: value for key, value in overrides.items() if value is not None}
     if keys := [*unresolved({**config["dataset"], **given}, "dataset")]:

@@ -200,6 +200,7 @@ def compose(config_name: str, overrides: Sequence[str], target: bool = True, as_
     if own.exists():
         raise ConfigError(f"{own}: a command's defaults cannot be changed there. Remove it; targets, data sets and "
                           "objectives have folders of their own beside it.")
+    chosen = _own_files(config_name, overrides)
     _search_user_folder()
     wanted = [part for text in overrides for part in _for_hydra(config_name, text, overrides)]
     try:
@@ -213,10 +214,39 @@ def compose(config_name: str, overrides: Sequence[str], target: bool = True, as_
         values = OmegaConf.to_container(config, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_hydra_message(error, overrides)) from None
-    except (YAMLError, OSError, UnicodeDecodeError) as error:  # a user's own file
+    except (YAMLError, OSError, ValueError, AssertionError) as error:  # a user's own file
+        if not chosen and not isinstance(error, YAMLError | OSError | UnicodeDecodeError):
+            raise
         raise ConfigError(f"{config_dirs()[0]}: a file cannot be read ({error}). Mend or remove it.") from None
+    name = _choice("target", overrides)
+    if name and (OmegaConf.is_missing(config, "target") or "target" not in config):
+        raise ConfigError(f"{file_in('target', name)} gives no target. Mend or remove it.")
     refuse_code(values, "")
     return config
+
+
+def _own_files(config_name: str, overrides: Sequence[str]) -> list[Path]:
+    """The user's own files that are chosen; ConfigError for one that is torn, huge or no section."""
+    from hwnas.system.documents import load_yaml, yaml_text
+
+    usual = {name: value for part in _base(config_name).get("defaults", ()) if isinstance(part, dict)
+             for name, value in part.items()}
+    named = [config_dirs()[0] / group / f"{_choice(group, overrides) or usual.get(group)}.yaml" for group in GROUPS]
+    files = [path for path in named if path.is_file()]
+    for path in files:
+        try:
+            content = load_yaml(yaml_text(path))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path}: cannot be read ({error}). Mend or remove it.") from None
+        if content is not None and not isinstance(content, dict):
+            raise ConfigError(f"{path}: must be a section of keys and values. Mend or remove it.")
+    return files
+
+
+def _choice(group: str, overrides: Sequence[str]) -> str:
+    """The name that the overrides choose of a group; empty where they choose none."""
+    return next((value for key, _, value in (text.partition("=") for text in overrides[::-1])
+                 if key.lstrip("+") == group), "")
 
 
 @cache

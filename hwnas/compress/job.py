@@ -17,7 +17,7 @@ from hwnas.data.dataset import Dataset, DatasetInfo
 from hwnas.errors import CandidateError, ConfigError, DataError, ModelError, StudyError
 from hwnas.networks.export import stored_fingerprint
 from hwnas.runtimes.foreign import check_path
-from hwnas.system.documents import check_identity, content_of
+from hwnas.system.documents import check_identity, content_of, load_json, read_json
 from hwnas.system.manifest import Manifest
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import ModelFolder
@@ -108,7 +108,7 @@ class Source:
     def fed(self, dataset: Dataset) -> Dataset:
         """The data set with the normalisation that the network was trained with, if its file names it."""
         try:
-            mean, std = (tuple(map(float, json.loads(self.metadata[key]))) for key in ("mean", "std"))
+            mean, std = (tuple(map(float, load_json(self.metadata[key]))) for key in ("mean", "std"))
         except (KeyError, ValueError, TypeError):
             return dataset
         return replace(dataset, mean=mean, std=std) if len(mean) == len(std) == dataset.channels else dataset
@@ -325,7 +325,7 @@ def _parts(dataset: Dataset, options: CompressOptions) -> tuple[Split, NDArray[n
 def _identity_in(steps: Path) -> Mapping[str, Any]:
     """The identity of the compression with these steps; empty where there is none that `check_folder` accepts."""
     try:
-        return dict(json.loads((steps / IDENTITY).read_bytes()))
+        return dict(read_json(steps / IDENTITY))
     except (OSError, ValueError, TypeError):
         return {}
 
@@ -337,7 +337,7 @@ def check_folder(job: CompressJob) -> None:
         write_atomic(path, json.dumps(dict(job.identity), indent=1) + "\n")
         return
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
+        stored = read_json(path)
     except (OSError, ValueError) as error:
         raise StudyError(f"cannot read {path}: {error}. Choose another out=FOLDER.") from None
     check_identity(stored if isinstance(stored, dict) else {}, job.identity, path, work="compression")

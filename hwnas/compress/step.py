@@ -85,7 +85,9 @@ class Scorer:
         return measurements
 
 
-STEP = Document("hwnas-compress-step", 1, "a step of a compression", "Remove it to take that step again.")
+STEP = Document("hwnas-compress-step", 1, "a step of a compression", "Remove it to take that step again.", shape={
+    "settings": dict, "error": str, "files?": {"*": {"size": int, "sha256": str}}, "right": str,
+    "validation_images": int, "about": {"kept?": [str]}})
 REFERENCE = "fp32"
 
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +15,8 @@ from hwnas.data.dataset import DatasetInfo, Images, Listing
 from hwnas.data.decoding import Decoder, look
 from hwnas.data.splits import DatasetOptions, Labels
 from hwnas.errors import DataError
+from hwnas.system.arrays import map_npy, read_npz
+from hwnas.system.paths import is_utf8
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -70,13 +71,11 @@ def _load(root: Path) -> dict[str, NDArray[Any]]:
     for path in files:
         try:
             if path.suffix == ".npy":
-                arrays[path.stem] = np.load(path, mmap_mode="r", allow_pickle=False)
+                arrays[path.stem] = map_npy(path)
             else:
-                with open(path, "rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as content:
-                    arrays |= {name: content[name] for name in content.files}
-        except (OSError, ValueError, EOFError, BadZipFile, MemoryError) as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise DataError(f"{path}: cannot be read as an array ({reason}). Save it with numpy.save or numpy.savez, "
+                arrays |= read_npz(path, path.stat().st_size)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path}: cannot be read as an array ({error}). Save it with numpy.save or numpy.savez, "
                             "without objects.") from None
     return arrays
 
@@ -119,12 +118,26 @@ def _number_labels(labels: Mapping[str, NDArray[Any]], class_names: NDArray[Any]
     values = np.unique(np.concatenate([np.asarray(part) for part in labels.values()]))
     if values.dtype.kind == "U":
         names = tuple(map(str, values))
+        _check_names(names, root)
         return names, {part: np.searchsorted(values, array).astype(np.int64) for part, array in labels.items()}
-    names = tuple(map(str, class_names if class_names is not None else range(int(values.max(initial=-1)) + 1)))
+    n, last = sum(map(len, labels.values())), int(values.max(initial=-1))
+    if class_names is None and last >= n:
+        raise DataError(f"{root}: label {last} where there are {n} images: classes are numbered from 0. Correct "
+                        "labels, or give names.")
+    if class_names is not None and class_names.ndim != 1:
+        raise DataError(f"{root}: class_names must be a list of names, got shape {class_names.shape}.")
+    names = tuple(map(str, class_names if class_names is not None else range(last + 1)))
+    _check_names(names, root)
     if len(values) and (values[0] < 0 or values[-1] >= len(names)):
         raise DataError(f"{root}: label {values[-1] if values[0] >= 0 else values[0]} where {len(names)} classes are "
                         "numbered from 0. Correct labels or class_names.")
     return names, {part: np.asarray(array, np.int64) for part, array in labels.items()}
+
+
+def _check_names(names: tuple[str, ...], root: Path) -> None:
+    """DataError for a name that no text file can hold."""
+    if wrong := next((name for name in names if not is_utf8(name)), None):
+        raise DataError(f"{root}: the name of class {wrong!a} is no text. Rename the class.")
 
 
 def _identity(arrays: Mapping[str, NDArray[Any]], names: tuple[str, ...]) -> str:

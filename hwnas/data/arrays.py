@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import pickletools
 import zlib
@@ -17,11 +16,13 @@ from hwnas.data.contents import Contents, digest_files
 from hwnas.data.dataset import DatasetInfo, Images, Listing, Progress, resize
 from hwnas.data.splits import DatasetOptions, Labels, Selection
 from hwnas.errors import ConfigError, DataError
+from hwnas.system.documents import read_bytes
 from hwnas.system.paths import home
 from hwnas.system.torchvision_ops import declare_missing
 
 FASHION_CLASSES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag",
                    "Ankle boot")
+_MOST_IDX = 256 << 20  # bytes; MNIST's largest file has 47 MB
 CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
@@ -157,8 +158,8 @@ def _contents(paths: Mapping[str, Path]) -> Contents:
 def read_idx(path: Path, dimensions: int) -> Images:
     """An IDX file of unsigned bytes (LeCun's MNIST format), gzipped or not; DataError when it is anything else."""
     try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
+        content = read_bytes(path, _MOST_IDX)
+    except (OSError, EOFError, zlib.error, ValueError) as error:
         raise DataError(f"{path}: cannot be read ({error}). Fetch the file again.") from error
     start = 4 + 4 * dimensions
     if content[:4] != bytes((0, 0, 8, dimensions)) or len(content) < start:

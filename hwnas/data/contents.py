@@ -16,7 +16,7 @@ from hwnas.errors import UserError
 from hwnas.system.documents import Document
 from hwnas.system.paths import home, write_atomic
 
-CONTENTS = Document("hwnas-contents", 1, "a list of file contents", "Remove it.")
+CONTENTS = Document("hwnas-contents", 1, "a list of file contents", "Remove it.", most=1 << 30)
 SETTLED_NS = 2 * 10**9  # a file system's clock may be this coarse: within it a second change leaves no trace
 MOST_LISTS = 64  # data sets whose lists are kept
 UNREADABLE = "-"  # stands for a digest; whoever decodes the file names the reason

@@ -121,7 +121,7 @@ def report_data(rows: Sequence[FrontRow], trials: Sequence[Mapping[str, Any]],
 def read_report(run: RunFolder) -> ReportData:
     """The content of the page, read from a finished run's files; StudyError when the search is not finished."""
     config = run.config_text() if run.config.is_file() else ""
-    return report_data(load_front(run), run.read_trials(), run.read_json(run.comparisons, default=[]),
+    return report_data(load_front(run), run.read_trials(), run.read_comparisons(),
                        run.find_environment(), config)
 
 
@@ -300,8 +300,8 @@ def _certificate(data: ReportData) -> str:
     if not certificate.get("table"):
         return head
     cells = [[*row, ""] for row in certificate["table"]]
-    lines = table([*certificate["columns"], ""], cells, [""] * len(cells))
-    where = ", ".join(escape(certificate[key]) for key in ("file", "created", "host"))
+    lines = table([*certificate.get("columns", ()), ""], cells, [""] * len(cells))
+    where = ", ".join(escape(certificate.get(key, "?")) for key in ("file", "created", "host"))
     return (f'{head}{lines}<p class="note">{where}. Regret: '
             "top-1 lost at equal cost by training the three networks that an estimator likes best. Seconds are of one "
             "core.</p>")

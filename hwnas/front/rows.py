@@ -15,7 +15,7 @@ from hwnas.study.costs import COSTS, LATENCY, KnownObjective, Terms
 from hwnas.study.objective import Objective
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import ModelFolder, RunFolder
-from hwnas.system.tables import read_table, table_csv
+from hwnas.system.tables import read_table, table_csv, table_text
 
 FORMAT = "hwnas-front/1"
 
@@ -199,8 +199,8 @@ def read_front(path: str | Path) -> list[FrontRow]:
     """Rows of a `front.csv`. Other columns are ignored. StudyError names file, line and column of a fault."""
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = table_text(path)
+    except (OSError, ValueError) as error:
         raise StudyError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}.") from None
     header = text.partition("\n")[0].rstrip("\r").split(",")
     missing = [name for name in COLUMNS if name not in header and name not in LATER]

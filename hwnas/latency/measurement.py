@@ -9,8 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from hwnas.cli.options import option, read_options
 from hwnas.errors import TableError
+from hwnas.system.documents import WRONG
 
+_LEAST_US = 1e-6  # smaller ones become 0 in ms
 P90_SAMPLES, P99_SAMPLES = 64, 662  # MLPerf LoadGen's least sample counts for a percentile
 
 
@@ -34,9 +37,9 @@ class Protocol:
     round_ms: float = 5.0
     min_calls: int = 6
     max_calls: int = 64
-    quantile: float = 0.25
-    copies: int = 4
-    min_rounds: int = 12
+    quantile: float = option(0.25, low=0, high=1)
+    copies: int = option(4, low=1)
+    min_rounds: int = option(12, low=1)
     max_rounds: int = 24
     half_width: float = 0.02
     block: int = 6
@@ -48,6 +51,11 @@ class Protocol:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for tables and reports."""
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Protocol:
+        """Inverse of `to_dict`; ConfigError for a value of another type, UnknownName for another key."""
+        return read_options(cls, data, "protocol")
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +234,7 @@ class Measurement:
             turns = tuple(Turn(_positive(samples), _positive([reference])[0], float(steal), bool(throttled))
                           for samples, reference, steal, throttled in times)
             return cls(turns, _positive([data["quiet_us"]])[0], protocol)
-        except (KeyError, TypeError, ValueError) as error:
+        except WRONG as error:
             raise TableError(f"{where}: {error or 'times are missing'}") from None
 
 
@@ -240,6 +248,6 @@ def robust_error(values: np.ndarray) -> float:
 
 def _positive(times_us: Sequence[float]) -> tuple[float, ...]:
     """Milliseconds; a table holds a hundred thousand of them, so the checks are those that run in C."""
-    if not times_us or not (min(times_us) > 0 and sum(times_us) < float("inf")):
+    if not times_us or not (min(times_us) > _LEAST_US and sum(times_us) < float("inf")):
         raise ValueError("times must be positive and finite")
     return tuple([us / 1e3 for us in times_us])

@@ -19,12 +19,15 @@ from typing import Any
 from hwnas.errors import HwnasError, TableError
 from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.space.architecture import Architecture
-from hwnas.system.documents import Document
+from hwnas.system.documents import WRONG, Document
 from hwnas.system.paths import table_dirs, write_atomic
 from hwnas.target.target import Target
 
+_SHAPE = {"host": {"name": str}, "key": {"runtime": str, "precision": str, "threads": int, "batch": int, "sizes": [int],
+                                         "channels": int, "classes": int},
+          "error": {"*": {"*": float}}, "spent_s?": {"*": float}, "learnt?": {"*": dict}, "networks": [dict]}
 TABLE = Document("hwnas-latency-table", 2, "a latency table", "Move it away; the next run measures anew.", TableError,
-                 two_fields=True)
+                 two_fields=True, shape=_SHAPE)
 LEAST_NETWORKS = 12  # fewer of a space cannot be split into fitted and held-out ones
 
 
@@ -120,12 +123,12 @@ class LatencyTable:
             return cls._from_dict(data, path)
         except TableError:
             raise
-        except (KeyError, TypeError, ValueError, AttributeError, HwnasError) as error:
+        except (*WRONG, HwnasError) as error:
             raise TableError(f"{path}: {type(error).__name__}: {error}. {TABLE.remedy}") from None
 
     @classmethod
     def _from_dict(cls, data: Mapping[str, Any], path: Path) -> LatencyTable:
-        protocol = Protocol(**{"copies": 1, **data["protocol"]})  # format 1 knew one copy only
+        protocol = Protocol.from_dict({"copies": 1, **data["protocol"]})  # format 1 knew one copy only
         key = TableKey(**{**data["key"], "sizes": tuple(data["key"]["sizes"])})
         networks = [_network_from_dict(entry, protocol, f"{path}: networks[{index}]")
                     for index, entry in enumerate(data["networks"])]

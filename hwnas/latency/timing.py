@@ -24,6 +24,7 @@ from hwnas.latency.harness import Progress, measure
 from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
+from hwnas.system.documents import read_json
 from hwnas.system.paths import home, write_atomic
 from hwnas.system.processes import Pool
 from hwnas.target.host import Host, usable_cores
@@ -98,7 +99,7 @@ class QuietTimes:
 
     def _all(self) -> dict[str, float]:
         try:
-            content = json.loads(self.path.read_text())
+            content = read_json(self.path)
         except FileNotFoundError:
             return {}
         except (OSError, ValueError):

@@ -21,7 +21,7 @@ from hwnas.latency.held_out_networks import ANCHOR, TimedOne, chosen_anchors, he
 from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.table import LatencyTable
 from hwnas.space.architecture import Architecture
-from hwnas.system.documents import Document
+from hwnas.system.documents import WRONG, Document, load_json
 from hwnas.system.paths import write_atomic
 
 if TYPE_CHECKING:
@@ -30,8 +30,10 @@ if TYPE_CHECKING:
 
 
 VALIDATION = Document("hwnas-validation", 1, "a validation", "Name the JSON file that hwnas.validate wrote.",
-                      TableError, two_fields=True)
-PARTIAL = replace(VALIDATION, format="hwnas-validation-partial", name="an unfinished validation")
+                      TableError, two_fields=True, shape={
+                          "host": {"name": str}, "table": {"key": str}, "space": {"name": str}, "seed": int,
+                          "networks": [dict], "anchor_networks?": [dict]})
+PARTIAL = replace(VALIDATION, format="hwnas-validation-partial", name="an unfinished validation", shape=None)
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def load(path: Path) -> Stored:
     """Read what was measured; TableError names file, place and what is wrong with it."""
     data = VALIDATION.read(path)
     try:
-        protocol = Protocol(**data["protocol"])
+        protocol = Protocol.from_dict(data["protocol"])
         networks = [_read_timed(entry, protocol, f"{path}: networks[{index}]")
                     for index, entry in enumerate(data["networks"])]
         anchors = [_read_timed(entry, protocol, f"{path}: anchors[{index}]")
@@ -98,7 +100,7 @@ def load(path: Path) -> Stored:
                       anchors)
     except TableError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, HwnasError) as error:
+    except (*WRONG, HwnasError) as error:
         raise TableError(f"{path}: {type(error).__name__}: {error}. Measure anew: python -m hwnas.validate +target=…"
                          ) from None
 
@@ -162,7 +164,7 @@ class Partial:
                             ) from None
         for line in text.split("\n")[:-1]:
             try:
-                entries.append(json.loads(line))
+                entries.append(load_json(line))
             except ValueError:
                 break
         return entries

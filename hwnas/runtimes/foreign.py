@@ -90,15 +90,21 @@ def _check_external(location: str, folder: Path, where: str) -> None:
     files."""
     plain = not os.path.isabs(location) and ".." not in re.split(r"[/\\]", location)
     inside = folder.resolve()
-    if not location or not plain or not (inside / location).resolve().is_relative_to(inside):
-        raise ModelError(f"{where} refers to external data outside its folder ({location or 'no name'!r}); it is "
-                         "refused. Put the data beside the model and save it with a relative location.")
-    if not (inside / location).is_file():
+    try:
+        within = plain and (inside / location).resolve().is_relative_to(inside)
+        there = (inside / location).is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        within, there = False, False
+    if not location or not within:
+        raise ModelError(f"{where} refers to external data outside its folder ({location[:200] or 'no name'!r}); it "
+                         "is refused. Put the data beside the model and save it with a relative location.")
+    if not there:
         raise ModelError(f"{where} needs its external data {location!r} beside it, and there is no such file.")
 
 
 def _location(tensor: TensorProto) -> str:
-    return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+    name: str | bytes = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+    return name if isinstance(name, str) else name.decode(errors="replace")  # bytes: no UTF-8
 
 
 def _graphs(proto: ModelProto) -> list[Any]:
@@ -185,7 +191,8 @@ def input_of(proto: ModelProto, where: str) -> ModelInput:
     if not kind.HasField("tensor_type") or not kind.tensor_type.HasField("shape"):
         raise ModelError(f"{where}: input {inputs[0].name!r} is not a tensor with known axes. Export it with a shape.")
     if kind.tensor_type.elem_type != onnx.TensorProto.FLOAT:
-        name = onnx.TensorProto.DataType.Name(kind.tensor_type.elem_type).lower()
+        known = {number: name.lower() for name, number in onnx.TensorProto.DataType.items()}
+        name = known.get(kind.tensor_type.elem_type, "an unknown type")
         raise ModelError(f"{where}: input {inputs[0].name!r} takes {name}; networks are timed with float32 images. "
                          "Export it with a float32 input.")
     shape = tuple(axis.dim_value if axis.dim_value > 0 else None for axis in kind.tensor_type.shape.dim)

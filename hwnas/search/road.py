@@ -330,7 +330,7 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     if spoilt:
         console.say(f"the front in {run.path} is made and timed again: {spoilt}.")
     elif held:
-        comparisons = run.read_json(run.comparisons, default=[])
+        comparisons = run.read_comparisons()
         console.say(f"the front in {run.path} is verified already; to time it again: "
                     f"python -m hwnas.verify run={run.path}")
         return held, comparisons

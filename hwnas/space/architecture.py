@@ -56,7 +56,7 @@ class BlockDef:
     def _from_fields(cls, text: str, kind: str, fields: Mapping[str, float], skip: bool) -> BlockDef:
         def whole(key: str, default: int | None, low: int, high: int) -> int:
             value = fields.get(key, default)
-            if value is None or value != int(value) or not low <= value <= high:
+            if value is None or not low <= value <= high or value != int(value):
                 raise SpaceError(f"block {text!r}: {key} must be a whole number from {low} to {high}, got {value}.")
             return int(value)
 

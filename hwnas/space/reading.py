@@ -11,6 +11,7 @@ import yaml
 
 from hwnas.errors import SpaceError, UnknownName
 from hwnas.space.blocks.block import ACTIVATIONS, KINDS, BlockKind, round_to_divisor
+from hwnas.system.documents import WRONG
 
 Path = tuple[str | int, ...]
 Value: TypeAlias = str | int | float | bool
@@ -202,7 +203,10 @@ class SpaceFile:
         if isinstance(node, yaml.SequenceNode):
             return [self._plain(item, (*path, index)) for index, item in enumerate(node.value)]
         if not isinstance(node, yaml.MappingNode):
-            return yaml.SafeLoader("").construct_object(node)
+            try:
+                return yaml.SafeLoader("").construct_object(node)
+            except (*WRONG, yaml.YAMLError):
+                self.fail(path, f"is no value: {node.value[:40]!r}")
         mapping: dict[str, Any] = {}
         for key_node, value_node in node.value:
             key = str(key_node.value)

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hwnas.errors import ConfigError, StudyError, UserError
 
+WRONG = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)  # what content of another form raises
+MOST_JSON = 64 << 20  # bytes; the largest table has 7 MB
+_MOST_DEEP = 60  # values in values
+_MOST_MEMORY = 600 << 20  # bytes, by an estimate
 _NAMED = 4  # changed keys that an error lists
+_VERSION = re.compile(r"[0-9]{1,9}")
 
 
 @dataclass(frozen=True)
@@ -21,7 +27,8 @@ class Document:
     """One kind of file, mostly JSON: its format, the newest version that is read, and the remedy for any other file.
 
     `name` is what such a file is called. A file says `"format": "<format>/<version>"`; with `two_fields` it gives
-    `"format"` and `"version"` apart. Every fault is an `error` of one line: file, fault, `remedy`.
+    `"format"` and `"version"` apart. `shape` is what else it holds, see `check_shape`, and `most` its size in bytes.
+    Every fault is an `error` of one line: file, fault, `remedy`.
     """
 
     format: str
@@ -30,6 +37,8 @@ class Document:
     remedy: str
     error: type[UserError] = StudyError
     two_fields: bool = False
+    shape: Any = field(default=None, compare=False)
+    most: int = MOST_JSON
 
     @property
     def header(self) -> dict[str, Any]:
@@ -48,10 +57,14 @@ class Document:
         form, _, version = said.partition("/") if isinstance(said, str) else ("", "", "")
         if not isinstance(data, Mapping) or form != self.format or bool(version) == self.two_fields:
             raise self.error(f"{where}: not {self.name} of hwnas. {self.remedy}")
-        number = data.get("version") if self.two_fields else int(version) if version.isdigit() else version
+        number = data.get("version") if self.two_fields else int(version) if _VERSION.fullmatch(version) else version
         if not isinstance(number, int) or number > self.version:
             raise self.error(f"{where}: format version {number!r}; this hwnas reads up to {self.version}. Update "
                              "hwnas.")
+        try:
+            check_shape(dict(data), self.shape or {})
+        except ValueError as error:
+            raise self.error(f"{where}: {error}. {self.remedy}") from None
         return dict(data)
 
     def find(self, path: Path) -> dict[str, Any] | None:
@@ -63,14 +76,13 @@ class Document:
         """Inside, an error about missing or wrong content becomes an `error` that names the file."""
         try:
             yield
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except WRONG as error:
             said = " ".join(str(error).split())[:200]
             raise self.error(f"{path}: not whole ({type(error).__name__}: {said}). {self.remedy}") from None
 
     def _json(self, path: Path) -> Any:
         try:
-            content = path.read_bytes()
-            return json.loads(gzip.decompress(content) if path.suffix == ".gz" else content)
+            return read_json(path, self.most)
         except gzip.BadGzipFile as error:
             fault = f"not gzip ({error})"
         except (EOFError, zlib.error) as error:
@@ -94,9 +106,87 @@ def check_identity(stored: Mapping[str, Any], wanted: Mapping[str, Any], where: 
         raise StudyError(f"{where} is of another {work}: {text}{more}. {step}")
 
 
+def read_bytes(path: Path, most: int) -> bytes:
+    """The content of a file, unpacked where it ends in .gz. OSError, EOFError or zlib.error; ValueError when it has
+    more than `most` bytes, of which no more are read."""
+    with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+        content: bytes = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"larger than {most >> 20} MiB")
+    return content
+
+
+def read_json(path: Path, most: int = MOST_JSON) -> Any:
+    """Plain values of a JSON file; raises what `read_bytes` and `load_json` do."""
+    return load_json(read_bytes(path, most))
+
+
+def load_json(content: str | bytes) -> Any:
+    """JSON as plain values; ValueError for what is none, is nested too deep or would take far more memory than its
+    text: a list of three letters takes sixty bytes."""
+    raw = content.encode(errors="surrogatepass") if isinstance(content, str) else content
+    if sum(raw.count(mark) * size for mark, size in ((b"{", 256), (b"[", 96), (b",", 48), (b'"', 8))) > _MOST_MEMORY:
+        raise ValueError("too many values")
+    try:
+        value = json.loads(raw)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    level = [value]
+    for _ in range(_MOST_DEEP):
+        level = [part for whole in level if isinstance(whole, dict | list)
+                 for part in (whole.values() if isinstance(whole, dict) else whole) if isinstance(part, dict | list)]
+        if not level:
+            return value
+    raise ValueError("nested too deep")
+
+
+def check_shape(value: Any, shape: Any, at: str = "") -> None:
+    """ValueError, which names the key below `at`, unless plain values have a shape.
+
+    A shape is a type (`float`: a finite number; `int`: a whole one), None, a tuple of shapes of which one fits, a list
+    of the shape of all entries, or a mapping of shapes by key. "key?" may be absent, and "*" is every other key.
+    """
+    place = at or "it"
+    if isinstance(shape, tuple):
+        if (fitting := next((part for part in shape if _is(value, part)), shape)) is shape:
+            raise ValueError(f"{place} must be {' or '.join(map(_kind, shape))}")
+        check_shape(value, fitting, at)
+    elif not _is(value, shape):
+        raise ValueError(f"{place} must be {_kind(shape)}")
+    elif isinstance(shape, list):
+        for index, part in enumerate(value):
+            check_shape(part, shape[0], f"{at}[{index}]")
+    elif isinstance(shape, Mapping):
+        for name, part in shape.items():
+            key = name.removesuffix("?")
+            if name == "*":
+                for other in value.keys() - shape.keys():
+                    check_shape(value[other], part, f"{at}.{str(other)[:40]!r}")
+            elif key in value:
+                check_shape(value[key], part, f"{at}.{key}".lstrip("."))
+            elif key == name:
+                raise ValueError(f"{place} lacks {key}")
+
+
+def _is(value: Any, shape: Any) -> bool:
+    """Whether a value is of the kind of a shape, whatever it holds."""
+    if isinstance(shape, Mapping | list):
+        return isinstance(value, type(shape))
+    if shape in (int, float):
+        return isinstance(value, int if shape is int else int | float) and not isinstance(value, bool) and (
+            abs(value) < _HUGE)
+    return value is None if shape is None else isinstance(value, shape)
+
+
+def _kind(shape: Any) -> str:
+    return _KINDS.get(shape if isinstance(shape, type) else type(shape), "null")
+
+
+_HUGE = 1e300  # no number of ours is so large; larger whole ones cannot become floats
+_KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", dict: "a section",
+          list: "a list"}
 _MOST_BYTES = 1 << 20
 _MOST_VALUES = 20_000  # the largest file of ours has some hundred
-_MOST_DEEP = 60
 _MOST_DIGITS = 400
 
 
@@ -142,7 +232,7 @@ def load_yaml(text: str) -> Any:
     try:
         check_yaml(text)
         return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, *WRONG, RecursionError) as error:
         raise ValueError(" ".join(str(error).split())) from None
 
 

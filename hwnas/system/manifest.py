@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -14,8 +15,10 @@ from hwnas.system.documents import Document
 from hwnas.system.paths import write_atomic
 
 NAME = "manifest.json"
+_MOST_NAME = 255  # bytes
 MANIFEST = Document("hwnas-model", 1, "the manifest of a model folder", "Remove it, and give the command again: the "
-                    "files beside it are then checked, or made again.")
+                    "files beside it are then checked, or made again.",
+                    shape={"recipe": str, "parity": {"*": float}, "files": {"*": {"size": int, "sha256": str}}})
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +63,10 @@ class Manifest:
         if data is None:
             return None
         with MANIFEST.reading(path):
-            files = {str(name): Content(int(entry["size"]), str(entry["sha256"]))
-                     for name, entry in data["files"].items()}
-            return cls(str(data["recipe"]), files, dict(data["parity"]))
+            if wrong := next((name for name in data["files"] if len(os.fsencode(name)) > _MOST_NAME), None):
+                raise ValueError(f"{wrong[:40]}… is no name of a file")
+            files = {name: Content(entry["size"], entry["sha256"]) for name, entry in data["files"].items()}
+            return cls(data["recipe"], files, data["parity"])
 
     @classmethod
     def write(cls, folder: Path, paths: Iterable[Path], recipe: str, parity: Mapping[str, float] | None = None) -> None:

@@ -10,19 +10,31 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.errors import StudyError
-from hwnas.system.documents import Document, load_yaml, yaml_text
+from hwnas.system.arrays import read_npz
+from hwnas.system.documents import Document, check_shape, load_yaml, read_json, yaml_text
 from hwnas.system.manifest import NAME as MANIFEST
 from hwnas.system.paths import write_atomic
-from hwnas.system.tables import finite, read_table, table_csv
+from hwnas.system.tables import finite, read_table, table_csv, table_text
 from hwnas.system.work_folder import WorkFolder, kind_of
 
-ENVIRONMENT = Document("hwnas-environment", 1, "the environment of a search", "Search again, with the same options.")
+_NAMED = ({"name?": str}, None)
+_OPTIONAL = {  # what is read from any run, be it unfinished or of an earlier version
+    "target?": _NAMED, "host?": _NAMED, "created?": str, "runtime?": str, "searched_for?": str,
+    "verified_here?": bool, "space?": (str, None), "cap_ms?": (float, None), "cap_p99_ms?": (float, None),
+    "dataset?": ({"name?": str, "left_out?": ({"*": int}, None)}, None), "latency_model?": (dict, None),
+    "search?": ({"accuracy?": str}, None),
+    "certificate?": ({"lines?": [str], "columns?": [str], "table?": [[str]], "file?": str, "created?": str,
+                      "host?": str}, None)}
+_WHOLE = {"dataset": {"fingerprint": str, "image_size": int, "channels": int, "class_names": [str]}, "target": dict,
+          "recipe": dict, "measuring": {"seconds": float, "seed": int, "quiet_ms": (float, None), "reference": dict}}
+ENVIRONMENT = Document("hwnas-environment", 1, "the environment of a search", "Search again, with the same options.",
+                       shape=_OPTIONAL)
+_COMPARISONS = [{"verdict?": str, "sentence": str}]
 _NUMBER, _COUNT, _FLAG, _TEXT = float | None, int | None, bool | None, str | None
 OF_EVERY_TRIAL: dict[str, Any] = {
     "number": int, "state": _TEXT, "outcome": _TEXT, "id": _TEXT, "architecture": _TEXT, "top1_proxy": _NUMBER,
@@ -179,7 +191,7 @@ class RunFolder(WorkFolder):
         if not self.trials_csv.exists():
             return []
         try:
-            return read_table(self.trials_csv.read_text(encoding="utf-8"), TRIALS)
+            return read_table(table_text(self.trials_csv), TRIALS)
         except (OSError, ValueError) as error:
             raise StudyError(f"{self.trials_csv}, {error} Finish the search again to have it written anew.") from None
 
@@ -194,9 +206,8 @@ class RunFolder(WorkFolder):
     def read_predictions(self) -> dict[str, NDArray[np.int32]]:
         """Inverse of `write_predictions`, `labels` among the keys; StudyError when it cannot be read."""
         try:
-            with np.load(io.BytesIO(self.predictions.read_bytes()), allow_pickle=False) as file:
-                return {name: file[name] for name in file.files}
-        except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+            return read_npz(self.predictions, self.predictions.stat().st_size)
+        except (OSError, ValueError) as error:
             raise StudyError(f"cannot read {self.predictions}: {error}.") from None
 
     def write_measurements(self, data: Mapping[str, Any]) -> None:
@@ -210,7 +221,7 @@ class RunFolder(WorkFolder):
     def read_json(self, path: Path, default: Any = None) -> Any:
         """Content of a `.json` file, `default` where there is none; StudyError when it is not JSON."""
         try:
-            return json.loads(path.read_text(encoding="utf-8"))
+            return read_json(path)
         except FileNotFoundError:
             return default
         except (OSError, ValueError) as error:
@@ -220,13 +231,23 @@ class RunFolder(WorkFolder):
         """`environment.json`; StudyError where it is missing, torn or of another version."""
         content = ENVIRONMENT.read(self.environment)
         with ENVIRONMENT.reading(self.environment):
-            return {**content, "dataset": dict(content["dataset"]), "target": dict(content["target"])}
+            check_shape(content, _WHOLE)
+            return content
 
     def find_environment(self) -> dict[str, Any]:
         """`environment.json`, also of an unfinished or earlier run, which may lack any key; {} where there is none."""
         content = self.read_json(self.environment, default={})
-        earlier = isinstance(content, dict) and "format" not in content
-        return content if earlier else ENVIRONMENT.check(content, self.environment)
+        earlier = ENVIRONMENT.header if isinstance(content, dict) and "format" not in content else {}
+        return ENVIRONMENT.check({**content, **earlier} if earlier else content, self.environment)
+
+    def read_comparisons(self) -> list[dict[str, Any]]:
+        """`comparisons.json`, empty where there is none; StudyError when it is none."""
+        content = self.read_json(self.comparisons, default=[])
+        try:
+            check_shape(content, _COMPARISONS)
+        except ValueError as error:
+            raise StudyError(f"{self.comparisons}: {error}. {ENVIRONMENT.remedy}") from None
+        return list(content)
 
     def read_config(self) -> dict[str, Any]:
         """`config.yaml` as plain values; StudyError when it is no mapping."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 
 from hwnas.errors import ConfigError, DataError, UnknownName
+from hwnas.system.documents import read_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
 Columns = Mapping[str, Any]  # type of each column: str, int, float or bool, or one of these or None
 _DTYPES = {str: "string", int: "Int64", float: "Float64", bool: "boolean"}
 _BOOLEANS = {"true": True, "false": False}
+_WHOLE = 2**63  # beyond this, whole numbers have no column of pandas
+_SHOWN = 40  # characters of a cell that an error shows
+MOST_TEXT = 32 << 20  # bytes of a table, of ours or of a user
+_MOST_CELLS = 8_000_000  # a line takes as much memory as 20 cells
+_LINE = 20
+_MOST_LINES, _MOST_CSV = 1_000_000, 256 << 20  # of a user's table of networks
 
 
 def table_csv(rows: Sequence[Mapping[str, Any]], columns: Iterable[str] = ()) -> str:
@@ -42,6 +49,11 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     return json.dumps(finite(value)) if isinstance(value, list | tuple | dict) else str(value)
+
+
+def table_text(path: Path) -> str:
+    """The text of a CSV file. OSError; ValueError when it is not UTF-8 or larger than a table may be."""
+    return read_bytes(path, MOST_TEXT).decode()
 
 
 def read_table(text: str, columns: Columns) -> list[dict[str, Any]]:
@@ -69,8 +81,12 @@ def _values(text: str, columns: Columns) -> dict[str, list[Any]]:
 
 def _text_cells(text: str) -> dict[str, list[str]]:
     """Cells by column as they are written; ValueError for text that is no table."""
+    lines, cells = list[list[str]](), 0
     try:
-        lines = [line for line in csv.reader(io.StringIO(text, newline="")) if line]
+        for line in filter(None, csv.reader(io.StringIO(text, newline=""))):
+            lines.append(line)
+            if (cells := cells + len(line) + _LINE) > _MOST_CELLS:
+                raise ValueError(f"more than {_MOST_CELLS // _LINE} lines, or as much in cells.")
     except csv.Error as error:
         raise ValueError(f"not a table ({error}).") from None
     for number, line in enumerate(lines, 1):
@@ -89,9 +105,12 @@ def _value(cell: str, kind: Any, where: str) -> Any:
         return None
     base = _base(kind)
     try:
-        return _BOOLEANS[cell] if base is bool else base(cell)
+        value = _BOOLEANS[cell] if base is bool else base(cell)
+        if base is not int or -_WHOLE <= value < _WHOLE:
+            return value
     except (KeyError, ValueError):
-        raise ValueError(f"{where} cannot be {cell!r}.") from None
+        pass
+    raise ValueError(f"{where} cannot be {cell[:_SHOWN]!r}.")
 
 
 def read_cells(path: Path, columns: Sequence[str], usage: str) -> dict[str, list[Any]]:
@@ -105,11 +124,24 @@ def read_cells(path: Path, columns: Sequence[str], usage: str) -> dict[str, list
     try:
         if path.suffix == ".parquet":
             return _parquet_cells(path, columns)
+        _check_size(path)
         _check_columns(path, columns, list(pd.read_csv(path, dtype=str, nrows=0)))
         frame = pd.read_csv(path, dtype=str, na_filter=False, index_col=False, usecols=list(columns))
-    except (OSError, UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
+    except (OSError, ValueError) as error:  # pandas' own errors are ValueErrors
         raise DataError(f"{path}: cannot be read ({error}). {usage}") from error
     return {column: frame[column].tolist() for column in columns}
+
+
+def _check_size(path: Path) -> None:
+    """ValueError for a CSV file that would take far more memory than a table of networks."""
+    lines, name_bytes = 0, 0
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            if not lines:
+                name_bytes += len(block.partition(b"\n")[0])
+            lines += block.count(b"\n") + block.count(b"\r")
+            if lines > _MOST_LINES or name_bytes > 1 << 20 or file.tell() > _MOST_CSV:
+                raise ValueError(f"more than {_MOST_LINES} lines, {_MOST_CSV >> 20} MiB or 1 MiB of names of columns")
 
 
 def _parquet_cells(path: Path, columns: Sequence[str]) -> dict[str, list[Any]]:

@@ -19,10 +19,11 @@ from torch import Tensor, nn
 
 from hwnas.errors import StudyError
 from hwnas.networks.network import check_tensors
-from hwnas.system.documents import Document
+from hwnas.system.documents import WRONG, Document, load_json
 from hwnas.system.paths import write_atomic
 
-DOCUMENT = Document("hwnas-checkpoint", 1, "a checkpoint", "Choose another out=FOLDER.")
+DOCUMENT = Document("hwnas-checkpoint", 1, "a checkpoint", "Choose another out=FOLDER.", shape={
+    "identity": dict, "epoch": int, "rows": [dict], "optimizer": dict})
 KEY = "hwnas_checkpoint"
 
 
@@ -57,7 +58,7 @@ class Checkpoint:
             return None
         try:
             with safe_open(check_tensors(path), framework="pt") as file:
-                about = json.loads((file.metadata() or {}).get(KEY, "null"))
+                about = load_json((file.metadata() or {}).get(KEY, "null"))
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (OSError, SafetensorError, ValueError) as error:
             raise StudyError(f"{path} is torn or no checkpoint ({' '.join(str(error).split())[:120]}). Put a whole "
@@ -67,7 +68,7 @@ class Checkpoint:
             optimizer = _unpack(about["optimizer"], tensors)
             return cls(about["identity"], int(about["epoch"]), list(about["rows"]), _part(tensors, "model."),
                        _part(tensors, "average."), optimizer)
-        except (KeyError, TypeError, ValueError):
+        except WRONG:
             raise StudyError(f"{path} is no whole checkpoint: tensors are missing. Put a whole copy there, or remove "
                              "it to begin again.") from None
 

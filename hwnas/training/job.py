@@ -6,7 +6,6 @@ Its identity names all that decides it.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from hwnas.errors import ConfigError, DataError, TargetError
 from hwnas.networks.baselines import TIMM, Baseline
 from hwnas.networks.network import FoundNetwork, Network, Shape, TimmNetwork, check_tensors
 from hwnas.space.architecture import Architecture
-from hwnas.system.documents import content_of, yaml_text
+from hwnas.system.documents import content_of, load_json, read_json, yaml_text
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import ModelFolder
 from hwnas.system.tables import table_csv
@@ -158,10 +157,10 @@ def _identity_in(folder: Path) -> Mapping[str, Any]:
 
     try:
         if (folder / "summary.json").is_file():
-            about = json.loads((folder / "summary.json").read_bytes())
+            about = read_json(folder / "summary.json")
         else:
             with safe_open(check_tensors(folder / "checkpoint.safetensors"), framework="np") as file:
-                about = json.loads((file.metadata() or {})[KEY])
+                about = load_json((file.metadata() or {})[KEY])
         return dict(about["identity"])
     except (OSError, SafetensorError, ValueError, KeyError, TypeError):
         return {}

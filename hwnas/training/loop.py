@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hwnas.data.dataset import Dataset, Images, Progress, Split
-from hwnas.errors import TrainingError
-from hwnas.system.documents import check_identity
+from hwnas.errors import StudyError, TrainingError
+from hwnas.system.documents import WRONG, check_identity
 from hwnas.system.memory import kept_memory
 from hwnas.target.host import usable_cores
 from hwnas.training.batches import Batches, Stream
@@ -185,7 +185,11 @@ class Training:
         if checkpoint is None:
             return
         check_identity(checkpoint.identity, identity, path, step)
-        checkpoint.restore(self.model, None if self.average is None else self.average.module, self.optimizer)
+        try:
+            checkpoint.restore(self.model, None if self.average is None else self.average.module, self.optimizer)
+        except (*WRONG, RuntimeError) as error:
+            raise StudyError(f"{path} does not hold the state of this training ({type(error).__name__}). Put a whole "
+                             "copy there, or remove it to begin again.") from error
         self.epoch, self.rows = checkpoint.epoch, checkpoint.rows
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Mapping
@@ -19,8 +18,9 @@ from hwnas.errors import DataError
 from hwnas.networks.build import build
 from hwnas.networks.network import check_tensors
 from hwnas.networks.shared_weights import Bank, bank_of, covering_settings, extreme, megabytes
+from hwnas.system.documents import load_json
 from hwnas.training.batches import Batches, reseed
-from hwnas.training.checkpoint import KEY, Checkpoint
+from hwnas.training.checkpoint import DOCUMENT, KEY, Checkpoint
 from hwnas.training.loop import Training, seeded
 from hwnas.training.recipe import Recipe, read_with_recipe
 
@@ -294,12 +294,13 @@ def load_inherited(network: nn.Module, architecture: Architecture, path: Path) -
         return False
     checkpoint = Checkpoint.load(path)
     assert checkpoint is not None
-    for what, its, wanted in (("classes", len(checkpoint.identity["classes"]), architecture.classes),
-                              ("channels", checkpoint.identity["channels"], architecture.channels)):
-        if its != wanted:
-            raise DataError(f"weights {path}: the supernet knows {its} {what}, the architecture has {wanted}. Give one "
-                            "that was trained on this data.")
-    copy_weights(bank_in(checkpoint), architecture, network)
+    with DOCUMENT.reading(path):
+        for what, its, wanted in (("classes", len(checkpoint.identity["classes"]), architecture.classes),
+                                  ("channels", checkpoint.identity["channels"], architecture.channels)):
+            if its != wanted:
+                raise DataError(f"weights {path}: the supernet knows {its} {what}, the architecture has {wanted}. Give "
+                                "one that was trained on this data.")
+        copy_weights(bank_in(checkpoint), architecture, network)
     return True
 
 
@@ -324,7 +325,7 @@ def _identity(path: Path) -> dict[str, Any]:
 
     try:
         with safe_open(check_tensors(path), framework="pt") as file:
-            about = json.loads((file.metadata() or {}).get(KEY, "null"))
+            about = load_json((file.metadata() or {}).get(KEY, "null"))
     except (OSError, SafetensorError, ValueError):
         return {}
     identity = about.get("identity") if isinstance(about, dict) else None

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hwnas.accuracy.certificate import CERTIFICATE, choose, find_certificate, key_of
+from hwnas.accuracy.certificate import choose, find_certificate, key_of
 from hwnas.data.dataset import Dataset, Split
 from hwnas.errors import ConfigError, UnknownName
 from hwnas.space.search_space import SearchSpace
+from hwnas.system.paths import shipped
 
 
 @pytest.fixture
@@ -30,12 +31,14 @@ def dataset() -> Dataset:
 def certificate(space: SearchSpace, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """proxy: tau 0.4, 5 s each; long: tau 0.6, 10 s each; supernet: tau 0.8, 1000 s and 1 s each; chance: tau 0.1."""
     def entry(accuracy: str, tau: float, low: float, seconds: float, setup: float, **options: Any) -> dict[str, Any]:
-        return {"accuracy": accuracy, "options": options, "kendall_tau": tau, "low": low, "high": tau + 0.1,
-                "cpu_seconds": seconds, "setup_seconds": setup, "setup_cpu_seconds": setup}
+        return {**whole["estimators"]["proxy"], "accuracy": accuracy, "options": options, "kendall_tau": tau,
+                "low": low, "high": tau + 0.1, "cpu_seconds": seconds, "setup_seconds": setup,
+                "setup_cpu_seconds": setup}
 
+    whole = json.loads(min(shipped("certificates").glob("fashion*.json")).read_text())
     content = {
-        **CERTIFICATE.header, "dataset": {"key": key_of(dataset)}, "space": {"fingerprint": space.fingerprint}, "n": 16,
-        "truth": {"trainings": 32}, "created": "2026-01-01",
+        **whole, "dataset": {**whole["dataset"], "key": key_of(dataset)},
+        "space": {"name": space.name, "fingerprint": space.fingerprint}, "created": "2026-01-01",
         "estimators": {"proxy": entry("proxy", 0.4, 0.1, 5, 0), "long": entry("proxy", 0.6, 0.3, 10, 0, epochs=6),
                        "supernet": entry("supernet", 0.8, 0.5, 1, 1000), "chance": entry("zero_cost", 0.9, -0.1, 0, 0)}}
     monkeypatch.setenv("HWNAS_HOME", str(tmp_path))
