@@ -269,7 +269,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parsers", default=",".join(PARSERS), help="names, with commas between")
     parser.add_argument("--minutes", type=float, default=None, help="over all parsers (default: 10 each)")
-    parser.add_argument("--inputs", type=int, default=None, help="of each parser (fewer of slow ones), whatever it takes")
+    parser.add_argument("--inputs", type=int, default=None, help="of each parser, fewer of slow ones")
     parser.add_argument("--seed", type=int, default=None, help="of the files (default: a new one, which is printed)")
     parser.add_argument("--out", type=Path, required=True, help="a folder that does not exist, for findings")
     parser.add_argument("--results", type=Path, default=None, help="a file that the lines are added to")

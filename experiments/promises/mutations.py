@@ -316,8 +316,9 @@ def of_onnx(data: bytes, rng: Random) -> bytes:
         field = rng.choice(chosen)
         value = getattr(message, field.name)
         many = field.is_repeated
-        kinds = {Field.TYPE_STRING: ("", "x", "../../x", "y" * 5000, "input"), 
-                 Field.TYPE_BYTES: (b"", b"\0" * 7, b"x" * 4096), Field.TYPE_FLOAT: (float("nan"), float("inf"), 0.0, -1.0), Field.TYPE_DOUBLE: (float("nan"), 0.0)}
+        kinds = {Field.TYPE_STRING: ("", "x", "../../x", "y" * 5000, "input"),
+                 Field.TYPE_BYTES: (b"", b"\0" * 7, b"x" * 4096),
+                 Field.TYPE_FLOAT: (float("nan"), float("inf"), 0.0, -1.0), Field.TYPE_DOUBLE: (float("nan"), 0.0)}
         new = kinds.get(field.type, (-1, 0, 1, 3, 99, 2**20, 2**31 - 1, 2**40, 2**62, -(2**63)))
         try:
             if field.type == Field.TYPE_MESSAGE:

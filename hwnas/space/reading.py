@@ -205,7 +205,7 @@ class SpaceFile:
         if not isinstance(node, yaml.MappingNode):
             try:
                 return yaml.SafeLoader("").construct_object(node)
-            except (*WRONG, yaml.YAMLError):
+            except WRONG:
                 self.fail(path, f"is no value: {node.value[:40]!r}")
         mapping: dict[str, Any] = {}
         for key_node, value_node in node.value:
