@@ -1,0 +1,70 @@
+"""Figures of the decision records that rest on files of the repository."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from experiments.claims.check import Claim, Figures, Table
+from experiments.claims.readme import TABLES, best_wide, sampler_figure
+from experiments.claims.sources import Certificate, lines, log_odds
+from hwnas.stats.ranking import kendall_tau
+
+NASWOT, MACS = "zero_cost:naswot", "zero_cost:macs"
+
+
+def records() -> dict[str, tuple[Sequence[Claim], Sequence[Table]]]:
+    """By document: its sentences and tables."""
+    both = [Certificate(name) for name in ("eurosat", "fashion_mnist")]
+    eurosat, fashion = both
+
+    def given_cost(label: str) -> list[float]:
+        return [held.tau_given_cost(held.told[label]) for held in both]
+
+    def correlation(held: Certificate, share: np.ndarray) -> float:
+        return float(np.corrcoef(log_odds(held.told[NASWOT]), log_odds(share))[0, 1])
+
+    def mixtures() -> Mapping[str, Figures]:
+        others = ((eurosat, log_odds(eurosat.told[NASWOT])), (eurosat, eurosat.log_cost),
+                  (fashion, log_odds(fashion.told[NASWOT])), (fashion, fashion.log_cost),
+                  (fashion, log_odds(fashion.told[MACS])))
+        return {label: [held.tau(held.mixed("proxy", other, float(label.split()[0]))) for held, other in others]
+                for label in ("0 (the proxy alone)", "0.25", "0.5", "0.75", "1", "2")}
+
+    def cost_share(held: Certificate) -> float:
+        of = held.content["estimators"]["multi_fidelity"]
+        return 100 * (1 - float(of["cpu_seconds"]) / float(of["cpu_seconds_amortised"]))
+
+    def dearer() -> list[float]:
+        estimators = [held.content["estimators"] for held in both]
+        return [of["proxy"]["cpu_seconds_amortised"] / of["supernet"]["cpu_seconds_amortised"] for of in estimators]
+
+    rung = [
+        Claim("logits is {} (EuroSAT) and {} (Fashion-MNIST), with full training's {} and {}.", lambda: [
+            *(correlation(held, held.told["proxy"]) for held in both),
+            *(correlation(held, held.truth) for held in both)]),
+        Claim("NASWOT has tau {} and {} with cost", lambda: [
+            float(kendall_tau(held.told[NASWOT], held.log_cost)) for held in both]),
+        Claim("estimators-rank)) {} and {} with full training", lambda: given_cost(NASWOT)),
+        Claim("multi-fidelity as decided ranks with {} and {}, the proxy with {} and {}:", lambda: [
+            *given_cost("multi_fidelity"), *given_cost("proxy")]),
+        Claim("its lead is {} and {}.", lambda: [first - second for first, second in zip(
+            given_cost("multi_fidelity"), given_cost("proxy"), strict=True)]),
+        Claim("Eight anchors cost {} % of a search", lambda: [cost_share(eurosat)])]
+    supernet = [
+        Claim("tau {} and {} with full training (EuroSAT, Fashion-MNIST), and given cost {} and {}: behind the proxy's "
+              "{} and {}", lambda: [*(held.tau(held.told["supernet"]) for held in both), *given_cost("supernet"),
+                                 *given_cost("proxy")]),
+        Claim("which costs {} and {} times as much", dearer)]
+    sampler = [
+        Claim("it has {} and {} % on NAS-Bench-Macro's two tables", lambda: best_wide("hwnas")),
+        Claim("LINAS-like loop has {} and {} %, Optuna's GP {} % (int8) and multivariate TPE {} % (fp32)", lambda: [
+            *best_wide("linas"), 100 * sampler_figure(TABLES[-2], "gp", "mean_100", wide=True),
+            best_wide("tpe_multivariate")[1]])]
+    recipes = [Claim("(the {} is in `experiments/certificates/results/earlier.csv`", lambda: [fashion.tau(np.array(
+        [float(row["estimate"]) for row in lines("certificates/results/earlier.csv")]))])]
+    folder = "docs/decisions"
+    return {f"{folder}/untrained-rung.md": (rung, [Table("| counted |", mixtures)]),
+            f"{folder}/supernet.md": (supernet, []),
+            f"{folder}/known-objective-sampler.md": (sampler, []), f"{folder}/training-recipes.md": (recipes, [])}
