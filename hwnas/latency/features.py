@@ -32,16 +32,21 @@ class Operator(NamedTuple):
     @property
     def coordinates(self) -> np.ndarray:
         """Where it lies among operators of its role: sizes in octaves, kernel, stride, how full its last lanes are."""
-        stride = self.size / self.out_size if self.out_size else 1.0
-        fill = [2.0 * (-channels % width) / width
-                for width in _WIDTHS for channels in (self.in_channels, self.out_channels)]
-        return np.array([np.log2(self.in_channels), np.log2(self.out_channels), np.log2(max(self.out_size, 1)),
-                         self.kernel / 2, stride, *fill])
+        return _coordinates(self)
 
 
 @lru_cache(maxsize=100_000)
 def _features(operator: Operator) -> np.ndarray:
     return operator_features(*operator)
+
+
+@lru_cache(maxsize=100_000)
+def _coordinates(operator: Operator) -> np.ndarray:
+    stride = operator.size / operator.out_size if operator.out_size else 1.0
+    fill = [2.0 * (-channels % width) / width
+            for width in _WIDTHS for channels in (operator.in_channels, operator.out_channels)]
+    return np.array([np.log2(operator.in_channels), np.log2(operator.out_channels),
+                     np.log2(max(operator.out_size, 1)), operator.kernel / 2, stride, *fill])
 
 
 @lru_cache(maxsize=100_000)
@@ -65,11 +70,13 @@ def placed(blocks: Sequence[BlockSpec], before: str = "") -> list[tuple[BlockSpe
     return pairs
 
 
+@lru_cache(maxsize=100_000)
 def block_family(block: BlockSpec) -> str:
     """Blocks of one family differ in sizes only."""
     return f"{block.kind}/k{block.kernel}/e{block.expansion:g}/se{block.se:g}/{block.skip}/{block.activation}"
 
 
+@lru_cache(maxsize=100_000)
 def block_coordinates(block: BlockSpec) -> np.ndarray:
     """Where a block lies in its family: channels and size in octaves, stride."""
     return np.array([np.log2(block.in_channels), np.log2(block.out_channels), np.log2(block.size), block.stride])

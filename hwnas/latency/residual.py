@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -40,8 +41,15 @@ def totals(blocks: Sequence[BlockSpec]) -> np.ndarray:
     """What adds up over a network's blocks, and by which whole networks are compared: [len(KINDS) + 5]."""
     row = np.zeros(len(KINDS) + 5)
     for block in blocks:
-        row[block.rank] += 0.25
-        row[-5:] += (0.25, 0.25 * (block.se > 0), block.params, block.macs, block.activation_elements)
+        row += _totals_of(block)
+    return row
+
+
+@lru_cache(maxsize=100_000)
+def _totals_of(block: BlockSpec) -> np.ndarray:
+    row = np.zeros(len(KINDS) + 5)
+    row[block.rank] = 0.25
+    row[-5:] = (0.25, 0.25 * (block.se > 0), block.params, block.macs, block.activation_elements)
     return row
 
 
@@ -86,11 +94,14 @@ def group_members(networks: Sequence[Sequence[tuple[Member, float]]]) -> dict[st
     coordinates: dict[str, list[np.ndarray]] = {}
     for row, network in enumerate(networks):
         for member, share in network:
-            group = groups.setdefault(member.group, Group(np.empty(0), {}, np.empty(0)))
+            group = groups.get(member.group)
+            if group is None:
+                group = groups[member.group] = Group(np.empty(0), {}, np.empty(0))
+                coordinates[member.group], where[member.group] = [], []
             column = group.index.setdefault(member.item, len(group.index))
-            if column == len(coordinates.setdefault(member.group, [])):
+            if column == len(coordinates[member.group]):
                 coordinates[member.group].append(member.coordinates)
-            where.setdefault(member.group, []).append((row, column, share))
+            where[member.group].append((row, column, share))
     for name, group in groups.items():
         group.coordinates = np.array(coordinates[name])
         group.shares = np.zeros((len(networks), len(group.index)))
