@@ -41,10 +41,10 @@ def test_same_seed_same_trials_also_over_restarts(tmp_path: Path, name: str) -> 
         return tmp_path / text
 
     whole, parts, other = folder("whole"), folder("parts"), folder("other")
-    searched(opened(whole, name), 18, cap_ms=1.9)
-    for n_trials in (5, 13, 18):
+    searched(opened(whole, name), 13, cap_ms=1.9)  # ten at random, then what is learnt
+    for n_trials in (5, 11, 13):
         searched(opened(parts, name), n_trials, cap_ms=1.9)
-    searched(opened(other, name, seed=1), 18, cap_ms=1.9, seed=1)
+    searched(opened(other, name, seed=1), 13, cap_ms=1.9, seed=1)
     assert asked(opened(whole, name)) == asked(opened(parts, name))
     assert asked(opened(whole, name)) != asked(opened(other, name))
 
@@ -52,23 +52,23 @@ def test_same_seed_same_trials_also_over_restarts(tmp_path: Path, name: str) -> 
 def test_same_trials_after_an_interruption(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    searched(opened(tmp_path / "a", "nsga2"), 18)
+    searched(opened(tmp_path / "a", "nsga2"), 14)
 
     class Impatient(Scores):
         def evaluate(self, *args: Any) -> Estimate:
             estimate = super().evaluate(*args)
-            if len(self.calls) == 7:
+            if len(self.calls) == 5:
                 raise KeyboardInterrupt
             return estimate
 
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
-            searched(opened(tmp_path / "b", "nsga2"), 18, estimator=Impatient())
-    searched(opened(tmp_path / "b", "nsga2"), 18)
+            searched(opened(tmp_path / "b", "nsga2"), 14, estimator=Impatient())
+    searched(opened(tmp_path / "b", "nsga2"), 14)
     assert asked(opened(tmp_path / "a", "nsga2")) == asked(opened(tmp_path / "b", "nsga2"))
 
 
-@pytest.mark.parametrize("name", ["nsga2", "nsga3"])
+@pytest.mark.parametrize("name", ["nsga2", pytest.param("nsga3", marks=pytest.mark.soak)])
 def test_genetic_samplers_learn_from_what_is_over_the_cap(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
                                                           ) -> None:
     """Without the view, generations would hold COMPLETE trials only, and a tight cap would leave the search random."""

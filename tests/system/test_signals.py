@@ -62,7 +62,7 @@ def test_a_signal_takes_effect_where_it_is_allowed(acts: list[str], reached: lis
     assert found.stdout.splitlines() == [*reached, "True"], found.stderr
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 8))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 8))])
 def test_two_workers_interrupted_at_any_moment_leave_nothing_running(seed: int, tmp_path: Path) -> None:
     command = [sys.executable, str(WORKER), str(tmp_path), "400", "0.01", "30", "120"]
     workers = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]

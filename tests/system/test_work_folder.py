@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,6 +31,14 @@ COMMANDS = {
 MINE = {"config.yaml": "lr: 3", "report.html": "<p>mine", "trials.csv": "a,b", "weights.safetensors": "w",
         "plan.json": "{}", "summary.json": "[", "study.db": "", "steps/identity.json": "{}", "models/x/card.md": "c"}
 KINDS = [*COMMANDS, "supernet"]
+
+
+def every_command_with(values: Mapping[str, object]) -> list[Any]:
+    """Each command with each value, by its name. They share their code: of all but the quickest one value is enough
+    in a quick run, the last."""
+    return [pytest.param(kind, value, id=f"{kind}-{name}",
+                         marks=() if kind == "train" or name == list(values)[-1] else pytest.mark.soak)
+            for kind in COMMANDS for name, value in values.items()]
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -108,7 +117,8 @@ def test_a_folder_that_is_empty_or_not_there_is_marked(run: Callable[..., str], 
         assert set(content(tmp_path / name)) == {NAME}
 
 
-@pytest.mark.parametrize("files", [MINE, {"config.yaml": "seed: 0"}, {".env": "x"}], ids=["many", "config", "hidden"])
+@pytest.mark.parametrize(("kind", "files"), every_command_with(
+    {"config": {"config.yaml": "seed: 0"}, "hidden": {".env": "x"}, "many": MINE}), indirect=["kind"])
 def test_files_of_others_are_left_alone(run: Callable[..., str], files: dict[str, str], tmp_path: Path) -> None:
     before = content(fill(tmp_path, files))
     error = run(tmp_path)
@@ -120,7 +130,8 @@ def test_files_of_others_are_left_alone(run: Callable[..., str], files: dict[str
     assert before.items() <= content(tmp_path).items()
 
 
-@pytest.mark.parametrize("other", KINDS)
+@pytest.mark.parametrize(("kind", "other"), every_command_with(dict(zip(KINDS, KINDS, strict=True))),
+                         indirect=["kind"])
 def test_the_folder_of_other_work_is_refused(run: Callable[..., str], kind: str, other: str, tmp_path: Path) -> None:
     marker = {"format": "hwnas-folder/1", "kind": other, "hwnas": "0"}
     before = content(fill(tmp_path / "there", {**MINE, NAME: json.dumps(marker)}))
@@ -134,8 +145,9 @@ def test_the_folder_of_other_work_is_refused(run: Callable[..., str], kind: str,
     assert content(tmp_path / "there") == before
 
 
-@pytest.mark.parametrize("text", ['{"format": "hwnas-folder/2", "kind": "x"}', '{"format"', "[]", '{"format": "y/1"}'],
-                         ids=["later", "torn", "no object", "foreign"])
+@pytest.mark.parametrize(("kind", "text"), every_command_with({
+    "later": '{"format": "hwnas-folder/2", "kind": "x"}', "no object": "[]", "foreign": '{"format": "y/1"}',
+    "torn": '{"format"'}), indirect=["kind"])
 def test_a_marker_that_cannot_be_read_is_refused(run: Callable[..., str], text: str, tmp_path: Path) -> None:
     before = content(fill(tmp_path, {**MINE, NAME: text}))
     for out in (tmp_path, tmp_path / "inside"):
