@@ -127,7 +127,8 @@ def test_one_search_goes_through_every_door(third_party: Path, tmp_path: Path) -
     assert told.returncode == 0, told.stderr
     done = run(third_party, "-m", "hwnas.search", "target=mine_fp32", "space=mine", "dataset=stripes",
                "dataset.options={n: 40}", "accuracy=linear", "linear.slope=1.5", "sampler=cheapest",
-               "objective.known=[latency_ms,bytes_read]", "n_trials=4", "workers=1", "finalists.k=1", "baselines=[]",
+               "objective.known=[latency_ms,bytes_read]", "n_trials=4", "workers=1", "finalists.k=1",
+               "baselines=[]", "controls=0",
                "finalists.recipe.max_steps=2", "out=run", folder=tmp_path, **surroundings)
     assert done.returncode == 0, done.stdout + done.stderr
     with open(tmp_path / "run" / "trials.csv", newline="") as file:

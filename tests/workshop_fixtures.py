@@ -32,7 +32,7 @@ from hwnas.space.search_space import SearchSpace
 IMAGES = ["dataset=arrays", "dataset.root=images.npz", "dataset.image_size=8"]
 SEARCH = ["search", "-q", "+target=ort_fp32", "space=tiny.yaml", "out=run", *IMAGES, "accuracy=tabular",
           "tabular.path=known.csv", "tabular.value_column=top1", "tabular.key=id", "n_trials=3", "workers=1",
-          "sampler=random", "baselines=[]", "finalists.k=1", "finalists.recipe.epochs=1",
+          "sampler=random", "baselines=[]", "controls=0", "finalists.k=1", "finalists.recipe.epochs=1",
           "finalists.recipe.min_steps=1"]
 TRAIN = ["train", "-q", "architecture=architecture.yaml", *IMAGES, "epochs=2", "batch_size=16", "threads=1",
          "device=cpu"]

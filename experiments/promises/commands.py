@@ -29,7 +29,7 @@ WORKERS = 4  # of search4; as many evaluations may be under way when the last on
 STAND_IN = "made-up.csv"  # accuracies of all networks, for accuracy=tabular
 _SMALL = ["threads=1", "dataset.image_size=8"]
 _SHORT = ["finalists.k=1", "finalists.recipe.epochs=2", "finalists.recipe.min_steps=4", "finalists.recipe.threads=1",
-          "baselines=[]", "verification.seconds=30"]
+          "baselines=[]", "controls=0", "verification.seconds=30"]
 Acknowledged = dict[str, str]  # what was acknowledged, and its content: neither may change
 
 

@@ -53,7 +53,7 @@ class SearchRun:
     @property
     def finalists(self) -> list[FrontRow]:
         """Verified ones, fastest first."""
-        found = [row for row in self.front if row.verified and not row.is_baseline]
+        found = [row for row in self.front if row.verified and row.is_finalist]
         return sorted(found, key=lambda row: row.latency_ms or 0.0)
 
     @property

@@ -47,6 +47,8 @@ def card_text(row: FrontRow, given: Input, target: Target, *, date: str, runtime
 
 def _summary(row: FrontRow, given: Input, target: Target) -> str:
     kind = "A timm baseline" if row.is_baseline else "A network found by hwnas"
+    if row.is_control:
+        kind = f"A network drawn at random, a control of {row.control_of},"
     return (f"{kind} for {given.dataset} ({len(given.task.class_names)} classes), deployed as `{target.name}` "
             f"({target.runtime}, {target.precision}, {target.threads or 'all'} thread(s), batch {target.batch}).\n\n"
             f"`{row.architecture}`\n\n{row.params:,} parameters, {row.macs / 1e6:.2f} million multiply-accumulates.")

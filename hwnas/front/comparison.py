@@ -1,4 +1,4 @@
-"""Does the search beat a baseline at equal latency? One sentence for each baseline, based on a paired bootstrap."""
+"""Does the search beat random networks of its space, and the baselines? A sentence each, by paired bootstraps."""
 
 from __future__ import annotations
 
@@ -12,15 +12,21 @@ from numpy.typing import NDArray
 from hwnas.front.rows import FrontRow
 from hwnas.stats.intervals import bootstrap_mean
 
-Verdict = Literal["beats", "does not beat", "none as fast", "not comparable"]
+Verdict = Literal["beats", "faster", "does not beat", "none as fast", "not comparable"]
+MARGIN = 0.005  # top-1 that may be lost where networks are called equally accurate
+EQUAL = 0.05  # share by which latencies may differ that are called equal
+CONTROLS = "controls"  # the name of the comparison with them
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A baseline against the best finalist that is not slower. `difference` is finalist minus baseline top-1.
+    """A baseline, or all controls, against finalists. `difference` is finalist minus rival top-1, `low` and `high` its
+    95 % interval.
 
-    `low` and `high` are its 95 % interval. Bonferroni's correction widens it, because the best of `n_eligible`
-    finalists was chosen.
+    Against a baseline, `finalist` is the best one that is not slower. The verdict is `beats` where it is more accurate,
+    and `faster` where another one is at most MARGIN less accurate and faster. Bonferroni's correction widens the
+    interval, because the best of `n_eligible` finalists was chosen. Against the controls each is held against the
+    finalist it was drawn for; the difference is the mean over the `n_eligible` pairs.
     """
 
     baseline: str
@@ -58,9 +64,32 @@ def compare(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]], 
     variant counts, and its sentence mentions this one.
     """
     names = list(dict.fromkeys(row.name for row in rows if row.is_baseline))
-    finalists = [row for row in rows if not row.is_baseline and _usable(row, correct) and row.meets_cap is not False]
-    return [_of_name([row for row in rows if row.is_baseline and row.name == name], finalists, correct, seed)
-            for name in names]
+    finalists = [row for row in rows if row.is_finalist and _usable(row, correct) and row.meets_cap is not False]
+    controls = [_with_controls(rows, correct, seed)] if any(row.is_control for row in rows) else []
+    return controls + [_of_name([row for row in rows if row.is_baseline and row.name == name], finalists, correct, seed)
+                       for name in names]
+
+
+def _with_controls(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]], seed: int) -> Comparison:
+    """Finalists against the random networks that are predicted to be as fast."""
+    by_id = {row.id: row for row in rows if _usable(row, correct)}
+    pairs = [(by_id[row.control_of], row) for row in rows
+             if row.is_control and row.id in by_id and row.control_of in by_id]
+    if not pairs:
+        return Comparison(CONTROLS, CONTROLS, "not comparable", "The search cannot be compared with random networks of "
+                          "its space: no pair of a finalist and its control was verified.")
+    apart = np.mean([correct[mine.id].astype(float) - correct[theirs.id] for mine, theirs in pairs], axis=0)
+    difference, low, high = bootstrap_mean(*np.unique(apart, return_counts=True), seed=seed)
+    ratio = float(np.exp(np.mean([np.log((mine.latency_ms or 1.0) / (theirs.latency_ms or 1.0))
+                                  for mine, theirs in pairs])))
+    beats = low > 0 and ratio <= 1 + EQUAL
+    kind = "random networks of its space" if len(pairs) > 1 else "a random network of its space"
+    by = f"by {_points(difference)} of top-1" if beats else _shortfall(difference)
+    sentence = (f"The search {'beats' if beats else 'does not beat'} {kind}{'' if beats else ':'} {by} "
+                f"({_bounds(low, high, beats)}): {len(pairs)} pair{'s' * (len(pairs) > 1)} of a finalist and a network "
+                f"drawn at its predicted latency; the finalists take {ratio:.2f} times as long as measured.")
+    return Comparison(CONTROLS, CONTROLS, "beats" if beats else "does not beat", sentence, "", difference, low, high,
+                      len(pairs))
 
 
 def _usable(row: FrontRow, correct: Mapping[str, NDArray[np.bool_]]) -> bool:
@@ -95,20 +124,65 @@ def _against(baseline: FrontRow, finalists: Sequence[FrontRow],
     if not eligible:
         fastest = min(finalists, key=lambda row: row.latency_ms or 0.0)
         return Comparison(baseline.id, baseline.name, "none as fast",
-                          f"The search does not beat {who} at equal latency: no finalist is as fast "
+                          f"The search does not beat {who}: no finalist is as fast "
                           f"(baseline {_figures(baseline, False)}; fastest finalist {_figures(fastest)}).")
     best = max(eligible, key=lambda row: (row.top1_test or 0.0, -(row.latency_ms or 0.0)))
-    difference, low, high = paired_bootstrap(
-        correct[best.id], correct[baseline.id], confidence=1 - 0.05 / len(eligible), seed=seed)
+    difference, low, high = _difference(best, baseline, correct, len(eligible), seed)
     beats = low > 0
-    by = f"by {_points(difference)} of top-1" if beats else _shortfall(difference)
-    bounds = (f"95 % interval {_format_signed(low)} to {_format_signed(high)}"
-              + ("" if beats or high < 0 else ", which includes 0"))
-    verb = "beats" if beats else "does not beat"
-    sentence = (f"The search {verb} {who} at equal latency{'' if beats else ':'} {by} ({bounds}): finalist "
-                f"{_figures(best)}; baseline {_figures(baseline, False)}.")
-    return Comparison(baseline.id, baseline.name, "beats" if beats else "does not beat", sentence, best.id,
-                      difference, low, high, len(eligible))
+    bounds = _bounds(low, high, beats)
+    if beats:
+        sentence = (f"The search beats {who}: {_speed(best, baseline)} {_points(difference)} of top-1 more accurate "
+                    f"({bounds})")
+    else:
+        quick = _quickest(eligible, baseline, correct, seed)
+        if quick is not None:
+            return quick
+        sentence = (f"The search does not beat {who}, with a network that is no slower: {_shortfall(difference)} "
+                    f"({bounds})")
+    return Comparison(baseline.id, baseline.name, "beats" if beats else "does not beat",
+                      f"{sentence}: {_both(best, baseline)}.", best.id, difference, low, high, len(eligible))
+
+
+def _quickest(eligible: Sequence[FrontRow], baseline: FrontRow, correct: Mapping[str, NDArray[np.bool_]], seed: int
+              ) -> Comparison | None:
+    """The fastest finalist that is clearly faster and, within MARGIN, no less accurate; None where there is none."""
+    for row in sorted(eligible, key=lambda row: row.latency_ms or 0.0):
+        if (row.latency_ms_high or row.latency_ms or 0.0) * (1 + EQUAL) > (baseline.latency_ms_low
+                                                                           or baseline.latency_ms or 0.0):
+            return None
+        difference, low, high = _difference(row, baseline, correct, len(eligible), seed)
+        if low > -MARGIN:
+            sentence = (f"The search beats {describe(baseline)} in speed: {_times(row, baseline)} as fast at equal "
+                        f"top-1 (at most {100 * MARGIN:.1f} points less: {_format_signed(difference)} points, "
+                        f"{_bounds(low, high, True)}): {_both(row, baseline)}.")
+            return Comparison(baseline.id, baseline.name, "faster", sentence, row.id, difference, low, high,
+                              len(eligible))
+    return None
+
+
+def _difference(finalist: FrontRow, baseline: FrontRow, correct: Mapping[str, NDArray[np.bool_]], chosen_of: int,
+                seed: int) -> tuple[float, float, float]:
+    return paired_bootstrap(correct[finalist.id], correct[baseline.id], confidence=1 - 0.05 / chosen_of, seed=seed)
+
+
+def _bounds(low: float, high: float, excludes_zero: bool) -> str:
+    return (f"95 % interval {_format_signed(low)} to {_format_signed(high)}"
+            + ("" if excludes_zero or high < 0 else ", which includes 0"))
+
+
+def _speed(finalist: FrontRow, baseline: FrontRow) -> str:
+    """How the speeds of two networks compare, as the beginning of a list."""
+    ratio = (baseline.latency_ms or 0.0) / (finalist.latency_ms or 1.0)
+    return "at equal latency," if ratio < 1 + EQUAL else f"{_times(finalist, baseline)} as fast and"
+
+
+def _times(finalist: FrontRow, baseline: FrontRow) -> str:
+    ratio = (baseline.latency_ms or 0.0) / (finalist.latency_ms or 1.0)
+    return f"{ratio:.2g} times" if ratio < 10 else f"{ratio:.0f} times"
+
+
+def _both(finalist: FrontRow, baseline: FrontRow) -> str:
+    return f"finalist {_figures(finalist)}; baseline {_figures(baseline, False)}"
 
 
 def describe(row: FrontRow, short: bool = False) -> str:

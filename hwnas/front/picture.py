@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -54,7 +54,7 @@ def staircase(rows: Iterable[FrontRow]) -> list[tuple[float, float]]:
     return steps
 
 
-FRONT, OTHER, BASELINE, CAP = "#1f5fbf", "#8fb3e6", "#c2410c", "#b42318"
+FRONT, OTHER, BASELINE, CONTROL, CAP = "#1f5fbf", "#8fb3e6", "#c2410c", "#5b7083", "#b42318"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +99,11 @@ def _draw_front(axes: Axes, rows: Sequence[FrontRow], info: PlotInfo, verified: 
     corners, sizes = staircase(row for row in shown if row.on_front), diameters(shown)
     axes.plot([x for x, _ in corners], [y for _, y in corners], color=FRONT, lw=1.4, alpha=0.55, zorder=2,
               drawstyle="steps-post")
-    kinds = ((lambda row: row.on_front, FRONT, "o", 6.5, "on the front"),
-             (lambda row: not row.is_baseline and not row.on_front, OTHER, "o", 5.5, "other finalists"),
-             (lambda row: row.is_baseline, BASELINE, "D", 5.5, "baselines (timm)"))
+    kinds: tuple[tuple[Callable[[FrontRow], bool], str, str, float, str], ...] = (
+        (lambda row: row.on_front, FRONT, "o", 6.5, "on the front"),
+        (lambda row: row.is_finalist and not row.on_front, OTHER, "o", 5.5, "other finalists"),
+        (lambda row: row.is_control, CONTROL, "s", 5.0, "random networks of the space"),
+        (lambda row: row.is_baseline, BASELINE, "D", 5.5, "baselines (timm)"))
     for chosen, color, marker, size, label in kinds:
         _draw_points(axes, [row for row in shown if chosen(row)], color, marker, size, label, sizes)
     explain(axes, shown, sizes, MUTED)
@@ -111,7 +113,8 @@ def _draw_front(axes: Axes, rows: Sequence[FrontRow], info: PlotInfo, verified: 
     _legend(axes, ends, "bars: 95 % of top-1, 90 % of latency")
     draw_better(axes, ends, MUTED)
     labels = [(row.best_latency_ms or 0.0, 100 * (row.best_top1 or 0.0), named(describe(row, short=True), row),
-               BASELINE if row.is_baseline else FRONT if row.on_front else MUTED) for row in shown]
+               BASELINE if row.is_baseline else FRONT if row.on_front else MUTED)
+              for row in shown if not row.is_control]
     place_labels(axes, labels, lines=_bars(shown) + _steps(corners) + _cap_line(axes, info.cap_ms))
 
 
@@ -155,7 +158,7 @@ def _draw_trials(axes: Axes, rows: Sequence[FrontRow], trials: Sequence[Mapping[
     axes.set_xlabel("predicted latency (ms, log scale)")
     points = [(trial["latency_ms_predicted"], 100 * trial["top1_proxy"]) for trial in trials
               if is_number(trial.get("latency_ms_predicted")) and is_number(trial.get("top1_proxy"))]
-    chosen = [(row.latency_ms_predicted, 100 * row.top1_proxy) for row in rows if not row.is_baseline
+    chosen = [(row.latency_ms_predicted, 100 * row.top1_proxy) for row in rows if row.is_finalist
               and row.latency_ms_predicted is not None and row.top1_proxy is not None]
     if not points and not chosen:
         axes.text(0.5, 0.5, "no trials", transform=axes.transAxes, ha="center", color=MUTED)

@@ -151,8 +151,9 @@ def report_html(data: ReportData) -> str:
     title = f"{data.info.target} on {data.info.dataset}"
     body = [
         f"<h1>{escape(title)}</h1>", _lead(data), _svg(data.svg),
-        section("Against the baselines", _comparisons(data)),
+        section("What the search is worth", _comparisons(data)),
         section("The front", _front(data)),
+        section("Random networks of the space", _controls(data)),
         section("Baselines", _baselines(data)),
         section("Predicted and measured latency", _latency(data)),
         section("Search", _search(data)),
@@ -187,15 +188,17 @@ def _lead(data: ReportData) -> str:
 
 def _comparisons(data: ReportData) -> str:
     if not data.comparisons:
-        return "<p>No baseline was compared.</p>"
+        return "<p>Nothing was compared: neither baselines nor controls were asked for.</p>"
     yes, no = '<span class="yes">✓</span> ', '<span class="no">✗</span> '
-    mark = {"beats": yes, "does not beat": no, "none as fast": no}
+    mark = {"beats": yes, "faster": yes, "does not beat": no, "none as fast": no}
     items = "".join(f"<li>{mark.get(str(item.get('verdict')), '')}{escape(item.get('sentence', ''))}</li>"
                     for item in data.comparisons)
     return (f'<ul>{items}</ul><p class="note">The rival is the most accurate finalist that is not slower than the '
             "baseline's 90 % latency interval. “Beats” needs a paired bootstrap over the test images whose 95 % "
             "interval, widened for having had several finalists to pick from, excludes 0. Of a baseline's two stems "
-            "the one that is harder to beat counts.</p>")
+            "the one that is harder to beat counts. Networks are called equally accurate where at most half a point is "
+            "lost. Random networks are drawn from the same space at the finalists' predicted latencies and trained, "
+            "exported and timed like them.</p>")
 
 
 _COLUMNS = ("network", "top-1 deployed (%)", "95 %", "fp32 (%)", "estimate (%)", "latency (ms)", "90 %",
@@ -203,7 +206,7 @@ _COLUMNS = ("network", "top-1 deployed (%)", "95 %", "fp32 (%)", "estimate (%)",
 
 
 def _front(data: ReportData) -> str:
-    rows = sort_rows(row for row in data.rows if not row.is_baseline)
+    rows = sort_rows(row for row in data.rows if row.is_finalist)
     if not rows:
         return "<p>No finalist.</p>"
     note = ('<p class="note">Bold: on the front. Top-1 of the test set in the deployment runtime, latency of one '
@@ -249,12 +252,21 @@ def _baselines(data: ReportData) -> str:
     return table(_columns(rows), [_cells(row) for row in rows], ["base" for _ in rows]) + note
 
 
+def _controls(data: ReportData) -> str:
+    rows = sort_rows(row for row in data.rows if row.is_control)
+    if not rows:
+        return ""
+    return table(_columns(rows), [_cells(row) for row in rows], ["" for _ in rows]) + _architectures(rows)
+
+
 def _cells(row: FrontRow) -> list[str]:
     notes = []
     if row.reward_winner:
         notes.append("reward's winner")
     if row.meets_cap is False:
         notes.append("breaks the cap")
+    if row.is_control:
+        notes.append(f"drawn for {row.control_of}")
     if row.dominated_by:
         notes.append(f"dominated by {row.dominated_by}")
     if not row.verified:
@@ -307,8 +319,12 @@ def _certificate(data: ReportData) -> str:
             "core.</p>")
 
 
+def _kind(row: FrontRow) -> str:
+    return "baseline" if row.is_baseline else "control" if row.is_control else "finalist"
+
+
 def _failures(data: ReportData) -> str:
-    items = [f"<li><b>{escape(row.id)}</b> ({'baseline' if row.is_baseline else 'finalist'}): {escape(row.reason)}</li>"
+    items = [f"<li><b>{escape(row.id)}</b> ({_kind(row)}): {escape(row.reason)}</li>"
              for row in data.rows if row.reason]
     reasons = Counter(str(trial["reason"]) for trial in data.trials if trial.get("reason")
                       and trial.get("outcome") in ("failed", "error", "lost", "interrupted", None))

@@ -36,18 +36,21 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontRow:
-    """One finalist or baseline; `docs/run-folder.md` documents every column.
+    """One finalist, control or baseline; `docs/run-folder.md` documents every column.
 
     top-1 is a fraction from 0 to 1, and latencies are in milliseconds. An unknown value is None (an empty cell), never
-    0. `verified`: exported, scored and timed in the deployment runtime on `host`. `objectives` names the costs that the
-    search minimised, and `costs` holds those other than latency. `network` is in no column. It is None if the row was
-    read from a file and `models/` does not describe the network.
+    0. `control_of` is the finalist that a control was drawn for. `verified`: exported, scored and timed in the
+    deployment runtime on `host`. `objectives` names the costs that the search minimised, and `costs` holds those other
+    than latency. `network` is in no column. It is None if the row was read from a file and `models/` does not describe
+    the network.
     """
 
     id: str
     name: str
     architecture: str
     is_baseline: bool
+    is_control: bool = False
+    control_of: str = ""
     verified: bool = False
     top1_proxy: float | None = None
     top1_test_fp32: float | None = None
@@ -90,6 +93,11 @@ class FrontRow:
                    network=network, **known)
 
     @property
+    def is_finalist(self) -> bool:
+        """Chosen by the search: neither a baseline nor a control."""
+        return not (self.is_baseline or self.is_control)
+
+    @property
     def best_latency_ms(self) -> float | None:
         """The measured latency if verified, otherwise the predicted one."""
         return self.latency_ms if self.verified else self.latency_ms_predicted
@@ -115,7 +123,8 @@ class FrontRow:
         return low <= self.latency_ms <= high
 
 
-LATER = ("latency_ms_p50", "latency_ms_p90", "latency_ms_p99")  # columns that files of earlier versions lack
+LATER = ("is_control", "control_of",
+         "latency_ms_p50", "latency_ms_p90", "latency_ms_p99")  # columns that files of earlier versions lack
 COLUMNS = tuple(column.name for column in fields(FrontRow) if column.name not in ("objectives", "costs", "network"))
 
 
@@ -137,15 +146,15 @@ def mark_front(rows: Sequence[FrontRow], cap_ms: float | None = None, cap_p99_ms
                ) -> list[FrontRow]:
     """The same rows with `on_front`, `meets_cap` and `dominated_by` filled in.
 
-    A finalist is on the front if no other finalist dominates it and it is within the caps as measured. Baselines
-    are never on it. Once a row is verified, only verified rows are compared; before, predictions are compared.
-    `dominated_by` names the most accurate row, baselines included, that dominates the row.
+    A finalist is on the front if no other finalist dominates it and it is within the caps as measured. Baselines and
+    controls are never on it. Once a row is verified, only verified rows are compared; before, predictions are compared.
+    `dominated_by` names the most accurate row, baselines and controls included, that dominates the row.
     """
     any_verified = any(row.verified for row in rows)
     known = [row for row in rows if row.verified == any_verified and row.best_latency_ms is not None
              and not any(map(math.isnan, row.losses))]
     within = {row.id: _within(row, cap_ms, cap_p99_ms) for row in rows}
-    members = [row for row in known if not row.is_baseline and within[row.id] is not False]
+    members = [row for row in known if row.is_finalist and within[row.id] is not False]
     marked = []
     for row in rows:
         better = [other for other in known if row in known and dominates(other, row)]
@@ -190,9 +199,9 @@ def _values(row: FrontRow) -> dict[str, Any]:
 
 
 def sort_rows(rows: Iterable[FrontRow]) -> list[FrontRow]:
-    """Finalists before baselines, each from fast to slow, rows without a latency last."""
-    return sorted(rows, key=lambda row: (row.is_baseline, row.best_latency_ms is None, row.best_latency_ms or 0.0,
-                                         row.id))
+    """Finalists before controls before baselines, each from fast to slow, rows without a latency last."""
+    return sorted(rows, key=lambda row: (row.is_baseline, row.is_control, row.best_latency_ms is None,
+                                         row.best_latency_ms or 0.0, row.id))
 
 
 def read_front(path: str | Path) -> list[FrontRow]:

@@ -96,9 +96,9 @@ def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: Making, timin
     for row in results.rows:
         if not row.verified:
             console.say(f"not verified: {row.id}: {row.reason or 'its exported file is missing'}")
-        elif row.meets_cap is False and not row.is_baseline:
+        elif row.meets_cap is False and row.is_finalist:
             console.say(f"{row.id} breaks its cap: {row.latency_ms:.4g} ms measured{_tail(row)}.")
-        elif environment.get("cap_p99_ms") is not None and row.latency_ms_p99 is None and not row.is_baseline:
+        elif environment.get("cap_p99_ms") is not None and row.latency_ms_p99 is None and row.is_finalist:
             console.say(f"{row.id}: its calls are too few for a 99th percentile, so budget.p99_ms is not judged. "
                         "Raise verification.seconds.")
     return results

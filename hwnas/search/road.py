@@ -102,7 +102,8 @@ class PlanOptions:
     finalists: FinalistOptions = option()
     baselines: tuple[str, ...] | None = option(what="a list of timm names")
     verification: VerificationOptions = option()
-    overwrite: bool = option(False)  # runs of earlier versions have none
+    overwrite: bool = option(False)  # runs of earlier versions have neither this nor the next
+    controls: int = option(0, low=0, high=100)
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,9 @@ def make_plan(config: Config, console: Console) -> Plan:
     info = inspect_dataset(options.dataset)
     space = SearchSpace.load(options.space, channels=info.channels, classes=info.classes,
                              image_size=options.dataset.get("image_size"))
+    if options.controls > space.n_architectures - options.finalists.k:
+        raise ConfigError(f"controls={options.controls} and {options.finalists.k} finalists are more than the "
+                          f"{space.n_architectures} networks of space {space.name}. Lower controls.")
     recipe = Recipe.from_config({"threads": options.threads, **options.finalists.recipe}, FULL_TRAINING,
                                 "finalists.recipe")
     baselines = _baselines(options.baselines or (), space)
@@ -307,12 +311,13 @@ def search_trials(prepared: Prepared, console: Console) -> None:
 
 def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: Console
              ) -> tuple[Sequence[FrontRow], Sequence[Mapping[str, Any]]]:
-    """Make, verify and write finalists and baselines; returns the rows and the comparisons.
+    """Make, verify and write finalists, controls and baselines; returns the rows and the comparisons.
 
     A verified front of the same networks in the run folder is read instead. If this host is not the one searched for,
     nothing is verified: the rows keep their predictions, and `python -m hwnas.verify run=DIR` on that host completes
     them.
     """
+    from hwnas.front.controls import draw_controls
     from hwnas.front.finalists import finalists_of
     from hwnas.front.make import Making, fault_of
     from hwnas.front.rows import FrontRow
@@ -321,7 +326,10 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
 
     plan, run, deployment = prepared.plan, prepared.run, prepared.plan.deployment
     target, host = deployment.target, deployment.host_name
-    rows = [*finalists_of(trials, _network_of(prepared), plan.options.finalists.k, target.name, host),
+    finalists = finalists_of(trials, _network_of(prepared), plan.options.finalists.k, target.name, host)
+    controls = draw_controls(finalists, plan.space, prepared.model.predict, plan.options.controls, plan.options.seed,
+                             console.say)
+    rows = [*finalists, *controls,
             *(FrontRow.of(network, target=target.name, host=host) for network in plan.baselines)]
     making = Making(prepared.dataset, plan.recipe, plan.options.seed, target)
     held = _read_verified(run, rows, asdict(plan.recipe), plan.options.budget.p99_ms)

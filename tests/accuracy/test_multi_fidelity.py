@@ -374,7 +374,7 @@ COMMAND = ["+target=epyc_int8", "host=elsewhere-4c", "n_trials=14", "workers=1",
            "accuracy=multi_fidelity", "multi_fidelity.rungs=[1,2,3]", "multi_fidelity.train_images=120",
            "multi_fidelity.validation_images=100", "multi_fidelity.image_size=8", "multi_fidelity.min_history=4",
            "multi_fidelity.eta=50", "multi_fidelity.quantile=0.5", "finalists.k=1", "finalists.recipe.epochs=1",
-           "finalists.recipe.max_steps=4", "baselines=[]", "verification.seconds=5"]
+           "finalists.recipe.max_steps=4", "baselines=[]", "controls=0", "verification.seconds=5"]
 SAME = ("id", "top1_proxy", "top1_std", "epochs", "stopped", "extrapolated")
 
 

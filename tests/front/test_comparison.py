@@ -49,7 +49,7 @@ def test_search_beats_only_when_the_interval_excludes_zero() -> None:
     clear = outcome((row_of("f", 0.1, 950), 950), (baseline("resnet", 0.1, 900), 900))[0]
     assert clear.verdict == "beats"
     assert clear.low > 0
-    assert "The search beats resnet at equal latency by 5.00 points" in clear.sentence
+    assert "The search beats resnet: at equal latency, 5.00 points of top-1 more accurate" in clear.sentence
     close = outcome((row_of("f", 0.1, 902), 902), (baseline("resnet", 0.1, 900), 900))[0]
     assert close.verdict == "does not beat"
     assert close.low <= 0 < close.difference
@@ -111,3 +111,48 @@ def test_names_in_sentences() -> None:
     assert describe(baseline("b-stem1", 1, 1, "b")) == "b (stride-1 stem)"
     assert describe(baseline("b-stem1", 1, 1, "b"), short=True) == "b (stem s1)"
     assert describe(row_of("f", 1, 1)) == "f"
+
+
+def test_a_lead_in_speed_is_told_with_the_lead_in_accuracy() -> None:
+    (found,) = outcome((row_of("f", 0.13, 950), 950), (baseline("resnet", 0.47, 900), 900))
+    assert "The search beats resnet: 3.6 times as fast and 5.00 points of top-1 more accurate" in found.sentence
+    assert "equal latency" not in found.sentence
+
+
+def test_faster_at_equal_accuracy_is_a_lead_and_slower_or_clearly_worse_is_none() -> None:
+    (found,) = outcome((row_of("quick", 0.1, 901), 901), (row_of("slow", 0.2, 901), 901),
+                       (baseline("b", 0.3, 902), 902))
+    assert (found.verdict, found.finalist) == ("faster", "quick")
+    assert "3 times as fast at equal top-1" in found.sentence
+    (found,) = outcome((row_of("quick", 0.1, 880), 880), (baseline("b", 0.3, 902), 902))
+    assert (found.verdict, found.finalist) == ("does not beat", "quick")
+    (found,) = outcome((row_of("same", 0.298, 902), 902), (baseline("b", 0.3, 902), 902))
+    assert found.verdict == "does not beat"
+
+
+def control(id: str, ms: float, n_right: int, of: str):
+    return row_of(id, ms, n_right, is_control=True, control_of=of)
+
+
+def test_finalists_are_held_against_the_random_networks_drawn_for_them() -> None:
+    found, base = outcome((row_of("f", 0.1, 950), 950), (row_of("g", 0.2, 970), 970),
+                          (control("c", 0.1, 900, "f"), 900), (control("d", 0.2, 960, "g"), 960),
+                          (baseline("b", 0.1, 900), 900))
+    assert (found.baseline, found.verdict, found.n_eligible) == ("controls", "beats", 2)
+    assert found.difference == pytest.approx(0.03)
+    assert "beats random networks of its space by 3.00 points" in found.sentence
+    assert "1.00 times as long" in found.sentence
+    assert base.finalist == "f"  # a control is no finalist, and no baseline
+
+
+@pytest.mark.parametrize(("ms", "n_right"), [(0.1, 899), (0.1, 901), (0.2, 990)])
+def test_random_networks_that_are_as_good_or_faster_are_not_beaten(ms: float, n_right: int) -> None:
+    """The last is more accurate, but twice as slow as its control."""
+    found, = outcome((row_of("f", ms, n_right), n_right), (control("c", 0.1, 900, "f"), 900))
+    assert found.verdict == "does not beat"
+    assert "a random network of its space" in found.sentence
+
+
+def test_controls_without_a_verified_pair_are_told() -> None:
+    found, = compare([row_of("f", 0.1, 900), control("c", 0.1, 900, "f")], {"f": right(900)})
+    assert found.verdict == "not comparable"

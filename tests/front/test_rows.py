@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hwnas.errors import StudyError
-from hwnas.front.rows import COLUMNS, front_csv, front_json, mark_front, read_front, sort_rows
+from hwnas.front.rows import COLUMNS, LATER, front_csv, front_json, mark_front, read_front, sort_rows
 
 
 def test_issue_columns_are_all_there() -> None:
@@ -31,10 +31,10 @@ def test_csv_round_trip_keeps_every_value(tmp_path) -> None:
     assert sorted(read_front(path), key=lambda row: row.id) == sorted(rows, key=lambda row: row.id)
 
 
-def test_a_file_of_before_has_no_percentiles_and_is_read(tmp_path) -> None:
+def test_a_file_of_before_has_neither_percentiles_nor_controls_and_is_read(tmp_path) -> None:
     path, row = tmp_path / "front.csv", make_row()
     lines = [line.split(",") for line in front_csv([row]).splitlines()]
-    lacking = [lines[0].index(f"latency_ms_p{percent}") for percent in (50, 90, 99)]
+    lacking = [lines[0].index(name) for name in LATER]
     path.write_text("\n".join(",".join(cell for index, cell in enumerate(line) if index not in lacking)
                               for line in lines) + "\n")
     assert read_front(path) == [dataclasses.replace(row, latency_ms_p50=None, latency_ms_p90=None, latency_ms_p99=None)]

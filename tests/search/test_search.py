@@ -23,7 +23,7 @@ from hwnas.search.road import search as road
 SMALL = ["+target=xeon_int8", "n_trials=3", "workers=1", "calibration.networks=12", "calibration.profiles=1",
          "proxy.epochs=1", "proxy.min_steps=4", "proxy.train_images=256", "finalists.k=2",
          "finalists.recipe.max_steps=4", "baselines=[resnet10t]",
-         "verification.seconds=40", "dataset.image_size=24"]
+         "verification.seconds=40", "dataset.image_size=24", "controls=1"]
 TWO_WORKERS = "workers=2"  # with processes for the finalists, too
 pytestmark = pytest.mark.usefixtures("any_machine")
 COLUMNS = {
@@ -52,9 +52,11 @@ def run(tmp_path_factory: pytest.TempPathFactory, any_machine: None) -> Path:
 def test_the_run_folder_holds_a_verified_front(run):
     rows = rows_of(run / "front.csv")
     assert set(rows[0]) >= COLUMNS
-    finalists = [row for row in rows if row["is_baseline"] == "false"]
+    finalists = [row for row in rows if row["is_baseline"] == row["is_control"] == "false"]
     assert len(finalists) == 2
-    assert len(rows) == 4  # the baseline stands there with both stems
+    assert len(rows) == 5  # the baseline stands there with both stems
+    control, = (row for row in rows if row["is_control"] == "true")
+    assert control["control_of"] in {row["id"] for row in finalists}
     assert any(row["on_front"] == "true" for row in finalists)
     for row in rows:
         assert row["verified"] == "true", row["reason"]
@@ -91,7 +93,7 @@ def test_onnx_runtime_gets_a_verified_front_too(run, tmp_path, monkeypatch):
     write_table(tmp_path / "home", "ort_int8", 24)
     overrides = [text for text in SMALL if not text.startswith("+target")]
     assert run_command(main, "search", "usage", [*overrides, "+target=ort_int8", f"out={tmp_path / 'ort'}",
-                                                 "n_trials=2", "finalists.k=1", "baselines=[]"]) == 0
+                                                 "n_trials=2", "finalists.k=1", "baselines=[]", "controls=0"]) == 0
     row, = rows_of(tmp_path / "ort" / "front.csv")
     assert (row["verified"], row["target"], row["on_front"]) == ("true", "ort_int8", "true"), row["reason"]
     assert 0 < float(row["latency_ms_low"]) <= float(row["latency_ms"]) <= float(row["latency_ms_high"])
@@ -130,16 +132,16 @@ def test_the_road_returns_what_the_command_writes(run):
     result = road(compose("search", [*SMALL, f"out={run}"]), Console(quiet=True))
     assert (result.run.path, len(result.trials), len(result.study.trials)) == (run, 3, 3)
     assert [row.id for row in result.rows] == [row["id"] for row in rows_of(run / "front.csv")]
-    assert len(result.comparisons) == 1
+    assert [one["name"] for one in result.comparisons] == ["controls", "resnet10t"]
 
 
 def test_one_worker_and_one_seed_give_one_result(run, tmp_path):
-    assert search(tmp_path / "again", "baselines=[]") == 0
+    assert search(tmp_path / "again", "baselines=[]", "controls=0") == 0
     trials, front = [], []
     for out in (run, tmp_path / "again"):
         trials.append([(row["id"], row["top1_proxy"]) for row in rows_of(out / "trials.csv")])
         front.append({(row["id"], row["top1_test"]) for row in rows_of(out / "front.csv")
-                      if row["is_baseline"] == "false"})
+                      if row["is_baseline"] == row["is_control"] == "false"})
     assert trials[0] == trials[1]
     assert front[0] == front[1]
 
@@ -173,7 +175,7 @@ def test_killed_at_any_moment_no_acknowledged_trial_is_lost(run, tmp_path):
     kept = acknowledged(out)
     assert len(kept) >= 2
     total = len(kept) + 2
-    assert search(out, f"n_trials={total}", "baselines=[]", "finalists.k=1") == 0
+    assert search(out, f"n_trials={total}", "baselines=[]", "controls=0", "finalists.k=1") == 0
     rows = rows_of(out / "trials.csv")
     assert sum(row["outcome"] == "evaluated" for row in rows) >= total
     # of one network that two workers evaluated, the later trial is listed as a duplicate: complete all the same
@@ -206,7 +208,7 @@ def test_a_search_for_another_machine_stays_unverified_until_it_is_verified(run,
         path.write_text(path.read_text().replace(f'"name":"{here}"', '"name":"some-xeon"'))
     monkeypatch.setenv("HWNAS_HOME", str(home))
     out = tmp_path / "remote"
-    assert search(out, "host=some-xeon", "baselines=[]", "finalists.k=1") == 0
+    assert search(out, "host=some-xeon", "baselines=[]", "controls=0", "finalists.k=1") == 0
     rows = rows_of(out / "front.csv")
     assert {row["verified"] for row in rows} == {"false"}
     assert {row["host"] for row in rows} == {"some-xeon"}

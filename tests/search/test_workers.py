@@ -74,7 +74,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
              labels=labels)
     return ["+target=xeon_int8", f"host={HOST}", "dataset=arrays",
             f"dataset.root={tmp_path / 'images.npz'}", "dataset.image_size=32", "accuracy=stub", "n_trials=4",
-            "workers=2", "baselines=[]", "sampler=random", f"+stub.folder={tmp_path}"]
+            "workers=2", "baselines=[]", "controls=0", "sampler=random", f"+stub.folder={tmp_path}"]
 
 
 @pytest.mark.parametrize("number", [

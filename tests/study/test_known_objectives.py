@@ -351,7 +351,7 @@ def test_every_known_objective_can_be_shown() -> None:
 
 SMALL = ["+target=xeon_int8", "n_trials=3", "workers=1", "proxy.epochs=1", "proxy.min_steps=4",
          "proxy.train_images=128", "finalists.k=2", "finalists.recipe.epochs=1", "finalists.recipe.min_steps=4",
-         "baselines=[]"]
+         "baselines=[]", "controls=0"]
 
 
 def command(out: Path, *overrides: str) -> int:

@@ -1,0 +1,73 @@
+"""Controls: random networks of the space, as fast as the finalists."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from front_fixtures import make_row
+
+from hwnas.front.controls import WITHIN, draw_controls
+from hwnas.front.rows import FrontRow, mark_front
+from hwnas.latency.model import Predictions
+from hwnas.space.search_space import SearchSpace
+
+
+@pytest.fixture(scope="module")
+def space() -> SearchSpace:
+    return SearchSpace.load("mnasnet_small", channels=1, classes=10, image_size=32)
+
+
+def predict(codes: np.ndarray) -> Predictions:
+    """A machine whose latency is the sum of the codes."""
+    mean = 0.01 * (1.0 + np.asarray(codes).sum(1))
+    return Predictions(mean, 0.9 * mean, 1.1 * mean, 0.05 * mean)
+
+
+def finalists(space: SearchSpace, *quantiles: float) -> list[FrontRow]:
+    ms = np.quantile(predict(space.sample(np.random.default_rng(7), 2000)).mean, quantiles)
+    return [make_row(f"f{at}", latency_ms_predicted=float(value)) for at, value in enumerate(ms)]
+
+
+def test_each_is_as_fast_as_the_finalist_that_it_was_drawn_for(space: SearchSpace) -> None:
+    rows = finalists(space, 0.1, 0.5, 0.9)
+    controls = draw_controls(rows, space, predict, 5, 0, pytest.fail)
+    by_id = {row.id: row for row in rows}
+    assert len({row.id for row in controls}) == 5
+    assert {row.control_of for row in controls} == set(by_id)
+    for row in controls:
+        assert row.is_control
+        assert not row.is_finalist
+        assert row.latency_ms_predicted == pytest.approx(by_id[row.control_of].latency_ms_predicted, rel=WITHIN)
+        assert row.network is not None
+        assert row.id == row.network.id
+
+
+def test_the_same_seed_draws_the_same_and_another_seed_others(space: SearchSpace) -> None:
+    rows = finalists(space, 0.3, 0.6)
+    drawn = [[row.id for row in draw_controls(rows, space, predict, 2, seed, pytest.fail)] for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1]
+    assert not set(drawn[0]) & set(drawn[2])
+
+
+def test_fewer_than_finalists_are_spread_over_them_and_one_is_for_the_slowest(space: SearchSpace) -> None:
+    rows = finalists(space, 0.1, 0.4, 0.6, 0.9)
+    assert [row.control_of for row in draw_controls(rows, space, predict, 1, 0, pytest.fail)] == ["f3"]
+    assert {row.control_of for row in draw_controls(rows, space, predict, 2, 0, pytest.fail)} == {"f0", "f3"}
+    assert draw_controls(rows, space, predict, 0, 0, pytest.fail) == []
+
+
+def test_a_latency_that_the_space_does_not_have_is_told(space: SearchSpace) -> None:
+    said: list[str] = []
+    rows = [make_row("far", latency_ms_predicted=100.0), *finalists(space, 0.5)]
+    controls = draw_controls(rows, space, predict, 2, 0, said.append)
+    assert [row.control_of for row in controls] == ["f0"]
+    assert len(said) == 1
+    assert "far's 100 ms" in said[0]
+
+
+def test_a_control_is_never_on_the_front_and_may_dominate_a_finalist() -> None:
+    rows = mark_front([make_row("f", latency_ms=0.2, top1_test=0.90),
+                       make_row("c", latency_ms=0.1, top1_test=0.95, is_control=True, control_of="f")])
+    finalist, control = rows
+    assert (finalist.on_front, finalist.dominated_by) == (True, "c")
+    assert not control.on_front
