@@ -421,8 +421,8 @@ class RunFolderMachine(RuleBasedStateMachine):
             "+target=ort_fp32", f"space={given}/tiny.yaml", f"out={self.out}", *self._images(), "accuracy=tabular",
             f"tabular.path={given}/{STAND_IN}", "tabular.value_column=top1", "tabular.key=id", "threads=1", "workers=1",
             "finalists.k=1", f"finalists.recipe.epochs={told.epochs}", "finalists.recipe.min_steps=1",
-            "finalists.recipe.threads=1", "baselines=[]", "controls=0", "verification.seconds=30", f"n_trials={told.trials}",
-            f"seed={told.seed}", f"budget.latency_ms={told.cap_ms}"]
+            "finalists.recipe.threads=1", "baselines=[]", "controls=0", "verification.seconds=30",
+            f"n_trials={told.trials}", f"seed={told.seed}", f"budget.latency_ms={told.cap_ms}"]
 
     def _images(self) -> list[str]:
         return ["dataset=imagefolder", f"dataset.root={self.place}/images", f"dataset.image_size={SIDE}"]
