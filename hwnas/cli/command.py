@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import itertools
 import os
 import re
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from hwnas.cli.options import MANDATORY, Config, defaults
 from hwnas.cli.progress import Console, show
 from hwnas.errors import ConfigError, HwnasError, Unfinished, UnknownName, UserError, WorkerError, hidden
-from hwnas.system.paths import config_dir, config_dirs, home, is_utf8
+from hwnas.system.paths import config_dir, config_dirs, home, is_utf8, no_space
 from hwnas.system.processes import end, ended_by_signals, exit_code, start
 
 if TYPE_CHECKING:
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from hwnas.system.run_folder import RunFolder
 
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
 COMMANDS = {  # name: its module, and what it does
     "search": ("hwnas.search", "find the front of accuracy and latency on this host: the main job"),
     "profile": ("hwnas.profile", "measure this host for a target and a space"),
@@ -101,11 +99,9 @@ def run_command(main: Main, config_name: str, usage: str, argv: Sequence[str] | 
     except BrokenPipeError:  # not of stdout or stderr: `show` and Console outlive their readers
         return _fail(WorkerError("a process that this command talked to has ended. Give the same command again."), 1)
     except OSError as error:
-        if error.errno not in FULL:
+        if (told := no_space(error)) is None:
             raise
-        place = error.filename or os.environ.get("TMPDIR") or "the folder of temporary files"
-        return _fail(UserError(f"{place}: {error.strerror}. Free space there, or set TMPDIR to a folder on another "
-                               "disk; then give the same command again."), 2)
+        return _fail(told, 2)
 
 
 class _Parser(argparse.ArgumentParser):

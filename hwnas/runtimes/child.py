@@ -21,6 +21,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from hwnas import errors
 from hwnas.errors import CandidateError, HwnasError, ModelError
+from hwnas.system.paths import no_space
 from hwnas.system.processes import start
 from hwnas.target.target import Target
 
@@ -166,6 +167,10 @@ def serve(task: Task) -> int:
         send(result=task(job, target, runtime, lambda share, note: send(share=share, note=note)))
     except HwnasError as error:
         send(error=type(error).__name__, message=str(error))
+    except OSError as error:
+        if (told := no_space(error)) is None:
+            raise
+        send(error="UserError", message=str(told))
     except MemoryError:
         label = job.get("label", job["path"])
         send(error="ModelError", message=f"{label}: out of memory; the limit is {job['memory_mb']} MiB.")

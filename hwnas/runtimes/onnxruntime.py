@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hwnas.errors import FileError
+from hwnas.errors import FileError, UserError
 from hwnas.runtimes.runtime import Execution, NodeTime, judge, one_line, quantised_in_file, require, threads_of
 from hwnas.system.onnx_runtime import import_onnxruntime
 
@@ -45,7 +45,11 @@ class OnnxRuntime:
         meant = quantised_in_file(onnx_path)
         with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
             optimised = Path(folder, "optimised.onnx")
-            session = _session(onnx_path, target, optimised=optimised)
+            try:
+                session = _session(onnx_path, target, optimised=optimised)
+            except FileError as error:
+                _session(onnx_path, target)  # the file is to blame if this fails, too
+                raise _unwritten(folder, error.__cause__ or error) from error
             executed = _count_executed(optimised)
         return OnnxRuntimeCompiled(session, judge(onnx_path, target, executed, meant), target, onnx_path)
 
@@ -64,9 +68,16 @@ def _session(path: str | os.PathLike[str], target: Target, *, optimised: Path | 
     if profile is not None:
         options.enable_profiling, options.profile_file_prefix = True, str(profile)
     try:
-        return ort.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"],
+                                    enable_fallback=0)  # it would be to the same, and be printed
     except Exception as error:  # ONNX Runtime's exceptions share no base class
         raise FileError(path, f"ONNX Runtime cannot compile it: {one_line(error)}") from error
+
+
+def _unwritten(folder: str, error: BaseException) -> UserError:
+    """What to say where ONNX Runtime could not write in a folder of temporary files; it does not tell why itself."""
+    return UserError(f"{folder}: ONNX Runtime cannot write there ({one_line(error)}). Free space, or set TMPDIR to a "
+                     "folder on another disk; then give the same command again.")
 
 
 def _count_executed(optimised: Path) -> dict[str, int]:
@@ -121,7 +132,10 @@ class OnnxRuntimeCompiled:
             run = self._bind(session, images)
             for _ in range(_WARM_UP + repeats):
                 run()
-            events = json.loads(Path(session.end_profiling()).read_text())
+            try:
+                events = json.loads(Path(session.end_profiling()).read_text())
+            except (OSError, ValueError) as error:
+                raise _unwritten(folder, error) from error
         return _node_times(events, repeats)
 
 

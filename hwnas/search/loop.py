@@ -164,6 +164,8 @@ class _Search:
 
     def _check_given_up(self, error: BaseException) -> None:
         """Return if another process gave up the trial at work; otherwise raise the real error."""
+        if isinstance(error.__context__, StorageInternalError):  # Optuna's assertion hides that nothing was written
+            raise error.__context__
         at_work = self.at_work
         raised = None if at_work is None else at_work.error
         if raised is not None and not isinstance(raised, (TrialPruned, CandidateError, UpdateFinishedTrialError)):

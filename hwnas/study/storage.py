@@ -95,7 +95,7 @@ _ADVICE = (
     ("no space left", "Free space on that disk, then give the same command again."),
     ("disk i/o", "Check the disk and its free space, then give the same command again."),
     ("readonly", "Make file and folder writable, or choose another folder."),
-    ("unable to open", "Check that its folder exists and can be written."),
+    ("unable to open", "Check that its folder exists, can be written and has free space."),
     ("locked", "Another program holds it: close that, then give the same command again."),
 )
 

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from hwnas.errors import UserError
+from hwnas.system.paths import unwritten
 
 
 @contextmanager
@@ -35,7 +36,7 @@ def hold(path: Path, waiting: Callable[[], None] | None = None, *, wait: bool = 
     except Timeout:
         raise UserError(f"another process has held {path} for {most_s:g} s. Wait for it, or end it.") from None
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}. Make its folder writable.") from None
+        raise unwritten(path, error, "Make its folder writable.") from None
     if lock.is_locked:
         with suppress(OSError):
             os.utime(path)  # when it was taken: who waits changes the time of modification, not that of access

@@ -12,9 +12,11 @@ from pathlib import Path
 from hwnas.errors import ConfigError, UserError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
+_EDQUOT = getattr(errno, "EDQUOT", -1)  # Windows has none
 _NEXT_STEP = {
     errno.ENOSPC: "Free space on that disk, then give the same command again.",
-    getattr(errno, "EDQUOT", -1): "Free space in your quota, then give the same command again.",
+    _EDQUOT: "Free space in your quota, then give the same command again.",
+    errno.EFBIG: "Allow larger files (ulimit -f), then give the same command again.",
     errno.EROFS: "Choose a folder on a writable disk.",
     errno.EACCES: "Make it writable or choose another folder.",
     errno.EPERM: "Make it writable or choose another folder.",
@@ -98,8 +100,28 @@ def write_atomic(path: str | os.PathLike[str], data: str | bytes) -> None:
                 beside.unlink()
         _sync_folder(path.parent)
     except OSError as error:
-        step = _NEXT_STEP.get(error.errno or 0, "Choose another place.")
-        raise UserError(f"cannot write {path}: {error.strerror or error}. {step}") from error
+        raise unwritten(path, error) from error
+
+
+def unwritten(path: Path, error: OSError, otherwise: str = "Choose another place.") -> UserError:
+    """The line for a file that could not be written, with the next step; `otherwise` that of no common error."""
+    step = _NEXT_STEP.get(error.errno or 0, otherwise)
+    return UserError(f"cannot write {path}: {error.strerror or error}. {step}")
+
+
+def no_space(error: OSError) -> UserError | None:
+    """The line for a write that found no space: on the disk, in a quota, or below the limit of a file's size; None for
+    any other error.
+
+    What did not go through `write_atomic` lies in the folder of temporary files.
+    """
+    nowhere = isinstance(error, FileNotFoundError) and "usable temporary directory" in str(error)
+    if not nowhere and error.errno not in (errno.ENOSPC, _EDQUOT, errno.EFBIG):
+        return None
+    place = error.filename or os.environ.get("TMPDIR") or "the folder of temporary files"
+    fact = "no folder for temporary files can be written" if nowhere else error.strerror
+    return UserError(f"{os.fsdecode(place) if isinstance(place, str | bytes) else place}: {fact}. Free space there, or "
+                     "set TMPDIR to a folder on another disk; then give the same command again.")
 
 
 def _sync_folder(folder: Path) -> None:

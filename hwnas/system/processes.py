@@ -22,7 +22,7 @@ from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import FrameType, ModuleType, TracebackType
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 from weakref import WeakSet
 
 
@@ -279,9 +279,9 @@ class Pool(ProcessPoolExecutor):
 
 
 def _begin(initializer: Callable[..., None] | None, initargs: tuple[Any, ...]) -> None:
-    """Begin a process of a pool. It leaves Ctrl-C to the parent, and cleans up when the parent ends it."""
+    """Begin a process of a pool. It leaves Ctrl-C to the parent, and says nothing when the parent ends it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _raise_terminated)
+    signal.signal(signal.SIGTERM, _quit)
     parent: Any = parent_process()
     end_with(parent.pid, parent.sentinel)
     if initializer is not None:
@@ -289,11 +289,18 @@ def _begin(initializer: Callable[..., None] | None, initargs: tuple[Any, ...]) -
 
 
 def _work(fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
-    """One job of a pool. After SIGTERM there is no next one."""
+    """One job of a pool, which cleans up after SIGTERM; then there is no next one."""
     try:
+        signal.signal(signal.SIGTERM, _raise_terminated)
         return fn(*args, **kwargs)
     except Terminated:
-        os._exit(128 + signal.SIGTERM)
+        _quit(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, _quit)
+
+
+def _quit(number: int, frame: FrameType | None = None) -> NoReturn:
+    os._exit(128 + number)
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

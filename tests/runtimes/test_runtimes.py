@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from hwnas.errors import CandidateError, TargetError, UnknownName
+from hwnas.errors import CandidateError, TargetError, UnknownName, UserError
 from hwnas.networks.export import block_of_node, export_onnx, randomise
 from hwnas.networks.quantize import quantize_static
 from hwnas.runtimes import runtime as runtimes
-from hwnas.runtimes.child import probe_model
+from hwnas.runtimes.child import probe_model, serve
 from hwnas.runtimes.null import NullRuntime
 from hwnas.runtimes.openvino import import_openvino
 from hwnas.runtimes.runtime import judge, load_runtime, quantised_in_file, threads_of
@@ -249,6 +252,46 @@ def test_child_that_crashes_or_hangs_is_a_failed_candidate(files: dict[str, Path
     monkeypatch.setattr(subprocess, "Popen", lambda command, **options: real([sys.executable, "-c", code], **options))
     with pytest.raises(CandidateError, match=said):
         probe_model(files["fp32"], Target("t", "onnxruntime", "fp32"), timeout_s=timeout_s)
+
+
+@pytest.fixture
+def full_disk() -> Iterator[None]:
+    """No file of this process may grow beyond 100 bytes, as on a disk that is full."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_is_not_a_fault_of_the_network(files: dict[str, Path], full_disk: None) -> None:
+    with pytest.raises(UserError, match=r"ONNX Runtime cannot write there .* Free space, or set TMPDIR"):
+        load_runtime("onnxruntime").compile(files["fp32"], Target("test", "onnxruntime", "fp32"))
+
+
+def test_a_full_disk_under_a_profile_is_one_line(files: dict[str, Path], request: pytest.FixtureRequest) -> None:
+    compiled = load_runtime("onnxruntime").compile(files["fp32"], Target("test", "onnxruntime", "fp32"))
+    request.getfixturevalue("full_disk")
+    with pytest.raises(UserError, match=r"ONNX Runtime cannot write there .* Free space, or set TMPDIR"):
+        compiled.profile(contract_images(files["fp32"], 1), 1)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a child leaves its messages open
+def test_a_child_on_a_full_disk_ends_the_command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+                                                 ) -> None:
+    def fill(job: object, target: Target, runtime: object, progress: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "decoded.npy")
+
+    monkeypatch.setattr(sys, "argv", ["child", json.dumps({
+        "target": asdict(Target("test", "null", "fp32")), "path": "model.onnx", "memory_mb": 1 << 20})])
+    kept = os.dup(1)
+    try:
+        assert serve(fill) == 0
+    finally:
+        os.dup2(kept, 1)
+    answer = json.loads(capfd.readouterr().out)
+    assert answer["error"] == "UserError"
+    assert answer["message"].startswith("decoded.npy: No space left on device. Free space")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="sigaltstack as Linux has it")

@@ -21,6 +21,7 @@ from typing import Any
 
 import optuna
 import pytest
+from optuna.exceptions import StorageInternalError
 from optuna.trial import FrozenTrial, TrialState
 from race_fixtures import Worker
 from study_fixtures import IDENTITY, OBJECTIVE, Scores, TinySpace, opened, predict, searched, url
@@ -121,6 +122,27 @@ def test_a_trial_given_up_between_its_result_and_the_telling_is_kept(tmp_path: P
     assert len(scores.calls) == 3
     assert [trial.user_attrs.get("rescued_from") for trial in study.trials if trial.state == TrialState.COMPLETE
             ].count(0) == 1
+
+
+def test_a_result_that_cannot_be_told_is_one_line_and_is_kept(tmp_path: Path) -> None:
+    """Optuna hides the database's error behind an assertion of its own."""
+    study = opened(tmp_path)
+    storage = storage_of(study)
+    tell = storage.set_trial_state_values
+    full = [True]
+
+    def refuse(trial_id: int, state: TrialState, values: Any = None) -> bool:
+        if state == TrialState.COMPLETE and full:
+            full.clear()
+            raise StorageInternalError("not written") from sqlite3.OperationalError("database or disk is full")
+        return tell(trial_id, state, values)
+
+    storage.set_trial_state_values = refuse  # type: ignore[method-assign]
+    scores = Scores()
+    with pytest.raises(StudyError, match=r"database or disk is full\. Free space on that disk"):
+        searched(study, 3, estimator=scores)
+    assert searched(opened(tmp_path), 3, estimator=scores).n_complete == 3
+    assert len(scores.calls) == 3
 
 
 def test_an_error_is_not_swallowed_where_the_trial_was_given_up(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from hwnas.errors import UserError
 from hwnas.system import paths
+from hwnas.system.locks import hold
 
 
 def test_home_is_what_the_variable_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -68,6 +69,28 @@ def test_failed_write_keeps_the_old_file_and_says_why(
     assert "\n" not in str(caught.value)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(("error", "told"), [
+    (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "images.npy"), "images.npy: No space left on device. Free space"),
+    (OSError(errno.EFBIG, os.strerror(errno.EFBIG)), "/temporary: File too large. Free space"),
+    (FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"), "/temporary: no folder for"),
+    (PermissionError(errno.EACCES, "Permission denied", "x"), None)])
+def test_a_write_without_space_is_told_from_other_errors(
+        monkeypatch: pytest.MonkeyPatch, error: OSError, told: str | None) -> None:
+    monkeypatch.setenv("TMPDIR", "/temporary")
+    line = paths.no_space(error)
+    assert (line is None) == (told is None)
+    assert told is None or str(line).startswith(told)
+
+
+def test_a_full_disk_under_a_lock_asks_for_space(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "mkdir", fail)
+    with pytest.raises(UserError, match=r"\.lock: No space left on device\. Free space"), hold(tmp_path / ".lock"):
+        pass
 
 
 def test_file_in_the_way_of_a_folder_is_a_user_error(tmp_path: Path) -> None:

@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from process_fixtures import SIGNALS, attack, python_path, wait_until
 
-from hwnas.system.processes import crew, end, start
+from hwnas.errors import UserError
+from hwnas.system.processes import Pool, crew, end, start
 
 # Says by a file that it runs, and then works for long: most of it so that no thread of Python's gets a turn.
 CHILD = """
@@ -104,6 +106,13 @@ def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], st
         return "a_child"
 
     return make
+
+
+def test_a_pool_that_an_error_ends_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    with suppress(UserError), Pool(1) as pool:
+        assert pool.submit(os.getpid).result() != os.getpid()
+        raise UserError("the disk is full")
+    assert capfd.readouterr().err == ""
 
 
 def test_a_child_ends_when_its_pipe_closes(child: Callable[[str], str]) -> None:
