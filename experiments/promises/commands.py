@@ -141,7 +141,15 @@ def _short(data: object) -> str:
 
 
 def _steps(out: Path) -> Acknowledged:
-    return {name: value for name, value in _files(out, "steps/*.json").items() if not name.endswith("timing.json")}
+    """Finished steps, and what an unfinished one has measured."""
+    kept: Acknowledged = {}
+    for name, value in _files(out, "steps/*.json").items():
+        if name.endswith("_sensitivity.json"):
+            errors = json.loads((out / name).read_text())["errors"]
+            kept |= {f"{name} {key}": str(error) for key, error in errors.items()}
+        elif not name.endswith("timing.json"):
+            kept[name] = value
+    return kept
 
 
 def _verify(out: Path) -> Acknowledged:
@@ -251,7 +259,7 @@ COMMANDS = {
     "verify": Attacked("hwnas.verify", ("run={out}", "verification.seconds=30"), _verify, _whole_verify, _copy_run),
 }
 OWN_HOME = ("profile",)  # commands whose results lie in the user's folder
-MADE = (("train", "net"), ("search", "run"))  # inputs that commands make: a trained network, a run
+MADE = {"net": ("train", "compress"), "run": ("search", "verify")}  # inputs: the command that makes it, and for which
 
 if __name__ == "__main__":
     write_inputs(Path(sys.argv[1]))

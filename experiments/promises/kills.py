@@ -25,6 +25,7 @@ import sys
 import time
 import warnings
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -39,7 +40,7 @@ from hwnas.system.processes import die_with_parent
 MARK = "HWNAS_KILLS"  # in the environment of everything that a command starts
 GONE_S = 10.0  # how long a process may take to notice that its parent is gone
 HANGS_S = 300.0
-_KEPT = 2000  # characters of what a failed command said
+KEPT = 2000  # characters of what a failed command said
 
 
 @dataclass
@@ -91,8 +92,10 @@ def _marked(mark: str, session: int) -> list[int]:
     return pids
 
 
-def start(module: str, arguments: list[str], said: Path, home: Path | None = None) -> Started:
-    """Run `python -m module arguments` in a process forked from this one; its words go to the file `said`."""
+def start(module: str, arguments: list[str], said: Path, home: Path | None = None,
+          first: Callable[[], None] | None = None) -> Started:
+    """Run `python -m module arguments` in a process forked from this one; its words go to the file `said`. It calls
+    `first` before all else."""
     mark = os.urandom(8).hex()
     pid = os.fork()
     if pid:
@@ -107,6 +110,8 @@ def start(module: str, arguments: list[str], said: Path, home: Path | None = Non
         os.environ[MARK] = mark
         if home is not None:
             os.environ["HWNAS_HOME"] = str(home)
+        if first is not None:
+            first()
         sys.argv = [module, *arguments]
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         code = 0
@@ -158,7 +163,7 @@ class Attack:
         running = self.begin(self.reference)
         code = running.ended(HANGS_S)
         self.lasts_s = time.monotonic() - running.began
-        wrong = self._wrong(code, running, self.reference)
+        wrong = fault_of(running, code, self.command, self.reference, self.reference)
         if wrong:
             raise SystemExit(f"{self.name}, which nobody killed: {wrong}")
         self.command.prepare(self.given, self.out)
@@ -183,7 +188,7 @@ class Attack:
             return known
         if code is None:
             running.kill()
-        wrong = self._wrong(code, running, self.out)
+        wrong = fault_of(running, code, self.command, self.out, self.reference)
         known = self._settle(not wrong)
         if wrong:
             known.append({"command": self.name, "run": self.runs, "wrong": wrong})
@@ -198,19 +203,20 @@ class Attack:
         self.pending = None
         return known
 
-    def _wrong(self, code: int | None, running: Started, out: Path) -> str:
-        """What is wrong with a command that ended by itself with this code."""
-        words = running.said.read_text(errors="replace")
-        if code is None:
-            return f"it hangs: {words[-_KEPT:]}"
-        if code or "Traceback" in words:
-            return f"exit code {code}: {words[-_KEPT:]}"
-        if left := running.left():
-            return f"{len(left)} processes are left"
-        try:
-            return self.command.whole(out, self.reference)
-        except (OSError, ValueError, KeyError) as error:
-            return f"{type(error).__name__}: {error}"
+
+def fault_of(running: Started, code: int | None, command: Attacked, out: Path, reference: Path) -> str:
+    """What is wrong with a command that ended by itself with this code, and with its results; "" where nothing is."""
+    words = running.said.read_text(errors="replace")
+    if code is None:
+        return f"it hangs: {words[-KEPT:]}"
+    if code or "Traceback" in words:
+        return f"exit code {code}: {words[-KEPT:]}"
+    if left := running.left():
+        return f"{len(left)} processes are left"
+    try:
+        return command.whole(out, reference)
+    except (OSError, ValueError, KeyError) as error:
+        return f"{type(error).__name__}: {error}"
 
 
 def surround(folder: Path) -> Path:
@@ -275,23 +281,14 @@ def main() -> int:
         parser.error(f"no commands: {', '.join(sorted(unknown))}; there are {', '.join(COMMANDS)}")
     out = surround(given.out)
     print(f"seed {seed}", flush=True)
-
-    inputs = out / "given"
-    inputs.mkdir()
-    _prepare(inputs, out / "said.txt")
-    from hwnas.target.host import Host
-
-    results.parent.mkdir(parents=True, exist_ok=True)
+    inputs = make_inputs(out, chosen)
     lines: list[dict[str, Any]] = []
 
     def tell(known: list[dict[str, Any]]) -> None:
         lines.extend(known)
-        with results.open("a") as file:
-            file.writelines(json.dumps(line) + "\n" for line in known)
+        write(results, known)
 
-    tell([{"host": Host.detect().name, "cores": os.cpu_count(), "seed": seed, "commands": chosen,
-           "began": datetime.now(UTC).isoformat(timespec="seconds")}])
-    del lines[:]
+    write(results, [header(seed, chosen)])
     until = time.monotonic() + 60 * given.minutes
     attacks = []
     for name in chosen:
@@ -310,13 +307,33 @@ def main() -> int:
     return _report(lines)
 
 
-def _prepare(inputs: Path, said: Path) -> None:
-    """Make the inputs: files, then a trained network and a run by the commands themselves."""
+def make_inputs(out: Path, chosen: Iterable[str]) -> Path:
+    """The folder of what the `chosen` commands are given: files, a network trained and a run made by the commands
+    themselves."""
+    inputs, said = out / "given", out / "said.txt"
+    inputs.mkdir()
     steps = [("experiments.promises.commands", [str(inputs)])]
-    steps += [(COMMANDS[name].module, COMMANDS[name].arguments(inputs, inputs / out)) for name, out in MADE]
+    steps += [(COMMANDS[name].module, COMMANDS[name].arguments(inputs, inputs / made))
+              for made, (name, user) in MADE.items() if user in chosen]
     for module, arguments in steps:
         if start(module, arguments, said).ended(HANGS_S) != 0:
-            raise SystemExit(f"the inputs could not be made by {module}: {said.read_text()[-_KEPT:]}")
+            raise SystemExit(f"the inputs could not be made by {module}: {said.read_text()[-KEPT:]}")
+    return inputs
+
+
+def header(seed: int, chosen: Sequence[str]) -> dict[str, Any]:
+    """The first line of the results of a run."""
+    from hwnas.target.host import Host
+
+    return {"host": Host.detect().name, "cores": os.cpu_count(), "seed": seed, "commands": list(chosen),
+            "began": datetime.now(UTC).isoformat(timespec="seconds")}
+
+
+def write(results: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    """Add lines of JSON to a file."""
+    results.parent.mkdir(parents=True, exist_ok=True)
+    with results.open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
 def _report(lines: list[dict[str, Any]]) -> int:
