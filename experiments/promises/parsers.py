@@ -577,10 +577,10 @@ def _read_weights(folder: Path) -> None:
 def _read_checkpoint(folder: Path) -> None:
     import torch
 
-    from hwnas.training.job import _begun_with
+    from hwnas.training.job import _identity_in
     from hwnas.training.loop import Training
 
-    _begun_with(folder)
+    _identity_in(folder)
     model = _small_model()
     training: Any = SimpleNamespace(model=model, average=SimpleNamespace(module=model),
                                     optimizer=torch.optim.AdamW(model.parameters()))

@@ -271,7 +271,7 @@ def _apart(content: Mapping[str, Any], label: str) -> str:
     if label != content.get("best"):
         return f" Without that limit {content.get('best')} ranks best."
     behind = [name for name, entry in content["estimators"].items()
-              if entry.get("behind_best") and (entry["behind_best"][1] or 0) > 0]
+              if any((low or 0) > 0 for low in (entry.get("behind_best") or ())[1:2])]
     return f" Drawn in pairs it is ahead of {', '.join(behind)}." if behind else ""
 
 

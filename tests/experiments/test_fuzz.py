@@ -161,6 +161,16 @@ FOUND: list[tuple[str, Callable[[bytes], bytes], str]] = [
 ]
 
 
+def test_a_certificate_without_ends_of_an_interval_is_read(tmp_path: Path) -> None:
+    parser = PARSERS["certificate"]
+    for example in parser.examples():
+        data = json.loads(example)
+        for entry in data["estimators"].values():
+            entry["behind_best"] = []
+        (tmp_path / parser.place).write_text(json.dumps(data))
+        parser.read(tmp_path)
+
+
 @pytest.mark.parametrize(("name", "change", "message"), FOUND,
                          ids=[f"{parser}-{message[:30]}" for parser, _, message in FOUND])
 def test_what_the_fuzzer_found_is_told_in_one_line(
