@@ -77,6 +77,7 @@ def test_without_a_target_the_command_lists_them(python: Path, tmp_path: Path) -
 
 CONTRACTS = """
 from pathlib import Path
+from hwnas.system.paths import home
 from third_party import BYTES_READ, Cheapest, MyRuntime, linear, stripes
 from hwnas.data.splits import DatasetOptions
 from hwnas.networks.build import build
@@ -93,6 +94,12 @@ network = space.reference
 export_onnx(build(network).eval(), Path("m.onnx"), (network.channels, network.image_size, network.image_size))
 check_runtime(MyRuntime(), "m.onnx", Target("mine_fp32", "mine", "fp32"))
 print("kept")
+
+from hwnas.cli.command import run_command
+from hwnas.search.__main__ import main
+from table_fixtures import write_table
+write_table(home(), "mine_fp32", None, "mine", 3)
+print("ended with", run_command(main, "search", "usage", ["target=other"]))
 """
 TARGET = "# @package target\nname: mine_fp32\nruntime: mine\nprecision: fp32\n"
 
@@ -108,23 +115,39 @@ def third_party(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
-def test_a_third_party_keeps_the_contracts(third_party: Path, tmp_path: Path) -> None:
-    done = run(third_party, "-c", CONTRACTS, folder=tmp_path)
-    assert done.stdout.split()[-1:] == ["kept"], done.stdout + done.stderr
-
-
-def test_one_search_goes_through_every_door(third_party: Path, tmp_path: Path) -> None:
-    home, tests = tmp_path / "home", ROOT / "tests"
-    surroundings = {"HWNAS_HOME": str(home), "TMPDIR": str(tmp_path),
-                    "PYTHONPATH": f"{tests / 'any_machine'}{os.pathsep}{tests}"}
+@pytest.fixture(scope="module")
+def surroundings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A user's folder with a space, a target of the third party's runtime, and one of a runtime that nobody has."""
+    home, tests = tmp_path_factory.mktemp("home"), ROOT / "tests"
     (home / "conf" / "target").mkdir(parents=True)
-    (home / "conf" / "target" / "mine_fp32.yaml").write_text(TARGET)
+    for name, runtime in (("mine_fp32", "mine"), ("other", "theirs")):
+        (home / "conf" / "target" / f"{name}.yaml").write_text(TARGET.replace("runtime: mine", f"runtime: {runtime}"))
     (home / "search_spaces").mkdir()
     space = (ROOT / "search_spaces" / "mnasnet_small.yaml").read_text().replace("image_size: 32", "image_size: 12")
     (home / "search_spaces" / "mine.yaml").write_text(space)
-    told = run(third_party, "-c", "import sys; from pathlib import Path; from table_fixtures import write_table; "
-               "write_table(Path(sys.argv[1]), 'mine_fp32', None, 'mine', 3)", home, folder=tmp_path, **surroundings)
-    assert told.returncode == 0, told.stderr
+    return {"HWNAS_HOME": str(home), "TMPDIR": str(tmp_path_factory.mktemp("tmp")),
+            "PYTHONPATH": f"{tests / 'any_machine'}{os.pathsep}{tests}"}
+
+
+@pytest.fixture(scope="module")
+def contracts(third_party: Path, surroundings: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+              ) -> subprocess.CompletedProcess[str]:
+    """What CONTRACTS says, which also makes the latency table that the search reads: one start of Python for all."""
+    return run(third_party, "-c", CONTRACTS, folder=tmp_path_factory.mktemp("contracts"), **surroundings)
+
+
+def test_a_third_party_keeps_the_contracts(contracts: subprocess.CompletedProcess[str]) -> None:
+    assert "kept" in contracts.stdout.split(), contracts.stdout + contracts.stderr
+
+
+def test_a_runtime_that_is_not_there_is_told_with_those_that_are(contracts: subprocess.CompletedProcess[str]) -> None:
+    assert "ended with 2" in contracts.stdout, contracts.stderr
+    assert "theirs" in contracts.stderr
+    assert "mine" in contracts.stderr
+
+
+def test_one_search_goes_through_every_door(third_party: Path, surroundings: dict[str, str], tmp_path: Path,
+                                            contracts: subprocess.CompletedProcess[str]) -> None:
     done = run(third_party, "-m", "hwnas.search", "target=mine_fp32", "space=mine", "dataset=stripes",
                "dataset.options={n: 40}", "accuracy=linear", "linear.slope=1.5", "sampler=cheapest",
                "objective.known=[latency_ms,bytes_read]", "n_trials=4", "workers=1", "finalists.k=1",
@@ -141,12 +164,3 @@ def test_one_search_goes_through_every_door(third_party: Path, tmp_path: Path) -
     assert float(row["bytes_read_predicted"]) == pytest.approx(float(row["macs"]) / 1e4, rel=1e-3)
     assert row["target"] == "mine_fp32"
     assert "mine 1.0" in (tmp_path / "run" / "environment.json").read_text()
-
-
-def test_a_runtime_that_is_not_there_is_told_with_those_that_are(third_party: Path, tmp_path: Path) -> None:
-    (tmp_path / "conf" / "target").mkdir(parents=True)
-    (tmp_path / "conf" / "target" / "other.yaml").write_text(TARGET.replace("runtime: mine", "runtime: theirs"))
-    done = run(third_party, "-m", "hwnas.search", "target=other", folder=tmp_path, HWNAS_HOME=str(tmp_path))
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "theirs" in done.stderr
-    assert "mine" in done.stderr
