@@ -67,7 +67,7 @@ macro_spaces = st.fixed_dictionaries({
 })
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(content=st.one_of(spaces, macro_spaces), seed=st.integers(0, 99))
 def test_random_spaces_agree_with_brute_force(tmp_path_factory: pytest.TempPathFactory, content: dict[str, Any],
                                               seed: int) -> None:

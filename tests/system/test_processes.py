@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from process_fixtures import SIGNALS, attack, python_path, wait_until
+from process_fixtures import attack, python_path, wait_until
 
 from hwnas.errors import UserError
 from hwnas.system.processes import Pool, crew, end, start
@@ -78,8 +78,11 @@ with Pool(2) as pool:
 
 
 @pytest.mark.parametrize(("kind", "children", "number"), [
-    *(("pool", 2, number) for number in SIGNALS), *(("workers", 2, number) for number in SIGNALS),
+    ("pool", 2, signal.SIGKILL), ("pool", 2, signal.SIGINT), ("workers", 2, signal.SIGKILL),
+    ("workers", 2, signal.SIGTERM),
     ("multirun", 1, signal.SIGKILL), ("multirun", 1, signal.SIGINT), ("foreign", 1, signal.SIGKILL),
+    pytest.param("pool", 2, signal.SIGTERM, marks=pytest.mark.soak),
+    pytest.param("workers", 2, signal.SIGINT, marks=pytest.mark.soak),
     pytest.param("multirun", 1, signal.SIGTERM, marks=pytest.mark.soak),
     pytest.param("foreign", 1, signal.SIGTERM, marks=pytest.mark.soak),
     pytest.param("foreign", 1, signal.SIGINT, marks=pytest.mark.soak)])
