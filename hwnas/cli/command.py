@@ -218,7 +218,25 @@ def compose(config_name: str, overrides: Sequence[str], target: bool = True, as_
     if name and (OmegaConf.is_missing(config, "target") or "target" not in config):
         raise ConfigError(f"{file_in('target', name)} gives no target. Mend or remove it.")
     refuse_code(values, "")
+    _check_names(config_name, overrides)
     return config
+
+
+def _check_names(config_name: str, overrides: Iterable[str]) -> None:
+    """ConfigError for an option that was added with a plus and that the command does not have: it would be ignored."""
+    base = _base(config_name)
+    known = {*base, *_groups(config_name), *(["target"] if _has_target(config_name) else [])}
+    given = {key.lstrip("+"): value for key, _, value in (text.partition("=") for text in overrides)}
+    if "accuracy" in base:
+        known.add(given.get("accuracy", ""))  # the section of an estimator of another package
+    for text in overrides:
+        head = text.partition("=")[0].lstrip("+").partition(".")[0]
+        if (text[0] == "+" or head == "target") and head not in known:
+            raise ConfigError(f"no option of {config_name} is called {head!r}. --show-config prints all there are.")
+
+
+def _has_target(config_name: str) -> bool:
+    return "target" in _base(config_name) or config_name == "certify"
 
 
 def _own_files(config_name: str, overrides: Sequence[str]) -> list[Path]:
@@ -316,7 +334,7 @@ def _groups(config_name: str) -> list[str]:
 def option_keys(config_name: str) -> list[str]:
     """Options of a command as they are typed, `key=`, or `section.` where the configuration does not list its keys."""
     base, groups = _base(config_name), _groups(config_name)
-    groups += ["target"] if "target" in base or config_name == "certify" else []
+    groups += ["target"] if _has_target(config_name) else []
     keys = [f"{name}=" for name in groups]
     keys += [key for name, value in base.items() if name not in ("defaults", "target") for key in _keys_of(name, value)]
     for name in _SECTIONS:
