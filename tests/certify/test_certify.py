@@ -162,6 +162,7 @@ def children(pid: int) -> list[int]:
     return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="children are read off /proc")
 def test_killed_with_a_worker_beside_it_ends_both_and_goes_on(whole: Path, space_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"

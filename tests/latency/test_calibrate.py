@@ -114,6 +114,7 @@ run_command(main, "profile", "usage", sys.argv[2:])
 WAVE = 6  # networks that the killed process times at once
 
 
+@pytest.mark.soak
 def test_killed_while_measuring_it_keeps_every_finished_wave_and_goes_on(tmp_path):
     """SIGKILL in the second wave: that one is lost; the same command finishes what was begun."""
     overrides = ["+target=ort_fp32", "calibration.profiles=0", "calibration.goal_within_5=1",

@@ -184,6 +184,7 @@ def test_killed_at_any_moment_no_acknowledged_trial_is_lost(run, tmp_path):
     assert not list(out.rglob("*.tmp"))
 
 
+@pytest.mark.soak
 def test_ctrl_c_ends_cleanly_and_a_second_copy_joins(run, tmp_path):
     out = tmp_path / "joined"
     first, second = (start(out, "n_trials=500") for _ in range(2))

@@ -643,6 +643,7 @@ assert not threads(), threads()
 """
 
 
+@pytest.mark.soak
 def test_no_thread_of_two_processes_outlives_their_group(tmp_path: Path) -> None:
     """One that outlives it may meet the end of the interpreter, which aborts the process after a good training."""
     script = tmp_path / "parted.py"
