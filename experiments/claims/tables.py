@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from experiments.claims.check import Claim, Figures, Table
-from experiments.claims.readme import OPTUNA, TABLES
+from experiments.claims.readme import OPTUNA, TABLES, ask
 from experiments.claims.readme import sampler_figure as _sampler
 from experiments.claims.sources import EXPERIMENTS, Certificate, document, lines, numbers
 from experiments.contest.controls import contest_networks, random_networks, rival, times_as_fast
@@ -90,6 +90,7 @@ def claims() -> list[Claim]:
         Claim("All {} exceed the goal of {} times; {} have a higher top-1 than every baseline, of which the best has "
               "{} %", _above),
         Claim("measured was {} to {} % above predicted", _above_predicted),
+        Claim("it was ask {} of {}.", ask), Claim("the first {} asks are the same", _equal_asks),
         Claim("{} s for its anchors", lambda: [document(PICKS)["search"]["setup_seconds"]]),
         Claim("and {} s for 200 networks.", lambda: [document(PICKS)["search"]["trials_seconds"]]),
         Claim("The {} s of search are", lambda: [sum(document(PICKS)["search"][key] for key in
@@ -380,6 +381,12 @@ def _above_predicted() -> list[float]:
     ratios = [100 * (point.ms / pick["latency_ms_predicted"] - 1)
               for point, pick in zip(contest_networks(True, "int8"), picks, strict=True)]
     return [min(ratios), max(ratios)]
+
+
+def _equal_asks() -> list[float]:
+    rows = lines("contest/results/fashion_mnist/asks.csv")
+    equal = [row["larger_is_better"] == row["smaller_is_better"] for row in rows]
+    return [equal.index(False)]
 
 
 def _timed_alone(name: str) -> Mapping[str, float]:
