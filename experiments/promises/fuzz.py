@@ -87,7 +87,7 @@ class Fuzzed:
         _, read, refused, kib, seconds = self._load()
         return {"parser": self.name, "inputs": self.inputs, "read": read, "refused": refused,
                 "findings": sum(self.kinds.values()), "kinds": dict(self.kinds), "most_mib": round(kib / 1024),
-                "most_s": round(seconds, 2), "seconds": round(self.seconds)}
+                "most_s": round(seconds, 2), "seconds": round(self.seconds, 1)}
 
     def _load(self) -> tuple[int, int, int, int, float]:
         return _STATE.unpack(self.state[:])
@@ -256,6 +256,7 @@ def import_libraries() -> None:
     """Import once what several parsers need: their processes are forked from this one."""
     import onnx  # noqa: F401
     import pandas  # noqa: F401
+    import scipy.stats  # noqa: F401
     from hydra import compose  # noqa: F401
 
     import hwnas.api
