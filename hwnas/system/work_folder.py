@@ -14,7 +14,7 @@ from typing import Self
 from hwnas.errors import StudyError, UserError
 from hwnas.system.documents import Document
 from hwnas.system.locks import hold
-from hwnas.system.paths import write_atomic
+from hwnas.system.paths import unwritten, write_atomic
 
 NAME = ".hwnas.json"
 MARKER = Document("hwnas-folder", 1, "the mark of a folder", "Choose another out=FOLDER.")
@@ -86,12 +86,16 @@ class WorkFolder:
         beside = self.path / f"{NAME}.{os.getpid()}"
         write_atomic(beside, json.dumps({**MARKER.header, "kind": self.kind, "hwnas": __version__}) + "\n")
         try:
-            os.link(beside, self.path / NAME)
-            beside.unlink()
-        except FileExistsError:
-            beside.unlink()
-        except OSError:  # a file system without links
-            os.replace(beside, self.path / NAME)
+            try:
+                os.link(beside, self.path / NAME)
+            except FileExistsError:
+                pass
+            except OSError:  # a file system without links
+                os.replace(beside, self.path / NAME)
+        except OSError as error:
+            raise unwritten(self.path / NAME, error) from error
+        finally:
+            beside.unlink(missing_ok=True)
 
 
 def kind_of(folder: Path) -> str | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -173,6 +175,21 @@ def test_what_a_kill_leaves_of_the_first_writes_does_not_make_a_folder_foreign(t
     fill(tmp_path, {".writable": "", "..writable.0a1b2c3d.tmp": "", f"{NAME}.77": "", ".training.lock": "",
                     f".{NAME}.77.0a1b2c3d.tmp": ""})
     WorkFolder(tmp_path, "train").take_up()
+
+
+def test_a_marker_that_finds_no_space_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace = os.replace
+
+    def full(source: Path, target: Path) -> None:
+        if Path(target).name == NAME:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    monkeypatch.setattr(os, "link", full)
+    with pytest.raises(UserError, match=r"\.hwnas\.json: No space left on device\. Free space on that disk"):
+        WorkFolder(tmp_path, "train").take_up()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_part_of_the_work_lies_in_its_folder(tmp_path: Path) -> None:
