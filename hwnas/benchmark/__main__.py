@@ -18,6 +18,7 @@ from hwnas.cli.progress import Console, Report, show
 from hwnas.errors import ConfigError, HwnasError, MeasurementInvalid, ModelError
 from hwnas.networks.baselines import TIMM
 from hwnas.runtimes.foreign import check_path
+from hwnas.system.work_folder import check_replaceable
 from hwnas.target.target import Target
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def main(config: Config, console: Console) -> None:
 
     options = BenchmarkOptions.from_config(config)
     plot = _picture_path(options)
+    check_replaceable(*(Path(path) for path in (options.out, plot) if path))
     result = measured(options, console)
     if options.out:  # before anything is printed: who reads it may be gone
         result.save(Path(options.out))

@@ -24,6 +24,7 @@ from hwnas.space.blocks.block import KINDS, BlockSpec
 from hwnas.stats.intervals import Z90
 from hwnas.system.documents import Document
 from hwnas.system.paths import write_atomic
+from hwnas.system.work_folder import check_replaceable
 from hwnas.target.target import Target
 
 if TYPE_CHECKING:
@@ -306,6 +307,7 @@ def out_path(text: str) -> Path:
     out = Path(text)
     if out.suffix not in (".png", ".svg") or out.is_dir():
         raise ConfigError(f"out must be a .png or .svg file, got {text!r}: the numbers lie beside it as .json.")
+    check_replaceable(out, out.with_suffix(".json"))
     return out
 
 

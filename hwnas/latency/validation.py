@@ -23,6 +23,7 @@ from hwnas.latency.table import LatencyTable
 from hwnas.space.architecture import Architecture
 from hwnas.system.documents import WRONG, Document, load_json
 from hwnas.system.paths import write_atomic
+from hwnas.system.work_folder import check_replaceable
 
 if TYPE_CHECKING:
     from hwnas.latency.model import LatencyModel, Predictions
@@ -213,6 +214,7 @@ def out_path(options: ValidateOptions) -> Path:
     out = Path("runs") / name if options.out is None else Path(options.out)
     if out.suffix != ".json" or out.is_dir():
         raise ConfigError(f"out must be a .json file, got {str(out)!r}: the picture lies beside it as .png.")
+    check_replaceable(out, out.with_suffix(".png"))
     return out
 
 

@@ -20,6 +20,7 @@ NAME = ".hwnas.json"
 MARKER = Document("hwnas-folder", 1, "the mark of a folder", "Choose another out=FOLDER.")
 _PASSING = re.compile(r"\.hwnas\.json.*|\.writable|\..+\.lock|\..+\.[0-9a-f]{8}\.tmp")  # names that hwnas itself leaves
 _PROBE_BYTES = 1 << 20  # a disk that cannot take 1 MiB cannot take a run
+_HEAD = 4096  # bytes in which documents and pictures of hwnas name it
 _LOOKED_AT = 1 << 20  # bytes of a file that tell whether hwnas wrote it
 _SECTIONS = ("target", "space", "n_trials", "accuracy", "sampler", "budget", "finalists")  # of a search's config.yaml
 
@@ -96,6 +97,20 @@ class WorkFolder:
             raise unwritten(self.path / NAME, error) from error
         finally:
             beside.unlink(missing_ok=True)
+
+
+def check_replaceable(*paths: Path) -> None:
+    """StudyError for a file that hwnas did not write: a command replaces results of its own only.
+
+    Every document and picture of hwnas says so near its beginning.
+    """
+    for path in paths:
+        if not path.is_file():
+            continue
+        with path.open("rb") as file:
+            begin = file.read(_HEAD)
+        if begin and b"hwnas" not in begin:
+            raise StudyError(f"{path}: hwnas did not write this file, and would replace it. Move it, or name another.")
 
 
 def kind_of(folder: Path) -> str | None:

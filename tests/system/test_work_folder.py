@@ -21,7 +21,7 @@ from hwnas.compress.__main__ import main as compress
 from hwnas.errors import StudyError, UserError
 from hwnas.search.__main__ import main as search
 from hwnas.system.run_folder import RunFolder
-from hwnas.system.work_folder import NAME, WorkFolder, kind_of
+from hwnas.system.work_folder import NAME, WorkFolder, check_replaceable, kind_of
 from hwnas.train import main as train
 from hwnas.training.checkpoint import Checkpoint
 from hwnas.training.results import SUMMARY
@@ -247,3 +247,17 @@ def test_the_second_command_on_a_run_waits_and_says_so(name: str, tmp_path: Path
     with pytest.raises(Told, match="another process works in"):
         importlib.import_module(f"hwnas.{name}").run({"run": run.path}, console)
     held.release()
+
+
+@pytest.mark.parametrize("kind", ["png", "svg"])
+def test_a_file_of_the_users_own_is_not_replaced(kind: str, tmp_path: Path) -> None:
+    from hwnas.pictures.style import blank_figure, figure_bytes
+
+    picture, document, empty, others = (tmp_path / name for name in (f"p.{kind}", "d.json", "e.json", "mine.json"))
+    picture.write_bytes(figure_bytes(blank_figure(3, 2), kind))
+    document.write_text('{"format": "hwnas-benchmark", "version": 1}')
+    empty.touch()
+    others.write_text('{"my": "notes"}')
+    check_replaceable(picture, document, empty, tmp_path / "absent.json")
+    with pytest.raises(StudyError, match=r"mine\.json: hwnas did not write this file"):
+        check_replaceable(document, others)
