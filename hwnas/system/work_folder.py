@@ -70,8 +70,10 @@ class WorkFolder:
         if not (self.path / NAME).exists():
             self._mark()
         probe = self.path / ".writable"  # to fail now, in one line, rather than after hours of training
-        write_atomic(probe, bytes(_PROBE_BYTES))
-        probe.unlink(missing_ok=True)
+        try:
+            write_atomic(probe, bytes(_PROBE_BYTES))
+        finally:
+            probe.unlink(missing_ok=True)
         return self
 
     def hold(self, work: str, say: Callable[[str], None] | None = None, wait: bool = True
@@ -85,8 +87,8 @@ class WorkFolder:
         from hwnas import __version__
 
         beside = self.path / f"{NAME}.{os.getpid()}"
-        write_atomic(beside, json.dumps({**MARKER.header, "kind": self.kind, "hwnas": __version__}) + "\n")
         try:
+            write_atomic(beside, json.dumps({**MARKER.header, "kind": self.kind, "hwnas": __version__}) + "\n")
             try:
                 os.link(beside, self.path / NAME)
             except FileExistsError:
