@@ -55,7 +55,7 @@ _PATHS = ("out", "run", "dataset.root", "space", "model", "architecture", "weigh
 EXIT_CODES = """exit codes:
   0    done
   1    not done, for a reason that no option mends: the last line says which
-  2    bad input: one line says what is wrong, where, and what to do; nothing was changed
+  2    bad input, where nothing was changed, or a full disk: one line says what is wrong, where, and what to do
   3    done in part: the last line says what is missing
   130  ended by Ctrl-C (143: by SIGTERM); the same command goes on"""
 Main = Callable[["DictConfig", Console], None]

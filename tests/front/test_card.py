@@ -50,10 +50,12 @@ def test_unverified_card_says_how_to_complete_it() -> None:
     assert "latency of one batch" not in text
 
 
-def test_every_way_to_load_takes_three_lines() -> None:
+def test_every_way_to_load_is_short_and_the_runtimes_use_the_cards_threads() -> None:
     for row in ({}, {"is_baseline": True, "name": "resnet10t", "id": "resnet10t-stem1"}):
         blocks = re.findall(r"```python\n(.*?)\n```", card(**row), re.DOTALL)
-        assert [len(block.splitlines()) for block in blocks] == [3, 3, 3]
+        assert [len(block.splitlines()) for block in blocks] == [7, 5, 3]
+        assert '"INFERENCE_NUM_THREADS": "1"' in blocks[0]
+        assert "intra_op_num_threads = 1" in blocks[1]
 
 
 def test_note_when_the_target_is_another_runtime() -> None:
