@@ -79,7 +79,7 @@ class SearchEvent:
 class SearchOutcome:
     """How the search ended, over all workers and restarts: `ended` as a word, `reason` as a line to print."""
 
-    ended: Literal["done", "max_asks", "exhausted"]
+    ended: Literal["done", "time", "max_asks", "exhausted"]
     reason: str
     n_complete: int
     n_pruned: int
@@ -208,13 +208,15 @@ class _Search:
         counts = self.counts
         if counts.evaluated >= self.options.n_trials:
             self._end("done", f"{counts.evaluated} architectures evaluated")
+        elif self.options.until is not None and counts.evaluated and time.time() >= self.options.until:
+            self._end("time", f"its minutes are over, {counts.evaluated} architectures evaluated")
         elif counts.asks >= self.max_asks:
             self._end("max_asks", f"max_asks={self.max_asks} reached")
         return self.ended is not None
 
-    def _end(self, ended: Literal["done", "max_asks", "exhausted"], reason: str) -> None:
+    def _end(self, ended: Literal["done", "time", "max_asks", "exhausted"], reason: str) -> None:
         counts, wanted = self.counts, self.options.n_trials
-        if ended != "done":
+        if ended not in ("done", "time"):
             reason += (f": {counts.evaluated} of {wanted} architectures evaluated in {counts.asks} asks "
                        f"({counts.infeasible} over the cap, {counts.duplicates} duplicates, {counts.failed} failed)")
         self.ended = SearchOutcome(ended, reason, counts.evaluated, counts.infeasible, counts.failed,

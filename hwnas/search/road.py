@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,18 @@ from hwnas.errors import ConfigError, StudyError
 from hwnas.latency.calibrate import CalibrationOptions
 from hwnas.latency.deployment import Deployment, error_line, latency_model
 from hwnas.networks.network import FoundNetwork
+from hwnas.search.minutes import (
+    CALIBRATION,
+    LEAST_TIMING_S,
+    TIMING,
+    Clock,
+    Pace,
+    fitted,
+    pace_of,
+    timing_seconds,
+    trials_seconds,
+    with_steps,
+)
 from hwnas.study.objective import CAP_QUANTILES
 from hwnas.system.processes import crew
 from hwnas.system.run_folder import RunFolder
@@ -31,6 +44,7 @@ if TYPE_CHECKING:
 
     from hwnas.accuracy.estimator import AccuracyEstimator
     from hwnas.data.dataset import Dataset
+    from hwnas.front.make import Making
     from hwnas.front.rows import FrontRow
     from hwnas.front.verification import Facts
     from hwnas.latency.model import LatencyModel
@@ -46,6 +60,11 @@ if TYPE_CHECKING:
     from hwnas.training.recipe import Recipe
 
 
+UNTIL = "search_until"  # of the study: when its trials end, seconds since 1970
+MOST_TIMES = 10  # as many steps as the recipe's own a budget of minutes gives at most
+DEFAULT_TRIALS, UNLIMITED = 24, 1_000_000  # the second: the minutes end the search
+
+
 @dataclass(frozen=True, slots=True)
 class FinalistOptions:
     """How many finalists there are, and what differs from full training in their recipe."""
@@ -56,11 +75,15 @@ class FinalistOptions:
 
 @dataclass(frozen=True, slots=True)
 class BudgetOptions:
-    """The hard cap in ms, the quantile of the predicted latency that must keep it, and the cap of measured p99."""
+    """The hard cap in ms, the quantile of the predicted latency that must keep it, and the cap of measured p99.
+
+    `minutes` bounds the whole command.
+    """
 
     latency_ms: float | None = option(low=1e-6, as_given=True)
     p99_ms: float | None = option(low=1e-6, as_given=True)
     quantile: float = option(low=CAP_QUANTILES[0], high=CAP_QUANTILES[1])
+    minutes: float | None = option(None, low=0.1, high=100_000)  # runs of earlier versions have none
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +111,7 @@ class PlanOptions:
     objective: dict[str, Any]
     out: str | None
     seed: int = option(low=0)
-    n_trials: int = option(low=1)
+    n_trials: int | None = option(low=1)
     max_asks: int | None = option(low=1)
     workers: int = option(low=0, high=256)
     threads: int = option(low=0, high=4096)
@@ -104,6 +127,11 @@ class PlanOptions:
     verification: VerificationOptions = option()
     overwrite: bool = option(False)  # runs of earlier versions have neither this nor the next
     controls: int = option(0, low=0, high=100)
+
+    @property
+    def trials(self) -> int:
+        """Architectures to evaluate: `n_trials`, else 24, or as many as the minutes allow."""
+        return self.n_trials or (DEFAULT_TRIALS if self.budget.minutes is None else UNLIMITED)
 
 
 @dataclass(frozen=True)
@@ -142,6 +170,7 @@ def make_plan(config: Config, console: Console) -> Plan:
     from hwnas.training.recipe import FULL_TRAINING, Recipe
 
     options = read_command(PlanOptions, config)
+    options = replace(options, calibration=_calibration(options))
     if options.storage is not None:
         parse_url(options.storage)
     sampler = read_sampler(options.sampler, options.seed, options.sampler_options)
@@ -199,6 +228,8 @@ class Prepared:
     model: LatencyModel
     options: SearchOptions
     study: optuna.Study
+    clock: Clock | None = None
+    pace: Pace | None = None
 
 
 @dataclass(frozen=True)
@@ -222,11 +253,14 @@ def search(config: Config, console: Console) -> SearchResult:
     from hwnas.study.record import trial_rows
     from hwnas.study.study import wait_for_others
 
+    began = Clock.start(0.0)
     plan = make_plan(config, console)
     run = RunFolder.create(plan.out, plan.options.overwrite)
     prepared = prepare(plan, run, console)
     run.write_config(plan.yaml)
-    with extra_workers(min(plan.workers, plan.options.n_trials) - 1, plan, run, console) as early:
+    minutes = plan.options.budget.minutes
+    prepared = _paced(prepared, replace(began, minutes=minutes) if minutes else None, console)
+    with extra_workers(min(plan.workers, plan.options.trials) - 1, plan, run, console) as early:
         search_trials(prepared, console)
     with run.hold("verify", wait=False) as held:
         if not held:
@@ -238,6 +272,29 @@ def search(config: Config, console: Console) -> SearchResult:
         with run.hold("results", console.say):
             rows, comparisons = verified(prepared, trials, console)
     return SearchResult(run, prepared.study, trials, rows, comparisons, early)
+
+
+def _paced(prepared: Prepared, clock: Clock | None, console: Console) -> Prepared:
+    """The same with the machine's pace, and with the end of the trials, which workers read in the study."""
+    from hwnas.front.make import Making
+
+    if clock is None:
+        prepared.study.set_user_attr(UNTIL, None)
+        return prepared
+    plan = prepared.plan
+    making = Making(prepared.dataset, plan.recipe, plan.options.seed, plan.deployment.target)
+    reference = FoundNetwork(plan.space.reference)
+    with console.step("time this machine"):
+        pace = pace_of(reference, making).with_networks(plan.baselines, making)
+    trials_s = trials_seconds(clock, pace, [reference] * min(2, plan.options.finalists.k), plan.workers)
+    rest_s = clock.left_s - trials_s
+    console.note(f"plan for {clock.minutes:g} min: {clock.spent_s / 60:.1f} to prepare (done), {trials_s / 60:.1f} for "
+                 f"trials, about {(rest_s - _timing_s(clock)) / 60:.1f} to train and export {plan.options.finalists.k} "
+                 f"finalists, {plan.options.controls} controls and {len(plan.baselines)} baselines, "
+                 f"{_timing_s(clock) / 60:.1f} to score and time them")
+    until = time.time() + trials_s
+    prepared.study.set_user_attr(UNTIL, until)
+    return replace(prepared, clock=clock, pace=pace)
 
 
 def prepare(plan: Plan, run: RunFolder, console: Console) -> Prepared:
@@ -272,6 +329,13 @@ def prepare(plan: Plan, run: RunFolder, console: Console) -> Prepared:
     return Prepared(plan, run, dataset, certificate, chosen, estimator, table, model, options, study)
 
 
+def _calibration(options: PlanOptions) -> CalibrationOptions:
+    """The options of the calibration, which may take a share of the minutes only."""
+    minutes, calibration = options.budget.minutes, options.calibration
+    return calibration if minutes is None else replace(calibration, minutes=min(
+        calibration.minutes, max(0.05, CALIBRATION * minutes)))
+
+
 def search_options(plan: Plan, model: LatencyModel) -> SearchOptions:
     """The search's options; BudgetError when no network of the space keeps the cap."""
     from hwnas.search.trial import SearchOptions
@@ -282,7 +346,7 @@ def search_options(plan: Plan, model: LatencyModel) -> SearchOptions:
     if budget.latency_ms is not None:
         check_cap(plan.space, model.predict, budget.latency_ms, budget.quantile)
     known = [plan.space.encode(network) for network in plan.space.known.values()]
-    return SearchOptions(asked.n_trials, plan.objective.at(target_ms), seed=asked.seed, max_asks=asked.max_asks,
+    return SearchOptions(asked.trials, plan.objective.at(target_ms), seed=asked.seed, max_asks=asked.max_asks,
                          cap_ms=budget.latency_ms, cap_quantile=budget.quantile, enqueue=known)
 
 
@@ -299,12 +363,15 @@ def search_trials(prepared: Prepared, console: Console) -> None:
     """Evaluate architectures until the study is done, as one of its workers."""
     from hwnas.search.loop import run_search
 
-    plan, options = prepared.plan, prepared.options
-    console.note(f"search: {options.n_trials} architectures of {plan.space.n_architectures:.3g} in space "
+    plan = prepared.plan
+    options = replace(prepared.options, until=prepared.study.user_attrs.get(UNTIL))
+    n = f"{options.n_trials} architectures" if options.until is None else \
+        f"architectures for {max(0.0, options.until - time.time()) / 60:.1f} min, out"
+    console.note(f"search: {n} of {plan.space.n_architectures:.3g} in space "
                  f"{plan.space.name}, {options.objective}, sampler {plan.options.sampler}")
     with console.step("search") as report:
         outcome = run_search(prepared.study, plan.space, prepared.model.predict, prepared.estimator, options,
-                             _tell(report))
+                             _tell(report, options.until))
     console.note(f"search ended: {outcome.reason} ({outcome.n_asks} asks, {outcome.n_pruned} over the cap, "
                  f"{outcome.n_duplicates} duplicates, {outcome.n_failed} failed)")
 
@@ -332,7 +399,9 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     rows = [*finalists, *controls,
             *(FrontRow.of(network, target=target.name, host=host) for network in plan.baselines)]
     making = Making(prepared.dataset, plan.recipe, plan.options.seed, target)
-    held = _read_verified(run, rows, asdict(plan.recipe), plan.options.budget.p99_ms)
+    if prepared.clock is not None and prepared.pace is not None:
+        rows, making = _in_time(prepared, rows, making, console)
+    held = _read_verified(run, rows, asdict(making.recipe), plan.options.budget.p99_ms)
     spoilt = next((f"{row.id}: {why}" for row in rows if held and row.network is not None
                    and (why := fault_of(row.network, run.model(row.id), making, console.say, complete=True))), "")
     if spoilt:
@@ -343,7 +412,7 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
                     f"python -m hwnas.verify run={run.path}")
         return held, comparisons
     rows = make_rows(rows, run, making, plan.workers, console)
-    facts, objective = _facts(prepared, trials), prepared.options.objective
+    facts, objective = _facts(prepared, trials, len(rows)), prepared.options.objective
     environment = environment_of(making, facts)
     if deployment.here:
         results = verify_front(rows, run, making, facts.timing, objective, environment, console)
@@ -352,6 +421,23 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
         console.say(f"not verified: this is not {host}. Over there: python -m hwnas.verify run={run.path}")
     write_results(run, results, making, trials, plan.yaml)
     return results.rows, [comparison.to_dict() for comparison in results.comparisons]
+
+
+def _in_time(prepared: Prepared, rows: Sequence[FrontRow], making: Making, console: Console
+             ) -> tuple[list[FrontRow], Making]:
+    """The rows that the minutes allow, and a recipe with as many steps as fit."""
+    clock, pace, plan = prepared.clock, prepared.pace, prepared.plan
+    assert clock is not None
+    assert pace is not None
+    pace = pace.with_networks([row.network for row in rows if row.network is not None], making)
+    most = MOST_TIMES * making.recipe.steps_for(len(making.dataset.train))
+    kept, steps = fitted(rows, clock, pace, plan.workers, most, console.say)
+    console.note(f"{clock.left_s / 60:.1f} min are left: {len(kept)} networks are trained for {steps} steps each")
+    return kept, replace(making, recipe=with_steps(making.recipe, steps))
+
+
+def _timing_s(clock: Clock) -> float:
+    return max(LEAST_TIMING_S, TIMING * 60 * clock.minutes)
 
 
 def _load_data(plan: Plan, url: str, folder: Path, console: Console) -> Dataset:
@@ -387,7 +473,8 @@ def _chosen(plan: Plan, dataset: Dataset, certificate: Certificate | StudyError 
     """The estimator that the user named, or the one that the certificate favours."""
     if plan.options.accuracy != NAME:
         return Chosen(plan.options.accuracy, plan.accuracy_options)
-    return choose(plan.accuracy_options, _usable(certificate), dataset, plan.space, plan.options.n_trials)
+    return choose(plan.accuracy_options, _usable(certificate), dataset, plan.space,
+                  plan.options.n_trials or DEFAULT_TRIALS)
 
 
 def _estimator(plan: Plan, chosen: Chosen, dataset: Dataset) -> AccuracyEstimator:
@@ -446,16 +533,19 @@ def _zero_cost(plan: Plan, dataset: Dataset, certificate: Certificate | StudyErr
     return scored(dataset, plan.space, names, plan.options.threads, console)
 
 
-def _tell(report: Report) -> Callable[[SearchEvent], None]:
+def _tell(report: Report, until: float | None) -> Callable[[SearchEvent], None]:
     """The function that shows each event in the progress bar."""
-    best = 0.0
+    best, began = 0.0, time.time()
 
     def tell(event: SearchEvent) -> None:
         nonlocal best
         best = max(best, event.top1 or 0.0)
         at = f", {event.id} at {event.latency_ms:.3g} ms" if event.id and event.latency_ms else ""
-        report(event.counts.evaluated / event.n_trials,
-               f"{event.counts.evaluated} of {event.n_trials} evaluated, best estimated top-1 {best:.1%}{at}")
+        done = event.counts.evaluated / event.n_trials
+        if until is not None:
+            done = max(done, min(1.0, (time.time() - began) / max(1.0, until - began)))
+        of = f" of {event.n_trials}" if event.n_trials < UNLIMITED else ""
+        report(done, f"{event.counts.evaluated}{of} evaluated, best estimated top-1 {best:.1%}{at}")
 
     return tell
 
@@ -480,7 +570,7 @@ def _read_verified(run: RunFolder, rows: Sequence[FrontRow], recipe: Mapping[str
     return held if same and (environment.get("recipe"), environment.get("cap_p99_ms")) == (recipe, p99_ms) else []
 
 
-def _facts(prepared: Prepared, trials: Sequence[Mapping[str, Any]]) -> Facts:
+def _facts(prepared: Prepared, trials: Sequence[Mapping[str, Any]], n: int) -> Facts:
     """The facts about the search that the report shows."""
     from hwnas.accuracy.certificate import certificate_facts
     from hwnas.front.score import Timing
@@ -488,8 +578,10 @@ def _facts(prepared: Prepared, trials: Sequence[Mapping[str, Any]]) -> Facts:
 
     plan, table, chosen = prepared.plan, prepared.table, prepared.chosen
     options = plan.options
-    timing = Timing(table.reference, table.quiet_ms if plan.deployment.here else None, options.verification.seconds,
-                    options.seed)
+    seconds = options.verification.seconds
+    if prepared.clock is not None:
+        seconds = timing_seconds(prepared.clock, n)
+    timing = Timing(table.reference, table.quiet_ms if plan.deployment.here else None, seconds, options.seed)
     latency = {**table.error[plan.space.name], "line": error_line(table, plan.space), "table": str(table.key),
                "created": table.created, "overhead_ms": table.overhead_ms}
     certificate = certificate_facts(prepared.certificate, prepared.dataset, plan.space, chosen.accuracy,

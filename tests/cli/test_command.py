@@ -168,7 +168,7 @@ def test_no_error_shows_a_password(overrides, password, capsys):
 def test_what_is_shown_of_the_options_stands_as_it_was_typed(monkeypatch, capsys):
     monkeypatch.setenv("A_URL", URL.format("s3cret"))
     typed = ["storage=${oc.env:A_URL}", "sampler_options.x=${storage}",
-             f"dataset.root={URL.format('s3cret')}", "seed=${n_trials}"]
+             f"dataset.root={URL.format('s3cret')}", "seed=${threads}"]
     assert search(TARGET, "--show-config", *typed) == 0
     shown = capsys.readouterr().out
     config = compose("search", [TARGET, *(part.replace("=", "='", 1) + "'" for part in typed)])
@@ -178,7 +178,7 @@ def test_what_is_shown_of_the_options_stands_as_it_was_typed(monkeypatch, capsys
         assert "storage: ${oc.env:A_URL}\n" in text
         assert "root: postgresql+psycopg://me:***@host/x\n" in text
     assert "\n  x: ${oc.env:A_URL}\n" in stored  # made of one that is not resolved
-    assert "\nseed: 24\n" in stored
+    assert "\nseed: 1\n" in stored
 
 
 def test_the_runs_of_many_have_names_without_passwords():

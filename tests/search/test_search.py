@@ -165,6 +165,11 @@ def test_a_cap_that_nothing_meets_names_the_nearest(run, tmp_path, capsys):
     assert "fastest network" in capsys.readouterr().err.splitlines()[-1]
 
 
+def test_minutes_that_are_too_few_are_refused_with_those_that_suffice(run, tmp_path, capsys):
+    assert search(tmp_path / "short", "budget.minutes=0.1") == 2
+    assert "Give budget.minutes=" in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_killed_at_any_moment_no_acknowledged_trial_is_lost(run, tmp_path):
     out = tmp_path / "killed"
     worker = start(out, "n_trials=500", TWO_WORKERS)

@@ -1,0 +1,179 @@
+"""`budget.minutes`: how a search divides the minutes that the whole command may take, and keeps to them.
+
+The machine is timed before anything is planned. Each phase takes its share of what is left when it begins, so that an
+error of one phase is made good by the next; timing the finalists comes last and takes what remains.
+"""
+
+from __future__ import annotations
+
+import heapq
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hwnas.errors import BudgetError
+
+if TYPE_CHECKING:
+    from hwnas.front.make import Making
+    from hwnas.front.rows import FrontRow
+    from hwnas.networks.network import Network
+    from hwnas.training.recipe import Recipe
+
+CALIBRATION = 0.15  # of the minutes, at most
+TRIALS = 0.45  # of what is left after preparing
+TIMING = 0.12  # of the minutes, at least LEAST_TIMING_S
+FEWEST_STEPS = 40  # of a finalist's training: with fewer, networks answer little better than chance
+LEAST_TIMING_S, LEAST_TRIALS_S = 10.0, 10.0
+ENDING_S = 10.0  # pictures, cards and the report; and Python's start, which was before the clock's
+COMPILING_S = 1.5  # of a network, to score and time it
+STARTING_S = 8.0  # of a process that trains
+BESIDE = 1.15  # times as long takes a step while the other cores train as well
+_PROBED = 4  # steps, of which the first does not count
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The seconds of a command that may take `minutes` from `began` on (time.monotonic)."""
+
+    minutes: float
+    began: float
+
+    @classmethod
+    def start(cls, minutes: float) -> Clock:
+        """A clock that starts now."""
+        return cls(minutes, time.monotonic())
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds since the beginning."""
+        return time.monotonic() - self.began
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the end; below 0 after it."""
+        return 60 * self.minutes - self.spent_s
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast this machine is: seconds of a training step by network id, and of making a network's files besides."""
+
+    step_s: Mapping[str, float]
+    making_s: float
+
+    def with_networks(self, networks: Iterable[Network], making: Making) -> Pace:
+        """The same, which knows these networks' steps too: each new one is trained for a moment."""
+        new = {network.id: step_seconds(network, making) for network in networks if network.id not in self.step_s}
+        return Pace({**self.step_s, **new}, self.making_s)
+
+    def seconds(self, networks: Sequence[Network], steps: int, workers: int) -> float:
+        """Seconds to train and export `networks` with `steps` each, the last one first, on so many processes."""
+        beside = BESIDE if workers > 1 else 1.0
+        ends = [STARTING_S if workers > 1 else 0.0] * min(workers, max(1, len(networks)))
+        for network in reversed(networks):
+            heapq.heapreplace(ends, ends[0] + beside * (self.making_s + steps * self.step_s[network.id]))
+        return max(ends)
+
+    def most_steps(self, networks: Sequence[Network], seconds: float, workers: int, most: int) -> int:
+        """The most steps, up to `most`, that fit into `seconds`; 0 where none does."""
+        low, high = 0, most
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.seconds(networks, middle, workers) <= seconds else (low, middle - 1)
+        return low
+
+
+def pace_of(network: Network, making: Making) -> Pace:
+    """Make a network's files for real, with a few steps of training, and see what takes how long."""
+    from hwnas.front.make import make
+    from hwnas.front.score import fp32_top1
+    from hwnas.system.run_folder import ModelFolder
+
+    clock, heard = Clock.start(0.0), _Stamps()
+    with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
+        make(network, ModelFolder(Path(folder)), _short(making), heard)
+        fp32_top1(ModelFolder(Path(folder)).onnx, making.dataset.at_size(network.shape.image_size))
+    return Pace({network.id: heard.step_s}, clock.spent_s - _PROBED * heard.step_s)
+
+
+def step_seconds(network: Network, making: Making) -> float:
+    """Seconds of one step of the recipe's training."""
+    from hwnas.training.loop import train
+
+    data, heard = making.dataset.at_size(network.shape.image_size), _Stamps()
+    train(network.build(), data.train, recipe=_short(making).recipe, dataset=data, seed=making.seed, progress=heard)
+    return heard.step_s
+
+
+def _short(making: Making) -> Making:
+    return replace(making, recipe=with_steps(making.recipe, _PROBED))
+
+
+def with_steps(recipe: Recipe, steps: int) -> Recipe:
+    """The recipe with exactly so many steps."""
+    return replace(recipe, min_steps=steps, max_steps=steps)
+
+
+class _Stamps:
+    """Hears a training's progress, and notes when each step ended."""
+
+    def __init__(self) -> None:
+        self.at: list[float] = []
+
+    def __call__(self, step: int, steps: int) -> None:
+        self.at.append(time.monotonic())
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step; the first one, which allocates, does not count."""
+        return (self.at[-1] - self.at[0]) / max(1, len(self.at) - 1)
+
+
+def trials_seconds(clock: Clock, pace: Pace, finalists: Sequence[Network], workers: int) -> float:
+    """Seconds for the trials. BudgetError, with the least minutes that suffice, where there is no time for two
+    `finalists` after them."""
+    rest = pace.seconds(finalists, FEWEST_STEPS, workers) + len(finalists) * COMPILING_S + LEAST_TIMING_S + ENDING_S
+    if clock.left_s < rest + LEAST_TRIALS_S:
+        least = (clock.spent_s + rest + LEAST_TRIALS_S) / 60
+        raise BudgetError(f"budget.minutes={clock.minutes:g} is too short for this machine: preparing took "
+                          f"{clock.spent_s:.0f} s, and a front of {len(finalists)} networks needs {rest:.0f} s more. "
+                          f"Give budget.minutes={1.05 * least:.1f} or more.")
+    return min(max(TRIALS * clock.left_s, LEAST_TRIALS_S), clock.left_s - rest)
+
+
+def timing_seconds(clock: Clock, n: int) -> float:
+    """Seconds for timing `n` networks that are about to be compiled."""
+    return max(LEAST_TIMING_S, clock.left_s - n * COMPILING_S - ENDING_S)
+
+
+def fitted(rows: Sequence[FrontRow], clock: Clock, pace: Pace, workers: int, most_steps: int,
+           say: Callable[[str], None]) -> tuple[list[FrontRow], int]:
+    """The rows that there is time for, and the steps of each network's training.
+
+    Controls are left out first, then baselines, then finalists down to two; `say` hears of it.
+    """
+    kept = list(rows)
+    timing_s = max(LEAST_TIMING_S, TIMING * 60 * clock.minutes)
+    while True:
+        networks = [row.network for row in kept if row.network is not None]
+        seconds = clock.left_s - timing_s - len(kept) * COMPILING_S - ENDING_S
+        steps = pace.most_steps(networks, seconds, workers, most_steps)
+        dropped = _least_wanted(kept)
+        if steps >= FEWEST_STEPS or dropped is None:
+            break
+        kept.remove(dropped)
+    if len(kept) < len(rows):
+        gone = [row.id for row in rows if row not in kept]
+        say(f"no time for {len(gone)} of {len(rows)} networks: {', '.join(gone)} are left out.")
+    return kept, max(steps, FEWEST_STEPS)
+
+
+def _least_wanted(rows: Sequence[FrontRow]) -> FrontRow | None:
+    """The row to leave out next; None where two finalists are all that is left."""
+    for group in ([row for row in rows if row.is_control], [row for row in rows if row.is_baseline]):
+        if group:
+            return group[-1]
+    return rows[len(rows) // 2] if len(rows) > 2 else None

@@ -1,0 +1,99 @@
+"""budget.minutes: what there is time for, on a clock and a machine that are made up."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from front_fixtures import make_row
+
+from hwnas.errors import BudgetError
+from hwnas.search import minutes
+from hwnas.search.minutes import FEWEST_STEPS, STARTING_S, Clock, Pace, fitted, timing_seconds, trials_seconds
+
+
+class Time:
+    """A clock that stands still until it is set."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
+    time = Time()
+    monkeypatch.setattr(minutes, "time", time)
+    return time
+
+
+def networks(*names: str) -> list[Any]:
+    return [SimpleNamespace(id=name) for name in names]
+
+
+PACE = Pace({"fast": 0.1, "slow": 0.4}, making_s=5.0)
+
+
+def test_minutes_are_counted_from_the_beginning(clock: Time) -> None:
+    watch = Clock.start(2.0)
+    clock.now += 90
+    assert (watch.spent_s, watch.left_s) == (90.0, 30.0)
+
+
+def test_networks_are_trained_one_after_another_or_side_by_side() -> None:
+    assert PACE.seconds(networks("fast", "slow"), 100, 1) == pytest.approx(5 + 10 + 5 + 40)
+    beside = minutes.BESIDE
+    assert PACE.seconds(networks("fast", "slow"), 100, 2) == pytest.approx(STARTING_S + beside * 45)
+    assert PACE.seconds(networks("fast", "fast", "fast"), 100, 2) == pytest.approx(STARTING_S + beside * 30)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_the_most_steps_fit_and_one_more_does_not(workers: int) -> None:
+    asked = networks("fast", "slow", "fast")
+    steps = PACE.most_steps(asked, 100.0, workers, 10_000)
+    assert PACE.seconds(asked, steps, workers) <= 100.0 < PACE.seconds(asked, steps + 1, workers)
+    assert PACE.most_steps(asked, 1e9, workers, 500) == 500
+    assert PACE.most_steps(asked, 1.0, workers, 500) == 0
+
+
+def rows(finalists: int, controls: int, baselines: int) -> list[Any]:
+    made = [make_row(f"f{at}") for at in range(finalists)]
+    made += [make_row(f"c{at}", is_control=True, control_of="f0") for at in range(controls)]
+    made += [make_row(f"b{at}", is_baseline=True) for at in range(baselines)]
+    return [SimpleNamespace(id=row.id, is_control=row.is_control, is_baseline=row.is_baseline,
+                            network=SimpleNamespace(id="slow")) for row in made]
+
+
+@pytest.mark.parametrize(("left_s", "kept"), [
+    (3600.0, ["f0", "f1", "f2", "f3", "c0", "b0"]), (165.0, ["f0", "f1", "f2", "f3", "b0"]), (120.0, ["f0", "f1", "f3"]),
+    (1.0, ["f0", "f3"])])
+def test_controls_go_first_then_baselines_and_two_finalists_stay(left_s: float, kept: list[str], clock: Time) -> None:
+    watch, said = Clock.start(1.0 + left_s / 60), []
+    clock.now += 60
+    chosen, steps = fitted(rows(4, 1, 1), watch, PACE, 1, 400, said.append)
+    assert [row.id for row in chosen] == kept
+    assert steps >= FEWEST_STEPS
+    assert steps == 400 or left_s < 3600
+    assert bool(said) == (len(kept) < 6)
+    assert all("left out" in line for line in said)
+
+
+def test_too_few_minutes_name_those_that_suffice(clock: Time) -> None:
+    watch = Clock.start(1.0)
+    clock.now += 30
+    with pytest.raises(BudgetError, match=r"budget.minutes=1 is too short .* Give budget.minutes=") as caught:
+        trials_seconds(watch, PACE, networks("slow", "slow"), 1)
+    enough = Clock(float(str(caught.value).split("=")[-1].split()[0]), watch.began)
+    assert trials_seconds(enough, PACE, networks("slow", "slow"), 1) >= minutes.LEAST_TRIALS_S
+
+
+def test_trials_leave_time_for_a_front_and_timing_takes_what_is_left(clock: Time) -> None:
+    watch = Clock.start(10.0)
+    assert trials_seconds(watch, PACE, networks("fast", "fast"), 2) == pytest.approx(minutes.TRIALS * 600)
+    clock.now += 550
+    assert timing_seconds(watch, 4) == pytest.approx(50 - 4 * minutes.COMPILING_S - minutes.ENDING_S)
+    clock.now += 100
+    assert timing_seconds(watch, 4) == minutes.LEAST_TIMING_S
