@@ -68,8 +68,8 @@ def rows(finalists: int, controls: int, baselines: int) -> list[Any]:
 
 
 @pytest.mark.parametrize(("left_s", "kept"), [
-    (3600.0, ["f0", "f1", "f2", "f3", "c0", "b0"]), (165.0, ["f0", "f1", "f2", "f3", "b0"]), (120.0, ["f0", "f1", "f3"]),
-    (1.0, ["f0", "f3"])])
+    (3600.0, ["f0", "f1", "f2", "f3", "c0", "b0"]), (165.0, ["f0", "f1", "f2", "f3", "b0"]),
+    (120.0, ["f0", "f1", "f3"]), (1.0, ["f0", "f3"])])
 def test_controls_go_first_then_baselines_and_two_finalists_stay(left_s: float, kept: list[str], clock: Time) -> None:
     watch, said = Clock.start(1.0 + left_s / 60), []
     clock.now += 60
