@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from statistics import median, stdev
 from typing import Any
 
 from hwnas.errors import StudyError
@@ -12,9 +13,11 @@ from hwnas.networks.network import Network
 from hwnas.stats.pareto import layers
 from hwnas.study.costs import known_costs
 
+NEAR = 0.2  # share of the cap that a network may lie below it and still show what it buys
+ENOUGH = 6  # networks whose spread says something
 
 def finalists_of(trials: Sequence[Mapping[str, Any]], network_of: Callable[[Mapping[str, Any]], Network], k: int,
-                 target: str, host: str) -> list[FrontRow]:
+                 target: str, host: str, cap_ms: float | None = None) -> list[FrontRow]:
     """The chosen finalists as rows of the later front. `network_of` gives the network of a row of trials.csv."""
     usable = usable_trials(trials)
     winner = reward_winner(usable)
@@ -22,10 +25,11 @@ def finalists_of(trials: Sequence[Mapping[str, Any]], network_of: Callable[[Mapp
         network_of(trial), target=target, host=host, top1_proxy=trial["top1_proxy"],
         latency_ms_predicted=trial["latency_ms_predicted"], latency_ms_predicted_low=trial["latency_ms_predicted_low"],
         latency_ms_predicted_high=trial["latency_ms_predicted_high"], reward=trial.get("reward"),
-        reward_winner=trial["id"] == winner) for trial in choose_finalists(usable, k)]
+        reward_winner=trial["id"] == winner) for trial in choose_finalists(usable, k, cap_ms)]
 
 
-def choose_finalists(trials: Sequence[Mapping[str, Any]], k: int) -> list[Mapping[str, Any]]:
+def choose_finalists(trials: Sequence[Mapping[str, Any]], k: int, cap_ms: float | None = None
+                     ) -> list[Mapping[str, Any]]:
     """Choose at most `k` rows of trials.csv, spread over the front's log cost, fastest first.
 
     The cost is the one that the search minimised: latency, unless the rows say otherwise. Its range over the front is
@@ -33,8 +37,9 @@ def choose_finalists(trials: Sequence[Mapping[str, Any]], k: int) -> list[Mappin
     gives its place to the row of the front that is farthest, in log cost, from those chosen.
     With two costs, the parts are neighbourhoods of k rows: the most accurate one, and then always the one farthest
     from those before. If the front has fewer than k rows, the next layers fill it by top-1.
-    The row with the highest reward is always chosen. It replaces the nearest chosen row in log cost, but never the
-    most accurate one. StudyError when no trial was evaluated.
+    The row with the highest reward is always chosen, and so is, with `cap_ms`, the most accurate row within 20 % of
+    the cap: who allows so many milliseconds wants to know what they buy. Each replaces the nearest chosen row in log
+    cost, but never the most accurate one. StudyError when no trial was evaluated.
     """
     rows = usable_trials(trials)
     if not rows:
@@ -46,12 +51,38 @@ def choose_finalists(trials: Sequence[Mapping[str, Any]], k: int) -> list[Mappin
     for layer in depth[1:]:
         chosen += sorted(layer, key=_rank)[: k - len(chosen)]
     winner = next((row for row in rows if row["id"] == reward_winner(rows)), None)
-    if winner is not None and winner["id"] not in {row["id"] for row in chosen}:
+    wanted = [] if winner is None else [winner]
+    near = [row for row in rows if cap_ms is not None and (1 - NEAR) * cap_ms <= row["latency_ms_predicted"] <= cap_ms]
+    if near and k > 1 and not any(row in near for row in chosen):
+        wanted.append(min(near, key=_rank))
+    for row in wanted:
+        if row["id"] in {other["id"] for other in chosen}:
+            continue
         if len(chosen) >= k:
-            others = sorted(chosen, key=_rank)[1:] or chosen
-            chosen.remove(min(others, key=lambda row: _distance(row, winner)))
-        chosen.append(winner)
+            others = [other for other in sorted(chosen, key=_rank)[1:] if other not in wanted] or chosen
+            chosen.remove(min(others, key=lambda other: _distance(other, row)))
+        chosen.append(row)
     return sorted(chosen, key=lambda row: (row["latency_ms_predicted"], -row["top1_proxy"]))
+
+
+def doubts(trials: Sequence[Mapping[str, Any]], finalists: Sequence[FrontRow], cap_ms: float | None) -> list[str]:
+    """What a user should hear before minutes are spent on `finalists`: a line each, with what to do; mostly none."""
+    lines = []
+    rows = usable_trials(trials)
+    stds = [row["top1_std"] for row in rows if _is_value(row.get("top1_std")) and row["top1_std"] > 0]
+    if len(rows) >= ENOUGH and len(stds) == len(rows):
+        spread, noise = stdev(row["top1_proxy"] for row in rows), median(stds)
+        if spread <= noise:
+            lines.append(f"the estimates of {len(rows)} networks differ by {100 * spread:.1f} points (standard "
+                         f"deviation), no more than their own error of {100 * noise:.1f}: they do not rank these networks. Train "
+                         "longer (proxy.min_steps=, proxy.max_steps=), on larger images (dataset.image_size=), or "
+                         "look at controls before you believe the choice.")
+    slowest = max((row.latency_ms_predicted or 0.0 for row in finalists), default=0.0)
+    if cap_ms is not None and finalists and slowest < cap_ms / 2:
+        lines.append(f"all finalists are far below budget.latency_ms={cap_ms:g}: the slowest is predicted at "
+                     f"{slowest:.3g} ms. To use what is allowed: objective=cap, larger images (dataset.image_size=), "
+                     "or a space with larger networks.")
+    return lines
 
 
 def usable_trials(trials: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

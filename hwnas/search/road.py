@@ -385,7 +385,7 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     them.
     """
     from hwnas.front.controls import draw_controls
-    from hwnas.front.finalists import finalists_of
+    from hwnas.front.finalists import doubts, finalists_of
     from hwnas.front.make import Making, fault_of
     from hwnas.front.rows import FrontRow
     from hwnas.front.score import Scores
@@ -393,7 +393,10 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
 
     plan, run, deployment = prepared.plan, prepared.run, prepared.plan.deployment
     target, host = deployment.target, deployment.host_name
-    finalists = finalists_of(trials, _network_of(prepared), plan.options.finalists.k, target.name, host)
+    finalists = finalists_of(trials, _network_of(prepared), plan.options.finalists.k, target.name, host,
+                             plan.options.budget.latency_ms)
+    for doubt in doubts(trials, finalists, plan.options.budget.latency_ms):
+        console.say(f"note: {doubt}")
     controls = draw_controls(finalists, plan.space, prepared.model.predict, plan.options.controls, plan.options.seed,
                              console.say)
     rows = [*finalists, *controls,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hwnas.errors import StudyError
-from hwnas.front.finalists import choose_finalists, finalists_of, reward_winner, usable_trials
+from hwnas.front.finalists import choose_finalists, doubts, finalists_of, reward_winner, usable_trials
 from hwnas.networks.network import FoundNetwork
 from hwnas.space.architecture import Architecture
 
@@ -90,3 +91,36 @@ def test_finalists_carry_what_the_search_knew() -> None:
         one.id, 0.8, 0.1, 0.7, True)
     assert found.network is not None
     assert (found.network.shape.image_size, found.macs, found.target, found.host) == (8, one.macs, "t", "h")
+
+
+def test_with_a_cap_one_network_shows_what_it_buys() -> None:
+    quick = [trial(f"q{i}", 0.60 + i / 100, 0.12 + i / 100) for i in range(5)]
+    slow = [trial("poor", 0.5, 1.3), trial("better", 0.55, 1.25), trial("middle", 0.56, 0.8)]
+    assert "better" not in ids(choose_finalists([*quick, *slow], 4))
+    chosen = ids(choose_finalists([*quick, *slow], 4, cap_ms=1.5))
+    assert len(chosen) == 4
+    assert {"better", "q4"} <= set(chosen)
+    assert ids(choose_finalists([*quick, *slow], 1, cap_ms=1.5)) == ["q4"]
+    assert "better" not in ids(choose_finalists([*quick, *slow], 4, cap_ms=3.0))  # none is near this cap
+
+
+def found(trials: list[dict[str, Any]]) -> list:
+    return [SimpleNamespace(latency_ms_predicted=row["latency_ms_predicted"]) for row in trials]
+
+
+def test_estimates_that_differ_by_their_noise_are_doubted_before_finalists_are_trained() -> None:
+    alike = [trial(f"n{i}", 0.55 + (i % 3) / 100, 0.1 + i / 100, top1_std=0.022) for i in range(12)]
+    line, = doubts(alike, found(alike[:2]), None)
+    assert "differ by 0.9 points" in line
+    assert "their own error of 2.2" in line
+    apart = [trial(f"n{i}", 0.4 + i / 50, 0.1 + i / 100, top1_std=0.022) for i in range(12)]
+    assert doubts(apart, found(apart[:2]), None) == []
+    assert doubts(alike[:3], found(alike[:2]), None) == []
+    assert doubts([{**row, "top1_std": 0.0} for row in alike], found(alike[:2]), None) == []  # not known
+
+
+def test_a_cap_that_nobody_uses_is_told() -> None:
+    rows = [trial(f"n{i}", 0.4 + i / 50, 0.1 + i / 100) for i in range(6)]
+    line, = doubts(rows, found(rows), 1.5)
+    assert "budget.latency_ms=1.5: the slowest is predicted at 0.15 ms" in line
+    assert doubts(rows, found(rows), 0.25) == []
