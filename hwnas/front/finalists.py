@@ -74,8 +74,8 @@ def doubts(trials: Sequence[Mapping[str, Any]], finalists: Sequence[FrontRow], c
         spread, noise = stdev(row["top1_proxy"] for row in rows), median(stds)
         if spread <= noise:
             lines.append(f"the estimates of {len(rows)} networks differ by {100 * spread:.1f} points (standard "
-                         f"deviation), no more than their own error of {100 * noise:.1f}: they do not rank these networks. Train "
-                         "longer (proxy.min_steps=, proxy.max_steps=), on larger images (dataset.image_size=), or "
+                         f"deviation), no more than their own error of {100 * noise:.1f}: they do not rank these "
+                         "networks. Train longer (proxy.min_steps=, proxy.max_steps=), on larger images (dataset.image_size=), or "
                          "look at controls before you believe the choice.")
     slowest = max((row.latency_ms_predicted or 0.0 for row in finalists), default=0.0)
     if cap_ms is not None and finalists and slowest < cap_ms / 2:
