@@ -75,8 +75,8 @@ def doubts(trials: Sequence[Mapping[str, Any]], finalists: Sequence[FrontRow], c
         if spread <= noise:
             lines.append(f"the estimates of {len(rows)} networks differ by {100 * spread:.1f} points (standard "
                          f"deviation), no more than their own error of {100 * noise:.1f}: they do not rank these "
-                         "networks. Train longer (proxy.min_steps=, proxy.max_steps=), on larger images (dataset.image_size=), or "
-                         "look at controls before you believe the choice.")
+                         "networks. Train longer (proxy.min_steps=, proxy.max_steps=), on larger images "
+                         "(dataset.image_size=), or look at controls before you believe the choice.")
     slowest = max((row.latency_ms_predicted or 0.0 for row in finalists), default=0.0)
     if cap_ms is not None and finalists and slowest < cap_ms / 2:
         lines.append(f"all finalists are far below budget.latency_ms={cap_ms:g}: the slowest is predicted at "
