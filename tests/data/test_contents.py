@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hwnas.data import contents
+from hwnas.data import contents, loading
 from hwnas.data.contents import Contents, state_of
 from hwnas.data.dataset import Dataset
 from hwnas.data.loading import load_dataset
@@ -130,6 +130,15 @@ def test_split_and_size_belong_to_the_fingerprint(tmp_path: Path, change: dict[s
     section = folder(tmp_path / "data")
     seed = change.pop("seed", 0)
     assert load_dataset({**section, **change}, 8, seed).fingerprint != load(section).fingerprint
+
+
+def test_the_rows_of_the_split_belong_to_the_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Options say how to split; which images come of it is the code's."""
+    section, split = folder(tmp_path / "data"), loading.split
+    first = load(section)
+    monkeypatch.setattr(loading, "split", lambda *given: {**(sets := split(*given)), "validation": sets["test"],
+                                                         "test": sets["validation"]})
+    assert load(section).fingerprint != first.fingerprint
 
 
 def test_a_second_start_reads_no_file_and_a_changed_file_alone_is_read_again(tmp_path: Path,

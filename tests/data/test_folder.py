@@ -255,8 +255,23 @@ def test_pixels_in_flight_are_bounded_over_all_threads() -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(pass_with, [30, 60, 10, 1000, 40, 50] * 50))
     assert 0 < peak[0] <= 100
+    late = threading.Thread(target=pass_with, args=(60,))
+    with gate.hold(60):
+        late.start()
+        late.join(0.1)
+        assert late.is_alive()
+    late.join()
     with gate.hold(100):
         pass
+
+
+def test_images_are_decoded_within_that_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held, hold = list[int](), _Gate.hold
+    monkeypatch.setattr(_Gate, "hold", lambda gate, pixels: held.append(pixels) or hold(gate, pixels))
+    monkeypatch.setattr(image_files, "FREE", 0)
+    fill(tmp_path, {"a": 10, "b": 10})
+    load(tmp_path)
+    assert len(held) == 20
 
 
 def test_every_file_is_read_or_counted_by_reason(tmp_path: Path) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from deployment_fixtures import tiny_baseline, tiny_making, tiny_network, tiny_recipe
+from deployment_fixtures import tiny_baseline, tiny_dataset, tiny_making, tiny_network, tiny_recipe
 from safetensors.numpy import load_file, save_file
 
+from hwnas.data.dataset import Preparation
 from hwnas.errors import ExportError, TrainingError
 from hwnas.front import make as deployable
 from hwnas.front.make import fault_of, fingerprint, make
@@ -43,13 +45,16 @@ def test_finalist_leaves_every_file(folder: ModelFolder) -> None:
 
 
 def test_onnx_metadata_say_how_to_feed_it(folder: ModelFolder) -> None:
-    make(tiny_network(), folder, tiny_making())
+    dataset = replace(tiny_dataset(), preparation=Preparation(True, (16,), 1))
+    make(tiny_network(), folder, tiny_making(dataset=dataset))
     for path in (folder.onnx, folder.int8):
         found = {entry.key: entry.value for entry in onnx.load(str(path)).metadata_props}
         assert found["hwnas_id"] == tiny_network().id
         assert json.loads(found["class_names"]) == ["left", "right"]
         assert json.loads(found["mean"]) == [0.4]
         assert "(pixels / 255 - mean) / std" in found["input"]
+        assert json.loads(found["preparation"]) == {"channels": "grey", "size": 16, "crop": "centre",
+                                                    "resize": "shorter side to 16, bilinear, anti-aliased"}
 
 
 def test_fp32_target_makes_no_int8_file(folder: ModelFolder) -> None:

@@ -30,6 +30,7 @@ from hwnas.front.rows import FrontRow, load_front
 from hwnas.front.score import Timing
 from hwnas.front.verification import Facts
 from hwnas.latency import timing as scoring
+from hwnas.latency.measurement import Turn
 from hwnas.system.manifest import Manifest
 from hwnas.system.run_folder import RunFolder
 from hwnas.target.host import Host
@@ -148,6 +149,17 @@ def test_a_latency_of_few_turns_has_no_interval_and_the_report_is_drawn(run: Run
     assert (row.verified, row.latency_ms_low, row.latency_ms_high) == (True, None, None)
     assert row.latency_ms == pytest.approx(0.1, rel=0.01)
     assert run.report.is_file()
+
+
+def test_the_tail_of_all_calls_is_published_and_capped(run: RunFolder, monkeypatch) -> None:
+    turns = tuple(Turn((0.1,) * 98 + (1.0,) * 2, 0.1) for _ in range(8))
+    monkeypatch.setattr(scoring, "measure", lambda calls, *args, **options: {
+        name: replace(measured(0.1), turns=turns) for name in calls})
+    finish(run, [tiny_finalist()], tiny_making(), facts(cap_p99_ms=0.5))
+    (row,) = load_front(run)
+    assert (row.latency_ms_p50, row.latency_ms_p90, row.latency_ms_p99) == (0.1, 0.1, 1.0)
+    assert row.meets_cap is False
+    assert "| 50, 90, 99 of 100 calls within | 0.1, 0.1, 1 ms, " in run.model(row.id).card.read_text()
 
 
 def test_what_is_not_verified_is_told_by_the_exit_code(run: RunFolder, monkeypatch, capsys) -> None:

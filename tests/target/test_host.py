@@ -114,6 +114,7 @@ def test_a_measurement_waits_for_that_of_another_user_with_another_tmpdir(tmp_pa
     def measure() -> None:
         with measuring_lock([0], lambda who: (heard.append(who), asked.set())):
             had.set()
+        asked.set()  # it did not wait
 
     waiting = threading.Thread(target=measure)
     waiting.start()
@@ -122,6 +123,7 @@ def test_a_measurement_waits_for_that_of_another_user_with_another_tmpdir(tmp_pa
     measuring.communicate("")
     waiting.join()
     assert had.is_set()
+    assert folder.joinpath("hwnas-measuring-core0.lock").stat().st_mode & 0o666 == 0o666  # any user may take it
     assert re.fullmatch(rf"process {measuring.pid} \(.*python.*\), since \d\d:\d\d:\d\d|another process", heard[0])
 
 
