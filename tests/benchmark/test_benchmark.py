@@ -194,6 +194,16 @@ def test_a_measurement_outlives_its_reader(reference_ms: float, code: int, tmp_p
     assert json.loads((tmp_path / "b.json").read_text())["latency"][0]["batch"] == 1
 
 
+def test_a_measurement_is_kept_before_it_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(text: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "measured", lambda *given: found((1, measured(0.5, 8, 10))))
+    monkeypatch.setattr(command, "show", ended)
+    assert command.command(["-q", "+target=xeon_int8", "model=m.onnx", f"out={tmp_path / 'b.json'}"]) == 130
+    assert (tmp_path / "b.json").is_file()
+
+
 def test_a_run_far_slower_than_earlier_ones_is_invalid(tmp_path: Path, tiny_reference: Path,
                                                       monkeypatch: pytest.MonkeyPatch,
                                                       capsys: pytest.CaptureFixture[str]) -> None:

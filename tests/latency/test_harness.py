@@ -8,15 +8,20 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from deployment_fixtures import tiny_architecture
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hwnas.errors import TableError
+from hwnas.latency.calibrate import _profile
 from hwnas.latency.harness import call_overhead_ms, measure, time_calls
+from hwnas.latency.load import measure_load
 from hwnas.latency.measurement import Measurement, Protocol, Turn
+from hwnas.latency.roofs import measured_bandwidths
 from hwnas.target.host import usable_cores
 
 QUICK = Protocol(warmup_calls=3, round_ms=2.0, min_calls=5, min_rounds=4, max_rounds=6, drift=10.0, steal=10.0,
@@ -35,6 +40,24 @@ def busy(ms: float) -> Callable[[], None]:
 
 def turns(values_ms, reference_ms=1.0, steal=0.0):
     return tuple(Turn((value, value, value), reference_ms, steal) for value in values_ms)
+
+
+@pytest.mark.parametrize(("module", "times"), [
+    ("harness", lambda: measure({}, busy(0))), ("harness", lambda: call_overhead_ms(busy(0))),
+    ("calibrate", lambda: _profile(SimpleNamespace(architecture=tiny_architecture()), None, 1)),
+    ("load", lambda: measure_load([busy(0)], 1, 1, busy(0), QUICK, quiet_ms=None, progress=print)),
+    ("roofs", lambda: measured_bandwidths())])
+def test_whatever_is_timed_is_timed_under_the_lock(module: str, times: Callable[[], object],
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    class Asked(Exception):
+        pass
+
+    def ask(*given: object) -> None:
+        raise Asked
+
+    monkeypatch.setattr(f"hwnas.latency.{module}.measuring_lock", ask)
+    with pytest.raises(Asked):
+        times()
 
 
 def test_programmed_times_are_recovered(virtual_clock):

@@ -414,12 +414,15 @@ def test_after_a_kill_the_next_command_folds_the_log_in_and_reading_needs_no_com
         tar.extractall(tmp_path / "unpacked", filter="data")
     assert told <= alone(tmp_path / "unpacked" / "copy", tmp_path / "of the tar")
 
+    beside = sqlite3.connect(run.study)  # else SQLite folds the log in by itself where the last connection closes
+    beside.execute("select * from trials").fetchall()
     study = opened(run.path)
     assert told <= alone(run.path, tmp_path / "at the start")
     searched(study, len(told) + 2)
     del study
     gc.collect()
     assert len(alone(run.path, tmp_path / "at the end")) >= len(told) + 2
+    beside.close()
     capsys.readouterr()
     for out in (tmp_path / "copy", tmp_path / "copy.tar", run.path / "inside"):
         assert export([f"run={run.path}", f"out={out}"]) == 2
