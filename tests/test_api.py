@@ -28,7 +28,7 @@ digits = load_digits()
 data = (digits.images * 15).astype(np.uint8), digits.target
 run = hwnas.search("ort_int8", data, space="mnasnet_small", n_trials=3, out="parts", seed=0, workers=2, quiet=True,
                    dataset={"image_size": 16, "flip": False}, proxy={"max_steps": 2}, finalists={"k": 2},
-                   **{"finalists.recipe.max_steps": 3, "baselines": [], "controls": 0})
+                   **{"finalists.recipe.max_steps": 3, "baselines": ["resnet10t"], "controls": 0})
 assert len(run.to_frame()) >= 2
 print("ended")
 """
