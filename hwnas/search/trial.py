@@ -43,8 +43,8 @@ class SearchOptions:
 
     `n_trials` is the number of architectures to evaluate, over all workers and restarts. `max_asks` limits the trials
     that are started, over the same (None: 20 * n_trials + 100). `cap_ms` is the hard cap on the `cap_quantile` of the
-    predicted latency. `enqueue` holds the parameters of networks to try first, once in a study. No trial begins after
-    `until` (seconds since 1970) once one was evaluated.
+    predicted latency. `enqueue` holds the parameters of networks to try first, once in a study. Once one was
+    evaluated, no trial begins that would lie more than half behind `until` (seconds since 1970).
     """
 
     n_trials: int
