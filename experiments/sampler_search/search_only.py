@@ -27,7 +27,7 @@ def main(config: Any, console: Console) -> None:
     run = RunFolder.create(plan.out)
     prepared = prepare(plan, run, console)
     run.write_config(plan.yaml)
-    with extra_workers(min(plan.workers, plan.options.n_trials) - 1, plan, run, console):
+    with extra_workers(min(plan.workers, plan.options.trials) - 1, plan, run, console):
         search_trials(prepared, console)
     wait_for_others(prepared.study, waiting=lambda n: console.note(f"waiting for {n} other trials"))
     run.write_trials(trial_rows(prepared.study))
