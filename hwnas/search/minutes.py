@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hwnas.errors import BudgetError
+from hwnas.errors import BudgetError, CandidateError
 
 if TYPE_CHECKING:
     from hwnas.front.make import Making
@@ -65,9 +65,18 @@ class Pace:
     making_s: float
 
     def with_networks(self, networks: Iterable[Network], making: Making) -> Pace:
-        """The same, which knows these networks' steps too: each new one is trained for a moment."""
-        new = {network.id: step_seconds(network, making) for network in networks if network.id not in self.step_s}
-        return Pace({**self.step_s, **new}, self.making_s)
+        """The same, which knows these networks' steps too: each new one is trained for a moment.
+
+        One that cannot be trained counts as the slowest known: its row of the front says later why it failed.
+        """
+        known = dict(self.step_s)
+        for network in networks:
+            if network.id not in known:
+                try:
+                    known[network.id] = step_seconds(network, making)
+                except CandidateError:
+                    known[network.id] = max(known.values())
+        return Pace(known, self.making_s)
 
     def seconds(self, networks: Sequence[Network], steps: int, workers: int) -> float:
         """Seconds to train and export `networks` with `steps` each, the last one first, on so many processes."""

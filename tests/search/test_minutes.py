@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from front_fixtures import make_row
 
-from hwnas.errors import BudgetError
+from hwnas.errors import BudgetError, TrainingError
 from hwnas.search import minutes
 from hwnas.search.minutes import FEWEST_STEPS, STARTING_S, Clock, Pace, fitted, timing_seconds, trials_seconds
 
@@ -57,6 +57,14 @@ def test_the_most_steps_fit_and_one_more_does_not(workers: int) -> None:
     assert PACE.seconds(asked, steps, workers) <= 100.0 < PACE.seconds(asked, steps + 1, workers)
     assert PACE.most_steps(asked, 1e9, workers, 500) == 500
     assert PACE.most_steps(asked, 1.0, workers, 500) == 0
+
+
+def test_a_network_that_cannot_be_trained_ends_no_search_and_counts_as_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(network: Any, making: Any) -> float:
+        raise TrainingError("the loss is not finite")
+
+    monkeypatch.setattr(minutes, "step_seconds", fail)
+    assert PACE.with_networks(networks("fast", "broken"), None).step_s == {"fast": 0.1, "slow": 0.4, "broken": 0.4}
 
 
 def rows(finalists: int, controls: int, baselines: int) -> list[Any]:
