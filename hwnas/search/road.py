@@ -279,7 +279,7 @@ def _paced(prepared: Prepared, clock: Clock | None, console: Console) -> Prepare
     from hwnas.front.make import Making
 
     if clock is None:
-        prepared.study.set_user_attr(UNTIL, None)
+        _set_end(prepared.study, None)
         return prepared
     plan = prepared.plan
     making = Making(prepared.dataset, plan.recipe, plan.options.seed, plan.deployment.target)
@@ -292,9 +292,17 @@ def _paced(prepared: Prepared, clock: Clock | None, console: Console) -> Prepare
                  f"trials, about {(rest_s - _timing_s(clock)) / 60:.1f} to train and export {plan.options.finalists.k} "
                  f"finalists, {plan.options.controls} controls and {len(plan.baselines)} baselines, "
                  f"{_timing_s(clock) / 60:.1f} to score and time them")
-    until = time.time() + trials_s
-    prepared.study.set_user_attr(UNTIL, until)
+    _set_end(prepared.study, time.time() + trials_s)
     return replace(prepared, clock=clock, pace=pace)
+
+
+def _set_end(study: optuna.Study, until: float | None) -> None:
+    """Tell all workers when the trials end; None: with their number."""
+    from hwnas.study.storage import storage_errors
+    from hwnas.study.study import storage_of
+
+    with storage_errors(storage_of(study).url):
+        study.set_user_attr(UNTIL, until)
 
 
 def prepare(plan: Plan, run: RunFolder, console: Console) -> Prepared:
