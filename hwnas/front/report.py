@@ -289,8 +289,9 @@ def _latency(data: ReportData) -> str:
         widths = sorted(((row.latency_ms_predicted_high or 0) - (row.latency_ms_predicted_low or 0)) / 2
                         / (row.latency_ms_predicted or 1) for row in judged)
         errors = [abs((row.latency_ms_predicted or 0) / (row.latency_ms or 1) - 1) for row in judged]
-        lines.append(f"<p>{inside} of {len(judged)} networks of the space were measured inside their predicted interval "
-                     f"(median half-width {widths[len(widths) // 2]:.1%}); mean error {sum(errors) / len(errors):.1%}.</p>")
+        lines.append(f"<p>{inside} of {len(judged)} networks of the space were measured inside their predicted "
+                     f"interval (median half-width {widths[len(widths) // 2]:.1%}); mean error "
+                     f"{sum(errors) / len(errors):.1%}.</p>")
     model = data.environment.get("latency_model") or {}
     if model:
         lines.append("<p>Latency model, on networks held out of its fit:</p>" + definitions(model))

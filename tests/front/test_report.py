@@ -50,7 +50,8 @@ def test_report_is_whole_and_needs_no_network(run: RunFolder) -> None:
 
 @pytest.mark.parametrize("text", [
     "The search beats resnet10t.", "intel-xeon-f6m143s8-2c", "No certificate", "30 trials are done", "0.061",
-    "aaaaaaa0", "stem16s1 ir_r1_k3_s1_e3_c16", "2026-11-20", "20 trials", "seed: 0", "3 of 4 networks of the space were"])
+    "aaaaaaa0", "stem16s1 ir_r1_k3_s1_e3_c16", "2026-11-20", "20 trials", "seed: 0",
+    "3 of 4 networks of the space were"])
 def test_report_says(run: RunFolder, text: str) -> None:
     if text.startswith("3 of 4"):
         rows = [make_row(str(i), latency_ms=0.1 if i else 9.0) for i in range(4)]
