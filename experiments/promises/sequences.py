@@ -236,7 +236,7 @@ class RunFolderMachine(RuleBasedStateMachine):
             if not may:
                 raise Wrong(f"refused for no reason: {ended.words}")
             return
-        self.maker = self.maker or "search"
+        self._note_maker("search")
         self._note()
         self._forget_made()
         if ended.code not in _CODES.get(end, ()):
@@ -280,7 +280,7 @@ class RunFolderMachine(RuleBasedStateMachine):
                 ended.code != 2):
             raise Wrong(f"not refused, though the images changed: exit code {ended.code} {ended.words}")
         if command == "train" and ended.code == 0:
-            self.maker = self.maker or "train"
+            self._note_maker("train")
         if command in ("worker", "report") and was_whole and ended.code not in (0, 2 if command == "worker" else 0):
             raise Wrong(f"exit code {ended.code} in a folder that was whole: {ended.words}")
         self._note()
@@ -308,7 +308,7 @@ class RunFolderMachine(RuleBasedStateMachine):
             raise Wrong(f"not refused in the folder of a search: exit code {other.code} {other.words}")
         if command == "train" and other.code == 0 and self.maker is None and not taken:
             self.maker = "train"
-        self.maker = self.maker or "search"
+        self._note_maker("search")
         self._note()
         if ended.code == 0 and self.maker == "search":
             if command == "search" and other.code:
@@ -558,6 +558,11 @@ class RunFolderMachine(RuleBasedStateMachine):
         torn = json_files(self.out)
         if torn and not self.touched:
             raise Wrong(torn)
+
+    def _note_maker(self, command: str) -> None:
+        """Keep in mind whose folder it is; a command that was killed while it began has none yet."""
+        if self._is_taken():
+            self.maker = self.maker or command
 
     def _forget_made(self) -> None:
         """Forget damage that was made good."""

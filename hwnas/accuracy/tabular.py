@@ -96,7 +96,7 @@ def _read(options: TabularOptions) -> dict[str, tuple[float, float]]:
     for number, record in enumerate(zip(*(cells[name] for name in columns), strict=True), 2):
         try:
             value, std = (float(text) * scale for text in [*record[1:], 0.0][:2])
-        except ValueError:
+        except (TypeError, ValueError):  # an empty cell of a Parquet file is None
             raise DataError(f"{path}, row {number}: not a number in {list(record[1:])}. Mend the row.") from None
         if not 0 <= value <= 1 or not std >= 0:
             raise DataError(f"{path}, row {number}: an accuracy must lie in 0..1, got {value:g} ± {std:g} with "

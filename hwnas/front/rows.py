@@ -214,7 +214,8 @@ def read_front(path: str | Path) -> list[FrontRow]:
     header = text.partition("\n")[0].rstrip("\r").split(",")
     missing = [name for name in COLUMNS if name not in header and name not in LATER]
     if missing:
-        raise StudyError(f"{path}: no column {missing[0]!r}; was it written by another version of hwnas?")
+        raise StudyError(f"{path}: no column {missing[0]!r}: it was cut short, or another version of hwnas wrote it. "
+                         "To have it made again: delete it, and give the search again.")
     try:
         rows = read_table(text, column_types())
     except ValueError as error:

@@ -256,6 +256,7 @@ def search(config: Config, console: Console) -> SearchResult:
     began = Clock.start(0.0)
     plan = make_plan(config, console)
     run = RunFolder.create(plan.out, plan.options.overwrite)
+    _read_held(run)  # what cannot be read is refused now, not after the trials
     prepared = prepare(plan, run, console)
     run.write_config(plan.yaml)
     minutes = plan.options.budget.minutes
@@ -571,14 +572,23 @@ def _read_verified(run: RunFolder, rows: Sequence[FrontRow], recipe: Mapping[str
                    ) -> list[FrontRow]:
     """The verified front in the run folder, if it has exactly these networks, trained by this recipe and judged by this
     cap of p99; otherwise []."""
+    held, environment = _read_held(run)
+    if not held:
+        return []
+    same = {row.id for row in held} == {row.id for row in rows} and all(row.verified for row in held)
+    return held if same and (environment.get("recipe"), environment.get("cap_p99_ms")) == (recipe, p99_ms) else []
+
+
+def _read_held(run: RunFolder) -> tuple[list[FrontRow], dict[str, Any]]:
+    """The front that the run folder holds, whole with its report, and its environment; otherwise nothing. StudyError
+    for one that cannot be read."""
     from hwnas.front.rows import load_front
 
     if not run.front_csv.exists() or not run.report.exists():
-        return []
-    held = load_front(run)
-    environment = run.find_environment()
-    same = {row.id for row in held} == {row.id for row in rows} and all(row.verified for row in held)
-    return held if same and (environment.get("recipe"), environment.get("cap_p99_ms")) == (recipe, p99_ms) else []
+        return [], {}
+    held, environment = load_front(run), run.find_environment()
+    run.read_comparisons()
+    return held, environment
 
 
 def _facts(prepared: Prepared, trials: Sequence[Mapping[str, Any]], n: int) -> Facts:

@@ -122,15 +122,19 @@ def read_json(path: Path, most: int = MOST_JSON) -> Any:
 
 
 def load_json(content: str | bytes) -> Any:
-    """JSON as plain values; ValueError for what is none, is nested too deep or would take far more memory than its
-    text: a list of three letters takes sixty bytes."""
+    """JSON as plain values; ValueError for what is none, is nested too deep, would take far more memory than its text
+    (a list of three letters takes sixty bytes) or holds half a character, which no file could take up again."""
     raw = content.encode(errors="surrogatepass") if isinstance(content, str) else content
     if sum(raw.count(mark) * size for mark, size in ((b"{", 256), (b"[", 96), (b",", 48), (b'"', 8))) > _MOST_MEMORY:
         raise ValueError("too many values")
     try:
         value = json.loads(raw)
+        if b"\\ud" in raw.lower():
+            json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("nested too deep") from None
+    except UnicodeEncodeError:
+        raise ValueError("half a character (a surrogate) that is no text") from None
     level = [value]
     for _ in range(_MOST_DEEP):
         level = [part for whole in level if isinstance(whole, dict | list)

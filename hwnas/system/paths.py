@@ -82,10 +82,15 @@ def is_utf8(name: str) -> bool:
 def write_atomic(path: str | os.PathLike[str], data: str | bytes) -> None:
     """Write `data` (text as UTF-8) so that `path` holds all of it or what it held before, even after a kill.
 
-    Missing parent folders are made. UserError, in one line, when the disk is full or the place cannot be written.
+    Missing parent folders are made. UserError, in one line, when the disk is full, the place cannot be written or the
+    text holds half a character.
     """
     path = Path(path)
-    content = data.encode() if isinstance(data, str) else data
+    try:
+        content = data.encode() if isinstance(data, str) else data
+    except UnicodeEncodeError as error:
+        raise UserError(f"cannot write {path}: {error.object[max(0, error.start - 20):error.end]!a} is no text. "
+                        "Mend it in the file that it was read from.") from None
     beside = path.with_name(f".{path.name[:40]}.{secrets.token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

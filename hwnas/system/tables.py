@@ -27,6 +27,7 @@ MOST_TEXT = 32 << 20  # bytes of a table, of ours or of a user
 _MOST_CELLS = 8_000_000  # a line takes as much memory as 20 cells
 _LINE = 20
 _MOST_LINES, _MOST_CSV = 1_000_000, 256 << 20  # of a user's table of networks
+_MOST_NAMES, _MOST_NAMES_TEXT = 10_000, 1 << 20  # of its columns
 
 
 def table_csv(rows: Sequence[Mapping[str, Any]], columns: Iterable[str] = ()) -> str:
@@ -125,7 +126,7 @@ def read_cells(path: Path, columns: Sequence[str], usage: str) -> dict[str, list
         if path.suffix == ".parquet":
             return _parquet_cells(path, columns)
         _check_size(path)
-        _check_columns(path, columns, list(pd.read_csv(path, dtype=str, nrows=0)))
+        _check_columns(path, columns, _column_names(path))
         frame = pd.read_csv(path, dtype=str, na_filter=False, index_col=False, usecols=list(columns))
     except (OSError, ValueError) as error:  # pandas' own errors are ValueErrors
         raise DataError(f"{path}: cannot be read ({error}). {usage}") from error
@@ -134,14 +135,25 @@ def read_cells(path: Path, columns: Sequence[str], usage: str) -> dict[str, list
 
 def _check_size(path: Path) -> None:
     """ValueError for a CSV file that would take far more memory than a table of networks."""
-    lines, name_bytes = 0, 0
+    lines = 0
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
-            if not lines:
-                name_bytes += len(block.partition(b"\n")[0])
             lines += block.count(b"\n") + block.count(b"\r")
-            if lines > _MOST_LINES or name_bytes > 1 << 20 or file.tell() > _MOST_CSV:
-                raise ValueError(f"more than {_MOST_LINES} lines, {_MOST_CSV >> 20} MiB or 1 MiB of names of columns")
+            if lines > _MOST_LINES or file.tell() > _MOST_CSV:
+                raise ValueError(f"more than {_MOST_LINES} lines or {_MOST_CSV >> 20} MiB")
+
+
+def _column_names(path: Path) -> list[str]:
+    """Names in the first line of a CSV file. ValueError for too many: pandas compares all names of one text."""
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        begin = io.StringIO(file.read(_MOST_NAMES_TEXT), newline="")
+    try:
+        names = next(filter(None, csv.reader(begin)), [])
+    except csv.Error as error:
+        raise ValueError(f"not a table ({error})") from None
+    if len(names) > _MOST_NAMES or begin.tell() == _MOST_NAMES_TEXT:
+        raise ValueError(f"more than {_MOST_NAMES} names of columns, or {_MOST_NAMES_TEXT >> 20} MiB of them")
+    return names
 
 
 def _parquet_cells(path: Path, columns: Sequence[str]) -> dict[str, list[Any]]:

@@ -21,7 +21,8 @@ TABLE = f"home/latency_tables/{Host.detect().name}/onnxruntime-fp32-t1-b1-8px-c1
 TARGET = ["-q", "+target=ort_fp32", "space=tiny.yaml", *IMAGES]
 MODEL = "run/models/*"
 COMMANDS = {
-    "search": SEARCH, "worker": ["worker", "-q", "run=run"], "verify": ["verify", "-q", "run=run"],
+    "search": SEARCH, "more": [*SEARCH, "n_trials=9"],
+    "worker": ["worker", "-q", "run=run"], "verify": ["verify", "-q", "run=run"],
     "report": ["report", "-q", "run=run"], "train": [*TRAIN, "out=begun"], "trained": [*TRAIN, "out=net"],
     "taught": [*TRAIN, "out=other", "teacher.model=net/model.onnx", "weights=net/weights.safetensors"],
     "compress": COMPRESS, "certify": CERTIFY, "profile": ["profile", *TARGET, "calibration.networks=30"],
@@ -34,6 +35,7 @@ COMMANDS = {
 FILES = {
     "search": ["tiny.yaml", "images.npz", "known.csv", f"?{TABLE}", "?run/study.db", "?run/.hwnas.json",
                "?run/environment.json", "?run/front.csv", "?run/comparisons.json"],
+    "more": ["?run/environment.json", "?run/front.csv", "?run/comparisons.json"],
     "worker": ["run/config.yaml", "?run/study.db", "?run/.hwnas.json", "tiny.yaml", "known.csv", f"?{TABLE}"],
     "verify": ["run/config.yaml", "run/front.csv", "run/environment.json", "?run/trials.csv", "?run/.hwnas.json",
                f"?{MODEL}/architecture.yaml", f"!{MODEL}/model.onnx", "images.npz", "!home/reference_times.json"],

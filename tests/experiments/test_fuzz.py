@@ -107,6 +107,16 @@ def network(change: Callable[[Any], None]) -> Callable[[bytes], bytes]:
     return edit
 
 
+def parquet(names: list[str], top1: list[float | None]) -> bytes:
+    """A Parquet file of networks."""
+    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+    out = io.BytesIO()
+    pq.write_table(pa.table({"arch": names, "top1": top1, "std": [0.0] * len(names)}), out)
+    return out.getvalue()
+
+
 def letters(codes: list[int]) -> np.ndarray:
     """Texts of one letter each."""
     return np.array(codes, np.uint32).view("<U1")
@@ -158,6 +168,10 @@ FOUND: list[tuple[str, Callable[[bytes], bytes], str]] = [
     ("onnx", network(lambda proto: setattr(proto.graph.input[0].type.tensor_type, "elem_type", 99)), "unknown type"),
     ("onnx", network(_apart), "outside its folder"),
     ("accuracies", lambda example: b"," * (2 << 20) + b"\n" + example, "names of columns"),
+    ("accuracies", lambda example: b"top1," * 150_000 + example, "names of columns"),
+    ("accuracies", lambda example: b'"\n",' * 600_000 + example, "names of columns"),
+    ("parquet", lambda example: parquet(["a", "b"], [91.25, None]), "row 3: not a number"),
+    ("environment", edited(created="\ud800"), "half a character"),
 ]
 
 

@@ -52,6 +52,16 @@ def test_text_and_bytes_are_written_with_missing_parents(tmp_path: Path) -> None
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["bytes", "text"]
 
 
+def test_text_that_no_file_can_hold_is_told_and_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    paths.write_atomic(path, "old")
+    with pytest.raises(UserError, match=r"report.html: 'by \\ud800' is no text"):
+        paths.write_atomic(path, "by \ud800 and others")
+    assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["report.html"]
+
+
+
 @pytest.mark.parametrize(("number", "step"), [(errno.ENOSPC, "Free space"), (errno.EROFS, "writable disk")])
 def test_failed_write_keeps_the_old_file_and_says_why(
         monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int, step: str) -> None:
