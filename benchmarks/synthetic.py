@@ -8,7 +8,7 @@ from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
-from hwnas.target.target import Target
+from hwnas.target import Target
 
 TARGET = Target("null", "null", "int8")
 

@@ -1,6 +1,7 @@
 """Draws docs/rooms.svg from the imports of the code: python docs/rooms.py
 
-A box is a package; an arrow goes from a package to one that it uses. Arrows that follow from others are left out.
+A box is a package or a room of one file; an arrow goes from a package to one that it uses. Arrows that follow from
+others are left out.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ PACKAGE = ROOT / "hwnas"
 PICTURE = ROOT / "docs" / "rooms.svg"
 EVERYWHERE = {"errors", "face"}  # used by all, so arrows to them would say nothing
 OUTSIDE = {"api", "testing", "network", "architecture", "baselines", "__init__"}  # for users and cards
+SINGLE = {"stats", "pictures", "target"}  # rooms of one file
 COMMANDS = "commands"
 WIDTH, BOX_WIDTH, BOX_HEIGHT, GAP, ROW = 1180, 206, 70, 28, 108
 INK, MUTED, LINE, FILL, EDGE = "#1c2430", "#667085", "#98a2b3", "#f8fafc", "#d0d5dd"
@@ -64,7 +66,7 @@ def rooms() -> dict[str, set[str]]:
 
 
 def _box(module: str) -> str:
-    return room(module) if (PACKAGE / room(module)).is_dir() else COMMANDS
+    return room(module) if room(module) in SINGLE or (PACKAGE / room(module)).is_dir() else COMMANDS
 
 
 def _levels(uses: Mapping[str, set[str]]) -> dict[str, int]:
@@ -98,12 +100,12 @@ def _about(name: str) -> tuple[str, str]:
     """A package's size and the first words of its docstring."""
     if name == COMMANDS:
         names = sorted(module for module in module_files() if "." not in module
-                       and not (PACKAGE / module).is_dir() and module not in EVERYWHERE | OUTSIDE)
+                       and not (PACKAGE / module).is_dir() and module not in SINGLE | EVERYWHERE | OUTSIDE)
         return f"{len(names)} modules", " · ".join(names)
-    doc = ast.get_docstring(ast.parse((PACKAGE / name / "__init__.py").read_text())) or ""
-    count = sum(path.name != "__init__.py" for path in (PACKAGE / name).rglob("*.py"))
+    doc = ast.get_docstring(ast.parse(module_files()[name].read_text())) or ""
+    count = sum(path.name != "__init__.py" for path in (PACKAGE / name).rglob("*.py")) or 1
     head, _, tail = doc.splitlines()[0].partition(": ")
-    return f"{count} modules", head if not tail or tail.startswith("python") else tail
+    return f"{count} module{'s' if count > 1 else ''}", head if not tail or tail.startswith("python") else tail
 
 
 def _wrapped(text: str, width: int = 37, lines: int = 3) -> list[str]:

@@ -20,7 +20,7 @@ from hwnas.latency.model import timed_networks
 from hwnas.latency.table import LEAST_NETWORKS, LatencyTable, TimedNetwork
 from hwnas.space.search_space import SearchSpace
 from hwnas.system.paths import write_atomic
-from hwnas.target.host import Host
+from hwnas.target import Host
 
 COLOURS = ("#8fb3e6", "#0e9384", "#98a2b3", "#e9a23b", "#c2410c", "#7a5af8", "#1f5fbf", "#d444f1")
 

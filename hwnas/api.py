@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hwnas.front.rows import FrontRow
     from hwnas.latency.table import LatencyTable
     from hwnas.runtimes.runtime import Compiled
-    from hwnas.target.target import Target
+    from hwnas.target import Target
 
 _PLAIN = re.compile(r"[A-Za-z_][\w.:-]*")  # text that Hydra accepts without quotes
 _WORDS = ("true", "false", "null", "nan", "inf")
@@ -236,7 +236,7 @@ class Model:
 
     @property
     def _target(self) -> Target:
-        from hwnas.target.target import Target
+        from hwnas.target import Target
 
         return Target.from_config(self._environment["target"])
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hwnas.space.architecture import Architecture
     from hwnas.space.blocks.block import BlockSpec
     from hwnas.study.costs import KnownObjective, Terms
-    from hwnas.target.target import Target
+    from hwnas.target import Target
 
 
 def check_runtime(runtime: Runtime, onnx_path: str | os.PathLike[str], target: Target, *,

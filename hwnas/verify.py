@@ -15,14 +15,13 @@ from hwnas.cli.options import Config, option, read_command
 from hwnas.errors import DataError, StudyError
 from hwnas.front.rows import load_front, with_networks
 from hwnas.system.run_folder import RunFolder
-from hwnas.target.host import Host
+from hwnas.target import Host, Target
 
 if TYPE_CHECKING:
     from hwnas.cli.progress import Console
     from hwnas.front.make import Making
     from hwnas.front.score import Timing
     from hwnas.study.objective import Objective
-    from hwnas.target.target import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +93,6 @@ def making_of(folder: RunFolder, config: Config, environment: Mapping[str, Any],
     """Data set, recipe and target of the run; DataError when the data here are not those of the search."""
     from hwnas.data.loading import load_dataset
     from hwnas.front.make import Making
-    from hwnas.target.target import Target
     from hwnas.training.recipe import FULL_TRAINING, Recipe
 
     if not isinstance(config.get("dataset"), dict) or type(config.get("seed")) is not int or config["seed"] < 0:

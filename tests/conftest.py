@@ -55,7 +55,7 @@ def _own_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         patch.setenv("HWNAS_HOME", str(tmp_path_factory.mktemp("hwnas-home")))
         patch.setenv("HWNAS_OWN_TABLES", "1")  # tests that calibrate do so on hosts of shipped tables too
         patch.setenv("MPLBACKEND", "Agg")
-        patch.setattr("hwnas.target.host.LOCK_FOLDERS", (tmp_path_factory.mktemp("locks"),))
+        patch.setattr("hwnas.target.LOCK_FOLDERS", (tmp_path_factory.mktemp("locks"),))
         patch.setenv("HF_HUB_OFFLINE", "1")
         yield
 
@@ -96,7 +96,7 @@ def any_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("good", "converged"):
             patch.setattr(Measurement, name, Measurement.__dict__[name])  # put back at the end
-        patch.setattr("hwnas.target.host.LOCK_FOLDERS", ())
+        patch.setattr("hwnas.target.LOCK_FOLDERS", ())
         runpy.run_path(str(ANY_MACHINE / "sitecustomize.py"))
         patch.setenv("PYTHONPATH", str(ANY_MACHINE), prepend=os.pathsep)
         patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("tmp")))

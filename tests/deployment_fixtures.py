@@ -20,8 +20,7 @@ from hwnas.networks.network import FoundNetwork, Shape, TimmNetwork
 from hwnas.space.architecture import Architecture
 from hwnas.study.objective import Objective
 from hwnas.system.run_folder import RunFolder
-from hwnas.target.host import Host
-from hwnas.target.target import Target
+from hwnas.target import Host, Target
 from hwnas.training.recipe import FULL_TRAINING, Recipe
 
 

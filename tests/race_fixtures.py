@@ -16,7 +16,7 @@ from hwnas.accuracy.estimator import Estimate
 from hwnas.samplers.informed import Context
 from hwnas.samplers.loading import load_sampler
 from hwnas.space.search_space import SearchSpace
-from hwnas.stats.pareto import hypervolume_2d
+from hwnas.stats import hypervolume_2d
 from hwnas.study.objective import Objective
 from hwnas.study.record import DUPLICATE, outcome
 from hwnas.study.study import open_study

@@ -16,8 +16,7 @@ from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork, table_path
 from hwnas.latency.timing import reference_network
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.space.search_space import SearchSpace
-from hwnas.target.host import Host
-from hwnas.target.target import Target
+from hwnas.target import Host, Target
 
 QUIET_MS = 100.0  # a real run is faster than this, so that none looks slowed down
 

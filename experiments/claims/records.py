@@ -9,7 +9,7 @@ import numpy as np
 from experiments.claims.check import Claim, Figures, Table
 from experiments.claims.readme import TABLES, best_wide, sampler_figure
 from experiments.claims.sources import Certificate, lines, log_odds
-from hwnas.stats.ranking import kendall_tau
+from hwnas.stats import kendall_tau
 
 NASWOT, MACS = "zero_cost:naswot", "zero_cost:macs"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hwnas.stats.ranking import kendall_tau
+from hwnas.stats import kendall_tau
 
 EXPERIMENTS = Path(__file__).resolve().parents[1]
 ROOT = EXPERIMENTS.parent

@@ -15,7 +15,7 @@ from experiments.claims.readme import OPTUNA, TABLES, ask
 from experiments.claims.readme import sampler_figure as _sampler
 from experiments.claims.sources import EXPERIMENTS, Certificate, document, lines, numbers
 from experiments.contest.controls import contest_networks, random_networks, rival, times_as_fast
-from hwnas.stats.ranking import kendall_tau, spearman
+from hwnas.stats import kendall_tau, spearman
 
 Rows = dict[str, Figures]
 EPYC, XEON = "amd-epyc-f26m2s1-2c", "intel-xeon-f6m167s1-2c"

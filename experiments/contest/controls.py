@@ -71,8 +71,7 @@ def times_as_fast(points: Sequence[Point]) -> list[float]:
 def picture() -> bytes:
     """As PNG: baselines (int8), the searched networks (int8) and the random ones, by latency and top-1."""
     from hwnas.front.picture import BASELINE, FRONT
-    from hwnas.pictures.labels import draw_better, place_labels
-    from hwnas.pictures.style import INK, MUTED, figure_bytes, log_axis, new_figure, percent_axis
+    from hwnas.pictures import INK, MUTED, draw_better, figure_bytes, log_axis, new_figure, percent_axis, place_labels
 
     groups = (("random networks of the space (fp32; latency predicted for int8)", random_networks(), "#0e9384", "D"),
               ("picked by a search (int8)", contest_networks(True, "int8"), FRONT, "o"),

@@ -15,7 +15,7 @@ from experiments.contest.scoring import PRECISIONS, read_score
 from experiments.contest.timing import Latencies, read_latencies
 from experiments.contest.training import cpu_seconds, summary_of
 from hwnas.errors import StudyError
-from hwnas.stats.intervals import bootstrap_mean, wilson
+from hwnas.stats import bootstrap_mean, wilson
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

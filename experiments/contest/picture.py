@@ -8,9 +8,19 @@ from typing import Any
 
 from experiments.contest.entries import Entry
 from hwnas.front.picture import BASELINE, FRONT
-from hwnas.pictures.labels import Line, draw_better, place_labels
-from hwnas.pictures.style import INK, MUTED, blank_figure, figure_bytes, plain_log_ticks, style, title
-from hwnas.stats.pareto import non_dominated
+from hwnas.pictures import (
+    INK,
+    MUTED,
+    Line,
+    blank_figure,
+    draw_better,
+    figure_bytes,
+    place_labels,
+    plain_log_ticks,
+    style,
+    title,
+)
+from hwnas.stats import non_dominated
 
 STOCK = "#e9a23b"
 MARKERS = {"int8": ("o", 6.5), "bf16": ("s", 4.5), "fp32": ("^", 5.0)}

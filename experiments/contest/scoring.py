@@ -17,10 +17,10 @@ from experiments.contest.training import folder_of, summary_of
 from hwnas.cli.progress import Console
 from hwnas.errors import CandidateError, DataError, StudyError, TargetError
 from hwnas.runtimes.runtime import load_runtime
-from hwnas.stats.intervals import wilson
+from hwnas.stats import wilson
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import ModelFolder, RunFolder
-from hwnas.target.target import Target
+from hwnas.target import Target
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

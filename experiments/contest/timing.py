@@ -108,7 +108,7 @@ def _held(options: Options) -> Mapping[str, str]:
 
 def _circumstances(options: Options) -> dict[str, Any]:
     from hwnas.runtimes.runtime import load_runtime
-    from hwnas.target.host import Host
+    from hwnas.target import Host
 
     return {"host": Host.detect().name, "runtime": load_runtime(target_of(options, "fp32", 1).runtime).version(),
             "measured_at": datetime.now(UTC).isoformat(timespec="seconds")}

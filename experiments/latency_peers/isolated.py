@@ -20,8 +20,7 @@ from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.table import LatencyTable
 from hwnas.latency.timing import TimedFile, bind_copies, image_shape, noise, prepare_network
 from hwnas.runtimes.runtime import Runtime, load_runtime
-from hwnas.target.host import Host, usable_cores
-from hwnas.target.target import Target
+from hwnas.target import Host, Target, usable_cores
 
 WAVE = 40
 

@@ -14,7 +14,7 @@ from experiments.latency_peers.methods import Method
 from hwnas.errors import MeasurementInvalid
 from hwnas.latency.agreement import Compared, ceilings
 from hwnas.latency.held_out_networks import TimedOne
-from hwnas.pictures.style import INK, MUTED, blank_figure, figure_bytes, plain_log_ticks, style
+from hwnas.pictures import INK, MUTED, blank_figure, figure_bytes, plain_log_ticks, style
 
 MEASURES = (("mean_error", "mean error"), ("within_5", "within 5 %"), ("within_10", "within 10 %"),
             ("spearman", "Spearman"), ("kendall", "Kendall"))

@@ -29,7 +29,7 @@ from hwnas.latency.table import LatencyTable
 from hwnas.latency.validation import Stored, load
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
-from hwnas.target.host import Host
+from hwnas.target import Host
 
 SAMPLED_NETWORKS = 200  # that kernels to be timed are drawn from
 

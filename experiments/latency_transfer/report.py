@@ -10,7 +10,7 @@ import numpy as np
 
 from experiments.common import percent, text_table
 from experiments.latency_transfer.study import ANY, CONTROL
-from hwnas.pictures.style import INK, MUTED, blank_figure, figure_bytes, style
+from hwnas.pictures import INK, MUTED, blank_figure, figure_bytes, style
 
 WAYS = ("scratch", "ungated", "gated")
 NOISE = 2.0  # standard errors that a loss must exceed to count

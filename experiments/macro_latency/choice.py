@@ -9,7 +9,7 @@ from hwnas.errors import ConfigError
 from hwnas.latency.held_out_networks import ANCHOR, FRONT, RANDOM, chosen_anchors
 from hwnas.latency.table import LatencyTable
 from hwnas.space.architecture import Architecture
-from hwnas.stats.pareto import non_dominated
+from hwnas.stats import non_dominated
 
 NEAR = "near"
 Chosen = list[tuple[str, Architecture]]

@@ -28,7 +28,7 @@ from hwnas.search.loop import SearchEvent, run_search
 from hwnas.search.trial import SearchOptions
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
-from hwnas.stats.pareto import hypervolume_2d
+from hwnas.stats import hypervolume_2d
 from hwnas.study.objective import Objective
 from hwnas.study.record import DUPLICATE, EVALUATED, count, outcome
 from hwnas.study.study import load_study, open_study, storage_of

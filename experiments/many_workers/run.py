@@ -31,7 +31,7 @@ from experiments.many_workers.race import Race, Result, crew, load_problem, run
 from hwnas.errors import ConfigError, DataError, UnknownName, UserError
 from hwnas.study.storage import parse_url
 from hwnas.system.paths import shipped
-from hwnas.target.host import Host
+from hwnas.target import Host
 
 SHIPPED = "amd-epyc-f26m2s1-2c/openvino-int8-t1-b1-32px-c3-k10.json.gz"
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")

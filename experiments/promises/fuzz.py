@@ -296,7 +296,7 @@ def main() -> int:
         print(json.dumps(lines[-1]), flush=True)
         shutil.rmtree(out / f"work-{name}", ignore_errors=True)
     if given.results:
-        from hwnas.target.host import Host
+        from hwnas.target import Host
 
         about = {"host": Host.detect().name, "seed": seed, "minutes": round(minutes, 1), "ended": datetime.now(
             UTC).isoformat(timespec="seconds")}

@@ -323,7 +323,7 @@ def make_inputs(out: Path, chosen: Iterable[str]) -> Path:
 
 def header(seed: int, chosen: Sequence[str]) -> dict[str, Any]:
     """The first line of the results of a run."""
-    from hwnas.target.host import Host
+    from hwnas.target import Host
 
     return {"host": Host.detect().name, "cores": os.cpu_count(), "seed": seed, "commands": list(chosen),
             "began": datetime.now(UTC).isoformat(timespec="seconds")}

@@ -290,7 +290,7 @@ def _verified(folder: Path) -> None:
     from hwnas.cli.progress import Console
     from hwnas.front.rows import load_front, with_networks
     from hwnas.system.run_folder import RunFolder
-    from hwnas.target.host import Host
+    from hwnas.target import Host
     from hwnas.verify import check_host, making_of, objective_of, timing_of
 
     run = RunFolder.open(folder, write=False)
@@ -369,7 +369,7 @@ def _read_predictions(folder: Path) -> None:
 def _read_target(folder: Path) -> None:
     from hwnas.cli.command import compose
     from hwnas.latency.roofline import named_target
-    from hwnas.target.target import Target
+    from hwnas.target import Target
 
     os.environ["HWNAS_HOME"] = str(folder)
     Target.from_config(compose("search", ["+target=mine"])["target"])
@@ -379,7 +379,7 @@ def _read_target(folder: Path) -> None:
 def _read_objective(folder: Path) -> None:
     from hwnas.cli.command import compose
     from hwnas.study.objective import read_objective
-    from hwnas.target.target import Target
+    from hwnas.target import Target
 
     os.environ["HWNAS_HOME"] = str(folder)
     config = compose("search", ["+target=ort_fp32", "objective=mine"])
@@ -525,7 +525,7 @@ def _read_onnx(folder: Path) -> None:
 
 def _run_onnx(folder: Path) -> None:
     from hwnas.runtimes.child import probe_model
-    from hwnas.target.target import Target
+    from hwnas.target import Target
 
     probe_model(folder / "model.onnx", Target("ort_fp32", "onnxruntime", "fp32"), timeout_s=9, memory_mb=512)
 
@@ -629,8 +629,7 @@ def _quiet() -> list[bytes]:
 
 def _read_quiet(folder: Path) -> None:
     from hwnas.latency.timing import QuietTimes
-    from hwnas.target.host import Host
-    from hwnas.target.target import Target
+    from hwnas.target import Host, Target
 
     os.environ["HWNAS_HOME"] = str(folder)
     times = QuietTimes(Host.detect(), "1.31.1", Target("ort_fp32", "onnxruntime", "fp32"))

@@ -662,7 +662,7 @@ def main() -> int:
     if start("experiments.promises.commands", [str(inputs)], out / "said.txt").ended(HANGS_S) != 0:
         raise SystemExit(f"the inputs could not be made: {(out / 'said.txt').read_text()}")
     (inputs / "other.yaml").write_text((inputs / "tiny.yaml").read_text().replace("head: 16", "head: 24"))
-    from hwnas.target.host import Host
+    from hwnas.target import Host
 
     journal = Journal(inputs, out, given.results or out / "results.jsonl", time.monotonic() + 60 * given.minutes,
                       given.only)

@@ -34,10 +34,10 @@ from hwnas.errors import ConfigError, UnknownName
 from hwnas.latency.model import LatencyModel
 from hwnas.latency.table import LatencyTable
 from hwnas.space.search_space import SearchSpace
-from hwnas.stats.pareto import hypervolume_2d
+from hwnas.stats import hypervolume_2d
 from hwnas.study.objective import Objective
 from hwnas.system.paths import shipped
-from hwnas.target.host import Host
+from hwnas.target import Host
 
 CANDIDATES = ("whole", "no_evolution", "no_crossings")
 SHIPPED = shipped("latency_tables") / "amd-epyc-f26m2s1-2c/openvino-int8-t1-b1-128px-c3-k10.json.gz"

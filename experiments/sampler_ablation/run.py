@@ -35,7 +35,7 @@ from experiments.sampler_contest.scores import Scores, mean_and_error, rows_at, 
 from experiments.sampler_contest.store import Store
 from experiments.sampler_contest.table import Table
 from hwnas.errors import ConfigError, UnknownName
-from hwnas.target.host import Host
+from hwnas.target import Host
 
 MARKS = (25, 50, 100, 200, 400)
 ROUGHER = 4  # times the drawn noise of the others: a third of the networks, as trainings that were ended early

@@ -21,7 +21,7 @@ from experiments.common import command
 from experiments.sampler_contest.options import AWARE, NAMES, OURS
 from experiments.sampler_contest.picture import COLOURS
 from hwnas.errors import ConfigError, DataError
-from hwnas.pictures.style import INK, MUTED, blank_figure, figure_bytes, style
+from hwnas.pictures import INK, MUTED, blank_figure, figure_bytes, style
 from hwnas.system.paths import write_atomic
 from hwnas.system.tables import read_table
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hwnas.stats.pareto import layers
+from hwnas.stats import layers
 
 Codes = NDArray[np.int64]
 Peer = Generator[int, float, None]

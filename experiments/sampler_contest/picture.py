@@ -9,7 +9,7 @@ import numpy as np
 
 from experiments.sampler_contest.options import AWARE, OURS
 from experiments.sampler_contest.scores import EVERY, Scores, mean_and_error
-from hwnas.pictures.style import INK, MUTED, blank_figure, figure_bytes, style
+from hwnas.pictures import INK, MUTED, blank_figure, figure_bytes, style
 
 COLOURS = {"hwnas": "#1f5fbf", "linas": "#7a5af8", "stratified": "#d444f1", "tpe": "#c2410c",
            "tpe_multivariate": "#e9a23b", "nsga2": "#0e9384", "nsga2_small": "#5fb8ab", "gp": "#667085",

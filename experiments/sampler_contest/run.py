@@ -33,7 +33,7 @@ from experiments.sampler_contest.scores import WRITTEN, Scores, curve_rows, rows
 from experiments.sampler_contest.store import Store
 from experiments.sampler_contest.table import Table
 from hwnas.errors import UserError
-from hwnas.target.host import Host
+from hwnas.target import Host
 
 Job = tuple[str, int, int]  # sampler, seed, evaluations
 Replay = Callable[[str, int, int], Run]

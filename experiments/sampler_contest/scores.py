@@ -10,7 +10,7 @@ import numpy as np
 
 from experiments.sampler_contest.replay import Run
 from experiments.sampler_contest.table import Table
-from hwnas.stats.pareto import hypervolume_2d, non_dominated
+from hwnas.stats import hypervolume_2d, non_dominated
 
 MARKS = (25, 50, 100, 200, 250, 400)  # evaluations
 WRITTEN = (25, 50, 100, 200, 400)  # of these in contest.csv

@@ -11,8 +11,7 @@ import numpy as np
 
 from experiments.sampler_search.reading import SearchRun
 from hwnas.front.rows import FrontRow
-from hwnas.stats.intervals import Z90
-from hwnas.stats.pareto import hypervolume_2d, non_dominated
+from hwnas.stats import Z90, hypervolume_2d, non_dominated
 
 DRAWS = 1000
 

@@ -15,8 +15,7 @@ from experiments.sampler_search.scores import Scored
 from hwnas.front.comparison import describe
 from hwnas.front.picture import BASELINE
 from hwnas.front.rows import FrontRow
-from hwnas.pictures.labels import Line, place_labels
-from hwnas.pictures.style import INK, MUTED, blank_figure, figure_bytes, plain_log_ticks, style, title
+from hwnas.pictures import INK, MUTED, Line, blank_figure, figure_bytes, place_labels, plain_log_ticks, style, title
 
 NAMED = {"hwnas": "#1f5fbf", "nsga2": "#0e9384", "nsga3": "#7a5af8", "tpe": "#e9a23b", "gp": "#d444f1",
          "random": "#98a2b3"}

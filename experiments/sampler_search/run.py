@@ -68,7 +68,7 @@ def report(options: Options, searches: Sequence[Search], given: Sequence[str]) -
 
 
 def _summary(found: Sequence[Scored], at: Reference, given: Sequence[str]) -> dict[str, Any]:
-    from hwnas.target.host import Host
+    from hwnas.target import Host
 
     names = dict.fromkeys(one.run.sampler for one in found)
     return {

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from experiments.sampler_search.reading import SearchRun
 from hwnas.errors import StudyError
-from hwnas.stats.pareto import hypervolume_2d
+from hwnas.stats import hypervolume_2d
 
 Array = NDArray[np.float64]
 Reference = tuple[float, float]  # top-1, log2 of ms

@@ -23,8 +23,7 @@ from hwnas.data.dataset import Dataset, Subsets
 from hwnas.data.task import top1
 from hwnas.errors import CandidateError, ConfigError, DataError
 from hwnas.space.architecture import Architecture
-from hwnas.stats.intervals import Z90, binomial_std, log_odds
-from hwnas.stats.ranking import kendall_tau
+from hwnas.stats import Z90, binomial_std, kendall_tau, log_odds
 from hwnas.system.memory import release_memory
 from hwnas.system.paths import home
 from hwnas.training.loop import predict, seeded, train

@@ -19,7 +19,7 @@ from hwnas.data.dataset import Dataset, Progress, Split, Subsets
 from hwnas.data.splits import subset
 from hwnas.data.task import top1
 from hwnas.space.architecture import Architecture
-from hwnas.stats.intervals import Z90, binomial_std
+from hwnas.stats import Z90, binomial_std
 from hwnas.system.memory import release_memory
 from hwnas.training.loop import predict, seeded, train
 from hwnas.training.recipe import PROXY, Recipe, all_with_recipe, content, read_with_recipe

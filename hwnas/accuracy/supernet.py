@@ -17,7 +17,7 @@ from hwnas.data.task import top1
 from hwnas.errors import ConfigError, StudyError
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
-from hwnas.stats.intervals import Z90, binomial_std
+from hwnas.stats import Z90, binomial_std
 from hwnas.system.memory import release_memory
 from hwnas.system.paths import home
 from hwnas.system.work_folder import WorkFolder

@@ -17,7 +17,7 @@ from hwnas.cli.options import Config, defaults, option, read_options
 from hwnas.errors import ConfigError, DataError, SpaceError
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
-from hwnas.stats.intervals import Z90
+from hwnas.stats import Z90
 from hwnas.system.tables import read_cells
 
 KEYS = ("codes", "id", "text")

@@ -21,8 +21,7 @@ from hwnas.data.contents import digest
 from hwnas.data.dataset import Dataset
 from hwnas.errors import CandidateError, ConfigError, DataError
 from hwnas.space.architecture import Architecture
-from hwnas.stats.intervals import Z90, log_odds
-from hwnas.stats.ranking import kendall_tau
+from hwnas.stats import Z90, kendall_tau, log_odds
 from hwnas.system.documents import Document
 from hwnas.system.locks import hold
 from hwnas.system.paths import home, write_atomic

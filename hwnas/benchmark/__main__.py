@@ -19,7 +19,7 @@ from hwnas.errors import ConfigError, HwnasError, MeasurementInvalid, ModelError
 from hwnas.networks.baselines import TIMM
 from hwnas.runtimes.foreign import check_path
 from hwnas.system.work_folder import check_replaceable
-from hwnas.target.target import Target
+from hwnas.target import Target
 
 if TYPE_CHECKING:
     from hwnas.benchmark.report import Benchmark
@@ -109,7 +109,7 @@ def measured(options: BenchmarkOptions, console: Console) -> Benchmark:
     from hwnas.latency.timing import QuietTimes, reference_file
     from hwnas.runtimes.child import run_child
     from hwnas.runtimes.runtime import load_runtime
-    from hwnas.target.host import Host
+    from hwnas.target import Host
 
     if not options.model:
         raise ConfigError("which network? Add model=PATH of an .onnx file, or model=timm:NAME.")
@@ -216,7 +216,7 @@ def _picture_path(options: BenchmarkOptions) -> Path | None:
 
 def _draw(result: Benchmark, path: Path) -> None:
     from hwnas.benchmark.report import batch_figure
-    from hwnas.pictures.style import figure_bytes
+    from hwnas.pictures import figure_bytes
     from hwnas.system.paths import write_atomic
 
     write_atomic(path, figure_bytes(batch_figure(result, date.today().isoformat()), path.suffix[1:]))

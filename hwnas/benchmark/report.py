@@ -18,11 +18,10 @@ from hwnas.cli.progress import UNKNOWN, number, text_table
 from hwnas.front.picture import BASELINE, FRONT
 from hwnas.latency.load import Throughput
 from hwnas.latency.measurement import P90_SAMPLES, P99_SAMPLES, Measurement, Protocol
-from hwnas.pictures.style import MUTED, new_figure, title
+from hwnas.pictures import MUTED, new_figure, title
 from hwnas.system.documents import Document
 from hwnas.system.paths import write_atomic
-from hwnas.target.host import Host
-from hwnas.target.target import Target
+from hwnas.target import Host, Target
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

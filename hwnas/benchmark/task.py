@@ -23,12 +23,10 @@ from hwnas.latency.timing import TimedFile, bind_copies, noise
 from hwnas.networks.quantize import name_nodes
 from hwnas.runtimes.foreign import ModelInput, check_batches, check_path, input_of, load_checked, sized
 from hwnas.runtimes.runtime import Compiled, Runtime, one_line, quantised_in_file
-from hwnas.target.host import usable_cores
+from hwnas.target import Target, usable_cores
 
 if TYPE_CHECKING:
     from onnx import ModelProto
-
-    from hwnas.target.target import Target
 
 
 _OPERATORS = (r"No conversion rule found for operations: ([^\n]+)", r"No Op registered for (\S+)",
@@ -68,7 +66,6 @@ def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Prog
 def _nothing(batch: int) -> Call:
     """A call that takes no time: its measured time is the harness's own."""
     from hwnas.runtimes.null import NullCompiled
-    from hwnas.target.target import Target
 
     return NullCompiled(0.0, 1, Target("null", "null", "fp32", batch=batch)).bind(np.zeros((batch, 1), np.float32))
 

@@ -15,8 +15,7 @@ from hwnas.cli.progress import Console
 from hwnas.errors import WorkerError
 from hwnas.latency.calibrate import CalibrationOptions
 from hwnas.system.work_folder import WorkFolder
-from hwnas.target.host import usable_cores
-from hwnas.target.target import Target
+from hwnas.target import Target, usable_cores
 
 if TYPE_CHECKING:
     from hwnas.certify.estimates import Judged

@@ -19,9 +19,20 @@ from hwnas.certify.truth import Training, epochs_done, read_training
 from hwnas.cli.progress import Console, text_table
 from hwnas.errors import DataError
 from hwnas.front.picture import CAP, FRONT, OTHER
-from hwnas.pictures.style import INK, MUTED, figure_bytes, new_figure, title
-from hwnas.stats.intervals import LEVEL, Array, OfRows, with_interval
-from hwnas.stats.ranking import LEAST, K, hypervolume_loss, kendall_tau, paired, spearman, top_k_regret
+from hwnas.pictures import INK, MUTED, figure_bytes, new_figure, title
+from hwnas.stats import (
+    LEAST,
+    LEVEL,
+    Array,
+    K,
+    OfRows,
+    hypervolume_loss,
+    kendall_tau,
+    paired,
+    spearman,
+    top_k_regret,
+    with_interval,
+)
 from hwnas.system.paths import write_atomic
 from hwnas.system.tables import finite, table_csv
 
@@ -188,7 +199,7 @@ class Truth:
 def certificate_of(truth: Truth, judged: Sequence[Judged], dataset: Dataset, space: SearchSpace) -> dict[str, Any]:
     """The content of certificate.json."""
     from hwnas.front.verification import now, versions
-    from hwnas.target.host import Host
+    from hwnas.target import Host
 
     plan = truth.plan
     documents = {estimator.label: document for estimator in judged

@@ -20,7 +20,7 @@ from hwnas.system.paths import write_atomic
 
 if TYPE_CHECKING:
     from hwnas.runtimes.runtime import Runtime
-    from hwnas.target.target import Target
+    from hwnas.target import Target
 
 _IMAGES = 2
 

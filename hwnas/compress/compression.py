@@ -16,12 +16,12 @@ from hwnas.compress.step import REFERENCE, Step, Steps
 from hwnas.errors import CandidateError, QuantizeError
 from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.runtimes.runtime import load_runtime
-from hwnas.stats.intervals import wilson
+from hwnas.stats import wilson
 from hwnas.system.documents import Document, content_of
 from hwnas.system.manifest import Manifest
 from hwnas.system.paths import write_atomic
 from hwnas.system.tables import finite, table_csv
-from hwnas.target.host import Host
+from hwnas.target import Host
 
 COMPRESSION = Document("hwnas-compression", 1, "the summary of a compression", "Give the command again.")
 TIMING = Document("hwnas-compress-timing", 1, "the timing of a compression", "Remove it to time again.")

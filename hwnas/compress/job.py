@@ -22,7 +22,7 @@ from hwnas.system.manifest import Manifest
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import ModelFolder
 from hwnas.system.work_folder import WorkFolder
-from hwnas.target.target import Target
+from hwnas.target import Target
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -235,7 +235,7 @@ class CompressJob:
     @property
     def threads(self) -> int:
         """Number of threads for calibration and training."""
-        from hwnas.target.host import usable_cores
+        from hwnas.target import usable_cores
 
         return self.options.threads or len(usable_cores())
 
@@ -244,7 +244,7 @@ def make_job(config: Config, console: Console) -> CompressJob:
     """Read and check every option, the model and the data; a UserError names the fault."""
     from hwnas.data.loading import inspect_dataset
     from hwnas.runtimes.runtime import load_runtime
-    from hwnas.target.host import Host
+    from hwnas.target import Host
 
     options = read_command(CompressOptions, config)
     target = _target(options.target, console)

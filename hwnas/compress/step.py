@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from hwnas.data.dataset import Split
     from hwnas.runtimes.runtime import Compiled
-    from hwnas.target.target import Target
+    from hwnas.target import Target
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from hwnas.data.dataset import Images, Progress
 from hwnas.data.splits import DatasetOptions, Selection
 from hwnas.errors import DataError
 from hwnas.system.paths import home, write_atomic
-from hwnas.target.host import usable_cores
+from hwnas.target import usable_cores
 
 if TYPE_CHECKING:
     from PIL import Image

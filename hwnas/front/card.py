@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hwnas.data.dataset import Preparation
 from hwnas.data.task import Task
 from hwnas.front.rows import FrontRow
-from hwnas.target.target import Target
+from hwnas.target import Target
 
 _HINTS = {"int8": "f32", "fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 

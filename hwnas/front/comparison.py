@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.front.rows import FrontRow
-from hwnas.stats.intervals import bootstrap_mean
+from hwnas.stats import bootstrap_mean
 
 Verdict = Literal["beats", "faster", "does not beat", "none as fast", "not comparable"]
 MARGIN = 0.005  # top-1 that may be lost where networks are called equally accurate

@@ -10,7 +10,7 @@ from typing import Any
 from hwnas.errors import StudyError
 from hwnas.front.rows import FrontRow
 from hwnas.networks.network import Network
-from hwnas.stats.pareto import layers
+from hwnas.stats import layers
 from hwnas.study.costs import known_costs
 
 NEAR = 0.2  # share of the cap that a network may lie below it and still show what it buys

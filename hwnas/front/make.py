@@ -26,7 +26,7 @@ from hwnas.system.manifest import Manifest
 from hwnas.system.paths import write_atomic
 from hwnas.system.processes import Pool
 from hwnas.system.run_folder import ModelFolder, RunFolder
-from hwnas.target.target import Target
+from hwnas.target import Target
 
 if TYPE_CHECKING:
     from torch import nn

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hwnas.accuracy.estimator import meaning
 from hwnas.front.comparison import describe
 from hwnas.front.rows import FrontRow
-from hwnas.pictures.labels import Line, draw_better, place_labels
-from hwnas.pictures.style import MUTED, is_number, log_axis, new_figure, percent_axis, title
+from hwnas.pictures import MUTED, Line, draw_better, is_number, log_axis, new_figure, percent_axis, place_labels, title
 from hwnas.study.costs import COSTS
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from hwnas.data.dataset import left_out_text
 from hwnas.errors import hidden
 from hwnas.front.picture import PlotInfo, front_figure
 from hwnas.front.rows import COLUMNS, Cost, FrontRow, load_front, sort_rows
-from hwnas.pictures.style import figure_bytes
+from hwnas.pictures import figure_bytes
 from hwnas.study.costs import COSTS, LATENCY
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import RunFolder

@@ -16,10 +16,9 @@ from hwnas.latency.measurement import P99_SAMPLES, Measurement, Protocol
 from hwnas.latency.timing import Reference, TimedFile, time_files
 from hwnas.runtimes.runtime import FP32, load_runtime, predict
 from hwnas.space.architecture import Architecture
-from hwnas.stats.intervals import wilson
+from hwnas.stats import wilson
 from hwnas.system.run_folder import RunFolder
-from hwnas.target.host import Host
-from hwnas.target.target import Target
+from hwnas.target import Host, Target
 
 if TYPE_CHECKING:
     import numpy as np

@@ -24,7 +24,7 @@ from hwnas.runtimes.runtime import load_runtime
 from hwnas.study.objective import Objective
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import ENVIRONMENT, RunFolder
-from hwnas.target.host import Host
+from hwnas.target import Host
 
 _PACKAGES = ("torch", "torchvision", "timm", "optuna", "onnx", "onnxruntime", "openvino", "numpy", "scikit-learn")
 

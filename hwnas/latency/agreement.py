@@ -11,8 +11,7 @@ import numpy as np
 
 from hwnas.space.architecture import Architecture
 from hwnas.space.blocks.block import BlockSpec
-from hwnas.stats.intervals import draws, percentiles, wilson
-from hwnas.stats.ranking import kendall_tau, spearman
+from hwnas.stats import draws, kendall_tau, percentiles, spearman, wilson
 
 NOISE_POINTS = 0.02  # how far below a lower noise ceiling a figure may lie
 BOOTSTRAP = 1000

@@ -22,8 +22,7 @@ from hwnas.latency.timing import WAVE, NetworkTimer, QuietTimes, image_shape, no
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace, spread
 from hwnas.system.paths import home
-from hwnas.target.host import Host, measuring_lock, usable_cores
-from hwnas.target.target import Target
+from hwnas.target import Host, Target, measuring_lock, usable_cores
 
 if TYPE_CHECKING:
     from hwnas.latency.held_out_networks import LatencyMs

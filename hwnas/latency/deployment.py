@@ -14,8 +14,7 @@ from hwnas.latency.calibrate import CalibrationOptions
 from hwnas.latency.table import LatencyTable, TableKey, find_table, known_hosts, table_path
 from hwnas.system.locks import hold
 from hwnas.system.paths import home
-from hwnas.target.host import Host
-from hwnas.target.target import Target
+from hwnas.target import Host, Target
 
 if TYPE_CHECKING:
     from hwnas.latency.model import LatencyModel

@@ -23,8 +23,7 @@ from hwnas.latency.residual import (
     tune_variances,
 )
 from hwnas.space.blocks.block import BlockSpec
-from hwnas.stats.intervals import Z90, conformal_quantile
-from hwnas.stats.ranking import kendall_tau, spearman
+from hwnas.stats import Z90, conformal_quantile, kendall_tau, spearman
 
 _LEAST_MS = 1e-6  # every share of a network's cost is above 0
 

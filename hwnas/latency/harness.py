@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from hwnas.latency.measurement import Measurement, Protocol, Turn
-from hwnas.target.host import measuring_lock, usable_cores
+from hwnas.target import measuring_lock, usable_cores
 
 Call = Callable[[], None]
 Copies = Call | Sequence[Call]

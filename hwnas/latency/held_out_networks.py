@@ -17,7 +17,7 @@ from hwnas.latency.measurement import Measurement, robust_error
 from hwnas.latency.table import LatencyTable
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace, macs, params, spread
-from hwnas.stats.pareto import non_dominated
+from hwnas.stats import non_dominated
 
 RANDOM, FRONT, ANCHOR = "random", "front", "anchor"
 LatencyMs = Callable[[np.ndarray], np.ndarray]  # codes [n, p] -> predicted latency [n] in ms

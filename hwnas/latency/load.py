@@ -15,7 +15,7 @@ import numpy as np
 
 from hwnas.latency.harness import Call, Progress, stolen_seconds, throttle_count, time_calls, undisturbed
 from hwnas.latency.measurement import Measurement, Protocol, Turn, robust_error
-from hwnas.target.host import measuring_lock, usable_cores
+from hwnas.target import measuring_lock, usable_cores
 
 LEAST_WINDOW_S, CALLS_A_WINDOW = 1.0, 20  # a window is long enough for this many calls of each thread
 MIN_WINDOWS, MAX_WINDOWS = 8, 40

@@ -19,13 +19,13 @@ from hwnas.errors import ConfigError, MissingLatency, UnknownName
 from hwnas.latency.deployment import Deployment, SpaceOptions, key_of
 from hwnas.latency.roofs import Roofs, cache_bytes, measured_bandwidths, measured_peak
 from hwnas.latency.table import LatencyTable, TimedNetwork, find_table
-from hwnas.pictures.style import INK, MUTED, figure_bytes, new_figure, plain_log_ticks, title
+from hwnas.pictures import INK, MUTED, figure_bytes, new_figure, plain_log_ticks, title
 from hwnas.space.blocks.block import KINDS, BlockSpec
-from hwnas.stats.intervals import Z90
+from hwnas.stats import Z90
 from hwnas.system.documents import Document
 from hwnas.system.paths import write_atomic
 from hwnas.system.work_folder import check_replaceable
-from hwnas.target.target import Target
+from hwnas.target import Target
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -22,8 +22,7 @@ from hwnas.latency.harness import measure, undisturbed
 from hwnas.latency.measurement import Protocol
 from hwnas.latency.timing import TimedFile, bind_copies, image_shape, noise, reference_file
 from hwnas.runtimes.runtime import threads_of
-from hwnas.target.host import measuring_lock, usable_cores
-from hwnas.target.target import Target
+from hwnas.target import Target, measuring_lock, usable_cores
 
 if TYPE_CHECKING:
     from torch import nn

@@ -21,7 +21,7 @@ from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.space.architecture import Architecture
 from hwnas.system.documents import WRONG, Document
 from hwnas.system.paths import table_dirs, write_atomic
-from hwnas.target.target import Target
+from hwnas.target import Target
 
 _SHAPE = {"host": {"name": str}, "key": {"runtime": str, "precision": str, "threads": int, "batch": int, "sizes": [int],
                                          "channels": int, "classes": int},

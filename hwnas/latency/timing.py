@@ -27,8 +27,7 @@ from hwnas.space.search_space import SearchSpace
 from hwnas.system.documents import read_json
 from hwnas.system.paths import home, write_atomic
 from hwnas.system.processes import Pool
-from hwnas.target.host import Host, usable_cores
-from hwnas.target.target import Target
+from hwnas.target import Host, Target, usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -310,7 +310,7 @@ def write_report(job: Job, networks: Sequence[TimedOne], anchors: Sequence[Timed
                  out: Path) -> dict[str, Any]:
     """Predict, compare, write report and picture; MeasurementInvalid when no network has a valid time."""
     from hwnas.latency.validation_report import compared, evaluate, validation_figure
-    from hwnas.pictures.style import figure_bytes
+    from hwnas.pictures import figure_bytes
     from hwnas.system.paths import write_atomic
 
     if not any(network.measurement.valid for network in networks):

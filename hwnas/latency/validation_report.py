@@ -21,7 +21,7 @@ from hwnas.latency.agreement import (
 )
 from hwnas.latency.held_out_networks import Pace, TimedOne
 from hwnas.latency.model import Predictions
-from hwnas.pictures.style import INK, MUTED, new_figure, plain_log_ticks, title
+from hwnas.pictures import INK, MUTED, new_figure, plain_log_ticks, title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,7 +14,7 @@ from hwnas.errors import QuantizeError
 from hwnas.networks.qdq import Graph, Range, insert_pairs, quantised_nodes, quantised_tensors, range_source
 from hwnas.system.onnx_runtime import import_onnxruntime
 from hwnas.system.paths import write_atomic
-from hwnas.target.target import Target
+from hwnas.target import Target
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -23,7 +23,7 @@ from hwnas import errors
 from hwnas.errors import CandidateError, HwnasError, ModelError
 from hwnas.system.paths import no_space
 from hwnas.system.processes import start
-from hwnas.target.target import Target
+from hwnas.target import Target
 
 if TYPE_CHECKING:
     from hwnas.runtimes.runtime import Runtime

@@ -11,12 +11,10 @@ import numpy as np
 
 from hwnas.errors import FileError
 from hwnas.runtimes.runtime import Execution, NodeTime, one_line, require
-from hwnas.target.target import PRECISIONS
+from hwnas.target import PRECISIONS, Target
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from hwnas.target.target import Target
 
 METADATA_KEY = "null_ms"
 

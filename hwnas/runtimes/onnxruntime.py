@@ -20,7 +20,7 @@ from hwnas.system.onnx_runtime import import_onnxruntime
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from hwnas.target.target import Target
+    from hwnas.target import Target
 
 _INT8 = ("QLinearConv", "QLinearMatMul", "QGemm", "ConvInteger", "MatMulInteger", "MatMulIntegerToFloat")
 _FLOAT = ("Conv", "FusedConv", "Gemm", "FusedGemm", "MatMul", "FusedMatMul")

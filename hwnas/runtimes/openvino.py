@@ -23,7 +23,7 @@ from hwnas.system.processes import use_own_stack
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from hwnas.target.target import Target
+    from hwnas.target import Target
 
 # int8 networks keep their floating-point parts in f32. With the default hint those would be bf16 on CPUs that have it.
 _HINTS = {"fp32": "f32", "int8": "f32", "bf16": "bf16"}

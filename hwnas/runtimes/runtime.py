@@ -14,7 +14,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 from hwnas.errors import FileError, TargetError, UnknownName
-from hwnas.target.target import Target
+from hwnas.target import Target
 
 if TYPE_CHECKING:
     import numpy as np
@@ -116,7 +116,7 @@ def load_runtime(name: str) -> Runtime:
 
 def threads_of(target: Target) -> int:
     """Threads to use: the target's, or every core that this process may use."""
-    from hwnas.target.host import usable_cores
+    from hwnas.target import usable_cores
 
     return target.threads or len(usable_cores())
 

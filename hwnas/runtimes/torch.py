@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import ModelProto, NodeProto
 
-    from hwnas.target.target import Target
+    from hwnas.target import Target
 
 
 Attributes = dict[str, Any]

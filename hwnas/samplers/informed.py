@@ -22,7 +22,7 @@ from hwnas.samplers.coding import Codes, Settings
 from hwnas.samplers.known import KNOWN, LEARNT, KnownObjectiveSampler, Mix
 from hwnas.samplers.model import WORST
 from hwnas.space.search_space import Figure, SearchSpace, macs, params
-from hwnas.stats.ranking import spearman
+from hwnas.stats import spearman
 from hwnas.study.objective import CAP_QUANTILE, Objective, Predict, upper_ms
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from hwnas.samplers.coding import Codes
 from hwnas.samplers.domain import Domain
 from hwnas.samplers.history import History
 from hwnas.samplers.surrogate import Inputs, Process, Warp, Weights, tuned
-from hwnas.stats.pareto import layers, non_dominated
+from hwnas.stats import layers, non_dominated
 
 Array = NDArray[np.float64]
 LEAST = 4  # least number of values for a model

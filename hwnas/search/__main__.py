@@ -12,7 +12,7 @@ from hwnas.cli.progress import Console
 from hwnas.errors import WorkerError
 from hwnas.search.road import SearchResult, search
 from hwnas.study.costs import COSTS
-from hwnas.target.host import Host
+from hwnas.target import Host
 
 USAGE = """Search, train, quantise and verify networks for a target. Results lie in out=FOLDER
 (default runs/<target>-<space>-<dataset>).

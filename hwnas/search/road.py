@@ -35,8 +35,7 @@ from hwnas.search.minutes import (
 from hwnas.study.objective import CAP_QUANTILES
 from hwnas.system.processes import crew
 from hwnas.system.run_folder import RunFolder
-from hwnas.target.host import usable_cores
-from hwnas.target.target import Target
+from hwnas.target import Target, usable_cores
 
 if TYPE_CHECKING:
     import optuna

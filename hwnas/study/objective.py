@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from hwnas.cli.options import read_value
 from hwnas.errors import BudgetError, ConfigError, UnknownName
 from hwnas.study.costs import COSTS, LATENCY, KnownObjective, Terms, check_known
-from hwnas.target.target import Target
+from hwnas.target import Target
 
 if TYPE_CHECKING:
     from hwnas.latency.model import Predictions

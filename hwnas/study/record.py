@@ -10,7 +10,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from hwnas.accuracy.estimator import Earlier
-from hwnas.stats.pareto import non_dominated
+from hwnas.stats import non_dominated
 from hwnas.study.costs import COSTS, LATENCY, known_costs
 from hwnas.system.run_folder import OF_EVERY_TRIAL
 

@@ -26,7 +26,7 @@ from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import ModelFolder
 from hwnas.system.tables import table_csv
 from hwnas.system.work_folder import WorkFolder
-from hwnas.target.host import usable_cores
+from hwnas.target import usable_cores
 from hwnas.training.batches import Batches, reseed
 from hwnas.training.loop import Training, lay_out, predict, seeded
 from hwnas.training.ranks import ALONE, Ranks
@@ -247,7 +247,7 @@ def _check_shares(recipe: Recipe, ranks: Ranks) -> None:
 
 
 def _check_precision(precision: str, device: str) -> None:
-    from hwnas.target.host import Host
+    from hwnas.target import Host
 
     if precision != "bf16":
         return

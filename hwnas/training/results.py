@@ -16,13 +16,13 @@ from hwnas.networks.baselines import count_macs, count_params
 from hwnas.networks.export import RECIPE_KEY, Parity, check_parity, export_onnx, parity_images, stored_fingerprint
 from hwnas.networks.network import load_weights
 from hwnas.runtimes.runtime import FP32, load_runtime, predict
-from hwnas.stats.intervals import wilson
+from hwnas.stats import wilson
 from hwnas.system.documents import Document, check_identity
 from hwnas.system.manifest import Manifest
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import RunFolder
 from hwnas.system.tables import finite, table_csv
-from hwnas.target.host import Host
+from hwnas.target import Host
 from hwnas.training.checkpoint import plain
 from hwnas.training.job import Trained, TrainingJob
 

@@ -24,7 +24,7 @@ from hwnas.networks.baselines import TIMM, Baseline, build_timm
 from hwnas.networks.network import load_weights
 from hwnas.runtimes.child import run_child
 from hwnas.system.documents import content_of
-from hwnas.target.target import Target
+from hwnas.target import Target
 
 _POLL_S = 0.2
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from hwnas.runtimes.runtime import Compiled, Runtime
-    from hwnas.target.target import Target
+    from hwnas.target import Target
 
 
 def answer(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Progress) -> int:

@@ -33,7 +33,7 @@ from hwnas.data.dataset import Dataset
 from hwnas.errors import DataError, StudyError
 from hwnas.front.picture import PlotInfo
 from hwnas.front.report import ReportData, report_html
-from hwnas.pictures.style import figure_bytes
+from hwnas.pictures import figure_bytes
 from hwnas.space.search_space import SearchSpace
 
 

@@ -43,7 +43,7 @@ from hwnas.search.reuse import reuse_trials
 from hwnas.search.trial import SearchOptions
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
-from hwnas.stats.intervals import binomial_std
+from hwnas.stats import binomial_std
 from hwnas.study.objective import Objective
 from hwnas.study.record import trial_rows
 from hwnas.testing import check_estimator

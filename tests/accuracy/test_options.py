@@ -21,7 +21,7 @@ from hwnas.cli.options import read_options
 from hwnas.data.dataset import Dataset, Split
 from hwnas.data.splits import DatasetOptions
 from hwnas.space.search_space import SearchSpace
-from hwnas.target.target import Target
+from hwnas.target import Target
 from hwnas.training.job import recipe_of
 from hwnas.training.recipe import FULL_TRAINING, PROXY
 from hwnas.training.supernet import SupernetOptions

@@ -17,7 +17,7 @@ from hwnas.accuracy.proxy import Proxy, ProxyOptions  # noqa: E402
 from hwnas.data.dataset import Dataset  # noqa: E402
 from hwnas.errors import ConfigError, TrainingError, UnknownName  # noqa: E402
 from hwnas.space.architecture import Architecture  # noqa: E402
-from hwnas.stats.intervals import binomial_std  # noqa: E402
+from hwnas.stats import binomial_std  # noqa: E402
 from hwnas.testing import check_estimator  # noqa: E402
 from hwnas.training.recipe import PROXY  # noqa: E402
 

@@ -23,7 +23,7 @@ from hwnas.data.dataset import Dataset
 from hwnas.errors import ConfigError, DataError, TrainingError
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
-from hwnas.stats.intervals import binomial_std
+from hwnas.stats import binomial_std
 from hwnas.testing import check_estimator
 
 SCALE = Scale.of([0.5, 0.6, 0.7, 0.8], [1.0, 2.0, 3.0, 4.0])

@@ -29,11 +29,10 @@ from hwnas.latency import harness, load, timing
 from hwnas.latency.load import MIN_WINDOWS, _busy_seconds, _lost_seconds, measure_load
 from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.timing import QuietTimes
-from hwnas.pictures.style import figure_bytes
+from hwnas.pictures import figure_bytes
 from hwnas.runtimes import child
 from hwnas.runtimes.runtime import load_runtime
-from hwnas.target.host import Host, usable_cores
-from hwnas.target.target import Target
+from hwnas.target import Host, Target, usable_cores
 
 ORT = Target("ort_fp32", "onnxruntime", "fp32")
 OPENVINO = Target("xeon_int8", "openvino", "int8")

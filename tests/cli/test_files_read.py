@@ -15,7 +15,7 @@ from search_fixtures import acknowledged
 from workshop_fixtures import CERTIFY, COMPRESS, IMAGES, SEARCH, TRAIN, Work, contents, make_workshop, ordinary_user
 
 from hwnas.__main__ import main
-from hwnas.target.host import Host
+from hwnas.target import Host
 
 TABLE = f"home/latency_tables/{Host.detect().name}/onnxruntime-fp32-t1-b1-8px-c1-k10.json"
 TARGET = ["-q", "+target=ort_fp32", "space=tiny.yaml", *IMAGES]

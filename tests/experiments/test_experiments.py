@@ -22,8 +22,7 @@ from hwnas.latency.validation import network_to_dict, save
 from hwnas.runtimes.null import NullRuntime
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.space.search_space import SearchSpace
-from hwnas.target.host import Host
-from hwnas.target.target import Target
+from hwnas.target import Host, Target
 
 ROOT = Path(__file__).resolve().parents[2]
 PROTOCOL = Protocol(warmup_calls=1, round_ms=0.01, min_calls=1, max_calls=2, copies=1, min_rounds=1, max_rounds=3,

@@ -12,16 +12,15 @@ import numpy as np
 import pytest
 
 import hwnas.latency.timing
-import hwnas.pictures.style
+import hwnas.pictures
 from hwnas.errors import ConfigError, DataError, MissingLatency, UnknownName
 from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.model import LatencyModel
 from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork, table_path
 from hwnas.space.search_space import SearchSpace
-from hwnas.stats.pareto import non_dominated
+from hwnas.stats import non_dominated
 from hwnas.system.paths import home
-from hwnas.target.host import Host
-from hwnas.target.target import Target
+from hwnas.target import Host, Target
 
 ROOT = Path(__file__).resolve().parents[2]
 QUIET_MS = 0.1
@@ -85,7 +84,7 @@ def file(rows, tmp_path) -> Path:
 def table(space, tmp_path, monkeypatch) -> LatencyTable:
     """A table of this host for the null runtime, which holds some of the benchmark's networks."""
     monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(hwnas.pictures.style, "figure_bytes", lambda figure, kind: b"picture")
+    monkeypatch.setattr(hwnas.pictures, "figure_bytes", lambda figure, kind: b"picture")
     codes = np.concatenate([space.sample(np.random.default_rng(0), 40), [[0, 0, b, 0, 0, 1, 0, 0] for b in range(3)]])
     found = {one.id: TimedNetwork(space.name, one, timed(one, true_ms(one)))
              for one in (space.decode(space.to_params(row)) for row in codes)}

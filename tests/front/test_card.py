@@ -22,8 +22,7 @@ from hwnas.front.score import Timing
 from hwnas.front.verification import Facts
 from hwnas.networks.network import FoundNetwork
 from hwnas.system.run_folder import ModelFolder, RunFolder
-from hwnas.target.host import Host
-from hwnas.target.target import Target
+from hwnas.target import Host, Target
 
 GIVEN = Input("sides", 1, 16, (0.4,), (0.3,), Task(("left", "right")))
 TARGET = Target("xeon_int8", "openvino", "int8")

@@ -21,7 +21,7 @@ from hwnas.networks.quantize import calibration_images
 from hwnas.space.architecture import Architecture
 from hwnas.system.manifest import Manifest
 from hwnas.system.run_folder import ModelFolder
-from hwnas.target.target import Target
+from hwnas.target import Target
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from hwnas.front.picture import PlotInfo, front_figure
 from hwnas.front.rows import mark_front
-from hwnas.pictures.labels import Box, place_labels
-from hwnas.pictures.style import figure_bytes
+from hwnas.pictures import Box, figure_bytes, place_labels
 
 INFO = PlotInfo("xeon_int8", "intel-xeon-f6m143s8-2c", "digits", "20 November 2026", "mnasnet_small")
 

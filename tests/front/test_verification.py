@@ -33,8 +33,7 @@ from hwnas.latency import timing as scoring
 from hwnas.latency.measurement import Turn
 from hwnas.system.manifest import Manifest
 from hwnas.system.run_folder import RunFolder
-from hwnas.target.host import Host
-from hwnas.target.target import Target
+from hwnas.target import Host, Target
 
 HERE = Host.detect().name
 CONSOLE = Console(quiet=True)

@@ -22,7 +22,7 @@ from hwnas.latency.harness import call_overhead_ms, measure, time_calls
 from hwnas.latency.load import measure_load
 from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.roofs import measured_bandwidths
-from hwnas.target.host import usable_cores
+from hwnas.target import usable_cores
 
 QUICK = Protocol(warmup_calls=3, round_ms=2.0, min_calls=5, min_rounds=4, max_rounds=6, drift=10.0, steal=10.0,
                  half_width=0.2, max_seconds=20.0)

@@ -16,8 +16,8 @@ from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.model import LatencyModel, timed_networks
 from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork
 from hwnas.space.search_space import SearchSpace
-from hwnas.stats.intervals import conformal_quantile
-from hwnas.target.target import Target
+from hwnas.stats import conformal_quantile
+from hwnas.target import Target
 
 
 @pytest.fixture(scope="module")

@@ -40,8 +40,7 @@ from hwnas.space.architecture import Architecture
 from hwnas.space.blocks.block import BlockSpec
 from hwnas.space.search_space import SearchSpace
 from hwnas.system.paths import home
-from hwnas.target.host import Host
-from hwnas.target.target import Target
+from hwnas.target import Host, Target
 
 # peaks 100 and 400 GFLOP/s, 20 GB/s up to 1 MiB and 5 GB/s beyond: ridges at 5 and 20, 20 and 80 FLOP a byte
 ROOFS = Roofs((Peak("fp32", 100.0, "made up", "null 1", {}), Peak("int8", 400.0, "made up", "null 1", {})),

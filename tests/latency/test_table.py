@@ -11,7 +11,7 @@ from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.table import TABLE, LatencyTable, TableKey, TimedNetwork, find_table, table_path
 from hwnas.space.architecture import Architecture
 from hwnas.system.paths import home
-from hwnas.target.target import Target
+from hwnas.target import Target
 
 TARGET = Target("xeon_int8", "openvino", "int8")
 KEY = TableKey.of(TARGET, (32,), 1, 10)

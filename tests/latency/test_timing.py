@@ -13,8 +13,7 @@ from deployment_fixtures import measured
 from hwnas.latency import timing
 from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.timing import QuietTimes, Reference, TimedFile, noise, reference_file, reference_network, time_files
-from hwnas.target.host import Host
-from hwnas.target.target import Target
+from hwnas.target import Host, Target
 
 NULL = Target("null_fp32", "null", "fp32")
 

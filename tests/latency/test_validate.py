@@ -11,7 +11,7 @@ import pytest
 
 import hwnas.latency.held_out_networks
 import hwnas.latency.timing
-import hwnas.pictures.style
+import hwnas.pictures
 from hwnas.cli.command import run_command
 from hwnas.latency.agreement import Compared, quartiles, summary
 from hwnas.latency.measurement import Measurement, Protocol, Turn
@@ -19,11 +19,10 @@ from hwnas.latency.model import LatencyModel
 from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork, table_path
 from hwnas.latency.validation import load
 from hwnas.latency.validation_report import interval_scales, validation_figure
-from hwnas.pictures.style import figure_bytes
+from hwnas.pictures import figure_bytes
 from hwnas.space.search_space import SearchSpace
 from hwnas.system.paths import home
-from hwnas.target.host import Host
-from hwnas.target.target import Target
+from hwnas.target import Host, Target
 from hwnas.validate import USAGE, main
 
 QUIET_MS = 0.1
@@ -54,7 +53,7 @@ def user(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(hwnas.latency.held_out_networks, "POPULATION", 40)
     monkeypatch.setattr(hwnas.latency.held_out_networks, "GENERATIONS", 1)
-    monkeypatch.setattr(hwnas.pictures.style, "figure_bytes", lambda figure, kind:
+    monkeypatch.setattr(hwnas.pictures, "figure_bytes", lambda figure, kind:
                         f"{kind} of {len(figure.axes)} panels".encode())
     return tmp_path
 

@@ -23,7 +23,7 @@ from hwnas.space.architecture import Architecture
 from hwnas.space.blocks.block import BlockSpec
 from hwnas.space.search_space import SearchSpace
 from hwnas.study.costs import Terms, file_bytes
-from hwnas.target.target import Target
+from hwnas.target import Target
 
 torch = pytest.importorskip("torch")
 

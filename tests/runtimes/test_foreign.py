@@ -14,7 +14,7 @@ from onnx import helper
 from hwnas.errors import CandidateError, ModelError
 from hwnas.runtimes.child import probe_model
 from hwnas.runtimes.foreign import check_batches, check_path, input_of, load_checked, sized
-from hwnas.target.target import Target
+from hwnas.target import Target
 
 TARGET = Target("t", "onnxruntime", "fp32")
 

@@ -25,7 +25,7 @@ from hwnas.runtimes.null import NullRuntime
 from hwnas.runtimes.openvino import import_openvino
 from hwnas.runtimes.runtime import judge, load_runtime, quantised_in_file, threads_of
 from hwnas.system.torchvision_ops import declare_missing
-from hwnas.target.target import Target
+from hwnas.target import Target
 from hwnas.testing import check_runtime, contract_images
 
 declare_missing()
@@ -189,7 +189,7 @@ def test_names_are_looked_up_and_entry_points_found(monkeypatch: pytest.MonkeyPa
 
 
 def test_no_threads_named_means_all_usable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hwnas.target.host.usable_cores", lambda: [3, 5, 7])
+    monkeypatch.setattr("hwnas.target.usable_cores", lambda: [3, 5, 7])
     assert threads_of(Target("t", "openvino", "int8", threads=0)) == 3
     assert threads_of(Target("t", "openvino", "int8", threads=2)) == 2
 

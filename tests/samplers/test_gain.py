@@ -11,7 +11,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from hwnas.samplers.coding import Coding, Column, Settings
 from hwnas.samplers.model import Front, exceedance, expected_gain
 from hwnas.samplers.surrogate import Inputs, Process, Warp, tuned
-from hwnas.stats.pareto import hypervolume_2d
+from hwnas.stats import hypervolume_2d
 
 RNG = np.random.default_rng(3)
 

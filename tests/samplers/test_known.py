@@ -23,7 +23,7 @@ from hwnas.samplers.domain import Domain, Known
 from hwnas.samplers.history import PROPOSAL
 from hwnas.samplers.known import KnownObjectiveSampler
 from hwnas.samplers.model import MOST_FITTED, Model
-from hwnas.stats.pareto import hypervolume_2d
+from hwnas.stats import hypervolume_2d
 
 SPACE = {**{f"op{i}": CategoricalDistribution(["none", "small", "large"]) for i in range(6)},
          "depth": IntDistribution(1, 6), "width": CategoricalDistribution([8, 16, 32, 64])}

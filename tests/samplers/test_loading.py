@@ -23,7 +23,7 @@ from hwnas.samplers.asking import View
 from hwnas.samplers.loading import load_sampler, sampler_names
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
-from hwnas.stats.pareto import hypervolume_2d
+from hwnas.stats import hypervolume_2d
 from hwnas.study.objective import Objective
 
 NAMES = ["nsga2", "nsga3", "tpe", "gp", "random"]

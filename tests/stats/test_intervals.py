@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hwnas.stats.intervals import Z90, bootstrap_mean, log_odds, wilson
+from hwnas.stats import Z90, bootstrap_mean, log_odds, wilson
 
 
 def test_wilson_matches_the_textbook() -> None:

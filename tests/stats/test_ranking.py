@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from hwnas.stats.intervals import draws, percentiles, with_interval
-from hwnas.stats.ranking import hypervolume_loss, kendall_tau, paired, spearman, top_k_regret
+from hwnas.stats import draws, hypervolume_loss, kendall_tau, paired, percentiles, spearman, top_k_regret, with_interval
 
 CERTIFICATES = sorted((Path(__file__).parents[2] / "certificates").glob("*.json"))
 PAIRS = st.integers(4, 12).flatmap(lambda n: st.tuples(

@@ -31,7 +31,7 @@ from hwnas.front.score import Timing
 from hwnas.front.verification import Facts
 from hwnas.latency import timing as scoring
 from hwnas.latency.timing import prepare_network
-from hwnas.pictures.style import figure_bytes
+from hwnas.pictures import figure_bytes
 from hwnas.samplers import model
 from hwnas.samplers.asking import View
 from hwnas.samplers.coding import Coding, Settings
@@ -46,8 +46,7 @@ from hwnas.study.objective import Objective, read_objective
 from hwnas.study.record import front_rows, trial_rows
 from hwnas.study.study import open_study
 from hwnas.system.run_folder import RunFolder
-from hwnas.target.host import Host
-from hwnas.target.target import Target
+from hwnas.target import Host, Target
 
 SPACE = SearchSpace.load("mnasnet_small", channels=1, classes=10)
 INT8 = Terms("int8", price_per_hour=0.36)

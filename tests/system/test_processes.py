@@ -53,7 +53,7 @@ def multirun(folder):
 def foreign(folder):
     import json
     from hwnas.runtimes.child import run_child
-    from hwnas.target.target import Target
+    from hwnas.target import Target
     run_child("serving", {"path": folder}, Target("t", "null", "fp32", 1, 1), timeout_s=3000, memory_mb=100)
 
 def main(config, console):

@@ -251,7 +251,7 @@ def test_the_second_command_on_a_run_waits_and_says_so(name: str, tmp_path: Path
 
 @pytest.mark.parametrize("kind", ["png", "svg"])
 def test_a_file_of_the_users_own_is_not_replaced(kind: str, tmp_path: Path) -> None:
-    from hwnas.pictures.style import blank_figure, figure_bytes
+    from hwnas.pictures import blank_figure, figure_bytes
 
     picture, document, empty, others = (tmp_path / name for name in (f"p.{kind}", "d.json", "e.json", "mine.json"))
     picture.write_bytes(figure_bytes(blank_figure(3, 2), kind))

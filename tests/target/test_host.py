@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from hwnas import target as host_module
 from hwnas.errors import TargetError
-from hwnas.target import host as host_module
-from hwnas.target.host import Host, measuring_lock, usable_cores
+from hwnas.target import Host, measuring_lock, usable_cores
 
 EPYC = Host("AMD EPYC 9654 96-Core Processor", "amd", 25, 17, 1, ("avx2",), 4, 15.5, "6.1", "performance")
 
@@ -88,7 +88,7 @@ MEASURING = """
 import os, sys
 from pathlib import Path
 import filelock
-from hwnas.target import host
+from hwnas import target as host
 if os.getuid() == 0:
     os.setuid(65534)  # nobody
 host.LOCK_FOLDERS = (Path(sys.argv[1]),)
@@ -128,7 +128,7 @@ def test_a_measurement_waits_for_that_of_another_user_with_another_tmpdir(tmp_pa
 
 
 def test_the_lock_is_of_the_machine_whatever_tmpdir_says():
-    code = "from hwnas.target.host import _lock_folder; print(_lock_folder())"
+    code = "from hwnas.target import _lock_folder; print(_lock_folder())"
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": "/"}, capture_output=True,
                           text=True, check=True)
     folder = Path(done.stdout.strip())

@@ -10,7 +10,7 @@ import yaml
 from hwnas.errors import ConfigError, UnknownName
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.system.paths import config_dir
-from hwnas.target.target import Target
+from hwnas.target import Target
 
 FILES = sorted((config_dir() / "target").glob("*.yaml"))
 GOOD = {"name": "mine", "runtime": "openvino", "precision": "int8"}

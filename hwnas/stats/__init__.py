@@ -1,1 +1,0 @@
-"""Statistics: intervals, rank correlation, Pareto fronts."""
