@@ -14,6 +14,10 @@ from hwnas.space.blocks.block import ACTIVATIONS, KINDS, BlockKind, BlockSpec
 from hwnas.system.documents import Document, load_yaml
 
 DOCUMENT = Document("hwnas-architecture", 1, "an architecture", "Give an architecture.yaml.", SpaceError)
+_WORDS = {  # of an architecture's text, by place: the form that a user is told, and the pattern
+    0: ("stem<width>s<stride>", re.compile(r"stem(?P<width>[0-9]{1,7})s(?P<stride>[0-9])")),
+    -2: ("head<width>", re.compile(r"head(?P<head>[0-9]{1,7})")),
+    -1: ("<activation>@<image size>", re.compile(r"(?P<activation>\w+)@(?P<size>[0-9]{1,7})"))}
 _TOKEN = re.compile(r"(?P<skip>skip|noskip)|(?P<key>se|[rksec])(?P<value>\d+(?:\.\d+)?)")
 
 
@@ -162,6 +166,25 @@ class Architecture:
     def __str__(self) -> str:
         stages = " ".join("+".join(stage) for stage in self.stages)
         return f"stem{self.stem_width}s{self.stem_stride} {stages} head{self.head} {self.activation}@{self.image_size}"
+
+    @classmethod
+    def parse(cls, text: str, channels: int, classes: int) -> Architecture:
+        """Inverse of `str`, which says neither `channels` nor `classes`; SpaceError names the word that is wrong."""
+        words = text.split()
+        if len(words) < 4:
+            raise SpaceError(f"architecture {text[:200]!r}: {len(words)} words; it must have a stem, a word for each "
+                             "stage, a head and the input, such as stem16s1 ds_r1_k3_s1_c16 head64 relu@32.")
+        said: dict[str, str] = {}
+        for at, (form, pattern) in _WORDS.items():
+            match = pattern.fullmatch(words[at])
+            if match is None:
+                raise SpaceError(f"architecture: word {1 + at % len(words)}, {words[at][:100]!r}, must be {form}.")
+            said |= match.groupdict()
+        return cls.from_dict({
+            **DOCUMENT.header, "stem": {"width": int(said["width"]), "stride": int(said["stride"])},
+            "stages": [word.split("+") for word in words[1:-2]], "head": int(said["head"]),
+            "activation": said["activation"], "input": {"size": int(said["size"]), "channels": channels},
+            "classes": classes})
 
     def to_dict(self) -> dict[str, Any]:
         """The content of `architecture.yaml`."""

@@ -6,6 +6,8 @@ Its identity names all that decides it.
 from __future__ import annotations
 
 import contextlib
+import difflib
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +19,13 @@ from torch import Tensor, nn
 from hwnas.cli.options import Config, names_of, option, read_command
 from hwnas.cli.progress import Console
 from hwnas.data.task import top1
-from hwnas.errors import ConfigError, DataError, TargetError
+from hwnas.errors import ConfigError, DataError, StudyError, TargetError
 from hwnas.networks.baselines import TIMM, Baseline
-from hwnas.networks.network import FoundNetwork, Network, Shape, TimmNetwork, check_tensors
+from hwnas.networks.network import FoundNetwork, Network, Shape, TimmNetwork, check_tensors, read_network
 from hwnas.space.architecture import Architecture
 from hwnas.system.documents import content_of, load_json, read_json, yaml_text
 from hwnas.system.paths import write_atomic
-from hwnas.system.run_folder import ModelFolder
+from hwnas.system.run_folder import ModelFolder, RunFolder
 from hwnas.system.tables import table_csv
 from hwnas.system.work_folder import WorkFolder
 from hwnas.target import usable_cores
@@ -46,7 +48,8 @@ _BF16 = {"avx512_bf16", "amx_bf16", "bf16"}
 class TrainOptions:
     """Options of `conf/train.yaml` beside the recipe's, which stand at its top level too."""
 
-    architecture: Path | None = option(is_file=True)
+    architecture: str | None = option()
+    run: str | None = option()
     model: str | None = option()
     dataset: dict[str, Any] = option()
     stem_stride: int = option(low=0, high=1)
@@ -127,8 +130,8 @@ def make_job(config: Config, console: Console, within: Path | None = None) -> Tr
     recipe, options = recipe_of(config), read_command(TrainOptions, config)
     device = _device(options.device)
     _check_precision(recipe.precision, device)
-    source = _source(options)
     info = inspect_dataset(options.dataset)
+    source = _source(options, info)
     network = _network(source, options.dataset.get("image_size"), info)
     teacher = TeacherOptions.from_config(options.teacher, info.channels)
     out = Path(options.out) if options.out else _default_out(network, info.name)
@@ -195,24 +198,61 @@ def _identity(recipe: Recipe) -> dict[str, Any]:
             if key not in ("name", "threads") and (key, value) not in _LATER.items()}
 
 
-def _source(options: TrainOptions) -> Architecture | Baseline:
+def _source(options: TrainOptions, info: DatasetInfo) -> Architecture | Baseline:
     from hwnas.networks.baselines import check_timm
 
-    name, path = options.model, options.architecture
-    if name is not None and path is None:
+    name, given = options.model, options.architecture
+    if name is not None and given is None:
         if not name.startswith(TIMM):
-            raise ConfigError(f"model must be timm:NAME, got {name!r}; a network of a search is "
-                              "architecture=models/ID/architecture.yaml.")
+            raise ConfigError(f"model must be timm:NAME, got {name!r}; a network of a search is run=FOLDER "
+                              "architecture=ID.")
         check_timm(name.removeprefix(TIMM))
         return Baseline(name.removeprefix(TIMM), options.stem_stride)
-    if path is None or name is not None:
-        raise ConfigError("which network? Give architecture=PATH of an architecture.yaml, or model=timm:NAME.")
+    if given is None or name is not None:
+        raise ConfigError(f"which network? Give architecture=PATH of {_FORMS}, or model=timm:NAME.")
     if options.stem_stride:
         raise ConfigError("stem_stride goes with model=timm:NAME; an architecture says its own. Leave it out.")
+    if options.run is not None:
+        return _of_run(RunFolder.open(os.path.expanduser(options.run), write=False), given, info)
+    path = Path(os.path.expanduser(given))
+    if not path.exists() and given.startswith("stem"):
+        return Architecture.parse(given, info.channels, info.classes)
+    if path.is_dir():
+        return _in_folder(ModelFolder(path), info)
+    if not path.is_file():
+        raise ConfigError(f"architecture: there is no file {given[:200]}. Give the path of {_FORMS}.")
     try:
         return Architecture.from_yaml(yaml_text(path), str(path))
     except (OSError, ValueError) as error:
         raise ConfigError(f"architecture: {path} cannot be read ({error}).") from None
+
+
+_FORMS = ("an architecture.yaml or of a folder models/ID, the text of a network as in trials.csv, or an id of trials.csv "
+          "with run=FOLDER")
+
+
+def _in_folder(folder: ModelFolder, info: DatasetInfo) -> Architecture | Baseline:
+    """The network of a folder of models/, or of an earlier training."""
+    network = read_network(folder, Shape(info.channels, info.native_size, info.classes))
+    if not isinstance(network, FoundNetwork | TimmNetwork):
+        raise ConfigError(f"architecture: {folder.path} has neither architecture.yaml nor baseline.yaml. Give {_FORMS}.")
+    return network.architecture if isinstance(network, FoundNetwork) else network.baseline
+
+
+def _of_run(run: RunFolder, id: str, info: DatasetInfo) -> Architecture | Baseline:
+    """The network that a search calls `id`: a trial, or a control or baseline in models/."""
+    texts = {row["id"]: row["architecture"] for row in run.read_trials() if row.get("id") and row.get("architecture")}
+    if id in texts:
+        return Architecture.parse(texts[id], info.channels, info.classes)
+    models = {path.name: path for path in sorted((run.path / "models").glob("*")) if path.is_dir()}
+    if id in models:
+        return _in_folder(ModelFolder(models[id]), info)
+    if not texts:
+        raise StudyError(f"{run.path} has no networks in trials.csv yet. Finish its search first.")
+    near = difflib.get_close_matches(id, [*texts, *models], n=3, cutoff=0.4)
+    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    raise ConfigError(f"architecture: {run.path} has no network {id[:100]!r}.{hint} {run.trials_csv} lists the "
+                      f"{len(texts)} that it tried.")
 
 
 def _network(source: Architecture | Baseline, asked: int | None, info: DatasetInfo) -> Network:

@@ -22,6 +22,7 @@ TARGET = ["-q", "+target=ort_fp32", "space=tiny.yaml", *IMAGES]
 MODEL = "run/models/*"
 COMMANDS = {
     "search": SEARCH, "more": [*SEARCH, "n_trials=9"],
+    "tried": [*TRAIN[:2], "run=run", "architecture=ID", *TRAIN[3:], "out=other"],
     "worker": ["worker", "-q", "run=run"], "verify": ["verify", "-q", "run=run"],
     "report": ["report", "-q", "run=run"], "train": [*TRAIN, "out=begun"], "trained": [*TRAIN, "out=net"],
     "taught": [*TRAIN, "out=other", "teacher.model=net/model.onnx", "weights=net/weights.safetensors"],
@@ -43,6 +44,7 @@ FILES = {
                "?run/.hwnas.json"],
     "train": ["architecture.yaml", "images.npz", "?begun/checkpoint.safetensors", "?begun/.hwnas.json"],
     "trained": ["?net/summary.json"],
+    "tried": ["run/config.yaml", "?run/trials.csv", "?run/.hwnas.json"],
     "taught": ["!net/model.onnx", "net/weights.safetensors"],
     "compress": ["!net/model.onnx", "net/architecture.yaml", "?int8/steps/identity.json", "?int8/steps/mse.json",
                  "?int8/steps/timing.json", "?int8/.hwnas.json"],
@@ -124,10 +126,11 @@ def test_a_file_that_cannot_be_used_is_one_line_and_changes_nothing(
     if not damage(path, fault):
         pytest.skip("a file of no version")
     before = contents(workshop)
+    network = next((workshop / "run" / "models").iterdir()).name
     trials = set() if path.name == "study.db" else acknowledged(workshop / "run")
     try:
         with ordinary_user():
-            code = main(COMMANDS[command])
+            code = main([text.replace("=ID", f"={network}") for text in COMMANDS[command]])
     except Work:
         code = 0
     lines = capsys.readouterr().err.splitlines()

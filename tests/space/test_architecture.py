@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import pairwise
 
@@ -45,11 +46,11 @@ def test_every_block_string_parses_back(block: BlockDef) -> None:
 
 @given(st.lists(st.lists(block_defs.map(lambda b: replace(b, stride=1)), min_size=1, max_size=3), min_size=1,
                 max_size=4), st.sampled_from(["relu", "relu6", "swish", "hard_swish"]))
-def test_every_architecture_reads_back_from_yaml(stages: list[list[BlockDef]], activation: str) -> None:
+def test_every_architecture_reads_back_from_yaml_and_from_its_text(stages: list[list[BlockDef]], activation: str) -> None:
     wide = [[replace(block, channels=block.channels + 16) for block in stage] for stage in stages]
     written = Architecture(tuple(tuple(map(str, stage)) for stage in wide), 32, 2, 0, activation, 64, 1, 5)
     read = Architecture.from_yaml(written.to_yaml())
-    assert read == written
+    assert read == written == Architecture.parse(str(written), 1, 5)
     assert read.blocks() == written.blocks()
 
 
@@ -114,3 +115,16 @@ def test_bad_files_name_place_rule_and_value(old: str, new: str, words: str) -> 
     message = str(caught.value)
     assert message.startswith(("models/x/architecture.yaml: ", "block 'ds'"))
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("0a1b2c3d", "1 words"), ("stem16 ds_r1_k3_s1_c16 head0 relu@32", "word 1, 'stem16', must be stem<width>"),
+    ("stem16s1 ds_r1_k3_s1_c16 ds_r1_k3_s1_c16 relu@32", "word 3, 'ds_r1_k3_s1_c16', must be head<width>"),
+    ("stem16s1 ds_r1_k3_s1_c16 head0 relu", "word 4, 'relu', must be <activation>@"),
+    ("stem16s1 ds_r1_k3_s1_c16+xy head0 relu@32", "block 'xy'"),
+    ("stem16s1 ds_r1_k3_s1_c16 head0 tanh@32", "activation must be one of"),
+    ("stem16s3 ds_r1_k3_s1_c16 head0 relu@32", "stride must be a whole number from 1 to 2, got 3"),
+])
+def test_text_that_is_no_network_says_where(text: str, words: str) -> None:
+    with pytest.raises(SpaceError, match=re.escape(words)):
+        Architecture.parse(text, 1, 10)

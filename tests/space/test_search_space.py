@@ -94,7 +94,7 @@ def test_random_spaces_agree_with_brute_force(tmp_path_factory: pytest.TempPathF
         np.testing.assert_array_equal(space.canonical_codes(mutated[None])[0], mutated)
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", [*SHIPPED, "convnext_small"])
 def test_shipped_spaces_decode_encode_and_segment(name: str) -> None:
     space = SearchSpace.load(name, channels=1, classes=10)
     codes = space.sample(np.random.default_rng(0), 200)
@@ -107,6 +107,7 @@ def test_shipped_spaces_decode_encode_and_segment(name: str) -> None:
         assert tuple(b for i in ids for b in space.segment_blocks(i)) == network.blocks()
         np.testing.assert_array_equal(space.to_codes(space.encode(network)), row)
         assert Architecture.from_yaml(network.to_yaml()) == network
+        assert Architecture.parse(str(network), 1, 10) == network
     assert len(space.segments(codes[:0])) == 0
 
 

@@ -31,9 +31,11 @@ from hwnas.errors import ConfigError, DataError, ModelError, StudyError, TargetE
 from hwnas.networks.baselines import Baseline
 from hwnas.networks.build import build
 from hwnas.networks.export import export_onnx, stored_fingerprint
-from hwnas.networks.network import load_weights
+from hwnas.networks.network import FoundNetwork, Shape, TimmNetwork, load_weights
 from hwnas.space.architecture import Architecture
 from hwnas.system.documents import check_identity
+from hwnas.system.paths import write_atomic
+from hwnas.system.run_folder import RunFolder
 from hwnas.train import main
 from hwnas.training import job as training_job
 from hwnas.training.batches import Batches
@@ -363,6 +365,41 @@ def test_data_of_other_classes_or_channels_are_refused(overrides: list[str], tmp
         path.write_text(replace(NETWORK, **{key: value}).to_yaml())
         with pytest.raises(DataError, match=f"made for {value} {key}, the data set digits has"):
             job_of(overrides, f"architecture={path}")
+
+
+@pytest.fixture
+def tried(tmp_path: Path) -> RunFolder:
+    """A run with one network in trials.csv, another and a baseline in models/."""
+    run = RunFolder.create(tmp_path / "run")
+    run.write_config({"seed": 0})
+    run.write_trials([{"number": 0, "id": NETWORK.id, "architecture": str(NETWORK)}])
+    for network in (FoundNetwork(replace(NETWORK, head=32)), TimmNetwork(Baseline(TEACHER, 1), Shape(1, 8, 10))):
+        write_atomic(run.model(network.id).path / network.file, network.describe())
+    return run
+
+
+def test_a_network_of_a_run_is_named_by_its_id_its_text_or_its_folder(overrides: list[str], tried: RunFolder) -> None:
+    other = replace(NETWORK, head=32)
+    for given, wanted in ((NETWORK.id, NETWORK), (other.id, other), (f"{TEACHER}-stem1", Baseline(TEACHER, 1))):
+        assert str(job_of(overrides, f"architecture={given}", f"run={tried.path}").network) == str(wanted)
+    assert job_of(overrides, f"architecture={NETWORK}").network == FoundNetwork(NETWORK)
+    assert job_of(overrides, f"architecture={tried.model(other.id).path}").network == FoundNetwork(other)
+
+
+def test_a_network_that_is_not_there_is_one_line_with_the_nearest(overrides: list[str], tried: RunFolder, capsys,
+                                                                  tmp_path: Path) -> None:
+    wrong = NETWORK.id[:-1] + "x"
+    for more, said in (([f"architecture={wrong}", f"run={tried.path}"], [f"Did you mean {NETWORK.id}?", "lists the 1"]),
+                       ([f"architecture={wrong}"], [f"there is no file {wrong}", "run=FOLDER"]),
+                       ([f"architecture={str(NETWORK)[:-4]}"], ["word 5", "must be <activation>"]),
+                       ([f"architecture={tmp_path}"], ["neither architecture.yaml nor baseline.yaml"]),
+                       ([f"architecture={wrong}", f"run={tmp_path}"], ["is not a run folder"])):
+        assert command(overrides, *more) == 2
+        error, = capsys.readouterr().err.splitlines()
+        assert all(text in error for text in said), error
+    tried.trials_csv.unlink()
+    with pytest.raises(StudyError, match=r"no networks in trials\.csv yet"):
+        job_of(overrides, f"architecture={wrong}", f"run={tried.path}")
 
 
 def test_what_this_machine_lacks_is_said(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
