@@ -227,15 +227,16 @@ def _source(options: TrainOptions, info: DatasetInfo) -> Architecture | Baseline
         raise ConfigError(f"architecture: {path} cannot be read ({error}).") from None
 
 
-_FORMS = ("an architecture.yaml or of a folder models/ID, the text of a network as in trials.csv, or an id of trials.csv "
-          "with run=FOLDER")
+_FORMS = ("an architecture.yaml or of a folder models/ID, the text of a network as in trials.csv, or an id of "
+          "trials.csv with run=FOLDER")
 
 
 def _in_folder(folder: ModelFolder, info: DatasetInfo) -> Architecture | Baseline:
     """The network of a folder of models/, or of an earlier training."""
     network = read_network(folder, Shape(info.channels, info.native_size, info.classes))
     if not isinstance(network, FoundNetwork | TimmNetwork):
-        raise ConfigError(f"architecture: {folder.path} has neither architecture.yaml nor baseline.yaml. Give {_FORMS}.")
+        raise ConfigError(f"architecture: {folder.path} has neither architecture.yaml nor baseline.yaml. Give the path "
+                          f"of {_FORMS}.")
     return network.architecture if isinstance(network, FoundNetwork) else network.baseline
 
 

@@ -44,7 +44,7 @@ FILES = {
                "?run/.hwnas.json"],
     "train": ["architecture.yaml", "images.npz", "?begun/checkpoint.safetensors", "?begun/.hwnas.json"],
     "trained": ["?net/summary.json"],
-    "tried": ["run/config.yaml", "?run/trials.csv", "?run/.hwnas.json"],
+    "tried": ["!run/config.yaml", "?run/trials.csv", "?run/.hwnas.json"],
     "taught": ["!net/model.onnx", "net/weights.safetensors"],
     "compress": ["!net/model.onnx", "net/architecture.yaml", "?int8/steps/identity.json", "?int8/steps/mse.json",
                  "?int8/steps/timing.json", "?int8/.hwnas.json"],

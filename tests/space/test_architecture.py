@@ -46,7 +46,7 @@ def test_every_block_string_parses_back(block: BlockDef) -> None:
 
 @given(st.lists(st.lists(block_defs.map(lambda b: replace(b, stride=1)), min_size=1, max_size=3), min_size=1,
                 max_size=4), st.sampled_from(["relu", "relu6", "swish", "hard_swish"]))
-def test_every_architecture_reads_back_from_yaml_and_from_its_text(stages: list[list[BlockDef]], activation: str) -> None:
+def test_every_architecture_reads_back_from_yaml_and_text(stages: list[list[BlockDef]], activation: str) -> None:
     wide = [[replace(block, channels=block.channels + 16) for block in stage] for stage in stages]
     written = Architecture(tuple(tuple(map(str, stage)) for stage in wide), 32, 2, 0, activation, 64, 1, 5)
     read = Architecture.from_yaml(written.to_yaml())
