@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 
 from hwnas.data import contents
+from hwnas.data.dataset import DatasetOptions
 from hwnas.data.folder import image_folder
 from hwnas.data.loading import load_dataset
-from hwnas.data.splits import DatasetOptions
 
 FILES, DECODED, CLASSES = 50_000, 3_000, 10
 

@@ -219,7 +219,7 @@ class Model:
 
     def _check(self, *paths: Path) -> None:
         """StudyError unless these files of `models/<id>/` are those that were made."""
-        from hwnas.system.manifest import Manifest
+        from hwnas.system.run_folder import Manifest
 
         folder = self.folder.model(self.id)
         manifest = Manifest.find(folder.path)

@@ -15,7 +15,7 @@ from typing import Any
 
 from hwnas.cli.options import Config, option, read_options
 from hwnas.errors import TargetError
-from hwnas.system.locks import hold, holder
+from hwnas.system.paths import hold, holder
 
 PRECISIONS = ("fp32", "bf16", "fp16", "int8")
 

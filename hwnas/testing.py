@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
     from hwnas.accuracy.estimator import AccuracyEstimator
-    from hwnas.data.dataset import Listing
-    from hwnas.data.splits import DatasetOptions
+    from hwnas.data.dataset import DatasetOptions, Listing
     from hwnas.runtimes.runtime import Runtime
     from hwnas.space.architecture import Architecture
     from hwnas.space.blocks.block import BlockSpec

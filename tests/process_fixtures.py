@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hwnas.system.locks import hold
+from hwnas.system.paths import hold
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 CODES = {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}

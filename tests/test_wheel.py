@@ -79,7 +79,7 @@ CONTRACTS = """
 from pathlib import Path
 from hwnas.system.paths import home
 from third_party import BYTES_READ, Cheapest, MyRuntime, linear, stripes
-from hwnas.data.splits import DatasetOptions
+from hwnas.data import DatasetOptions
 from hwnas.networks.build import build
 from hwnas.networks.export import export_onnx
 from hwnas.space import SearchSpace

@@ -184,7 +184,7 @@ def _step_of(file: DeployedFile, options: Options) -> str:
 
 def _quantise(options: Options, training: Training, path: Path, target: Target, data: Dataset) -> None:
     """Ranges come from images that the network was trained on."""
-    from hwnas.data.splits import subset
+    from hwnas.data.dataset import subset
     from hwnas.networks.quantize import calibration_images, quantize_static, tuning_of
 
     rows = subset(data.train.labels, options.train_images, RECIPE["split_seed"])

@@ -19,8 +19,7 @@ from experiments.contest.networks import Network, Training, overrides, ready, va
 from experiments.contest.options import Options
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, StudyError
-from hwnas.system.locks import hold
-from hwnas.system.paths import write_atomic
+from hwnas.system.paths import hold, write_atomic
 from hwnas.system.processes import die_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]

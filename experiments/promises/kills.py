@@ -254,8 +254,7 @@ def _import_libraries() -> None:
     import hwnas.training.results
     import hwnas.verify  # noqa: F401
     from hwnas.cli.command import compose
-    from hwnas.system.onnx_runtime import import_onnxruntime
-    from hwnas.system.torchvision_ops import declare_missing
+    from hwnas.system.libraries import declare_missing, import_onnxruntime
 
     declare_missing()
     import_onnxruntime()

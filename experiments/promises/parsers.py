@@ -344,7 +344,7 @@ def _read_config(folder: Path) -> None:
 
 
 def _read_manifest(folder: Path) -> None:
-    from hwnas.system.manifest import Manifest
+    from hwnas.system.run_folder import Manifest
 
     (folder / "model.onnx").write_bytes(b"abc")
     manifest = Manifest.find(folder)
@@ -409,9 +409,9 @@ def _read_image(folder: Path) -> None:
     """One image, by its header and decoded, as data sets do it."""
     import numpy as np
 
+    from hwnas.data.dataset import DatasetOptions
     from hwnas.data.decoding import Decoder, look
     from hwnas.data.folder import Entry
-    from hwnas.data.splits import DatasetOptions
 
     options = DatasetOptions.from_config({"name": "imagefolder"})
     entry = Entry(str(folder / "image.png"), 1, 0, "")

@@ -19,12 +19,11 @@ from hwnas.accuracy.scores import Scorer
 from hwnas.accuracy.zero_cost import Anchor, anchors, chosen
 from hwnas.cli.options import Config, option
 from hwnas.data.contents import digest
-from hwnas.data.dataset import Dataset, Subsets
-from hwnas.data.task import top1
+from hwnas.data.dataset import Dataset, Subsets, top1
 from hwnas.errors import CandidateError, ConfigError, DataError
 from hwnas.space.architecture import Architecture
 from hwnas.stats import Z90, binomial_std, kendall_tau, log_odds
-from hwnas.system.memory import release_memory
+from hwnas.system.libraries import release_memory
 from hwnas.system.paths import home
 from hwnas.training.loop import predict, seeded, train
 from hwnas.training.recipe import Recipe, all_with_recipe, content, read_with_recipe

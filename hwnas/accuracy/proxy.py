@@ -15,12 +15,10 @@ from torch import nn
 
 from hwnas.accuracy.estimator import Estimate
 from hwnas.cli.options import Config, option
-from hwnas.data.dataset import Dataset, Progress, Split, Subsets
-from hwnas.data.splits import subset
-from hwnas.data.task import top1
+from hwnas.data.dataset import Dataset, Progress, Split, Subsets, subset, top1
 from hwnas.space.architecture import Architecture
 from hwnas.stats import Z90, binomial_std
-from hwnas.system.memory import release_memory
+from hwnas.system.libraries import release_memory
 from hwnas.training.loop import predict, seeded, train
 from hwnas.training.recipe import PROXY, Recipe, all_with_recipe, content, read_with_recipe
 

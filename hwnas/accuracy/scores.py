@@ -13,13 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from hwnas.data.contents import digest
-from hwnas.data.dataset import Dataset, resize
-from hwnas.data.splits import subset
-from hwnas.data.task import cross_entropy
+from hwnas.data.dataset import Dataset, cross_entropy, resize, subset
 from hwnas.errors import ConfigError, TrainingError
 from hwnas.networks.build import activation_layers
 from hwnas.space.architecture import Architecture
-from hwnas.system.memory import release_memory
+from hwnas.system.libraries import release_memory
 from hwnas.training.loop import no_memory, seeded
 
 if TYPE_CHECKING:

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from hwnas.accuracy.estimator import Estimate
 from hwnas.cli.options import Config, plain
-from hwnas.data.dataset import Dataset, Split, resize
-from hwnas.data.splits import subset
-from hwnas.data.task import top1
+from hwnas.data.dataset import Dataset, Split, resize, subset, top1
 from hwnas.errors import ConfigError, StudyError
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
 from hwnas.stats import Z90, binomial_std
-from hwnas.system.memory import release_memory
+from hwnas.system.libraries import release_memory
 from hwnas.system.paths import home
 from hwnas.system.work_folder import WorkFolder
 from hwnas.training.loop import predict, seeded

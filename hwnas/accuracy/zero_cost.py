@@ -23,8 +23,7 @@ from hwnas.errors import CandidateError, ConfigError, DataError
 from hwnas.space.architecture import Architecture
 from hwnas.stats import Z90, kendall_tau, log_odds
 from hwnas.system.documents import Document
-from hwnas.system.locks import hold
-from hwnas.system.paths import home, write_atomic
+from hwnas.system.paths import hold, home, write_atomic
 
 if TYPE_CHECKING:
     from hwnas.cli.progress import Console

@@ -45,7 +45,7 @@ COMMANDS = {  # name: its module, and what it does
 GROUPS = {"target": "target", "dataset": "data set", "objective": "objective"}  # folders of conf/ to choose from
 _DATASETS = "hwnas.datasets"  # entry points: data sets of other packages
 # Sections whose keys and defaults are a dataclass's; conf/ holds only what differs from them.
-_SECTIONS = {"target": "hwnas.target:Target", "dataset": "hwnas.data.splits:DatasetOptions",
+_SECTIONS = {"target": "hwnas.target:Target", "dataset": "hwnas.data.dataset:DatasetOptions",
              "calibration": "hwnas.latency.calibrate:CalibrationOptions"}
 _QUOTES = "'\""
 _RESOLVER = re.compile(r"(?<!\\)(?:\\\\)*\$\{.*:", re.DOTALL)  # ${name:…}, also with something to resolve in the name

@@ -18,8 +18,8 @@ from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.stats import wilson
 from hwnas.system.documents import Document, content_of
-from hwnas.system.manifest import Manifest
 from hwnas.system.paths import write_atomic
+from hwnas.system.run_folder import Manifest
 from hwnas.system.tables import finite, table_csv
 from hwnas.target import Host
 

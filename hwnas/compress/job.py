@@ -13,14 +13,13 @@ import numpy as np
 
 from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console
-from hwnas.data.dataset import Dataset, DatasetInfo
+from hwnas.data.dataset import Dataset, DatasetInfo, Split
 from hwnas.errors import CandidateError, ConfigError, DataError, ModelError, StudyError
 from hwnas.networks.export import stored_fingerprint
 from hwnas.runtimes.foreign import check_path
 from hwnas.system.documents import check_identity, content_of, load_json, read_json
-from hwnas.system.manifest import Manifest
 from hwnas.system.paths import write_atomic
-from hwnas.system.run_folder import ModelFolder
+from hwnas.system.run_folder import Manifest, ModelFolder
 from hwnas.system.work_folder import WorkFolder
 from hwnas.target import Target
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import ModelProto
 
-    from hwnas.data.dataset import Split
     from hwnas.networks.quantize import TunedFor
 
 
@@ -282,8 +280,8 @@ def _dataset(options: CompressOptions, info: DatasetInfo, source: Source, consol
 
     DataError when they are of another data set: a network that is never right cannot lose accuracy by rounding.
     """
+    from hwnas.data.dataset import subset
     from hwnas.data.loading import read_images
-    from hwnas.data.splits import subset
 
     name, data, split_seed = source.metadata.get("dataset"), options.dataset, options.split_seed
     if "hwnas_version" in source.metadata and name not in (None, data["name"]):
@@ -304,7 +302,7 @@ def _dataset(options: CompressOptions, info: DatasetInfo, source: Source, consol
 
 def _parts(dataset: Dataset, options: CompressOptions) -> tuple[Split, NDArray[np.float32]]:
     """The validation images for decisions, and training images of every class for calibration."""
-    from hwnas.data.splits import subset
+    from hwnas.data.dataset import subset
 
     train, validation, classes = dataset.train, dataset.validation, len(dataset.class_names)
     if options.validation_images:

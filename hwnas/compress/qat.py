@@ -16,7 +16,7 @@ from hwnas.cli.progress import Console
 from hwnas.compress.job import CompressJob
 from hwnas.compress.post_training import Quantisation
 from hwnas.compress.step import Step, Steps
-from hwnas.data.task import top1
+from hwnas.data.dataset import top1
 from hwnas.errors import QuantizeError
 from hwnas.networks.qdq import Graph, Range, quantised_nodes, quantised_tensors, scale_of
 from hwnas.networks.quantize import TunedFor, load_fp32

@@ -23,8 +23,8 @@ from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.timing import Reference, TimedFile, time_files
 from hwnas.runtimes.runtime import load_runtime, predict
 from hwnas.system.documents import Document
-from hwnas.system.manifest import Content
 from hwnas.system.paths import write_atomic
+from hwnas.system.run_folder import Content
 from hwnas.system.tables import finite
 
 if TYPE_CHECKING:

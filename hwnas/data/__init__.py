@@ -9,12 +9,13 @@ from hwnas.face import face
 if TYPE_CHECKING:
     from hwnas.data.dataset import Dataset as Dataset
     from hwnas.data.dataset import DatasetInfo as DatasetInfo
+    from hwnas.data.dataset import DatasetOptions as DatasetOptions
     from hwnas.data.dataset import Images as Images
     from hwnas.data.dataset import Listing as Listing
     from hwnas.data.dataset import Read as Read
+    from hwnas.data.dataset import Task as Task
     from hwnas.data.loading import load_dataset as load_dataset
-    from hwnas.data.task import Task as Task
 
 __getattr__, __dir__ = face(__name__, {
-    "Dataset": "dataset", "DatasetInfo": "dataset", "Images": "dataset", "Listing": "dataset", "Read": "dataset",
-    "Task": "task", "load_dataset": "loading"})
+    "Dataset": "dataset", "DatasetInfo": "dataset", "DatasetOptions": "dataset", "Images": "dataset",
+    "Listing": "dataset", "Read": "dataset", "Task": "dataset", "load_dataset": "loading"})

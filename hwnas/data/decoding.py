@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.data.contents import digest
-from hwnas.data.dataset import Images, Progress
-from hwnas.data.splits import DatasetOptions, Selection
+from hwnas.data.dataset import DatasetOptions, Images, Progress, Selection
 from hwnas.errors import DataError
 from hwnas.system.paths import home, write_atomic
 from hwnas.target import usable_cores

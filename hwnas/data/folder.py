@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hwnas.data.contents import Contents, digest_files, state_of
-from hwnas.data.dataset import DatasetInfo, Listing
+from hwnas.data.dataset import DatasetInfo, DatasetOptions, Listing
 from hwnas.data.decoding import Decoder, look
-from hwnas.data.splits import DatasetOptions
 from hwnas.errors import DataError
 from hwnas.system.paths import is_utf8
 

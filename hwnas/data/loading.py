@@ -12,8 +12,20 @@ from numpy.typing import NDArray
 from hwnas.cli.options import Config
 from hwnas.cli.progress import Console
 from hwnas.data.contents import digest
-from hwnas.data.dataset import Dataset, DatasetInfo, Images, Listing, Preparation, Progress, Split, resize
-from hwnas.data.splits import LEAST, DatasetOptions, check_counts, split
+from hwnas.data.dataset import (
+    LEAST,
+    Dataset,
+    DatasetInfo,
+    DatasetOptions,
+    Images,
+    Listing,
+    Preparation,
+    Progress,
+    Split,
+    check_counts,
+    resize,
+    split,
+)
 from hwnas.errors import DataError, UnknownName
 
 GROUP = "hwnas.datasets"  # entry points of other packages
@@ -94,8 +106,7 @@ def _hash(rows: NDArray[np.int64]) -> str:
 
 
 def _listing(options: DatasetOptions) -> Listing:
-    from hwnas.data.array_files import array_files
-    from hwnas.data.arrays import cifar10, digits, fashion_mnist
+    from hwnas.data.arrays import array_files, cifar10, digits, fashion_mnist
     from hwnas.data.folder import image_folder
     from hwnas.data.timm_readers import PREFIX, timm_reader
 

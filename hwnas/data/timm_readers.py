@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hwnas.data.contents import Contents, digest
-from hwnas.data.dataset import DatasetInfo, Listing
+from hwnas.data.dataset import DatasetInfo, DatasetOptions, Listing
 from hwnas.data.decoding import Decoder, look
-from hwnas.data.splits import DatasetOptions
 from hwnas.errors import ConfigError, DataError
+from hwnas.system.libraries import declare_missing
 from hwnas.system.paths import home
-from hwnas.system.torchvision_ops import declare_missing
 
 if TYPE_CHECKING:
     from PIL import Image

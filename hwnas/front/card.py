@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hwnas.data.dataset import Preparation
-from hwnas.data.task import Task
+from hwnas.data.dataset import Preparation, Task
 from hwnas.front.rows import FrontRow
 from hwnas.target import Target
 

@@ -21,11 +21,9 @@ from hwnas.networks.export import RECIPE_KEY, Parity, check_parity, export_onnx,
 from hwnas.networks.network import Network, load_weights
 from hwnas.networks.quantize import calibration_images, quantize_static, tuning_of
 from hwnas.runtimes.child import probe_model
-from hwnas.system.manifest import NAME as MANIFEST
-from hwnas.system.manifest import Manifest
 from hwnas.system.paths import write_atomic
 from hwnas.system.processes import Pool
-from hwnas.system.run_folder import ModelFolder, RunFolder
+from hwnas.system.run_folder import MANIFEST, Manifest, ModelFolder, RunFolder
 from hwnas.target import Target
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, MissingLatency, UnknownName
 from hwnas.latency.calibrate import CalibrationOptions
 from hwnas.latency.table import LatencyTable, TableKey, find_table, known_hosts, table_path
-from hwnas.system.locks import hold
-from hwnas.system.paths import home
+from hwnas.system.paths import hold, home
 from hwnas.target import Host, Target
 
 if TYPE_CHECKING:

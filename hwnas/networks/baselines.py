@@ -37,7 +37,7 @@ class Baseline:
 
     def build(self, channels: int, classes: int, image_size: int) -> nn.Module:
         """The network with timm's random weights (seed torch first), in train mode; nothing is downloaded."""
-        from hwnas.system.torchvision_ops import declare_missing
+        from hwnas.system.libraries import declare_missing
 
         declare_missing()
         import timm
@@ -74,7 +74,7 @@ def check_timm(name: object, where: str = "model") -> None:
 
     `where` is the option that holds the name.
     """
-    from hwnas.system.torchvision_ops import declare_missing
+    from hwnas.system.libraries import declare_missing
 
     declare_missing()
     import timm

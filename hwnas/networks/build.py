@@ -13,7 +13,7 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-from hwnas.system.torchvision_ops import declare_missing
+from hwnas.system.libraries import declare_missing
 
 declare_missing()  # before the first import of timm
 

@@ -16,7 +16,7 @@ import numpy as np
 from hwnas.errors import ExportError
 from hwnas.networks.network import check_tensors
 from hwnas.networks.quantize import calibration_images
-from hwnas.system.onnx_runtime import import_onnxruntime
+from hwnas.system.libraries import import_onnxruntime
 from hwnas.system.paths import write_atomic
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import numpy as np
 
 from hwnas.errors import QuantizeError
 from hwnas.networks.qdq import Graph, Range, insert_pairs, quantised_nodes, quantised_tensors, range_source
-from hwnas.system.onnx_runtime import import_onnxruntime
+from hwnas.system.libraries import import_onnxruntime
 from hwnas.system.paths import write_atomic
 from hwnas.target import Target
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from hwnas.errors import FileError, UserError
 from hwnas.runtimes.runtime import Execution, NodeTime, judge, one_line, quantised_in_file, require, threads_of
-from hwnas.system.onnx_runtime import import_onnxruntime
+from hwnas.system.libraries import import_onnxruntime
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -31,7 +31,7 @@ from hwnas.study.storage import (
     storage_errors,
 )
 from hwnas.system.documents import Document
-from hwnas.system.locks import hold
+from hwnas.system.paths import hold
 from hwnas.system.processes import is_dead
 
 __all__ = ["front_rows", "load_study", "open_study", "study_lock", "trial_rows", "wait_for_others"]

@@ -13,8 +13,7 @@ from typing import Self
 
 from hwnas.errors import StudyError, UserError
 from hwnas.system.documents import Document
-from hwnas.system.locks import hold
-from hwnas.system.paths import unwritten, write_atomic
+from hwnas.system.paths import hold, unwritten, write_atomic
 
 NAME = ".hwnas.json"
 MARKER = Document("hwnas-folder", 1, "the mark of a folder", "Choose another out=FOLDER.")

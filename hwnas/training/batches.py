@@ -15,7 +15,7 @@ from torch.nn.functional import affine_grid, grid_sample
 
 from hwnas.data.dataset import Dataset, Images, Split
 from hwnas.errors import ConfigError
-from hwnas.system.torchvision_ops import declare_missing
+from hwnas.system.libraries import declare_missing
 from hwnas.training.ranks import ALONE, Ranks
 from hwnas.training.recipe import Moves, Recipe
 

@@ -11,14 +11,14 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hwnas.cli.options import Config, names_of, option, read_command
 from hwnas.cli.progress import Console
-from hwnas.data.task import top1
+from hwnas.data.dataset import Dataset, DatasetInfo, Split, top1
 from hwnas.errors import ConfigError, DataError, StudyError, TargetError
 from hwnas.networks.baselines import TIMM, Baseline
 from hwnas.networks.network import FoundNetwork, Network, Shape, TimmNetwork, check_tensors, read_network
@@ -34,9 +34,6 @@ from hwnas.training.loop import Training, lay_out, predict, seeded
 from hwnas.training.ranks import ALONE, Ranks
 from hwnas.training.recipe import Recipe
 from hwnas.training.teacher import Teacher, TeacherOptions, distilled, teacher_of
-
-if TYPE_CHECKING:
-    from hwnas.data.dataset import Dataset, DatasetInfo, Split
 
 _LARGEST_PX = 224  # largest size that timm networks are trained at, unless dataset.image_size says otherwise
 _INITIAL = 1 << 32  # no epoch: the key of the random numbers that weights are made of
@@ -171,8 +168,8 @@ def _identity_in(folder: Path) -> Mapping[str, Any]:
 
 def _images(options: TrainOptions, size: int, console: Console) -> tuple[Dataset, Split, Split]:
     """The data set, and the parts of it that train and validate."""
+    from hwnas.data.dataset import subset
     from hwnas.data.loading import read_images
-    from hwnas.data.splits import subset
 
     seed = options.split_seed
     dataset = read_images(options.dataset, size, seed, console)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from hwnas.data.dataset import Dataset, Images, Progress, Split
 from hwnas.errors import StudyError, TrainingError
 from hwnas.system.documents import WRONG, check_identity
-from hwnas.system.memory import kept_memory
+from hwnas.system.libraries import kept_memory
 from hwnas.target import usable_cores
 from hwnas.training.batches import Batches, Stream
 from hwnas.training.checkpoint import Checkpoint

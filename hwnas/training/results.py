@@ -18,9 +18,8 @@ from hwnas.networks.network import load_weights
 from hwnas.runtimes.runtime import FP32, load_runtime, predict
 from hwnas.stats import wilson
 from hwnas.system.documents import Document, check_identity
-from hwnas.system.manifest import Manifest
 from hwnas.system.paths import write_atomic
-from hwnas.system.run_folder import RunFolder
+from hwnas.system.run_folder import Manifest, RunFolder
 from hwnas.system.tables import finite, table_csv
 from hwnas.target import Host
 from hwnas.training.checkpoint import plain

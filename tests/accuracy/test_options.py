@@ -18,8 +18,7 @@ from hwnas.accuracy.proxy import ProxyOptions
 from hwnas.accuracy.zero_cost import ZeroCostOptions
 from hwnas.certify.plan import in_full, training_config
 from hwnas.cli.options import read_options
-from hwnas.data.dataset import Dataset, Split
-from hwnas.data.splits import DatasetOptions
+from hwnas.data.dataset import Dataset, DatasetOptions, Split
 from hwnas.space.search_space import SearchSpace
 from hwnas.target import Target
 from hwnas.training.job import recipe_of

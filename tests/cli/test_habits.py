@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from hwnas.__main__ import completions, main
 from hwnas.cli.command import COMMANDS, as_data, as_typed, compose, names_in, quote, split_runs, sweep
 from hwnas.cli.options import names_of
-from hwnas.data.splits import DatasetOptions
+from hwnas.data.dataset import DatasetOptions
 from hwnas.errors import ConfigError, UnknownName
 from hwnas.latency.calibrate import CalibrationOptions
 from hwnas.study.objective import CAP_QUANTILE

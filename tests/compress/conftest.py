@@ -19,7 +19,7 @@ from hwnas.latency import timing
 from hwnas.networks.build import build
 from hwnas.networks.export import export_onnx
 from hwnas.networks.network import load_weights
-from hwnas.system.manifest import Manifest
+from hwnas.system.run_folder import Manifest
 
 
 @pytest.fixture(scope="session")

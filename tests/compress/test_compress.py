@@ -28,7 +28,7 @@ from hwnas.latency import timing
 from hwnas.latency.measurement import Measurement
 from hwnas.networks.export import export_onnx
 from hwnas.runtimes.onnxruntime import OnnxRuntime
-from hwnas.system.manifest import Manifest
+from hwnas.system.run_folder import Manifest
 
 pytestmark = pytest.mark.usefixtures("clock")
 
@@ -426,7 +426,7 @@ def test_a_file_refused_for_a_folder_does_not_replace_the_one_in_use(trained: Pa
 
 
 def test_only_images_that_the_training_had_may_be_learnt_from(trained: Path, tmp_path: Path) -> None:
-    from hwnas.data.splits import subset
+    from hwnas.data.dataset import subset
 
     whole, part = job_of(trained, tmp_path / "a"), job_of(trained, tmp_path / "b", "train_images=200")
     rows = subset(whole.dataset.train.labels, 200, 0)

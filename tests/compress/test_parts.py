@@ -22,7 +22,7 @@ from hwnas.networks.export import export_onnx, randomise
 from hwnas.networks.qdq import Graph, quantised_nodes
 from hwnas.networks.quantize import activation_ranges, corrected, load_fp32, quantise_graph
 from hwnas.runtimes.runtime import load_runtime
-from hwnas.system.torchvision_ops import declare_missing
+from hwnas.system.libraries import declare_missing
 from hwnas.target import Target
 from hwnas.training.checkpoint import Checkpoint
 from hwnas.training.loop import predict

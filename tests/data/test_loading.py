@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hwnas.data import splits
+from hwnas.data import dataset
 from hwnas.data.arrays import read_cifar_batch, read_idx
-from hwnas.data.dataset import Dataset, resize
+from hwnas.data.dataset import Dataset, DatasetOptions, resize
 from hwnas.data.loading import inspect_dataset, load_dataset
-from hwnas.data.splits import DatasetOptions
 from hwnas.errors import ConfigError, DataError, UnknownName
 from hwnas.system.paths import config_dir
 
@@ -205,25 +204,25 @@ def test_a_class_with_too_few_images_is_named() -> None:
     options = DatasetOptions("some")
     labels = np.asarray([0] * 20 + [1] * 3)
     with pytest.raises(DataError, match="a class needs at least 4 images; 'rare' has 3"):
-        splits.split({"train": labels}, ("common", "rare"), options, 0, "some")
-    assert splits.split({"train": np.asarray([0] * 20 + [1] * 4)}, ("common", "rare"), options, 0, "some")
+        dataset.split({"train": labels}, ("common", "rare"), options, 0, "some")
+    assert dataset.split({"train": np.asarray([0] * 20 + [1] * 4)}, ("common", "rare"), options, 0, "some")
 
 
 def test_val_is_the_test_set_unless_there_is_one() -> None:
     options, labels = DatasetOptions("some"), np.arange(40) % 2
-    two = splits.split({"train": labels, "val": labels}, ("a", "b"), options, 0, "some")
+    two = dataset.split({"train": labels, "val": labels}, ("a", "b"), options, 0, "some")
     assert {name: part for name, (part, _) in two.items()} == {"train": "train", "validation": "train", "test": "val"}
     assert not set(two["train"][1]) & set(two["validation"][1])
-    three = splits.split({"train": labels, "val": labels, "test": labels}, ("a", "b"), options, 0, "some")
+    three = dataset.split({"train": labels, "val": labels, "test": labels}, ("a", "b"), options, 0, "some")
     assert {name: part for name, (part, _) in three.items()} == {"train": "train", "validation": "val", "test": "test"}
     assert len(three["train"][1]) == 40
 
 
 def test_subsets_are_stratified() -> None:
     labels = np.asarray([0] * 90 + [1] * 10)
-    chosen = splits.subset(labels, 20, 0)
+    chosen = dataset.subset(labels, 20, 0)
     assert np.bincount(labels[chosen]).tolist() == [18, 2]
-    assert len(splits.subset(labels, 1000, 0)) == 100
+    assert len(dataset.subset(labels, 1000, 0)) == 100
 
 
 @pytest.mark.soak

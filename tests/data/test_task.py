@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from hwnas.data.task import Task
+from hwnas.data.dataset import Task
 
 TASK = Task(("cat", "dog", "owl"))
 LOGITS = np.array([[2.0, 1.0, 0.0], [0.0, 3.0, 1.0], [0.0, 1.0, 5.0], [4.0, 0.0, 0.0]], np.float32)

@@ -13,8 +13,8 @@ from deployment_fixtures import finish, measured, tiny_architecture, tiny_baseli
 from front_fixtures import make_row
 from PIL import Image
 
+from hwnas.data.dataset import Task
 from hwnas.data.loading import load_dataset
-from hwnas.data.task import Task
 from hwnas.front.card import Input, card_text
 from hwnas.front.make import make
 from hwnas.front.rows import FrontRow

@@ -19,8 +19,7 @@ from hwnas.front.make import fault_of, fingerprint, make
 from hwnas.networks.export import parity_images, stored_fingerprint
 from hwnas.networks.quantize import calibration_images
 from hwnas.space.architecture import Architecture
-from hwnas.system.manifest import Manifest
-from hwnas.system.run_folder import ModelFolder
+from hwnas.system.run_folder import Manifest, ModelFolder
 from hwnas.target import Target
 
 

@@ -31,8 +31,7 @@ from hwnas.front.score import Timing
 from hwnas.front.verification import Facts
 from hwnas.latency import timing as scoring
 from hwnas.latency.measurement import Turn
-from hwnas.system.manifest import Manifest
-from hwnas.system.run_folder import RunFolder
+from hwnas.system.run_folder import Manifest, RunFolder
 from hwnas.target import Host, Target
 
 HERE = Host.detect().name

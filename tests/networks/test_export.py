@@ -9,7 +9,7 @@ import pytest
 
 from hwnas.errors import ExportError
 from hwnas.networks.export import block_of_node, check_parity, export_onnx, randomise
-from hwnas.system.torchvision_ops import declare_missing
+from hwnas.system.libraries import declare_missing
 
 declare_missing()
 

@@ -11,7 +11,7 @@ import pytest
 from hwnas.errors import QuantizeError
 from hwnas.networks.export import export_onnx, randomise
 from hwnas.networks.quantize import quantize_static
-from hwnas.system.torchvision_ops import declare_missing
+from hwnas.system.libraries import declare_missing
 
 declare_missing()
 

@@ -24,7 +24,7 @@ from hwnas.runtimes.child import probe_model, serve
 from hwnas.runtimes.null import NullRuntime
 from hwnas.runtimes.openvino import import_openvino
 from hwnas.runtimes.runtime import judge, load_runtime, quantised_in_file, threads_of
-from hwnas.system.torchvision_ops import declare_missing
+from hwnas.system.libraries import declare_missing
 from hwnas.target import Target
 from hwnas.testing import check_runtime, contract_images
 
@@ -219,7 +219,7 @@ def test_no_runtime_contacts_the_network(files: dict[str, Path], runtime: str, s
 
 
 def test_onnx_runtime_leaves_no_identifier_of_its_telemetry(tmp_path: Path) -> None:
-    code = "import os; before = dict(os.environ); from hwnas.system.onnx_runtime import import_onnxruntime as load; " \
+    code = "import os; before = dict(os.environ); from hwnas.system.libraries import import_onnxruntime as load; " \
            "load(); assert before == dict(os.environ)"
     environment = {key: value for key, value in os.environ.items() if key != "ORT_DISABLE_TELEMETRY"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300,

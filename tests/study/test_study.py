@@ -21,7 +21,7 @@ from hwnas.space.architecture import Architecture
 from hwnas.study.objective import Objective
 from hwnas.study.record import count, front_rows, trial_rows
 from hwnas.study.study import check_resumable, identity_of, load_study
-from hwnas.system.locks import hold
+from hwnas.system.paths import hold
 from hwnas.system.run_folder import OF_EVERY_TRIAL
 
 
@@ -297,7 +297,7 @@ def test_counts_take_an_architecture_once(tmp_path: Path) -> None:
 
 def test_one_worker_verifies(tmp_path: Path) -> None:
     path = tmp_path / "verify.lock"
-    script = f"from pathlib import Path\nfrom hwnas.system.locks import hold\n" \
+    script = f"from pathlib import Path\nfrom hwnas.system.paths import hold\n" \
              f"with hold(Path({str(path)!r}), wait=False) as held:\n    print(not held)"
     with hold(path, wait=False) as held_here:
         assert held_here

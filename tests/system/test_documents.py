@@ -13,7 +13,7 @@ import pytest
 
 from hwnas.errors import StudyError, TableError, UserError
 from hwnas.system.documents import Document, check_identity, load_yaml, yaml_text
-from hwnas.system.locks import hold
+from hwnas.system.paths import hold
 
 NOTE = Document("hwnas-note", 2, "a note", "Write it again.")
 APART = Document("hwnas-note", 2, "a note", "Write it again.", TableError, two_fields=True)
@@ -74,7 +74,7 @@ def test_an_identity_names_the_work_and_what_differs() -> None:
 
 def test_a_lock_is_held_by_one_process_and_free_when_that_has_ended(tmp_path: Path) -> None:
     path = tmp_path / "new" / "a.lock"
-    script = (f"from pathlib import Path\nfrom hwnas.system.locks import hold\n"
+    script = (f"from pathlib import Path\nfrom hwnas.system.paths import hold\n"
               f"with hold(Path({str(path)!r}), wait=False) as held:\n    print(held)")
 
     def other_has_it() -> str:

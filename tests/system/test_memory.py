@@ -14,7 +14,7 @@ import pytest
 CHILD = """
 import json, resource
 import torch
-from hwnas.system.memory import kept_memory, release_memory
+from hwnas.system.libraries import kept_memory, release_memory
 from hwnas.training.loop import seeded
 
 MEGABYTES = 48

@@ -10,7 +10,7 @@ import pytest
 
 from hwnas.errors import UserError
 from hwnas.system import paths
-from hwnas.system.locks import hold
+from hwnas.system.paths import hold
 
 
 def test_home_is_what_the_variable_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -59,7 +59,6 @@ def test_text_that_no_file_can_hold_is_told_and_changes_nothing(tmp_path: Path) 
         paths.write_atomic(path, "by \ud800 and others")
     assert path.read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["report.html"]
-
 
 
 @pytest.mark.parametrize(("number", "step"), [(errno.ENOSPC, "Free space"), (errno.EROFS, "writable disk")])

@@ -33,7 +33,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from hwnas.cli import command
-from hwnas.system.locks import hold
+from hwnas.system.paths import hold
 from hwnas.system.processes import Pool, crew
 
 def pool(folder):

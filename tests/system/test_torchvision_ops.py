@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from hwnas.system import torchvision_ops
+from hwnas.system import libraries
 
 
 def _run(code: str) -> subprocess.CompletedProcess[str]:
@@ -15,7 +15,7 @@ def _run(code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_timm_imports_after_declaring() -> None:
-    done = _run("from hwnas.system.torchvision_ops import declare_missing as f; f(); f(); import timm, torch\n"
+    done = _run("from hwnas.system.libraries import declare_missing as f; f(); f(); import timm, torch\n"
                 "print(timm.is_model('resnet18'), hasattr(torch.ops.torchvision, 'nms'))")
     assert done.stdout.split() == ["True", "True"], done.stderr
 
@@ -23,19 +23,19 @@ def test_timm_imports_after_declaring() -> None:
 def test_missing_library_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    monkeypatch.setattr(torchvision_ops, "_loads_compiled", lambda: False)
-    torchvision_ops.declare_missing.cache_clear()
-    torchvision_ops.declare_missing()
+    monkeypatch.setattr(libraries, "_loads_compiled", lambda: False)
+    libraries.declare_missing.cache_clear()
+    libraries.declare_missing()
     for name in ("nms", "qnms"):
         assert hasattr(torch.ops.torchvision, name)
 
 
 def test_nothing_is_declared_where_the_library_loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torchvision_ops, "_loads_compiled", lambda: True)
-    monkeypatch.setattr(torchvision_ops, "_SCHEMAS", {"never": "not a schema"})
-    torchvision_ops.declare_missing.cache_clear()
-    kept = len(torchvision_ops._kept)
-    torchvision_ops.declare_missing()  # the schema would be refused
+    monkeypatch.setattr(libraries, "_loads_compiled", lambda: True)
+    monkeypatch.setattr(libraries, "_SCHEMAS", {"never": "not a schema"})
+    libraries.declare_missing.cache_clear()
+    kept = len(libraries._kept)
+    libraries.declare_missing()  # the schema would be refused
     monkeypatch.undo()
-    torchvision_ops.declare_missing.cache_clear()
-    assert len(torchvision_ops._kept) == kept
+    libraries.declare_missing.cache_clear()
+    assert len(libraries._kept) == kept

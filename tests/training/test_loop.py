@@ -13,8 +13,7 @@ torch = pytest.importorskip("torch")
 from training_fixtures import stripes
 
 from hwnas.accuracy.proxy import ProxyOptions
-from hwnas.data.dataset import Dataset, Split
-from hwnas.data.task import top1
+from hwnas.data.dataset import Dataset, Split, top1
 from hwnas.errors import ConfigError, TrainingError, UnknownName
 from hwnas.networks.build import build
 from hwnas.space.architecture import Architecture

@@ -19,8 +19,7 @@ from training_fixtures import stripes
 from hwnas.accuracy.estimator import Prepares, load_estimator
 from hwnas.accuracy.supernet import CHECKPOINT, Supernet
 from hwnas.cli.progress import Console
-from hwnas.data.dataset import Dataset
-from hwnas.data.task import Task, cross_entropy
+from hwnas.data.dataset import Dataset, Task, cross_entropy
 from hwnas.errors import ConfigError, DataError, SpaceError, StudyError, TrainingError, UserError
 from hwnas.networks.build import build
 from hwnas.networks.shared_weights import bank_of, covering, extreme

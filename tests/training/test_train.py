@@ -25,8 +25,7 @@ from safetensors.torch import save_file
 
 from hwnas.cli.command import as_typed, compose, run_command
 from hwnas.cli.progress import Console
-from hwnas.data.dataset import Dataset
-from hwnas.data.task import Task
+from hwnas.data.dataset import Dataset, Task
 from hwnas.errors import ConfigError, DataError, ModelError, StudyError, TargetError, TrainingError, UserError
 from hwnas.networks.baselines import Baseline
 from hwnas.networks.build import build

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from hwnas.space.blocks.block import BlockKind, BlockSpec, Convolutions
-from hwnas.system.torchvision_ops import declare_missing
+from hwnas.system.libraries import declare_missing
 
 if TYPE_CHECKING:
     from torch import nn

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hwnas.space.blocks.block import BlockKind, BlockSpec, Convolutions
-from hwnas.system.torchvision_ops import declare_missing
+from hwnas.system.libraries import declare_missing
 
 if TYPE_CHECKING:
     from torch import nn
