@@ -12,9 +12,11 @@ from hwnas.front.rows import FrontRow
 from hwnas.networks.network import Network
 from hwnas.stats import layers
 from hwnas.study.costs import known_costs
+from hwnas.system.run_folder import ESTIMATED
 
 NEAR = 0.2  # share of the cap that a network may lie below it and still show what it buys
 ENOUGH = 6  # networks whose spread says something
+
 
 def finalists_of(trials: Sequence[Mapping[str, Any]], network_of: Callable[[Mapping[str, Any]], Network], k: int,
                  target: str, host: str, cap_ms: float | None = None) -> list[FrontRow]:
@@ -23,6 +25,7 @@ def finalists_of(trials: Sequence[Mapping[str, Any]], network_of: Callable[[Mapp
     winner = reward_winner(usable)
     return [FrontRow.of(
         network_of(trial), target=target, host=host, top1_proxy=trial["top1_proxy"],
+        **{name: trial.get(name) for name in ESTIMATED},
         latency_ms_predicted=trial["latency_ms_predicted"], latency_ms_predicted_low=trial["latency_ms_predicted_low"],
         latency_ms_predicted_high=trial["latency_ms_predicted_high"], reward=trial.get("reward"),
         reward_winner=trial["id"] == winner) for trial in choose_finalists(usable, k, cap_ms)]
@@ -32,6 +35,8 @@ def choose_finalists(trials: Sequence[Mapping[str, Any]], k: int, cap_ms: float 
                      ) -> list[Mapping[str, Any]]:
     """Choose at most `k` rows of trials.csv, spread over the front's log cost, fastest first.
 
+    Rows count with the top-1 that the model of all trials believes in (`top1_estimated`): that of the best of many
+    short trainings is too high, as much of it is luck. Without a model it is the trial's own.
     The cost is the one that the search minimised: latency, unless the rows say otherwise. Its range over the front is
     cut into k equal parts, and the row with the best validation top-1 of each part is chosen. A part without a row
     gives its place to the row of the front that is farthest, in log cost, from those chosen.
@@ -44,7 +49,7 @@ def choose_finalists(trials: Sequence[Mapping[str, Any]], k: int, cap_ms: float 
     rows = usable_trials(trials)
     if not rows:
         raise StudyError("no trial was evaluated, so there is nothing to verify. Raise n_trials or the cap.")
-    points = [(row["top1_proxy"], *known_costs(row)) for row in rows]
+    points = [(believed(row), *known_costs(row)) for row in rows]
     depth = [[rows[index] for index in layer]
              for layer in layers(points, [column > 0 for column in range(len(points[0]))])]
     chosen = _choose_spread(depth[0], k)
@@ -62,7 +67,13 @@ def choose_finalists(trials: Sequence[Mapping[str, Any]], k: int, cap_ms: float 
             others = [other for other in sorted(chosen, key=_rank)[1:] if other not in wanted] or chosen
             chosen.remove(min(others, key=lambda other: _distance(other, row)))
         chosen.append(row)
-    return sorted(chosen, key=lambda row: (row["latency_ms_predicted"], -row["top1_proxy"]))
+    return sorted(chosen, key=lambda row: (row["latency_ms_predicted"], -believed(row)))
+
+
+def believed(row: Mapping[str, Any]) -> float:
+    """The top-1 of a row of trials.csv that a choice goes by: the model's, or the trial's own where there is none."""
+    estimated = row.get(ESTIMATED[0])
+    return float(row["top1_proxy"] if estimated is None else estimated)
 
 
 def doubts(trials: Sequence[Mapping[str, Any]], finalists: Sequence[FrontRow], cap_ms: float | None) -> list[str]:
@@ -97,9 +108,11 @@ def usable_trials(trials: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]
 
 
 def reward_winner(rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """Id of the row with the highest reward; None if no row has a reward."""
+    """Id of the row with the highest reward at the believed top-1; None if no row has a reward."""
     rewarded = [row for row in rows if _is_value(row.get("reward"))]
-    return str(max(rewarded, key=lambda row: row["reward"])["id"]) if rewarded else None
+    if not rewarded:
+        return None
+    return str(max(rewarded, key=lambda row: row["reward"] * believed(row) / (row["top1_proxy"] or 1.0))["id"])
 
 
 def _choose_spread(front: Sequence[Mapping[str, Any]], k: int) -> list[Mapping[str, Any]]:
@@ -141,7 +154,7 @@ def _farthest(front: Sequence[Mapping[str, Any]], chosen: Sequence[Mapping[str, 
 
 def _rank(row: Mapping[str, Any]) -> tuple[float, float]:
     """Sort key: most accurate first, then fastest."""
-    return -row["top1_proxy"], row["latency_ms_predicted"]
+    return -believed(row), row["latency_ms_predicted"]
 
 
 def _position(row: Mapping[str, Any]) -> tuple[float, ...]:

@@ -168,6 +168,13 @@ def _draw_trials(axes: Axes, rows: Sequence[FrontRow], trials: Sequence[Mapping[
     if chosen:
         axes.scatter([x for x, _ in chosen], [y for _, y in chosen], s=34, facecolor="none", edgecolor=FRONT, lw=1.4,
                      zorder=3, label="chosen as finalists")
+    believed = [(row.latency_ms_predicted, row.top1_estimated, row.top1_estimated_low, row.top1_estimated_high)
+                for row in rows if row.is_finalist]
+    for number, (x, middle, low, high) in enumerate(believed):
+        if x is None or middle is None or low is None or high is None:
+            continue
+        axes.errorbar([x], [100 * middle], [[100 * (middle - low)], [100 * (high - middle)]], fmt="_", ms=7, lw=1.1,
+                      color=FRONT, zorder=3, label=None if number else "believed by the model of all trials, 90 %")
     percent_axis(axes)
     log_axis(axes, [x for x, _ in points + chosen] + ([info.cap_ms] if info.cap_ms else []))
     _cap(axes, info.cap_ms)

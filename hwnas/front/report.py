@@ -201,8 +201,8 @@ def _comparisons(data: ReportData) -> str:
             "exported and timed like them.</p>")
 
 
-_COLUMNS = ("network", "top-1 deployed (%)", "95 %", "fp32 (%)", "estimate (%)", "latency (ms)", "90 %",
-            "p99 (ms)", "predicted (ms)", "params", "M MACs", "notes")
+_COLUMNS = ("network", "top-1 deployed (%)", "95 %", "fp32 (%)", "estimate (%)", "model of all trials (%)",
+            "latency (ms)", "90 %", "p99 (ms)", "predicted (ms)", "params", "M MACs", "notes")
 
 
 def _front(data: ReportData) -> str:
@@ -274,11 +274,17 @@ def _cells(row: FrontRow) -> list[str]:
     if row.reason:
         notes.append(row.reason)
     return [row.id, percent(row.top1_test), between(row.top1_test_low, row.top1_test_high, 100, 2),
-            percent(row.top1_test_fp32), percent(row.top1_proxy), milliseconds(row.latency_ms),
+            percent(row.top1_test_fp32), percent(row.top1_proxy), _believed(row), milliseconds(row.latency_ms),
             between(row.latency_ms_low, row.latency_ms_high, 1, 3), milliseconds(row.latency_ms_p99),
             milliseconds(row.latency_ms_predicted),
             f"{row.params:,}", f"{row.macs / 1e6:.2f}", *(milliseconds(cost.best) for cost in _more(row)),
             "; ".join(notes)]
+
+
+def _believed(row: FrontRow) -> str:
+    if row.top1_estimated is None:
+        return ""
+    return f"{percent(row.top1_estimated)} ({between(row.top1_estimated_low, row.top1_estimated_high, 100, 1)})"
 
 
 def _latency(data: ReportData) -> str:

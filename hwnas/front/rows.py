@@ -14,7 +14,7 @@ from hwnas.networks.network import Network, Shape, read_network
 from hwnas.study.costs import COSTS, LATENCY, KnownObjective, Terms
 from hwnas.study.objective import Objective
 from hwnas.system.paths import write_atomic
-from hwnas.system.run_folder import ModelFolder, RunFolder
+from hwnas.system.run_folder import ESTIMATED, ModelFolder, RunFolder
 from hwnas.system.tables import read_table, table_csv, table_text
 
 FORMAT = "hwnas-front/1"
@@ -53,6 +53,9 @@ class FrontRow:
     control_of: str = ""
     verified: bool = False
     top1_proxy: float | None = None
+    top1_estimated: float | None = None
+    top1_estimated_low: float | None = None
+    top1_estimated_high: float | None = None
     top1_test_fp32: float | None = None
     top1_test: float | None = None
     top1_test_low: float | None = None
@@ -123,7 +126,7 @@ class FrontRow:
         return low <= self.latency_ms <= high
 
 
-LATER = ("is_control", "control_of",
+LATER = ("is_control", "control_of", *ESTIMATED,
          "latency_ms_p50", "latency_ms_p90", "latency_ms_p99")  # columns that files of earlier versions lack
 COLUMNS = tuple(column.name for column in fields(FrontRow) if column.name not in ("objectives", "costs", "network"))
 

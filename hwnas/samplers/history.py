@@ -78,6 +78,11 @@ class Reader:
         values, stds = (np.array([float(row[i]) for row in taught]) for i in (1, 2))
         return History(codes, values, stds, np.array([row[3] for row in taught], bool), at_work_codes, taken_codes)
 
+    def codes_of(self, trial: FrozenTrial, study: str) -> Codes | None:
+        """Codes [p] of a trial that `read` took a value from; None for any other."""
+        taught = self._rows.get((study, trial.number), _Row()).taught
+        return None if taught is None or taught[3] else taught[0]
+
     def _read_finished(self, trial: FrozenTrial) -> _Row:
         codes = self.coding.encode(trial.params)
         failed = trial.state == TrialState.FAIL

@@ -7,7 +7,7 @@ they are predicted for any setting from the scores of a pool of networks.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +19,15 @@ from optuna.trial import FrozenTrial
 from hwnas.accuracy.certificate import judged, label, worthwhile
 from hwnas.errors import DataError
 from hwnas.samplers.coding import Codes, Settings
-from hwnas.samplers.known import KNOWN, LEARNT, KnownObjectiveSampler, Mix
-from hwnas.samplers.model import WORST
+from hwnas.samplers.known import KNOWN, LEARNT, Belief, KnownObjectiveSampler, Mix
+from hwnas.samplers.model import LEAST, WORST
 from hwnas.space.search_space import Figure, SearchSpace, macs, params
 from hwnas.stats import spearman
 from hwnas.study.objective import CAP_QUANTILE, Objective, Predict, upper_ms
 
 if TYPE_CHECKING:
+    import optuna
+
     from hwnas.cli.progress import Console
     from hwnas.data.dataset import Dataset
 
@@ -91,6 +93,11 @@ def informed(context: Context | None, seed: int, n_startup_trials: int, worst_qu
         features=features, over=None if cap_ms is None else over_ms,
         factor=rewarded if objective.kind == "reward" else None, canonical=canonical, learnt=_top1,
         n_startup_trials=n_startup_trials, worst_quantile=worst_quantile, mix=mix, seed=seed)
+
+
+def beliefs(study: optuna.Study, context: Context) -> dict[int, Belief]:
+    """What the model believes of the top-1 of each evaluated trial, by number, see `KnownObjectiveSampler.beliefs`."""
+    return informed(replace(context, scores=None), 0, LEAST).beliefs(study)
 
 
 class Physical:

@@ -28,7 +28,7 @@ most hypervolume.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,16 +39,18 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.samplers._lazy_random_state import LazyRandomState
 from optuna.search_space import IntersectionSearchSpace
 from optuna.study import StudyDirection
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from hwnas.errors import SamplerError
 from hwnas.samplers.coding import Codes, Coding
 from hwnas.samplers.domain import Domain, Function, Known
 from hwnas.samplers.history import PROPOSAL, History, Learnt, Reader, proposals
 from hwnas.samplers.model import LEAST, MOST_KNOWN, WORST, Model, Tuner
+from hwnas.stats.intervals import Z90
 
 Array = NDArray[np.float64]
 LEARNT, KNOWN = "learnt", "known"
+_NO_TRIAL = create_trial(state=TrialState.WAITING)  # its number is -1
 GOOD = 60  # number of evaluated settings from which candidates are bred
 _YIELDS, _APART = 4, 8  # attempts to find another setting; number of workers that take different ones at once
 _WALKS = 8  # a space counts as used up after so many samples without a new setting
@@ -71,6 +73,15 @@ class Proposed:
 
     codes: Codes
     scores: Array
+
+
+@dataclass(frozen=True)
+class Belief:
+    """What a model believes of a setting's learnt objective without its noise: mean and 90 % interval."""
+
+    mean: float
+    low: float
+    high: float
 
 
 class KnownObjectiveSampler(BaseSampler):
@@ -139,6 +150,27 @@ class KnownObjectiveSampler(BaseSampler):
         rng = np.random.default_rng(self._rng.rng.randint(0, 2**32, 4, dtype=np.uint32))
         ranked = self._rank(domain, history, study.study_name, rng)
         return domain.coding.decode(_publish(study, trial, ranked))
+
+    def beliefs(self, study: optuna.Study) -> dict[int, Belief]:
+        """What the model of the whole study believes of each trial that has a value, by the trial's number.
+
+        It does not matter which sampler asked for the trials. The best of many noisy values is too high on average;
+        the best belief is not. {} where there are too few values for a model.
+        """
+        domain, reader = self._domain(study, self.infer_relative_search_space(study, _NO_TRIAL))
+        trials = study.get_trials(deepcopy=False)
+        history = reader.read(trials, _NO_TRIAL.number, study.study_name)
+        history = replace(history, pending=history.pending[:0])
+        codes = {trial.number: row for trial in trials
+                 if (row := reader.codes_of(trial, study.study_name)) is not None}
+        if len(codes) < LEAST:
+            return {}
+        model = Model(domain, history, Tuner(), len(history.values), study.study_name, self._worst)
+        rows = np.array(list(codes.values()))
+        mean, std = model.process.predict(domain.inputs(rows, domain.costs(rows)))
+        ends = [reader.sign * model.warp.inverse(mean + z * std) for z in (0.0, -Z90, Z90)]
+        return {number: Belief(float(middle), float(min(pair)), float(max(pair)))
+                for number, middle, *pair in zip(codes, *ends, strict=True)}
 
     def _domain(self, study: optuna.Study, search_space: Mapping[str, BaseDistribution]) -> tuple[Domain, Reader]:
         if self._at is None or self._at[0].search_space != search_space or self._directions != study.directions:

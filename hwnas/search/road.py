@@ -267,7 +267,7 @@ def search(config: Config, console: Console) -> SearchResult:
             console.say(f"another worker verifies the front in {run.path}; nothing left to do here.")
             return SearchResult(run, prepared.study, early=early)
         wait_for_others(prepared.study, waiting=lambda n: console.note(f"waiting for {n} other trials"))
-        trials = trial_rows(prepared.study)
+        trials = _estimated(prepared, trial_rows(prepared.study))
         run.write_trials(trials)
         with run.hold("results", console.say):
             rows, comparisons = verified(prepared, trials, console)
@@ -432,6 +432,20 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
         console.say(f"not verified: this is not {host}. Over there: python -m hwnas.verify run={run.path}")
     write_results(run, results, making, trials, plan.yaml)
     return results.rows, [comparison.to_dict() for comparison in results.comparisons]
+
+
+def _estimated(prepared: Prepared, trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows with what the model of all trials believes of each evaluated one's top-1, where they suffice for it."""
+    from hwnas.samplers.informed import Context, beliefs
+    from hwnas.system.run_folder import ESTIMATED
+
+    options = prepared.options
+    believed = beliefs(prepared.study, Context(prepared.plan.space, prepared.model.predict, options.objective,
+                                               options.cap_ms, options.cap_quantile))
+    for row in trials:
+        if (belief := believed.get(row["number"])) is not None:
+            row |= zip(ESTIMATED, (belief.mean, belief.low, belief.high), strict=True)
+    return trials
 
 
 def _in_time(prepared: Prepared, rows: Sequence[FrontRow], making: Making, console: Console

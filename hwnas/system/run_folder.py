@@ -126,7 +126,9 @@ OF_EVERY_TRIAL: dict[str, Any] = {
     "latency_ms_predicted_high": _NUMBER, "reward": _NUMBER, "seconds": _NUMBER, "epochs": _COUNT, "stopped": _FLAG,
     "extrapolated": _FLAG, "feasible": _FLAG, "duplicate_of": _COUNT, "reason": _TEXT, "seed": _COUNT,
     "started": _TEXT, "finished": _TEXT}
-TRIALS = OF_EVERY_TRIAL | dict.fromkeys(("size_mb_predicted", "macs", "price_per_million_predicted"), _NUMBER)
+ESTIMATED = ("top1_estimated", "top1_estimated_low", "top1_estimated_high")  # by the model of all trials
+TRIALS = OF_EVERY_TRIAL | dict.fromkeys(
+    (*ESTIMATED, "size_mb_predicted", "macs", "price_per_million_predicted"), _NUMBER)
 _SAFE_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 

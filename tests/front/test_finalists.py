@@ -83,12 +83,23 @@ def test_never_more_than_k_and_the_most_accurate_is_among_them(points: list[tupl
     assert latencies == sorted(latencies)
 
 
+def test_what_the_model_believes_is_chosen_and_not_a_lucky_value() -> None:
+    rows = [trial("lucky", 0.95, 0.2, top1_estimated=0.70, reward=0.95),
+            trial("sound", 0.80, 0.2, top1_estimated=0.79, reward=0.80),
+            trial("slow", 0.90, 0.4, top1_estimated=0.78, reward=0.80)]
+    assert ids(choose_finalists(rows, 1)) == ["sound"]
+    assert reward_winner(rows) == "sound"
+    unmodelled = [{**row, "top1_estimated": None} for row in rows]
+    assert ids(choose_finalists(unmodelled, 1)) == ["lucky"] == [reward_winner(unmodelled)]
+
+
 def test_finalists_carry_what_the_search_knew() -> None:
     one = Architecture((("ds_r1_k3_s1_c16",),), 16, 1, 0, "relu", 8, 1, 10)
-    rows = [trial(one.id, 0.8, 0.1, reward=0.7)]
+    rows = [trial(one.id, 0.8, 0.1, reward=0.7, top1_estimated=0.75, top1_estimated_low=0.7, top1_estimated_high=0.79)]
     (found,) = finalists_of(rows, lambda row: {one.id: FoundNetwork(one)}[row["id"]], 3, "t", "h")
     assert (found.id, found.top1_proxy, found.latency_ms_predicted, found.reward, found.reward_winner) == (
         one.id, 0.8, 0.1, 0.7, True)
+    assert (found.top1_estimated, found.top1_estimated_low, found.top1_estimated_high) == (0.75, 0.7, 0.79)
     assert found.network is not None
     assert (found.network.shape.image_size, found.macs, found.target, found.host) == (8, one.macs, "t", "h")
 

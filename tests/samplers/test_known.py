@@ -141,6 +141,33 @@ def test_noise_that_is_told_keeps_a_lucky_value_from_leading() -> None:
     assert found[0] != found[1]
 
 
+@pytest.mark.parametrize("direction", ["maximize", "minimize"])
+@pytest.mark.parametrize("sampler", [RandomSampler(seed=3), None])
+def test_beliefs_are_nearer_to_the_truth_than_noisy_values_whoever_asked(
+        sampler: BaseSampler | None, direction: str) -> None:
+    sign, noise = 1 if direction == "maximize" else -1, 0.1
+    ours = sampler_of(learnt=lambda trial: (trial.values[0], noise))
+    study, rng, truth = study_of(sampler or ours, (direction, "minimize")), np.random.default_rng(0), {}
+    for _ in range(40):
+        trial = study.ask(SPACE)
+        value, cost = objective(optuna.trial.FixedTrial(trial.params))
+        truth[trial.number] = sign * value
+        study.tell(trial, (sign * value + noise * rng.normal(), cost))
+    study.tell(study.ask(SPACE), state=optuna.trial.TrialState.FAIL)
+    study.ask(SPACE)  # is running
+    beliefs = ours.beliefs(study)
+    assert list(beliefs) == list(truth)
+    away = {number: abs(study.trials[number].values[0] - value) for number, value in truth.items()}
+    assert sum(abs(beliefs[number].mean - value) for number, value in truth.items()) < 0.7 * sum(away.values())
+    inside = [beliefs[number].low <= value <= beliefs[number].high for number, value in truth.items()]
+    assert np.mean(inside) > 0.7
+    assert all(belief.low < belief.mean < belief.high for belief in beliefs.values())
+
+
+def test_few_values_give_no_belief() -> None:
+    assert sampler_of().beliefs(searched(sampler_of(), 3)) == {}
+
+
 @pytest.mark.parametrize("value", [0.5, None])
 def test_constant_and_failed_first_trials_do_not_stop_it(value: float | None) -> None:
     study = study_of(sampler_of(n_startup_trials=4))

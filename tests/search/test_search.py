@@ -86,6 +86,10 @@ def test_the_same_command_resumes_to_the_new_total_and_loses_nothing(run, tmp_pa
     assert before.items() <= after.items()
     for path, content in weights.items():
         assert path.read_bytes() == content  # nothing that was trained is trained again
+    for row in rows_of(out / "trials.csv"):  # four values are enough for a model
+        if row["outcome"] == "evaluated":
+            low, middle, high = (float(row[f"top1_estimated{end}"]) for end in ("_low", "", "_high"))
+            assert low < middle < high
 
 
 def test_onnx_runtime_gets_a_verified_front_too(run, tmp_path, monkeypatch):
