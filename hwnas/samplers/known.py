@@ -46,7 +46,7 @@ from hwnas.samplers.coding import Codes, Coding
 from hwnas.samplers.domain import Domain, Function, Known
 from hwnas.samplers.history import PROPOSAL, History, Learnt, Reader, proposals
 from hwnas.samplers.model import LEAST, MOST_KNOWN, WORST, Model, Tuner
-from hwnas.stats.intervals import Z90
+from hwnas.stats import Z90
 
 Array = NDArray[np.float64]
 LEARNT, KNOWN = "learnt", "known"
