@@ -15,8 +15,7 @@ from hwnas.cli.progress import number
 from hwnas.cli.progress import text_table as table_lines
 from hwnas.errors import HwnasError, TableError
 from hwnas.latency.agreement import rank_correlation
-from hwnas.latency.fit import Timed
-from hwnas.latency.model import timed_networks
+from hwnas.latency.model import Timed, timed_networks
 from hwnas.latency.table import LEAST_NETWORKS, LatencyTable, TimedNetwork
 from hwnas.space.search_space import SearchSpace
 from hwnas.system.paths import write_atomic

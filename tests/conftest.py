@@ -107,14 +107,13 @@ def any_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture
 def virtual_clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
     """The clock of the harness: calls take exactly what they say, and nobody else runs on this machine."""
-    from hwnas.latency import harness, load
+    from hwnas.latency import harness
     from hwnas.runtimes import null
 
     clock = VirtualClock()
-    for module in (harness, load, null):
+    for module in (harness, null):
         monkeypatch.setattr(module, "time", clock)
-    for module in (harness, load):
-        monkeypatch.setattr(module, "stolen_seconds", lambda cores: 0.0)
-        monkeypatch.setattr(module, "throttle_count", lambda: 0)
-    monkeypatch.setattr(load, "_busy_seconds", lambda cores: 0.0)
+    monkeypatch.setattr(harness, "stolen_seconds", lambda cores: 0.0)
+    monkeypatch.setattr(harness, "throttle_count", lambda: 0)
+    monkeypatch.setattr(harness, "_busy_seconds", lambda cores: 0.0)
     return clock

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from experiments.block_entries.ways import Profiled, profile_sums, whole_networks, with_profiles
 from experiments.common import circumstances, command, figures, networks_of, percent, save_json, text_table, timed_of
 from hwnas.errors import TableError
-from hwnas.latency.fit import Fit, Timed
+from hwnas.latency.model import Fit, Timed
 from hwnas.latency.table import LatencyTable
 
 FOLDS = 10

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hwnas.latency import fit as fitting
-from hwnas.latency.features import NAMES, RIDGE, Costs, block_features
-from hwnas.latency.fit import Fit, Timed
-from hwnas.latency.residual import COSTS, fitted, kernels, position, totals
+from hwnas.latency import model as fitting
+from hwnas.latency.features import COSTS, NAMES, RIDGE, Costs, block_features, fitted, kernels, position, totals
+from hwnas.latency.model import Fit, Timed
 from hwnas.latency.table import TimedNetwork
 from hwnas.space.blocks.block import BlockSpec
 

@@ -22,8 +22,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from experiments.common import command, figures, networks_of, percent, save_csv, space_of, text_table, timed_of
-from hwnas.latency.fit import Fit
-from hwnas.latency.model import LatencyModel
+from hwnas.latency.model import Fit, LatencyModel
 from hwnas.latency.table import LatencyTable
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace

@@ -9,7 +9,7 @@ import numpy as np
 
 from experiments.common import figures
 from hwnas.latency.features import Prior
-from hwnas.latency.fit import Fit, Timed
+from hwnas.latency.model import Fit, Timed
 from hwnas.latency.prior import Gain, best, held_out_errors
 from hwnas.space.blocks.block import BlockSpec
 

@@ -12,12 +12,11 @@ import numpy as np
 from experiments.common import percent, text_table
 from experiments.macro_latency.benchmark import ACCURACY, ARCH, SPREAD, Benchmark
 from experiments.macro_latency.choice import Chosen, calibrated_on, front_of
-from hwnas.latency.agreement import summary
+from hwnas.latency.agreement import compared, summary
 from hwnas.latency.held_out_networks import TimedOne
 from hwnas.latency.measurement import Measurement
 from hwnas.latency.model import Predictions
 from hwnas.latency.validation import Job, table_identity
-from hwnas.latency.validation_report import compared
 
 PREDICTED = "latency_ms_predicted"
 FIGURES = ("n", "within_5", "within_10", "mean_error", "bias", "spearman", "coverage", "median_half_width",

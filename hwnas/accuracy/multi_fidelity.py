@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.accuracy.estimator import Earlier, Estimate
-from hwnas.accuracy.scores import Scorer
-from hwnas.accuracy.zero_cost import Anchor, anchors, chosen
+from hwnas.accuracy.zero_cost import Anchor, Scorer, anchors, chosen
 from hwnas.cli.options import Config, option
 from hwnas.data.contents import digest
 from hwnas.data.dataset import Dataset, Subsets, top1

@@ -192,7 +192,7 @@ def _load(network: _Network, target: Target, reference: Call, protocol: Protocol
 
     Each instance has threads of its own, like a runtime's own streams, and its own copy of the weights.
     """
-    from hwnas.latency.load import measure_load
+    from hwnas.latency.harness import measure_load
 
     streams, cores = job["streams"], len(usable_cores())
     each = replace(target, threads=target.threads or max(1, cores // streams))

@@ -1,8 +1,9 @@
 """LatencyModel: predicts whole networks of a space from a table, with intervals calibrated on held-out networks.
 
-Physical costs (features.py) and what they leave over (residual.py) are fitted on whole networks. Blocks timed alone do
-not add up, see docs/decisions/latency-model.md. A network unlike those measured gets a wider interval; intervals are
-conformal, from cross-validated errors.
+Physical costs and what they leave over (both in features.py) are fitted together on whole networks: that gives block
+entries, latencies of networks, and the held-out error. Blocks timed alone do not add up, see
+docs/decisions/latency-model.md. A network unlike those measured gets a wider interval; intervals are conformal, from
+cross-validated errors.
 """
 
 from __future__ import annotations
@@ -14,15 +15,235 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hwnas.errors import MissingLatency
-from hwnas.latency.features import Prior, operators, placed, usual_place
-from hwnas.latency.fit import FOLDS, Fit, Timed, cross_validate, interval_end, interval_scores
-from hwnas.latency.residual import PARTS, RUN, position, totals
+from hwnas.latency.features import (
+    COSTS,
+    LEVELS,
+    PARTS,
+    RUN,
+    Costs,
+    Features,
+    Group,
+    Member,
+    Prior,
+    Residual,
+    columns_that_count,
+    fitted,
+    group_members,
+    kernels,
+    members,
+    operators,
+    placed,
+    position,
+    totals,
+    tune_variances,
+    usual_place,
+)
 from hwnas.latency.table import LEAST_NETWORKS, LatencyTable, TimedNetwork
 from hwnas.space.architecture import Architecture
 from hwnas.space.blocks.block import BlockSpec
+from hwnas.stats import Z90, conformal_quantile, kendall_tau, spearman
 
 if TYPE_CHECKING:
     from hwnas.space.search_space import SearchSpace
+
+
+_LEAST_MS = 1e-6  # every share of a network's cost is above 0
+
+Networks = Sequence[Sequence[BlockSpec]]
+Placed = tuple[BlockSpec, str]  # a block and the role of the operator before it
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Networks as a fit takes them: their blocks, latencies [n] in ms, and the run in which each was measured [n]."""
+
+    blocks: Networks
+    measured_ms: np.ndarray
+    runs: np.ndarray
+
+    def __getitem__(self, chosen: np.ndarray) -> Timed:
+        return Timed([self.blocks[int(index)] for index in chosen], self.measured_ms[chosen], self.runs[chosen])
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Costs, what they leave over, and the correction of the costs that belongs to it."""
+
+    features: Features
+    costs: Costs
+    corrected: np.ndarray
+    residual: Residual
+
+    @classmethod
+    def of(cls, timed: Timed, prior: Prior | None = None, variances: np.ndarray | None = None) -> Fit:
+        """Fit on `timed`; `variances` (of residual.PARTS) are tuned where none are given."""
+        features = Features(prior)
+        sums = features.of_networks(timed.blocks)
+        design = features.design(sums)
+        costs = Costs.fit(design, timed.measured_ms, features.ridge)
+        base = costs.latency_ms(design)
+        shares = _Shares(features, costs).of(timed.blocks, base)
+        positions = position(np.array([totals(blocks) for blocks in timed.blocks]))
+        scale = np.sqrt(((design / base[:, None]) ** 2).mean(axis=0)) + 1e-9
+        n_columns = columns_that_count(design)
+        linear = design / base[:, None] / scale / np.sqrt(n_columns)
+        parts = kernels(shares, positions, linear, timed.runs)
+        excess = timed.measured_ms / base - 1
+        if variances is None:
+            variances = tune_variances(parts, excess)
+        residual = fitted(shares, positions, timed.runs, parts, excess, variances)
+        correction = variances[COSTS] * (linear.T @ residual.weights) / scale / np.sqrt(n_columns)
+        return cls(features, costs, costs.values + correction, residual)
+
+    def entries(self, blocks: Sequence[Placed]) -> tuple[np.ndarray, np.ndarray]:
+        """Time of each of `blocks` inside a network, in its place, ms [n], and its variance, ms² [n]."""
+        sums = self.features.of_blocks([block for block, _ in blocks])
+        mean = sums @ self.features.additive(self.corrected)
+        variance = np.zeros(len(blocks))
+        listed = _Shares(self.features, self.costs).members(blocks)
+        for level in range(len(LEVELS)):
+            groups: dict[str, list[tuple[int, Member]]] = {}
+            for row, levels in enumerate(listed):
+                for member in levels[level]:
+                    groups.setdefault(member.group, []).append((row, member))
+            for name, wanted in groups.items():
+                rows = np.array([row for row, _ in wanted])
+                cost = np.array([member.cost_ms for _, member in wanted])
+                excess, spread = self.residual.excess(level, name, [member for _, member in wanted])
+                np.add.at(mean, rows, cost * excess)
+                np.add.at(variance, rows, cost**2 * spread)
+        return mean, variance
+
+    def latency_ms(self, sums: np.ndarray, entries_ms: np.ndarray, variance_ms2: np.ndarray,
+                   positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Latency in ms [n] and its log standard deviation [n], from sums over blocks of features and entries."""
+        design = self.features.design(sums)
+        base = self.costs.latency_ms(design)
+        additive = self.features.additive(self.corrected)
+        steps = design @ self.corrected - sums @ additive
+        mean = np.maximum(entries_ms + steps + base * self.residual.common(positions), 0.1 * base)
+        noise = self.residual.variances[-1]
+        log_std = np.sqrt(noise * (1 + self.costs.leverage(design, base)) + variance_ms2 / base**2)
+        return mean, log_std
+
+    def networks(self, networks: Networks) -> tuple[np.ndarray, np.ndarray]:
+        """`latency_ms` of networks given by their blocks."""
+        inside = [placed(blocks) for blocks in networks]
+        every = list(dict.fromkeys(place for blocks in inside for place in blocks))
+        where = {place: index for index, place in enumerate(every)}
+        entries, variance = self.entries(every)
+        rows = [np.array([where[place] for place in blocks]) for blocks in inside]
+        return self.latency_ms(
+            self.features.of_networks(networks), np.array([entries[row].sum() for row in rows]),
+            np.array([variance[row].sum() for row in rows]),
+            position(np.array([totals(blocks) for blocks in networks])))
+
+
+class _Shares:
+    """What operators and blocks cost by themselves, by the additive costs."""
+
+    def __init__(self, features: Features, costs: Costs) -> None:
+        self._features = features
+        self._additive = features.additive(costs.values)
+        self._operator = self._additive[: self._additive.size - (features.prior is not None)]
+
+    def members(self, blocks: Sequence[Placed]) -> list[list[list[Member]]]:
+        """Members of each block, by level."""
+        block_ms = np.maximum(self._features.of_blocks([block for block, _ in blocks]) @ self._additive, _LEAST_MS)
+        return [members(block, before, ms, self._operators(block, ms))
+                for (block, before), ms in zip(blocks, block_ms, strict=True)]
+
+    def _operators(self, block: BlockSpec, block_ms: float) -> list[float]:
+        """Costs of the block's operators. Where a prior has a say in the block, its cost is divided in their
+        proportion."""
+        times = [max(float(operator.features @ self._operator), _LEAST_MS) for operator in operators(block)]
+        if self._features.prior is None:
+            return times
+        rest = block_ms / sum(times)
+        return [ms * rest for ms in times]
+
+    def of(self, networks: Networks, base_ms: np.ndarray) -> list[dict[str, Group]]:
+        """Groups at each level, with the shares that their members have of each network."""
+        inside = [placed(blocks) for blocks in networks]
+        every = list(dict.fromkeys(place for blocks in inside for place in blocks))
+        known = dict(zip(every, self.members(every), strict=True))
+        return [group_members([[(member, member.cost_ms / total) for place in blocks for member in known[place][level]]
+                               for blocks, total in zip(inside, base_ms, strict=True)])
+                for level in range(len(LEVELS))]
+
+
+FOLDS = 10
+LEAST_OF_ORIGIN = 40  # with so many networks of one origin (random, front) their errors have quantiles of their own
+
+
+def interval_scores(scores: np.ndarray, origins: np.ndarray) -> tuple[float, float]:
+    """Ends of a 90 % interval in units of standard deviation, wide enough for each origin of LEAST_OF_ORIGIN networks.
+
+    A search goes where its front lies. An interval that covers nine of ten over all networks may cover fewer there.
+    """
+    names = [name for name in np.unique(origins) if (origins == name).sum() >= LEAST_OF_ORIGIN]
+    groups = [scores[origins == name] for name in names] or [scores]
+    return (min(conformal_quantile(group, 0.05) for group in groups),
+            max(conformal_quantile(group, 0.95) for group in groups))
+
+
+def interval_end(scores_end: float | np.ndarray, log_std: np.ndarray, run_to_run: float) -> np.ndarray:
+    """Distance in log units from a prediction to an end of its 90 % interval, for the end's score (signed).
+
+    `run_to_run`: log standard deviation between two runs, which no single calibration sees.
+    """
+    return np.asarray(np.sign(scores_end) * np.sqrt((scores_end * log_std) ** 2 + (Z90 * run_to_run) ** 2))
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Predictions of networks that the fit had not seen, beside what was measured."""
+
+    log_measured: np.ndarray
+    log_mean: np.ndarray
+    log_std: np.ndarray
+    halves_ms: np.ndarray
+    origins: np.ndarray
+    run_to_run: float
+
+    @property
+    def scores(self) -> np.ndarray:
+        """Log errors in units of their own standard deviation."""
+        return np.asarray((self.log_measured - self.log_mean) / self.log_std)
+
+    def summary(self) -> dict[str, float]:
+        """Share within 5 and 10 %, mean absolute error, rank correlation, coverage, widths, and noise beside them."""
+        error = np.abs(np.exp(self.log_mean - self.log_measured) - 1)
+        scores = self.scores
+        ends = np.array([interval_scores(np.delete(scores, i), np.delete(self.origins, i)) for i in range(len(scores))])
+        low, high = (interval_end(ends[:, side], self.log_std, self.run_to_run) for side in (0, 1))
+        errors = self.log_measured - self.log_mean
+        inside = (low <= errors) & (errors <= high)
+        noise = np.abs(np.log(self.halves_ms[:, 0] / self.halves_ms[:, 1])) / 2
+        values = {
+            "n": len(error), "mean_error": error.mean(), "within_5": (error <= 0.05).mean(),
+            "within_10": (error <= 0.10).mean(), "spearman": spearman(self.log_mean, self.log_measured),
+            "kendall": kendall_tau(self.log_mean, self.log_measured), "coverage": inside.mean(),
+            "median_half_width": np.median(np.sinh((high - low) / 2)),
+            "noise_mean": np.nanmean(noise), "noise_within_5": np.nanmean(noise <= 0.05)}
+        return {name: round(float(value), 5) for name, value in values.items()}
+
+
+def cross_validate(timed: Timed, halves_ms: np.ndarray, origins: np.ndarray, variances: np.ndarray,
+                   run_to_run: float, *, prior: Prior | None = None, folds: int = FOLDS) -> HeldOut:
+    """Predict each network from a fit on the other folds, at the pace of the wave in which it was measured.
+
+    What a wave adds to all its networks alike is known from its other networks, as a later run knows it from anchors.
+    """
+    n = len(timed.measured_ms)
+    order = np.random.default_rng(0).permutation(n)
+    mean, std = np.zeros(n), np.zeros(n)
+    for fold in np.array_split(order, min(folds, n)):
+        fit = Fit.of(timed[np.setdiff1d(order, fold)], prior, variances)
+        mean[fold], std[fold] = fit.networks(timed[fold].blocks)
+        mean[fold] *= 1 + fit.residual.of_runs(timed.runs[fold])
+    return HeldOut(np.log(timed.measured_ms), np.log(mean), std, halves_ms, origins, run_to_run)
+
 
 # Log standard deviation between two runs, for tables that hold one copy of each network and so cannot tell it.
 RUN_TO_RUN = 0.02

@@ -17,10 +17,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hwnas.errors import HwnasError, TableError
-from hwnas.latency.features import Prior, usual_place
-from hwnas.latency.fit import Fit, Timed
-from hwnas.latency.model import LatencyModel, timed_networks, usable
-from hwnas.latency.residual import PARTS, START
+from hwnas.latency.features import PARTS, START, Prior, usual_place
+from hwnas.latency.model import Fit, LatencyModel, Timed, timed_networks, usable
 from hwnas.latency.table import LEAST_NETWORKS, LatencyTable, TableKey
 from hwnas.space.blocks.block import BlockSpec
 from hwnas.system.paths import table_dirs

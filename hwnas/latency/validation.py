@@ -309,7 +309,7 @@ def check_same(stored: Stored, job: Job, path: Path) -> None:
 def write_report(job: Job, networks: Sequence[TimedOne], anchors: Sequence[TimedOne], origin: dict[str, Any],
                  out: Path) -> dict[str, Any]:
     """Predict, compare, write report and picture; MeasurementInvalid when no network has a valid time."""
-    from hwnas.latency.validation_report import compared, evaluate, validation_figure
+    from hwnas.latency.agreement import compared, evaluate, validation_figure
     from hwnas.pictures import figure_bytes
     from hwnas.system.paths import write_atomic
 
@@ -332,7 +332,7 @@ def write_report(job: Job, networks: Sequence[TimedOne], anchors: Sequence[Timed
 
 def tell(report: dict[str, Any], out: Path, console: Console) -> None:
     """Print the report, and where it lies."""
-    from hwnas.latency.validation_report import describe
+    from hwnas.latency.agreement import describe
 
     where = f"{report['target']}, space {report['space']['name']}, on {report['host']['name']}"
     for line in ["", f"{where}: predicted against measured", "", *describe(report), ""]:

@@ -25,8 +25,18 @@ from training_fixtures import stripes
 from hwnas.accuracy import zero_cost as zero_cost_module
 from hwnas.accuracy.certificate import CONTROLS, SCORES, worthwhile
 from hwnas.accuracy.estimator import Prepares, load_estimator
-from hwnas.accuracy.scores import SCORE_FUNCTIONS, Scorer, _log_determinant, grad_norm, naswot, synflow, zico
-from hwnas.accuracy.zero_cost import anchors, chosen, fit
+from hwnas.accuracy.zero_cost import (
+    SCORE_FUNCTIONS,
+    Scorer,
+    _log_determinant,
+    anchors,
+    chosen,
+    fit,
+    grad_norm,
+    naswot,
+    synflow,
+    zico,
+)
 from hwnas.cli.progress import Console
 from hwnas.data.dataset import Dataset
 from hwnas.errors import ConfigError, DataError, TrainingError, UnknownName, UserError

@@ -25,8 +25,8 @@ from hwnas.benchmark import task as benchmarking
 from hwnas.benchmark.report import Benchmark, batch_figure, lines
 from hwnas.cli.command import as_typed, run_command
 from hwnas.errors import CandidateError, FileError, ModelError, TableError, UnknownNetwork
-from hwnas.latency import harness, load, timing
-from hwnas.latency.load import MIN_WINDOWS, _busy_seconds, _lost_seconds, measure_load
+from hwnas.latency import harness, timing
+from hwnas.latency.harness import MIN_WINDOWS, _busy_seconds, _lost_seconds, measure_load
 from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.timing import QuietTimes
 from hwnas.pictures import figure_bytes
@@ -94,7 +94,7 @@ def found(*latency: tuple[int, dict[str, Any]], load: tuple[Any, ...] = (), quie
     execution = {"precision": "int8", "precisions": {"int8": 9, "fp32": 1}, "int8_share": 0.9, "fallback_share": 0.05}
     raw = {"input": {"name": "x", "image": [3, 16, 16]}, "overhead_us": 0.2, "protocol": Protocol().to_dict(),
            "latency": [{"batch": batch, "execution": execution, "measurement": one} for batch, one in latency],
-           "load": list(load)}
+           "load": list(harness)}
     return Benchmark.of(raw, model="m.onnx", target=OPENVINO, host=Host.detect(), runtime="openvino 1", seed=3,
                         made_up=False, stored_quiet_ms=quiet_ms)
 
@@ -136,9 +136,9 @@ def test_an_invalid_run_gives_no_number(tmp_path: Path) -> None:
 
 
 def test_load_is_printed_with_its_interval(tmp_path: Path) -> None:
-    load = {"batch": 1, "streams": 2, "threads_each": 1, "images_per_s_windows": [100.0, 101.0, 99.0, 100.0, 100.0],
+    harness = {"batch": 1, "streams": 2, "threads_each": 1, "images_per_s_windows": [100.0, 101.0, 99.0, 100.0, 100.0],
             "windows": measured(20.0, 5, 50)}
-    one = found((1, measured(0.5, 8, 10)), load=(load,))
+    one = found((1, measured(0.5, 8, 10)), load=(harness,))
     text = "\n".join(lines(one))
     assert "2 requests, batch 1: 2 instances of the network with 1 thread each" in text
     assert "throughput     100 images/s, 90 % interval" in text
@@ -367,10 +367,10 @@ def test_a_child_out_of_memory_says_so(tmp_path: Path, tiny_reference: Path) -> 
 def test_what_others_run_on_the_cores_counts_as_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 0.9 s that cores 1 and 2 were busy, 0.1 s stolen besides, this process had 0.3 s; core 0 is not asked for."""
     stat, ours = tmp_path / "stat", [5.0]
-    monkeypatch.setattr(load, "Path", lambda path: stat)
     monkeypatch.setattr(harness, "Path", lambda path: stat)
-    monkeypatch.setattr(load.time, "process_time", lambda: ours[0])
-    monkeypatch.setattr(load.os, "sysconf", lambda name: 100)
+    monkeypatch.setattr(harness, "Path", lambda path: stat)
+    monkeypatch.setattr(harness.time, "process_time", lambda: ours[0])
+    monkeypatch.setattr(harness.os, "sysconf", lambda name: 100)
 
     def write(user: int, nice: int, system: int, irq: int, stolen: int) -> None:
         stat.write_text("cpu  9 9 9 9 9 9 9 9\ncpu0 7 7 7 7 7 7 7 7 0 0\n"

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from hwnas.errors import ConfigError, HwnasError, TableError
-from hwnas.latency.fit import Fit, Timed
 from hwnas.latency.held_out_networks import TimedOne
 from hwnas.latency.measurement import Measurement, Protocol, Turn
+from hwnas.latency.model import Fit, Timed
 from hwnas.latency.prior import FittedPrior, Gain, best, chosen_prior, learnt_model, model_of, prior_candidates
 from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork
 from hwnas.latency.timing import prepare_network

@@ -11,9 +11,8 @@ import pytest
 
 from hwnas.errors import MissingLatency
 from hwnas.latency.features import NAMES, Costs, Features, block_features
-from hwnas.latency.fit import Fit, interval_scores
 from hwnas.latency.measurement import Measurement, Protocol, Turn
-from hwnas.latency.model import LatencyModel, timed_networks
+from hwnas.latency.model import Fit, LatencyModel, interval_scores, timed_networks
 from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork
 from hwnas.space.search_space import SearchSpace
 from hwnas.stats import conformal_quantile
@@ -138,7 +137,7 @@ def test_an_operator_that_is_slow_after_another_is_learnt(space, monkeypatch):
 
     with_context = error()
     # without a look at what comes before, all operators stand after nothing
-    monkeypatch.setattr("hwnas.latency.fit.placed", lambda blocks: [(block, "") for block in blocks])
+    monkeypatch.setattr("hwnas.latency.model.placed", lambda blocks: [(block, "") for block in blocks])
     assert with_context < 0.8 * error()
 
 

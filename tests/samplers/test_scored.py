@@ -15,8 +15,7 @@ torch = pytest.importorskip("torch")
 from training_fixtures import stripes  # noqa: E402
 
 from hwnas.accuracy.certificate import Certificate  # noqa: E402
-from hwnas.accuracy.scores import Scorer  # noqa: E402
-from hwnas.accuracy.zero_cost import Pool  # noqa: E402
+from hwnas.accuracy.zero_cost import Pool, Scorer  # noqa: E402
 from hwnas.cli.progress import Console  # noqa: E402
 from hwnas.data.dataset import Dataset  # noqa: E402
 from hwnas.errors import ConfigError, DataError, TrainingError, UnknownName  # noqa: E402
