@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from hwnas.accuracy.estimator import Estimate
-from hwnas.certify.plan import CertifyPlan, macs_of, spread
-from hwnas.certify.truth import COST, FAILED
+from hwnas.certify.truth import COST, FAILED, CertifyPlan, macs_of, spread
 from hwnas.data.dataset import Dataset
 from hwnas.data.loading import load_dataset
 from hwnas.space.architecture import Architecture

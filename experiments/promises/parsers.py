@@ -551,7 +551,7 @@ def _checkpoints() -> list[bytes]:
 
     import torch
 
-    from hwnas.training.checkpoint import Checkpoint
+    from hwnas.training.loop import Checkpoint
 
     model = _small_model()
     optimizer = torch.optim.AdamW(model.parameters())

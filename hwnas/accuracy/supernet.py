@@ -21,11 +21,10 @@ from hwnas.system.paths import home
 from hwnas.system.work_folder import WorkFolder
 from hwnas.training.loop import predict, seeded
 from hwnas.training.recipe import Recipe, all_recipe
-from hwnas.training.supernet import SUPERNET, SupernetJob, SupernetOptions, bank_in, inherit, train
+from hwnas.training.supernet import SUPERNET, Bank, SupernetJob, SupernetOptions, bank_in, inherit, train
 
 if TYPE_CHECKING:
     from hwnas.cli.progress import Console
-    from hwnas.networks.shared_weights import Bank
 
 CHECKPOINT = "supernet.safetensors"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hwnas.certify.plan import CertifyPlan, Network, in_full, macs_of, read_plan, spread, training_config
+from hwnas.certify.truth import CertifyPlan, Network, in_full, macs_of, read_plan, spread, training_config
 from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, option, read_command, section
 from hwnas.cli.progress import Console
@@ -18,7 +18,7 @@ from hwnas.system.work_folder import WorkFolder
 from hwnas.target import Target, usable_cores
 
 if TYPE_CHECKING:
-    from hwnas.certify.estimates import Judged
+    from hwnas.certify.results import Judged
     from hwnas.data.dataset import Dataset
     from hwnas.space.search_space import SearchSpace
 
@@ -68,7 +68,7 @@ class CertifyJob:
 
 def prepare(config: Config, console: Console) -> CertifyJob:
     """Read every option, choose the networks or take those of the folder's plan, write the plan."""
-    from hwnas.certify.estimates import read_judged
+    from hwnas.certify.results import read_judged
     from hwnas.data.loading import inspect_dataset
     from hwnas.space.search_space import SearchSpace
 
@@ -118,7 +118,7 @@ def _format_cost(cost: str, value: float) -> str:
 def main(config: Config, console: Console) -> None:
     """Choose networks, train them, ask the estimators, write the certificate. Then WorkerError, if a process that
     trained ended early."""
-    from hwnas.certify.estimates import check_estimators
+    from hwnas.certify.results import check_estimators
     from hwnas.certify.truth import train_all
 
     job = prepare(config, console)
@@ -133,15 +133,14 @@ def main(config: Config, console: Console) -> None:
 
 def all_options(config: Config) -> dict[str, dict[str, Any]]:
     """Every option of the sections that hold only the given ones."""
-    from hwnas.certify.plan import all_training
+    from hwnas.certify.truth import all_training
 
     return {"training": all_training(section(config, "training"))}
 
 
 def judge(job: CertifyJob, console: Console) -> None:
     """Ask every estimator, and write the certificate with these and with those that were asked before."""
-    from hwnas.certify.estimates import estimate_all, judged_before
-    from hwnas.certify.results import write_certificate
+    from hwnas.certify.results import estimate_all, judged_before, write_certificate
 
     dataset = _images(job, console)
     estimate_all(job.plan, job.judged, job.estimator_seeds, dataset, job.space, console)

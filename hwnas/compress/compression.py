@@ -41,8 +41,7 @@ def taken(steps: Steps, console: Console) -> list[Step]:
 
 def _all(steps: Steps, finished: Sequence[Step], console: Console) -> Iterator[Step]:
     """The steps in order: post-training, sensitive nodes in fp32, fine-tuning, fine-tuning with such nodes in fp32."""
-    from hwnas.compress.post_training import PostTraining
-    from hwnas.compress.sensitivity import KeptNodes
+    from hwnas.compress.post_training import KeptNodes, PostTraining
 
     plain = PostTraining(steps, console)
     yield from plain.steps()

@@ -1,21 +1,42 @@
-"""Post-training steps: ranges by four methods, then bias correction, then one scale for each tensor."""
+"""Post-training steps: ranges by four methods, then bias correction, then one scale for each tensor, then kept nodes.
+
+Sensitive nodes stay in fp32. Each node's cost in accuracy and in time is measured; the best bargains come first.
+"""
 
 from __future__ import annotations
 
+import json
+import math
+import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import asdict, dataclass, replace
+from functools import cache, cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from hwnas.cli.progress import Console
 from hwnas.compress.step import Step, Steps
-from hwnas.networks.quantize import Method, activation_ranges, copy_network, corrected, load_fp32, quantise_graph
+from hwnas.errors import CandidateError
+from hwnas.networks.qdq import Graph, Range, quantised_nodes
+from hwnas.networks.quantize import (
+    Method,
+    TunedFor,
+    activation_ranges,
+    copy_network,
+    corrected,
+    load_fp32,
+    quantise_graph,
+)
+from hwnas.system.documents import Document, content_of
+from hwnas.system.paths import write_atomic
+from hwnas.system.tables import finite
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from onnx import ModelProto
 
-    from hwnas.networks.qdq import Range
-    from hwnas.networks.quantize import TunedFor
 
 _METHODS: dict[Method, str] = {"mse": "smallest squared error, the default", "minmax": "extremes",
                                "percentile": "all but 0.01 % on each side", "entropy": "smallest divergence"}
@@ -107,3 +128,127 @@ def _best(steps: Mapping[str, Step]) -> str:
 def spread(n: int, wanted: int) -> Sequence[int]:
     """At most `wanted` row numbers, evenly spread over `n`."""
     return [index * n // min(n, wanted) for index in range(min(n, wanted))]
+
+
+SENSITIVITY = Document("hwnas-sensitivity", 1, "what single nodes cost", "Remove it to measure again.")
+_COPIES = 2  # copies of each network in the timing of single nodes: there are many nodes
+_LEAST_COST = 0.005  # share of the whole latency below which a node's cost is noise
+_ALL_INT8 = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitivity:
+    """The effect on the int8 network when one node stays in fp32.
+
+    `recovered`: how much error power of the logits it removes, as a share of the fp32 logits' power. `sqnr_db`: the
+    signal-to-noise ratio after that. `cost_ms`: the milliseconds it adds. `bargain`: recovered per millisecond.
+    """
+
+    node: str
+    recovered: float
+    sqnr_db: float
+    cost_ms: float
+    bargain: float
+
+
+class KeptNodes:
+    """Steps that leave more and more nodes of a quantised network in fp32. `prefix` begins their names."""
+
+    def __init__(self, steps: Steps, base: Quantisation, prefix: str, console: Console) -> None:
+        self._steps, self._base, self._prefix, self._console = steps, base, prefix, console
+        self._job, self._scorer = steps.job, steps.scorer
+        options, file = self._job.options, self._job.steps / f"{base.note}.onnx"
+        self._settings = {"base": content_of(file), "images": options.sensitivity.images,
+                          "nodes": options.sensitivity.nodes}
+        self._images = self._job.calibration[spread(len(self._job.calibration), self._job.options.sensitivity.images)]
+
+    def steps(self) -> Iterator[Step]:
+        """The steps: each keeps one more node in fp32, and has a smaller error than the one before."""
+        kept: tuple[str, ...] = ()
+        with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
+            scratch = Path(folder) / "int8.onnx"
+            sensitivities = self._sensitivities(scratch)
+            least = self._error(scratch, kept)
+            for sensitivity in sensitivities:
+                error = self._error(scratch, (*kept, sensitivity.node))
+                if error >= least:
+                    continue
+                kept, least = (*kept, sensitivity.node), error
+                yield self._take(kept, sensitivities)
+
+    def _take(self, kept: tuple[str, ...], sensitivities: list[Sensitivity]) -> Step:
+        why = [asdict(sensitivity) for sensitivity in sensitivities if sensitivity.node in kept]
+
+        def make() -> tuple[ModelProto, dict[str, Any]]:
+            return self._base.int8(kept), {"kept": list(kept), "why": why}
+
+        what = f"{self._base.note}, {len(kept)} node{'' if len(kept) == 1 else 's'} in fp32"
+        return self._steps.take(f"{self._prefix}_kept{len(kept)}", what, make,
+                                {"base": self._settings["base"], "kept": list(kept)})
+
+    def _sensitivities(self, scratch: Path) -> list[Sensitivity]:
+        """The most sensitive nodes, by what they recover per millisecond, the best first; later runs reuse them."""
+        path = self._job.steps / f"{self._prefix}_sensitivity.json"
+        stored = SENSITIVITY.find(path)
+        if stored is None or stored.get("settings") != self._settings:
+            stored = {**SENSITIVITY.header, "settings": self._settings}
+        if "chosen" not in stored:
+            errors = self._errors(path, stored, scratch)
+            stored["chosen"] = [asdict(sensitivity) for sensitivity in self._time(errors)]
+            _write(path, stored)
+        return [Sensitivity(**row) for row in stored["chosen"]]
+
+    def _errors(self, path: Path, stored: dict[str, Any], scratch: Path) -> dict[str, float]:
+        """Error power with each node in fp32, and with none. Each result is stored at once."""
+        errors: dict[str, Any] = stored.setdefault("errors", {})
+        names = [_ALL_INT8, *(node.name for node in quantised_nodes(Graph(self._base.original)))]
+        with self._console.step("sensitivity of each node") as report:
+            for index, name in enumerate(names):
+                if name not in errors:
+                    errors[name] = self._error(scratch, (name,) if name else ())
+                    _write(path, stored)
+                report((index + 1) / len(names), name)
+        return {name: math.inf if error is None else error for name, error in errors.items()}
+
+    def _error(self, scratch: Path, kept: tuple[str, ...]) -> float:
+        """Squared error of the int8 logits over the power of the fp32 ones; infinite if the network cannot run."""
+        try:
+            scratch.write_bytes(self._base.int8(kept).SerializeToString())
+            got = self._scorer.logits(scratch, "int8", self._images)
+        except CandidateError:
+            return math.inf
+        return float(np.square(got - self._wanted).sum() / max(float(np.square(self._wanted).sum()), 1e-12))
+
+    @cached_property
+    def _wanted(self) -> NDArray[np.float32]:
+        """Logits of the network before it was quantised."""
+        with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
+            path = Path(folder) / "fp32.onnx"
+            path.write_bytes(self._base.original.SerializeToString())
+            return self._scorer.logits(path, "fp32", self._images)
+
+    def _time(self, errors: dict[str, float]) -> list[Sensitivity]:
+        """Time the nodes that remove most of the error; sorted by what they remove per millisecond, the best first."""
+        all_int8 = errors[_ALL_INT8]
+        recovered = {name: all_int8 - error for name, error in errors.items() if name and error < all_int8}
+        names = sorted(recovered, key=lambda name: -recovered[name])[: self._job.options.sensitivity.nodes]
+        if not names:
+            return []
+        with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
+            files = {}
+            for index, name in enumerate([_ALL_INT8, *names]):
+                path = Path(folder) / f"{index}.onnx"
+                path.write_bytes(self._base.int8((name,) if name else ()).SerializeToString())
+                files[name] = (path, "int8")
+            measurements = self._scorer.time(files, self._console, _COPIES)
+        base_ms = measurements[_ALL_INT8].latency_ms
+        timed = []
+        for name in names:
+            cost_ms = measurements[name].latency_ms - base_ms
+            bargain = recovered[name] / max(cost_ms, _LEAST_COST * base_ms)
+            timed.append(Sensitivity(name, recovered[name], -10 * float(np.log10(errors[name])), cost_ms, bargain))
+        return sorted(timed, key=lambda sensitivity: -sensitivity.bargain)
+
+
+def _write(path: Path, data: dict[str, Any]) -> None:
+    write_atomic(path, json.dumps(finite(data), indent=1) + "\n")

@@ -153,14 +153,14 @@ def _identity_in(folder: Path) -> Mapping[str, Any]:
     """The identity of the training in `folder`; empty where there is none, or its files are torn: their reader says."""
     from safetensors import SafetensorError, safe_open
 
-    from hwnas.training.checkpoint import KEY
+    from hwnas.training.loop import CHECKPOINT_KEY
 
     try:
         if (folder / "summary.json").is_file():
             about = read_json(folder / "summary.json")
         else:
             with safe_open(check_tensors(folder / "checkpoint.safetensors"), framework="np") as file:
-                about = load_json((file.metadata() or {})[KEY])
+                about = load_json((file.metadata() or {})[CHECKPOINT_KEY])
         return dict(about["identity"])
     except (OSError, SafetensorError, ValueError, KeyError, TypeError):
         return {}

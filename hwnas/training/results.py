@@ -22,8 +22,8 @@ from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import Manifest, RunFolder
 from hwnas.system.tables import finite, table_csv
 from hwnas.target import Host
-from hwnas.training.checkpoint import plain
 from hwnas.training.job import Trained, TrainingJob
+from hwnas.training.loop import plain
 
 if TYPE_CHECKING:
     from torch import nn

@@ -25,9 +25,8 @@ from hwnas.accuracy.certificate import (
     rows,
     sentences,
 )
-from hwnas.certify.estimates import ESTIMATES, Judged
-from hwnas.certify.plan import CertifyPlan
-from hwnas.certify.results import Truth, certificate_figure, certificate_of
+from hwnas.certify.results import ESTIMATES, Judged, Truth, certificate_figure, certificate_of
+from hwnas.certify.truth import CertifyPlan
 from hwnas.cli.progress import text_table
 from hwnas.data.dataset import Dataset
 from hwnas.errors import DataError, StudyError

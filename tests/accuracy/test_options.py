@@ -16,7 +16,7 @@ from hwnas.accuracy.estimator import load_estimator
 from hwnas.accuracy.multi_fidelity import MULTI_FIDELITY, FidelityOptions
 from hwnas.accuracy.proxy import ProxyOptions
 from hwnas.accuracy.zero_cost import ZeroCostOptions
-from hwnas.certify.plan import in_full, training_config
+from hwnas.certify.truth import in_full, training_config
 from hwnas.cli.options import read_options
 from hwnas.data.dataset import Dataset, DatasetOptions, Split
 from hwnas.space.search_space import SearchSpace

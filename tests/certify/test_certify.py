@@ -24,15 +24,14 @@ from certify_fixtures import Told, ToldAmong, digits, plan_of, tiny_space, write
 from hwnas.accuracy import estimator as accuracy
 from hwnas.accuracy.certificate import find_certificate
 from hwnas.certify.__main__ import main
-from hwnas.certify.estimates import Judged, estimate_all, read_judged
-from hwnas.certify.plan import CertifyPlan, macs_of, read_plan, spread
-from hwnas.certify.truth import read_training, work
+from hwnas.certify.results import Judged, estimate_all, read_judged
+from hwnas.certify.truth import CertifyPlan, macs_of, read_plan, read_training, spread, work
 from hwnas.cli.command import run_command
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, StudyError, TrainingError, UnknownName, UserError
 from hwnas.space.search_space import SearchSpace
 from hwnas.training import job as training_job
-from hwnas.training.checkpoint import Checkpoint
+from hwnas.training.loop import Checkpoint
 
 QUIET = Console(quiet=True)
 TINY = ["n=4", "seeds=2", "workers=1", "training.epochs=2", "training.train_images=96", "training.validation_images=60",

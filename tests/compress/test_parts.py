@@ -13,9 +13,8 @@ import pytest
 from compress_fixtures import QUIET, job_of
 
 from hwnas.compress import qat as compress_qat
-from hwnas.compress.post_training import PostTraining
+from hwnas.compress.post_training import KeptNodes, PostTraining
 from hwnas.compress.qat import FakeQuantised, fine_tune
-from hwnas.compress.sensitivity import KeptNodes
 from hwnas.compress.step import Scorer, Steps
 from hwnas.errors import StudyError, TrainingError
 from hwnas.networks.export import export_onnx, randomise
@@ -24,8 +23,7 @@ from hwnas.networks.quantize import activation_ranges, corrected, load_fp32, qua
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.system.libraries import declare_missing
 from hwnas.target import Target
-from hwnas.training.checkpoint import Checkpoint
-from hwnas.training.loop import predict
+from hwnas.training.loop import Checkpoint, predict
 
 declare_missing()
 

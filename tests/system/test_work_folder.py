@@ -14,7 +14,7 @@ import torch
 from filelock import FileLock
 
 from hwnas.certify.__main__ import main as certify
-from hwnas.certify.plan import PLAN
+from hwnas.certify.truth import PLAN
 from hwnas.cli.command import compose, run_command
 from hwnas.cli.progress import Console
 from hwnas.compress.__main__ import main as compress
@@ -23,7 +23,7 @@ from hwnas.search.__main__ import main as search
 from hwnas.system.run_folder import RunFolder
 from hwnas.system.work_folder import NAME, WorkFolder, check_replaceable, kind_of
 from hwnas.train import main as train
-from hwnas.training.checkpoint import Checkpoint
+from hwnas.training.loop import Checkpoint
 from hwnas.training.results import SUMMARY
 
 TARGET = "+target=ort_int8"

@@ -22,12 +22,20 @@ from hwnas.cli.progress import Console
 from hwnas.data.dataset import Dataset, Task, cross_entropy
 from hwnas.errors import ConfigError, DataError, SpaceError, StudyError, TrainingError, UserError
 from hwnas.networks.build import build
-from hwnas.networks.shared_weights import bank_of, covering, extreme
 from hwnas.space.search_space import SearchSpace
 from hwnas.testing import check_estimator
-from hwnas.training.checkpoint import Checkpoint
-from hwnas.training.loop import Training
-from hwnas.training.supernet import Curriculum, SupernetTraining, inherit, load_inherited, note_other_split, recalibrate
+from hwnas.training.loop import Checkpoint, Training
+from hwnas.training.supernet import (
+    Curriculum,
+    SupernetTraining,
+    bank_of,
+    covering,
+    extreme,
+    inherit,
+    load_inherited,
+    note_other_split,
+    recalibrate,
+)
 
 SPACE = """
 image_size: 16

@@ -38,9 +38,8 @@ from hwnas.system.run_folder import RunFolder
 from hwnas.train import main
 from hwnas.training import job as training_job
 from hwnas.training.batches import Batches
-from hwnas.training.checkpoint import Checkpoint
 from hwnas.training.job import TrainingJob, make_job, train
-from hwnas.training.loop import make_schedule, seeded
+from hwnas.training.loop import Checkpoint, make_schedule, seeded
 from hwnas.training.ranks import Ranks
 from hwnas.training.recipe import Recipe
 from hwnas.training.results import read_summary
@@ -158,7 +157,7 @@ KILLED = """
 import os, sys
 from hwnas.cli.command import run_command
 from hwnas.train import main
-from hwnas.training.checkpoint import Checkpoint
+from hwnas.training.loop import Checkpoint
 save = Checkpoint.save
 def saving(self, path):
     if self.epoch == 2:
@@ -693,7 +692,7 @@ WAITING = """
 import sys, time
 from hwnas.cli.command import run_command
 from hwnas.train import main
-from hwnas.training.checkpoint import Checkpoint
+from hwnas.training.loop import Checkpoint
 
 save = Checkpoint.save
 
