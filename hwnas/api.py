@@ -101,7 +101,7 @@ class Run:
     def to_frame(self, table: Literal["front", "trials"] = "front") -> pd.DataFrame:
         """`front.csv` or `trials.csv` with a type for each column; an unknown value is NA."""
         from hwnas.front.rows import column_types
-        from hwnas.study.costs import COSTS
+        from hwnas.study.objective import COSTS
         from hwnas.system.run_folder import TRIALS
         from hwnas.system.tables import read_frame, table_text
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hwnas.runtimes.runtime import Runtime
     from hwnas.space.architecture import Architecture
     from hwnas.space.blocks.block import BlockSpec
-    from hwnas.study.costs import KnownObjective, Terms
+    from hwnas.study.objective import KnownObjective, Terms
     from hwnas.target import Target
 
 
@@ -170,7 +170,7 @@ def check_dataset(listing_of: Callable[[DatasetOptions], Listing], options: Data
 
 def check_cost(cost: KnownObjective, blocks: Sequence[BlockSpec], terms: Terms | None = None) -> None:
     """Assert that a known objective can be computed from a network's `blocks` before a training."""
-    from hwnas.study.costs import KnownObjective, Terms
+    from hwnas.study.objective import KnownObjective, Terms
 
     assert isinstance(cost, KnownObjective), "the entry point is a KnownObjective"
     assert cost.predicted != cost.exact or cost.of_file is None, "what is measured has a column of its own"

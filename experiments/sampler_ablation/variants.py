@@ -16,10 +16,9 @@ from optuna.trial import FrozenTrial
 from experiments.sampler_contest.table import Table
 from hwnas.samplers import model
 from hwnas.samplers.coding import Coding, Settings
-from hwnas.samplers.domain import Domain
-from hwnas.samplers.history import Learnt
+from hwnas.samplers.facts import Domain, Inputs, Learnt
 from hwnas.samplers.known import KnownObjectiveSampler, Mix
-from hwnas.samplers.surrogate import Inputs, Process, Warp, Weights, tuned
+from hwnas.samplers.model import Process, Warp, Weights, tuned
 
 Patch = tuple[Any, str, Any]  # object, attribute, what it becomes
 

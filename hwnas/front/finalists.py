@@ -11,7 +11,7 @@ from hwnas.errors import StudyError
 from hwnas.front.rows import FrontRow
 from hwnas.networks.network import Network
 from hwnas.stats import layers
-from hwnas.study.costs import known_costs
+from hwnas.study.objective import known_costs
 from hwnas.system.run_folder import ESTIMATED
 
 NEAR = 0.2  # share of the cap that a network may lie below it and still show what it buys

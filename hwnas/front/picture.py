@@ -12,7 +12,7 @@ from hwnas.accuracy.estimator import meaning
 from hwnas.front.comparison import describe
 from hwnas.front.rows import FrontRow
 from hwnas.pictures import MUTED, Line, draw_better, is_number, log_axis, new_figure, percent_axis, place_labels, title
-from hwnas.study.costs import COSTS
+from hwnas.study.objective import COSTS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

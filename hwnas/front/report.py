@@ -15,7 +15,7 @@ from hwnas.errors import hidden
 from hwnas.front.picture import PlotInfo, front_figure
 from hwnas.front.rows import COLUMNS, Cost, FrontRow, load_front, sort_rows
 from hwnas.pictures import figure_bytes
-from hwnas.study.costs import COSTS, LATENCY
+from hwnas.study.objective import COSTS, LATENCY
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import RunFolder
 

@@ -11,8 +11,7 @@ from typing import Any, get_type_hints
 
 from hwnas.errors import StudyError
 from hwnas.networks.network import Network, Shape, read_network
-from hwnas.study.costs import COSTS, LATENCY, KnownObjective, Terms
-from hwnas.study.objective import Objective
+from hwnas.study.objective import COSTS, LATENCY, KnownObjective, Objective, Terms
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import ESTIMATED, ModelFolder, RunFolder
 from hwnas.system.tables import read_table, table_csv, table_text

@@ -43,8 +43,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from hwnas.errors import SamplerError
 from hwnas.samplers.coding import Codes, Coding
-from hwnas.samplers.domain import Domain, Function, Known
-from hwnas.samplers.history import PROPOSAL, History, Learnt, Reader, proposals
+from hwnas.samplers.facts import PROPOSAL, Domain, Function, History, Known, Learnt, Reader, proposals
 from hwnas.samplers.model import LEAST, MOST_KNOWN, WORST, Model, Tuner
 from hwnas.stats import Z90
 

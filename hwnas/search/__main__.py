@@ -11,7 +11,7 @@ from hwnas.cli.options import Config
 from hwnas.cli.progress import Console
 from hwnas.errors import WorkerError
 from hwnas.search.road import SearchResult, search
-from hwnas.study.costs import COSTS
+from hwnas.study.objective import COSTS
 from hwnas.target import Host
 
 USAGE = """Search, train, quantise and verify networks for a target. Results lie in out=FOLDER

@@ -32,7 +32,7 @@ from hwnas.search.minutes import (
     trials_seconds,
     with_steps,
 )
-from hwnas.study.objective import CAP_QUANTILES
+from hwnas.study.objective import CAP_QUANTILES, Objective
 from hwnas.system.processes import crew
 from hwnas.system.run_folder import RunFolder
 from hwnas.target import Target, usable_cores
@@ -49,13 +49,12 @@ if TYPE_CHECKING:
     from hwnas.latency.model import LatencyModel
     from hwnas.latency.table import LatencyTable
     from hwnas.networks.network import Network
-    from hwnas.samplers.asking import Asking
     from hwnas.samplers.coding import Settings
     from hwnas.samplers.informed import Context
+    from hwnas.samplers.loading import Asking
     from hwnas.search.loop import SearchEvent
     from hwnas.search.trial import SearchOptions
     from hwnas.space.search_space import SearchSpace
-    from hwnas.study.objective import Objective
     from hwnas.training.recipe import Recipe
 
 

@@ -17,8 +17,7 @@ from hwnas.accuracy.estimator import AccuracyEstimator, Estimate, EvaluatesAmong
 from hwnas.errors import CandidateError, TrainingError, UserError
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
-from hwnas.study.costs import COSTS, LATENCY
-from hwnas.study.objective import CAP_QUANTILE, Objective, Predict, upper_ms
+from hwnas.study.objective import CAP_QUANTILE, COSTS, LATENCY, Objective, Predict, upper_ms
 from hwnas.study.record import (
     CAP,
     DUPLICATE,

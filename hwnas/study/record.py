@@ -11,7 +11,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hwnas.accuracy.estimator import Earlier
 from hwnas.stats import non_dominated
-from hwnas.study.costs import COSTS, LATENCY, known_costs
+from hwnas.study.objective import COSTS, LATENCY, known_costs
 from hwnas.system.run_folder import OF_EVERY_TRIAL
 
 # Outcomes of a finished trial, in the user attribute `outcome`. A FAIL without an outcome was lost with its worker.

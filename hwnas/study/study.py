@@ -15,8 +15,7 @@ from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from hwnas.errors import ConfigError, StudyError, hidden
-from hwnas.study.costs import LATENCY
-from hwnas.study.objective import Objective
+from hwnas.study.objective import LATENCY, Objective
 from hwnas.study.record import OBJECTIVES, RECORD, front_rows, minimised, trial_rows
 from hwnas.study.storage import (
     BUSY_S,

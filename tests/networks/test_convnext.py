@@ -22,7 +22,7 @@ from hwnas.runtimes.torch import OnnxModule
 from hwnas.space.architecture import Architecture
 from hwnas.space.blocks.block import BlockSpec
 from hwnas.space.search_space import SearchSpace
-from hwnas.study.costs import Terms, file_bytes
+from hwnas.study.objective import Terms, file_bytes
 from hwnas.target import Target
 
 torch = pytest.importorskip("torch")

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from hwnas.samplers.coding import Coding, Column, Settings
-from hwnas.samplers.model import Front, exceedance, expected_gain
-from hwnas.samplers.surrogate import Inputs, Process, Warp, tuned
+from hwnas.samplers.facts import Inputs
+from hwnas.samplers.model import Front, Process, Warp, exceedance, expected_gain, tuned
 from hwnas.stats import hypervolume_2d
 
 RNG = np.random.default_rng(3)
@@ -113,7 +113,7 @@ def test_settings_read_as_dictionaries() -> None:
 def test_the_surrogate_learns_and_its_gradient_is_right() -> None:
     from scipy.optimize import check_grad
 
-    from hwnas.samplers.surrogate import _loss, prior
+    from hwnas.samplers.model import _loss, prior
 
     coding = Coding({name: CategoricalDistribution(["p", "q", "r"]) for name in "abcde"})
     codes = coding.sample(RNG, 90)

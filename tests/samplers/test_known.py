@@ -19,8 +19,7 @@ from optuna.trial import TrialState
 
 import hwnas.samplers.known as known_module
 from hwnas.errors import BudgetError, SamplerError
-from hwnas.samplers.domain import Domain, Known
-from hwnas.samplers.history import PROPOSAL
+from hwnas.samplers.facts import PROPOSAL, Domain, Known
 from hwnas.samplers.known import KnownObjectiveSampler
 from hwnas.samplers.model import MOST_FITTED, Model
 from hwnas.stats import hypervolume_2d

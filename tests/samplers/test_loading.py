@@ -19,8 +19,7 @@ import hwnas.samplers.loading
 import hwnas.search.loop
 from hwnas.accuracy.estimator import Estimate
 from hwnas.errors import ConfigError, UnknownName
-from hwnas.samplers.asking import View
-from hwnas.samplers.loading import load_sampler, sampler_names
+from hwnas.samplers.loading import View, load_sampler, sampler_names
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
 from hwnas.stats import hypervolume_2d

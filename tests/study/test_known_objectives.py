@@ -33,16 +33,14 @@ from hwnas.latency import timing as scoring
 from hwnas.latency.timing import prepare_network
 from hwnas.pictures import figure_bytes
 from hwnas.samplers import model
-from hwnas.samplers.asking import View
 from hwnas.samplers.coding import Coding, Settings
 from hwnas.samplers.informed import Context
-from hwnas.samplers.loading import load_sampler
+from hwnas.samplers.loading import View, load_sampler
 from hwnas.search.__main__ import main
 from hwnas.search.reuse import reuse_trials
 from hwnas.search.trial import SearchOptions
 from hwnas.space.search_space import SearchSpace
-from hwnas.study.costs import COSTS, MOST_KNOWN, Terms, check_known, file_bytes
-from hwnas.study.objective import Objective, read_objective
+from hwnas.study.objective import COSTS, MOST_KNOWN, Objective, Terms, check_known, file_bytes, read_objective
 from hwnas.study.record import front_rows, trial_rows
 from hwnas.study.study import open_study
 from hwnas.system.run_folder import RunFolder

@@ -21,7 +21,7 @@ from study_fixtures import IDENTITY, OBJECTIVE, Scores, TinySpace, searched
 
 import hwnas.study.storage
 from hwnas.errors import ConfigError, StudyError, hidden
-from hwnas.samplers.history import PROPOSAL, proposals
+from hwnas.samplers.facts import PROPOSAL, proposals
 from hwnas.samplers.loading import load_sampler
 from hwnas.study.record import trial_rows
 from hwnas.study.storage import server_lock
