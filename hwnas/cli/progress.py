@@ -6,14 +6,16 @@ import io
 import math
 import os
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Protocol
 
 from hwnas.errors import hidden
 
 UNKNOWN = "–"
+EVERY_S, SILENT_S = 10.0, 15.0  # of lines about a step: at least so long between two, at most so long in silence
 
 
 def show(text: str) -> None:
@@ -76,21 +78,54 @@ class Console:
             yield report
             bars.update(task, completed=1.0)
 
-    def _lines(self, title: str, every_s: float = 10.0) -> Iterator[Report]:
-        start = last = time.monotonic()
-        self.say(f"{title} ...")
+    def _lines(self, title: str) -> Iterator[Report]:
+        lines = _Lines(title, self.say)
+        over = threading.Event()
 
-        def report(share: float, note: str = "") -> None:
-            nonlocal last
-            now = time.monotonic()
-            if now - last < every_s or share <= 0:
-                return
-            last = now
-            left = (now - start) * (1 - share) / share
-            self.say(f"{title}: {share:4.0%}, {now - start:.0f} s, about {left:.0f} s left{', ' if note else ''}{note}")
+        def beat() -> None:
+            while not over.wait(1.0):
+                lines.beat()
 
-        yield report
-        self.say(f"{title}: done in {time.monotonic() - start:.0f} s")
+        threading.Thread(target=beat, daemon=True).start()
+        try:
+            yield lines
+        finally:
+            over.set()
+        self.say(f"{title}: done in {time.monotonic() - lines.start:.0f} s")
+
+
+class _Lines:
+    """A step as lines: at most one in EVERY_S seconds, and one after SILENT_S in which nothing was heard."""
+
+    def __init__(self, title: str, say: Callable[[str], None]) -> None:
+        self.title, self.say, self.share, self.text = title, say, 0.0, ""
+        self.start = self.last = self.heard = time.monotonic()
+        self.lock = threading.Lock()
+        say(f"{title} ...")
+
+    def __call__(self, share: float, note: str = "") -> None:
+        with self.lock:
+            if share != self.share:
+                self.heard = time.monotonic()
+            self.share, self.text = share, f", {note}" if note else ""
+            if share > 0 and time.monotonic() - self.last >= EVERY_S:
+                self._tell()
+
+    def beat(self) -> None:
+        """Say how it stands, if the last line was long ago."""
+        with self.lock:
+            if time.monotonic() - self.last >= SILENT_S:
+                self._tell()
+
+    def _tell(self) -> None:
+        self.last = time.monotonic()
+        share, left, text = "", "", self.text
+        if self.share > 0:  # what is left goes by when something ended last
+            left_s = (self.heard - self.start) * (1 - self.share) / self.share - (self.last - self.heard)
+            share, left = f"{self.share:4.0%}, ", f", about {left_s:.0f} s left" if left_s > 0 else ""
+        elif not text:
+            text = ", nothing has ended yet"
+        self.say(f"{self.title}: {share}{self.last - self.start:.0f} s{left}{text}")
 
 
 def text_table(rows: Sequence[Sequence[str]], words: Sequence[int] = (0,)) -> list[str]:

@@ -228,27 +228,38 @@ def make_all(networks: Sequence[Network], run: RunFolder, making: Making, worker
              report: Callable[[float, str], None]) -> Iterator[tuple[Network, Outcome]]:
     """`make` and score each network; outcomes come in order of completion.
 
-    The last networks start first: they are the baselines, which take longest. HwnasError when a process was ended.
+    The last networks start first: they are the baselines, which take longest. `report` hears how much is done of what
+    is to be trained: networks whose weights are stored take a moment. HwnasError when a process was ended.
     """
+    waiting = [network.id for network in networks if not _is_trained(network, run, making)]
     if workers <= 1 or len(networks) <= 1:
-        for index, network in enumerate(networks):
-            def heard(step: int, steps: int, at: int = index, name: str = network.id) -> None:
-                report((at + step / steps) / len(networks), name)
+        for network in networks:
+            def heard(step: int, steps: int, name: str = network.id) -> None:
+                report((waiting.index(name) + step / steps) / len(waiting), name)
 
-            yield network, _outcome(network, run, making, heard)
+            yield network, _outcome(network, run, making, heard if network.id in waiting else None)
         return
     with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
         parked = _park(making, Path(folder))
         with Pool(min(workers, len(networks)), _start, (parked, Path(folder), run)) as pool:
             jobs = {pool.submit(_job, network): network for network in reversed(networks)}
-            for done, job in enumerate(as_completed(jobs), start=1):
-                report(done / len(jobs), f"{done} of {len(jobs)} networks trained and exported")
+            done = 0
+            for job in as_completed(jobs):
+                if jobs[job].id in waiting:
+                    done += 1
+                    report(done / len(waiting), f"{done} of {len(waiting)} networks trained and exported")
                 try:
                     outcome = job.result()
                 except BrokenProcessPool:
                     raise HwnasError("a process that trains finalists was ended (out of memory?). Free memory and give "
                                      "the command again: what is finished is kept.") from None
                 yield jobs[job], outcome
+
+
+def _is_trained(network: Network, run: RunFolder, making: Making) -> bool:
+    """Whether the network's stored weights will be taken."""
+    data = making.dataset.at_size(network.shape.image_size)
+    return _stored(run.model(network.id), fingerprint(network, making, data))[0]
 
 
 def _outcome(network: Network, run: RunFolder, making: Making,

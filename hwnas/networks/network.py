@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from hwnas.space.blocks.block import BlockSpec
 
 
+EARLY = "-early"  # ends the id of a network of a first front
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """What goes in and comes out: square images of `channels`, `image_size` pixels wide, and logits of `classes`."""
@@ -123,6 +126,17 @@ class FoundNetwork(Network):
 
     def __str__(self) -> str:
         return str(self.architecture)
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyNetwork(FoundNetwork):
+    """The same, trained for the first front of a search in minutes: in a folder of its own, so that the last training
+    of the same architecture does not touch what is published."""
+
+    @property
+    def id(self) -> str:
+        """The architecture's id and EARLY."""
+        return self.architecture.id + EARLY
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 CALIBRATION = 0.15  # of the minutes, at most
 TRIALS = 0.45  # of what is left after preparing
+EARLY_BY = 1 / 3  # of the minutes: when a first front is there
+EARLY_LEAST, EARLY_MOST = 0.06, 0.25  # of what is left, for the first front
 TIMING = 0.12  # of the minutes, at least LEAST_TIMING_S
 FEWEST_STEPS = 40  # of a finalist's training: with fewer, networks answer little better than chance
 LEAST_TIMING_S, LEAST_TRIALS_S = 10.0, 10.0
@@ -45,6 +47,10 @@ class Clock:
     def start(cls, minutes: float) -> Clock:
         """A clock that starts now."""
         return cls(minutes, time.monotonic())
+
+    def until(self, seconds: float) -> Clock:
+        """The clock of a part of the command, which ends so many seconds from now."""
+        return replace(self, minutes=(self.spent_s + seconds) / 60)
 
     @property
     def spent_s(self) -> float:
@@ -151,6 +157,16 @@ def trials_seconds(clock: Clock, pace: Pace, finalists: Sequence[Network], worke
                           f"{clock.spent_s:.0f} s, and a front of {len(finalists)} networks needs {rest:.0f} s more. "
                           f"Give budget.minutes={1.05 * least:.1f} or more.")
     return min(max(TRIALS * clock.left_s, LEAST_TRIALS_S), clock.left_s - rest)
+
+
+def early_seconds(clock: Clock, pace: Pace, finalists: Sequence[Network]) -> tuple[float, float] | None:
+    """Seconds for the first trials, and for a first front of `finalists` after them, which a third of the minutes shall
+    show. None where such a front would take more than a quarter of what is left."""
+    front_s = pace.seconds(finalists, FEWEST_STEPS, 1) + len(finalists) * COMPILING_S + LEAST_TIMING_S + ENDING_S
+    if front_s > EARLY_MOST * clock.left_s:
+        return None
+    front_s = max(front_s, EARLY_LEAST * clock.left_s)
+    return max(LEAST_TRIALS_S, EARLY_BY * 60 * clock.minutes - clock.spent_s - front_s), front_s
 
 
 def timing_seconds(clock: Clock, n: int) -> float:

@@ -16,16 +16,17 @@ from hwnas.accuracy.estimator import Prepares
 from hwnas.cli.command import default_out, kept
 from hwnas.cli.options import Config, option, read_command, section
 from hwnas.cli.progress import Console, Report
-from hwnas.errors import ConfigError, StudyError
+from hwnas.errors import BudgetError, ConfigError, StudyError
 from hwnas.latency.calibrate import CalibrationOptions
 from hwnas.latency.deployment import Deployment, error_line, latency_model
-from hwnas.networks.network import FoundNetwork
+from hwnas.networks.network import EARLY, EarlyNetwork, FoundNetwork
 from hwnas.search.minutes import (
     CALIBRATION,
     LEAST_TIMING_S,
     TIMING,
     Clock,
     Pace,
+    early_seconds,
     fitted,
     pace_of,
     timing_seconds,
@@ -259,18 +260,19 @@ def search(config: Config, console: Console) -> SearchResult:
     run.write_config(plan.yaml)
     minutes = plan.options.budget.minutes
     prepared = _paced(prepared, replace(began, minutes=minutes) if minutes else None, console)
-    with extra_workers(min(plan.workers, plan.options.trials) - 1, plan, run, console) as early:
-        search_trials(prepared, console)
+    if prepared.clock is not None and not _read_held(run)[0] and not _early_front(prepared, console):
+        return SearchResult(run, prepared.study, run.read_trials(), _read_held(run)[0], run.read_comparisons())
+    ended = searched(prepared, console)
     with run.hold("verify", wait=False) as held:
         if not held:
             console.say(f"another worker verifies the front in {run.path}; nothing left to do here.")
-            return SearchResult(run, prepared.study, early=early)
+            return SearchResult(run, prepared.study, early=ended)
         wait_for_others(prepared.study, waiting=lambda n: console.note(f"waiting for {n} other trials"))
         trials = _estimated(prepared, trial_rows(prepared.study))
         run.write_trials(trials)
         with run.hold("results", console.say):
             rows, comparisons = verified(prepared, trials, console)
-    return SearchResult(run, prepared.study, trials, rows, comparisons, early)
+    return SearchResult(run, prepared.study, trials, rows, comparisons, ended)
 
 
 def _paced(prepared: Prepared, clock: Clock | None, console: Console) -> Prepared:
@@ -285,14 +287,61 @@ def _paced(prepared: Prepared, clock: Clock | None, console: Console) -> Prepare
     reference = FoundNetwork(plan.space.reference)
     with console.step("time this machine"):
         pace = pace_of(reference, making).with_networks(plan.baselines, making)
-    trials_s = trials_seconds(clock, pace, [reference] * min(2, plan.options.finalists.k), plan.workers)
+    prepared = replace(prepared, clock=clock, pace=pace)
+    trials_s = _trials_s(prepared)
     rest_s = clock.left_s - trials_s
     console.note(f"plan for {clock.minutes:g} min: {clock.spent_s / 60:.1f} to prepare (done), {trials_s / 60:.1f} for "
                  f"trials, about {(rest_s - _timing_s(clock)) / 60:.1f} to train and export {plan.options.finalists.k} "
                  f"finalists, {plan.options.controls} controls and {len(plan.baselines)} baselines, "
                  f"{_timing_s(clock) / 60:.1f} to score and time them")
     _set_end(prepared.study, time.time() + trials_s)
-    return replace(prepared, clock=clock, pace=pace)
+    return prepared
+
+
+def _trials_s(prepared: Prepared) -> float:
+    """Seconds for the trials; BudgetError where none are left for a front after them."""
+    clock, pace, plan = prepared.clock, prepared.pace, prepared.plan
+    assert clock is not None
+    assert pace is not None
+    return trials_seconds(clock, pace, [FoundNetwork(plan.space.reference)] * min(2, plan.options.finalists.k),
+                          plan.workers)
+
+
+def _early_front(prepared: Prepared, console: Console) -> bool:
+    """Make a verified front of two of the first networks, trained for a moment, for whoever stops before the end.
+
+    Its networks have folders of their own, so that it stays whole until the last front takes its place. Returns whether
+    there is time for another.
+    """
+    from hwnas.front.finalists import usable_trials
+    from hwnas.study.record import trial_rows
+
+    plan, clock, pace = prepared.plan, prepared.clock, prepared.pace
+    assert clock is not None
+    assert pace is not None
+    parts = early_seconds(clock, pace, [FoundNetwork(plan.space.reference)] * min(2, plan.options.finalists.k))
+    if parts is None:
+        console.note("no first front on the way: it would take more than a quarter of the time that is left")
+        return True
+    trials_s, front_s = parts
+    console.note(f"a first front of two networks comes first: {trials_s:.0f} s of trials, then about {front_s:.0f} s")
+    _set_end(prepared.study, time.time() + trials_s)
+    searched(prepared, console)
+    with prepared.run.hold("verify", wait=False) as held, prepared.run.hold("results", console.say):
+        if held and usable_trials(trials := _estimated(prepared, trial_rows(prepared.study))):
+            asked = replace(plan.options, finalists=replace(plan.options.finalists, k=min(2, plan.options.finalists.k)),
+                            controls=0)
+            part = replace(plan, options=asked, baselines=(), workers=1)
+            prepared.run.write_trials(trials)
+            verified(replace(prepared, plan=part, clock=clock.until(front_s)), trials, console, EarlyNetwork)
+    try:
+        _set_end(prepared.study, time.time() + _trials_s(prepared))
+    except BudgetError:
+        if not _read_held(prepared.run)[0]:
+            raise
+        console.say("this machine became slower: there is no time for another front, and the first one stays.")
+        return False
+    return True
 
 
 def _set_end(study: optuna.Study, until: float | None) -> None:
@@ -366,6 +415,14 @@ def extra_workers(n: int, plan: Plan, run: RunFolder, console: Console) -> Abstr
                 unseen=["--as-is", f"config={plan.config}"])
 
 
+def searched(prepared: Prepared, console: Console) -> list[str]:
+    """Evaluate architectures until the study's trials end, on all workers; a line for each that ended early."""
+    plan = prepared.plan
+    with extra_workers(min(plan.workers, plan.options.trials) - 1, plan, prepared.run, console) as early:
+        search_trials(prepared, console)
+    return early
+
+
 def search_trials(prepared: Prepared, console: Console) -> None:
     """Evaluate architectures until the study is done, as one of its workers."""
     from hwnas.search.loop import run_search
@@ -383,13 +440,13 @@ def search_trials(prepared: Prepared, console: Console) -> None:
                  f"{outcome.n_duplicates} duplicates, {outcome.n_failed} failed)")
 
 
-def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: Console
-             ) -> tuple[Sequence[FrontRow], Sequence[Mapping[str, Any]]]:
+def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: Console,
+             of: type[FoundNetwork] = FoundNetwork) -> tuple[Sequence[FrontRow], Sequence[Mapping[str, Any]]]:
     """Make, verify and write finalists, controls and baselines; returns the rows and the comparisons.
 
     A verified front of the same networks in the run folder is read instead. If this host is not the one searched for,
     nothing is verified: the rows keep their predictions, and `python -m hwnas.verify run=DIR` on that host completes
-    them.
+    them. Finalists are networks `of` this kind.
     """
     from hwnas.front.controls import draw_controls
     from hwnas.front.finalists import doubts, finalists_of
@@ -400,9 +457,9 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
 
     plan, run, deployment = prepared.plan, prepared.run, prepared.plan.deployment
     target, host = deployment.target, deployment.host_name
-    finalists = finalists_of(trials, _network_of(prepared), plan.options.finalists.k, target.name, host,
+    finalists = finalists_of(trials, _network_of(prepared, of), plan.options.finalists.k, target.name, host,
                              plan.options.budget.latency_ms)
-    for doubt in doubts(trials, finalists, plan.options.budget.latency_ms):
+    for doubt in doubts(trials, finalists, plan.options.budget.latency_ms) if of is FoundNetwork else ():
         console.say(f"note: {doubt}")
     controls = draw_controls(finalists, plan.space, prepared.model.predict, plan.options.controls, plan.options.seed,
                              console.say)
@@ -430,6 +487,8 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
         results = results_of(Scores(rows), run, making, objective, environment)
         console.say(f"not verified: this is not {host}. Over there: python -m hwnas.verify run={run.path}")
     write_results(run, results, making, trials, plan.yaml)
+    if of is FoundNetwork:
+        run.remove_models(EARLY)
     return results.rows, [comparison.to_dict() for comparison in results.comparisons]
 
 
@@ -574,10 +633,10 @@ def _tell(report: Report, until: float | None) -> Callable[[SearchEvent], None]:
     return tell
 
 
-def _network_of(prepared: Prepared) -> Callable[[Mapping[str, Any]], FoundNetwork]:
+def _network_of(prepared: Prepared, of: type[FoundNetwork]) -> Callable[[Mapping[str, Any]], FoundNetwork]:
     """The function that makes the network of a row of trials.csv."""
     trials = {trial.number: trial for trial in prepared.study.get_trials(deepcopy=False)}
-    return lambda row: FoundNetwork(prepared.plan.space.decode(trials[row["number"]].params))
+    return lambda row: of(prepared.plan.space.decode(trials[row["number"]].params))
 
 
 def _read_verified(run: RunFolder, rows: Sequence[FrontRow], recipe: Mapping[str, Any], p99_ms: float | None

@@ -10,6 +10,7 @@ import io
 import json
 import os
 import re
+import shutil
 import stat
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -264,6 +265,11 @@ class RunFolder(WorkFolder):
         if not _SAFE_ID.fullmatch(id):
             raise StudyError(f"{self.path}: network id {id!r} is not a plain name.")
         return ModelFolder(self.path / "models" / id)
+
+    def remove_models(self, end: str) -> None:
+        """Remove the folders in `models/` whose ids end so."""
+        for path in self.path.glob(f"models/*{end}"):
+            shutil.rmtree(path, ignore_errors=True)
 
     def write_trials(self, trials: Iterable[Mapping[str, Any]]) -> None:
         """`trials.csv`: one line a trial, columns in the order they first appear."""

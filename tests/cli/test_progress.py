@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hwnas.cli.progress import interval, number, text_table
+from hwnas.cli import progress
+from hwnas.cli.progress import _Lines, interval, number, text_table
 
 
 def test_names_stand_left_figures_right_and_nothing_is_cut() -> None:
@@ -36,3 +39,18 @@ def test_what_is_not_known_is_a_dash() -> None:
     assert (number(0.125, ".1%"), number(-1, "+.2f"), number(None, ".1%"), number(math.nan, ".1%")) == (
         "12.5%", "-1.00", "–", "–")
     assert (interval(0.1, 0.25, ".2f"), interval(None, 1.0, ".2f")) == ("0.10 to 0.25", "–")
+
+
+def test_a_step_is_never_silent_for_long_and_says_no_more_than_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, said = [0.0], list[str]()
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    lines = _Lines("search", said.append)
+    for second in range(1, 61):
+        now[0] = second
+        if second == 40:
+            lines(0.5, "2 of 4 evaluated")
+        lines.beat()
+    assert said == [
+        "search ...", "search: 15 s, nothing has ended yet", "search: 30 s, nothing has ended yet",
+        "search:  50%, 40 s, about 40 s left, 2 of 4 evaluated",
+        "search:  50%, 55 s, about 25 s left, 2 of 4 evaluated"]

@@ -34,6 +34,9 @@ def test_two_processes_make_the_weights_that_one_makes(tmp_path):
         assert all(np.array_equal(first[name], second[name]) for name in first)
         assert alone[network.id].top1_fp32 == together[network.id].top1_fp32
         assert two.model(network.id).int8.is_file()
+    heard: list[tuple[float, str]] = []
+    list(make_all([*networks, tiny_network(24)], two, tiny_making(), 2, lambda *told: heard.append(told)))
+    assert heard == [(1.0, "1 of 1 networks trained and exported")]  # what is done already says nothing of the rest
 
 
 def test_a_process_that_is_ended_is_said_in_one_line(tmp_path, monkeypatch):

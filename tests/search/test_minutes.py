@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from certify_fixtures import write_space
+from deployment_fixtures import measured
 from front_fixtures import make_row
+from search_fixtures import rows_of
+from table_fixtures import write_table
+from workshop_fixtures import SEARCH, write_accuracies, write_images
 
+from hwnas.__main__ import main
 from hwnas.errors import BudgetError, TrainingError
-from hwnas.search import minutes
-from hwnas.search.minutes import FEWEST_STEPS, STARTING_S, Clock, Pace, fitted, timing_seconds, trials_seconds
+from hwnas.front import verification
+from hwnas.latency import timing
+from hwnas.search import minutes, road
+from hwnas.search.minutes import (
+    FEWEST_STEPS,
+    STARTING_S,
+    Clock,
+    Pace,
+    early_seconds,
+    fitted,
+    timing_seconds,
+    trials_seconds,
+)
+from hwnas.space.search_space import SearchSpace
+from hwnas.system.run_folder import Manifest, RunFolder
 
 
 class Time:
@@ -105,3 +125,72 @@ def test_trials_leave_time_for_a_front_and_timing_takes_what_is_left(clock: Time
     assert timing_seconds(watch, 4) == pytest.approx(50 - 4 * minutes.COMPILING_S - minutes.ENDING_S)
     clock.now += 100
     assert timing_seconds(watch, 4) == minutes.LEAST_TIMING_S
+
+
+def test_a_first_front_is_there_after_a_third_unless_it_would_take_too_much(clock: Time) -> None:
+    watch = Clock.start(20.0)
+    clock.now += 90
+    trials_s, front_s = early_seconds(watch, PACE, networks("fast", "slow"))
+    assert watch.spent_s + trials_s + front_s == pytest.approx(20 * 60 / 3)
+    assert front_s >= PACE.seconds(networks("fast", "slow"), FEWEST_STEPS, 1)
+    assert watch.until(front_s).left_s == pytest.approx(front_s)
+    late = Clock(5.0, clock.now - 120)  # a calibration took what the third has
+    assert early_seconds(late, Pace({"fast": 0.01}, 1.0), networks("fast"))[0] == minutes.LEAST_TRIALS_S
+    assert early_seconds(Clock(3.0, clock.now - 60), PACE, networks("fast", "slow")) is None
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder where a search takes moments: nothing is timed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HWNAS_HOME", "home")
+    monkeypatch.setattr(timing, "measure", lambda calls, *args, **options: dict.fromkeys(calls, measured(0.2)))
+    write_images(Path("images.npz"))
+    write_accuracies(Path("known.csv"), SearchSpace.load(write_space(Path()), channels=1, classes=10))
+    write_table(Path("home"), "ort_fp32", space_name="tiny.yaml")
+    return tmp_path
+
+
+def test_the_first_front_stays_whole_until_the_last_takes_its_place(
+        bench: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    make_rows, command = verification.make_rows, [*SEARCH, "budget.minutes=600", "finalists.k=2"]
+    run = RunFolder(bench / "run")
+    calls: list[list[str]] = []
+
+    def stopped(rows: Any, *args: Any, **options: Any) -> Any:
+        calls.append([row.id for row in rows])
+        done = make_rows(rows, *args, **options)
+        if len(calls) == 2:  # the last front's networks are trained, and none of them is published
+            raise KeyboardInterrupt
+        return done
+
+    monkeypatch.setattr(verification, "make_rows", stopped)
+    assert main(command) == 130
+    early = rows_of(run.front_csv)
+    assert {row["id"] for row in early} == set(calls[0])
+    assert all(row["verified"] == "true" and row["id"].endswith("-early") for row in early)
+    for row in early:
+        assert Manifest.find(run.model(row["id"]).path).faults(run.model(row["id"]).onnx) == []
+    assert main(command) == 0
+    last = {row["id"] for row in rows_of(run.front_csv)}
+    assert len(calls) == 3  # it does not begin with a first front again
+    assert last == set(calls[2]) == set(calls[1])
+    assert {path.name for path in (run.path / "models").iterdir()} == last
+
+
+def test_a_machine_that_became_slower_keeps_its_first_front(
+        bench: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    seconds, asked = road.trials_seconds, []
+
+    def slower(*args: Any) -> float:
+        asked.append(args)
+        if len(asked) > 1:
+            raise BudgetError("no time")
+        return seconds(*args)
+
+    monkeypatch.setattr(road, "trials_seconds", slower)
+    assert main([*SEARCH, "budget.minutes=600"]) == 0
+    assert "became slower" in capsys.readouterr().err
+    row, = rows_of(bench / "run" / "front.csv")
+    assert row["id"].endswith("-early")
+    assert row["verified"] == "true"
