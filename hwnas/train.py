@@ -28,9 +28,8 @@ The same command again resumes after the last whole epoch. --show-config prints 
 
 def main(config: Config, console: Console) -> None:
     """Check the options, train (or continue), export and score; prints the result in one line."""
-    from hwnas.training.job import make_job, train
+    from hwnas.training.job import make_job, sentence, train, whole_summary, write_results
     from hwnas.training.ranks import Ranks
-    from hwnas.training.results import sentence, whole_summary, write_results
 
     ranks = Ranks.of_environment()
     ranks.end_with_torchrun()

@@ -15,7 +15,7 @@ from hwnas.data.dataset import Dataset
 from hwnas.data.loading import load_dataset
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
-from hwnas.training.results import SUMMARY
+from hwnas.training.job import SUMMARY
 
 SPACE = """
 image_size: 8

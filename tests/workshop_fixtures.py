@@ -69,9 +69,9 @@ def write_accuracies(path: Path, space: SearchSpace) -> None:
 def make_workshop(folder: Path) -> None:
     """Fill a folder; nothing is measured."""
     from hwnas.certify import truth
-    from hwnas.compress import job
+    from hwnas.compress import job as compressing
     from hwnas.latency import timing
-    from hwnas.training import results
+    from hwnas.training import job
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -87,17 +87,17 @@ def make_workshop(folder: Path) -> None:
         table = write_table(Path("home"), "ort_fp32", space_name="tiny.yaml")
         write_measured(Path("measured.json"), table)
         shutil.copy(table, table.with_suffix(".partial.json"))
-        checked = job._checked
+        checked = compressing._checked
 
         def kept(*values: Any) -> dict[str, Any]:
             answer = checked(*values)
             Path("checked.json").write_text(json.dumps(answer))
             return answer
 
-        patch.setattr(job, "_checked", kept)
+        patch.setattr(compressing, "_checked", kept)
         for command in (SEARCH, [*TRAIN, "out=net"], COMPRESS):
             assert main(command) == 0
-        patch.setattr(results, "write_results", _stop)
+        patch.setattr(job, "write_results", _stop)
         with pytest.raises(Work):
             main([*TRAIN, "out=begun"])
         dataset = load_dataset({"name": "arrays", "root": "images.npz"}, 8, 0)

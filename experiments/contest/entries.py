@@ -20,7 +20,7 @@ from hwnas.stats import bootstrap_mean, wilson
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from hwnas.latency.measurement import Measurement
+    from hwnas.latency.table import Measurement
 
 _OWN = ("network", "seed", "image_size", "dataset.fingerprint")  # what trainings of one recipe may differ in
 

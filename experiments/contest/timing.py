@@ -19,7 +19,7 @@ from experiments.contest.training import summary_of
 from hwnas.cli.progress import Console
 from hwnas.errors import StudyError
 from hwnas.front.score import LEAST_ROUNDS
-from hwnas.latency.measurement import Measurement, Protocol
+from hwnas.latency.table import Measurement, Protocol
 from hwnas.latency.timing import Reference, TimedFile, reference_network, time_files
 from hwnas.system.paths import write_atomic
 from hwnas.system.tables import finite

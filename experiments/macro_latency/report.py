@@ -14,8 +14,8 @@ from experiments.macro_latency.benchmark import ACCURACY, ARCH, SPREAD, Benchmar
 from experiments.macro_latency.choice import Chosen, calibrated_on, front_of
 from hwnas.latency.agreement import compared, summary
 from hwnas.latency.held_out_networks import TimedOne
-from hwnas.latency.measurement import Measurement
 from hwnas.latency.model import Predictions
+from hwnas.latency.table import Measurement
 from hwnas.latency.validation import Job, table_identity
 
 PREDICTED = "latency_ms_predicted"

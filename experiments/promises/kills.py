@@ -251,7 +251,6 @@ def _import_libraries() -> None:
     import hwnas.study.study
     import hwnas.train
     import hwnas.training.job
-    import hwnas.training.results
     import hwnas.verify  # noqa: F401
     from hwnas.cli.command import compose
     from hwnas.system.libraries import declare_missing, import_onnxruntime

@@ -645,7 +645,7 @@ def _steps() -> list[bytes]:
 def _read_step(folder: Path) -> None:
     import hashlib
 
-    from hwnas.compress.step import Steps
+    from hwnas.compress.steps import Steps
 
     content = (folder / "mse.onnx")
     content.write_bytes(b"abc")

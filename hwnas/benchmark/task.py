@@ -18,7 +18,7 @@ import numpy as np
 
 from hwnas.errors import CandidateError, FileError, ModelError
 from hwnas.latency.harness import Call, Copies, Progress, call_overhead_ms, measure, time_calls
-from hwnas.latency.measurement import P99_SAMPLES, Protocol
+from hwnas.latency.table import P99_SAMPLES, Protocol
 from hwnas.latency.timing import TimedFile, bind_copies, noise
 from hwnas.networks.quantize import name_nodes
 from hwnas.runtimes.foreign import ModelInput, check_batches, check_path, input_of, load_checked, sized

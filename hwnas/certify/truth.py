@@ -287,9 +287,8 @@ class Jobs:
 
 def _train(job: TrainingJob, heard: Callable[[], None]) -> None:
     """Train, export and score a network, unless all is done."""
-    from hwnas.training.job import train
+    from hwnas.training.job import read_summary, train, write_results
     from hwnas.training.loop import Checkpoint
-    from hwnas.training.results import read_summary, write_results
 
     if read_summary(job) is not None:
         return
@@ -321,7 +320,7 @@ def is_failed(folder: Path) -> bool:
 
 def read_training(plan: CertifyPlan, network: Network, seed: int) -> Training | None:
     """The result of a training; None while it is not finished. StudyError for a torn or foreign file."""
-    from hwnas.training.results import SUMMARY
+    from hwnas.training.job import SUMMARY
 
     folder = plan.folder(network, seed)
     failed = FAILED.find(folder / "failed.json")
@@ -345,7 +344,7 @@ def trained_on(plan: CertifyPlan) -> set[str]:
 
 def epochs_done(plan: CertifyPlan) -> int:
     """Epochs of a finished training. They exceed `plan.epochs` if the recipe's least number of steps needs more."""
-    from hwnas.training.results import SUMMARY
+    from hwnas.training.job import SUMMARY
 
     summaries = (SUMMARY.find(plan.folder(*training) / "summary.json") for training in trainings(plan))
     return next((int(summary.get("epochs", plan.epochs)) for summary in summaries if summary is not None), plan.epochs)

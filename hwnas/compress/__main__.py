@@ -23,7 +23,7 @@ def main(config: Config, console: Console) -> None:
     """Check, take the steps (or go on), time them, write; the result in one line, also where the limit is not kept."""
     from hwnas.compress.compression import printed, sentence, taken, timed, write_results
     from hwnas.compress.job import check_folder, make_job
-    from hwnas.compress.step import Scorer, Steps
+    from hwnas.compress.steps import Scorer, Steps
     from hwnas.system.work_folder import WorkFolder
 
     job = make_job(config, console)

@@ -12,9 +12,9 @@ from typing import Any
 
 from hwnas.cli.progress import UNKNOWN, Console, number, text_table
 from hwnas.compress.job import CompressJob
-from hwnas.compress.step import REFERENCE, Step, Steps
+from hwnas.compress.steps import REFERENCE, Step, Steps
 from hwnas.errors import CandidateError, QuantizeError
-from hwnas.latency.measurement import Measurement, Protocol
+from hwnas.latency.table import Measurement, Protocol
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.stats import wilson
 from hwnas.system.documents import Document, content_of
@@ -41,7 +41,7 @@ def taken(steps: Steps, console: Console) -> list[Step]:
 
 def _all(steps: Steps, finished: Sequence[Step], console: Console) -> Iterator[Step]:
     """The steps in order: post-training, sensitive nodes in fp32, fine-tuning, fine-tuning with such nodes in fp32."""
-    from hwnas.compress.post_training import KeptNodes, PostTraining
+    from hwnas.compress.steps import KeptNodes, PostTraining
 
     plain = PostTraining(steps, console)
     yield from plain.steps()

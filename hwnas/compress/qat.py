@@ -14,8 +14,7 @@ from torch.nn.functional import kl_div, log_softmax
 
 from hwnas.cli.progress import Console
 from hwnas.compress.job import CompressJob
-from hwnas.compress.post_training import Quantisation
-from hwnas.compress.step import Step, Steps
+from hwnas.compress.steps import Quantisation, Step, Steps
 from hwnas.data.dataset import top1
 from hwnas.errors import QuantizeError
 from hwnas.networks.qdq import Graph, Range, quantised_nodes, quantised_tensors, scale_of

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hwnas.cli.progress import Console
 from hwnas.errors import CandidateError, TargetError
 from hwnas.front.rows import FrontRow
-from hwnas.latency.measurement import P99_SAMPLES, Measurement, Protocol
+from hwnas.latency.table import P99_SAMPLES, Measurement, Protocol
 from hwnas.latency.timing import Reference, TimedFile, time_files
 from hwnas.runtimes.runtime import FP32, load_runtime, predict
 from hwnas.space.architecture import Architecture

@@ -18,7 +18,7 @@ from hwnas.front.make import Making, fault_of, make_all
 from hwnas.front.report import report_data, write_report
 from hwnas.front.rows import FrontRow, mark_front, save_front, with_costs
 from hwnas.front.score import Scores, Timing, verify_rows
-from hwnas.latency.measurement import Protocol
+from hwnas.latency.table import Protocol
 from hwnas.runtimes.child import probe_model
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.study.objective import Objective

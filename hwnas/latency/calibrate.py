@@ -14,10 +14,9 @@ from hwnas.cli.options import option
 from hwnas.cli.progress import Console, Report
 from hwnas.errors import MeasurementInvalid
 from hwnas.latency.harness import call_overhead_ms
-from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.model import LatencyModel
 from hwnas.latency.prior import learnt_model
-from hwnas.latency.table import LEAST_NETWORKS, LatencyTable, TableKey, TimedNetwork, table_path
+from hwnas.latency.table import LEAST_NETWORKS, LatencyTable, Measurement, Protocol, TableKey, TimedNetwork, table_path
 from hwnas.latency.timing import WAVE, NetworkTimer, QuietTimes, image_shape, noise, reference_network
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace, spread

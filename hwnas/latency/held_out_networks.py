@@ -13,8 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from hwnas.errors import SpaceError
-from hwnas.latency.measurement import Measurement, robust_error
-from hwnas.latency.table import LatencyTable
+from hwnas.latency.table import LatencyTable, Measurement, robust_error
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace, macs, params, spread
 from hwnas.stats import non_dominated

@@ -19,7 +19,7 @@ import numpy as np
 
 from hwnas.errors import MeasurementInvalid
 from hwnas.latency.harness import measure, undisturbed
-from hwnas.latency.measurement import Protocol
+from hwnas.latency.table import Protocol
 from hwnas.latency.timing import TimedFile, bind_copies, image_shape, noise, reference_file
 from hwnas.runtimes.runtime import threads_of
 from hwnas.target import Target, measuring_lock, usable_cores

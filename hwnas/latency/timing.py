@@ -21,7 +21,7 @@ import numpy as np
 
 from hwnas.errors import CandidateError, MeasurementInvalid, TableError
 from hwnas.latency.harness import Progress, measure
-from hwnas.latency.measurement import Measurement, Protocol
+from hwnas.latency.table import Measurement, Protocol
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
 from hwnas.system.documents import read_json

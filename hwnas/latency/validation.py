@@ -18,8 +18,7 @@ from hwnas.latency.agreement import finite
 from hwnas.latency.calibrate import CalibrationOptions
 from hwnas.latency.deployment import Deployment, SpaceOptions, latency_model
 from hwnas.latency.held_out_networks import ANCHOR, TimedOne, chosen_anchors, held_out_networks, pace
-from hwnas.latency.measurement import Measurement, Protocol
-from hwnas.latency.table import LatencyTable
+from hwnas.latency.table import LatencyTable, Measurement, Protocol
 from hwnas.space.architecture import Architecture
 from hwnas.system.documents import WRONG, Document, load_json
 from hwnas.system.paths import write_atomic

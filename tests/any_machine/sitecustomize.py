@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 import hwnas.target
-from hwnas.latency.measurement import Measurement
+from hwnas.latency.table import Measurement
 
 
 def accept(measurement: type[Measurement]) -> None:

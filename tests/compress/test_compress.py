@@ -21,11 +21,11 @@ from compress_fixtures import command, job_of, overrides_of
 from deployment_fixtures import measured
 
 from hwnas.compress import compression as compress_steps
-from hwnas.compress import step as compress_score
-from hwnas.compress.step import Step, Steps
+from hwnas.compress import steps as compress_score
+from hwnas.compress.steps import Step, Steps
 from hwnas.errors import CandidateError, TargetError
 from hwnas.latency import timing
-from hwnas.latency.measurement import Measurement
+from hwnas.latency.table import Measurement
 from hwnas.networks.export import export_onnx
 from hwnas.runtimes.onnxruntime import OnnxRuntime
 from hwnas.system.run_folder import Manifest
@@ -142,7 +142,7 @@ from hwnas.cli.command import run_command
 from hwnas.compress import __main__ as compress
 from hwnas.compress import step as compress_score
 from hwnas.latency import timing
-from hwnas.compress.step import Step, Steps
+from hwnas.compress.steps import Step, Steps
 timing.measure = lambda calls, *a, **b: {name: measured(0.2) for name in calls}
 store = Steps._store
 def storing(self, step, *more):

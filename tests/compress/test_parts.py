@@ -13,9 +13,8 @@ import pytest
 from compress_fixtures import QUIET, job_of
 
 from hwnas.compress import qat as compress_qat
-from hwnas.compress.post_training import KeptNodes, PostTraining
 from hwnas.compress.qat import FakeQuantised, fine_tune
-from hwnas.compress.step import Scorer, Steps
+from hwnas.compress.steps import KeptNodes, PostTraining, Scorer, Steps
 from hwnas.errors import StudyError, TrainingError
 from hwnas.networks.export import export_onnx, randomise
 from hwnas.networks.qdq import Graph, quantised_nodes

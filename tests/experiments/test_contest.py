@@ -491,7 +491,7 @@ def test_other_images_than_those_trained_on_are_refused(contest):
 
 
 def test_timing_and_report_run_through_and_say_what_is_missing(contest, monkeypatch):
-    from hwnas.latency.measurement import Measurement, Turn
+    from hwnas.latency.table import Measurement, Turn
 
     options, nets = contest
     measured: list[list[str]] = []

@@ -13,10 +13,9 @@ import pytest
 
 from hwnas.errors import ConfigError, HwnasError, TableError
 from hwnas.latency.held_out_networks import TimedOne
-from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.model import Fit, Timed
 from hwnas.latency.prior import FittedPrior, Gain, best, chosen_prior, learnt_model, model_of, prior_candidates
-from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork
+from hwnas.latency.table import LatencyTable, Measurement, Protocol, TableKey, TimedNetwork, Turn
 from hwnas.latency.timing import prepare_network
 from hwnas.latency.validation import network_to_dict, save
 from hwnas.runtimes.null import NullRuntime

@@ -30,7 +30,7 @@ from hwnas.front.rows import FrontRow, load_front
 from hwnas.front.score import Timing
 from hwnas.front.verification import Facts
 from hwnas.latency import timing as scoring
-from hwnas.latency.measurement import Turn
+from hwnas.latency.table import Turn
 from hwnas.system.run_folder import Manifest, RunFolder
 from hwnas.target import Host, Target
 

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from hwnas.errors import TableError
 from hwnas.latency.calibrate import _profile
 from hwnas.latency.harness import call_overhead_ms, measure, measure_load, time_calls
-from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.roofs import measured_bandwidths
+from hwnas.latency.table import Measurement, Protocol, Turn
 from hwnas.target import usable_cores
 
 QUICK = Protocol(warmup_calls=3, round_ms=2.0, min_calls=5, min_rounds=4, max_rounds=6, drift=10.0, steal=10.0,

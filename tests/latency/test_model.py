@@ -11,9 +11,8 @@ import pytest
 
 from hwnas.errors import MissingLatency
 from hwnas.latency.features import NAMES, Costs, Features, block_features
-from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.model import Fit, LatencyModel, interval_scores, timed_networks
-from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork
+from hwnas.latency.table import LatencyTable, Measurement, Protocol, TableKey, TimedNetwork, Turn
 from hwnas.space.search_space import SearchSpace
 from hwnas.stats import conformal_quantile
 from hwnas.target import Target

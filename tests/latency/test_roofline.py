@@ -14,7 +14,6 @@ from hwnas.cli.command import run_command
 from hwnas.errors import MeasurementInvalid, UnknownName
 from hwnas.latency import roofline as making
 from hwnas.latency import roofs as measuring
-from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.roofline import (
     COMPUTE,
     MEMORY,
@@ -33,7 +32,7 @@ from hwnas.latency.roofline import (
     roofline_figure,
 )
 from hwnas.latency.roofs import Bandwidth, Dense, Peak, Roofs, cache_bytes, measured_bandwidths, measured_peak
-from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork, table_path
+from hwnas.latency.table import LatencyTable, Measurement, Protocol, TableKey, TimedNetwork, Turn, table_path
 from hwnas.runtimes.null import NullRuntime
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.space.architecture import Architecture

@@ -11,7 +11,7 @@ import pytest
 from deployment_fixtures import measured
 
 from hwnas.latency import timing
-from hwnas.latency.measurement import Measurement, Protocol
+from hwnas.latency.table import Measurement, Protocol
 from hwnas.latency.timing import QuietTimes, Reference, TimedFile, noise, reference_file, reference_network, time_files
 from hwnas.target import Host, Target
 

@@ -14,9 +14,8 @@ import hwnas.latency.timing
 import hwnas.pictures
 from hwnas.cli.command import run_command
 from hwnas.latency.agreement import Compared, interval_scales, quartiles, summary, validation_figure
-from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.model import LatencyModel
-from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork, table_path
+from hwnas.latency.table import LatencyTable, Measurement, Protocol, TableKey, TimedNetwork, Turn, table_path
 from hwnas.latency.validation import load
 from hwnas.pictures import figure_bytes
 from hwnas.space.search_space import SearchSpace

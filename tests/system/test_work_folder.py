@@ -23,8 +23,8 @@ from hwnas.search.__main__ import main as search
 from hwnas.system.run_folder import RunFolder
 from hwnas.system.work_folder import NAME, WorkFolder, check_replaceable, kind_of
 from hwnas.train import main as train
+from hwnas.training.job import SUMMARY
 from hwnas.training.loop import Checkpoint
-from hwnas.training.results import SUMMARY
 
 TARGET = "+target=ort_int8"
 COMMANDS = {

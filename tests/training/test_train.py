@@ -38,11 +38,10 @@ from hwnas.system.run_folder import RunFolder
 from hwnas.train import main
 from hwnas.training import job as training_job
 from hwnas.training.batches import Batches
-from hwnas.training.job import TrainingJob, make_job, train
+from hwnas.training.job import TrainingJob, make_job, read_summary, train
 from hwnas.training.loop import Checkpoint, make_schedule, seeded
 from hwnas.training.ranks import Ranks
 from hwnas.training.recipe import Recipe
-from hwnas.training.results import read_summary
 from hwnas.training.teacher import OnnxTeacher, adapted, distilled, teacher_of
 
 NETWORK = Architecture((("ds_r1_k3_s2_c8",), ("ir_r1_k3_s1_e2_c8_se0.25",)), 8, 1, 16, "relu", 8, 1, 10)
