@@ -244,7 +244,7 @@ def _import_libraries() -> None:
     import hwnas.certify.results
     import hwnas.compress.compression
     import hwnas.front.verification
-    import hwnas.latency.calibrate
+    import hwnas.latency.deployment
     import hwnas.samplers.informed
     import hwnas.search.__main__
     import hwnas.search.loop

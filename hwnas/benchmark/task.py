@@ -65,7 +65,7 @@ def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Prog
 
 def _nothing(batch: int) -> Call:
     """A call that takes no time: its measured time is the harness's own."""
-    from hwnas.runtimes.null import NullCompiled
+    from hwnas.runtimes.runtime import NullCompiled
 
     return NullCompiled(0.0, 1, Target("null", "null", "fp32", batch=batch)).bind(np.zeros((batch, 1), np.float32))
 

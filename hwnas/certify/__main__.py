@@ -13,7 +13,7 @@ from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, option, read_command, section
 from hwnas.cli.progress import Console
 from hwnas.errors import WorkerError
-from hwnas.latency.calibrate import CalibrationOptions
+from hwnas.latency.deployment import CalibrationOptions
 from hwnas.system.work_folder import WorkFolder
 from hwnas.target import Target, usable_cores
 

@@ -46,7 +46,7 @@ GROUPS = {"target": "target", "dataset": "data set", "objective": "objective"}  
 _DATASETS = "hwnas.datasets"  # entry points: data sets of other packages
 # Sections whose keys and defaults are a dataclass's; conf/ holds only what differs from them.
 _SECTIONS = {"target": "hwnas.target:Target", "dataset": "hwnas.data.dataset:DatasetOptions",
-             "calibration": "hwnas.latency.calibrate:CalibrationOptions"}
+             "calibration": "hwnas.latency.deployment:CalibrationOptions"}
 _QUOTES = "'\""
 _RESOLVER = re.compile(r"(?<!\\)(?:\\\\)*\$\{.*:", re.DOTALL)  # ${name:…}, also with something to resolve in the name
 _PATHS = ("out", "run", "dataset.root", "space", "model", "architecture", "weights", "teacher.model", "teacher.weights",

@@ -1,23 +1,297 @@
-"""Deployment: a target on a host, with the table and the model that tell its latencies."""
+"""Deployment: a target on a host, with the table and the model that tell its latencies; and the calibration they need.
+
+A calibration times whole networks of a space in waves until held-out ones are predicted well, and keeps wave by wave.
+"""
 
 from __future__ import annotations
 
+import time
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hwnas.cli.options import Config, option, read_command
-from hwnas.cli.progress import Console
-from hwnas.errors import ConfigError, MissingLatency, UnknownName
-from hwnas.latency.calibrate import CalibrationOptions
-from hwnas.latency.table import LatencyTable, TableKey, find_table, known_hosts, table_path
+from hwnas.cli.progress import Console, Report
+from hwnas.errors import ConfigError, MeasurementInvalid, MissingLatency, UnknownName
+from hwnas.latency.harness import call_overhead_ms
+from hwnas.latency.model import LatencyModel
+from hwnas.latency.prior import learnt_model
+from hwnas.latency.table import (
+    LEAST_NETWORKS,
+    LatencyTable,
+    Measurement,
+    Protocol,
+    TableKey,
+    TimedNetwork,
+    find_table,
+    known_hosts,
+    table_path,
+)
+from hwnas.latency.timing import WAVE, NetworkTimer, QuietTimes, image_shape, noise, reference_network
+from hwnas.space.architecture import Architecture
+from hwnas.space.search_space import SearchSpace, spread
 from hwnas.system.paths import hold, home
-from hwnas.target import Host, Target
+from hwnas.target import Host, Target, measuring_lock, usable_cores
 
 if TYPE_CHECKING:
-    from hwnas.latency.model import LatencyModel
-    from hwnas.space.search_space import SearchSpace
+    from hwnas.latency.held_out_networks import LatencyMs
+    from hwnas.runtimes.runtime import Compiled, Runtime
+
+
+Planned = list[tuple[str, Architecture]]  # origin (known, extreme, random, front) and network
+_SLICES = 12
+_EXTREMES = 400
+
+
+class Plan:
+    """Draws wave after wave and no network twice. The same seed and the same predictions give the same waves."""
+
+    def __init__(self, space: SearchSpace, seed: int, held: set[str]) -> None:
+        self.space, self.held = space, set(held)
+        self._rng = np.random.default_rng([seed, len(held)])
+        self._first = self._opening()
+
+    def wave(self, size: int, predict: LatencyMs | None) -> Planned:
+        """`size` networks (fewer where the space ends): known and extreme ones first, then random and front ones by
+        turns.
+
+        `predict` (codes [n, p] -> latency_ms [n]) comes with the first model; until then all are random.
+        """
+        planned = [self._first.pop(0) for _ in range(min(size, len(self._first)))]
+        wanted = size - len(planned)
+        if predict is not None and wanted > 1:
+            planned += self._front(wanted // 2, predict)
+        planned += self._random(size - len(planned))
+        return planned
+
+    def _opening(self) -> Planned:
+        """The space's known networks, and the smallest and the largest of a sample."""
+        planned: Planned = [("known", network) for network in self.space.known.values()]
+        sample = sorted(self._draw(_EXTREMES), key=lambda network: network.macs)
+        planned += [("extreme", network) for network in (sample[0], sample[-1])]
+        return [(origin, network) for origin, network in planned if self._new(network)]
+
+    def _random(self, n: int) -> Planned:
+        """Random networks, spread over the range of MACs: one from each of `n` slices of it."""
+        if n <= 0:
+            return []
+        sample = self._draw(_SLICES * n)
+
+        def new(part: np.ndarray) -> Architecture | None:
+            drawn = (sample[int(row)] for row in self._rng.permutation(part))
+            return next((network for network in drawn if self._new(network)), None)
+
+        return [("random", network) for network in spread([network.macs for network in sample], n, new)]
+
+    def _front(self, n: int, predict: LatencyMs) -> Planned:
+        from hwnas.latency.held_out_networks import front_networks
+
+        networks = front_networks(self.space, predict, self._rng, n, self.held)
+        return [("front", network) for network in networks if self._new(network)]
+
+    def _draw(self, n: int) -> list[Architecture]:
+        return [self.space.decode(self.space.to_params(row)) for row in self.space.sample(self._rng, n)]
+
+    def _new(self, network: Architecture) -> bool:
+        new = network.id not in self.held
+        self.held.add(network.id)
+        return new
+
+
+PROFILE_REPEATS = 20
+FRUITLESS = 3  # waves without one valid network, after which the machine is too restless
+QUIET = 0.2  # quantile over waves of the reference's time: what the machine does when nobody disturbs it
+QUICK_FOLDS = 3  # while measuring
+REFIT = 1.3  # growth after which the model is fitted anew
+MIN_FOR_GOAL = 150  # networks before a held-out error is believed
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationOptions:
+    """How much to measure: most networks of the space, most minutes, how many networks block by block, the seed.
+
+    The calibration ends earlier when it predicts a share `goal_within_5` of held-out networks within 5 %.
+    """
+
+    networks: int = option(96, low=LEAST_NETWORKS, high=10_000, help="most networks of the space")
+    minutes: float = option(1.5, low=0.05, high=1440, help="most minutes from start to end")
+    profiles: int = option(12, low=0, high=10_000, help="networks that are also timed block by block")
+    goal_within_5: float = option(0.97, low=0, high=1, help="share of held-out networks predicted within 5 %")
+    seed: int = option(20260, low=0)
+
+
+def calibrate(target: Target, space: SearchSpace, runtime: Runtime, options: CalibrationOptions, console: Console,
+              table: LatencyTable | None = None, *, fresh: bool = False) -> LatencyTable:
+    """Measure `space` on this host for `target` and save the table in the user's folder.
+
+    Every finished wave is saved at once beside the table (`.partial.json`). The same call goes on from there, unless
+    `fresh` starts anew. An existing table of the same key is extended: its networks are not timed again, whatever space
+    they were drawn from. MeasurementInvalid when the machine was too restless to time enough networks.
+    """
+    runtime.check(target)
+    host = Host.detect()
+    key = TableKey.of(target, space.image_sizes, space.channels, space.classes)
+    path = table_path(home() / "latency_tables", host.name, key)
+    before = (len(table.networks), table.spent_s.get(space.name, 0.0)) if table else (0, 0.0)
+    if fresh:
+        partial_path(path).unlink(missing_ok=True)
+    table = _resume(path, key, host, runtime, console) or table or LatencyTable(
+        key, host.to_dict(), runtime.version(), _now(), Protocol(),
+        reference_network(space.channels, space.classes, max(space.image_sizes)), 0.0, call_overhead_ms(_nothing))
+    _Calibration(table, space, target, runtime, options, partial_path(path), console, before).run()
+    table.created = _now()
+    model, notes = learnt_model(table, space)
+    for note in notes:
+        console.note(note)
+    table.error[space.name], table.learnt = model.error, {space.name: model.learnt.to_dict()}
+    table.save(path)
+    QuietTimes(host, runtime.version(), target, table.reference, target.batch).store(table.quiet_ms)
+    partial_path(path).unlink(missing_ok=True)
+    return LatencyTable.load(path)  # as every later run will read it: times are rounded when stored
+
+
+def partial_path(path: Path) -> Path:
+    """Where an unfinished calibration keeps what it has measured."""
+    return path.with_name(f"{path.name.removesuffix('.json')}.partial.json")
+
+
+def _resume(path: Path, key: TableKey, host: Host, runtime: Runtime, console: Console) -> LatencyTable | None:
+    if not partial_path(path).exists():
+        return None
+    table = LatencyTable.load(partial_path(path))
+    table.check(key, host.name, runtime.version())
+    console.note(f"going on with an unfinished calibration: {len(table.networks)} networks of {table.created}")
+    return table
+
+
+class _Calibration:
+    """One run of waves; everything that is finished is in the table and in the partial file."""
+
+    def __init__(self, table: LatencyTable, space: SearchSpace, target: Target, runtime: Runtime,
+                 options: CalibrationOptions, partial: Path, console: Console, before: tuple[int, float]) -> None:
+        self.table, self.space, self.target, self.runtime = table, space, target, runtime
+        self.options, self.partial, self.console = options, partial, console
+        self.plan = Plan(space, options.seed, {network.architecture.id for network in table.networks})
+        self.origins: dict[str, str] = {}
+        self.n_before, self.spent_before_s = before  # networks and seconds that are not of this calibration
+        self.n_left = options.networks - (len(table.networks) - self.n_before)
+        self.to_profile: set[str] = set()
+        self.fruitless = 0
+        self.predict: LatencyMs | None = None
+        self.n_fitted = 0
+        self.error: dict[str, float] = {}
+
+    def run(self) -> None:
+        start = time.monotonic()
+        spent = self.table.spent_s.get(self.space.name, 0.0)
+        deadline = start + self.options.minutes * 60 - (spent - self.spent_before_s)
+        protocol = self.table.protocol
+        with NetworkTimer(self.target, self.runtime, self.table.reference, protocol,
+                          quiet_ms=self.table.quiet_ms or None) as timer:
+            with self.console.step("calibrate") as report:
+                self._prepare(timer)
+                seed, wave_s, reached = self.options.seed, 0.0, False
+                while timer.waiting:
+                    began = time.monotonic()
+                    if not reached and began + wave_s < deadline:
+                        self._prepare(timer)
+                    timer.protocol = replace(protocol, max_seconds=min(protocol.max_seconds,
+                                                                       max(deadline - began, 1.0)))
+                    measurements = timer.time_next(seed=seed, timed=self._keep)
+                    self._settle(measurements, timer)
+                    self.table.spent_s[self.space.name] = spent + time.monotonic() - start
+                    self.table.save(self.partial)
+                    reached = self._learn(report, deadline, start)
+                    # the first wave waits for its own export, which says nothing about the next
+                    wave_s, seed = time.monotonic() - began if seed > self.options.seed else 0.0, seed + 1
+            self.console.note(f"measured {timer.measuring_s:.0f} s of {time.monotonic() - start:.0f} s")
+            for name, why in timer.failed.items():
+                self.console.say(f"{name} left out: {why}")
+
+    def _prepare(self, timer: NetworkTimer) -> None:
+        """Plan a wave and start its export; do nothing where everything that was wanted is planned."""
+        size = min(WAVE, self.n_left)
+        self.n_left -= size
+        wave = self.plan.wave(size, self.predict) if size > 0 else []
+        self.origins |= {network.id: origin for origin, network in wave}
+        if wave:
+            timer.prepare([network for _, network in wave])
+            share = -(-self.options.profiles * len(wave) // max(self.options.networks, 1))
+            self.to_profile |= {network.id for _, network in wave[-share:]} if share else set()
+
+    def _keep(self, architecture: Architecture, measurement: Measurement, compiled: Compiled) -> None:
+        if not measurement.valid:
+            return
+        network = TimedNetwork(self.space.name, architecture, measurement, origin=self.origins[architecture.id])
+        if architecture.id in self.to_profile:
+            network = _profile(network, compiled, self.table.key.batch)
+        self.table.networks.append(network)
+
+    def _settle(self, measurements: dict[str, Measurement], timer: NetworkTimer) -> None:
+        """Learn how quiet this host can be, and give up on a host that never is."""
+        valid = [measurement for measurement in measurements.values() if measurement.valid]
+        self.fruitless = 0 if valid else self.fruitless + 1
+        if self.fruitless >= FRUITLESS:
+            reason = next(iter(measurements.values())).reason
+            raise MeasurementInvalid(
+                f"{FRUITLESS} waves of networks could not be timed: {reason}. Stop what else runs here and give the "
+                "command again; what was measured is kept.")
+        times = [network.measurement.quiet_ms for network in self.table.networks]
+        if times:
+            self.table.quiet_ms = float(np.quantile(times, QUIET))
+            timer.quiet_ms = self.table.quiet_ms
+
+    def _learn(self, report: Report, deadline: float, start: float) -> bool:
+        """Refit on the networks so far and report how good the model is. Returns whether the goal is met."""
+        share = max(1 - max(deadline - time.monotonic(), 0) / max(deadline - start, 1e-9),
+                    (len(self.table.networks) - self.n_before) / max(self.options.networks, 1))
+        n = sum(network.space == self.space.name for network in self.table.networks)
+        if n >= max(2 * LEAST_NETWORKS, REFIT * self.n_fitted):
+            model = LatencyModel.fit(self.table, self.space, folds=QUICK_FOLDS)
+            self.n_fitted, self.error = n, model.error
+            self.predict = lambda codes: model.predict(codes).mean
+        known = (f", held-out error {self.error['mean_error']:.1%}, {self.error['within_5']:.0%} within 5 %"
+                 if self.error else "")
+        report(min(share, 1.0), f"{n} networks{known}")
+        return n >= MIN_FOR_GOAL and self.error["within_5"] >= self.options.goal_within_5
+
+
+def _profile(network: TimedNetwork, compiled: Compiled, batch: int) -> TimedNetwork:
+    """Per-node times summed to blocks and scaled to the unprofiled wall time (in-context timing)."""
+    from hwnas.networks.export import block_of_node
+
+    names = block_names(network.architecture)
+    times = dict.fromkeys(names, 0.0)
+    other = 0.0
+    with measuring_lock(usable_cores()):
+        nodes = compiled.profile(noise(batch, image_shape(network.architecture)), PROFILE_REPEATS)
+    for node in nodes:
+        name = block_of_node(node.name)
+        if name in times:
+            times[name] += node.ms
+        else:
+            other += node.ms
+    total = sum(times.values()) + other
+    scale = network.measurement.latency_ms / total if total else 0.0
+    return replace(network, block_ms=tuple(times[name] * scale for name in names), other_ms=other * scale)
+
+
+def block_names(architecture: Architecture) -> list[str]:
+    """Module names of `architecture.blocks()`, in order: `stem`, `blocks.<stage>.<index>`, `head`."""
+    stages = architecture.staged_blocks()[1:-1]
+    return ["stem", *(f"blocks.{i}.{j}" for i, stage in enumerate(stages) for j in range(len(stage))), "head"]
+
+
+def _nothing() -> None:
+    """What the harness's own overhead is timed with."""
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +412,6 @@ def _find(deployment: Deployment, space: SearchSpace) -> LatencyTable | None:
 def _calibrate(deployment: Deployment, space: SearchSpace, options: CalibrationOptions, console: Console,
                ) -> LatencyTable:
     """Measure this host, unless another process has done so while this process waited for it."""
-    from hwnas.latency.calibrate import calibrate
     from hwnas.runtimes.runtime import load_runtime
 
     runtime = load_runtime(deployment.target.runtime)
@@ -154,7 +427,6 @@ def _calibrate(deployment: Deployment, space: SearchSpace, options: CalibrationO
 
 def profile(config: Config, console: Console) -> LatencyTable:
     """Measure this host as `conf/profile.yaml` asks. Says where the table lies and how good its predictions are."""
-    from hwnas.latency.calibrate import calibrate
     from hwnas.runtimes.runtime import load_runtime
 
     options = read_command(ProfileOptions, config)

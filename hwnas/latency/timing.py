@@ -205,10 +205,10 @@ def reference_file(target: Target, folder: Path, network: Architecture | None = 
     if target.runtime == "null":
         import onnx
 
-        from hwnas.runtimes.null import METADATA_KEY
+        from hwnas.runtimes.runtime import NULL_KEY
 
         proto = onnx.load(str(path))
-        onnx.helper.set_model_props(proto, {METADATA_KEY: str(_NULL_MS)})
+        onnx.helper.set_model_props(proto, {NULL_KEY: str(_NULL_MS)})
         onnx.save(proto, str(path))
     return path
 

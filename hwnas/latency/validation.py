@@ -15,8 +15,7 @@ from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, HwnasError, MeasurementInvalid, TableError, UserError
 from hwnas.latency.agreement import finite
-from hwnas.latency.calibrate import CalibrationOptions
-from hwnas.latency.deployment import Deployment, SpaceOptions, latency_model
+from hwnas.latency.deployment import CalibrationOptions, Deployment, SpaceOptions, latency_model
 from hwnas.latency.held_out_networks import ANCHOR, TimedOne, chosen_anchors, held_out_networks, pace
 from hwnas.latency.table import LatencyTable, Measurement, Protocol
 from hwnas.space.architecture import Architecture

@@ -17,8 +17,7 @@ from hwnas.cli.command import default_out, kept
 from hwnas.cli.options import Config, option, read_command, section
 from hwnas.cli.progress import Console, Report
 from hwnas.errors import BudgetError, ConfigError, StudyError
-from hwnas.latency.calibrate import CalibrationOptions
-from hwnas.latency.deployment import Deployment, error_line, latency_model
+from hwnas.latency.deployment import CalibrationOptions, Deployment, error_line, latency_model
 from hwnas.networks.network import EARLY, EarlyNetwork, FoundNetwork
 from hwnas.search.minutes import (
     CALIBRATION,

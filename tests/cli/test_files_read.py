@@ -84,7 +84,7 @@ def workshop(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     def work(*values: object, **options: object) -> None:
         raise Work
 
-    for place in ("hwnas.latency.calibrate._Calibration.run", "hwnas.accuracy.tabular.Tabular.evaluate",
+    for place in ("hwnas.latency.deployment._Calibration.run", "hwnas.accuracy.tabular.Tabular.evaluate",
                   "hwnas.front.verification.make_rows", "hwnas.front.verification.verify_front",
                   "hwnas.training.loop.Training.run", "hwnas.latency.roofline.measure_roofs",
                   "hwnas.runtimes.child.run_child",

@@ -18,8 +18,7 @@ from hwnas.latency.prior import FittedPrior, Gain, best, chosen_prior, learnt_mo
 from hwnas.latency.table import LatencyTable, Measurement, Protocol, TableKey, TimedNetwork, Turn
 from hwnas.latency.timing import prepare_network
 from hwnas.latency.validation import network_to_dict, save
-from hwnas.runtimes.null import NullRuntime
-from hwnas.runtimes.runtime import load_runtime
+from hwnas.runtimes.runtime import NullRuntime, load_runtime
 from hwnas.space.search_space import SearchSpace
 from hwnas.target import Host, Target
 

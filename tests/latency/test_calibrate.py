@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hwnas.cli.command import run_command
-from hwnas.latency.calibrate import Plan, block_names, partial_path
+from hwnas.latency.deployment import Plan, block_names, partial_path
 from hwnas.latency.table import LatencyTable
 from hwnas.profile import main
 from hwnas.space.search_space import SearchSpace
@@ -93,7 +93,7 @@ def test_what_is_held_is_never_planned_again():
 
 WAITING = """
 import sys, time
-import hwnas.latency.calibrate
+import hwnas.latency.deployment
 from hwnas.cli.command import run_command
 from hwnas.latency.table import LatencyTable
 from hwnas.latency.timing import NetworkTimer
@@ -106,7 +106,7 @@ def saving(self, *place):
     NetworkTimer.time_next = lambda *wave, **options: time.sleep(3600)
 
 LatencyTable.save = saving
-hwnas.latency.calibrate.WAVE = int(sys.argv[1])
+hwnas.latency.deployment.WAVE = int(sys.argv[1])
 run_command(main, "profile", "usage", sys.argv[2:])
 """
 
@@ -160,7 +160,7 @@ def test_a_second_calibration_of_the_same_table_says_that_it_waits(home, capsys,
     from hwnas.latency.deployment import calibration_lock
 
     table = LatencyTable.load(next(home.rglob("onnxruntime-fp32-*.json")))
-    monkeypatch.setattr("hwnas.latency.calibrate.calibrate", lambda *given, **options: table)
+    monkeypatch.setattr("hwnas.latency.deployment.calibrate", lambda *given, **options: table)
     waited = threading.Event()
     with calibration_lock(table.host_name, table.key, Console()):
         second = threading.Thread(

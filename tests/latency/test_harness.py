@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hwnas.errors import TableError
-from hwnas.latency.calibrate import _profile
+from hwnas.latency.deployment import _profile
 from hwnas.latency.harness import call_overhead_ms, measure, measure_load, time_calls
 from hwnas.latency.roofs import measured_bandwidths
 from hwnas.latency.table import Measurement, Protocol, Turn
@@ -43,7 +43,7 @@ def turns(values_ms, reference_ms=1.0, steal=0.0):
 
 @pytest.mark.parametrize(("module", "times"), [
     ("harness", lambda: measure({}, busy(0))), ("harness", lambda: call_overhead_ms(busy(0))),
-    ("calibrate", lambda: _profile(SimpleNamespace(architecture=tiny_architecture()), None, 1)),
+    ("deployment", lambda: _profile(SimpleNamespace(architecture=tiny_architecture()), None, 1)),
     ("harness", lambda: measure_load([busy(0)], 1, 1, busy(0), QUICK, quiet_ms=None, progress=print)),
     ("roofs", lambda: measured_bandwidths())])
 def test_whatever_is_timed_is_timed_under_the_lock(module: str, times: Callable[[], object],

@@ -33,8 +33,7 @@ from hwnas.latency.roofline import (
 )
 from hwnas.latency.roofs import Bandwidth, Dense, Peak, Roofs, cache_bytes, measured_bandwidths, measured_peak
 from hwnas.latency.table import LatencyTable, Measurement, Protocol, TableKey, TimedNetwork, Turn, table_path
-from hwnas.runtimes.null import NullRuntime
-from hwnas.runtimes.runtime import load_runtime
+from hwnas.runtimes.runtime import NullRuntime, load_runtime
 from hwnas.space.architecture import Architecture
 from hwnas.space.blocks.block import BlockSpec
 from hwnas.space.search_space import SearchSpace

@@ -21,9 +21,8 @@ from hwnas.networks.export import block_of_node, export_onnx, randomise
 from hwnas.networks.quantize import quantize_static
 from hwnas.runtimes import runtime as runtimes
 from hwnas.runtimes.child import probe_model, serve
-from hwnas.runtimes.null import NullRuntime
 from hwnas.runtimes.openvino import import_openvino
-from hwnas.runtimes.runtime import judge, load_runtime, quantised_in_file, threads_of
+from hwnas.runtimes.runtime import NullRuntime, judge, load_runtime, quantised_in_file, threads_of
 from hwnas.system.libraries import declare_missing
 from hwnas.target import Target
 from hwnas.testing import check_runtime, contract_images
@@ -183,7 +182,7 @@ def test_exported_graph_rebuilt_in_torch_answers_alike(files: dict[str, Path]) -
 def test_names_are_looked_up_and_entry_points_found(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnknownName, match="openvino"):
         load_runtime("opnevino")
-    entry = EntryPoint("mine", "hwnas.runtimes.null:NullRuntime", runtimes.GROUP)
+    entry = EntryPoint("mine", "hwnas.runtimes.runtime:NullRuntime", runtimes.GROUP)
     monkeypatch.setattr(runtimes, "entry_points", lambda group: [entry])
     assert load_runtime("mine").version() == "null 1"
 
