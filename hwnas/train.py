@@ -28,6 +28,8 @@ The same command again resumes after the last whole epoch. --show-config prints 
 
 def main(config: Config, console: Console) -> None:
     """Check the options, train (or continue), export and score; prints the result in one line."""
+    from hwnas.front.card import training_card
+    from hwnas.system.paths import write_atomic
     from hwnas.training.job import make_job, sentence, train, whole_summary, write_results
     from hwnas.training.ranks import Ranks
 
@@ -40,6 +42,8 @@ def main(config: Config, console: Console) -> None:
         if not ranks.agree(summary is not None, job.device):
             trained = train(job, console)
             summary = write_results(job, trained, console) if ranks.first else None
+        if summary is not None:
+            write_atomic(job.folder.card, training_card(job, summary))
     if summary is not None:
         console.say(sentence(summary, job.folder.path))
 

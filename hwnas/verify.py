@@ -2,6 +2,10 @@
 
 Completes the front of a search that was made elsewhere, or times a front again. Everything it needs is in the run
 folder and the data set: dataset.root=DIR says where the images lie here.
+
+    python -m hwnas.verify run=runs/parts add=runs/long,runs/small
+
+puts networks of hwnas.train and hwnas.compress into the run, and measures all of the front together.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from hwnas.cli.command import opened_run, unresolved
 from hwnas.cli.options import Config, option, read_command
-from hwnas.errors import DataError, StudyError
+from hwnas.errors import ConfigError, DataError, StudyError
 from hwnas.front.rows import load_front, with_networks
 from hwnas.system.run_folder import RunFolder
 from hwnas.target import Host, Target
@@ -36,16 +40,18 @@ class VerifyOptions:
     """Options of `conf/verify.yaml` beside the run folder."""
 
     host: str | None
-    dataset: dict[str, Any]
-    verification: TimingOptions
+    add: tuple[str, ...] | None = option(what="a folder or a list of folders")
+    target: dict[str, Any] | None = option()
+    dataset: dict[str, Any] = option()
+    verification: TimingOptions = option()
     memory_mb: int = option(2048, low=1)
 
 
 def run(config: Config, console: Console) -> None:
     """The command: `run` names the folder, `host` accepts another machine than the one searched for.
 
-    `dataset` holds what differs here (its root), `verification.seconds` the most seconds of timing (null: as before),
-    `memory_mb` what opening one file may take.
+    `add` are folders of networks that join the front, `dataset` holds what differs here (its root),
+    `verification.seconds` the most seconds of timing (null: as before), `memory_mb` what opening one file may take.
     """
     options, folder = read_command(VerifyOptions, config), opened_run(config)
     with folder.hold("results", console.say):
@@ -55,15 +61,24 @@ def run(config: Config, console: Console) -> None:
 def _verify(folder: RunFolder, options: VerifyOptions, console: Console) -> None:
     rows, trials = load_front(folder), folder.read_trials()
     environment = folder.read_environment()
+    check_target(environment["target"], options.target, folder)
     check_host(environment, options.host)
     search = folder.read_config()
     making = making_of(folder, search, environment, options.dataset, console)
+    from hwnas.front.join import join, joined_rows
     from hwnas.front.verification import check_verified, verify_front, write_results
     from hwnas.networks.network import Shape
 
     data = making.dataset
+    join(options.add or (), folder, making, options.memory_mb, console.say)
+    joined = joined_rows(folder, making)
+    for row in rows:
+        if row.origin and row.id not in {other.id for other in joined}:
+            console.say(f"{row.id} is no longer in {folder.path / 'models'}, and leaves the front.")
+    rows = with_networks([row for row in rows if not row.origin], folder,
+                         Shape(data.channels, data.image_size, len(data.class_names)))
     results = verify_front(
-        with_networks(rows, folder, Shape(data.channels, data.image_size, len(data.class_names))), folder, making,
+        [*rows, *joined], folder, making,
         timing_of(environment, options.verification.seconds), objective_of(search, making.target), environment, console,
         options.memory_mb)
     write_results(folder, results, making, trials, folder.config_text())
@@ -78,6 +93,17 @@ def objective_of(search: Mapping[str, Any], target: Target) -> Objective:
 
     section = search.get("objective")
     return read_objective(section, target) if isinstance(section, dict) else Objective(None)
+
+
+def check_target(searched: Mapping[str, Any], asked: Mapping[str, Any] | None, run: RunFolder) -> None:
+    """ConfigError when another target is asked for than the one searched for: its files suit one runtime, and its
+    front was chosen by the latencies of that."""
+    if asked is None or asked.get("name") == searched.get("name"):
+        return
+    raise ConfigError(f"{run.path} is a front of {searched.get('name')}, and is verified for that alone. A front of "
+                      f"{asked.get('name')}: give the search's command with +target={asked.get('name')} "
+                      f"search.reuse={run.path} out=OTHER, which takes over the accuracies. A single network there: "
+                      f"python -m hwnas.benchmark +target={asked.get('name')} model={run.path}/models/ID/model.onnx")
 
 
 def check_host(environment: Mapping[str, Any], accepted: str | None) -> None:

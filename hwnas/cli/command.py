@@ -58,6 +58,7 @@ EXIT_CODES = """exit codes:
   2    bad input, where nothing was changed, or a full disk: one line says what is wrong, where, and what to do
   3    done in part: the last line says what is missing
   130  ended by Ctrl-C (143: by SIGTERM); the same command goes on"""
+_PATH_LISTS = ("add",)  # the same, of one or several between commas
 Main = Callable[["DictConfig", Console], None]
 Sections = Callable[["DictConfig"], Mapping[str, Mapping[str, Any]]]
 
@@ -156,6 +157,8 @@ def as_typed(overrides: Sequence[str], lists: Sequence[str] = (), several: bool 
         key, equals, value = text.partition("=")
         if key in lists and re.fullmatch(r"\d+(,\d+)+", value):
             value = f"[{value}]"
+        elif key in _PATH_LISTS and not several and value not in ("", "null") and value[0] not in f"[{_QUOTES}":
+            value = f"[{','.join(map(quote, value.split(',')))}]"
         elif key.lstrip("+") in _PATHS and value not in ("", "null") and not _is_quoted(value, several):
             value = ",".join(map(quote, value.split(",") if several else [value]))
         done.append(key + equals + value)

@@ -11,19 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from hwnas.cli.progress import UNKNOWN, Console, number, text_table
-from hwnas.compress.job import CompressJob
+from hwnas.compress.job import CompressJob, name_of
 from hwnas.compress.steps import REFERENCE, Step, Steps
 from hwnas.errors import CandidateError, QuantizeError
+from hwnas.front.card import Input, card_text, day_of
+from hwnas.front.rows import FrontRow
 from hwnas.latency.table import Measurement, Protocol
+from hwnas.networks.network import Shape, read_network
+from hwnas.networks.origin import COMPRESSION
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.stats import wilson
 from hwnas.system.documents import Document, content_of
 from hwnas.system.paths import write_atomic
-from hwnas.system.run_folder import Manifest
+from hwnas.system.run_folder import Manifest, ModelFolder
 from hwnas.system.tables import finite, table_csv
 from hwnas.target import Host
 
-COMPRESSION = Document("hwnas-compression", 1, "the summary of a compression", "Give the command again.")
 TIMING = Document("hwnas-compress-timing", 1, "the timing of a compression", "Remove it to time again.")
 _PACKAGES = ("torch", "onnx", "onnxruntime", "openvino")
 
@@ -138,7 +141,8 @@ def rows(finished: Sequence[Step], reference: Step, latency: Mapping[str, Measur
 
 
 def write_results(steps: Steps, finished: Sequence[Step], latency: Mapping[str, Measurement]) -> dict[str, Any]:
-    """Write table, summary and, if a step keeps the limit, the int8 file; otherwise an earlier int8 file is removed.
+    """Write table, summary and, if a step keeps the limit, the int8 file with its card, and beside it the fp32 network
+    that it was made of; otherwise earlier ones are removed.
 
     QuantizeError when every step failed.
     """
@@ -147,12 +151,15 @@ def write_results(steps: Steps, finished: Sequence[Step], latency: Mapping[str, 
     write_atomic(job.table, table_csv(table))
     chosen = best(finished, steps.reference, latency, limit)
     told = chosen or nearest(finished, steps.reference)
-    deployed = job.folder.deployed("int8")
+    deployed, beside = job.folder.int8, _source_files(job)
     job.summary.unlink(missing_ok=True)  # an earlier summary may describe another limit
     if chosen is None:
-        deployed.unlink(missing_ok=True)
+        for path in (deployed, job.folder.card, *beside):
+            path.unlink(missing_ok=True)
     else:
         write_atomic(deployed, chosen.path.read_bytes())
+        for path, source in beside.items():
+            write_atomic(path, source.read_bytes())
     if told is None:
         raise QuantizeError(f"no int8 file of {job.source.label} could be made: {finished[0].error}")
     summary = finite({
@@ -162,13 +169,41 @@ def write_results(steps: Steps, finished: Sequence[Step], latency: Mapping[str, 
            if key not in ("name", "what", "file", "reason", "keeps_limit")},
         "latency_ms_fp32": latency[REFERENCE].latency_ms, "top1_validation_fp32": steps.reference.top1,
         "validation_images": len(steps.reference.right), **_on_test_images(steps, told),
+        "trained": job.source.trained, "trained_on": job.source.metadata.get("dataset_fingerprint"),
         "kept_in_fp32": told.about.get("why", []), "steps": table, "target": job.target.name, "identity": job.identity,
         "host": Host.detect().name, "runtime": load_runtime(job.target.runtime).version(),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}})
     write_atomic(job.summary, json.dumps(summary, indent=1, allow_nan=False) + "\n")
-    files = () if chosen is None else (deployed,)
+    files = () if chosen is None else (deployed, *beside)
+    if chosen is not None:
+        write_atomic(job.folder.card, card(job, summary))
     Manifest.write(job.folder.path, files, hashlib.sha256(json.dumps(dict(job.identity)).encode()).hexdigest()[:16])
     return dict(summary)
+
+
+def _source_files(job: CompressJob) -> dict[Path, Path]:
+    """The files that describe the fp32 network, by what they are called in the result's folder; none of a bare file."""
+    source = ModelFolder(job.source.path.parent)
+    files = (source.architecture, source.baseline, source.weights, source.onnx)
+    return {job.folder.path / path.name: path for path in files if path.is_file()} if job.source.tunable else {}
+
+
+def card(job: CompressJob, summary: Mapping[str, Any]) -> str:
+    """Text of `card.md`."""
+    source, data = job.source, job.dataset
+    network = read_network(ModelFolder(source.path.parent), Shape(source.shape[0], source.shape[1], source.classes)) \
+        if source.tunable else None
+    known = {key: summary[key] for key in ("top1_test", "top1_test_low", "top1_test_high", "top1_test_fp32", "n_test",
+                                           "latency_ms", "latency_ms_low", "latency_ms_high", "int8_share", "host")}
+    known |= {"verified": True, "target": job.target.name, "precision": "int8"}
+    name = name_of(source.label)
+    row = FrontRow(id=name, name=name, architecture="", is_baseline=False, **known) if network is None else \
+        FrontRow.of(network, **known)
+    given = Input(data.name, data.channels, data.image_size, data.mean, data.std, data.task, data.preparation)
+    before = f"{source.trained}, then " if source.trained else ""
+    tuned = "; `weights.safetensors` and `model.onnx` are those before the fine-tuning" * ("qat" in summary["step"])
+    return card_text(row, given, job.target, date=day_of(job.summary), runtime=str(summary["runtime"]),
+                     recipe=f"From `{source.label}`: {before}int8 ({summary['what']}){tuned}.")
 
 
 def _on_test_images(steps: Steps, told: Step) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from hwnas.cli.progress import Console
 from hwnas.data.dataset import Dataset, DatasetInfo, Split
 from hwnas.errors import CandidateError, ConfigError, DataError, ModelError, StudyError
 from hwnas.networks.export import stored_fingerprint
+from hwnas.networks.origin import told_of
 from hwnas.runtimes.foreign import check_path
 from hwnas.system.documents import check_identity, content_of, load_json, read_json
 from hwnas.system.paths import write_atomic
@@ -92,7 +93,8 @@ class CompressOptions:
 class Source:
     """An fp32 network: its file, the shape of its images, its classes, and its `metadata_props`.
 
-    `tunable`: it is a model folder with weights, which can be fine-tuned. A bare file is used as it is.
+    `tunable`: it is a model folder with weights, which can be fine-tuned. A bare file is used as it is. `trained` says
+    in words how it was trained, where that is known.
     """
 
     path: Path
@@ -102,6 +104,7 @@ class Source:
     classes: int
     tunable: bool
     metadata: Mapping[str, str]
+    trained: str = ""
 
     def fed(self, dataset: Dataset) -> Dataset:
         """The data set with the normalisation that the network was trained with, if its file names it."""
@@ -161,7 +164,7 @@ def _folder(folder: ModelFolder, target: Target, options: CompressOptions, say: 
             f"recipe of {folder.weights.name} and is taken.")
     channels, height, width = checked["shape"]
     return Source(folder.onnx, label, content_of(folder.onnx), (channels, height, width), int(checked["classes"]), True,
-                  checked["metadata"])
+                  checked["metadata"], told_of(folder.path))
 
 
 def _bare(model: str, target: Target, options: CompressOptions, copies: Path) -> Source:

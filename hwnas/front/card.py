@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hwnas.data.dataset import Preparation, Task
 from hwnas.front.rows import FrontRow
+from hwnas.networks.network import TimmNetwork
+from hwnas.runtimes.runtime import FP32
 from hwnas.target import Target
+
+if TYPE_CHECKING:
+    from hwnas.training.job import TrainingJob
 
 _HINTS = {"int8": "f32", "fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 
@@ -26,31 +34,55 @@ class Input:
 
 
 def card_text(row: FrontRow, given: Input, target: Target, *, date: str, runtime: str, recipe: str = "") -> str:
-    """Text of `card.md`. `runtime` is name and version, `date` the day of the measurement, `recipe` one line."""
+    """Text of `card.md`. `runtime` is name and version, `date` the day of the measurement, `recipe` one line.
+
+    A row without a target is a network that is not deployed yet, one without an architecture a file of unknown origin.
+    """
     file = "model_int8.onnx" if target.precision == "int8" else "model.onnx"
     shape = f"{target.batch}, {given.channels}, {given.size}, {given.size}"
     parts = [
         f"# {row.id}", _summary(row, given, target),
         "## Input", _input(given),
-        "## OpenVINO", _code(_openvino(file, target)),
-        "## ONNX Runtime", _code(_onnxruntime(file, target)),
-        "## timm (fp32 weights, e.g. to train on)", _code(_timm(row, given)),
+        "## OpenVINO", _code(_openvino(file, target)), _speed(row, target, "openvino", file),
+        "## ONNX Runtime", _code(_onnxruntime(file, target)), _speed(row, target, "onnxruntime", file),
+        *(["## timm (fp32 weights, e.g. to train on)", _code(_timm(row, given))] if row.architecture else []),
         "## Measured", _describe_measurement(row, given.task.metric, target, date, runtime),
         "## The same with OpenVINO's own tool", _code(_benchmark_app(file, shape, target), "sh"),
-        _note(target),
+        _note(target) if row.target else "",
     ]
     if recipe:
         parts += ["## Trained", recipe]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
+def training_card(job: TrainingJob, summary: Mapping[str, Any]) -> str:
+    """Text of the card of a training that has ended: its fp32 file, scored in ONNX Runtime and not timed."""
+    data = job.dataset
+    row = replace(
+        FrontRow.of(job.network, host=summary["host"], top1_test_fp32=summary["top1_test"], n_test=summary["n_test"],
+                    top1_test_low=summary["top1_test_low"], top1_test_high=summary["top1_test_high"]),
+        params=summary["params"], macs=summary["macs"])
+    given = Input(data.name, data.channels, data.image_size, data.mean, data.std, data.task, data.preparation)
+    told = ", ".join(f"{key} {value}" for key, value in job.identity.items() if value not in (None, 0, 0.0))
+    return card_text(row, given, replace(FP32, batch=1), recipe=f"{told}.", runtime=f"onnxruntime "
+                     f"{summary['versions']['onnxruntime']}", date=day_of(job.summary))
+
+
+def day_of(path: Path) -> str:
+    """The day that a file was written, ISO 8601, UTC."""
+    return datetime.fromtimestamp(path.stat().st_mtime, UTC).date().isoformat()
+
+
 def _summary(row: FrontRow, given: Input, target: Target) -> str:
-    kind = "A timm baseline" if row.is_baseline else "A network found by hwnas"
+    kind = "A timm network" if row.is_baseline else "A network found by hwnas" if row.architecture else "A network"
     if row.is_control:
         kind = f"A network drawn at random, a control of {row.control_of},"
-    return (f"{kind} for {given.dataset} ({len(given.task.class_names)} classes), deployed as `{target.name}` "
-            f"({target.runtime}, {target.precision}, {target.threads or 'all'} thread(s), batch {target.batch}).\n\n"
-            f"`{row.architecture}`\n\n{row.params:,} parameters, {row.macs / 1e6:.2f} million multiply-accumulates.")
+    where = (f"deployed as `{target.name}` ({target.runtime}, {target.precision}, {target.threads or 'all'} thread(s), "
+             f"batch {target.batch})" if row.target else "trained, and exported in fp32")
+    made = f" It joined the front after the search: {row.origin}." if row.origin else ""
+    size = f"{row.params:,} parameters, {row.macs / 1e6:.2f} million multiply-accumulates." if row.architecture else ""
+    text = f"{kind} for {given.dataset} ({len(given.task.class_names)} classes), {where}.{made}"
+    return "\n\n".join([text, *([f"`{row.architecture}`", size] if row.architecture else [])])
 
 
 def _input(given: Input) -> str:
@@ -98,22 +130,33 @@ def _onnxruntime(file: str, target: Target) -> str:
             'logits = session.run(["logits"], {"images": images})[0]')
 
 
+def _speed(row: FrontRow, target: Target, runtime: str, file: str) -> str:
+    """The latency that was measured with the lines above, or that none was."""
+    if target.runtime == runtime and row.verified and row.latency_ms is not None:
+        return f"Measured: {_ms(row.latency_ms, row.latency_ms_low, row.latency_ms_high)} a batch, see below."
+    return ("Its latency was not measured in this runtime: "
+            f"`python -m hwnas.benchmark +target=NAME model={file}` does, with a target that runs {runtime}.")
+
+
 def _timm(row: FrontRow, given: Input) -> str:
     if row.is_baseline:
-        shape, stem_stride = f"{given.channels}, {len(given.task.class_names)}, {given.size}", int(row.id != row.name)
+        network, shape = row.network, f"{given.channels}, {len(given.task.class_names)}, {given.size}"
+        stem_stride = network.baseline.stem_stride if isinstance(network, TimmNetwork) else int(row.id != row.name)
         return ("import safetensors.torch; from hwnas.networks.baselines import Baseline\n"
                 f'model = Baseline("{row.name}", {stem_stride}).build({shape})  # a timm network\n'
                 'model.load_state_dict(safetensors.torch.load_file("weights.safetensors"))')
+    name = f"hwnas_{row.id.replace('-', '_')}"
     return ("import pathlib, safetensors.torch, timm; from hwnas.networks.build import register; "
             "from hwnas.space import Architecture\n"
-            f'register(Architecture.from_yaml(pathlib.Path("architecture.yaml").read_text()), "hwnas_{row.id}")\n'
-            f'model = timm.create_model("hwnas_{row.id}"); '
+            f'register(Architecture.from_yaml(pathlib.Path("architecture.yaml").read_text()), "{name}")\n'
+            f'model = timm.create_model("{name}"); '
             'model.load_state_dict(safetensors.torch.load_file("weights.safetensors"))')
 
 
 def _describe_measurement(row: FrontRow, metric: str, target: Target, date: str, runtime: str) -> str:
     lines = [(f"test {metric}, deployed", _percent(row.top1_test, row.top1_test_low, row.top1_test_high, row.n_test)),
-             (f"test {metric}, fp32", _percent(row.top1_test_fp32)),
+             (f"test {metric}, fp32", _percent(row.top1_test_fp32) if row.target else
+              _percent(row.top1_test_fp32, row.top1_test_low, row.top1_test_high, row.n_test)),
              ("latency of one batch", _ms(row.latency_ms, row.latency_ms_low, row.latency_ms_high)),
              ("50, 90, 99 of 100 calls within", _percentiles(row)),
              ("latency predicted", _ms(row.latency_ms_predicted, row.latency_ms_predicted_low,
@@ -122,6 +165,8 @@ def _describe_measurement(row: FrontRow, metric: str, target: Target, date: str,
     table = "\n".join(f"| {name} | {value} |" for name, value in lines if value)
     where = f"On {row.host}, {runtime}, {date}." if row.verified else \
         f"Not verified on {row.host} yet: `python -m hwnas.verify run=DIR` on that machine completes this."
+    if not row.target:
+        where = f"On {row.host}, {runtime}, {date}."
     reason = f"\n\nReason: {row.reason}" if row.reason else ""
     return f"{where}\n\n| what | value |\n|---|---|\n{table}{reason}"
 

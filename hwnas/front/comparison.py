@@ -60,9 +60,10 @@ def paired_bootstrap(first: NDArray[np.bool_], second: NDArray[np.bool_], *, con
 def compare(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]], seed: int = 0) -> list[Comparison]:
     """One comparison for each baseline name, in the order of `rows`. The better of a baseline's variants counts.
 
-    The better variant is the one over which the search leads least. If no finalist is as fast as a variant, the other
-    variant counts, and its sentence mentions this one.
+    Networks that joined after the search are left out. The better variant is the one over which the search leads least.
+    If no finalist is as fast as a variant, the other variant counts, and its sentence mentions this one.
     """
+    rows = [row for row in rows if not row.origin]  # trained by other recipes: they prove nothing of the search
     names = list(dict.fromkeys(row.name for row in rows if row.is_baseline))
     finalists = [row for row in rows if row.is_finalist and _usable(row, correct) and row.meets_cap is not False]
     controls = [_with_controls(rows, correct, seed)] if any(row.is_control for row in rows) else []
@@ -188,7 +189,7 @@ def _both(finalist: FrontRow, baseline: FrontRow) -> str:
 
 def describe(row: FrontRow, short: bool = False) -> str:
     """The name of a row in sentences (`short`: in plots): name and variant of a baseline, the id of a finalist."""
-    if not row.is_baseline or row.id == row.name:
+    if not row.is_baseline or row.origin or row.id == row.name:
         return row.id
     return f"{row.name} ({'stem s1' if short else 'stride-1 stem'})"
 

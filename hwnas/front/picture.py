@@ -99,10 +99,12 @@ def _draw_front(axes: Axes, rows: Sequence[FrontRow], info: PlotInfo, verified: 
     axes.plot([x for x, _ in corners], [y for _, y in corners], color=FRONT, lw=1.4, alpha=0.55, zorder=2,
               drawstyle="steps-post")
     kinds: tuple[tuple[Callable[[FrontRow], bool], str, str, float, str], ...] = (
-        (lambda row: row.on_front, FRONT, "o", 6.5, "on the front"),
+        (lambda row: row.on_front and row.is_finalist, FRONT, "o", 6.5, "on the front"),
         (lambda row: row.is_finalist and not row.on_front, OTHER, "o", 5.5, "other finalists"),
         (lambda row: row.is_control, CONTROL, "s", 5.0, "random networks of the space"),
-        (lambda row: row.is_baseline, BASELINE, "D", 5.5, "baselines (timm)"))
+        (lambda row: row.is_baseline, BASELINE, "D", 5.5, "baselines (timm)"),
+        *((lambda row, told=told: row.is_contender and row.origin == told, FRONT, "^", 7.5, f"joined: {told}")
+          for told in dict.fromkeys(row.origin for row in shown if row.is_contender and row.origin)))
     for chosen, color, marker, size, label in kinds:
         _draw_points(axes, [row for row in shown if chosen(row)], color, marker, size, label, sizes)
     explain(axes, shown, sizes, MUTED)

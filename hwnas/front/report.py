@@ -206,7 +206,7 @@ _COLUMNS = ("network", "top-1 deployed (%)", "95 %", "fp32 (%)", "estimate (%)",
 
 
 def _front(data: ReportData) -> str:
-    rows = sort_rows(row for row in data.rows if row.is_finalist)
+    rows = sort_rows(row for row in data.rows if row.is_contender)
     if not rows:
         return "<p>No finalist.</p>"
     note = ('<p class="note">Bold: on the front. Top-1 of the test set in the deployment runtime, latency of one '
@@ -260,7 +260,7 @@ def _controls(data: ReportData) -> str:
 
 
 def _cells(row: FrontRow) -> list[str]:
-    notes = []
+    notes = [row.origin] if row.origin else []
     if row.reward_winner:
         notes.append("reward's winner")
     if row.meets_cap is False:
@@ -327,7 +327,7 @@ def _certificate(data: ReportData) -> str:
 
 
 def _kind(row: FrontRow) -> str:
-    return "baseline" if row.is_baseline else "control" if row.is_control else "finalist"
+    return "joined" if row.origin else "baseline" if row.is_baseline else "control" if row.is_control else "finalist"
 
 
 def _failures(data: ReportData) -> str:

@@ -38,10 +38,10 @@ class FrontRow:
     """One finalist, control or baseline; `docs/run-folder.md` documents every column.
 
     top-1 is a fraction from 0 to 1, and latencies are in milliseconds. An unknown value is None (an empty cell), never
-    0. `control_of` is the finalist that a control was drawn for. `verified`: exported, scored and timed in the
-    deployment runtime on `host`. `objectives` names the costs that the search minimised, and `costs` holds those other
-    than latency. `network` is in no column. It is None if the row was read from a file and `models/` does not describe
-    the network.
+    0. `control_of` is the finalist that a control was drawn for. `origin` tells how a network that joined after the
+    search was trained. `verified`: exported, scored and timed in the deployment runtime on `host`. `objectives` names
+    the costs that the search minimised, and `costs` holds those other than latency. `network` is in no column. It is
+    None if the row was read from a file and `models/` does not describe the network.
     """
 
     id: str
@@ -50,6 +50,7 @@ class FrontRow:
     is_baseline: bool
     is_control: bool = False
     control_of: str = ""
+    origin: str = ""
     verified: bool = False
     top1_proxy: float | None = None
     top1_estimated: float | None = None
@@ -96,7 +97,12 @@ class FrontRow:
 
     @property
     def is_finalist(self) -> bool:
-        """Chosen by the search: neither a baseline nor a control."""
+        """Chosen by the search: neither a baseline nor a control, nor joined afterwards."""
+        return self.is_contender and not self.origin
+
+    @property
+    def is_contender(self) -> bool:
+        """May be on the front: a finalist, or another network of ours that joined."""
         return not (self.is_baseline or self.is_control)
 
     @property
@@ -125,7 +131,7 @@ class FrontRow:
         return low <= self.latency_ms <= high
 
 
-LATER = ("is_control", "control_of", *ESTIMATED,
+LATER = ("is_control", "control_of", "origin", *ESTIMATED,
          "latency_ms_p50", "latency_ms_p90", "latency_ms_p99")  # columns that files of earlier versions lack
 COLUMNS = tuple(column.name for column in fields(FrontRow) if column.name not in ("objectives", "costs", "network"))
 
@@ -148,7 +154,7 @@ def mark_front(rows: Sequence[FrontRow], cap_ms: float | None = None, cap_p99_ms
                ) -> list[FrontRow]:
     """The same rows with `on_front`, `meets_cap` and `dominated_by` filled in.
 
-    A finalist is on the front if no other finalist dominates it and it is within the caps as measured. Baselines and
+    A contender is on the front if no other one dominates it and it is within the caps as measured. Baselines and
     controls are never on it. Once a row is verified, only verified rows are compared; before, predictions are compared.
     `dominated_by` names the most accurate row, baselines and controls included, that dominates the row.
     """
@@ -156,7 +162,7 @@ def mark_front(rows: Sequence[FrontRow], cap_ms: float | None = None, cap_p99_ms
     known = [row for row in rows if row.verified == any_verified and row.best_latency_ms is not None
              and not any(map(math.isnan, row.losses))]
     within = {row.id: _within(row, cap_ms, cap_p99_ms) for row in rows}
-    members = [row for row in known if row.is_finalist and within[row.id] is not False]
+    members = [row for row in known if row.is_contender and within[row.id] is not False]
     marked = []
     for row in rows:
         better = [other for other in known if row in known and dominates(other, row)]

@@ -26,6 +26,7 @@ from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import ENVIRONMENT, RunFolder
 from hwnas.target import Host
 
+MEMORY_MB = 2048  # what opening a file of others may take
 _PACKAGES = ("torch", "torchvision", "timm", "optuna", "onnx", "onnxruntime", "openvino", "numpy", "scikit-learn")
 
 
@@ -85,9 +86,11 @@ def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: Making, timin
                  environment: Mapping[str, Any], console: Console, memory_mb: int | None = None) -> Results:
     """Score and time `rows` on this host, and mark the front by the measurements.
 
-    With `memory_mb`, the files are not known to be of this process: a child with that much memory opens each first.
+    With `memory_mb`, the files are not known to be of this process: a child with that much memory opens each first. So
+    it does with those that joined.
     """
-    refused = {row.id: _refusal(row, run, making, memory_mb, console) for row in rows}
+    refused = {row.id: _refusal(row, run, making, memory_mb or (MEMORY_MB if row.origin else None), console)
+               for row in rows}
     scores = verify_rows(rows, run, making.dataset, making.target, timing, console, refused)
     environment = {**environment, "created": now(), "host": Host.detect().to_dict(), "verified_here": True,
                    "runtime": load_runtime(making.target.runtime).version(), "executed": scores.executed,
@@ -96,9 +99,9 @@ def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: Making, timin
     for row in results.rows:
         if not row.verified:
             console.say(f"not verified: {row.id}: {row.reason or 'its exported file is missing'}")
-        elif row.meets_cap is False and row.is_finalist:
+        elif row.meets_cap is False and row.is_contender:
             console.say(f"{row.id} breaks its cap: {row.latency_ms:.4g} ms measured{_tail(row)}.")
-        elif environment.get("cap_p99_ms") is not None and row.latency_ms_p99 is None and row.is_finalist:
+        elif environment.get("cap_p99_ms") is not None and row.latency_ms_p99 is None and row.is_contender:
             console.say(f"{row.id}: its calls are too few for a 99th percentile, so budget.p99_ms is not judged. "
                         "Raise verification.seconds.")
     return results
@@ -170,6 +173,8 @@ def _card(row: FrontRow, image_size: int, making: Making, environment: Mapping[s
                   data.preparation and data.preparation.at(image_size))
     recipe = f"Recipe `{making.recipe.name}`, seed {making.seed}, {len(data.train)} images of {data.name}: " \
              f"{', '.join(f'{key} {value}' for key, value in asdict(making.recipe).items() if key != 'name')}."
+    if row.origin:
+        recipe = f"{row.origin[0].upper()}{row.origin[1:]}; `origin.json` and `manifest.json` say more."
     return card_text(row, given, making.target, date=str(environment["created"])[:10],
                      runtime=str(environment["runtime"]), recipe=recipe)
 

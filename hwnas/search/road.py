@@ -449,6 +449,7 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     """
     from hwnas.front.controls import draw_controls
     from hwnas.front.finalists import doubts, finalists_of
+    from hwnas.front.join import joined_rows
     from hwnas.front.make import Making, fault_of
     from hwnas.front.rows import FrontRow
     from hwnas.front.score import Scores
@@ -467,8 +468,9 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     making = Making(prepared.dataset, plan.recipe, plan.options.seed, target)
     if prepared.clock is not None and prepared.pace is not None:
         rows, making = _in_time(prepared, rows, making, console)
-    held = _read_verified(run, rows, asdict(making.recipe), plan.options.budget.p99_ms)
-    spoilt = next((f"{row.id}: {why}" for row in rows if held and row.network is not None
+    joined = joined_rows(run, making, host)
+    held = _read_verified(run, [*rows, *joined], asdict(making.recipe), plan.options.budget.p99_ms)
+    spoilt = next((f"{row.id}: {why}" for row in [*rows, *joined] if held and row.network is not None
                    and (why := fault_of(row.network, run.model(row.id), making, console.say, complete=True))), "")
     if spoilt:
         console.say(f"the front in {run.path} is made and timed again: {spoilt}.")
@@ -477,7 +479,7 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
         console.say(f"the front in {run.path} is verified already; to time it again: "
                     f"python -m hwnas.verify run={run.path}")
         return held, comparisons
-    rows = make_rows(rows, run, making, plan.workers, console)
+    rows = [*make_rows(rows, run, making, plan.workers, console), *joined]
     facts, objective = _facts(prepared, trials, len(rows)), prepared.options.objective
     environment = environment_of(making, facts)
     if deployment.here:
@@ -652,8 +654,10 @@ def _read_verified(run: RunFolder, rows: Sequence[FrontRow], recipe: Mapping[str
 def _read_held(run: RunFolder) -> tuple[list[FrontRow], dict[str, Any]]:
     """The front that the run folder holds, whole with its report, and its environment; otherwise nothing. StudyError
     for one that cannot be read."""
+    from hwnas.front.join import read_origins
     from hwnas.front.rows import load_front
 
+    read_origins(run)
     if not run.front_csv.exists() or not run.report.exists():
         return [], {}
     held, environment = load_front(run), run.find_environment()

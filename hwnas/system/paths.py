@@ -109,7 +109,7 @@ def write_atomic(path: str | os.PathLike[str], data: str | bytes) -> None:
         finally:
             with contextlib.suppress(FileNotFoundError):
                 beside.unlink()
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         raise unwritten(path, error) from error
 
@@ -135,7 +135,7 @@ def no_space(error: OSError) -> UserError | None:
                      "set TMPDIR to a folder on another disk; then give the same command again.")
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make the rename itself last; some systems cannot open folders, and then there is nothing to do."""
     if sys.platform == "win32":
         return

@@ -28,11 +28,12 @@ from hwnas.errors import ConfigError, DataError, ExportError, StudyError, Target
 from hwnas.networks.baselines import TIMM, Baseline, count_macs, count_params
 from hwnas.networks.export import RECIPE_KEY, Parity, check_parity, export_onnx, parity_images, stored_fingerprint
 from hwnas.networks.network import FoundNetwork, Network, Shape, TimmNetwork, check_tensors, load_weights, read_network
+from hwnas.networks.origin import SUMMARY as SUMMARY
 from hwnas.runtimes import runtime as deployed
 from hwnas.runtimes.runtime import FP32, load_runtime
 from hwnas.space.architecture import Architecture
 from hwnas.stats import wilson
-from hwnas.system.documents import Document, check_identity, content_of, load_json, read_json, yaml_text
+from hwnas.system.documents import check_identity, content_of, load_json, read_json, yaml_text
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import Manifest, ModelFolder, RunFolder
 from hwnas.system.tables import finite, table_csv
@@ -410,8 +411,6 @@ class _FromCpu(nn.Module):
         return logits
 
 
-SUMMARY = Document("hwnas-training", 1, "the summary of a training", "Remove it to write it again, or choose another "
-                   "out=FOLDER.")
 _PACKAGES = ("torch", "timm", "onnx", "onnxruntime")
 
 

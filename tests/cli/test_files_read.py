@@ -12,7 +12,18 @@ from pathlib import Path
 
 import pytest
 from search_fixtures import acknowledged
-from workshop_fixtures import CERTIFY, COMPRESS, IMAGES, SEARCH, TRAIN, Work, contents, make_workshop, ordinary_user
+from workshop_fixtures import (
+    ADD,
+    CERTIFY,
+    COMPRESS,
+    IMAGES,
+    SEARCH,
+    TRAIN,
+    Work,
+    contents,
+    make_workshop,
+    ordinary_user,
+)
 
 from hwnas.__main__ import main
 from hwnas.target import Host
@@ -23,7 +34,7 @@ MODEL = "run/models/*"
 COMMANDS = {
     "search": SEARCH, "more": [*SEARCH, "n_trials=9"],
     "tried": [*TRAIN[:2], "run=run", "architecture=ID", *TRAIN[3:], "out=other"],
-    "worker": ["worker", "-q", "run=run"], "verify": ["verify", "-q", "run=run"],
+    "worker": ["worker", "-q", "run=run"], "verify": ["verify", "-q", "run=run"], "add": ADD,
     "report": ["report", "-q", "run=run"], "train": [*TRAIN, "out=begun"], "trained": [*TRAIN, "out=net"],
     "taught": [*TRAIN, "out=other", "teacher.model=net/model.onnx", "weights=net/weights.safetensors"],
     "compress": COMPRESS, "certify": CERTIFY, "profile": ["profile", *TARGET, "calibration.networks=30"],
@@ -35,11 +46,14 @@ COMMANDS = {
 # A command's files. "?": it may be absent. "!": it is made again, or is not looked into.
 FILES = {
     "search": ["tiny.yaml", "images.npz", "known.csv", f"?{TABLE}", "?run/study.db", "?run/.hwnas.json",
-               "?run/environment.json", "?run/front.csv", "?run/comparisons.json"],
+               "?run/environment.json", "?run/front.csv", "?run/comparisons.json", "?run/models/*-train/origin.json"],
     "more": ["?run/environment.json", "?run/front.csv", "?run/comparisons.json"],
     "worker": ["run/config.yaml", "?run/study.db", "?run/.hwnas.json", "tiny.yaml", "known.csv", f"?{TABLE}"],
     "verify": ["run/config.yaml", "run/front.csv", "run/environment.json", "?run/trials.csv", "?run/.hwnas.json",
-               f"?{MODEL}/architecture.yaml", f"!{MODEL}/model.onnx", "images.npz", "!home/reference_times.json"],
+               f"?{MODEL}/architecture.yaml", f"!{MODEL}/model.onnx", "images.npz", "!home/reference_times.json",
+               "?run/models/*-train/origin.json", "run/models/*-train/architecture.yaml"],
+    "add": ["net/summary.json", "net/manifest.json", "net/architecture.yaml", "net/weights.safetensors",
+            "net/model.onnx"],
     "report": ["!run/config.yaml", "run/front.csv", "?run/environment.json", "?run/trials.csv", "?run/comparisons.json",
                "?run/.hwnas.json"],
     "train": ["architecture.yaml", "images.npz", "?begun/checkpoint.safetensors", "?begun/.hwnas.json"],
@@ -126,7 +140,7 @@ def test_a_file_that_cannot_be_used_is_one_line_and_changes_nothing(
     if not damage(path, fault):
         pytest.skip("a file of no version")
     before = contents(workshop)
-    network = next((workshop / "run" / "models").iterdir()).name
+    network = min((workshop / "run" / "models").iterdir(), key=lambda path: len(path.name)).name
     trials = set() if path.name == "study.db" else acknowledged(workshop / "run")
     try:
         with ordinary_user():

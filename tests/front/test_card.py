@@ -49,6 +49,14 @@ def test_unverified_card_says_how_to_complete_it() -> None:
     assert "latency of one batch" not in text
 
 
+def test_each_runtime_says_its_own_latency_or_that_it_was_not_measured() -> None:
+    parts = re.split(r"^## ", card(), flags=re.MULTILINE)
+    ours, theirs = (next(part for part in parts if part.startswith(name)) for name in ("OpenVINO", "ONNX Runtime"))
+    assert "Measured: 0.105 ms (90 %: 0.104 to 0.107) a batch" in ours
+    assert "not measured in this runtime: `python -m hwnas.benchmark +target=NAME model=model_int8.onnx`" in theirs
+    assert card(verified=False, latency_ms=None).count("not measured in this runtime") == 2
+
+
 def test_every_way_to_load_is_short_and_the_runtimes_use_the_cards_threads() -> None:
     for row in ({}, {"is_baseline": True, "name": "resnet10t", "id": "resnet10t-stem1"}):
         blocks = re.findall(r"```python\n(.*?)\n```", card(**row), re.DOTALL)

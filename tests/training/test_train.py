@@ -49,7 +49,7 @@ TINY = ["epochs=3", "batch_size=32", "train_images=96", "threads=1", "ema_decay=
         "cutmix=1.0", "erase=0.5", "zoom=0.1", "device=cpu"]
 QUIET = Console(quiet=True)
 FILES = {"architecture.yaml", "weights.safetensors", "model.onnx", "manifest.json", "log.csv", "predictions.npz",
-         "summary.json"}
+         "summary.json", "card.md"}
 TEACHER = "test_resnet"  # timm's smallest
 
 
@@ -117,6 +117,10 @@ def test_a_training_leaves_every_file_and_no_checkpoint(whole: Path) -> None:
     assert summary["top1_test"] == right / summary["n_test"]
     assert summary["top1_test_low"] < summary["top1_test"] < summary["top1_test_high"]
     assert summary["parity_top1_agreement"] >= 0.995
+    card = (whole / "card.md").read_text()
+    assert f"{100 * summary['top1_test']:.2f} % (95 %: " in card
+    assert 'InferenceSession("model.onnx"' in card
+    assert "epochs 3, batch_size 32" in card
     assert summary["seconds_training"] == pytest.approx(sum(float(row["seconds"]) for row in rows), rel=1e-4)
     chosen = {"average": "top1_validation_ema", "last": "top1_validation"}[summary["weights"]]
     assert summary["top1_validation"] == pytest.approx(float(rows[2][chosen]), abs=1e-6)
