@@ -205,7 +205,7 @@ class Steps:
             return Step(name, what, files[0], right, data["about"], data["error"])
 
 
-_METHODS: dict[Method, str] = {"mse": "smallest squared error, the default", "minmax": "extremes",
+_METHODS: dict[Method, str] = {"mse": "smallest squared error", "minmax": "extremes",
                                "percentile": "all but 0.01 % on each side", "entropy": "smallest divergence"}
 _BIAS_IMAGES = 256
 

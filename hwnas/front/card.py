@@ -33,8 +33,10 @@ class Input:
     preparation: Preparation | None = None
 
 
-def card_text(row: FrontRow, given: Input, target: Target, *, date: str, runtime: str, recipe: str = "") -> str:
-    """Text of `card.md`. `runtime` is name and version, `date` the day of the measurement, `recipe` one line.
+def card_text(row: FrontRow, given: Input, target: Target, *, date: str, runtime: str, recipe: str = "",
+              quantised: str = "") -> str:
+    """Text of `card.md`. `runtime` is name and version, `date` the day of the measurement; `recipe` and `quantised`
+    (how the int8 file was made) are one line each.
 
     A row without a target is a network that is not deployed yet, one without an architecture a file of unknown origin.
     """
@@ -52,6 +54,8 @@ def card_text(row: FrontRow, given: Input, target: Target, *, date: str, runtime
     ]
     if recipe:
         parts += ["## Trained", recipe]
+    if quantised:
+        parts += ["## Quantised", f"Activation ranges: {quantised}."]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

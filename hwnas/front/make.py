@@ -19,7 +19,7 @@ from hwnas.front.score import fp32_top1
 from hwnas.networks.baselines import count_macs, count_params
 from hwnas.networks.export import RECIPE_KEY, Parity, check_parity, export_onnx, parity_images, stored_fingerprint
 from hwnas.networks.network import Network, load_weights
-from hwnas.networks.quantize import calibration_images, quantize_static, tuning_of
+from hwnas.networks.quantize import Quantised, calibration_images, quantize_static, tuning_of
 from hwnas.runtimes.child import probe_model
 from hwnas.system.paths import write_atomic
 from hwnas.system.processes import Pool
@@ -38,14 +38,18 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Making:
-    """The settings that all finalists and baselines of a run share: data, recipe, seed, target, calibration images."""
+    """The settings that all finalists and baselines of a run share: data, recipe, seed, target, calibration images.
+
+    `narrow`: the target's CPU needs int8 weights of 7 bits (`hwnas.networks.quantize.needs_narrow_weights`).
+    """
 
     dataset: Dataset
     recipe: Recipe
     seed: int
     target: Target
-    n_calibration: int = 512
+    n_calibration: int = 768
     threads: int = 0
+    narrow: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,9 +89,9 @@ def make(network: Network, folder: ModelFolder, making: Making, progress: Progre
         Manifest.write(folder.path, (described, folder.weights), wanted)
     if reused:
         load_weights(model, folder.weights, str(folder.weights), network.shape.classes)
-    parity = _export(model.eval(), network, folder, making, data)
+    parity, quantised = _export(model.eval(), network, folder, making, data)
     files = described, folder.weights, folder.onnx, folder.deployed(making.target.precision)
-    Manifest.write(folder.path, files, wanted, asdict(parity))
+    Manifest.write(folder.path, files, wanted, asdict(parity), quantised.facts if quantised else None)
     return Made(params, macs, parity, reused, remarks)
 
 
@@ -183,18 +187,20 @@ def _weights(model: nn.Module, wanted: str) -> bytes:
 
 
 def _export(model: nn.Module, network: Network, folder: ModelFolder, making: Making,
-            data: Dataset) -> Parity:
+            data: Dataset) -> tuple[Parity, Quantised | None]:
+    quantised = None
     try:
         export_onnx(model, folder.onnx, network.shape.image, metadata(network, making, data))
         parity = check_parity(model, folder.onnx, parity_images(data, making.seed))
         if making.target.precision == "int8":
-            quantize_static(folder.onnx, folder.int8, calibration_images(data, making.n_calibration, making.seed),
-                            tuned_for=tuning_of(making.target), threads=max(1, making.threads))
+            images = calibration_images(data, making.n_calibration, making.seed)
+            quantised = quantize_static(folder.onnx, folder.int8, images, tuned_for=tuning_of(making.target),
+                                        narrow=making.narrow, threads=max(1, making.threads))
     except CandidateError:
         folder.onnx.unlink(missing_ok=True)
         folder.int8.unlink(missing_ok=True)
         raise
-    return parity
+    return parity, quantised
 
 
 def metadata(network: Network, making: Making, data: Dataset) -> Mapping[str, str]:

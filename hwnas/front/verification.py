@@ -23,7 +23,7 @@ from hwnas.runtimes.child import probe_model
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.study.objective import Objective
 from hwnas.system.paths import write_atomic
-from hwnas.system.run_folder import ENVIRONMENT, RunFolder
+from hwnas.system.run_folder import ENVIRONMENT, Manifest, RunFolder
 from hwnas.target import Host
 
 MEMORY_MB = 2048  # what opening a file of others may take
@@ -162,12 +162,15 @@ def write_results(run: RunFolder, results: Results, making: Making, trials: Sequ
     for row in results.rows:
         folder = run.model(row.id)
         if row.network is not None and folder.onnx.is_file():
-            write_atomic(folder.card, _card(row, row.network.shape.image_size, making, environment))
+            manifest = Manifest.find(folder.path) if making.target.precision == "int8" else None
+            quantised = manifest.quantisation.get("text", "") if manifest else ""
+            write_atomic(folder.card, _card(row, row.network.shape.image_size, making, environment, quantised))
     save_front(run, results.rows)
     write_report(run, report_data(results.rows, trials, comparisons, environment, config_yaml))
 
 
-def _card(row: FrontRow, image_size: int, making: Making, environment: Mapping[str, Any]) -> str:
+def _card(row: FrontRow, image_size: int, making: Making, environment: Mapping[str, Any],
+          quantised: str) -> str:
     data = making.dataset
     given = Input(data.name, data.channels, image_size, data.mean, data.std, data.task,
                   data.preparation and data.preparation.at(image_size))
@@ -176,7 +179,7 @@ def _card(row: FrontRow, image_size: int, making: Making, environment: Mapping[s
     if row.origin:
         recipe = f"{row.origin[0].upper()}{row.origin[1:]}; `origin.json` and `manifest.json` say more."
     return card_text(row, given, making.target, date=str(environment["created"])[:10],
-                     runtime=str(environment["runtime"]), recipe=recipe)
+                     runtime=str(environment["runtime"]), recipe=recipe, quantised=quantised)
 
 
 def environment_of(making: Making, facts: Facts) -> dict[str, Any]:

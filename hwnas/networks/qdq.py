@@ -23,6 +23,7 @@ Range = tuple[float, float]
 _CLAMPS = ("Relu", "Clip")
 _MOVES = ("MaxPool", "Flatten", "Reshape", "Identity")  # values pass unchanged: input and output share one range
 _GATES = ("Sigmoid", "HardSigmoid")
+_POOLS = ("GlobalAveragePool", "AveragePool", "MaxPool")
 _LEVELS = 255
 
 
@@ -162,10 +163,20 @@ def quantised_tensors(graph: Graph, tuned_for: str, kept: Collection[str] = ()) 
     for node in graph.proto.graph.node:
         if graph.adds_maps(node):
             names.update(dict.fromkeys(node.input))
-        elif node.op_type in ("GlobalAveragePool", "AveragePool", "MaxPool"):
+        elif node.op_type in _POOLS and node.name not in kept:
             names[node.input[0]] = None
     outputs = {value.name for value in graph.proto.graph.output}
     return [name for name in names if name not in outputs and name not in graph.weights]
+
+
+def head_nodes(graph: Graph) -> tuple[str, ...]:
+    """Names of the last global pooling and of the quantised nodes behind it: little work, on values that decide."""
+    nodes = list(graph.proto.graph.node)
+    pools = [index for index, node in enumerate(nodes) if node.op_type == "GlobalAveragePool"]
+    if not pools:
+        return ()
+    behind = {node.name for node in nodes[pools[-1]:]}
+    return (nodes[pools[-1]].name, *(node.name for node in quantised_nodes(graph) if node.name in behind))
 
 
 def range_source(graph: Graph, tensor: str) -> str:
@@ -176,15 +187,17 @@ def range_source(graph: Graph, tensor: str) -> str:
 
 
 def insert_pairs(graph: Graph, ranges: Mapping[str, Range], *, kept: Collection[str] = (),
-                 per_channel: bool = True) -> None:
+                 per_channel: bool = True, narrow: bool = False) -> None:
     """Rewrite the graph in place: a pair on every tensor of `ranges`, quantised weights and biases.
 
     Nodes named in `kept` read and compute in fp32. Weights have a scale for each output channel, or one for the whole
-    tensor. The structure depends on the names in `ranges` and on which tensors can be negative, never on the values.
+    tensor; `narrow` ones lie in -64..64, so that the sum of two products with uint8 fits in 16 bits. The structure
+    depends on the names in `ranges` and on which tensors can be negative, never on the values.
     """
     from onnx import numpy_helper
 
-    inserter = _Inserter(graph, {name: scale_of(low, high) for name, (low, high) in ranges.items()}, per_channel)
+    inserter = _Inserter(graph, {name: scale_of(low, high) for name, (low, high) in ranges.items()}, per_channel,
+                         64 if narrow else 127)
     inputs = {value.name for value in graph.proto.graph.input}
     nodes = [pair for name in ranges if name in inputs for pair in inserter.pair(name)]
     quantised = {node.name for node in quantised_nodes(graph, kept)}
@@ -212,6 +225,7 @@ class _Inserter:
     graph: Graph
     scales: dict[str, tuple[float, int]]
     per_channel: bool = True
+    largest: int = 127
     constants: dict[str, NDArray[np.generic]] = field(default_factory=dict)
 
     def pair(self, name: str) -> Iterator[NodeProto]:
@@ -234,13 +248,14 @@ class _Inserter:
         bias = None
         if len(node.input) > 2 and node.input[2] in self.graph.weights:
             bias = numpy_helper.to_array(self.graph.weights[node.input[2]])
-        scale = np.abs(weight).reshape(len(weight), -1).max(1) / 127
+        scale = np.abs(weight).reshape(len(weight), -1).max(1) / self.largest
         if bias is not None:  # a near-dead channel must not push its bias out of int32
             scale = np.maximum(scale, np.abs(bias) / (input_scale * 2**30))
         scale = np.maximum(scale, 1e-12).astype(np.float32)
         if not self.per_channel:
             scale = np.asarray(scale.max())
-        rounded = np.clip(np.rint(weight / scale.reshape(-1, *[1] * (weight.ndim - 1))), -127, 127).astype(np.int8)
+        steps = np.rint(weight / scale.reshape(-1, *[1] * (weight.ndim - 1)))
+        rounded = np.clip(steps, -self.largest, self.largest).astype(np.int8)
         yield self._constant_pair(node, 1, "weight", rounded, scale)
         if bias is not None:
             bias_scale = (scale * input_scale).astype(np.float32)

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
 
 from hwnas.errors import QuantizeError
-from hwnas.networks.qdq import Graph, Range, insert_pairs, quantised_nodes, quantised_tensors, range_source
+from hwnas.networks.qdq import (
+    Graph,
+    Range,
+    head_nodes,
+    insert_pairs,
+    quantised_nodes,
+    quantised_tensors,
+    range_source,
+)
 from hwnas.system.libraries import import_onnxruntime
 from hwnas.system.paths import write_atomic
 from hwnas.target import Target
@@ -101,6 +109,8 @@ def _add_to_bias(proto: ModelProto, node: NodeProto, shift: NDArray[np.float64])
 
 
 Method = Literal["mse", "minmax", "percentile", "entropy"]
+METHODS: tuple[Method, ...] = get_args(Method)
+VNNI = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
 TunedFor = Literal["openvino", "onnxruntime"]
 MIN_OPSET = 13
 _BATCH = 32
@@ -108,6 +118,10 @@ _SAMPLES = 4096  # values kept of one tensor in one batch
 _SHRINKS = np.linspace(1.0, 0.4, 21)
 _TAIL = 1e-4  # share of the values that "percentile" gives up on each side
 _BINS, _BIN_STEP = 2048, 16  # of the histogram that "entropy" cuts
+_LEAST_JUDGES = 32  # images that choose a method without having made its ranges
+_MOST_COST = 0.005  # above it the last layers are tried in fp32
+_KEPT_BEFORE_HEAD = (0, 2, 5)
+_WORTH = 0.7  # layers in fp32 take time: they must take off 30 % of the loss
 
 
 def tuning_of(target: Target) -> TunedFor:
@@ -115,33 +129,147 @@ def tuning_of(target: Target) -> TunedFor:
     return "onnxruntime" if target.runtime == "onnxruntime" else "openvino"
 
 
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """How an int8 file was made, and how its answers agree with fp32's on images that did not make its ranges.
+
+    `agreement`: share of the `images` with the same answer, 0 to 1. `lost`: by how much the probability of the answer
+    falls on average, by the fp32 network's own probabilities: the top-1 that is lost, 0 to 1, if these are true.
+    `tried`: the `cost` of each way that was tried. Where nothing was judged, `images` is 0.
+    """
+
+    method: str
+    kept: tuple[str, ...] = ()
+    weight_bits: int = 8
+    agreement: float = 1.0
+    lost: float = 0.0
+    images: int = 0
+    tried: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def cost(self) -> float:
+        """What is chosen by: `lost`, and a tenth of the answers that change, since probabilities are not that true."""
+        return self.lost + (1 - self.agreement) / 10
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Plain values for a manifest."""
+        return {"text": self.text, **asdict(self), "kept": list(self.kept)}
+
+    @property
+    def text(self) -> str:
+        """One line for metadata and cards."""
+        kept = f", the last {len(self.kept)} layers in fp32" if self.kept else ""
+        bits = "" if self.weight_bits == 8 else f", weights of {self.weight_bits} bits"
+        judged = f"; fp32's answer on {self.agreement:.1%} of {self.images} training images" if self.images else ""
+        return f"{self.method}{kept}{bits}{judged}"
+
+
 def quantize_static(fp32_path: str | os.PathLike[str], int8_path: str | os.PathLike[str],
                     calibration: NDArray[np.float32] | None, *, tuned_for: TunedFor = "openvino",
-                    method: Method = "mse", threads: int = 1, label: str = "") -> None:
-    """Write the int8 QDQ version of an fp32 ONNX file, metadata kept.
+                    method: Method | None = None, narrow: bool = False, threads: int = 1, label: str = "") -> Quantised:
+    """Write the int8 QDQ version of an fp32 ONNX file, metadata kept; returns how it was made.
 
-    `calibration`: normalised training images [n,c,h,w] that give the activations' ranges, by smallest squared error
-    ("mse"), by extremes ("minmax"), or as `activation_ranges` says. None gives made-up ranges: right for timing,
-    useless for answers; the graph has the same structure. `tuned_for` matters only around swish, hard-swish and GELU.
+    `calibration`: normalised training images [n,c,h,w]. Two thirds of them give the activations' ranges by each method
+    (`activation_ranges`), and the others choose the one of least `Quantised.cost`; few images do both. Where even that
+    costs more than half a point, the last layers stay in fp32 if this helps. A `method` that is given is taken.
+    None gives made-up ranges: right for timing, useless for answers; the graph has the same structure as that of real
+    ranges with all layers in int8. `tuned_for` matters only around swish, hard-swish and GELU. `narrow`: weights of 7
+    bits, for CPUs whose sums of products saturate (`needs_narrow_weights`).
     QuantizeError, which calls it `label`, when the network cannot be quantised; UserError when the file cannot be
     written.
     """
-    if tuned_for not in get_args(TunedFor) or method not in get_args(Method):
+    if tuned_for not in get_args(TunedFor) or (method is not None and method not in METHODS):
         raise ValueError(f"tuned_for={tuned_for!r}, method={method!r}: not among {TunedFor}, {Method}")
     proto = load_fp32(fp32_path, label)
+    made = Quantised(method or "", weight_bits=7 if narrow else 8)
     if calibration is None:
-        graph = Graph(proto)
+        graph, made = Graph(proto), replace(made, method="made-up ranges")
         ranges = {name: _make_up_range(graph, name) for name in quantised_tensors(graph, tuned_for)}
-    else:
+    elif method is not None:
         ranges = activation_ranges(proto, calibration, [method], tuned_for=tuned_for, threads=threads)[method]
-    quantise_graph(proto, ranges, note="made-up ranges" if calibration is None else method, tuned_for=tuned_for)
+    else:
+        ranges, made = _choose(proto, calibration, tuned_for, narrow, threads)
+    quantise_graph(proto, ranges, note=made.text, tuned_for=tuned_for, kept=made.kept, narrow=narrow)
     write_atomic(int8_path, proto.SerializeToString())
+    return made
+
+
+def _choose(proto: ModelProto, images: NDArray[np.float32], tuned_for: TunedFor, narrow: bool, threads: int
+            ) -> tuple[dict[str, Range], Quantised]:
+    """The ranges and the layers in fp32 that lose least on a third of `images`; the others make the ranges."""
+    judging = np.arange(len(images)) % 3 == 2
+    if judging.sum() < _LEAST_JUDGES:
+        making, judging = np.ones(len(images), bool), np.ones(len(images), bool)
+    else:
+        making = ~judging
+    ranges = activation_ranges(proto, images[making], METHODS, tuned_for=tuned_for, threads=threads)
+    wanted = _logits(proto, images[judging], threads)
+    best, tried, methods = None, dict[str, float](), METHODS
+    for kept in _ends(Graph(proto)):
+        for method in methods:
+            int8 = copy_network(proto)
+            quantise_graph(int8, ranges[method], note="", tuned_for=tuned_for, kept=kept, narrow=narrow)
+            agreement, lost = _agreement(wanted, _logits(int8, images[judging], threads))
+            made = Quantised(method, kept, 7 if narrow else 8, agreement, lost, int(judging.sum()))
+            tried[f"{method}{f', {len(kept)} in fp32' if kept else ''}"] = made.cost
+            if best is None or made.cost < best.cost * (_WORTH if len(kept) > len(best.kept) else 1.0):
+                best = made
+        if best is not None and best.cost <= _MOST_COST:
+            break
+        methods = tuple(sorted(methods, key=lambda method: tried[method])[:2])
+    assert best is not None  # there are methods
+    return ranges[cast(Method, best.method)], replace(best, tried=tried)
+
+
+def _ends(graph: Graph) -> Iterator[tuple[str, ...]]:
+    """Nodes to keep in fp32: none, then the head, then more and more of the layers before it."""
+    yield ()
+    head = head_nodes(graph)
+    if not head:
+        return
+    before = [node.name for node in quantised_nodes(graph) if node.name not in head]
+    for n in _KEPT_BEFORE_HEAD:
+        if n < len(before):
+            yield (*before[len(before) - n:], *head)
+
+
+def _logits(proto: ModelProto, images: NDArray[np.float32], threads: int) -> NDArray[np.float64]:
+    output = str(proto.graph.output[0].name)
+    session, input_name = session_of(proto, [output], threads)
+    parts = [session.run([output], {input_name: np.ascontiguousarray(images[start : start + _BATCH], np.float32)})[0]
+             for start in range(0, len(images), _BATCH)]
+    return np.concatenate(parts).astype(np.float64)
+
+
+def _agreement(wanted: NDArray[np.float64], got: NDArray[np.float64]) -> tuple[float, float]:
+    """`agreement` and `lost` (see `Quantised`) of logits [n, classes] that should be like `wanted`.
+
+    A plain count of equal answers would weigh a coin toss like a certainty, and so prefer ranges that spoil one class.
+    """
+    from scipy.special import softmax
+
+    rows, should, answers = np.arange(len(wanted)), wanted.argmax(1), got.argmax(1)
+    probabilities = softmax(wanted, axis=1)
+    lost = probabilities[rows, should] - probabilities[rows, answers]
+    return float((should == answers).mean()), float(lost.mean())
+
+
+def needs_narrow_weights(target: Target, vendor: str, flags: Collection[str]) -> bool:
+    """Whether a target's runtime saturates uint8 × int8 sums on a CPU of this make with these ISA flags.
+
+    ONNX Runtime's x86 kernels add two products in 16 bits where there is no VNNI; weights of 7 bits cannot overflow
+    there. OpenVINO sees to it itself.
+    """
+    x86 = vendor in ("amd", "intel", "hygon")
+    return tuning_of(target) == "onnxruntime" and target.device == "cpu" and x86 and not VNNI.intersection(flags)
 
 
 def quantise_graph(proto: ModelProto, ranges: Mapping[str, Range], *, note: str, tuned_for: TunedFor,
-                   kept: Collection[str] = (), per_channel: bool = True) -> None:
+                   kept: Collection[str] = (), per_channel: bool = True, narrow: bool = False) -> None:
     """Turn an fp32 graph into its QDQ version in place; nodes named in `kept` stay in fp32.
 
+    `narrow`: weights of 7 bits.
     `ranges`: of every activation that could get a pair. `note`: where they come from, for the metadata. QuantizeError
     when the result is not valid ONNX.
     """
@@ -149,7 +277,7 @@ def quantise_graph(proto: ModelProto, ranges: Mapping[str, Range], *, note: str,
 
     graph = Graph(proto)
     insert_pairs(graph, {name: ranges[name] for name in quantised_tensors(graph, tuned_for, kept)}, kept=kept,
-                 per_channel=per_channel)
+                 per_channel=per_channel, narrow=narrow)
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
     metadata["quantisation"] = f"qdq u8s8 {'per-channel' if per_channel else 'per-tensor'}, {note}"
     onnx.helper.set_model_props(proto, metadata)
@@ -299,6 +427,7 @@ def session_of(proto: ModelProto, tensors: list[str], threads: int) -> tuple[Any
     watched.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in tensors)
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
+    options.add_session_config_entry("session.x64quantprecision", "1")  # without VNNI: exact, as in OpenVINO
     try:
         session = ort.InferenceSession(watched.SerializeToString(), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's exceptions share no base class

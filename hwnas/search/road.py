@@ -465,7 +465,7 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
                              console.say)
     rows = [*finalists, *controls,
             *(FrontRow.of(network, target=target.name, host=host) for network in plan.baselines)]
-    making = Making(prepared.dataset, plan.recipe, plan.options.seed, target)
+    making = Making(prepared.dataset, plan.recipe, plan.options.seed, target, narrow=_narrow(prepared))
     if prepared.clock is not None and prepared.pace is not None:
         rows, making = _in_time(prepared, rows, making, console)
     joined = joined_rows(run, making, host)
@@ -505,6 +505,14 @@ def _estimated(prepared: Prepared, trials: list[dict[str, Any]]) -> list[dict[st
         if (belief := believed.get(row["number"])) is not None:
             row |= zip(ESTIMATED, (belief.mean, belief.low, belief.high), strict=True)
     return trials
+
+
+def _narrow(prepared: Prepared) -> bool:
+    """Whether int8 weights need 7 bits on the host that is searched for, by the CPU that its table names."""
+    from hwnas.networks.quantize import needs_narrow_weights
+
+    host = prepared.table.host
+    return needs_narrow_weights(prepared.plan.deployment.target, host.get("vendor", ""), host.get("flags", ()))
 
 
 def _in_time(prepared: Prepared, rows: Sequence[FrontRow], making: Making, console: Console

@@ -13,7 +13,7 @@ import re
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,8 @@ MANIFEST = "manifest.json"
 _MOST_NAME = 255  # bytes
 MANIFESTS = Document("hwnas-model", 1, "the manifest of a model folder", "Remove it, and give the command again: the "
                      "files beside it are then checked, or made again.",
-                     shape={"recipe": str, "parity": {"*": float}, "files": {"*": {"size": int, "sha256": str}}})
+                     shape={"recipe": str, "parity": {"*": float}, "files": {"*": {"size": int, "sha256": str}},
+                            "quantisation?": {"text": str}})
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +60,15 @@ class Content:
 class Manifest:
     """The files of one model folder by name, the fingerprint of what decides the weights, and what parity saw.
 
-    `parity` is empty where no export was checked. A manifest tells damage and mix-ups, not intent: who can write the
-    folder can write the manifest, too.
+    `parity` is empty where no export was checked, `quantisation` (how the int8 file was made) where there is no such
+    file or an earlier version made it. A manifest tells damage and mix-ups, not intent: who can write the folder can
+    write the manifest, too.
     """
 
     recipe: str
     files: Mapping[str, Content]
     parity: Mapping[str, float]
+    quantisation: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def find(cls, folder: Path) -> Manifest | None:
@@ -78,13 +81,15 @@ class Manifest:
             if wrong := next((name for name in data["files"] if len(os.fsencode(name)) > _MOST_NAME), None):
                 raise ValueError(f"{wrong[:40]}… is no name of a file")
             files = {name: Content(entry["size"], entry["sha256"]) for name, entry in data["files"].items()}
-            return cls(data["recipe"], files, data["parity"])
+            return cls(data["recipe"], files, data["parity"], data.get("quantisation", {}))
 
     @classmethod
-    def write(cls, folder: Path, paths: Iterable[Path], recipe: str, parity: Mapping[str, float] | None = None) -> None:
+    def write(cls, folder: Path, paths: Iterable[Path], recipe: str, parity: Mapping[str, float] | None = None,
+              quantisation: Mapping[str, Any] | None = None) -> None:
         """Say in `folder` that those of `paths` that are files are finished."""
         files = {path.name: asdict(content) for path in paths if (content := Content.of(path)) is not None}
-        data = {**MANIFESTS.header, "recipe": recipe, "parity": dict(parity or {}), "files": files}
+        data = {**MANIFESTS.header, "recipe": recipe, "parity": dict(parity or {}), "files": files,
+                **({"quantisation": dict(quantisation)} if quantisation else {})}
         write_atomic(folder / MANIFEST, json.dumps(data, indent=1) + "\n")
 
     def fault(self, path: Path) -> str:

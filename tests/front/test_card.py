@@ -21,6 +21,7 @@ from hwnas.front.rows import FrontRow
 from hwnas.front.score import Timing
 from hwnas.front.verification import Facts
 from hwnas.networks.network import FoundNetwork
+from hwnas.networks.quantize import Quantised
 from hwnas.system.run_folder import ModelFolder, RunFolder
 from hwnas.target import Host, Target
 
@@ -40,6 +41,13 @@ def card(**changes) -> str:
     '"images[1,1,16,16]" -t 10'])
 def test_card_says(text: str) -> None:
     assert text in card()
+
+
+def test_card_says_how_it_was_quantised() -> None:
+    made = Quantised("mse", ("pool", "linear"), 7)
+    text = card_text(make_row(), GIVEN, TARGET, date="", runtime="", quantised=made.text)
+    assert "Activation ranges: mse, the last 2 layers in fp32, weights of 7 bits." in text
+    assert "Quantised" not in card()
 
 
 def test_unverified_card_says_how_to_complete_it() -> None:

@@ -17,7 +17,7 @@ from hwnas.errors import ExportError, TrainingError
 from hwnas.front import make as deployable
 from hwnas.front.make import fault_of, fingerprint, make
 from hwnas.networks.export import parity_images, stored_fingerprint
-from hwnas.networks.quantize import calibration_images
+from hwnas.networks.quantize import METHODS, calibration_images
 from hwnas.space.architecture import Architecture
 from hwnas.system.run_folder import Manifest, ModelFolder
 from hwnas.target import Target
@@ -158,6 +158,9 @@ def test_manifest_names_every_file_and_what_parity_saw(folder: ModelFolder) -> N
     assert manifest.recipe == stored_fingerprint(folder.weights)
     assert manifest.parity["n"] == made.parity.n
     assert manifest.faults(folder.int8) == []
+    assert manifest.quantisation["method"] in METHODS
+    assert 0 <= manifest.quantisation["agreement"] <= 1
+    assert manifest.quantisation["weight_bits"] == 8
 
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "model.onnx", "model_int8.onnx"])

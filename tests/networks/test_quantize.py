@@ -10,8 +10,10 @@ import pytest
 
 from hwnas.errors import QuantizeError
 from hwnas.networks.export import export_onnx, randomise
-from hwnas.networks.quantize import quantize_static
+from hwnas.networks.qdq import Graph, head_nodes
+from hwnas.networks.quantize import METHODS, load_fp32, needs_narrow_weights, quantize_static
 from hwnas.system.libraries import declare_missing
+from hwnas.target import Target
 
 declare_missing()
 
@@ -53,7 +55,7 @@ def logits(path: Path, images: np.ndarray) -> np.ndarray:
 def test_made_up_ranges_give_the_structure_of_real_ones(tmp_path: Path, name: str, tuned_for: str) -> None:
     source = exported(tmp_path, name)
     quantize_static(source, tmp_path / "a.onnx", None, tuned_for=tuned_for)
-    quantize_static(source, tmp_path / "b.onnx", IMAGES, tuned_for=tuned_for)
+    quantize_static(source, tmp_path / "b.onnx", IMAGES, tuned_for=tuned_for, method="mse")
     assert structure(tmp_path / "a.onnx") == structure(tmp_path / "b.onnx")
     zeros = [[int(np.count_nonzero(onnx.numpy_helper.to_array(weight)) > 0) for weight in
               onnx.load(str(tmp_path / file)).graph.initializer if weight.name.endswith("_zero")
@@ -62,7 +64,7 @@ def test_made_up_ranges_give_the_structure_of_real_ones(tmp_path: Path, name: st
 
 
 def test_recipe_on_a_network_with_squeeze_and_excite(fp32: Path, tmp_path: Path) -> None:
-    quantize_static(fp32, tmp_path / "int8.onnx", IMAGES)
+    quantize_static(fp32, tmp_path / "int8.onnx", IMAGES, method="mse")
     proto = onnx.load(str(tmp_path / "int8.onnx"))
     producer = {name: node for node in proto.graph.node for name in node.output}
     weights = {weight.name: onnx.numpy_helper.to_array(weight) for weight in proto.graph.initializer}
@@ -111,6 +113,68 @@ def test_mse_gives_outliers_up(tmp_path: Path) -> None:
         scales[method] = next(float(onnx.numpy_helper.to_array(w)) for w in found if w.name == "images_scale")
     assert scales["mse"] < scales["minmax"]
     assert scales["minmax"] == pytest.approx((8.0 + 2.0) / 255, rel=1e-3)
+
+
+def small(path: Path, *layers: torch.nn.Module, factor: float = 1.0) -> Path:
+    """A convolution and `layers` that end in a linear one. The first channel is `factor` times as loud as the others,
+    and counts as much as they do."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 16, 3, 2), torch.nn.ReLU(), *layers)
+    with torch.no_grad():
+        model[0].weight[0] *= factor
+        model[0].bias[0] *= factor
+        model[-1].weight[:, 0] /= factor
+        model[-1].weight *= 10  # decided answers
+    export_onnx(model, path, (1, 32, 32))
+    return path
+
+
+def test_ranges_are_chosen_by_the_answers_of_other_images(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).standard_normal((192, 1, 32, 32), np.float32)
+    images[:128:3, 0, 0, 0] = 3000.0  # among those that make ranges; no other third judges
+    images[1:128:3, 0, 0, 0] = 3000.0
+    path = small(tmp_path / "fp32.onnx", torch.nn.Flatten(), torch.nn.Linear(16 * 225, 10))
+    made = [quantize_static(path, tmp_path / f"{name}.onnx", images) for name in "ab"]
+    assert made[0] == made[1]
+    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
+    assert (made[0].images, made[0].kept) == (64, ())
+    assert made[0].method != "minmax"
+    assert made[0].cost == min(made[0].tried[method] for method in METHODS) < made[0].tried["minmax"]
+    metadata = {entry.key: entry.value for entry in onnx.load(str(tmp_path / "a.onnx")).metadata_props}
+    assert metadata["quantisation"] == f"qdq u8s8 per-channel, {made[0].text}"
+    assert f"{made[0].agreement:.1%} of 64 training images" in made[0].text
+
+
+def test_a_head_that_int8_would_spoil_stays_in_fp32(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).standard_normal((192, 1, 32, 32), np.float32)
+    path = small(tmp_path / "fp32.onnx", torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(16, 10),
+                 factor=2000)
+    made = quantize_static(path, tmp_path / "int8.onnx", images)
+    assert made.kept == head_nodes(Graph(load_fp32(path)))
+    assert [name.rpartition("/")[2] for name in made.kept] == ["GlobalAveragePool", "Gemm"]
+    assert made.cost < min(made.tried[method] for method in METHODS) / 2
+    expected, got = logits(path, images), logits(tmp_path / "int8.onnx", images)
+    assert (got.argmax(1) == expected.argmax(1)).mean() > 0.9
+
+
+@pytest.mark.parametrize(("runtime", "vendor", "flags", "narrow"), [
+    ("onnxruntime", "intel", ("avx2",), True), ("onnxruntime", "amd", ("avx2", "avx512f"), True),
+    ("onnxruntime", "amd", ("avx2", "avx_vnni"), False), ("onnxruntime", "intel", ("avx512f", "avx512_vnni"), False),
+    ("onnxruntime", "aarch64", ("asimd",), False), ("openvino", "intel", ("avx2",), False)])
+def test_weights_are_narrow_where_sums_would_overflow(runtime: str, vendor: str, flags: tuple[str, ...],
+                                                      narrow: bool) -> None:
+    assert needs_narrow_weights(Target("t", runtime, "int8"), vendor, flags) == narrow
+
+
+def test_narrow_weights_cannot_overflow_16_bits(tmp_path: Path) -> None:
+    path = small(tmp_path / "fp32.onnx", torch.nn.Flatten(), torch.nn.Linear(16 * 225, 10))
+    for narrow, largest in ((False, 127), (True, 64)):
+        made = quantize_static(path, tmp_path / "int8.onnx", IMAGES, method="mse", narrow=narrow)
+        tensors = onnx.load(str(tmp_path / "int8.onnx")).graph.initializer
+        weights = [onnx.numpy_helper.to_array(tensor) for tensor in tensors if tensor.name.endswith("weight_quantised")]
+        assert max(int(np.abs(weight.astype(int)).max()) for weight in weights) == largest
+        assert ("7 bits" in made.text) == narrow
+    assert 2 * 255 * 64 < 2**15
 
 
 def test_a_dead_channel_keeps_its_bias(tmp_path: Path) -> None:

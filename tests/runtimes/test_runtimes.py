@@ -44,7 +44,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     model = randomise(timm.create_model("mnasnet_small", in_chans=1, num_classes=5), 0)
     found = {"fp32": folder / "model.onnx", "int8": folder / "model_int8.onnx"}
     export_onnx(model, found["fp32"], (1, 32, 32), {"null_ms": "0.5"})
-    quantize_static(found["fp32"], found["int8"], contract_images(found["fp32"], 64))
+    quantize_static(found["fp32"], found["int8"], contract_images(found["fp32"], 64), method="mse")
     found["fp16"] = found["bf16"] = found["fp32"]
     reference = folder / "reference.npy"
     with torch.inference_mode():

@@ -20,6 +20,7 @@ from hwnas.search.road import make_plan
 from hwnas.study.objective import Objective
 from hwnas.study.study import open_study
 from hwnas.system.run_folder import RunFolder
+from hwnas.target import Target
 
 
 class Costly:
@@ -44,6 +45,14 @@ def test_the_study_holds_what_came_before_the_trials(tmp_path, monkeypatch, esti
         monkeypatch.setattr(road, name, lambda *_, value=value: value)
     road.prepare(plan, RunFolder(tmp_path), Console(quiet=True))
     assert study.user_attrs["setup_seconds"] == seconds
+
+
+@pytest.mark.parametrize(("flags", "narrow"), [(["avx2"], True), (["avx2", "avx512_vnni"], False)])
+def test_int8_weights_suit_the_cpu_that_is_searched_for(flags, narrow):
+    deployment = SimpleNamespace(target=Target("ort_int8", "onnxruntime", "int8"))
+    prepared = SimpleNamespace(plan=SimpleNamespace(deployment=deployment),
+                               table=SimpleNamespace(host={"name": "far", "vendor": "intel", "flags": flags}))
+    assert road._narrow(prepared) == narrow
 
 
 def test_a_study_of_another_estimator_is_refused_before_that_one_works(tmp_path, monkeypatch):
