@@ -26,6 +26,7 @@ from workshop_fixtures import (
 )
 
 from hwnas.__main__ import main
+from hwnas.front.rows import FrontRow
 from hwnas.target import Host
 
 TABLE = f"home/latency_tables/{Host.detect().name}/onnxruntime-fp32-t1-b1-8px-c1-k10.json"
@@ -162,6 +163,24 @@ def test_a_file_that_cannot_be_used_is_one_line_and_changes_nothing(
     assert not trials or acknowledged(workshop / "run") == trials
     if changed:
         pytest.fail(f"changed: {changed}", pytrace=False)
+
+
+def test_a_search_that_goes_on_keeps_what_joined(workshop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[str] = []
+
+    def verify(rows: list[FrontRow], *values: object) -> None:
+        measured.extend(row.id for row in rows)
+        raise Work
+
+    monkeypatch.setattr("hwnas.front.verification.make_rows", lambda rows, *values: rows)
+    monkeypatch.setattr("hwnas.front.verification.verify_front", verify)
+    before = (workshop / "run" / "front.csv").read_bytes()
+    assert b"-train" in before
+    assert main(SEARCH) == 0  # verified already
+    assert (workshop / "run" / "front.csv").read_bytes() == before
+    with pytest.raises(Work):
+        main([*SEARCH, "finalists.k=3"])
+    assert [name.endswith("-train") for name in measured] == [False, False, False, True]
 
 
 @pytest.mark.parametrize("command", ["search", "profile", "train"])

@@ -27,6 +27,7 @@ from hwnas.errors import CandidateError, TargetError
 from hwnas.latency import timing
 from hwnas.latency.table import Measurement
 from hwnas.networks.export import export_onnx
+from hwnas.networks.origin import Origin
 from hwnas.runtimes.onnxruntime import OnnxRuntime
 from hwnas.system.run_folder import Manifest
 
@@ -56,6 +57,14 @@ def test_the_plain_step_is_enough_where_it_keeps_the_limit(trained: Path, tmp_pa
     assert list(table_of(out)) == ["fp32", "mse"]
     assert (out / "model_int8.onnx").read_bytes() == (out / "steps" / "mse.onnx").read_bytes()
     summary = summary_of(out)
+    card = (out / "card.md").read_text()
+    assert f"Measured: {summary['latency_ms']:.4g} ms" in card
+    assert "trained for 8 epochs in" in card
+    fp32 = [out / name for name in ("architecture.yaml", "weights.safetensors", "model.onnx")]
+    assert [path.read_bytes() for path in fp32] == [(trained / path.name).read_bytes() for path in fp32]
+    assert not Manifest.find(out).faults(out / "model_int8.onnx", *fp32)
+    origin = Origin.find(out)
+    assert (origin.by, origin.target, len(set(origin.fingerprints))) == ("compress", "ort_int8", 1)
     assert summary["keeps_limit"]
     assert summary["drop_points"] <= 3
     assert summary["test_drop_points_low"] <= summary["test_drop_points"] <= summary["test_drop_points_high"]
@@ -108,7 +117,7 @@ def test_a_limit_out_of_reach_writes_no_file_and_names_the_nearest(
     monkeypatch.setattr(Step, "keeps", lambda self, reference, limit: False)
     capsys.readouterr()
     assert command(trained, out, "max_drop=0") == 0
-    assert not (out / "model_int8.onnx").exists()
+    assert not any((out / name).exists() for name in ("model_int8.onnx", "model.onnx", "card.md"))
     said = one_line(capsys)
     assert "no step keeps the limit of 0 points" in said
     summary, table = summary_of(out), table_of(out)
@@ -140,7 +149,7 @@ import os, sys
 from deployment_fixtures import measured
 from hwnas.cli.command import run_command
 from hwnas.compress import __main__ as compress
-from hwnas.compress import step as compress_score
+from hwnas.compress import steps as compress_score
 from hwnas.latency import timing
 from hwnas.compress.steps import Step, Steps
 timing.measure = lambda calls, *a, **b: {name: measured(0.2) for name in calls}
