@@ -16,7 +16,7 @@ SHORT = ("calibration.networks=16", "calibration.minutes=0.3", "+proxy.epochs=1"
 
 def peak_bytes(folder: Path) -> int:
     """Peak resident memory of the largest process of a search."""
-    command = [sys.executable, "-m", "hwnas.search", "+target=xeon_int8", f"n_trials={N_TRIALS}",
+    command = [sys.executable, "-m", "hwnas.search", "+target=xeon_int8", "dataset=digits", f"n_trials={N_TRIALS}",
                f"out={folder / 'run'}", *SHORT]
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)

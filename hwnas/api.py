@@ -40,7 +40,7 @@ _PLAIN = re.compile(r"[A-Za-z_][\w.:-]*")  # text that Hydra accepts without quo
 _WORDS = ("true", "false", "null", "nan", "inf")
 
 
-def search(target: str, data: Any = "digits", *, out: str | os.PathLike[str] | None = None, quiet: bool = False,
+def search(target: str, data: Any = "digit_scenes", *, out: str | os.PathLike[str] | None = None, quiet: bool = False,
            **options: Any) -> Run:
     """Search, train, quantise and verify networks for `target`, as `python -m hwnas.search` does; resumes `out`.
 

@@ -13,7 +13,8 @@ from hwnas.space.architecture import Architecture
 QUIET = Console(quiet=True)
 NETWORK = Architecture((("ds_r1_k3_s1_c8",), ("ir_r1_k3_s2_e3_c16_se0.25",), ("ir_r1_k3_s1_e3_c16",)), 8, 1, 32, "relu",
                        8, 1, 10)
-TINY = ["threads=1", "calibration_images=128", "sensitivity.images=64", "sensitivity.nodes=2", "qat.epochs=2"]
+TINY = ["dataset=digits", "threads=1", "calibration_images=128", "sensitivity.images=64", "sensitivity.nodes=2",
+        "qat.epochs=2"]
 
 
 def overrides_of(model: Path, out: Path, *more: str, target: str = "ort_int8") -> list[str]:

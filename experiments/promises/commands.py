@@ -27,7 +27,7 @@ from compress_fixtures import NETWORK  # noqa: E402
 TRIALS, EPOCHS, NETWORKS = 16, 12, 30
 WORKERS = 4  # of search4; as many evaluations may be under way when the last one that was asked for ends
 STAND_IN = "made-up.csv"  # accuracies of all networks, for accuracy=tabular
-_SMALL = ["threads=1", "dataset.image_size=8"]
+_SMALL = ["dataset=digits", "threads=1", "dataset.image_size=8"]
 _SHORT = ["finalists.k=1", "finalists.recipe.epochs=2", "finalists.recipe.min_steps=4", "finalists.recipe.threads=1",
           "baselines=[]", "controls=0", "verification.seconds=30"]
 Acknowledged = dict[str, str]  # what was acknowledged, and its content: neither may change
@@ -243,19 +243,19 @@ COMMANDS = {
     "search": Attacked("hwnas.search", (*_SEARCH, "workers=1"), _search, _whole_search),
     "search4": Attacked("hwnas.search", (*_SEARCH, f"workers={WORKERS}"), _search, _whole_search),
     "certify": Attacked("hwnas.certify", (
-        "space={given}/tiny.yaml", "out={out}", "n=4", "seeds=1", "workers=1", "training.epochs=4",
+        "dataset=digits", "space={given}/tiny.yaml", "out={out}", "n=4", "seeds=1", "workers=1", "training.epochs=4",
         "training.threads=1", *(f"training.{text}" for text in _TRAINING),
         "estimators={{flops: {{accuracy: zero_cost, score: params}}}}"), _certify, _whole_certify),
     "profile": Attacked("hwnas.profile", (
         "+target=ort_fp32", "space={given}/tiny.yaml", f"calibration.networks={NETWORKS}", "calibration.profiles=2",
         "calibration.minutes=60", "dataset.image_size=8"), _waves, _whole_profile, _home_of),
     "compress": Attacked("hwnas.compress", (
-        "+target=ort_int8", "model={given}/net", "out={out}", "all=true", "threads=1", "calibration_images=128",
-        "sensitivity.images=64", "sensitivity.nodes=2", "qat.epochs=1", "seconds=30", "train_images=256"),
-        _steps, _whole_compress),
+        "+target=ort_int8", "dataset=digits", "model={given}/net", "out={out}", "all=true", "threads=1",
+        "calibration_images=128", "sensitivity.images=64", "sensitivity.nodes=2", "qat.epochs=1", "seconds=30",
+        "train_images=256"), _steps, _whole_compress),
     "train": Attacked("hwnas.train", (
-        "architecture={given}/architecture.yaml", "out={out}", f"epochs={EPOCHS}", "threads=1", *_TRAINING), _train,
-        _whole_train),
+        "dataset=digits", "architecture={given}/architecture.yaml", "out={out}", f"epochs={EPOCHS}", "threads=1",
+        *_TRAINING), _train, _whole_train),
     "verify": Attacked("hwnas.verify", ("run={out}", "verification.seconds=30"), _verify, _whole_verify, _copy_run),
 }
 OWN_HOME = ("profile",)  # commands whose results lie in the user's folder

@@ -311,7 +311,7 @@ def certificate_facts(certificate: Certificate | StudyError | None, dataset: Dat
 
 
 def _command(dataset: Dataset, space: SearchSpace) -> str:
-    root = " dataset.root=DIR" if dataset.name != "digits" else ""
+    root = " dataset.root=DIR" if dataset.name not in ("digits", "digit_scenes") else ""
     size = f" dataset.image_size={dataset.image_size}" if len(space.image_sizes) == 1 else ""
     place = space.name if space.source is None or space.source.parent in search_space_dirs() else space.source
     return f"dataset={dataset.name}{root}{size} space={place} n=16 seeds=2"

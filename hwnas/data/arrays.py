@@ -35,46 +35,52 @@ CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog",
 
 def digits(options: DatasetOptions) -> Listing:
     """scikit-learn's 1,797 handwritten digits, 8x8 grey (UCI, CC BY 4.0), embedded in the package; one part."""
+    check_channels(options, 1)
+    images, labels = digit_images()
+    identity = hashlib.sha256(images.tobytes()).hexdigest()[:12]
+    return array_listing(options, tuple(map(str, range(10))), {"train": labels}, lambda part: images, 8, 1, identity,
+                         "scikit-learn's digits")
+
+
+def digit_images() -> tuple[Images, Labels]:
+    """Those 1,797 images [n, 1, 8, 8] with their labels."""
     from sklearn.datasets import load_digits
 
-    _channels(options, 1)
     bunch = load_digits()
-    images = np.rint(bunch.images[:, None] * (255 / 16)).astype(np.uint8)
-    identity = hashlib.sha256(images.tobytes()).hexdigest()[:12]
-    return _listing(options, tuple(map(str, range(10))), {"train": bunch.target.astype(np.int64)},
-                    lambda part: images, 8, 1, identity, "scikit-learn's digits")
+    return np.rint(bunch.images[:, None] * (255 / 16)).astype(np.uint8), bunch.target.astype(np.int64)
 
 
 def fashion_mnist(options: DatasetOptions) -> Listing:
     """Fashion-MNIST (MIT, Zalando) as torchvision lays it out: `root`/FashionMNIST/raw/*-ubyte[.gz]."""
-    _channels(options, 1)
+    check_channels(options, 1)
     files = {part: (f"{stem}-images-idx3-ubyte", f"{stem}-labels-idx1-ubyte")
              for part, stem in (("train", "train"), ("test", "t10k"))}
     wanted = [name for pair in files.values() for name in pair]
     paths = _find(options, ("FashionMNIST/raw", "raw", "."), wanted, "FashionMNIST/raw/*-ubyte.gz",
                   _download_fashion_mnist)
     labels = {part: read_idx(paths[pair[1]], 1).astype(np.int64) for part, pair in files.items()}
-    return _listing(options, FASHION_CLASSES, labels, lambda part: read_idx(paths[files[part][0]], 3)[:, None], 28, 1,
-                    _file_identity(paths), str(paths[wanted[0]].parent), _contents(paths))
+    return array_listing(options, FASHION_CLASSES, labels, lambda part: read_idx(paths[files[part][0]], 3)[:, None],
+                         28, 1, _file_identity(paths), str(paths[wanted[0]].parent), _contents(paths))
 
 
 def cifar10(options: DatasetOptions) -> Listing:
     """CIFAR-10 from `root`/cifar-10-batches-bin (*.bin) or, as torchvision unpacks it, cifar-10-batches-py."""
-    _channels(options, 3)
+    check_channels(options, 3)
     names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
     paths = _find(options, ("cifar-10-batches-bin", "cifar-10-batches-py", "."), names, "cifar-10-batches-py",
                   _download_cifar10)
     batches = {name: read_cifar_batch(path) for name, path in paths.items()}
     parts = {"train": names[:5], "test": names[5:]}
     labels = {part: np.concatenate([batches[name][1] for name in group]) for part, group in parts.items()}
-    return _listing(options, CIFAR_CLASSES, labels,
-                    lambda part: np.concatenate([batches[name][0] for name in parts[part]]), 32, 3,
-                    _file_identity(paths), str(paths[names[0]].parent), _contents(paths))
+    return array_listing(options, CIFAR_CLASSES, labels,
+                         lambda part: np.concatenate([batches[name][0] for name in parts[part]]), 32, 3,
+                         _file_identity(paths), str(paths[names[0]].parent), _contents(paths))
 
 
-def _listing(options: DatasetOptions, classes: tuple[str, ...], labels: Mapping[str, Labels],
-             images: Callable[[str], Images], native_size: int, channels: int, identity: str, where: str,
-             contents: Contents | None = None) -> Listing:
+def array_listing(options: DatasetOptions, classes: tuple[str, ...], labels: Mapping[str, Labels],
+                  images: Callable[[str], Images], native_size: int, channels: int, identity: str, where: str,
+                  contents: Contents | None = None) -> Listing:
+    """A data set whose parts are arrays: `images(part)`, asked for when they are read, uint8 [n, c, h, w]."""
     def read(selection: Selection, image_size: int, progress: Progress | None
              ) -> list[tuple[Images, NDArray[np.bool_]]]:
         decoded = {part: images(part) for part in {part for part, _ in selection}}
@@ -98,7 +104,8 @@ def _listing(options: DatasetOptions, classes: tuple[str, ...], labels: Mapping[
                    where, read, contents, pictures=False)
 
 
-def _channels(options: DatasetOptions, channels: int) -> None:
+def check_channels(options: DatasetOptions, channels: int) -> None:
+    """ConfigError where `dataset.channels` asks for what this data set has not."""
     if options.channels not in (None, channels):
         raise ConfigError(f"dataset.channels: {options.name} has {channels}, got {options.channels}.")
 

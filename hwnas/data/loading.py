@@ -108,11 +108,12 @@ def _hash(rows: NDArray[np.int64]) -> str:
 def _listing(options: DatasetOptions) -> Listing:
     from hwnas.data.arrays import array_files, cifar10, digits, fashion_mnist
     from hwnas.data.folder import image_folder
+    from hwnas.data.scenes import digit_scenes
     from hwnas.data.timm_readers import PREFIX, timm_reader
 
     built_in: dict[str, Callable[[DatasetOptions], Listing]] = {
-        "arrays": array_files, "cifar10": cifar10, "digits": digits, "fashion_mnist": fashion_mnist,
-        "imagefolder": image_folder}
+        "arrays": array_files, "cifar10": cifar10, "digit_scenes": digit_scenes, "digits": digits,
+        "fashion_mnist": fashion_mnist, "imagefolder": image_folder}
     if options.name.startswith(PREFIX):
         return timm_reader(options)
     if options.name in built_in:

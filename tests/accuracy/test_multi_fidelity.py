@@ -370,7 +370,7 @@ def test_what_another_targets_front_stopped_may_enter_this_one(tmp_path: Path) -
 
 # The command
 
-COMMAND = ["+target=epyc_int8", "host=elsewhere-4c", "n_trials=14", "workers=1", "sampler=random",
+COMMAND = ["+target=epyc_int8", "dataset=digits", "host=elsewhere-4c", "n_trials=14", "workers=1", "sampler=random",
            "accuracy=multi_fidelity", "multi_fidelity.rungs=[1,2,3]", "multi_fidelity.train_images=120",
            "multi_fidelity.validation_images=100", "multi_fidelity.image_size=8", "multi_fidelity.min_history=4",
            "multi_fidelity.eta=50", "multi_fidelity.quantile=0.5", "finalists.k=1", "finalists.recipe.epochs=1",

@@ -34,8 +34,8 @@ from hwnas.training import job as training_job
 from hwnas.training.loop import Checkpoint
 
 QUIET = Console(quiet=True)
-TINY = ["n=4", "seeds=2", "workers=1", "training.epochs=2", "training.train_images=96", "training.validation_images=60",
-        "training.batch_size=32"]
+TINY = ["dataset=digits", "n=4", "seeds=2", "workers=1", "training.epochs=2", "training.train_images=96",
+        "training.validation_images=60", "training.batch_size=32"]
 PROXY = "proxy:{epochs:1,train_images:96}"
 JUDGED = f"estimators={{{PROXY},long:{{accuracy:proxy,epochs:2,train_images:96}}}}"
 

@@ -28,8 +28,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("compress")
     (folder / "architecture.yaml").write_text(NETWORK.to_yaml())
     code = run_command(train.main, "train", "usage", [
-        "-q", f"architecture={folder / 'architecture.yaml'}", f"out={folder / 'net'}", "epochs=8", "lr=0.02",
-        "threads=1", "ema_decay=0", "device=cpu"], target=False)
+        "-q", f"architecture={folder / 'architecture.yaml'}", f"out={folder / 'net'}", "dataset=digits", "epochs=8",
+        "lr=0.02", "threads=1", "ema_decay=0", "device=cpu"], target=False)
     assert code == 0
     return folder / "net"
 

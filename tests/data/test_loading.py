@@ -192,7 +192,7 @@ def test_unknown_names_show_the_near_ones() -> None:
         inspect_dataset({"name": "digits", "validation_fracton": 0.1})
 
 
-@pytest.mark.parametrize("name", ["digits", "fashion_mnist", "cifar10", "imagefolder"])
+@pytest.mark.parametrize("name", ["digit_scenes", "digits", "fashion_mnist", "cifar10", "imagefolder"])
 def test_shipped_configs_are_valid(name: str) -> None:
     import yaml
 

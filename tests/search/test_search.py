@@ -20,8 +20,8 @@ from hwnas.errors import StudyError
 from hwnas.search.__main__ import main
 from hwnas.search.road import search as road
 
-SMALL = ["+target=xeon_int8", "n_trials=3", "workers=1", "calibration.networks=12", "calibration.profiles=1",
-         "proxy.epochs=1", "proxy.min_steps=4", "proxy.train_images=256", "finalists.k=2",
+SMALL = ["+target=xeon_int8", "dataset=digits", "n_trials=3", "workers=1", "calibration.networks=12",
+         "calibration.profiles=1", "proxy.epochs=1", "proxy.min_steps=4", "proxy.train_images=256", "finalists.k=2",
          "finalists.recipe.max_steps=4", "baselines=[resnet10t]",
          "verification.seconds=40", "dataset.image_size=24", "controls=1"]
 TWO_WORKERS = "workers=2"  # with processes for the finalists, too

@@ -346,7 +346,7 @@ def test_every_known_objective_can_be_shown() -> None:
 # Whole commands
 
 
-SMALL = ["+target=xeon_int8", "n_trials=3", "workers=1", "proxy.epochs=1", "proxy.min_steps=4",
+SMALL = ["+target=xeon_int8", "dataset=digits", "n_trials=3", "workers=1", "proxy.epochs=1", "proxy.min_steps=4",
          "proxy.train_images=128", "finalists.k=2", "finalists.recipe.max_steps=4", "dataset.image_size=16",
          "baselines=[]", "controls=0"]
 

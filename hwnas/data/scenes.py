@@ -1,0 +1,176 @@
+"""Scenes drawn from scikit-learn's digits: several to a picture, on clutter and noise; the largest is asked for.
+
+Harder than the digits themselves, so that a larger network is worth its time. They are drawn anew at each loading, from
+raw bits and with whole numbers, so that every host draws the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwnas.cli.options import option, read_options
+from hwnas.data.arrays import array_listing, check_channels, digit_images
+from hwnas.data.contents import digest
+from hwnas.data.dataset import Images, Listing
+from hwnas.data.splits import DatasetOptions, Labels
+
+DRAWING = 1  # raise it with any change of the pictures: it is part of the fingerprint
+SIZE = 32  # px
+SCENES = {"train": 2560, "val": 1000, "test": 2000}  # of each class as many
+SOURCES = {"train": (0, 6), "val": (6, 8), "test": (8, 10)}  # tenths of each class's digits: no digit in two parts
+LARGEST = (20, 27)  # px a side of the digit asked for
+INK = (170, 255)  # grey of its brightest pixel
+OTHERS = 2  # further digits a scene
+SHARE = (4, 7)  # their sides, in sixteenths of the largest's
+PIECES = 2  # quarters of digits lying about
+LESSER_INK = (80, 220)  # grey of further digits and pieces
+TURN = 20  # degrees to either side, at most
+GROUND = (0, 40)  # grey of the ground
+NOISE = 24  # grey to either side, at most
+
+WHOLE = 4  # the quarters are 0..3
+ROW = 11  # of a stamp: 8 px, and a margin for interpolation
+ONE = 256  # a stamp's pixel in its fractions
+Whole = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class SceneOptions:
+    """`dataset.options` of digit_scenes."""
+
+    seed: int = option(0, low=0, high=2**32 - 1, help="which scenes are drawn")
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One digit, or a quarter of one, in each of n scenes; every field is int64 [n].
+
+    `source`: row of the digits. `quarter`: 0..3 or `WHOLE`. `side`: px of the whole digit. `turn`: degrees.
+    `x`, `y`: px of its middle. `ink`: grey of its brightest pixel.
+    """
+
+    source: Whole
+    quarter: Whole
+    side: Whole
+    turn: Whole
+    x: Whole
+    y: Whole
+    ink: Whole
+
+
+@dataclass(frozen=True, slots=True)
+class Scenes:
+    """What a part shows, before it is drawn: `layers` in any order, the last is the digit asked for."""
+
+    labels: Labels
+    layers: tuple[Layer, ...]
+    ground: Whole
+
+
+class Dice:
+    """Whole numbers made of raw bits: those numpy keeps as they are in every version, its distributions it may not."""
+
+    def __init__(self, *seed: int) -> None:
+        self._bits = np.random.PCG64(np.random.SeedSequence(seed))
+
+    def roll(self, low: int, high: int | Whole, n: int) -> Whole:
+        """`n` numbers of `low`..`high`, both included."""
+        bits = (self._bits.random_raw(n) >> np.uint64(32)).astype(np.int64)
+        return low + (bits * (np.asarray(high) - low + 1) >> 32)
+
+    def order(self, n: int) -> Whole:
+        """0..n-1 in any order."""
+        return np.argsort(self._bits.random_raw(n), kind="stable")
+
+    def bytes(self, *shape: int) -> NDArray[np.int32]:
+        """Whole numbers of 0..255."""
+        n = int(np.prod(shape))
+        return self._bits.random_raw(-(-n // 8)).astype("<u8").view(np.uint8)[:n].reshape(shape).astype(np.int32)
+
+
+def digit_scenes(options: DatasetOptions) -> Listing:
+    """Scenes of digits, 32 px grey, in three parts; the class is that of the largest digit."""
+    check_channels(options, 1)
+    seed = read_options(SceneOptions, options.options, "dataset.options").seed
+    images, classes = digit_images()
+    scenes = {part: arrange(part, classes, seed) for part in SCENES}
+    identity = digest("digit_scenes", DRAWING, seed, hashlib.sha256(images.tobytes()).hexdigest())
+    return array_listing(options, tuple(map(str, range(10))), {part: plan.labels for part, plan in scenes.items()},
+                         lambda part: draw(scenes[part], images[:, 0], Dice(seed, 2, *SOURCES[part])), SIZE, 1,
+                         identity, "scenes of scikit-learn's digits")
+
+
+def arrange(part: str, classes: Labels, seed: int) -> Scenes:
+    """Which digits the scenes of a part show, and where; `classes` are those of the source digits."""
+    pools = [_pool(np.flatnonzero(classes == label), SOURCES[part], Dice(seed, 0, label)) for label in range(10)]
+    pool, counts = np.concatenate(pools), np.array([len(rows) for rows in pools])
+    dice, n = Dice(seed, 1, *SOURCES[part]), SCENES[part]
+    labels = dice.order(n) % 10
+    whole, side = np.full(n, WHOLE), dice.roll(*LARGEST, n)
+    pieces = [_layer(_any(pool, n, dice), dice.roll(0, WHOLE - 1, n), dice.roll(*LARGEST, n), LESSER_INK, dice)
+              for _ in range(PIECES)]
+    others = [_layer(_any(pool, n, dice), whole, side * dice.roll(*SHARE, n) >> 4, LESSER_INK, dice)
+              for _ in range(OTHERS)]
+    asked = pool[(np.cumsum(counts) - counts)[labels] + dice.roll(0, counts[labels] - 1, n)]
+    return Scenes(labels, (*pieces, *others, _layer(asked, whole, side, INK, dice)), dice.roll(*GROUND, n))
+
+
+def _pool(rows: Whole, tenths: tuple[int, int], dice: Dice) -> Whole:
+    first, end = (len(rows) * tenth // 10 for tenth in tenths)
+    return rows[dice.order(len(rows))][first:end]
+
+
+def _any(pool: Whole, n: int, dice: Dice) -> Whole:
+    return pool[dice.roll(0, len(pool) - 1, n)]
+
+
+def _layer(source: Whole, quarter: Whole, side: Whole, ink: tuple[int, int], dice: Dice) -> Layer:
+    """Any turn; anywhere, a sixteenth of the side beyond the edge at most (more in the corners where it is turned)."""
+    n, edge = len(source), side * 7 // 16
+    x, y = (edge + dice.roll(0, SIZE - 2 * edge, n) for _ in range(2))
+    return Layer(source, quarter, side, dice.roll(-TURN, TURN, n), x, y, dice.roll(*ink, n))
+
+
+def draw(scenes: Scenes, digits: Images, dice: Dice, at_once: int = 250) -> Images:
+    """The scenes' pixels, uint8 [n, 1, 32, 32], of the source digits [m, 8, 8]; where layers meet, the brighter."""
+    stamps, drawn = _stamps(digits), []
+    for start in range(0, len(scenes.labels), at_once):
+        rows = slice(start, start + at_once)
+        ground = scenes.ground[rows, None, None].astype(np.int32)
+        ink = np.max([_inked(layer, rows, stamps) for layer in scenes.layers], axis=0)
+        noise = dice.bytes(*ink.shape) + dice.bytes(*ink.shape) - 255
+        picture = ground + (ink * (255 - ground) >> 8) + (noise * NOISE >> 8)
+        drawn.append(np.clip(picture, 0, 255).astype(np.uint8))
+    return np.concatenate(drawn)[:, None]
+
+
+def _stamps(digits: Images) -> NDArray[np.int32]:
+    """Each digit's four quarters and the whole, with their margins: [5 m, 11, 11]."""
+    stamps = np.zeros((len(digits), WHOLE + 1, ROW, ROW), np.int32)
+    for quarter in range(WHOLE):
+        y, x = quarter // 2 * 4, quarter % 2 * 4
+        stamps[:, quarter, 1 + y:5 + y, 1 + x:5 + x] = digits[:, y:y + 4, x:x + 4]
+    stamps[:, WHOLE, 1:9, 1:9] = digits
+    return stamps.reshape(-1, ROW, ROW)
+
+
+def _inked(layer: Layer, rows: slice, stamps: NDArray[np.int32]) -> NDArray[np.int32]:
+    """A layer's grey at every pixel [n, 32, 32]: the stamp turned and scaled, bilinear."""
+    angles = np.deg2rad(np.arange(-TURN, TURN + 1))
+    # The stamp's pixels for half a pixel of the scene, in 1/32 of a fraction.
+    across, along = ((np.rint(wave(angles) * 32 * 4 * ONE).astype(np.int64)[layer.turn[rows] + TURN]
+                      // layer.side[rows]).astype(np.int32)[:, None] for wave in (np.cos, np.sin))
+    x, y = (2 * (np.arange(SIZE) - middle[rows, None]).astype(np.int32) + 1 for middle in (layer.x, layer.y))
+    middle = 4 * ONE - ONE // 2
+    u = ((across * x)[:, None, :] + (along * y)[:, :, None] >> 5) + middle
+    v = ((across * y)[:, :, None] - (along * x)[:, None, :] >> 5) + middle
+    u, v = (np.clip(axis, -ONE, 8 * ONE) for axis in (u, v))
+    stamp = layer.source[rows] * (WHOLE + 1) + layer.quarter[rows]
+    at = (stamp * ROW * ROW + ROW + 1).astype(np.int32)[:, None, None] + (v >> 8) * ROW + (u >> 8)
+    u, v, flat = u & ONE - 1, v & ONE - 1, stamps.ravel()
+    upper, lower = (flat[at + row] * (ONE - u) + flat[at + row + 1] * u for row in (0, ROW))
+    return (upper * (ONE - v) + lower * v >> 16) * layer.ink[rows, None, None].astype(np.int32) >> 8
