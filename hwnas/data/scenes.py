@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from hwnas.cli.options import option, read_options
 from hwnas.data.arrays import array_listing, check_channels, digit_images
 from hwnas.data.contents import digest
-from hwnas.data.dataset import Images, Listing
-from hwnas.data.splits import DatasetOptions, Labels
+from hwnas.data.dataset import DatasetOptions, Images, Labels, Listing
 
 DRAWING = 1  # raise it with any change of the pictures: it is part of the fingerprint
 SIZE = 32  # px
@@ -80,7 +79,8 @@ class Dice:
     def roll(self, low: int, high: int | Whole, n: int) -> Whole:
         """`n` numbers of `low`..`high`, both included."""
         bits = (self._bits.random_raw(n) >> np.uint64(32)).astype(np.int64)
-        return low + (bits * (np.asarray(high) - low + 1) >> 32)
+        rolled: Whole = low + (bits * (np.asarray(high) - low + 1) >> 32)
+        return rolled
 
     def order(self, n: int) -> Whole:
         """0..n-1 in any order."""
@@ -173,4 +173,5 @@ def _inked(layer: Layer, rows: slice, stamps: NDArray[np.int32]) -> NDArray[np.i
     at = (stamp * ROW * ROW + ROW + 1).astype(np.int32)[:, None, None] + (v >> 8) * ROW + (u >> 8)
     u, v, flat = u & ONE - 1, v & ONE - 1, stamps.ravel()
     upper, lower = (flat[at + row] * (ONE - u) + flat[at + row + 1] * u for row in (0, ROW))
-    return (upper * (ONE - v) + lower * v >> 16) * layer.ink[rows, None, None].astype(np.int32) >> 8
+    grey: NDArray[np.int32] = (upper * (ONE - v) + lower * v >> 16) * layer.ink[rows, None, None].astype(np.int32) >> 8
+    return grey
