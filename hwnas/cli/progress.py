@@ -40,6 +40,7 @@ class Console:
     def __init__(self, quiet: bool = False, stream: IO[str] | None = None) -> None:
         self.quiet, self.stream = quiet, stream or sys.stderr
         self.live = not quiet and self.stream.isatty()
+        self.spent_s: dict[str, float] = {}  # seconds of each step that has ended, by its title
 
     def say(self, text: str) -> None:
         """One line, also when quiet: results and warnings. The work goes on where nobody reads it any more."""
@@ -56,12 +57,14 @@ class Console:
     @contextmanager
     def step(self, title: str) -> Iterator[Report]:
         """A long step: yields the callable that hears its progress."""
+        began = time.monotonic()
         if self.quiet:
             yield lambda share, note="": None
         elif self.live:
             yield from self._bar(title)
         else:
             yield from self._lines(title)
+        self.spent_s[title] = self.spent_s.get(title, 0.0) + time.monotonic() - began
 
     def _bar(self, title: str) -> Iterator[Report]:
         from rich.console import Console as RichConsole

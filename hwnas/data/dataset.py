@@ -268,7 +268,7 @@ class Dataset:
     and validation only; test is the report's.
     `fingerprint` changes with any byte of a file, label, row of the split, or the size. `former` is what earlier
     versions called this data set, by names and sizes of files (empty: the same). `preparation` is None where a data set
-    of another package does not say.
+    of another package does not say. `title` is what people call it where `name` is that of a reader: its folder.
     """
 
     name: str
@@ -286,6 +286,7 @@ class Dataset:
     former: str = ""
     left_out: Mapping[str, int] = field(default_factory=dict)
     preparation: Preparation | None = None
+    title: str = ""
 
     @property
     def task(self) -> Task:

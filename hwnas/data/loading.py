@@ -78,7 +78,13 @@ def load_dataset(config: Config, image_size: int, seed: int, progress: Progress 
         **sets, name=options.name, class_names=listing.class_names, channels=listing.info.channels, image_size=size,
         mean=mean, std=std, flip=options.flip, skipped=skipped,
         fingerprint=fingerprint, former=former, left_out=dict(listing.left_out),
-        preparation=_preparation(listing, size))
+        preparation=_preparation(listing, size), title=_title(options))
+
+
+def _title(options: DatasetOptions) -> str:
+    """The name of the folder or file, for readers of any; empty for a data set that has a name of its own."""
+    read = options.name in ("imagefolder", "arrays") or options.name.startswith("timm")
+    return options.root.resolve().stem if read and options.root is not None else ""
 
 
 def _preparation(listing: Listing, size: int) -> Preparation | None:

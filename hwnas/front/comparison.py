@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -12,10 +13,10 @@ from numpy.typing import NDArray
 from hwnas.front.rows import FrontRow
 from hwnas.stats import bootstrap_mean
 
-Verdict = Literal["beats", "faster", "does not beat", "none as fast", "not comparable"]
+Verdict = Literal["beats", "faster", "does not beat", "none as fast", "not comparable", "under-trained"]
 MARGIN = 0.005  # top-1 that may be lost where networks are called equally accurate
 EQUAL = 0.05  # share by which latencies may differ that are called equal
-CONTROLS = "controls"  # the name of the comparison with them
+CONTROLS, TRAINING = "controls", "training"  # names of the comparison with them, and of the warning on the race
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +68,34 @@ def compare(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]], 
     names = list(dict.fromkeys(row.name for row in rows if row.is_baseline))
     finalists = [row for row in rows if row.is_finalist and _usable(row, correct) and row.meets_cap is not False]
     controls = [_with_controls(rows, correct, seed)] if any(row.is_control for row in rows) else []
-    return controls + [_of_name([row for row in rows if row.is_baseline and row.name == name], finalists, correct, seed)
-                       for name in names]
+    return (_under_trained(rows, correct, seed) + controls
+            + [_of_name([row for row in rows if row.is_baseline and row.name == name], finalists, correct, seed)
+               for name in names])
+
+
+def _under_trained(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]], seed: int) -> list[Comparison]:
+    """A warning where a network of a family is clearly less accurate than a smaller one of it: it learns more slowly,
+    and was not given the time. A family is what timm calls alike up to the first digit or underscore."""
+    baselines = sorted((row for row in rows if row.is_baseline and _usable(row, correct)), key=lambda row: row.macs)
+    worst: tuple[float, FrontRow, FrontRow] | None = None
+    for place, larger in enumerate(baselines):
+        for smaller in baselines[:place]:
+            if family(smaller.name) != family(larger.name) or smaller.macs == larger.macs:
+                continue
+            difference, low, _ = paired_bootstrap(correct[smaller.id], correct[larger.id], seed=seed)
+            if low > 0 and (worst is None or difference > worst[0]):
+                worst = difference, smaller, larger
+    if worst is None:
+        return []
+    _, smaller, larger = worst
+    return [Comparison(larger.id, TRAINING, "under-trained", "This race is under-trained: "
+                       f"{_figures(larger)} lies below the smaller {_figures(smaller)}. Verdicts on baselines "
+                       "say who learns fast, not who is better. Train longer: finalists.recipe.epochs=.")]
+
+
+def family(name: str) -> str:
+    """`mobilenetv` of `mobilenetv3_large_100`."""
+    return re.split(r"[\d_]", name, maxsplit=1)[0]
 
 
 def _with_controls(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]], seed: int) -> Comparison:
@@ -187,11 +214,9 @@ def _both(finalist: FrontRow, baseline: FrontRow) -> str:
     return f"finalist {_figures(finalist)}; baseline {_figures(baseline, False)}"
 
 
-def describe(row: FrontRow, short: bool = False) -> str:
-    """The name of a row in sentences (`short`: in plots): name and variant of a baseline, the id of a finalist."""
-    if not row.is_baseline or row.origin or row.id == row.name:
-        return row.id
-    return f"{row.name} ({'stem s1' if short else 'stride-1 stem'})"
+def describe(row: FrontRow) -> str:
+    """The name of a row in sentences, tables and pictures: a letter that one can say, if it has one, and the id."""
+    return f"{row.label} {row.id}".strip()
 
 
 def _figures(row: FrontRow, named: bool = True) -> str:

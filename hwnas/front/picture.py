@@ -58,7 +58,8 @@ FRONT, OTHER, BASELINE, CONTROL, CAP = "#1f5fbf", "#8fb3e6", "#c2410c", "#5b7083
 
 @dataclass(frozen=True, slots=True)
 class PlotInfo:
-    """The facts in the title. `date` is a day, `cap_ms` the hard cap (None: none), `accuracy` the estimator's name."""
+    """The facts in the title. `date` is a day, `cap_ms` the hard cap (None: none), `accuracy` the estimator's name,
+    `training` how finalists and baselines were trained, `unit` what one call takes."""
 
     target: str
     host: str
@@ -67,6 +68,8 @@ class PlotInfo:
     space: str = ""
     cap_ms: float | None = None
     accuracy: str = "proxy"
+    training: str = ""
+    unit: str = "image"
 
 
 def front_figure(rows: Sequence[FrontRow], trials: Sequence[Mapping[str, Any]], info: PlotInfo) -> Figure:
@@ -77,11 +80,12 @@ def front_figure(rows: Sequence[FrontRow], trials: Sequence[Mapping[str, Any]], 
     """
     verified = any(row.verified for row in rows)
     where = f"measured on {info.host}" if verified else f"predicted for {info.host}, not verified"
-    heading = f"{info.target} on {info.dataset}: {'verified' if verified else 'unverified'} front"
-    subtitle = " · ".join(part for part in (where, info.space and f"space {info.space}", info.date) if part)
-    with new_figure(11.5, 5.6, heading, subtitle, left=0.065) as figure:
+    heading = f"{info.dataset} on {info.target}: {'verified' if verified else 'unverified'} front"
+    subtitle = " · ".join(part for part in (info.training, where, info.space and f"space {info.space}", info.date)
+                          if part)
+    with new_figure(11.5, 6.2, heading, subtitle, left=0.065) as figure:
         main, seen = figure.subplots(1, 2, width_ratios=(1.75, 1))
-        figure.subplots_adjust(left=0.065, right=0.985, top=0.83, bottom=0.115, wspace=0.2)
+        figure.subplots_adjust(left=0.065, right=0.985, top=0.84, bottom=0.225, wspace=0.2)
         _draw_front(main, rows, info, verified)
         _draw_trials(seen, rows, trials, info)
     return figure
@@ -91,7 +95,7 @@ def _draw_front(axes: Axes, rows: Sequence[FrontRow], info: PlotInfo, verified: 
     shown = [row for row in rows if row.best_latency_ms is not None and row.best_top1 is not None]
     title(axes, "Test set, in the deployment runtime" if verified else "Test set, fp32; latency predicted")
     axes.set_ylabel("test top-1 (%)")
-    axes.set_xlabel("latency of one batch (ms, log scale)")
+    axes.set_xlabel(f"latency of one {info.unit} (ms, log scale)")
     if not shown:
         axes.text(0.5, 0.5, "no network was scored", transform=axes.transAxes, ha="center", color=MUTED)
         return
@@ -110,10 +114,9 @@ def _draw_front(axes: Axes, rows: Sequence[FrontRow], info: PlotInfo, verified: 
     explain(axes, shown, sizes, MUTED)
     _limits(axes, shown, info.cap_ms)
     _cap(axes, info.cap_ms)
-    ends = [end for line in _bars(shown) for end in line]
-    _legend(axes, ends, "bars: 95 % of top-1, 90 % of latency")
-    draw_better(axes, ends, MUTED)
-    labels = [(row.best_latency_ms or 0.0, 100 * (row.best_top1 or 0.0), named(describe(row, short=True), row),
+    _legend(axes, "bars: 95 % of top-1, 90 % of latency")
+    draw_better(axes, [end for line in _bars(shown) for end in line], MUTED)
+    labels = [(row.best_latency_ms or 0.0, 100 * (row.best_top1 or 0.0), named(describe(row), row),
                BASELINE if row.is_baseline else FRONT if row.on_front else MUTED)
               for row in shown if not row.is_control]
     place_labels(axes, labels, lines=_bars(shown) + _steps(corners) + _cap_line(axes, info.cap_ms))
@@ -180,20 +183,14 @@ def _draw_trials(axes: Axes, rows: Sequence[FrontRow], trials: Sequence[Mapping[
     percent_axis(axes)
     log_axis(axes, [x for x, _ in points + chosen] + ([info.cap_ms] if info.cap_ms else []))
     _cap(axes, info.cap_ms)
-    _legend(axes, points + chosen)
+    _legend(axes)
 
 
-def _legend(axes: Axes, points: Sequence[tuple[float, float]], note: str = "") -> None:
-    """Draw the legend at the lower right. If points lie there, the axis is extended downwards."""
-    legend = axes.legend(loc="lower right", frameon=True, framealpha=0.92, edgecolor="none", fontsize=8.5,
-                         handletextpad=0.5, handlelength=1.2, title=note or None, title_fontsize=7.5,
-                         alignment="left")
-    for _ in range(8):
-        box = legend.get_window_extent()
-        if not any(box.x0 < x and y < box.y1 for x, y in (axes.transData.transform(point) for point in points)):
-            return
-        low, high = axes.get_ylim()
-        axes.set_ylim(low - 0.09 * (high - low), high)
+def _legend(axes: Axes, note: str = "") -> None:
+    """Draw the legend below the axes, where it covers nothing."""
+    axes.legend(loc="upper left", bbox_to_anchor=(-0.01, -0.115), ncol=3 if note else 1, frameon=False, fontsize=8.5,
+                handletextpad=0.5, handlelength=1.2, columnspacing=1.4, title=note or None, title_fontsize=7.5,
+                alignment="left", borderpad=0.2)
 
 
 def _bars(rows: Sequence[FrontRow]) -> list[Line]:

@@ -9,9 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hwnas.accuracy.estimator import meaning
 from hwnas.data.dataset import left_out_text
 from hwnas.errors import hidden
+from hwnas.front.comparison import describe
 from hwnas.front.picture import PlotInfo, front_figure
 from hwnas.front.rows import COLUMNS, Cost, FrontRow, load_front, sort_rows
 from hwnas.pictures import figure_bytes
@@ -31,7 +35,10 @@ def section(title: str, content: str) -> str:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], classes: Sequence[str]) -> str:
-    """A table; `classes` has a CSS class for each row. All columns but the first and the last are numbers."""
+    """A table; `classes` has a CSS class for each row. All columns but the first and the last are numbers; those of
+    them that are empty in all rows are left out."""
+    shown = [at for at in range(len(columns)) if at in (0, len(columns) - 1) or any(cells[at] for cells in rows)]
+    columns, rows = [columns[at] for at in shown], [[cells[at] for at in shown] for cells in rows]
     numeric = range(1, len(columns) - 1)
     head = "".join(f'<th class="{"n" if index in numeric else ""}">{escape(name)}</th>'
                    for index, name in enumerate(columns))
@@ -55,10 +62,13 @@ def milliseconds(value: float | None) -> str:
 
 
 def between(low: float | None, high: float | None, scale: float, digits: int) -> str:
-    """An interval as text. `digits` counts significant digits if the scale is 1, and decimals otherwise."""
+    """An interval as text. `digits` counts decimals; if the scale is 1, significant digits, more where the ends would
+    look alike."""
     if low is None or high is None:
         return ""
     if scale == 1:
+        while digits < 7 and high > low and f"{low:.{digits}g}" == f"{high:.{digits}g}":
+            digits += 1
         return "–".join(f"{value:#.{digits}g}".rstrip(".") for value in (low, high))
     return f"{scale * low:.{digits}f}–{scale * high:.{digits}f}"
 
@@ -97,6 +107,15 @@ dt { color: #667085 } dd { margin: 0; overflow-wrap: anywhere }
 """
 
 
+@dataclass(frozen=True, eq=False)
+class Classes:
+    """Test images by class and by the answer of one network, `counts` [class, answer]."""
+
+    network: str
+    names: tuple[str, ...]
+    counts: NDArray[np.int64]
+
+
 @dataclass(frozen=True)
 class ReportData:
     """The content of the page. `svg` is the picture; `comparisons` and `environment` are as in their `.json` files."""
@@ -108,6 +127,7 @@ class ReportData:
     environment: Mapping[str, Any]
     svg: str = ""
     config_yaml: str = ""
+    classes: Classes | None = None
 
 
 def report_data(rows: Sequence[FrontRow], trials: Sequence[Mapping[str, Any]],
@@ -131,7 +151,8 @@ def write_report(run: RunFolder, data: ReportData) -> None:
     svg = figure_bytes(figure, "svg")
     write_atomic(run.front_png, figure_bytes(figure, "png"))
     write_atomic(run.front_svg, svg)
-    write_atomic(run.report, report_html(replace(data, svg=svg.decode())))
+    names = (data.environment.get("dataset") or {}).get("class_names") or ()
+    write_atomic(run.report, report_html(replace(data, svg=svg.decode(), classes=classes_of(run, data.rows, names))))
 
 
 def plot_info(environment: Mapping[str, Any]) -> PlotInfo:
@@ -141,18 +162,24 @@ def plot_info(environment: Mapping[str, Any]) -> PlotInfo:
 
     cap = environment.get("cap_ms")
     host = text("host", "name") if environment.get("verified_here", True) else str(environment.get("searched_for", ""))
-    return PlotInfo(text("target", "name"), host, text("dataset", "name"), str(environment.get("created", ""))[:10],
+    batch, training = (environment.get("target") or {}).get("batch"), environment.get("training") or {}
+    told = f"trained from scratch, {training['steps']} steps" if training.get("steps") else ""
+    size = (environment.get("dataset") or {}).get("image_size")
+    return PlotInfo(text("target", "name"), host, text("dataset", "title") or text("dataset", "name"),
+                    str(environment.get("created", ""))[:10],
                     str(environment.get("space") or ""), None if cap is None else float(cap),
-                    text("search", "accuracy") or "proxy")
+                    text("search", "accuracy") or "proxy", f"{told}, {size} px" if told and size else told,
+                    "image" if batch == 1 else f"batch of {batch}" if batch else "batch")
 
 
 def report_html(data: ReportData) -> str:
     """The whole page as text; all text from outside is escaped."""
-    title = f"{data.info.target} on {data.info.dataset}"
+    title = f"{data.info.dataset} on {data.info.target}"
     body = [
         f"<h1>{escape(title)}</h1>", _lead(data), _svg(data.svg),
         section("What the search is worth", _comparisons(data)),
         section("The front", _front(data)),
+        section("Class by class", _classes(data)),
         section("Random networks of the space", _controls(data)),
         section("Baselines", _baselines(data)),
         section("Predicted and measured latency", _latency(data)),
@@ -189,8 +216,9 @@ def _lead(data: ReportData) -> str:
 def _comparisons(data: ReportData) -> str:
     if not data.comparisons:
         return "<p>Nothing was compared: neither baselines nor controls were asked for.</p>"
+    warn = '<span class="no">!</span> '
     yes, no = '<span class="yes">✓</span> ', '<span class="no">✗</span> '
-    mark = {"beats": yes, "faster": yes, "does not beat": no, "none as fast": no}
+    mark = {"beats": yes, "faster": yes, "does not beat": no, "none as fast": no, "under-trained": warn}
     items = "".join(f"<li>{mark.get(str(item.get('verdict')), '')}{escape(item.get('sentence', ''))}</li>"
                     for item in data.comparisons)
     return (f'<ul>{items}</ul><p class="note">The rival is the most accurate finalist that is not slower than the '
@@ -214,7 +242,9 @@ def _front(data: ReportData) -> str:
             "machine does when nobody disturbs it); p99 is what 99 of 100 of all these calls took at most, with "
             "whatever else the machine did meanwhile. The search ranked networks by "
             f"{escape(meaning(data.info.accuracy))}.</p>")
-    return table(_columns(rows), [_cells(row) for row in rows], ["front" if row.on_front else "" for row in rows]) \
+    rewarded = str((data.environment.get("search") or {}).get("objective", "")).startswith("reward")
+    cells = [_cells(row, rewarded) for row in rows]
+    return table(_columns(rows), cells, ["front" if row.on_front else "" for row in rows]) \
         + note + _costs(rows[0]) + _architectures(rows)
 
 
@@ -259,10 +289,10 @@ def _controls(data: ReportData) -> str:
     return table(_columns(rows), [_cells(row) for row in rows], ["" for _ in rows]) + _architectures(rows)
 
 
-def _cells(row: FrontRow) -> list[str]:
+def _cells(row: FrontRow, rewarded: bool = False) -> list[str]:
     notes = [row.origin] if row.origin else []
-    if row.reward_winner:
-        notes.append("reward's winner")
+    if row.reward_winner and rewarded:
+        notes.append("highest reward")
     if row.meets_cap is False:
         notes.append("breaks the cap")
     if row.is_control:
@@ -273,7 +303,7 @@ def _cells(row: FrontRow) -> list[str]:
         notes.append("not verified")
     if row.reason:
         notes.append(row.reason)
-    return [row.id, percent(row.top1_test), between(row.top1_test_low, row.top1_test_high, 100, 2),
+    return [describe(row), percent(row.top1_test), between(row.top1_test_low, row.top1_test_high, 100, 2),
             percent(row.top1_test_fp32), percent(row.top1_proxy), _believed(row), milliseconds(row.latency_ms),
             between(row.latency_ms_low, row.latency_ms_high, 1, 3), milliseconds(row.latency_ms_p99),
             milliseconds(row.latency_ms_predicted),
@@ -300,15 +330,61 @@ def _latency(data: ReportData) -> str:
                      f"{sum(errors) / len(errors):.1%}.</p>")
     model = data.environment.get("latency_model") or {}
     if model:
-        lines.append("<p>Latency model, on networks held out of its fit:</p>" + definitions(model))
+        told = {"latency table": model.get("table"), "measured": str(model.get("created", ""))[:10],
+                "overhead of a call (ms)": model.get("overhead_ms")}
+        lines.append("<p>Latency model, on networks held out of its fit: "
+                     f"{escape(model.get('line', 'not judged'))}.</p>{definitions(told)}")
     return "".join(lines) or "<p>Nothing was measured.</p>"
 
 
 def _search(data: ReportData) -> str:
     counts = Counter(str(trial.get("outcome") or trial.get("state") or "?") for trial in data.trials)
     known = ", ".join(f"{number} {name}" for name, number in counts.most_common())
+    said = data.environment.get("search") or {}
+    steps = data.environment.get("spent_s") or {}
+    spent = ", ".join(f"{title} {seconds / 60:.1f}" for title, seconds in steps.items() if seconds >= 1)
     return (f"<p>{len(data.trials)} trials{': ' + escape(known) if known else ''}.</p>"
-            + definitions(data.environment.get("search") or {}))
+            + definitions({_WORDS.get(key, key): value for key, value in said.items()} | {
+                "minutes of the command that wrote this": spent}))
+
+
+_WORDS = {"accuracy": "estimator of accuracy", "n_trials": "networks evaluated", "asks": "asked of the sampler",
+          "host": "machine", "executed": "precision executed", "measuring": "how it was timed",
+          "dataset": "images", "recipe": "training of finalists, controls and baselines"}
+MOST_CLASSES = 12  # whose confusions are shown as a matrix
+
+
+def classes_of(run: RunFolder, rows: Sequence[FrontRow], names: Sequence[str]) -> Classes | None:
+    """What the most accurate network of the front answered, class by class; None where no answers are kept."""
+    front = [row for row in rows if row.on_front and row.verified]
+    if not front or not names or not run.predictions.is_file():
+        return None
+    best = max(front, key=lambda row: row.top1_test or 0.0)
+    answers = run.read_predictions()
+    if best.id not in answers or "labels" not in answers:
+        return None
+    counts = np.zeros((len(names), len(names)), np.int64)
+    np.add.at(counts, (np.clip(answers["labels"], 0, len(names) - 1), np.clip(answers[best.id], 0, len(names) - 1)), 1)
+    return Classes(describe(best), tuple(names), counts)
+
+
+def _classes(data: ReportData) -> str:
+    if (of := data.classes) is None:
+        return ""
+    rows, n_of = [], of.counts.sum(1)
+    for at in np.argsort(of.counts.diagonal() / np.maximum(n_of, 1), kind="stable"):
+        wrong = of.counts[at].copy()
+        wrong[at] = 0
+        taken = [f"{of.names[other]} {wrong[other]}" for other in np.argsort(-wrong, kind="stable")[:3] if wrong[other]]
+        share = of.counts[at, at] / n_of[at] if n_of[at] else None
+        rows.append([of.names[at], percent(share), str(n_of[at]), ", ".join(taken)])
+    text = (f"<p>Test images of each class as {escape(of.network)} answers them, the hardest class first.</p>"
+            + table(["class", "right (%)", "images", "taken for"], rows, [""] * len(rows)))
+    if len(of.names) > MOST_CLASSES:
+        return text
+    matrix = [[name, *map(str, line), ""] for name, line in zip(of.names, of.counts, strict=True)]
+    return text + ("<details><summary>confusion matrix (rows: what it is; columns: the answer)</summary>"
+                   + table(["", *of.names, ""], matrix, [""] * len(matrix)) + "</details>")
 
 
 def _certificate(data: ReportData) -> str:
@@ -334,7 +410,7 @@ def _failures(data: ReportData) -> str:
     items = [f"<li><b>{escape(row.id)}</b> ({_kind(row)}): {escape(row.reason)}</li>"
              for row in data.rows if row.reason]
     reasons = Counter(str(trial["reason"]) for trial in data.trials if trial.get("reason")
-                      and trial.get("outcome") in ("failed", "error", "lost", "interrupted", None))
+                      and trial.get("outcome") in ("failed", "error", "lost", None))
     items += [f"<li>{number} trial{'s' if number > 1 else ''}: {escape(reason)}</li>"
               for reason, number in reasons.most_common(20)]
     left_out = (data.environment.get("dataset") or {}).get("left_out")
@@ -347,7 +423,7 @@ def _environment(data: ReportData) -> str:
     for key in ("host", "target", "runtime", "executed", "versions", "dataset", "measuring", "recipe"):
         value = data.environment.get(key)
         if isinstance(value, Mapping):
-            parts.append(f"<details{' open' if key == 'host' else ''}><summary>{escape(key)}</summary>"
+            parts.append(f"<details{' open' if key == 'host' else ''}><summary>{escape(_WORDS.get(key, key))}</summary>"
                          f"{definitions(value)}</details>")
         elif value is not None:
             parts.append(f"<p>{escape(key)}: {escape(value)}</p>")

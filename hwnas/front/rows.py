@@ -38,16 +38,18 @@ class FrontRow:
     """One finalist, control or baseline; `docs/run-folder.md` documents every column.
 
     top-1 is a fraction from 0 to 1, and latencies are in milliseconds. An unknown value is None (an empty cell), never
-    0. `control_of` is the finalist that a control was drawn for. `origin` tells how a network that joined after the
-    search was trained. `verified`: exported, scored and timed in the deployment runtime on `host`. `objectives` names
-    the costs that the search minimised, and `costs` holds those other than latency. `network` is in no column. It is
-    None if the row was read from a file and `models/` does not describe the network.
+    0. `label` is a letter that one can say. `control_of` is the finalist that a control was drawn for. `origin` tells
+    how a network that joined after the search was trained. `verified`: exported, scored and timed in the deployment
+    runtime on `host`. `objectives` names the costs that the search minimised, and `costs` holds those other than
+    latency. `network` is in no column. It is None if the row was read from a file and `models/` does not describe the
+    network.
     """
 
     id: str
     name: str
     architecture: str
     is_baseline: bool
+    label: str = ""
     is_control: bool = False
     control_of: str = ""
     origin: str = ""
@@ -131,7 +133,7 @@ class FrontRow:
         return low <= self.latency_ms <= high
 
 
-LATER = ("is_control", "control_of", "origin", *ESTIMATED,
+LATER = ("label", "is_control", "control_of", "origin", *ESTIMATED,
          "latency_ms_p50", "latency_ms_p90", "latency_ms_p99")  # columns that files of earlier versions lack
 COLUMNS = tuple(column.name for column in fields(FrontRow) if column.name not in ("objectives", "costs", "network"))
 
@@ -156,7 +158,8 @@ def mark_front(rows: Sequence[FrontRow], cap_ms: float | None = None, cap_p99_ms
 
     A contender is on the front if no other one dominates it and it is within the caps as measured. Baselines and
     controls are never on it. Once a row is verified, only verified rows are compared; before, predictions are compared.
-    `dominated_by` names the most accurate row, baselines and controls included, that dominates the row.
+    `dominated_by` names the most accurate row, baselines and controls included, that dominates the row. `label`:
+    finalists are A, B, C … from fast to slow, and stay so when they are measured again.
     """
     any_verified = any(row.verified for row in rows)
     known = [row for row in rows if row.verified == any_verified and row.best_latency_ms is not None
@@ -164,13 +167,22 @@ def mark_front(rows: Sequence[FrontRow], cap_ms: float | None = None, cap_p99_ms
     within = {row.id: _within(row, cap_ms, cap_p99_ms) for row in rows}
     members = [row for row in known if row.is_contender and within[row.id] is not False]
     marked = []
+    finalists = [row for row in sort_rows(rows) if row.is_finalist]
+    labels = {row.id: _letters(place) for place, row in enumerate(finalists)}
+    if len({row.label for row in finalists} - {""}) == len(finalists):
+        labels = {row.id: row.label for row in finalists}
     for row in rows:
         better = [other for other in known if row in known and dominates(other, row)]
         best = max(better, key=lambda other: other.best_top1 or 0.0, default=None)
         on_front = row in members and not any(dominates(other, row) for other in members)
-        marked.append(replace(row, on_front=on_front, meets_cap=within[row.id],
-                              dominated_by=best.id if best else ""))
+        marked.append(replace(row, label=labels.get(row.id, ""), on_front=on_front,
+                              meets_cap=within[row.id], dominated_by=best.id if best else ""))
     return marked
+
+
+def _letters(place: int) -> str:
+    """A, B, … Z, AA, AB …"""
+    return (_letters(place // 26 - 1) if place >= 26 else "") + chr(ord("A") + place % 26)
 
 
 def _within(row: FrontRow, cap_ms: float | None, cap_p99_ms: float | None) -> bool | None:

@@ -431,7 +431,7 @@ def search_trials(prepared: Prepared, console: Console) -> None:
     n = f"{options.n_trials} architectures" if options.until is None else \
         f"architectures for {max(0.0, options.until - time.time()) / 60:.1f} min, out"
     console.note(f"search: {n} of {plan.space.n_architectures:.3g} in space "
-                 f"{plan.space.name}, {options.objective}, sampler {plan.options.sampler}")
+                 f"{plan.space.name}, {options.objective.shown}, sampler {plan.options.sampler}")
     with console.step("search") as report:
         outcome = run_search(prepared.study, plan.space, prepared.model.predict, prepared.estimator, options,
                              _tell(report, options.until))
@@ -487,6 +487,7 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     else:
         results = results_of(Scores(rows), run, making, objective, environment)
         console.say(f"not verified: this is not {host}. Over there: python -m hwnas.verify run={run.path}")
+    results = replace(results, environment={**results.environment, "spent_s": dict(console.spent_s)})
     write_results(run, results, making, trials, plan.yaml)
     if of is FoundNetwork:
         run.remove_models(EARLY)
@@ -690,7 +691,7 @@ def _facts(prepared: Prepared, trials: Sequence[Mapping[str, Any]], n: int) -> F
     certificate = certificate_facts(prepared.certificate, prepared.dataset, plan.space, chosen.accuracy,
                                     chosen.options, prepared.estimator.fingerprint)
     outcome = {"accuracy": chosen.accuracy, "sampler": options.sampler,
-               "objective": str(prepared.options.objective),
+               "objective": prepared.options.objective.shown,
                "n_trials": sum(row["outcome"] == "evaluated" for row in trials), "asks": len(trials)}
     return Facts(plan.deployment.host_name, plan.space.name, timing, options.budget.latency_ms, options.budget.p99_ms,
                  latency, outcome, certificate)

@@ -266,6 +266,11 @@ class Objective:
             return (self.reward(top1, latency_ms),)
         return top1, *self.costs(latency_ms, network).values()
 
+    @property
+    def shown(self) -> str:
+        """What a user asked for: no reward where none counts."""
+        return str(self) if self.kind == "reward" else str(self).rsplit(", ", 1)[0]
+
     def __str__(self) -> str:
         """Names the study. Only costs other than the default appear, so that older studies keep their name."""
         costs = [f"price at {self.terms.price_per_hour:g} an hour" if cost.name == "price" else cost.name

@@ -116,8 +116,9 @@ _NAMED = ({"name?": str}, None)
 _OPTIONAL = {  # what is read from any run, be it unfinished or of an earlier version
     "target?": _NAMED, "host?": _NAMED, "created?": str, "runtime?": str, "searched_for?": str,
     "verified_here?": bool, "space?": (str, None), "cap_ms?": (float, None), "cap_p99_ms?": (float, None),
-    "dataset?": ({"name?": str, "left_out?": ({"*": int}, None)}, None), "latency_model?": (dict, None),
-    "search?": ({"accuracy?": str}, None),
+    "dataset?": ({"name?": str, "title?": str, "image_size?": int, "class_names?": [str],
+                  "left_out?": ({"*": int}, None)}, None), "latency_model?": (dict, None),
+    "search?": ({"accuracy?": str, "objective?": str}, None), "training?": {"steps?": int}, "spent_s?": {"*": float},
     "certificate?": ({"lines?": [str], "columns?": [str], "table?": [[str]], "file?": str, "created?": str,
                       "host?": str}, None)}
 _WHOLE = {"dataset": {"fingerprint": str, "image_size": int, "channels": int, "class_names": [str]}, "target": dict,

@@ -56,7 +56,7 @@ FILES = {
     "add": ["net/summary.json", "net/manifest.json", "net/architecture.yaml", "net/weights.safetensors",
             "net/model.onnx"],
     "report": ["!run/config.yaml", "run/front.csv", "?run/environment.json", "?run/trials.csv", "?run/comparisons.json",
-               "?run/.hwnas.json"],
+               "?run/predictions.npz", "?run/.hwnas.json"],
     "train": ["architecture.yaml", "images.npz", "?begun/checkpoint.safetensors", "?begun/.hwnas.json"],
     "trained": ["?net/summary.json"],
     "tried": ["!run/config.yaml", "?run/trials.csv", "?run/.hwnas.json"],

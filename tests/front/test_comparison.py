@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from front_fixtures import make_row
@@ -84,7 +86,7 @@ def test_variant_that_is_harder_to_beat_counts() -> None:
                     (baseline("b", 0.1, 700, "b"), 700), (baseline("b-stem1", 0.4, 940, "b"), 940))
     assert len(found) == 1
     assert found[0].baseline == "b-stem1"
-    assert "b (stride-1 stem)" in found[0].sentence
+    assert "The search beats b-stem1:" in found[0].sentence
 
 
 def test_variant_faster_than_every_finalist_is_still_told() -> None:
@@ -108,9 +110,20 @@ def test_unverified_baseline_is_told_with_its_reason() -> None:
 
 
 def test_names_in_sentences() -> None:
-    assert describe(baseline("b-stem1", 1, 1, "b")) == "b (stride-1 stem)"
-    assert describe(baseline("b-stem1", 1, 1, "b"), short=True) == "b (stem s1)"
-    assert describe(row_of("f", 1, 1)) == "f"
+    assert describe(baseline("b-stem1", 1, 1, "b")) == "b-stem1"
+    assert describe(replace(row_of("f", 1, 1), label="A")) == "A f"
+
+
+def test_a_race_in_which_a_larger_network_of_a_family_is_worse_is_called_under_trained() -> None:
+    small = replace(baseline("mobilenetv3_small_100", 0.2, 800, "mobilenetv3_small_100"), macs=10)
+    large = replace(baseline("mobilenetv3_large_100", 0.4, 700, "mobilenetv3_large_100"), macs=90)
+    other = replace(baseline("resnet10t", 0.4, 600, "resnet10t"), macs=200)
+    found = outcome((row_of("f", 0.1, 900), 900), (small, 800), (large, 700), (other, 600))
+    assert (found[0].name, found[0].verdict) == ("training", "under-trained")
+    assert "mobilenetv3_large_100 70.00 % in 0.4 ms lies below the smaller mobilenetv3_small_100" in found[0].sentence
+    assert "finalists.recipe.epochs=" in found[0].sentence
+    level = outcome((row_of("f", 0.1, 900), 900), (small, 800), (large, 800), (other, 600))
+    assert all(one.verdict != "under-trained" for one in level)
 
 
 def test_a_lead_in_speed_is_told_with_the_lead_in_accuracy() -> None:

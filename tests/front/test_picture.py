@@ -26,9 +26,9 @@ def texts(figure: Any) -> set[str]:
 def test_every_network_is_named_and_the_title_says_where() -> None:
     figure = front_figure(some_rows(), trials(), INFO)
     found = texts(figure)
-    assert {f"aaaaaaa{i}" for i in range(4)} | {"resnet10t (stem s1)", "better"} <= found
+    assert {f"{letter} aaaaaaa{i}" for i, letter in enumerate("ABCD")} | {"resnet10t-stem1", "better"} <= found
     assert any("measured on intel-xeon-f6m143s8-2c" in text and "20 November 2026" in text for text in found)
-    assert figure.get_suptitle() == "xeon_int8 on digits: verified front"
+    assert figure.get_suptitle() == "digits on xeon_int8: verified front"
     assert "estimates" in figure.axes[1].get_title(loc="left")
 
 

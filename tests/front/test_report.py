@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 from front_fixtures import Balance, make_row, some_rows, trials
 
@@ -11,14 +12,15 @@ from hwnas import report
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, StudyError
 from hwnas.front.picture import PlotInfo
-from hwnas.front.report import ReportData, plot_info, read_report, report_html, write_report
+from hwnas.front.report import ReportData, between, plot_info, read_report, report_html, write_report
 from hwnas.front.rows import save_front
 from hwnas.system.run_folder import RunFolder
 
 ENVIRONMENT = {
     "created": "2026-11-20T12:00:00+00:00", "host": {"name": "intel-xeon-f6m143s8-2c", "cores": 2},
     "target": {"name": "xeon_int8", "runtime": "openvino"}, "dataset": {"name": "digits"}, "space": "mnasnet_small",
-    "latency_model": {"mean_error": 0.061}, "search": {"reason": "30 trials are done"}, "cap_ms": None,
+    "latency_model": {"mean_error": 0.061, "line": "mean 6.1%"}, "search": {"reason": "30 trials are done"},
+    "cap_ms": None,
     "verified_here": True, "searched_for": "intel-xeon-f6m143s8-2c"}
 
 
@@ -49,7 +51,7 @@ def test_report_is_whole_and_needs_no_network(run: RunFolder) -> None:
 
 
 @pytest.mark.parametrize("text", [
-    "The search beats resnet10t.", "intel-xeon-f6m143s8-2c", "No certificate", "30 trials are done", "0.061",
+    "The search beats resnet10t.", "intel-xeon-f6m143s8-2c", "No certificate", "30 trials are done", "mean 6.1%",
     "aaaaaaa0", "stem16s1 ir_r1_k3_s1_e3_c16", "2026-11-20", "20 trials", "seed: 0",
     "3 of 4 networks of the space were"])
 def test_report_says(run: RunFolder, text: str) -> None:
@@ -132,3 +134,31 @@ def test_command_writes_the_report_again(run: RunFolder) -> None:
 def test_plot_info_names_the_host_searched_for() -> None:
     info = plot_info({**ENVIRONMENT, "verified_here": False, "searched_for": "far", "cap_ms": 2})
     assert (info.host, info.cap_ms, info.date) == ("far", 2.0, "2026-11-20")
+
+
+def test_the_best_networks_answers_are_shown_class_by_class(run: RunFolder) -> None:
+    run.write_json(run.environment, {**ENVIRONMENT, "dataset": {"name": "digits", "class_names": ["cat", "<dog>"]},
+                                     "spent_s": {"search": 90.0, "read images": 0.2}})
+    best = max((row for row in some_rows() if row.on_front), key=lambda row: row.top1_test or 0.0)
+    run.write_predictions(np.array([0, 0, 0, 1, 1]), {best.id: np.array([0, 1, 1, 1, 1])})
+    write_report(run, read_report(run))
+    page = re.sub(r' class="[^"]*"', "", run.report.read_text())
+    assert "<tr><td>cat</td><td>33.33</td><td>3</td><td>&lt;dog&gt; 2</td></tr>" in page
+    assert "<tr><td>&lt;dog&gt;</td><td>100.00</td><td>2</td><td></td></tr>" in page
+    assert "<tr><td>cat</td><td>1</td><td>2</td><td></td></tr>" in page  # the matrix
+    assert "search 1.5" in page
+    assert "read images" not in page
+
+
+def test_ends_of_an_interval_never_look_alike() -> None:
+    assert between(0.11812, 0.11843, 1, 3) == "0.1181–0.1184"
+    assert between(0.1, 0.2, 1, 3) == "0.100–0.200"
+
+
+def test_what_a_user_interrupted_is_no_failure(run: RunFolder) -> None:
+    run.write_trials([{**trials()[0], "outcome": "interrupted", "state": "FAIL", "reason": "Ctrl-C"},
+                      {**trials()[1], "outcome": "lost", "state": "FAIL", "reason": "its worker died"}])
+    write_report(run, read_report(run))
+    page = run.report.read_text()
+    assert "its worker died" in page
+    assert "Ctrl-C" not in page
