@@ -16,7 +16,7 @@ PACKAGE = Path(hwnas.__file__).parent
 # A package imports packages before it only; commands come last, and nobody imports one.
 ORDER = ("errors", "face", "stats", "pictures", "system", "cli", "space", "target", "data", "networks", "runtimes",
          "training", "latency", "accuracy", "study", "samplers", "front", "search", "certify", "compress", "benchmark")
-COMMANDS = {"__main__", "profile", "validate", "roofline", "verify", "train", "report", "export", "worker"}
+COMMANDS = {"__main__", "profile", "validate", "roofline", "verify", "train", "predict", "report", "export", "worker"}
 OUTSIDE = {"api", "testing", "network", "architecture", "baselines"}  # for users, and old names
 LIGHT = ("errors", "face", "stats.pareto", "system.paths", "space", "target", "study.objective",
          "latency.table", "latency.model")

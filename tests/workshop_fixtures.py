@@ -20,6 +20,7 @@ import pytest
 from certify_fixtures import pretend_trained, write_space
 from compress_fixtures import NETWORK
 from deployment_fixtures import measured
+from PIL import Image
 from table_fixtures import write_table
 
 from hwnas.__main__ import main
@@ -80,6 +81,8 @@ def make_workshop(folder: Path) -> None:
         patch.setattr(timing, "measure", lambda calls, *args, **options: dict.fromkeys(calls, measured(0.2)))
         space = SearchSpace.load(write_space(Path()), channels=1, classes=10)
         write_images(Path("images.npz"))
+        Path("photos").mkdir()
+        Image.new("L", (8, 8)).save("photos/one.png")
         write_accuracies(Path("known.csv"), space)
         Path("architecture.yaml").write_text(NETWORK.to_yaml())
         for group, text in OWN.items():

@@ -39,6 +39,7 @@ COMMANDS = {  # name: its module, and what it does
     "certify": ("hwnas.certify", "how well accuracy estimators rank on a data set"),
     "verify": ("hwnas.verify", "score and time a run's finalists on this machine"),
     "report": ("hwnas.report", "write a run's pictures and report again"),
+    "predict": ("hwnas.predict", "classify a folder of images with a network"),
     "export": ("hwnas.export", "copy a run, also while a search works on it"),
     "worker": ("hwnas.search.worker", "join a search as one more worker"),
 }
@@ -51,7 +52,7 @@ _QUOTES = "'\""
 _RESOLVER = re.compile(r"(?<!\\)(?:\\\\)*\$\{.*:", re.DOTALL)  # ${name:…}, also with something to resolve in the name
 _PATHS = ("out", "run", "dataset.root", "space", "model", "architecture", "weights", "teacher.model", "teacher.weights",
           "training.weights", "training.teacher.model", "training.teacher.weights", "tabular.path", "supernet.path",
-          "search.reuse", "measured", "plot", "storage")  # of all commands: values that are taken as they are typed
+          "search.reuse", "measured", "plot", "images", "storage")  # of all commands: values taken as they are typed
 EXIT_CODES = """exit codes:
   0    done
   1    not done, for a reason that no option mends: the last line says which

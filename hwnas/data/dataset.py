@@ -5,6 +5,7 @@ Sets are stratified and seeded. A task is what networks learn and what they are 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -217,6 +218,11 @@ class Listing:
     pictures: bool | None = None
 
 
+_RESIZING = re.compile("(?P<pictures>shorter side to [0-9]{1,5}, bilinear, anti-aliased)?"
+                       "(?(pictures)|[0-9]{1,5} given)(, then [0-9]{1,5}){0,9}")
+_MOST_PX = 4096
+
+
 @dataclass(frozen=True, slots=True)
 class Preparation:
     """How an image becomes the pixels that a network is fed: through square ones of all `sizes`, one after another.
@@ -239,6 +245,17 @@ class Preparation:
         return {"channels": "grey" if self.channels == 1 else "RGB", "size": self.sizes[-1],
                 "resize": ", then ".join([how, *map(str, self.sizes[1:])]),
                 "crop": "centre" if self.pictures else "none"}
+
+    @classmethod
+    def of_facts(cls, facts: Mapping[str, Any]) -> Preparation:
+        """Inverse of `facts`; KeyError, TypeError or ValueError for words that are not its."""
+        how = _RESIZING.fullmatch(facts["resize"])
+        if how is None:
+            raise ValueError(f"resize {str(facts['resize'])[:100]!r} is not known")
+        sizes = tuple(int(text) for text in re.findall("[0-9]+", how[0]))
+        if not all(0 < size <= _MOST_PX for size in sizes):
+            raise ValueError(f"an image of {max(sizes)} px")
+        return cls(bool(how["pictures"]), sizes, 1 if facts["channels"] == "grey" else 3)
 
     def code(self) -> str:
         """A function of Pillow and numpy alone, from a file's path (pictures) or uint8 pixels to float32 [c, h, w]."""

@@ -104,7 +104,7 @@ def _few(names: Sequence[str], most: int = 3) -> str:
 def _files(folder: Path, names: Sequence[str], left_out: Counter[str]) -> list[Entry]:
     files = []
     for label, name in enumerate(names):
-        entries = sorted(_walk(str(folder / name), label, left_out), key=lambda entry: entry.path)
+        entries = sorted(image_files(str(folder / name), label, left_out), key=lambda entry: entry.path)
         if not entries:
             raise DataError(f"{folder / name}: no images ({', '.join(EXTENSIONS)}). Add some or remove the folder.")
         files += entries
@@ -124,7 +124,7 @@ def _opens(ending: str) -> bool:
     return ending in Image.registered_extensions()
 
 
-def _walk(folder: str, label: int, left_out: Counter[str]) -> Iterator[Entry]:
+def image_files(folder: str, label: int, left_out: Counter[str]) -> Iterator[Entry]:
     """Images below the folder. Other files are counted by their endings; hidden ones are nobody's images."""
     try:
         with os.scandir(folder) as entries:
@@ -132,7 +132,7 @@ def _walk(folder: str, label: int, left_out: Counter[str]) -> Iterator[Entry]:
                 if entry.name.startswith("."):
                     continue
                 if entry.is_dir():
-                    yield from _walk(entry.path, label, left_out)
+                    yield from image_files(entry.path, label, left_out)
                 elif _is_image(entry.name):
                     status = entry.stat()
                     yield Entry(entry.path, status.st_size, label, state_of(status))

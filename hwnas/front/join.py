@@ -110,8 +110,9 @@ def _checked(path: Path, making: Making) -> Joining:
                          "version, or without a file that keeps the limit). Where it has one, give its command again.")
     joining = Joining(folder, network, origin, manifest)
     if origin.target not in (None, target.name):
-        raise StudyError(f"add: {path} was compressed for {origin.target}, the front is of {target.name}. Compress it "
-                         f"with +target={target.name}, or add the training's own folder.")
+        again = f"Compress it with +target={target.name}, or add" if target.precision == "int8" else "Add"
+        raise StudyError(f"add: {path} was compressed for {origin.target}, the front is of {target.name}. {again} the "
+                         "training's own folder.")
     if faults := manifest.faults(*joining.files(target.precision)):
         raise StudyError(f"add: {path}: {'; '.join(faults)}. Give the command that made it again.")
     if others := [text for text in origin.fingerprints if text not in (data.fingerprint, data.former)]:

@@ -41,6 +41,7 @@ COMMANDS = {
     "compress": COMPRESS, "certify": CERTIFY, "profile": ["profile", *TARGET, "calibration.networks=30"],
     "validate": ["validate", *TARGET, "measured=measured.json"], "roofline": ["roofline", *TARGET, "out=roofs.png"],
     "benchmark": ["benchmark", "-q", "+target=ort_fp32", "model=net/model.onnx"],
+    "predict": ["predict", "-q", "model=net", "images=photos"],
     "reuse": [*SEARCH, "out=other", "search.reuse=run"],
     "own": [*SEARCH, "out=other", "objective=own", "target=own", "dataset=own"],
     "certified": [*SEARCH, "out=other", "accuracy=certified", "certified.minutes=1"]}
@@ -70,6 +71,7 @@ FILES = {
     "validate": ["measured.json", f"?{TABLE}"],
     "roofline": [f"?{TABLE}"],
     "benchmark": ["!net/model.onnx", "?home/reference_times.json"],
+    "predict": ["net/model.onnx", "?net/manifest.json"],
     "reuse": ["run/study.db"],
     "own": ["home/conf/objective/own.yaml", "!home/conf/target/own.yaml", "!home/conf/dataset/own.yaml"],
     "certified": ["?home/certificates/*.json"],

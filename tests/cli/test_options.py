@@ -220,10 +220,10 @@ def test_sections_of_a_composed_configuration_are_read_resolved():
     ("validate", "hwnas.latency.validation:ValidateOptions"), ("roofline", "hwnas.latency.roofline:RooflineOptions"),
     ("benchmark", "hwnas.benchmark.__main__:BenchmarkOptions"), ("train", "hwnas.training.job:TrainOptions"),
     ("compress", "hwnas.compress.job:CompressOptions"), ("certify", "hwnas.certify.__main__:CertifyOptions"),
-    ("verify", "hwnas.verify:VerifyOptions")])
+    ("verify", "hwnas.verify:VerifyOptions"), ("predict", "hwnas.predict:PredictOptions")])
 def test_every_option_of_a_command_is_shown_and_read(command, where):
     module, _, name = where.partition(":")
-    target = command not in ("train", "verify", "certify")
+    target = command not in ("train", "verify", "certify", "predict")
     shown = given_values(compose(command, ["+target=ort_int8"] if target else [], target))
     more = set(names_of(Recipe)) | {"name"} if command == "train" else set()
     more |= {"run"} if command == "verify" else {"certified", *BUILT_IN} if command == "search" else set()
