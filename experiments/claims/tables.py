@@ -49,7 +49,8 @@ def tables() -> list[Table]:
         Table("| without | after 25", partial(_ablation, "raspi4")), Table("| without | after 25", _large, 1),
         Table("| without | after 25", partial(_ablation, "noise"), 2),
         Table("| | networks | within 5 / 10 %", _macro), Table("| | to the other's final", _searches),
-        Table("| | at 24 |", _workers), Table("| estimator |", _certificates), Table("| network | ms |", _controls),
+        Table("| | at 24 |", _workers), Table("| table, sampler, networks |", _believed),
+        Table("| estimator |", _certificates), Table("| network | ms |", _controls),
         *(Table("| network | stem |", partial(_deployed, data), nth, keys=2)
           for nth, data in enumerate(("fashion_mnist", "eurosat")))]
 
@@ -341,6 +342,19 @@ def _workers() -> Rows:
         shares = [column for column in columns if row[column]]
         rows[labels[row["storage"], row["sampler"], row["workers"]]] = [*numbers(row, *shares, times=100),
                                                                          *numbers(row, "lost", "seconds")]
+    return rows
+
+
+def _believed() -> Rows:
+    columns = ("tau_raw", "tau_believed", "regret_raw", "regret_believed")
+    groups: dict[str, list[Mapping[str, str]]] = {}
+    for row in lines("posterior_choice/results/choice.csv"):
+        groups.setdefault(f"{row['table']}, {row['sampler']}, {row['networks']}", []).append(row)
+    rows: Rows = {}
+    for name, group in groups.items():
+        apart = np.array([float(row["regret_believed"]) - float(row["regret_raw"]) for row in group])
+        means = [float(np.mean([float(row[column]) for row in group])) for column in (*columns, "inside")]
+        rows[name] = [*means[:4], float(apart.mean()), float(apart.std(ddof=1) / len(apart) ** 0.5), 100 * means[4]]
     return rows
 
 
