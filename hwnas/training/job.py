@@ -145,6 +145,8 @@ def make_job(config: Config, console: Console, within: Path | None = None) -> Tr
     WorkFolder(out, "train").take_up(options.overwrite, within)
     dataset, train, validation = _images(options, network.shape.image_size, console)
     dataset = dataset.as_in(_identity_in(out).get("dataset.fingerprint"), out, console.say)
+    if options.run is not None:
+        _note_other_images(RunFolder(Path(os.path.expanduser(options.run))), dataset, console)
     Batches(train, dataset, recipe, options.seed)  # says where there are too few images
     _check_shares(recipe, ranks)
     identity = {
@@ -157,6 +159,15 @@ def make_job(config: Config, console: Console, within: Path | None = None) -> Tr
     threads = options.threads or max(1, len(usable_cores()) // ranks.world)
     return TrainingJob(network, dataset, train, validation, recipe, teacher, options.weights, options.seed, threads,
                        device, ModelFolder(out), identity, ranks)
+
+
+def _note_other_images(run: RunFolder, dataset: Dataset, console: Console) -> None:
+    """Say now, not after hours, that a network trained on these images could not join the run's front."""
+    theirs = (run.find_environment().get("dataset") or {}).get("fingerprint")
+    if theirs not in (None, dataset.fingerprint, dataset.former):
+        console.say(f"note: these images are {dataset.fingerprint}, those of {run.path} are {theirs}: other files, "
+                    "size or split, so that the network cannot join its front. Give the search's dataset options, and "
+                    "its seed as split_seed.")
 
 
 def _identity_in(folder: Path) -> Mapping[str, Any]:

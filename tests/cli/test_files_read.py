@@ -60,7 +60,7 @@ FILES = {
                "?run/predictions.npz", "?run/.hwnas.json"],
     "train": ["architecture.yaml", "images.npz", "?begun/checkpoint.safetensors", "?begun/.hwnas.json"],
     "trained": ["?net/summary.json"],
-    "tried": ["!run/config.yaml", "?run/trials.csv", "?run/.hwnas.json"],
+    "tried": ["!run/config.yaml", "?run/trials.csv", "?run/.hwnas.json", "?run/environment.json"],
     "taught": ["!net/model.onnx", "net/weights.safetensors"],
     "compress": ["!net/model.onnx", "net/architecture.yaml", "?int8/steps/identity.json", "?int8/steps/mse.json",
                  "?int8/steps/timing.json", "?int8/.hwnas.json"],

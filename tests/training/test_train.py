@@ -387,6 +387,15 @@ def test_a_network_of_a_run_is_named_by_its_id_its_text_or_its_folder(overrides:
     assert job_of(overrides, f"architecture={tried.model(other.id).path}").network == FoundNetwork(other)
 
 
+def test_images_that_are_not_the_runs_are_told_before_the_training(overrides: list[str], tried: RunFolder, capsys
+                                                                   ) -> None:
+    mine = compose("train", as_typed([*overrides, f"architecture={NETWORK.id}", f"run={tried.path}"]), target=False)
+    for fingerprint, told in ((make_job(mine, QUIET).dataset.fingerprint, False), ("other", True)):
+        tried.write_json(tried.environment, {"dataset": {"fingerprint": fingerprint}})
+        make_job(mine, Console(quiet=True))
+        assert ("cannot join its front" in capsys.readouterr().err) == told
+
+
 def test_a_network_that_is_not_there_is_one_line_with_the_nearest(overrides: list[str], tried: RunFolder, capsys,
                                                                   tmp_path: Path) -> None:
     wrong = NETWORK.id[:-1] + "x"
