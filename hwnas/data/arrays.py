@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import pickletools
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,10 +46,19 @@ def digits(options: DatasetOptions) -> Listing:
 
 def digit_images() -> tuple[Images, Labels]:
     """Those 1,797 images [n, 1, 8, 8] with their labels."""
-    from sklearn.datasets import load_digits
+    sixteenths, labels = read_digits()
+    return np.rint(sixteenths[:, None] * (255 / 16)).astype(np.uint8), labels
 
-    bunch = load_digits()
-    return np.rint(bunch.images[:, None] * (255 / 16)).astype(np.uint8), bunch.target.astype(np.int64)
+
+def read_digits() -> tuple[NDArray[np.float64], Labels]:
+    """What `sklearn.datasets.load_digits` returns, images [n, 8, 8] of 0 to 16 and labels [n], without importing
+    scikit-learn, which takes longer than a small search's first trial."""
+    package = find_spec("sklearn")
+    if package is None or package.origin is None:
+        raise DataError("digits come with scikit-learn, which is not installed. Give: pip install scikit-learn")
+    with gzip.open(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", "rt") as file:
+        rows = np.loadtxt(file, delimiter=",")
+    return rows[:, :-1].reshape(-1, 8, 8), rows[:, -1].astype(np.int64)
 
 
 def fashion_mnist(options: DatasetOptions) -> Listing:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from hwnas.latency.table import Measurement, Protocol, Turn, robust_error
+from hwnas.stats import student_t
 from hwnas.target import measuring_lock, usable_cores
 
 Call = Callable[[], None]
@@ -241,11 +242,9 @@ class Throughput:
     @property
     def half_width(self) -> float:
         """Half of the 90 % interval, as a share of the estimate."""
-        from scipy.stats import t
-
         if not self.windows.valid:
             return float("inf")
-        return float(t.ppf(0.95, len(self.values) - 1)) * robust_error(self.values) / self.images_per_s
+        return student_t(0.95, len(self.values) - 1) * robust_error(self.values) / self.images_per_s
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, raw samples among them."""

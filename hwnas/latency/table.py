@@ -25,6 +25,7 @@ import numpy as np
 from hwnas.cli.options import option, read_options
 from hwnas.errors import HwnasError, TableError
 from hwnas.space.architecture import Architecture
+from hwnas.stats import student_t
 from hwnas.system.documents import WRONG, Document
 from hwnas.system.paths import table_dirs, write_atomic
 from hwnas.target import Target
@@ -199,9 +200,7 @@ class Measurement:
 
     @property
     def _half_width_ms(self) -> float:
-        from scipy.stats import t
-
-        return float(t.ppf(0.95, len(self.values_ms) - 1)) * self.std_ms if self.valid else float("nan")
+        return student_t(0.95, len(self.values_ms) - 1) * self.std_ms if self.valid else float("nan")
 
     @property
     def converged(self) -> bool:

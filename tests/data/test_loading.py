@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hwnas.data import dataset
-from hwnas.data.arrays import read_cifar_batch, read_idx
+from hwnas.data.arrays import read_cifar_batch, read_digits, read_idx
 from hwnas.data.dataset import Dataset, DatasetOptions, resize
 from hwnas.data.loading import inspect_dataset, load_dataset
 from hwnas.errors import ConfigError, DataError, UnknownName
@@ -38,6 +38,14 @@ def test_digits_are_split_into_three_stratified_sets(digits: Dataset) -> None:
     assert digits.train.images.dtype == np.uint8
     assert digits.train.images.shape[1:] == (1, 32, 32)
     assert digits.train.images.max() == 255
+
+
+def test_digits_are_those_of_scikit_learn() -> None:
+    from sklearn.datasets import load_digits
+
+    images, labels = read_digits()
+    np.testing.assert_array_equal(images, load_digits().images)
+    np.testing.assert_array_equal(labels, load_digits().target)
 
 
 def test_no_image_is_in_two_sets(digits: Dataset) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hwnas.stats import Z90, bootstrap_mean, log_odds, wilson
+from hwnas.stats import Z90, bootstrap_mean, log_odds, student_t, wilson
 
 
 def test_wilson_matches_the_textbook() -> None:
@@ -32,6 +32,17 @@ def test_the_interval_of_a_share_is_the_formulas_and_never_certain(hits: int, n:
     assert 0 <= low <= share + 1e-6
     assert share - 1e-6 <= high <= 1
     assert high - low > 0.01
+
+
+def test_intervals_are_those_of_scipy_to_the_bit() -> None:
+    from scipy.stats import binomtest, t
+
+    for n, hits in ((1, 0), (1, 1), (20, 7), (360, 351), (10_000, 9_871)):
+        theirs = binomtest(hits, n).proportion_ci(0.9, "wilson")
+        assert wilson(hits, n, 0.9) == (theirs.low, theirs.high)
+    for freedom in (1, 2, 11, 299):
+        assert student_t(0.95, freedom) == t.ppf(0.95, freedom)
+    assert math.isnan(student_t(0.95, 0))
 
 
 def test_log_odds_keep_off_the_ends() -> None:
