@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -15,37 +16,42 @@ from table_fixtures import write_table
 
 import hwnas
 from hwnas.api import _dataset_options, _text
+from hwnas.data.loading import load_dataset
 from hwnas.errors import BudgetError, ConfigError, DataError, StudyError, UnknownName
 
 ROOT = Path(__file__).resolve().parents[1]
 PATHS = os.pathsep.join([str(ROOT / "tests" / "any_machine"), str(ROOT)])
-SCRIPT = """
-import sys
-import numpy as np
-from sklearn.datasets import load_digits
-import hwnas
-digits = load_digits()
-data = (digits.images * 15).astype(np.uint8), digits.target
-run = hwnas.search("ort_int8", data, space="mnasnet_small", n_trials=3, out="parts", seed=0, workers=2, quiet=True,
-                   dataset={"image_size": 16, "flip": False}, proxy={"max_steps": 2}, finalists={"k": 2},
-                   **{"finalists.recipe.max_steps": 3, "baselines": ["resnet10t"], "controls": 0})
-assert len(run.to_frame()) >= 2
-print("ended")
-"""
+NOTEBOOK = ROOT / "docs" / "search.ipynb"
+LESS = {'"max_steps": 10': '"max_steps": 2', '"max_steps": 40': '"max_steps": 10', '["resnet10t"]': '[]'}  # than the notebook trains
+
+
+def _changed(text: str, changes: dict[str, str]) -> str:
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    return text
+
+
+def _script() -> str:
+    """The search of the notebook with two workers and a trial less, as a script: what it leaves, the notebook takes."""
+    cell, = (cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if "hwnas.search(" in "".join(cell["source"]))
+    lines = [line for line in cell["source"] if not line.startswith("%")]
+    search = _changed("".join(lines), {**LESS, "n_trials=4": "n_trials=3", "workers=1": "workers=2"})
+    return search + '\nassert len(run.to_frame()) >= 2\nprint("ended")\n'
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory, any_machine: None) -> Path:
-    """The run folder of SCRIPT, which guards nothing and starts a worker and pools."""
+    """The run folder of a script that guards nothing and starts a worker and pools."""
     folder = tmp_path_factory.mktemp("api")
     write_table(folder / "home", "ort_int8", 16)
-    (folder / "script.py").write_text(SCRIPT)
+    (folder / "script.py").write_text(_script())
     done = subprocess.run([sys.executable, "script.py"], cwd=folder, capture_output=True, text=True, timeout=900,
                           check=False, stdin=subprocess.DEVNULL,
                           env={**os.environ, "PYTHONPATH": PATHS, "HWNAS_HOME": str(folder / "home")})
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.split() == ["ended"], "run once, and by the main process alone"
-    return folder / "parts"
+    return folder / "runs" / "notebook"
 
 
 def test_frames_are_the_files(finished: Path) -> None:
@@ -118,15 +124,21 @@ def test_a_folder_that_cannot_be_written_is_read(finished: Path, tmp_path: Path)
 def test_the_notebook_runs(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
-    for name, value in (("HWNAS_HOME", finished.parent / "home"), ("PYTHONPATH", PATHS), ("JUPYTER_PLATFORM_DIRS", 1)):
+    for name, value in (("HWNAS_HOME", finished.parents[1] / "home"), ("PYTHONPATH", PATHS), ("JUPYTER_PLATFORM_DIRS", 1)):
         monkeypatch.setenv(name, str(value))  # the table that the script used as well
     monkeypatch.delenv("MPLBACKEND", raising=False)
-    notebook = nbformat.read(ROOT / "docs" / "search.ipynb", as_version=4)
+    out = tmp_path / "runs" / "notebook"
+    shutil.copytree(finished, out)  # one trial, and what follows from it, are left to do
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    for cell in notebook.cells:
+        if "hwnas.search(" in cell.source:
+            cell.source = _changed(cell.source, LESS)
     nbclient.NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(tmp_path)}}).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     assert any("image/png" in output.get("data", {}) for output in outputs)
     assert outputs[-1]["data"]["text/plain"] == "True"
-    assert (tmp_path / "runs" / "notebook" / "report.html").is_file()
+    assert (out / "report.html").is_file()
+    assert (hwnas.load(out).to_frame("trials")["outcome"] == "evaluated").sum() == 4
 
 
 def test_what_is_given_twice_is_refused() -> None:
@@ -175,10 +187,14 @@ def test_data_is_told_by_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
     assert _dataset_options("digits") == {"dataset": "digits"}
     assert _dataset_options(tmp_path)["dataset"] == "imagefolder"
-    images, labels = np.zeros((4, 8, 8), np.uint8), np.arange(4)
+    images, labels = np.arange(40 * 64, dtype=np.uint8).reshape(40, 8, 8), np.arange(40) % 4
     first, again = _dataset_options((images, labels)), _dataset_options((images.copy(), labels))
     assert first == again
     assert first["dataset"] == "arrays"
+    read = load_dataset({"name": "arrays", "root": first["dataset.root"], "validation_fraction": 0.2,
+                         "test_fraction": 0.2}, 8, 0)
+    parts = (read.train, read.validation, read.test)
+    assert {image.tobytes() for part in parts for image in part.images} == {image.tobytes() for image in images}
     assert _dataset_options((images + 1, labels)) != first
     for wrong in (tmp_path / "nowhere", 3, (images, np.array([None] * 4))):
         with pytest.raises(DataError):
