@@ -57,7 +57,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory, any_machine: None) -> Pat
 def test_frames_are_the_files(finished: Path) -> None:
     import pandas as pd
 
+    environment = json.loads((finished / "environment.json").read_text())
+    assert {ran["precision"] for ran in environment["executed"].values()} == {"int8"}
     run = hwnas.load(finished)
+    assert run.to_frame()["verified"].all()
     front, text = run.to_frame(), pd.read_csv(finished / "front.csv")
     assert list(front.columns) == list(text.columns)
     for name in ("id", "top1_test", "latency_ms", "on_front", "is_baseline"):

@@ -40,31 +40,39 @@ def test_same_seed_same_trials_also_over_restarts(tmp_path: Path, name: str) -> 
         return tmp_path / text
 
     whole, parts, other = folder("whole"), folder("parts"), folder("other")
-    searched(opened(whole, name), 13, cap_ms=1.9)  # ten at random, then what is learnt
-    for n_trials in (5, 11, 13):
-        searched(opened(parts, name), n_trials, cap_ms=1.9)
-    searched(opened(other, name, seed=1), 13, cap_ms=1.9, seed=1)
-    assert asked(opened(whole, name)) == asked(opened(parts, name))
-    assert asked(opened(whole, name)) != asked(opened(other, name))
+    first = {"tpe": {"n_startup_trials": 4}, "random": {}}.get(name, {"population_size": 4})
+
+    def study(place: Path, seed: int = 0) -> optuna.Study:
+        return opened(place, name, seed, sampler_options=first)
+
+    searched(study(whole), 7, cap_ms=1.9)  # four at random, then what is learnt
+    for n_trials in (3, 6, 7):
+        searched(study(parts), n_trials, cap_ms=1.9)
+    searched(study(other, 1), 7, cap_ms=1.9, seed=1)
+    assert asked(study(whole)) == asked(study(parts))
+    assert asked(study(whole)) != asked(study(other, 1))
 
 
 def test_same_trials_after_an_interruption(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    searched(opened(tmp_path / "a", "nsga2"), 14)
+    def study(name: str) -> optuna.Study:
+        return opened(tmp_path / name, "nsga2", sampler_options={"population_size": 4})
+
+    searched(study("a"), 7)
 
     class Impatient(Scores):
         def evaluate(self, *args: Any) -> Estimate:
             estimate = super().evaluate(*args)
-            if len(self.calls) == 5:
+            if len(self.calls) == 3:
                 raise KeyboardInterrupt
             return estimate
 
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
-            searched(opened(tmp_path / "b", "nsga2"), 14, estimator=Impatient())
-    searched(opened(tmp_path / "b", "nsga2"), 14)
-    assert asked(opened(tmp_path / "a", "nsga2")) == asked(opened(tmp_path / "b", "nsga2"))
+            searched(study("b"), 7, estimator=Impatient())
+    searched(study("b"), 7)
+    assert asked(study("a")) == asked(study("b"))
 
 
 @pytest.mark.parametrize("name", ["nsga2", pytest.param("nsga3", marks=pytest.mark.soak)])

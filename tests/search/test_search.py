@@ -43,10 +43,19 @@ def start(out: Path, *overrides: str) -> subprocess.Popen[str]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, any_machine: None) -> Path:
-    """A run of the real thing, small; it calibrates this host for the tests that follow."""
+    """A run of the real thing, small, on a made-up latency table of this host, which the tests that follow read too."""
     out = tmp_path_factory.mktemp("run")
+    write_table(Path(os.environ["HWNAS_HOME"]), "xeon_int8", 24)
     assert search(out) == 0
     return out
+
+
+@pytest.mark.soak
+def test_a_search_measures_a_host_of_which_there_is_no_table(tmp_path, monkeypatch):
+    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
+    assert search(tmp_path / "run", "baselines=[]", "controls=0", "finalists.k=1") == 0
+    assert list((tmp_path / "home").rglob("openvino-int8-*.json"))
+    assert [row["verified"] for row in rows_of(tmp_path / "run" / "front.csv")] == ["true"]
 
 
 def test_the_run_folder_holds_a_verified_front(run):
@@ -92,6 +101,7 @@ def test_the_same_command_resumes_to_the_new_total_and_loses_nothing(run, tmp_pa
             assert low < middle < high
 
 
+@pytest.mark.soak
 def test_onnx_runtime_gets_a_verified_front_too(run, tmp_path, monkeypatch):
     monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
     write_table(tmp_path / "home", "ort_int8", 24)
@@ -174,6 +184,7 @@ def test_minutes_that_are_too_few_are_refused_with_those_that_suffice(run, tmp_p
     assert "Give budget.minutes=" in capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.soak  # short forms: experiments/test_promises.py, study/test_faults.py
 def test_killed_at_any_moment_no_acknowledged_trial_is_lost(run, tmp_path):
     out = tmp_path / "killed"
     worker = start(out, "n_trials=500", TWO_WORKERS)
