@@ -22,7 +22,8 @@ from hwnas.errors import BudgetError, ConfigError, DataError, StudyError, Unknow
 ROOT = Path(__file__).resolve().parents[1]
 PATHS = os.pathsep.join([str(ROOT / "tests" / "any_machine"), str(ROOT)])
 NOTEBOOK = ROOT / "docs" / "search.ipynb"
-LESS = {'"max_steps": 10': '"max_steps": 2', '"max_steps": 40': '"max_steps": 10', '["resnet10t"]': '[]'}  # than the notebook trains
+# The notebook trains longer, and a baseline.
+LESS = {'"max_steps": 10': '"max_steps": 2', '"max_steps": 40': '"max_steps": 10', '["resnet10t"]': '[]'}
 
 
 def _changed(text: str, changes: dict[str, str]) -> str:
@@ -127,7 +128,8 @@ def test_a_folder_that_cannot_be_written_is_read(finished: Path, tmp_path: Path)
 def test_the_notebook_runs(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
-    for name, value in (("HWNAS_HOME", finished.parents[1] / "home"), ("PYTHONPATH", PATHS), ("JUPYTER_PLATFORM_DIRS", 1)):
+    home = finished.parents[1] / "home"
+    for name, value in (("HWNAS_HOME", home), ("PYTHONPATH", PATHS), ("JUPYTER_PLATFORM_DIRS", 1)):
         monkeypatch.setenv(name, str(value))  # the table that the script used as well
     monkeypatch.delenv("MPLBACKEND", raising=False)
     out = tmp_path / "runs" / "notebook"
