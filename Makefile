@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 TARGET ?= xeon_int8
 ARGS ?=
+# `make search` alone ends within five minutes on any machine of two cores; with ARGS it is what they say.
+SEARCH ?= $(or $(ARGS),budget.minutes=5)
 
 PY := $(VENV)/bin/python
 # The stamp carries a checksum of what is installed, so that a change of either file sets up again.
@@ -12,7 +14,7 @@ STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum |
 .DEFAULT_GOAL := search
 
 search: $(STAMP)
-	@$(PY) -m hwnas.search +target=$(TARGET) $(ARGS)
+	@$(PY) -m hwnas.search +target=$(TARGET) $(SEARCH)
 
 # Two files of tests at a time. Benchmarks of hwnas itself are `make bench`.
 PYTEST := $(PY) -m pytest -p no:benchmark --durations=10

@@ -282,6 +282,8 @@ def anchors(path: Path, networks: Sequence[Architecture], measure: Callable[[Arc
         measured = _read(path, networks)
         if len(measured) == len(networks):
             return measured
+        console.note(f"{len(networks)} anchors are trained before the trials: networks over the whole range that say "
+                     "what a score of untrained ones is worth. Once for these images and this space; they are kept.")
         with console.step(f"train {len(networks)} anchors") as report:
             for network in networks[len(measured):]:
                 measured.append(measure(network))
