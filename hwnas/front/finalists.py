@@ -40,11 +40,13 @@ def choose_finalists(trials: Sequence[Mapping[str, Any]], k: int, cap_ms: float 
     The cost is the one that the search minimised: latency, unless the rows say otherwise. Its range over the front is
     cut into k equal parts, and the row with the best validation top-1 of each part is chosen. A part without a row
     gives its place to the row of the front that is farthest, in log cost, from those chosen.
+    With `cap_ms`, the parts are those of the range from the fastest network to the cap, over all rows: short trainings
+    rank networks by how fast they learn, and who allows so many milliseconds wants to see what they buy.
     With two costs, the parts are neighbourhoods of k rows: the most accurate one, and then always the one farthest
     from those before. If the front has fewer than k rows, the next layers fill it by top-1.
     The row with the highest reward is always chosen, and so is, with `cap_ms`, the most accurate row within 20 % of
-    the cap: who allows so many milliseconds wants to know what they buy. Each replaces the nearest chosen row in log
-    cost, but never the most accurate one. StudyError when no trial was evaluated.
+    the cap. Each replaces the nearest chosen row in log cost, but never the most accurate one. StudyError when no trial
+    was evaluated.
     """
     rows = usable_trials(trials)
     if not rows:
@@ -53,8 +55,10 @@ def choose_finalists(trials: Sequence[Mapping[str, Any]], k: int, cap_ms: float 
     depth = [[rows[index] for index in layer]
              for layer in layers(points, [column > 0 for column in range(len(points[0]))])]
     chosen = _choose_spread(depth[0], k)
+    if cap_ms is not None and all(known_costs(row) == (row["latency_ms_predicted"],) for row in rows):
+        chosen = _choose_below(rows, depth[0], k, cap_ms)
     for layer in depth[1:]:
-        chosen += sorted(layer, key=_rank)[: k - len(chosen)]
+        chosen += sorted((row for row in layer if row not in chosen), key=_rank)[: k - len(chosen)]
     winner = next((row for row in rows if row["id"] == reward_winner(rows)), None)
     wanted = [] if winner is None else [winner]
     near = [row for row in rows if cap_ms is not None and (1 - NEAR) * cap_ms <= row["latency_ms_predicted"] <= cap_ms]
@@ -122,6 +126,23 @@ def _choose_spread(front: Sequence[Mapping[str, Any]], k: int) -> list[Mapping[s
     chosen = [min(part, key=_rank) for part in parts]
     while len(chosen) < k:
         chosen.append(_farthest(front, chosen))
+    return chosen
+
+
+def _choose_below(rows: Sequence[Mapping[str, Any]], front: Sequence[Mapping[str, Any]], k: int, cap_ms: float
+                  ) -> list[Mapping[str, Any]]:
+    """The most accurate row of each k-th of the range of log latency up to the cap, the best of all among them; empty
+    parts give their places to the front."""
+    low = min(_position(row)[0] for row in rows)
+    width = (math.log(cap_ms) - low) / k
+    if width <= 0:
+        return _choose_spread(front, k)
+    parts: dict[int, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        parts.setdefault(min(k - 1, int((_position(row)[0] - low) / width)), []).append(row)
+    chosen = [min(part, key=_rank) for part in parts.values()]
+    if len(chosen) < k:
+        chosen += _choose_spread([row for row in front if row not in chosen], k - len(chosen))
     return chosen
 
 

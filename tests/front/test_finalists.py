@@ -112,7 +112,26 @@ def test_with_a_cap_one_network_shows_what_it_buys() -> None:
     assert len(chosen) == 4
     assert {"better", "q4"} <= set(chosen)
     assert ids(choose_finalists([*quick, *slow], 1, cap_ms=1.5)) == ["q4"]
-    assert "better" not in ids(choose_finalists([*quick, *slow], 4, cap_ms=3.0))  # none is near this cap
+    assert ids(choose_finalists([*quick, *slow], 2, cap_ms=0.17)) == ["q2", "q4"]  # none is near a cap far above
+
+
+def test_with_a_cap_finalists_stand_over_its_whole_range_though_small_networks_learn_faster() -> None:
+    crowd = [trial(f"c{i}", 0.60 + i / 1000, 0.12 + i / 1000) for i in range(30)]
+    larger = [trial("a", 0.52, 0.25), trial("b", 0.50, 0.5), trial("b2", 0.51, 0.55), trial("d", 0.40, 1.3)]
+    chosen = choose_finalists([*crowd, *larger], 4, cap_ms=1.5)
+    assert ids(chosen) == ["c29", "a", "b2", "d"]
+    span = chosen[-1]["latency_ms_predicted"] / chosen[0]["latency_ms_predicted"]
+    assert span > (1.5 / 0.12) ** 0.5
+    priced = [{**row, "objectives": "latency_ms size_mb", "size_mb_predicted": row["latency_ms_predicted"]}
+              for row in [*crowd, *larger]]
+    assert len(choose_finalists(priced, 4, cap_ms=1.5)) == 4
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0.01, 1)), min_size=1, max_size=30), st.integers(1, 6))
+def test_with_a_cap_too_there_are_k_and_the_best_is_among_them(points: list[tuple[float, float]], k: int) -> None:
+    chosen = choose_finalists([trial(str(i), top1, ms) for i, (top1, ms) in enumerate(points)], k, cap_ms=1.0)
+    assert len(chosen) == len(set(ids(chosen))) == min(k, len(points))
+    assert max(row["top1_proxy"] for row in chosen) == max(top1 for top1, _ in points)
 
 
 def found(trials: list[dict[str, Any]]) -> list:
