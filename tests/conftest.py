@@ -20,7 +20,9 @@ ANY_MACHINE = Path(__file__).with_name("any_machine")
 LATE = "not run: the minutes of this run were over"
 # Files that take longest start first, so that no worker ends alone.
 LONGEST = ("test_search.py", "test_api.py", "test_calibrate.py", "test_train.py", "test_making_pool.py",
-           "test_compress.py", "test_postgresql.py", "test_certify.py", "test_faults.py")
+           "test_compress.py", "test_postgresql.py", "test_certify.py", "test_faults.py", "test_workers.py",
+           "test_promises.py", "test_runtimes.py", "test_known_objectives.py", "test_verification.py",
+           "test_supernet.py", "test_wheel.py")
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # a core each, for torch too, which reads it at its import
     os.environ.setdefault("OMP_NUM_THREADS", "1")

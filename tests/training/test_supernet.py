@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -77,6 +78,26 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def supernet(dataset: Dataset, space: SearchSpace, **changes: Any) -> Supernet:
     found = load_estimator("supernet", dataset=dataset, space=space, config={**SHORT, **changes})
     assert isinstance(found, Supernet)
+    return found
+
+
+@pytest.fixture(scope="module")
+def trained(space: SearchSpace, dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user folder in which the short supernet is trained, to be copied."""
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HWNAS_HOME", str(folder))
+        supernet(dataset, space).prepare(QUIET)
+    return folder
+
+
+@pytest.fixture
+def first(trained: Path, home: Path, space: SearchSpace, dataset: Dataset) -> Supernet:
+    """The short supernet, trained by another."""
+    shutil.copytree(trained, home)
+    found = supernet(dataset, space)
+    found.prepare(QUIET)
+    assert not found.setup_here
     return found
 
 
@@ -168,7 +189,7 @@ def test_batch_norm_is_measured_over_the_images_given(space: SearchSpace, datase
 
 
 def test_it_keeps_the_contract_and_its_networks_learnt(space: SearchSpace, dataset: Dataset) -> None:
-    estimator = supernet(dataset, space, epochs=25, train_images=256)
+    estimator = supernet(dataset, space, epochs=12, train_images=256)
     assert isinstance(estimator, Prepares)
     assert estimator.setup_seconds == 0
     estimator.prepare(QUIET)
@@ -220,9 +241,7 @@ def test_an_interruption_changes_no_bit(space: SearchSpace, dataset: Dataset, tm
     assert all(torch.equal(tensor, other.average[name]) for name, tensor in one.average.items())
 
 
-def test_a_training_may_begin_with_its_weights(space: SearchSpace, dataset: Dataset) -> None:
-    first = supernet(dataset, space)
-    first.prepare(QUIET)
+def test_a_training_may_begin_with_its_weights(space: SearchSpace, dataset: Dataset, first: Supernet) -> None:
     largest, path = space.decode(extreme(space, {}, max)), first.folder / CHECKPOINT
     network = build(largest)
     assert load_inherited(network, largest, path)
@@ -252,18 +271,14 @@ def test_cost_is_stated_before_it_starts(space: SearchSpace, dataset: Dataset, c
 @pytest.mark.parametrize(("other", "word"), [
     ({"seed": 1}, "training was"), ({"train_images": 64}, "train_images was 96, is 64"),
 ])
-def test_a_checkpoint_of_another_training_is_refused(space: SearchSpace, dataset: Dataset, other: dict[str, Any],
-                                                     word: str) -> None:
-    first = supernet(dataset, space)
-    first.prepare(QUIET)
+def test_a_checkpoint_of_another_training_is_refused(space: SearchSpace, dataset: Dataset, first: Supernet,
+                                                     other: dict[str, Any], word: str) -> None:
     with pytest.raises(StudyError, match=word):
         supernet(dataset, space, path=str(first.folder), **other).prepare(QUIET)
 
 
-def test_a_checkpoint_of_another_space_or_image_size_is_refused(space: SearchSpace, dataset: Dataset, tmp_path: Path
-                                                                ) -> None:
-    first = supernet(dataset, space)
-    first.prepare(QUIET)
+def test_a_checkpoint_of_another_space_or_image_size_is_refused(space: SearchSpace, dataset: Dataset, first: Supernet,
+                                                                tmp_path: Path) -> None:
     text = SPACE.replace("repeats: [1, 3]", "repeats: [1, 2]")
     other = SearchSpace.load(write(tmp_path, text), channels=1, classes=4)
     with pytest.raises(StudyError, match="space was small"):
@@ -272,9 +287,8 @@ def test_a_checkpoint_of_another_space_or_image_size_is_refused(space: SearchSpa
         supernet(dataset, space, path=str(first.folder), image_size=8).prepare(QUIET)
 
 
-def test_a_torn_or_missing_checkpoint_is_one_line(space: SearchSpace, dataset: Dataset, tmp_path: Path) -> None:
-    first = supernet(dataset, space)
-    first.prepare(QUIET)
+def test_a_torn_or_missing_checkpoint_is_one_line(space: SearchSpace, dataset: Dataset, first: Supernet,
+                                                  tmp_path: Path) -> None:
     path = first.folder / CHECKPOINT
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(StudyError, match="torn or no checkpoint"):
