@@ -200,7 +200,7 @@ def test_progress_hears_every_trial(tmp_path: Path) -> None:
 def test_the_reward_objective_has_one_direction(tmp_path: Path) -> None:
     single = Objective(1.4, "reward", "hard")
     study = opened(tmp_path, "tpe", objective=single)
-    searched(study, 15, objective=single)
+    searched(study, 6, objective=single)
     assert [direction.name for direction in study.directions] == ["MAXIMIZE"]
     best = max(by_outcome(study, "evaluated"), key=lambda row: row["reward"])
     assert study.best_trial.number == best["number"]
