@@ -100,7 +100,7 @@ def test_a_pipe_that_breaks_inside_the_work_is_no_success(capsys):
 
 @pytest.mark.parametrize(("command", "overrides", "named"), [
     ("search", [TARGET, "+bogus=1"], "bogus"), ("search", [TARGET, "++bogus.inner=1"], "bogus"),
-    ("verify", ["run=x", "+target=ort_int8"], "target"), ("verify", ["run=x", "target=ort_int8"], "target")])
+    ("report", ["run=x", "+target=ort_int8"], "target"), ("report", ["run=x", "target=ort_int8"], "target")])
 def test_an_option_that_the_command_would_ignore_is_refused(command, overrides, named):
     with pytest.raises(ConfigError, match=f"no option of {command} is called '{named}'"):
         compose(command, overrides, command == "search")
