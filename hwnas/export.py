@@ -14,8 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from hwnas.errors import ConfigError, StudyError, UserError
-from hwnas.system.run_folder import RunFolder
-from hwnas.system.work_folder import NAME
+from hwnas.system.run_folder import NAME, RunFolder
 
 if TYPE_CHECKING:
     from hwnas.cli.options import Config

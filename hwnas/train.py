@@ -51,7 +51,7 @@ def main(config: Config, console: Console) -> None:
 @contextlib.contextmanager
 def _hold_lock(folder: Path, ranks: Ranks, console: Console) -> Iterator[None]:
     """Hold the folder's lock, so that it has one training at a time. The first process holds it for all."""
-    from hwnas.system.work_folder import WorkFolder
+    from hwnas.system.run_folder import WorkFolder
 
     if not ranks.first:
         yield

@@ -18,7 +18,7 @@ from hwnas.space.search_space import SearchSpace
 from hwnas.stats import Z90, binomial_std
 from hwnas.system.libraries import release_memory
 from hwnas.system.paths import home
-from hwnas.system.work_folder import WorkFolder
+from hwnas.system.run_folder import WorkFolder
 from hwnas.training.loop import predict, seeded
 from hwnas.training.recipe import Recipe, all_recipe
 from hwnas.training.supernet import SUPERNET, Bank, SupernetJob, SupernetOptions, bank_in, inherit, train

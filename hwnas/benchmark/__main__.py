@@ -18,7 +18,7 @@ from hwnas.cli.progress import Console, Report, show
 from hwnas.errors import ConfigError, HwnasError, MeasurementInvalid, ModelError
 from hwnas.networks.baselines import TIMM
 from hwnas.runtimes.foreign import check_path
-from hwnas.system.work_folder import check_replaceable
+from hwnas.system.run_folder import check_replaceable
 from hwnas.target import Target
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from hwnas.cli.options import Config, option, read_command, section
 from hwnas.cli.progress import Console
 from hwnas.errors import WorkerError
 from hwnas.latency.deployment import CalibrationOptions
-from hwnas.system.work_folder import WorkFolder
+from hwnas.system.run_folder import WorkFolder
 from hwnas.target import Target, usable_cores
 
 if TYPE_CHECKING:

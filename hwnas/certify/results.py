@@ -60,8 +60,8 @@ from hwnas.stats import (
 )
 from hwnas.system.documents import Document
 from hwnas.system.paths import write_atomic
+from hwnas.system.run_folder import WorkFolder
 from hwnas.system.tables import finite, table_csv
-from hwnas.system.work_folder import WorkFolder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -30,7 +30,7 @@ from hwnas.space.search_space import spread as spread_rows
 from hwnas.system.documents import Document, check_identity
 from hwnas.system.paths import write_atomic
 from hwnas.system.processes import crew, ended_by_signals, exit_code
-from hwnas.system.work_folder import WorkFolder
+from hwnas.system.run_folder import WorkFolder
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

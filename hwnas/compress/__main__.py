@@ -24,7 +24,7 @@ def main(config: Config, console: Console) -> None:
     from hwnas.compress.compression import printed, sentence, taken, timed, write_results
     from hwnas.compress.job import check_folder, make_job
     from hwnas.compress.steps import Scorer, Steps
-    from hwnas.system.work_folder import WorkFolder
+    from hwnas.system.run_folder import WorkFolder
 
     job = make_job(config, console)
     with WorkFolder(job.folder.path, "compress").hold("compress", console.say):

@@ -20,8 +20,7 @@ from hwnas.networks.origin import told_of
 from hwnas.runtimes.foreign import check_path
 from hwnas.system.documents import check_identity, content_of, load_json, read_json
 from hwnas.system.paths import write_atomic
-from hwnas.system.run_folder import Manifest, ModelFolder
-from hwnas.system.work_folder import WorkFolder
+from hwnas.system.run_folder import Manifest, ModelFolder, WorkFolder
 from hwnas.target import Target
 
 if TYPE_CHECKING:

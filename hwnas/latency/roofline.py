@@ -24,7 +24,7 @@ from hwnas.space.blocks.block import KINDS, BlockSpec
 from hwnas.stats import Z90
 from hwnas.system.documents import Document
 from hwnas.system.paths import write_atomic
-from hwnas.system.work_folder import check_replaceable
+from hwnas.system.run_folder import check_replaceable
 from hwnas.target import Target
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from hwnas.latency.table import LatencyTable, Measurement, Protocol
 from hwnas.space.architecture import Architecture
 from hwnas.system.documents import WRONG, Document, load_json
 from hwnas.system.paths import write_atomic
-from hwnas.system.work_folder import check_replaceable
+from hwnas.system.run_folder import check_replaceable
 
 if TYPE_CHECKING:
     from hwnas.latency.model import LatencyModel, Predictions

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hwnas.system.documents import Document
-from hwnas.system.work_folder import kind_of
+from hwnas.system.run_folder import kind_of
 
 SUMMARY = Document("hwnas-training", 1, "the summary of a training", "Remove it to write it again, or choose another "
                    "out=FOLDER.")

@@ -377,7 +377,7 @@ def prepare(plan: Plan, run: RunFolder, console: Console) -> Prepared:
     with storage_errors(url):
         study.set_user_attr("setup_seconds", setup_s)  # part of what the search cost
     if plan.reuse is not None:
-        from hwnas.search.reuse import reuse_trials
+        from hwnas.search.trial import reuse_trials
 
         n = reuse_trials(study, plan.reuse, plan.space, model.predict, options)
         console.note(f"reused: the accuracies of {n} networks of {plan.reuse}")
@@ -447,8 +447,7 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     nothing is verified: the rows keep their predictions, and `python -m hwnas.verify run=DIR` on that host completes
     them. Finalists are networks `of` this kind.
     """
-    from hwnas.front.controls import draw_controls
-    from hwnas.front.finalists import doubts, finalists_of
+    from hwnas.front.finalists import doubts, draw_controls, finalists_of
     from hwnas.front.join import joined_rows
     from hwnas.front.make import Making, fault_of
     from hwnas.front.rows import FrontRow

@@ -35,9 +35,8 @@ from hwnas.space.architecture import Architecture
 from hwnas.stats import wilson
 from hwnas.system.documents import check_identity, content_of, load_json, read_json, yaml_text
 from hwnas.system.paths import write_atomic
-from hwnas.system.run_folder import Manifest, ModelFolder, RunFolder
+from hwnas.system.run_folder import Manifest, ModelFolder, RunFolder, WorkFolder
 from hwnas.system.tables import finite, table_csv
-from hwnas.system.work_folder import WorkFolder
 from hwnas.target import Host, usable_cores
 from hwnas.training.batches import Batches, reseed
 from hwnas.training.loop import Training, lay_out, plain, predict, seeded

@@ -39,8 +39,7 @@ from hwnas.data.dataset import Dataset
 from hwnas.errors import ConfigError, TrainingError, UnknownName
 from hwnas.samplers.informed import STOPPED_STD, _top1
 from hwnas.search.__main__ import main as search
-from hwnas.search.reuse import reuse_trials
-from hwnas.search.trial import SearchOptions
+from hwnas.search.trial import SearchOptions, reuse_trials
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
 from hwnas.stats import binomial_std

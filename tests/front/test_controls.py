@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from front_fixtures import make_row
 
-from hwnas.front.controls import WITHIN, draw_controls
+from hwnas.front.finalists import WITHIN, draw_controls
 from hwnas.front.rows import FrontRow, mark_front
 from hwnas.latency.model import Predictions
 from hwnas.space.search_space import SearchSpace

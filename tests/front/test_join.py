@@ -35,8 +35,7 @@ from hwnas.front.score import Timing
 from hwnas.front.verification import Facts
 from hwnas.latency import timing
 from hwnas.networks.origin import COMPRESSION, SUMMARY
-from hwnas.system.run_folder import Manifest, ModelFolder, RunFolder
-from hwnas.system.work_folder import WorkFolder
+from hwnas.system.run_folder import Manifest, ModelFolder, RunFolder, WorkFolder
 from hwnas.target import Host
 
 ID = tiny_network().id

@@ -12,8 +12,7 @@ from race_fixtures import SPACE, check_race, named, opened, predict, race, searc
 from study_fixtures import IDENTITY, OBJECTIVE, url
 
 from hwnas.errors import StudyError
-from hwnas.search.reuse import reuse_trials
-from hwnas.search.trial import SearchOptions
+from hwnas.search.trial import SearchOptions, reuse_trials
 from hwnas.study.objective import Objective
 from hwnas.study.record import EVALUATED, LOST, REUSED, known, outcome
 from hwnas.study.study import load_study, release_lost, storage_of

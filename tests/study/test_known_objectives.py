@@ -37,8 +37,7 @@ from hwnas.samplers.coding import Coding, Settings
 from hwnas.samplers.informed import Context
 from hwnas.samplers.loading import View, load_sampler
 from hwnas.search.__main__ import main
-from hwnas.search.reuse import reuse_trials
-from hwnas.search.trial import SearchOptions
+from hwnas.search.trial import SearchOptions, reuse_trials
 from hwnas.space.search_space import SearchSpace
 from hwnas.study.objective import COSTS, MOST_KNOWN, Objective, Terms, check_known, file_bytes, read_objective
 from hwnas.study.record import front_rows, trial_rows

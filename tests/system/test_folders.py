@@ -20,8 +20,7 @@ from hwnas.cli.progress import Console
 from hwnas.compress.__main__ import main as compress
 from hwnas.errors import StudyError, UserError
 from hwnas.search.__main__ import main as search
-from hwnas.system.run_folder import RunFolder
-from hwnas.system.work_folder import NAME, WorkFolder, check_replaceable, kind_of
+from hwnas.system.run_folder import NAME, RunFolder, WorkFolder, check_replaceable, kind_of
 from hwnas.train import main as train
 from hwnas.training.job import SUMMARY
 from hwnas.training.loop import Checkpoint
@@ -202,19 +201,19 @@ def test_a_part_of_the_work_lies_in_its_folder(tmp_path: Path) -> None:
 
 def test_of_two_commands_that_begin_at_once_the_first_gets_the_folder(tmp_path: Path,
                                                                       monkeypatch: pytest.MonkeyPatch) -> None:
-    from hwnas.system import work_folder
+    from hwnas.system import run_folder
 
-    others = work_folder._others
+    others = run_folder._others
 
     def meanwhile(path: Path) -> list[str]:
-        monkeypatch.setattr(work_folder, "_others", others)
+        monkeypatch.setattr(run_folder, "_others", others)
         WorkFolder(path, "train").take_up()
         fill(path, {"log.csv": "1"})
         return others(path)
 
-    monkeypatch.setattr(work_folder, "_others", meanwhile)
+    monkeypatch.setattr(run_folder, "_others", meanwhile)
     assert WorkFolder(tmp_path / "out", "train").take_up().path == tmp_path / "out"
-    monkeypatch.setattr(work_folder, "_others", meanwhile)
+    monkeypatch.setattr(run_folder, "_others", meanwhile)
     with pytest.raises(StudyError, match=r"hwnas\.train"):
         WorkFolder(tmp_path / "other", "search").take_up()
 
