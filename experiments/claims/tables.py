@@ -105,6 +105,27 @@ def claims() -> list[Claim]:
         *(Claim(sentence) for data in ("fashion_mnist", "eurosat") for sentence in _statements(data))]
 
 
+def _int8_lost(runtime: str) -> Rows:
+    """By network: fp32's top-1, then the points lost by each way that the runtime ran: per cent."""
+    rows: dict[str, list[float | None]] = {}
+    for row in _int8(runtime):
+        fp32 = rows.setdefault(row["network"], [100 * float(row["top1"])])[0]
+        if row["way"] != "fp32" and fp32 is not None:
+            rows[row["network"]].append(fp32 - 100 * float(row["top1"]))
+    return {**rows}
+
+
+def _int8_latency(runtime: str) -> Rows:
+    rows: dict[str, list[float | None]] = {}
+    for row in _int8(runtime):
+        rows.setdefault(row["network"], []).append(float(row["latency_ms"]))
+    return {**rows}
+
+
+def _int8(runtime: str) -> list[dict[str, str]]:
+    return [row for row in lines("int8_ranges/results.csv") if row["runtime"] == runtime and row["top1"]]
+
+
 def _validation(host: str) -> Rows:
     rows: Rows = {}
     for of, path in _reports(host):
