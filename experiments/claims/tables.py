@@ -20,6 +20,7 @@ from hwnas.stats import kendall_tau, spearman
 Rows = dict[str, Figures]
 EPYC, XEON = "amd-epyc-f26m2s1-2c", "intel-xeon-f6m167s1-2c"
 PICKS = "contest/results/fashion_mnist/picks.json"
+INT8_RUNTIMES = ("openvino",)
 MARKS = (25, 50, 100, 200, 250, 400)
 EARLY = MARKS[:3]
 SAMPLERS = {"hwnas": "hwnas", "TPE": "tpe", "TPE, multivariate": "tpe_multivariate", "NSGA-II (20)": "nsga2_small",
@@ -50,6 +51,9 @@ def tables() -> list[Table]:
         Table("| without | after 25", partial(_ablation, "noise"), 2),
         Table("| | networks | within 5 / 10 %", _macro), Table("| | to the other's final", _searches),
         Table("| | at 24 |", _workers), Table("| table, sampler, networks |", _believed),
+        *(table for runtime in INT8_RUNTIMES for table in (
+            Table(f"| top-1 lost, {runtime} |", partial(_int8_lost, runtime)),
+            Table(f"| ms, {runtime} |", partial(_int8_latency, runtime)))),
         Table("| estimator |", _certificates), Table("| network | ms |", _controls),
         *(Table("| network | stem |", partial(_deployed, data), nth, keys=2)
           for nth, data in enumerate(("fashion_mnist", "eurosat")))]
