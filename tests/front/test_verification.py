@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import resource
+import shutil
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import onnx
@@ -63,7 +65,27 @@ def clock(monkeypatch) -> dict[str, float]:
 
 @pytest.fixture
 def run(tmp_path) -> RunFolder:
-    run = RunFolder.create(tmp_path / "run")
+    return begun(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """A run folder with a verified finalist, to be copied."""
+    run = begun(tmp_path_factory.mktemp("whole"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scoring, "measure", lambda calls, *args, **options: {name: measured(0.2) for name in calls})
+        finish(run, [tiny_finalist()], tiny_making(), facts())
+    return run.path
+
+
+@pytest.fixture
+def finished(whole: Path, tmp_path) -> RunFolder:
+    return RunFolder.open(shutil.copytree(whole, tmp_path / "run"))
+
+
+def begun(folder: Path) -> RunFolder:
+    """A search before its finalists are made."""
+    run = RunFolder.create(folder / "run")
     run.write_config({"seed": 0, "dataset": {"name": "sides", "root": None}})
     run.write_trials([{"number": 0, "state": "COMPLETE", "outcome": "evaluated", "id": tiny_finalist().id,
                        "top1_proxy": 0.8, "latency_ms_predicted": 0.1}])
@@ -93,8 +115,8 @@ def test_run_is_verified_and_every_file_is_there(run: RunFolder, clock) -> None:
         assert HERE in folder.card.read_text()
 
 
-def test_answers_and_samples_are_kept(run: RunFolder, clock) -> None:
-    (row,) = finish(run, [tiny_finalist()], tiny_making(), facts())
+def test_answers_and_samples_are_kept(finished: RunFolder) -> None:
+    run, (row,) = finished, load_front(finished)
     answers = run.read_predictions()
     assert (answers[row.id] == answers["labels"]).mean() == row.top1_test
     samples = json.loads(run.measurements.read_text())
@@ -197,9 +219,10 @@ def test_search_for_another_host_is_completed_over_there(run: RunFolder, clock, 
     assert f"scored and timed on {HERE}" in run.report.read_text()
 
 
-def test_verify_refuses_other_data_and_resolves_nothing_of_the_folder(run: RunFolder, clock, monkeypatch) -> None:
-    finish(run, [tiny_finalist()], tiny_making(), facts())
+def test_verify_refuses_other_data_and_resolves_nothing_of_the_folder(finished: RunFolder, clock, monkeypatch) -> None:
     import dataclasses
+
+    run = finished
 
     monkeypatch.setattr("hwnas.data.loading.load_dataset",
                         lambda *args: dataclasses.replace(tiny_dataset(), fingerprint="other"))
@@ -228,10 +251,10 @@ def test_verify_asks_for_a_finished_search(run: RunFolder) -> None:
 
 
 @pytest.mark.parametrize("name", ["model_int8.onnx", "weights.safetensors", "architecture.yaml"])
-def test_verify_does_not_publish_a_damaged_file(run: RunFolder, clock, monkeypatch, name: str) -> None:
+def test_verify_does_not_publish_a_damaged_file(finished: RunFolder, clock, monkeypatch, name: str) -> None:
+    run = finished
     monkeypatch.setattr("hwnas.data.loading.load_dataset", lambda *args: tiny_dataset())
     monkeypatch.setattr(verification, "probe_model", lambda *args, **options: pytest.fail("opened"))
-    finish(run, [tiny_finalist()], tiny_making(), facts())
     path = run.model(tiny_finalist().id).path / name
     path.write_bytes(path.read_bytes() + b" ")
     with pytest.raises(Unfinished, match=f"{name} is not the file that was made: "):
