@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from hwnas.training.recipe import Recipe
 
 CALIBRATION = 0.15  # of the minutes, at most
-TRIALS = 0.45  # of what is left after preparing
+TRIALS = 0.4  # of what is left after preparing
 EARLY_BY = 1 / 3  # of the minutes: when a first front is there
 EARLY_LEAST, EARLY_MOST = 0.06, 0.25  # of what is left, for the first front
-TIMING = 0.12  # of the minutes, at least LEAST_TIMING_S
+TIMING = 0.08  # of the minutes, at least LEAST_TIMING_S
 FEWEST_STEPS = 40  # of a finalist's training: with fewer, networks answer little better than chance
 LEAST_TIMING_S, LEAST_TRIALS_S = 10.0, 10.0
 ENDING_S = 10.0  # pictures, cards and the report; and Python's start, which was before the clock's
@@ -102,15 +102,19 @@ class Pace:
 
 
 def pace_of(network: Network, making: Making) -> Pace:
-    """Make a network's files for real, with a few steps of training, and see what takes how long."""
+    """Make a network's files for real, with a few steps of training, and see what takes how long.
+
+    Twice: the first time reads libraries, which each process does once (STARTING_S).
+    """
     from hwnas.front.make import make
     from hwnas.front.score import fp32_top1
     from hwnas.system.run_folder import ModelFolder
 
-    clock, heard = Clock.start(0.0), _Stamps()
-    with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
-        make(network, ModelFolder(Path(folder)), _short(making), heard)
-        fp32_top1(ModelFolder(Path(folder)).onnx, making.dataset.at_size(network.shape.image_size))
+    for _ in range(2):
+        clock, heard = Clock.start(0.0), _Stamps()
+        with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
+            make(network, ModelFolder(Path(folder)), _short(making), heard)
+            fp32_top1(ModelFolder(Path(folder)).onnx, making.dataset.at_size(network.shape.image_size))
     return Pace({network.id: heard.step_s}, clock.spent_s - _PROBED * heard.step_s)
 
 
@@ -174,31 +178,38 @@ def timing_seconds(clock: Clock, n: int) -> float:
     return max(LEAST_TIMING_S, clock.left_s - n * COMPILING_S - ENDING_S)
 
 
-def fitted(rows: Sequence[FrontRow], clock: Clock, pace: Pace, workers: int, most_steps: int,
+def fitted(rows: Sequence[FrontRow], clock: Clock, pace: Pace, workers: int, steps: tuple[int, int],
            say: Callable[[str], None]) -> tuple[list[FrontRow], int]:
     """The rows that there is time for, and the steps of each network's training.
 
-    Controls are left out first, then baselines, then finalists down to two; `say` hears of it.
+    `steps`: those of full training, and the most that are given. Where the first do not fit, all controls but one and
+    all baselines but one are left out, the dearest first; where FEWEST_STEPS do not fit, the others, and finalists down
+    to two. `say` hears of it.
     """
     kept = list(rows)
     timing_s = max(LEAST_TIMING_S, TIMING * 60 * clock.minutes)
     while True:
         networks = [row.network for row in kept if row.network is not None]
         seconds = clock.left_s - timing_s - len(kept) * COMPILING_S - ENDING_S
-        steps = pace.most_steps(networks, seconds, workers, most_steps)
-        dropped = _least_wanted(kept)
-        if steps >= FEWEST_STEPS or dropped is None:
+        fit = pace.most_steps(networks, seconds, workers, steps[1])
+        dropped = _least_wanted(kept, pace, fit < FEWEST_STEPS)
+        if fit >= steps[0] or dropped is None:
             break
         kept.remove(dropped)
     if len(kept) < len(rows):
         gone = [row.id for row in rows if row not in kept]
         say(f"no time for {len(gone)} of {len(rows)} networks: {', '.join(gone)} are left out.")
-    return kept, max(steps, FEWEST_STEPS)
+    return kept, max(fit, FEWEST_STEPS)
 
 
-def _least_wanted(rows: Sequence[FrontRow]) -> FrontRow | None:
-    """The row to leave out next; None where two finalists are all that is left."""
-    for group in ([row for row in rows if row.is_control], [row for row in rows if row.is_baseline]):
-        if group:
-            return group[-1]
-    return rows[len(rows) // 2] if len(rows) > 2 else None
+def _least_wanted(rows: Sequence[FrontRow], pace: Pace, few_steps: bool) -> FrontRow | None:
+    """The row to leave out next: the dearest of all controls and baselines but one each; where there are `few_steps`
+    then, these too, and finalists down to two. None where there is no other."""
+    beside = [row for row in rows if row.is_control], [row for row in rows if row.is_baseline]
+    spare = [row for group in beside if len(group) > 1 for row in group]
+    if spare:
+        return max(spare, key=lambda row: 0.0 if row.network is None else pace.step_s[row.network.id])
+    if not few_steps:
+        return None
+    last = next((group[-1] for group in beside if group), None)
+    return last or (rows[len(rows) // 2] if len(rows) > 2 else None)

@@ -522,8 +522,8 @@ def _in_time(prepared: Prepared, rows: Sequence[FrontRow], making: Making, conso
     assert clock is not None
     assert pace is not None
     pace = pace.with_networks([row.network for row in rows if row.network is not None], making)
-    most = MOST_TIMES * making.recipe.steps_for(len(making.dataset.train))
-    kept, steps = fitted(rows, clock, pace, plan.workers, most, console.say)
+    full = making.recipe.steps_for(len(making.dataset.train))
+    kept, steps = fitted(rows, clock, pace, plan.workers, (full, MOST_TIMES * full), console.say)
     console.note(f"{clock.left_s / 60:.1f} min are left: {len(kept)} networks are trained for {steps} steps each")
     return kept, replace(making, recipe=with_steps(making.recipe, steps))
 

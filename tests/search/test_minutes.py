@@ -96,17 +96,30 @@ def rows(finalists: int, controls: int, baselines: int) -> list[Any]:
 
 
 @pytest.mark.parametrize(("left_s", "kept"), [
-    (3600.0, ["f0", "f1", "f2", "f3", "c0", "b0"]), (165.0, ["f0", "f1", "f2", "f3", "b0"]),
-    (120.0, ["f0", "f1", "f3"]), (1.0, ["f0", "f3"])])
+    (3600.0, ["f0", "f1", "f2", "f3", "c0", "b0"]), (160.0, ["f0", "f1", "f2", "f3", "b0"]),
+    (112.0, ["f0", "f1", "f3"]), (1.0, ["f0", "f3"])])
 def test_controls_go_first_then_baselines_and_two_finalists_stay(left_s: float, kept: list[str], clock: Time) -> None:
     watch, said = Clock.start(1.0 + left_s / 60), []
     clock.now += 60
-    chosen, steps = fitted(rows(4, 1, 1), watch, PACE, 1, 400, said.append)
+    chosen, steps = fitted(rows(4, 1, 1), watch, PACE, 1, (FEWEST_STEPS, 400), said.append)
     assert [row.id for row in chosen] == kept
     assert steps >= FEWEST_STEPS
     assert steps == 400 or left_s < 3600
     assert bool(said) == (len(kept) < 6)
     assert all("left out" in line for line in said)
+
+
+def test_finalists_are_trained_in_full_before_more_than_one_control_and_baseline_are(clock: Time) -> None:
+    wanted = rows(2, 2, 3)
+    wanted[-2].network = SimpleNamespace(id="dear")
+    pace = Pace({**PACE.step_s, "dear": 4.0}, 1.0)
+    chosen, steps = fitted(wanted, Clock.start(4.5), pace, 1, (160, 1600), lambda line: None)
+    assert [row.id for row in chosen] == ["f0", "f1", "c1", "b2"]
+    assert FEWEST_STEPS <= steps < 160
+    assert pace.step_s["dear"] * FEWEST_STEPS > 100
+    everything, steps = fitted(wanted, Clock.start(60.0), pace, 1, (160, 1600), lambda line: None)
+    assert len(everything) == 7
+    assert steps >= 160
 
 
 def test_too_few_minutes_name_those_that_suffice(clock: Time) -> None:
