@@ -64,7 +64,7 @@ def _draw_fronts(axes: Any, runs: Sequence[SearchRun], names: Sequence[str]) -> 
     _limits(axes, lines)
     axes.legend(loc="lower right", frameon=True, framealpha=0.92, edgecolor="none", fontsize=8.5, title_fontsize=7.5,
                 title="bars: 95 % of top-1, 90 % of latency; hollow: dominated in its own search", alignment="left")
-    place_labels(axes, [(*_at(row), describe(row, short=True) if row.is_baseline else "", BASELINE) for row in shown],
+    place_labels(axes, [(*_at(row), describe(row) if row.is_baseline else "", BASELINE) for row in shown],
                  lines=lines)
 
 

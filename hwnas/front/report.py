@@ -131,18 +131,20 @@ class ReportData:
 
 
 def report_data(rows: Sequence[FrontRow], trials: Sequence[Mapping[str, Any]],
-                comparisons: Sequence[Mapping[str, Any]], environment: Mapping[str, Any], config_yaml: str
-                ) -> ReportData:
-    """The content of a run's page. A password in `config_yaml` (storage=) is hidden."""
+                comparisons: Sequence[Mapping[str, Any]], environment: Mapping[str, Any], config_yaml: str,
+                run: RunFolder) -> ReportData:
+    """The content of a run's page; the answers are those that its folder holds. A password in `config_yaml` (storage=)
+    is hidden."""
+    names = (environment.get("dataset") or {}).get("class_names") or ()
     return ReportData(plot_info(environment), rows, trials, comparisons, environment,
-                      config_yaml=hidden(config_yaml, whole=True))
+                      config_yaml=hidden(config_yaml, whole=True), classes=classes_of(run, rows, names))
 
 
 def read_report(run: RunFolder) -> ReportData:
     """The content of the page, read from a finished run's files; StudyError when the search is not finished."""
     config = run.config_text() if run.config.is_file() else ""
     return report_data(load_front(run), run.read_trials(), run.read_comparisons(),
-                       run.find_environment(), config)
+                       run.find_environment(), config, run)
 
 
 def write_report(run: RunFolder, data: ReportData) -> None:
@@ -151,8 +153,7 @@ def write_report(run: RunFolder, data: ReportData) -> None:
     svg = figure_bytes(figure, "svg")
     write_atomic(run.front_png, figure_bytes(figure, "png"))
     write_atomic(run.front_svg, svg)
-    names = (data.environment.get("dataset") or {}).get("class_names") or ()
-    write_atomic(run.report, report_html(replace(data, svg=svg.decode(), classes=classes_of(run, data.rows, names))))
+    write_atomic(run.report, report_html(replace(data, svg=svg.decode())))
 
 
 def plot_info(environment: Mapping[str, Any]) -> PlotInfo:
@@ -357,7 +358,7 @@ MOST_CLASSES = 12  # whose confusions are shown as a matrix
 def classes_of(run: RunFolder, rows: Sequence[FrontRow], names: Sequence[str]) -> Classes | None:
     """What the most accurate network of the front answered, class by class; None where no answers are kept."""
     front = [row for row in rows if row.on_front and row.verified]
-    if not front or not names or not run.predictions.is_file():
+    if not front or not names or not run.predictions.exists():
         return None
     best = max(front, key=lambda row: row.top1_test or 0.0)
     answers = run.read_predictions()

@@ -166,7 +166,7 @@ def write_results(run: RunFolder, results: Results, making: Making, trials: Sequ
             quantised = manifest.quantisation.get("text", "") if manifest else ""
             write_atomic(folder.card, _card(row, row.network.shape.image_size, making, environment, quantised))
     save_front(run, results.rows)
-    write_report(run, report_data(results.rows, trials, comparisons, environment, config_yaml))
+    write_report(run, report_data(results.rows, trials, comparisons, environment, config_yaml, run))
 
 
 def _card(row: FrontRow, image_size: int, making: Making, environment: Mapping[str, Any],

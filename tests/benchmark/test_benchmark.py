@@ -94,7 +94,7 @@ def found(*latency: tuple[int, dict[str, Any]], load: tuple[Any, ...] = (), quie
     execution = {"precision": "int8", "precisions": {"int8": 9, "fp32": 1}, "int8_share": 0.9, "fallback_share": 0.05}
     raw = {"input": {"name": "x", "image": [3, 16, 16]}, "overhead_us": 0.2, "protocol": Protocol().to_dict(),
            "latency": [{"batch": batch, "execution": execution, "measurement": one} for batch, one in latency],
-           "load": list(harness)}
+           "load": list(load)}
     return Benchmark.of(raw, model="m.onnx", target=OPENVINO, host=Host.detect(), runtime="openvino 1", seed=3,
                         made_up=False, stored_quiet_ms=quiet_ms)
 
@@ -136,9 +136,9 @@ def test_an_invalid_run_gives_no_number(tmp_path: Path) -> None:
 
 
 def test_load_is_printed_with_its_interval(tmp_path: Path) -> None:
-    harness = {"batch": 1, "streams": 2, "threads_each": 1, "images_per_s_windows": [100.0, 101.0, 99.0, 100.0, 100.0],
+    load = {"batch": 1, "streams": 2, "threads_each": 1, "images_per_s_windows": [100.0, 101.0, 99.0, 100.0, 100.0],
             "windows": measured(20.0, 5, 50)}
-    one = found((1, measured(0.5, 8, 10)), load=(harness,))
+    one = found((1, measured(0.5, 8, 10)), load=(load,))
     text = "\n".join(lines(one))
     assert "2 requests, batch 1: 2 instances of the network with 1 thread each" in text
     assert "throughput     100 images/s, 90 % interval" in text

@@ -482,7 +482,7 @@ def test_a_damaged_step_is_taken_again_and_a_damaged_network_is_refused(trained:
     shutil.copytree(trained, model)
     assert command(model, out, "max_drop=3") == 0
     made = (out / "model_int8.onnx").read_bytes()
-    assert list(json.loads((out / "manifest.json").read_text())["files"]) == ["model_int8.onnx"]
+    assert "model_int8.onnx" in json.loads((out / "manifest.json").read_text())["files"]
     capsys.readouterr()
     spoil(out / "steps" / "mse.onnx")
     spoil(out / "model_int8.onnx")

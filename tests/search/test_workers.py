@@ -134,7 +134,7 @@ def test_a_password_goes_to_the_workers_and_nowhere_else(
 
 def report_only(prepared: road.Prepared, trials: list[dict[str, object]], console: object
                 ) -> tuple[list[object], list[object]]:
-    write_report(prepared.run, report_data([], trials, [], {}, prepared.plan.yaml))
+    write_report(prepared.run, report_data([], trials, [], {}, prepared.plan.yaml, prepared.run))
     return [], []
 
 

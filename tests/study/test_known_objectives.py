@@ -316,8 +316,8 @@ def test_the_picture_shows_the_third_objective() -> None:
     axes = front_figure(some_rows(), [], INFO).axes[0]
     entries = [item.get_text() for item in axes.get_legend().get_texts()]
     assert {"file size 0.06 MB", "file size 0.9 MB"} <= set(entries)
-    texts = {item.get_text().removeprefix(f"{letter} ") for item in axes.texts for letter in "ABCD"}
-    assert {"quick · 0.31 MB", "good · 0.4 MB"} <= texts
+    texts = [item.get_text() for item in axes.texts]
+    assert all(any(text.endswith(wanted) for text in texts) for wanted in ("quick · 0.31 MB", "good · 0.4 MB"))
     sizes = {round(line.get_xdata()[0], 6): line.get_markersize() for line in axes.lines
              if len(line.get_xdata()) == 1 and line.get_marker() in "oD"}
     assert sizes[0.1] < sizes[0.3] < sizes[0.4]
