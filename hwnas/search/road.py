@@ -307,7 +307,7 @@ def _trials_s(prepared: Prepared) -> float:
 
 
 def _early_front(prepared: Prepared, console: Console) -> bool:
-    """Make a verified front of two of the first networks, trained for a moment, for whoever stops before the end.
+    """Make a verified front of one or two of the first networks, trained for a moment, for who stops before the end.
 
     Its networks have folders of their own, so that it stays whole until the last front takes its place. Returns whether
     there is time for another.
@@ -318,18 +318,21 @@ def _early_front(prepared: Prepared, console: Console) -> bool:
     plan, clock, pace = prepared.plan, prepared.clock, prepared.pace
     assert clock is not None
     assert pace is not None
-    parts = early_seconds(clock, pace, [FoundNetwork(plan.space.reference)] * min(2, plan.options.finalists.k))
+    n, reference = min(2, plan.options.finalists.k), FoundNetwork(plan.space.reference)
+    parts = early_seconds(clock, pace, [reference] * n)
+    if parts is None:
+        n, parts = 1, early_seconds(clock, pace, [reference])
     if parts is None:
         console.note("no first front on the way: it would take more than a quarter of the time that is left")
         return True
     trials_s, front_s = parts
-    console.note(f"a first front of two networks comes first: {trials_s:.0f} s of trials, then about {front_s:.0f} s")
+    console.note(f"a first front of {n} network{'s' * (n > 1)} comes first: {trials_s:.0f} s of trials, then about "
+                 f"{front_s:.0f} s")
     _set_end(prepared.study, time.time() + trials_s)
     searched(prepared, console)
     with prepared.run.hold("verify", wait=False) as held, prepared.run.hold("results", console.say):
         if held and usable_trials(trials := _estimated(prepared, trial_rows(prepared.study))):
-            asked = replace(plan.options, finalists=replace(plan.options.finalists, k=min(2, plan.options.finalists.k)),
-                            controls=0)
+            asked = replace(plan.options, finalists=replace(plan.options.finalists, k=n), controls=0)
             part = replace(plan, options=asked, baselines=(), workers=1)
             prepared.run.write_trials(trials)
             verified(replace(prepared, plan=part, clock=clock.until(front_s)), trials, console, EarlyNetwork)
