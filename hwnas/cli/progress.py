@@ -45,7 +45,7 @@ class Console:
     def say(self, text: str) -> None:
         """One line, also when quiet: results and warnings. The work goes on where nobody reads it any more."""
         try:
-            print(hidden(text), file=self.stream, flush=True)
+            print(f"{hidden(text)}\n", end="", file=self.stream, flush=True)  # one write: a thread speaks too
         except OSError:  # a broken pipe, a terminal that was closed
             self.stream = io.StringIO()
 

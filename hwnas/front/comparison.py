@@ -90,7 +90,8 @@ def _under_trained(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bo
     _, smaller, larger = worst
     return [Comparison(larger.id, TRAINING, "under-trained", "This race is under-trained: "
                        f"{_figures(larger)} lies below the smaller {_figures(smaller)}. Verdicts on baselines "
-                       "say who learns fast, not who is better. Train longer: finalists.recipe.epochs=.")]
+                       "say who learns fast, not who is better. Train longer: finalists.recipe.epochs=, or more "
+                       "budget.minutes where they bound it.")]
 
 
 def family(name: str) -> str:

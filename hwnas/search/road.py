@@ -16,7 +16,7 @@ from hwnas.accuracy.estimator import Prepares
 from hwnas.cli.command import default_out, kept
 from hwnas.cli.options import Config, option, read_command, section
 from hwnas.cli.progress import Console, Report
-from hwnas.errors import BudgetError, ConfigError, StudyError
+from hwnas.errors import BudgetError, ConfigError, SamplerError, StudyError
 from hwnas.latency.deployment import CalibrationOptions, Deployment, error_line, latency_model
 from hwnas.networks.network import EARLY, EarlyNetwork, FoundNetwork
 from hwnas.search.minutes import (
@@ -259,7 +259,8 @@ def search(config: Config, console: Console) -> SearchResult:
     run.write_config(plan.yaml)
     minutes = plan.options.budget.minutes
     prepared = _paced(prepared, replace(began, minutes=minutes) if minutes else None, console)
-    if prepared.clock is not None and not _read_held(run)[0] and not _early_front(prepared, console):
+    early = prepared.clock is not None and plan.deployment.here and not _read_held(run)[0]
+    if early and not _early_front(prepared, console):
         return SearchResult(run, prepared.study, run.read_trials(), _read_held(run)[0], run.read_comparisons())
     ended = searched(prepared, console)
     with run.hold("verify", wait=False) as held:
@@ -267,7 +268,7 @@ def search(config: Config, console: Console) -> SearchResult:
             console.say(f"another worker verifies the front in {run.path}; nothing left to do here.")
             return SearchResult(run, prepared.study, early=ended)
         wait_for_others(prepared.study, waiting=lambda n: console.note(f"waiting for {n} other trials"))
-        trials = _estimated(prepared, trial_rows(prepared.study))
+        trials = _estimated(prepared, trial_rows(prepared.study), console)
         run.write_trials(trials)
         with run.hold("results", console.say):
             rows, comparisons = verified(prepared, trials, console)
@@ -331,7 +332,7 @@ def _early_front(prepared: Prepared, console: Console) -> bool:
     _set_end(prepared.study, time.time() + trials_s)
     searched(prepared, console)
     with prepared.run.hold("verify", wait=False) as held, prepared.run.hold("results", console.say):
-        if held and usable_trials(trials := _estimated(prepared, trial_rows(prepared.study))):
+        if held and usable_trials(trials := _estimated(prepared, trial_rows(prepared.study), console)):
             asked = replace(plan.options, finalists=replace(plan.options.finalists, k=n), controls=0)
             part = replace(plan, options=asked, baselines=(), workers=1)
             prepared.run.write_trials(trials)
@@ -477,6 +478,7 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     if spoilt:
         console.say(f"the front in {run.path} is made and timed again: {spoilt}.")
     elif held:
+        run.remove_models(EARLY)  # a kill may have left them
         comparisons = run.read_comparisons()
         console.say(f"the front in {run.path} is verified already; to time it again: "
                     f"python -m hwnas.verify run={run.path}")
@@ -496,14 +498,22 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     return results.rows, [comparison.to_dict() for comparison in results.comparisons]
 
 
-def _estimated(prepared: Prepared, trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows with what the model of all trials believes of each evaluated one's top-1, where they suffice for it."""
+def _estimated(prepared: Prepared, trials: list[dict[str, Any]], console: Console) -> list[dict[str, Any]]:
+    """The rows with what the model of all trials believes of each evaluated one's top-1, where they suffice for it.
+
+    Other samplers search where ours cannot (a cap that almost nothing keeps, costs of another package): then the rows
+    keep their own values, and a line says so.
+    """
     from hwnas.samplers.informed import Context, beliefs
     from hwnas.system.run_folder import ESTIMATED
 
     options = prepared.options
-    believed = beliefs(prepared.study, Context(prepared.plan.space, prepared.model.predict, options.objective,
-                                               options.cap_ms, options.cap_quantile))
+    try:
+        believed = beliefs(prepared.study, Context(prepared.plan.space, prepared.model.predict, options.objective,
+                                                   options.cap_ms, options.cap_quantile))
+    except (BudgetError, SamplerError) as error:
+        console.say(f"note: finalists are chosen by their trials' own top-1, without a model of all trials: {error}")
+        return trials
     for row in trials:
         if (belief := believed.get(row["number"])) is not None:
             row |= zip(ESTIMATED, (belief.mean, belief.low, belief.high), strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -207,3 +208,28 @@ def test_a_machine_that_became_slower_keeps_its_first_front(
     row, = rows_of(bench / "run" / "front.csv")
     assert row["id"].endswith("-early")
     assert row["verified"] == "true"
+
+
+def test_a_search_that_no_model_can_follow_says_so_and_ends_well(
+        bench: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(*args: Any) -> Any:
+        raise BudgetError("no setting was found that is allowed")
+
+    monkeypatch.setattr("hwnas.samplers.informed.beliefs", refuse)
+    (bench / "run" / "models" / "0a1b2c3d-early").mkdir(parents=True)  # what a kill left
+    assert main([*SEARCH, "overwrite=true"]) == 0
+    assert "without a model of all trials: no setting was found" in capsys.readouterr().err
+    assert main(SEARCH) == 0
+    assert not list((bench / "run" / "models").glob("*-early"))
+    row, = rows_of(bench / "run" / "front.csv")
+    assert (row["verified"], row["top1_estimated"]) == ("true", "")
+
+
+def test_no_first_front_is_made_for_a_machine_that_stands_elsewhere(
+        bench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    of = road.Deployment.of
+    monkeypatch.setattr(road.Deployment, "of", lambda *given: replace(of(*given), here=False))
+    monkeypatch.setattr(road, "_early_front", lambda *args: pytest.fail("made"))
+    main([*SEARCH, "budget.minutes=600"])
+    row, = rows_of(bench / "run" / "front.csv")
+    assert row["verified"] == "false"  # but the last front is there, with predictions
