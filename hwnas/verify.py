@@ -119,6 +119,7 @@ def making_of(folder: RunFolder, config: Config, environment: Mapping[str, Any],
     """Data set, recipe and target of the run; DataError when the data here are not those of the search."""
     from hwnas.data.loading import load_dataset
     from hwnas.front.make import Making
+    from hwnas.networks.quantize import needs_narrow_weights
     from hwnas.training.recipe import FULL_TRAINING, Recipe
 
     if not isinstance(config.get("dataset"), dict) or type(config.get("seed")) is not int or config["seed"] < 0:
@@ -135,7 +136,8 @@ def making_of(folder: RunFolder, config: Config, environment: Mapping[str, Any],
                         f"trained on {wanted['fingerprint']}. Point dataset.root at the same images.")
     known = {name: value for name, value in environment["recipe"].items() if hasattr(FULL_TRAINING, name)}
     recipe = Recipe.from_config(known, FULL_TRAINING, "environment.json: recipe")  # for the cards; nothing is trained
-    return Making(dataset, recipe, config["seed"], Target.from_config(environment["target"]))
+    target, host = Target.from_config(environment["target"]), Host.detect()
+    return Making(dataset, recipe, config["seed"], target, narrow=needs_narrow_weights(target, host.vendor, host.flags))
 
 
 def timing_of(environment: Mapping[str, Any], seconds: float | None) -> Timing:

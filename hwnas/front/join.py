@@ -138,9 +138,11 @@ def _fill(staged: ModelFolder, joining: Joining, making: Making, memory_mb: int)
     for path in joining.files(target.precision):
         write_atomic(staged.path / path.name, path.read_bytes())
     probe_model(staged.onnx, replace(target, precision="fp32"), memory_mb=memory_mb)
+    quantised = None
     if target.precision == "int8" and not staged.int8.exists():
-        quantize_static(staged.onnx, staged.int8, calibration_images(data, making.n_calibration, making.seed),
-                        tuned_for=tuning_of(target), threads=max(1, making.threads))
+        quantised = quantize_static(staged.onnx, staged.int8,
+                                    calibration_images(data, making.n_calibration, making.seed),
+                                    tuned_for=tuning_of(target), narrow=making.narrow, threads=max(1, making.threads))
     model = joining.network.build()
     facts = {**ORIGIN.header, "origin": joining.origin.told, "from": str(joining.folder.path.absolute()),
              "top1_test_fp32": fp32_top1(staged.onnx, data), "n_test": len(data.test), "params": count_params(model),
@@ -148,4 +150,5 @@ def _fill(staged: ModelFolder, joining: Joining, making: Making, memory_mb: int)
              "summary": json.loads((joining.folder.path / "summary.json").read_text(encoding="utf-8"))}
     write_atomic(staged.path / ORIGIN_FILE, json.dumps(facts, indent=1) + "\n")
     files = [staged.path / joining.network.file, staged.weights, staged.onnx, staged.int8, staged.path / ORIGIN_FILE]
-    Manifest.write(staged.path, files, joining.manifest.recipe, joining.manifest.parity)
+    Manifest.write(staged.path, files, joining.manifest.recipe, joining.manifest.parity,
+                   quantised.facts if quantised else None)

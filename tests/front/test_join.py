@@ -112,6 +112,14 @@ def test_a_network_joins_with_its_origin_in_front_report_picture_and_card(here: 
     assert (answers[joined.id] == answers["labels"]).mean() == joined.top1_test
 
 
+def test_a_joined_network_is_quantised_for_this_cpu_and_its_manifest_says_how(
+        here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hwnas.networks.quantize.needs_narrow_weights", lambda *given: True)
+    add(here, "long")
+    told = json.loads(RunFolder.open(here / "run").model(f"{ID}-train").manifest.read_text())["quantisation"]
+    assert told["weight_bits"] == 7
+
+
 def test_it_survives_later_verifications_and_is_not_copied_twice(here: Path, capsys) -> None:
     first = add(here, "long")
     shutil.copytree(here / "long", here / "again")
