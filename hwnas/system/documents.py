@@ -6,7 +6,7 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +27,8 @@ class Document:
     """One kind of file, mostly JSON: its format, the newest version that is read, and the remedy for any other file.
 
     `name` is what such a file is called. A file says `"format": "<format>/<version>"`; with `two_fields` it gives
-    `"format"` and `"version"` apart. `shape` is what else it holds, see `check_shape`, and `most` its size in bytes.
+    `"format"` and `"version"` apart. `shape` is what else it holds, see `check_shape`, `rule` raises ValueError where
+    parts of it do not fit each other, and `most` is its size in bytes.
     Every fault is an `error` of one line: file, fault, `remedy`.
     """
 
@@ -38,6 +39,7 @@ class Document:
     error: type[UserError] = StudyError
     two_fields: bool = False
     shape: Any = field(default=None, compare=False)
+    rule: Callable[[Mapping[str, Any]], None] | None = field(default=None, compare=False)
     most: int = MOST_JSON
 
     @property
@@ -63,6 +65,8 @@ class Document:
                              "hwnas.")
         try:
             check_shape(dict(data), self.shape or {})
+            if self.rule is not None:
+                self.rule(data)
         except ValueError as error:
             raise self.error(f"{where}: {error}. {self.remedy}") from None
         return dict(data)

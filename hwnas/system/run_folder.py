@@ -261,8 +261,18 @@ _OPTIONAL = {  # what is read from any run, be it unfinished or of an earlier ve
                       "host?": str}, None)}
 _WHOLE = {"dataset": {"fingerprint": str, "image_size": int, "channels": int, "class_names": [str]}, "target": dict,
           "recipe": dict, "measuring": {"seconds": float, "seed": int, "quiet_ms": (float, None), "reference": dict}}
+
+
+def _check_table(environment: Mapping[str, Any]) -> None:
+    """ValueError unless each row of the certificate's table has a cell for each of its columns."""
+    certificate = environment.get("certificate") or {}
+    columns = certificate.get("columns", ())
+    if any(len(row) != len(columns) for row in certificate.get("table", ())):
+        raise ValueError(f"certificate.table has rows without a cell for each of its {len(columns)} columns")
+
+
 ENVIRONMENT = Document("hwnas-environment", 1, "the environment of a search", "Search again, with the same options.",
-                       shape=_OPTIONAL)
+                       shape=_OPTIONAL, rule=_check_table)
 _COMPARISONS = [{"verdict?": str, "sentence": str}]
 _NUMBER, _COUNT, _FLAG, _TEXT = float | None, int | None, bool | None, str | None
 OF_EVERY_TRIAL: dict[str, Any] = {

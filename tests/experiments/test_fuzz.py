@@ -172,6 +172,7 @@ FOUND: list[tuple[str, Callable[[bytes], bytes], str]] = [
     ("accuracies", lambda example: b'"\n",' * 600_000 + example, "names of columns"),
     ("parquet", lambda example: parquet(["a", "b"], [91.25, None]), "row 3: not a number"),
     ("environment", edited(created="\ud800"), "half a character"),
+    ("environment", edited(certificate__table=[["a"]]), "a cell for each of its"),
 ]
 
 
