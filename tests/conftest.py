@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import runpy
 import signal
 import socket
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,12 @@ def pytest_sessionstart() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_finish() -> None:
+    """Each timing of a network collects garbage first: it need not look through all tests and their modules."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     minutes = item.config.getoption("--minutes")
@@ -66,6 +74,16 @@ def _own_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         patch.setenv("MPLBACKEND", "Agg")
         patch.setattr("hwnas.target.LOCK_FOLDERS", (tmp_path_factory.mktemp("locks"),))
         patch.setenv("HF_HUB_OFFLINE", "1")
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _revisions_read_once() -> Iterator[None]:
+    """Each new database has Alembic read the same ten scripts of Optuna's twice, which takes longer than its tables."""
+    from alembic.script import base
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(base.util, "load_python_file", cache(base.util.load_python_file))
         yield
 
 

@@ -205,7 +205,7 @@ def test_a_failed_run_of_several_is_told_at_the_end(tmp_path, capfd):
     said = capfd.readouterr()
     assert [line for line in said.out.splitlines() if line.startswith("[")] == [f"[run='{bad}']", f"[run='{good}']"]
     assert said.err.splitlines()[-1].startswith("2 of 2 runs failed: run=")
-    assert main(["search", "-q", "-m", "target=ort_int8,xeon_int8", "--show-config"]) == 0
+    assert main(["profile", "-q", "-m", "target=ort_int8,xeon_int8", "--show-config"]) == 0
 
 
 def test_every_command_goes_by_its_name(capsys, monkeypatch):

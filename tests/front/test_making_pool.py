@@ -24,6 +24,7 @@ def made(run, making, workers, networks):
     return found
 
 
+@pytest.mark.soak
 def test_two_processes_make_the_weights_that_one_makes(tmp_path):
     networks = [tiny_network(8), tiny_network(16)]
     one, two = RunFolder.create(tmp_path / "one"), RunFolder.create(tmp_path / "two")
