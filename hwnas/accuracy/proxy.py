@@ -79,6 +79,17 @@ class Proxy:
         text = f"{self.dataset.fingerprint}|{self.recipe.fingerprint}|{options}"
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
+    @property
+    def steps(self) -> int:
+        """Optimiser steps of an evaluation, all seeds together."""
+        return self.options.seeds * self.recipe.steps_for(len(self._subsets.train))
+
+    @property
+    def validating_steps(self) -> float:
+        """What the last check takes, in steps of training: a forward pass is about a third of a step."""
+        images = len(self._subsets.validation) / self.recipe.batch_for(len(self._subsets.train))
+        return self.options.seeds * images / 3
+
     def evaluate(self, architecture: Architecture, history: Sequence[Sequence[float]] = (), seed: int = 0) -> Estimate:
         """Validation top-1 after a short training, its 90 % interval and curve; TrainingError when it diverges.
 

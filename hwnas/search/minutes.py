@@ -7,12 +7,15 @@ error of one phase is made good by the next; timing the finalists comes last and
 from __future__ import annotations
 
 import heapq
+import math
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from hwnas.errors import BudgetError, CandidateError
 
@@ -33,7 +36,13 @@ ENDING_S = 10.0  # pictures, cards and the report; and Python's start, which was
 COMPILING_S = 1.5  # of a network, to score and time it
 STARTING_S = 8.0  # of a process that trains
 BESIDE = 1.15  # times as long takes a step while the other cores train as well
+FEW_TRIALS = 16  # with fewer, the model of all trials knows little: the trials become shorter
+MANY_TRIALS = 64  # more bring less than better ones (experiments/posterior_choice): the trials become longer
+LEAST_PROXY_STEPS, LONGEST_PROXY = 40, 4  # the second: times the preset's steps
+SMALLEST_PROXY_PX = 32
+ASKING_S = 0.5  # of a trial, besides training and validating: the sampler and the database
 _PROBED = 4  # steps, of which the first does not count
+_PROBED_IMAGES = 1024
 
 
 @dataclass(frozen=True)
@@ -118,12 +127,15 @@ def pace_of(network: Network, making: Making) -> Pace:
     return Pace({network.id: heard.step_s}, clock.spent_s - _PROBED * heard.step_s)
 
 
-def step_seconds(network: Network, making: Making) -> float:
-    """Seconds of one step of the recipe's training."""
+def step_seconds(network: Network, making: Making, image_size: int | None = None) -> float:
+    """Seconds of one step of the recipe's training, on images of `image_size` px in place of the network's own."""
+    from hwnas.data.dataset import Split, resize
     from hwnas.training.loop import train
 
-    data, heard = making.dataset.at_size(network.shape.image_size), _Stamps()
-    train(network.build(), data.train, recipe=_short(making).recipe, dataset=data, seed=making.seed, progress=heard)
+    data, heard = making.dataset, _Stamps()
+    some = data.train.take(np.arange(min(len(data.train), _PROBED_IMAGES)))
+    images = Split(resize(some.images, image_size or network.shape.image_size), some.labels)
+    train(network.build(), images, recipe=_short(making).recipe, dataset=data, seed=making.seed, progress=heard)
     return heard.step_s
 
 
@@ -161,6 +173,32 @@ def trials_seconds(clock: Clock, pace: Pace, finalists: Sequence[Network], worke
                           f"{clock.spent_s:.0f} s, and a front of {len(finalists)} networks needs {rest:.0f} s more. "
                           f"Give budget.minutes={1.05 * least:.1f} or more.")
     return min(max(TRIALS * clock.left_s, LEAST_TRIALS_S), clock.left_s - rest)
+
+
+def proxy_length(preset: int, validating: float, seconds: float, workers: int, step_s: Callable[[int], float],
+                 image_size: int, least_px: int) -> dict[str, int]:
+    """Options that give the proxy the length which `seconds` of trials allow; none where its `preset` steps suit them.
+
+    Where FEW_TRIALS would not fit, images become smaller, by halves down to `least_px`, then the trainings shorter.
+    Where more than MANY_TRIALS would, trainings become longer. `step_s(px)` are seconds of a step at a size, and
+    `validating` is what a trial takes besides, in steps.
+    """
+    busy_s = max(1.0, seconds - (STARTING_S if workers > 1 else 0.0)) * workers / (BESIDE if workers > 1 else 1.0)
+    size, each_s = image_size, step_s(image_size)
+
+    def fit(n: int) -> int:
+        return math.floor((busy_s / n - ASKING_S) / each_s - validating)
+
+    while fit(FEW_TRIALS) < preset and size // 2 >= least_px:
+        size //= 2
+        each_s = step_s(size)
+    if fit(FEW_TRIALS) < preset:
+        steps = max(min(preset, LEAST_PROXY_STEPS), fit(FEW_TRIALS))
+    else:
+        steps = max(preset, min(LONGEST_PROXY * preset, fit(MANY_TRIALS)))
+    if (steps, size) == (preset, image_size):
+        return {}
+    return {"min_steps": steps, "max_steps": steps, **({} if size == image_size else {"image_size": size})}
 
 
 def early_seconds(clock: Clock, pace: Pace, finalists: Sequence[Network]) -> tuple[float, float] | None:

@@ -22,12 +22,15 @@ from hwnas.networks.network import EARLY, EarlyNetwork, FoundNetwork
 from hwnas.search.minutes import (
     CALIBRATION,
     LEAST_TIMING_S,
+    SMALLEST_PROXY_PX,
     TIMING,
     Clock,
     Pace,
     early_seconds,
     fitted,
     pace_of,
+    proxy_length,
+    step_seconds,
     timing_seconds,
     trials_seconds,
     with_steps,
@@ -59,6 +62,7 @@ if TYPE_CHECKING:
 
 
 UNTIL = "search_until"  # of the study: when its trials end, seconds since 1970
+LENGTH = {"epochs", "min_steps", "max_steps", "image_size", "train_images", "seeds"}  # options of the proxy
 MOST_TIMES = 10  # as many steps as the recipe's own a budget of minutes gives at most
 DEFAULT_TRIALS, UNLIMITED = 24, 1_000_000  # the second: the minutes end the search
 
@@ -255,10 +259,10 @@ def search(config: Config, console: Console) -> SearchResult:
     plan = make_plan(config, console)
     run = RunFolder.create(plan.out, plan.options.overwrite)
     _read_held(run)  # what cannot be read is refused now, not after the trials
-    prepared = prepare(plan, run, console)
-    run.write_config(plan.yaml)
     minutes = plan.options.budget.minutes
-    prepared = _paced(prepared, replace(began, minutes=minutes) if minutes else None, console)
+    prepared = prepare(plan, run, console, replace(began, minutes=minutes) if minutes else None)
+    run.write_config(plan.yaml)
+    _divide(prepared, console)
     early = prepared.clock is not None and plan.deployment.here and not _read_held(run)[0]
     if early and not _early_front(prepared, console):
         return SearchResult(run, prepared.study, run.read_trials(), _read_held(run)[0], run.read_comparisons())
@@ -275,19 +279,12 @@ def search(config: Config, console: Console) -> SearchResult:
     return SearchResult(run, prepared.study, trials, rows, comparisons, ended)
 
 
-def _paced(prepared: Prepared, clock: Clock | None, console: Console) -> Prepared:
-    """The same with the machine's pace, and with the end of the trials, which workers read in the study."""
-    from hwnas.front.make import Making
-
+def _divide(prepared: Prepared, console: Console) -> None:
+    """Print the plan of the minutes, and set the end of the trials, which workers read in the study."""
+    clock, plan = prepared.clock, prepared.plan
     if clock is None:
         _set_end(prepared.study, None)
-        return prepared
-    plan = prepared.plan
-    making = Making(prepared.dataset, plan.recipe, plan.options.seed, plan.deployment.target)
-    reference = FoundNetwork(plan.space.reference)
-    with console.step("time this machine"):
-        pace = pace_of(reference, making).with_networks(plan.baselines, making)
-    prepared = replace(prepared, clock=clock, pace=pace)
+        return
     trials_s = _trials_s(prepared)
     rest_s = clock.left_s - trials_s
     console.note(f"plan for {clock.minutes:g} min: {clock.spent_s / 60:.1f} to prepare (done), {trials_s / 60:.1f} for "
@@ -295,14 +292,50 @@ def _paced(prepared: Prepared, clock: Clock | None, console: Console) -> Prepare
                  f"finalists, {plan.options.controls} controls and {len(plan.baselines)} baselines, "
                  f"{_timing_s(clock) / 60:.1f} to score and time them")
     _set_end(prepared.study, time.time() + trials_s)
-    return prepared
+
+
+def _pace(plan: Plan, dataset: Dataset, console: Console) -> Pace:
+    """How fast this machine trains the reference network and the baselines."""
+    from hwnas.front.make import Making
+
+    making = Making(dataset, plan.recipe, plan.options.seed, plan.deployment.target)
+    with console.step("time this machine"):
+        return pace_of(FoundNetwork(plan.space.reference), making).with_networks(plan.baselines, making)
+
+
+def _fitting(plan: Plan, chosen: Chosen, estimator: AccuracyEstimator, dataset: Dataset, url: str,
+             clock: Clock | None, pace: Pace | None, console: Console) -> dict[str, int]:
+    """The options that give the proxy the length that the minutes allow: those of the study that goes on, or new ones.
+    None where the user gave a length, or a new study no minutes."""
+    from hwnas.accuracy.proxy import Proxy
+    from hwnas.front.make import Making
+    from hwnas.study.study import held_choice
+
+    if type(estimator) is not Proxy or chosen.options.keys() & LENGTH:
+        return {}
+    held = held_choice(url)
+    if held is not None or clock is None or pace is None:
+        return held or {}
+    reference, px = FoundNetwork(plan.space.reference), dataset.image_size
+    making = Making(dataset, plan.recipe, plan.options.seed, plan.deployment.target)
+    length = proxy_length(
+        estimator.steps, estimator.validating_steps, _trials_seconds(plan, clock, pace), plan.workers,
+        lambda size: pace.step_s[reference.id] if size == px else step_seconds(reference, making, size),
+        px, max(SMALLEST_PROXY_PX, px // 4) if len(plan.space.image_sizes) == 1 else px)
+    if length:
+        console.note(f"a trial trains for {length['max_steps']} steps at {length.get('image_size', px)} px, by the "
+                     f"minutes (without them {estimator.steps} at {px} px)")
+    return length
 
 
 def _trials_s(prepared: Prepared) -> float:
     """Seconds for the trials; BudgetError where none are left for a front after them."""
-    clock, pace, plan = prepared.clock, prepared.pace, prepared.plan
-    assert clock is not None
-    assert pace is not None
+    assert prepared.clock is not None
+    assert prepared.pace is not None
+    return _trials_seconds(prepared.plan, prepared.clock, prepared.pace)
+
+
+def _trials_seconds(plan: Plan, clock: Clock, pace: Pace) -> float:
     return trials_seconds(clock, pace, [FoundNetwork(plan.space.reference)] * min(2, plan.options.finalists.k),
                           plan.workers)
 
@@ -356,8 +389,9 @@ def _set_end(study: optuna.Study, until: float | None) -> None:
         study.set_user_attr(UNTIL, until)
 
 
-def prepare(plan: Plan, run: RunFolder, console: Console) -> Prepared:
-    """Load the data, measure this host if no table fits, open the study."""
+def prepare(plan: Plan, run: RunFolder, console: Console, clock: Clock | None = None) -> Prepared:
+    """Load the data, measure this host if no table fits, open the study. With a `clock` the machine's pace is measured
+    too, and a new study's trials get the length that the minutes allow."""
     from hwnas.study.storage import storage_errors
     from hwnas.study.study import check_resumable, database_path
 
@@ -369,7 +403,11 @@ def prepare(plan: Plan, run: RunFolder, console: Console) -> Prepared:
     if chosen.why:
         console.note(chosen.why)
     estimator = _estimator(plan, chosen, dataset)
+    pace = _pace(plan, dataset, console) if clock is not None else None
     table, model = latency_model(plan.deployment, plan.space, plan.options.calibration, console)
+    if length := _fitting(plan, chosen, estimator, dataset, url, clock, pace, console):
+        chosen = replace(chosen, options={**chosen.options, **length})
+        estimator = _estimator(plan, chosen, dataset)
     options = search_options(plan, model)
     identity = _identity(plan, table, dataset, f"{chosen.accuracy} ({estimator.fingerprint})", options)
     setup_s = 0.0
@@ -377,7 +415,7 @@ def prepare(plan: Plan, run: RunFolder, console: Console) -> Prepared:
         check_resumable(url, identity)
         estimator.prepare(console)
         setup_s = estimator.setup_seconds
-    study = _open_study(plan, url, identity, model, dataset, certificate, options, console)
+    study = _open_study(plan, url, identity, model, dataset, certificate, options, console, length)
     with storage_errors(url):
         study.set_user_attr("setup_seconds", setup_s)  # part of what the search cost
     if plan.reuse is not None:
@@ -385,7 +423,7 @@ def prepare(plan: Plan, run: RunFolder, console: Console) -> Prepared:
 
         n = reuse_trials(study, plan.reuse, plan.space, model.predict, options)
         console.note(f"reused: the accuracies of {n} networks of {plan.reuse}")
-    return Prepared(plan, run, dataset, certificate, chosen, estimator, table, model, options, study)
+    return Prepared(plan, run, dataset, certificate, chosen, estimator, table, model, options, study, clock, pace)
 
 
 def _calibration(options: PlanOptions) -> CalibrationOptions:
@@ -609,14 +647,14 @@ def _identity_unmeasured(plan: Plan, dataset: Dataset) -> dict[str, str]:
 
 
 def _open_study(plan: Plan, url: str, identity: dict[str, str], model: LatencyModel, dataset: Dataset,
-                certificate: Certificate | StudyError | None, options: SearchOptions, console: Console
-                ) -> optuna.Study:
+                certificate: Certificate | StudyError | None, options: SearchOptions, console: Console,
+                chosen: Mapping[str, int]) -> optuna.Study:
     from hwnas.samplers.informed import Context
     from hwnas.study.study import open_study
 
     scores = _zero_cost(plan, dataset, certificate, console)
     context = Context(plan.space, model.predict, options.objective, options.cap_ms, options.cap_quantile, scores)
-    return open_study(url, identity, options.objective, plan.sampler(context))
+    return open_study(url, identity, options.objective, plan.sampler(context), chosen=chosen)
 
 
 def _zero_cost(plan: Plan, dataset: Dataset, certificate: Certificate | StudyError | None, console: Console

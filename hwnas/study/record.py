@@ -25,6 +25,7 @@ LOST = "lost"
 REUSED = "reused_from"  # user attribute of a trial: run folder of the earlier search that measured its accuracy
 RECORD = "hwnas"  # user attribute of a study: its format, its identity and perhaps OBJECTIVES
 OBJECTIVES = "objectives"  # in RECORD: names of the known objectives, unless they are latency alone
+CHOSEN = "chosen"  # in RECORD: what was measured and decided when the study began
 CAP = "latency_ms"  # the constraint's name: upper quantile of the prediction minus the cap, in ms
 
 

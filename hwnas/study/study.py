@@ -16,7 +16,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hwnas.errors import ConfigError, StudyError, hidden
 from hwnas.study.objective import LATENCY, Objective
-from hwnas.study.record import OBJECTIVES, RECORD, front_rows, minimised, trial_rows
+from hwnas.study.record import CHOSEN, OBJECTIVES, RECORD, front_rows, minimised, trial_rows
 from hwnas.study.storage import (
     BUSY_S,
     GRACE_S,
@@ -57,11 +57,12 @@ def study_lock(url: str) -> Iterator[None]:
 
 
 def open_study(url: str, identity: Mapping[str, str], objective: Objective, sampler: BaseSampler, *,
-               name: str = NAME, heartbeat_s: int = HEARTBEAT_S, grace_s: int = GRACE_S, busy_s: float = BUSY_S
-               ) -> optuna.Study:
+               name: str = NAME, heartbeat_s: int = HEARTBEAT_S, grace_s: int = GRACE_S, busy_s: float = BUSY_S,
+               chosen: Mapping[str, int] | None = None) -> optuna.Study:
     """Open the study behind `url`, or create it, as one of any number of workers.
 
     `identity` says what its trials depend on (space, data set, target, host, ...), as text that messages may show.
+    `chosen` is kept from its creation on, for `held_choice`: plain values that a measurement decided.
     StudyError when the study has another identity; it names what changed. StudyError as well when the database is
     torn, foreign, locked or cannot be written. Optuna logs errors only: the caller shows the progress.
     """
@@ -74,7 +75,7 @@ def open_study(url: str, identity: Mapping[str, str], objective: Objective, samp
         except DuplicatedStudyError:  # Another machine has just created it, on a database without a study_lock.
             study = optuna.load_study(study_name=name, storage=storage, sampler=sampler,
                                       pruner=optuna.pruners.NopPruner())
-        _check_identity(study, dict(identity), objective, url)
+        _check_identity(study, dict(identity), objective, url, chosen)
         _check_objectives(study, objective, url)
     return study
 
@@ -87,14 +88,16 @@ def _check_objectives(study: optuna.Study, objective: Objective, url: str) -> No
                          "Choose another run folder with out=, or take the old objective.")
 
 
-def _check_identity(study: optuna.Study, identity: dict[str, str], objective: Objective, url: str) -> None:
+def _check_identity(study: optuna.Study, identity: dict[str, str], objective: Objective, url: str,
+                    chosen: Mapping[str, int] | None) -> None:
     held = study.user_attrs.get(RECORD)
     if held is None:
         if study.get_trials(deepcopy=False):
             raise StudyError(f"study {shown(url)}: it holds trials of another program. Choose another run folder.")
         names = [cost.name for cost in objective.minimised]
         more = {} if names in ([], [LATENCY]) else {OBJECTIVES: names}
-        study.set_user_attr(RECORD, {**DOCUMENT.header, "identity": identity, **more})
+        decided = {CHOSEN: dict(chosen)} if chosen else {}
+        study.set_user_attr(RECORD, {**DOCUMENT.header, "identity": identity, **more, **decided})
         return
     _compare(DOCUMENT.check(held, f"study {shown(url)}")["identity"], identity, url)
 
@@ -111,12 +114,24 @@ def check_resumable(url: str, identity: Mapping[str, str]) -> None:
 
 def held_identity(url: str) -> dict[str, str] | None:
     """The identity of the study behind `url`. None where `open_study` creates one, or reports a fault."""
+    held = _held(url)
+    return None if held is None else identity_of(held)
+
+
+def held_choice(url: str) -> dict[str, int] | None:
+    """What was `chosen` when the study behind `url` was created, and None as `held_identity` answers it."""
+    held = _held(url)
+    chosen = {} if held is None else held.user_attrs[RECORD].get(CHOSEN, {})
+    return None if held is None else {key: int(value) for key, value in chosen.items()}
+
+
+def _held(url: str) -> optuna.Study | None:
     path = sqlite_path(url)
     if path is not None and not path.is_file():
         return None
     with study_lock(url):
         try:
-            return identity_of(load_study(url))
+            return load_study(url)
         except StudyError:
             return None
 

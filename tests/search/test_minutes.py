@@ -27,6 +27,7 @@ from hwnas.search.minutes import (
     Pace,
     early_seconds,
     fitted,
+    proxy_length,
     timing_seconds,
     trials_seconds,
 )
@@ -141,6 +142,25 @@ def test_trials_leave_time_for_a_front_and_timing_takes_what_is_left(clock: Time
     assert timing_seconds(watch, 4) == minutes.LEAST_TIMING_S
 
 
+@pytest.mark.parametrize(("seconds", "px", "least_px", "steps", "size"), [
+    (60.0, 32, 32, 80, 32), (300.0, 32, 32, None, 32), (3600.0, 32, 32, 320, 32), (8.0, 32, 32, 40, 32),
+    (60.0, 64, 32, 80, 32), (60.0, 64, 64, 40, 64), (60.0, 128, 32, 80, 32), (200.0, 128, 32, 80, 64)])
+def test_trials_are_as_long_as_the_minutes_allow(
+        seconds: float, px: int, least_px: int, steps: int | None, size: int) -> None:
+    length = proxy_length(80, 10.0, seconds, 1, lambda px: 0.03 * (px / 32) ** 2, px, least_px)
+    assert (length.get("max_steps", 80), length.get("image_size", px)) == (steps or length["max_steps"], size)
+    assert length.get("min_steps") == length.get("max_steps")
+    if steps is None:  # as long as many trials fit
+        assert 64 <= seconds / (0.03 * (length["max_steps"] + 10) + minutes.ASKING_S) < 66
+    if (steps, size) == (80, px):
+        assert length == {}
+
+
+def test_workers_share_the_trials() -> None:
+    alone, beside = (proxy_length(80, 10.0, 300.0, n, lambda px: 0.03, 32, 32)["max_steps"] for n in (1, 2))
+    assert 1.5 * alone < beside <= 320
+
+
 def test_a_first_front_is_there_after_a_third_unless_it_would_take_too_much(clock: Time) -> None:
     watch = Clock.start(20.0)
     clock.now += 90
@@ -223,6 +243,31 @@ def test_a_search_that_no_model_can_follow_says_so_and_ends_well(
     assert not list((bench / "run" / "models").glob("*-early"))
     row, = rows_of(bench / "run" / "front.csv")
     assert (row["verified"], row["top1_estimated"]) == ("true", "")
+
+
+def test_the_length_of_trials_is_decided_once_and_never_where_one_was_given(
+        bench: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def decide(*args: Any) -> dict[str, int]:
+        asked.append(args)
+        return {"min_steps": 5, "max_steps": 5}
+
+    monkeypatch.setattr(road, "proxy_length", decide)
+    monkeypatch.setattr(road, "_early_front", lambda *args: True)
+    proxy = [text for text in SEARCH if text != "-q" and not text.startswith(("accuracy", "tabular"))]
+    command = [*proxy, "budget.minutes=600", "n_trials=2"]
+    assert main(command) == 0
+    assert "a trial trains for 5 steps at 8 px" in capsys.readouterr().err
+    values = [row["top1_proxy"] for row in rows_of(bench / "run" / "trials.csv")]
+    assert main([*command, "n_trials=3"]) == 0
+    assert [row["top1_proxy"] for row in rows_of(bench / "run" / "trials.csv")][:2] == values
+    assert len(asked) == 1
+    assert main([*command, "out=other", "proxy.max_steps=6", "proxy.min_steps=6"]) == 0
+    assert main([*command, "out=third", "budget.minutes=null"]) == 0
+    assert len(asked) == 1
+    assert main([*command, "budget.minutes=null", "n_trials=4"]) == 0  # the study keeps its length
+    assert [row["top1_proxy"] for row in rows_of(bench / "run" / "trials.csv")][:2] == values
 
 
 def test_no_first_front_is_made_for_a_machine_that_stands_elsewhere(

@@ -36,7 +36,7 @@ class Costly:
 @pytest.mark.parametrize(("estimator", "seconds"), [(Costly(), 12.5), (SimpleNamespace(fingerprint="proxy"), 0.0)])
 def test_the_study_holds_what_came_before_the_trials(tmp_path, monkeypatch, estimator, seconds):
     study = optuna.create_study()
-    options = SimpleNamespace(calibration=None, storage="sqlite:///none/study.db")
+    options = SimpleNamespace(calibration=None, storage="sqlite:///none/study.db", budget=SimpleNamespace(minutes=None))
     plan = SimpleNamespace(deployment=None, space=None, reuse=None, options=options)
     made = {"_load_data": None, "look_up": None, "_chosen": SimpleNamespace(why="", accuracy="x"),
             "_estimator": estimator, "latency_model": (None, None), "search_options": None, "_identity": {},
@@ -116,7 +116,7 @@ def begin(tmp_path, monkeypatch):
         data = version(load_dataset({"name": "imagefolder", "root": str(tmp_path / "data")}, 8, 0))
         monkeypatch.setattr(road, "_load_data", lambda *given: road._as_begun(data, *given))
         said = []
-        options = SimpleNamespace(calibration=None, storage=None)
+        options = SimpleNamespace(calibration=None, storage=None, budget=SimpleNamespace(minutes=None))
         road.prepare(SimpleNamespace(deployment=None, space=None, reuse=None, options=options),
                      RunFolder(tmp_path / "run"), SimpleNamespace(say=said.append, note=said.append))
         return said
