@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
+from functools import cache
 from html import escape
 from pathlib import Path
 
@@ -45,6 +46,7 @@ def imports(path: Path, modules: Mapping[str, Path]) -> Iterator[str]:
                     and name.removeprefix("hwnas.") in modules)
 
 
+@cache
 def graph() -> dict[str, set[str]]:
     """For each module, the modules that it imports."""
     modules = module_files()

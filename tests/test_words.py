@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import hwnas
 
 PACKAGE = Path(hwnas.__file__).parent
-TREES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 # Methods that another project's base class asks for and documents.
 ELSEWHERE = {"infer_relative_search_space", "sample_relative", "sample_independent", "before_trial", "after_trial",
@@ -18,8 +18,13 @@ ELSEWHERE = {"infer_relative_search_space", "sample_relative", "sample_independe
 BLURRED = {"one", "found"}
 
 
+@cache
+def trees() -> dict[str, ast.Module]:
+    return {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+
+
 def classes() -> dict[str, ast.ClassDef]:
-    return {node.name: node for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    return {node.name: node for tree in trees().values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
 
 
 def documented(node: ast.ClassDef) -> set[str]:
@@ -53,8 +58,9 @@ def silent(body: list[ast.stmt], prefix: str, inherited: set[str], every: dict[s
 
 def all_silent() -> set[str]:
     every = classes()
-    modules = {path for path, tree in TREES.items() if not ast.get_docstring(tree)}
-    return modules | {f"{path}: {name}" for path, tree in TREES.items() for name in silent(tree.body, "", set(), every)}
+    modules = {path for path, tree in trees().items() if not ast.get_docstring(tree)}
+    return modules | {f"{path}: {name}" for path, tree in trees().items()
+                      for name in silent(tree.body, "", set(), every)}
 
 
 def test_what_is_public_has_a_docstring() -> None:
@@ -62,7 +68,7 @@ def test_what_is_public_has_a_docstring() -> None:
 
 
 def test_no_name_hides_its_noun() -> None:
-    places = [f"{path}:{node.lineno}" for path, tree in TREES.items() for node in ast.walk(tree)
+    places = [f"{path}:{node.lineno}" for path, tree in trees().items() for node in ast.walk(tree)
               if (isinstance(node, ast.Name) and node.id in BLURRED)
               or (isinstance(node, ast.arg) and node.arg in BLURRED)]
     assert not places, f"say what the value is, not {' or '.join(sorted(BLURRED))}"

@@ -683,12 +683,14 @@ def _tell(report: Report, until: float | None) -> Callable[[SearchEvent], None]:
     def tell(event: SearchEvent) -> None:
         nonlocal best
         best = max(best, event.top1 or 0.0)
-        at = f", {event.id} at {event.latency_ms:.3g} ms" if event.id and event.latency_ms else ""
+        begun = event.kind == "training" and event.id and event.latency_ms
+        at = f"; now {event.id} of {event.latency_ms:.3g} ms" if begun else ""
         done = event.counts.evaluated / event.n_trials
         if until is not None:
             done = max(done, min(1.0, (time.time() - began) / max(1.0, until - began)))
         of = f" of {event.n_trials}" if event.n_trials < UNLIMITED else ""
-        report(done, f"{event.counts.evaluated}{of} evaluated, best estimated top-1 {best:.1%}{at}")
+        so_far = f", best estimated top-1 {best:.1%}" if event.counts.evaluated else ""
+        report(done, f"{event.counts.evaluated}{of} evaluated{so_far}{at}")
 
     return tell
 
