@@ -31,6 +31,7 @@ EARLY_BY = 1 / 3  # of the minutes: when a first front is there
 EARLY_LEAST, EARLY_MOST = 0.06, 0.25  # of what is left, for the first front
 TIMING = 0.08  # of the minutes, at least LEAST_TIMING_S
 FEWEST_STEPS = 40  # of a finalist's training: with fewer, networks answer little better than chance
+ENOUGH_STEPS = 320  # of a finalist's training, four times a trial's: with so many, no baseline or control makes room
 LEAST_TIMING_S, LEAST_TRIALS_S = 10.0, 10.0
 ENDING_S = 10.0  # pictures, cards and the report; and Python's start, which was before the clock's
 COMPILING_S = 1.5  # of a network, to score and time it
@@ -220,7 +221,7 @@ def fitted(rows: Sequence[FrontRow], clock: Clock, pace: Pace, workers: int, ste
            say: Callable[[str], None]) -> tuple[list[FrontRow], int]:
     """The rows that there is time for, and the steps of each network's training.
 
-    `steps`: those of full training, and the most that are given. Where the first do not fit, all controls but one and
+    `steps`: those that are enough, and the most that are given. Where the first do not fit, all controls but one and
     all baselines but one are left out, the dearest first; where FEWEST_STEPS do not fit, the others, and finalists down
     to two. `say` hears of it.
     """

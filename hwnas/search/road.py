@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -21,7 +22,9 @@ from hwnas.latency.deployment import CalibrationOptions, Deployment, error_line,
 from hwnas.networks.network import EARLY, EarlyNetwork, FoundNetwork
 from hwnas.search.minutes import (
     CALIBRATION,
+    ENOUGH_STEPS,
     LEAST_TIMING_S,
+    LEAST_TRIALS_S,
     SMALLEST_PROXY_PX,
     TIMING,
     Clock,
@@ -262,9 +265,9 @@ def search(config: Config, console: Console) -> SearchResult:
     minutes = plan.options.budget.minutes
     prepared = prepare(plan, run, console, replace(began, minutes=minutes) if minutes else None)
     run.write_config(plan.yaml)
-    _divide(prepared, console)
+    trials_s = _divide(prepared, console)
     early = prepared.clock is not None and plan.deployment.here and not _read_held(run)[0]
-    if early and not _early_front(prepared, console):
+    if early and not _early_front(prepared, trials_s, console):
         return SearchResult(run, prepared.study, run.read_trials(), _read_held(run)[0], run.read_comparisons())
     ended = searched(prepared, console)
     with run.hold("verify", wait=False) as held:
@@ -279,12 +282,13 @@ def search(config: Config, console: Console) -> SearchResult:
     return SearchResult(run, prepared.study, trials, rows, comparisons, ended)
 
 
-def _divide(prepared: Prepared, console: Console) -> None:
-    """Print the plan of the minutes, and set the end of the trials, which workers read in the study."""
+def _divide(prepared: Prepared, console: Console) -> float:
+    """Print the plan of the minutes, and set the end of the trials, which workers read in the study. Returns their
+    seconds, infinite without minutes."""
     clock, plan = prepared.clock, prepared.plan
     if clock is None:
         _set_end(prepared.study, None)
-        return
+        return math.inf
     trials_s = _trials_s(prepared)
     rest_s = clock.left_s - trials_s
     console.note(f"plan for {clock.minutes:g} min: {clock.spent_s / 60:.1f} to prepare (done), {trials_s / 60:.1f} for "
@@ -292,6 +296,7 @@ def _divide(prepared: Prepared, console: Console) -> None:
                  f"finalists, {plan.options.controls} controls and {len(plan.baselines)} baselines, "
                  f"{_timing_s(clock) / 60:.1f} to score and time them")
     _set_end(prepared.study, time.time() + trials_s)
+    return trials_s
 
 
 def _pace(plan: Plan, dataset: Dataset, console: Console) -> Pace:
@@ -340,11 +345,11 @@ def _trials_seconds(plan: Plan, clock: Clock, pace: Pace) -> float:
                           plan.workers)
 
 
-def _early_front(prepared: Prepared, console: Console) -> bool:
+def _early_front(prepared: Prepared, all_trials_s: float, console: Console) -> bool:
     """Make a verified front of one or two of the first networks, trained for a moment, for who stops before the end.
 
-    Its networks have folders of their own, so that it stays whole until the last front takes its place. Returns whether
-    there is time for another.
+    Its networks have folders of their own, so that it stays whole until the last front takes its place. Afterwards the
+    trials go on for what is left of `all_trials_s`. Returns whether there is time for another front.
     """
     from hwnas.front.finalists import usable_trials
     from hwnas.study.record import trial_rows
@@ -371,7 +376,8 @@ def _early_front(prepared: Prepared, console: Console) -> bool:
             prepared.run.write_trials(trials)
             verified(replace(prepared, plan=part, clock=clock.until(front_s)), trials, console, EarlyNetwork)
     try:
-        _set_end(prepared.study, time.time() + _trials_s(prepared))
+        rest_s = min(_trials_s(prepared), max(LEAST_TRIALS_S, all_trials_s - trials_s))
+        _set_end(prepared.study, time.time() + rest_s)
     except BudgetError:
         if not _read_held(prepared.run)[0]:
             raise
@@ -574,7 +580,7 @@ def _in_time(prepared: Prepared, rows: Sequence[FrontRow], making: Making, conso
     assert pace is not None
     pace = pace.with_networks([row.network for row in rows if row.network is not None], making)
     full = making.recipe.steps_for(len(making.dataset.train))
-    kept, steps = fitted(rows, clock, pace, plan.workers, (full, MOST_TIMES * full), console.say)
+    kept, steps = fitted(rows, clock, pace, plan.workers, (min(full, ENOUGH_STEPS), MOST_TIMES * full), console.say)
     console.note(f"{clock.left_s / 60:.1f} min are left: {len(kept)} networks are trained for {steps} steps each")
     return kept, replace(making, recipe=with_steps(making.recipe, steps))
 

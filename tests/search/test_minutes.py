@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -210,6 +211,16 @@ def test_the_first_front_stays_whole_until_the_last_takes_its_place(
     assert len(calls) == 3  # it does not begin with a first front again
     assert last == set(calls[2]) == set(calls[1])
     assert {path.name for path in (run.path / "models").iterdir()} == last
+
+
+def test_the_trials_before_and_after_the_first_front_share_the_planned_time(
+        bench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends: list[float] = []
+    monkeypatch.setattr(road, "_set_end", lambda study, until: ends.append(until - time.time()))
+    assert main([*SEARCH, "budget.minutes=600"]) == 0
+    planned_s, first_s, rest_s = ends
+    assert planned_s == pytest.approx(minutes.TRIALS * 36_000, rel=0.1)
+    assert first_s + rest_s == pytest.approx(planned_s, abs=60)
 
 
 def test_a_machine_that_became_slower_keeps_its_first_front(
