@@ -40,7 +40,9 @@ BESIDE = 1.15  # times as long takes a step while the other cores train as well
 FEW_TRIALS = 16  # with fewer, the model of all trials knows little: the trials become shorter
 MANY_TRIALS = 64  # more bring less than better ones (experiments/posterior_choice): the trials become longer
 LEAST_PROXY_STEPS, LONGEST_PROXY = 40, 4  # the second: times the preset's steps
+NEARLY = 0.75  # of the preset's steps: with so many, images keep their size
 SMALLEST_PROXY_PX = 32
+DRAWN = 4  # random networks whose steps are timed
 ASKING_S = 0.5  # of a trial, besides training and validating: the sampler and the database
 _PROBED = 4  # steps, of which the first does not count
 _PROBED_IMAGES = 1024
@@ -180,9 +182,9 @@ def proxy_length(preset: int, validating: float, seconds: float, workers: int, s
                  image_size: int, least_px: int) -> dict[str, int]:
     """Options that give the proxy the length which `seconds` of trials allow; none where its `preset` steps suit them.
 
-    Where FEW_TRIALS would not fit, images become smaller, by halves down to `least_px`, then the trainings shorter.
-    Where more than MANY_TRIALS would, trainings become longer. `step_s(px)` are seconds of a step at a size, and
-    `validating` is what a trial takes besides, in steps.
+    Where FEW_TRIALS would not fit with NEARLY as many steps, images become smaller, by halves down to `least_px`, then
+    the trainings shorter. Where more than MANY_TRIALS would, trainings become longer. `step_s(px)` are seconds of a
+    step at a size, and `validating` is what a trial takes besides, in steps.
     """
     busy_s = max(1.0, seconds - (STARTING_S if workers > 1 else 0.0)) * workers / (BESIDE if workers > 1 else 1.0)
     size, each_s = image_size, step_s(image_size)
@@ -190,7 +192,7 @@ def proxy_length(preset: int, validating: float, seconds: float, workers: int, s
     def fit(n: int) -> int:
         return math.floor((busy_s / n - ASKING_S) / each_s - validating)
 
-    while fit(FEW_TRIALS) < preset and size // 2 >= least_px:
+    while fit(FEW_TRIALS) < NEARLY * preset and size // 2 >= least_px:
         size //= 2
         each_s = step_s(size)
     if fit(FEW_TRIALS) < preset:
@@ -237,7 +239,8 @@ def fitted(rows: Sequence[FrontRow], clock: Clock, pace: Pace, workers: int, ste
         kept.remove(dropped)
     if len(kept) < len(rows):
         gone = [row.id for row in rows if row not in kept]
-        say(f"no time for {len(gone)} of {len(rows)} networks: {', '.join(gone)} are left out.")
+        say(f"no time for {len(gone)} of {len(rows)} networks: left out {'is' if len(gone) == 1 else 'are'} "
+            f"{', '.join(gone)}.")
     return kept, max(fit, FEWEST_STEPS)
 
 

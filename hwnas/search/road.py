@@ -22,6 +22,7 @@ from hwnas.latency.deployment import CalibrationOptions, Deployment, error_line,
 from hwnas.networks.network import EARLY, EarlyNetwork, FoundNetwork
 from hwnas.search.minutes import (
     CALIBRATION,
+    DRAWN,
     ENOUGH_STEPS,
     LEAST_TIMING_S,
     LEAST_TRIALS_S,
@@ -309,7 +310,7 @@ def _pace(plan: Plan, dataset: Dataset, console: Console) -> Pace:
 
 
 def _fitting(plan: Plan, chosen: Chosen, estimator: AccuracyEstimator, dataset: Dataset, url: str,
-             clock: Clock | None, pace: Pace | None, console: Console) -> dict[str, int]:
+             model: LatencyModel, clock: Clock | None, pace: Pace | None, console: Console) -> dict[str, int]:
     """The options that give the proxy the length that the minutes allow: those of the study that goes on, or new ones.
     None where the user gave a length, or a new study no minutes."""
     from hwnas.accuracy.proxy import Proxy
@@ -321,16 +322,28 @@ def _fitting(plan: Plan, chosen: Chosen, estimator: AccuracyEstimator, dataset: 
     held = held_choice(url)
     if held is not None or clock is None or pace is None:
         return held or {}
-    reference, px = FoundNetwork(plan.space.reference), dataset.image_size
+    px, networks = dataset.image_size, _drawn(plan, model)
     making = Making(dataset, plan.recipe, plan.options.seed, plan.deployment.target)
+
+    def step_s(size: int) -> float:
+        with console.step(f"time trials at {size} px"):
+            return float(np.mean([step_seconds(network, making, size) for network in networks]))
+
     length = proxy_length(
-        estimator.steps, estimator.validating_steps, _trials_seconds(plan, clock, pace), plan.workers,
-        lambda size: pace.step_s[reference.id] if size == px else step_seconds(reference, making, size),
-        px, max(SMALLEST_PROXY_PX, px // 4) if len(plan.space.image_sizes) == 1 else px)
+        estimator.steps, estimator.validating_steps, _trials_seconds(plan, clock, pace), plan.workers, step_s, px,
+        max(SMALLEST_PROXY_PX, px // 4) if len(plan.space.image_sizes) == 1 else px)
     if length:
         console.note(f"a trial trains for {length['max_steps']} steps at {length.get('image_size', px)} px, by the "
                      f"minutes (without them {estimator.steps} at {px} px)")
     return length
+
+
+def _drawn(plan: Plan, model: LatencyModel) -> list[FoundNetwork]:
+    """Some random networks, within the cap where there are such: what a trial trains is cheaper than the reference."""
+    codes = plan.space.sample(np.random.default_rng([plan.options.seed, *b"pace"]), 64)
+    over_ms = np.maximum(model.predict(codes).mean - (plan.options.budget.latency_ms or np.inf), 0)
+    few = codes[np.argsort(over_ms, kind="stable")[:DRAWN]]
+    return [FoundNetwork(plan.space.decode(plan.space.to_params(code))) for code in few]
 
 
 def _trials_s(prepared: Prepared) -> float:
@@ -411,7 +424,7 @@ def prepare(plan: Plan, run: RunFolder, console: Console, clock: Clock | None = 
     estimator = _estimator(plan, chosen, dataset)
     pace = _pace(plan, dataset, console) if clock is not None else None
     table, model = latency_model(plan.deployment, plan.space, plan.options.calibration, console)
-    if length := _fitting(plan, chosen, estimator, dataset, url, clock, pace, console):
+    if length := _fitting(plan, chosen, estimator, dataset, url, model, clock, pace, console):
         chosen = replace(chosen, options={**chosen.options, **length})
         estimator = _estimator(plan, chosen, dataset)
     options = search_options(plan, model)

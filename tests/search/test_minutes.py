@@ -144,8 +144,9 @@ def test_trials_leave_time_for_a_front_and_timing_takes_what_is_left(clock: Time
 
 
 @pytest.mark.parametrize(("seconds", "px", "least_px", "steps", "size"), [
-    (60.0, 32, 32, 80, 32), (300.0, 32, 32, None, 32), (3600.0, 32, 32, 320, 32), (8.0, 32, 32, 40, 32),
-    (60.0, 64, 32, 80, 32), (60.0, 64, 64, 40, 64), (60.0, 128, 32, 80, 32), (200.0, 128, 32, 80, 64)])
+    (75.0, 32, 32, 80, 32), (300.0, 32, 32, None, 32), (3600.0, 32, 32, 320, 32), (8.0, 32, 32, 40, 32),
+    (60.0, 64, 32, 80, 32), (60.0, 64, 64, 40, 64), (150.0, 64, 32, 63, 64), (60.0, 128, 32, 80, 32),
+    (200.0, 128, 32, 80, 64)])
 def test_trials_are_as_long_as_the_minutes_allow(
         seconds: float, px: int, least_px: int, steps: int | None, size: int) -> None:
     length = proxy_length(80, 10.0, seconds, 1, lambda px: 0.03 * (px / 32) ** 2, px, least_px)
