@@ -51,7 +51,6 @@ def tables() -> list[Table]:
         Table("| without | after 25", partial(_ablation, "noise"), 2),
         Table("| | networks | within 5 / 10 %", _macro), Table("| | to the other's final", _searches),
         Table("| | at 24 |", _workers), Table("| table, sampler, networks |", _believed),
-        Table("| search | trials |", _against_random), Table("| search, network |", _against_random_networks),
         *(table for runtime in INT8_RUNTIMES for table in (
             Table(f"| top-1 lost, {runtime} |", partial(_int8_lost, runtime)),
             Table(f"| ms, {runtime} |", partial(_int8_latency, runtime)))),
@@ -382,18 +381,6 @@ def _believed() -> Rows:
         means = [float(np.mean([float(row[column]) for row in group])) for column in (*columns, "inside")]
         rows[name] = [*means[:4], float(apart.mean()), float(apart.std(ddof=1) / len(apart) ** 0.5), 100 * means[4]]
     return rows
-
-
-def _against_random() -> Rows:
-    told = document("against_random/results/summary.json")
-    controls = told["over_controls_points"]
-    return {name: [told["trials"][name], told["hypervolume"][name],
-                   *(controls[name][end] for end in ("value", "low", "high"))] for name in told["trials"]}
-
-
-def _against_random_networks() -> Rows:
-    return {f"{row['sampler']}, {row['id']}": [100 * float(row["top1_test"]), float(row["latency_ms"])]
-            for row in lines("against_random/results/networks.csv") if row["verified"] == "True"}
 
 
 def _certificates() -> Rows:

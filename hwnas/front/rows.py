@@ -237,10 +237,14 @@ def read_front(path: str | Path) -> list[FrontRow]:
         raise StudyError(f"{path}: no column {missing[0]!r}: it was cut short, or another version of hwnas wrote it. "
                          "To have it made again: delete it, and give the search again.")
     try:
-        rows = read_table(text, column_types())
+        table = read_table(text, column_types())
     except ValueError as error:
         raise StudyError(f"{path}, {error}") from None
-    return [_parse(row, f"{path}, line {number}") for number, row in enumerate(rows, 2)]
+    rows = [_parse(row, f"{path}, line {number}") for number, row in enumerate(table, 2)]
+    if other := next((row for row in rows if row.objectives != rows[0].objectives), None):
+        raise StudyError(f"{path}: {rows[0].id} and {other.id} are of different objectives. To have it made again: "
+                         "delete it, and give the search again.")
+    return rows
 
 
 def save_front(run: RunFolder, rows: Sequence[FrontRow]) -> None:

@@ -69,6 +69,13 @@ def replaced(old: str, new: str) -> Callable[[bytes], bytes]:
     return replace
 
 
+def columned(example: bytes, cells: list[str]) -> bytes:
+    """A table with one more column, of which the last rows have no cells."""
+    lines = example.decode().splitlines()
+    more = [*cells, *[""] * (len(lines) - len(cells))]
+    return "".join(f"{line},{cell}\n" for line, cell in zip(lines, more, strict=True)).encode()
+
+
 def archive(**changes: Any) -> Callable[[bytes], bytes]:
     """An .npz file with other arrays."""
     def change(example: bytes) -> bytes:
@@ -147,6 +154,7 @@ FOUND: list[tuple[str, Callable[[bytes], bytes], str]] = [
     ("environment", edited(dataset=5), "dataset must be a section"),
     ("environment", edited(certificate__lines=5), r"certificate\.lines must be a list"),
     ("environment", edited(measuring__seconds=...), "measuring lacks seconds"),
+    ("front", lambda example: columned(example, ["objectives", "latency_ms size_mb"]), "of different objectives"),
     ("trials", replaced("\n0,COMPLETE", f"\n{2**70},COMPLETE"), "number cannot be"),
     ("trials", lambda example: b"number\n" + b"1\n" * 500_000, "lines, or as much"),
     ("comparisons", lambda example: b"[1]", "must be a section"),
