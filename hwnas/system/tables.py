@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Columns = Mapping[str, Any]  # type of each column: str, int, float or bool, or one of these or None
 _DTYPES = {str: "string", int: "Int64", float: "Float64", bool: "boolean"}
 _BOOLEANS = {"true": True, "false": False}
-_WHOLE = 2**63  # beyond this, whole numbers have no column of pandas
+_BOUNDS = {int: 2**63, float: 1e300}  # pandas has no column of larger whole numbers; no axis holds larger others
 _SHOWN = 40  # characters of a cell that an error shows
 MOST_TEXT = 32 << 20  # bytes of a table, of ours or of a user
 _MOST_CELLS = 8_000_000  # a line takes as much memory as 20 cells
@@ -115,7 +115,7 @@ def _value(cell: str, kind: Any, where: str) -> Any:
     base = _base(kind)
     try:
         value = _BOOLEANS[cell] if base is bool else base(cell)
-        if base is not int or -_WHOLE <= value < _WHOLE:
+        if base not in _BOUNDS or not abs(value) >= _BOUNDS[base]:  # nan passes: a value that there is not
             return value
     except (KeyError, ValueError):
         pass

@@ -154,6 +154,7 @@ FOUND: list[tuple[str, Callable[[bytes], bytes], str]] = [
     ("environment", edited(dataset=5), "dataset must be a section"),
     ("environment", edited(certificate__lines=5), r"certificate\.lines must be a list"),
     ("environment", edited(measuring__seconds=...), "measuring lacks seconds"),
+    ("front", replaced(",0.04,0.9,", ",0.04,1e999,"), "latency_ms_high cannot be '1e999'"),
     ("front", lambda example: columned(example, ["objectives", "latency_ms size_mb"]), "of different objectives"),
     ("trials", replaced("\n0,COMPLETE", f"\n{2**70},COMPLETE"), "number cannot be"),
     ("trials", lambda example: b"number\n" + b"1\n" * 500_000, "lines, or as much"),
