@@ -35,7 +35,7 @@ from hwnas.system.processes import is_dead
 
 __all__ = ["front_rows", "load_study", "open_study", "study_lock", "trial_rows", "wait_for_others"]
 
-DOCUMENT = Document("hwnas-study", 1, "a study", "Choose another run folder.")
+DOCUMENT = Document("hwnas-study", 1, "a study", "Choose another run folder.", shape={f"{CHOSEN}?": {"*": int}})
 NAME = "hwnas"
 
 
@@ -121,8 +121,7 @@ def held_identity(url: str) -> dict[str, str] | None:
 def held_choice(url: str) -> dict[str, int] | None:
     """What was `chosen` when the study behind `url` was created, and None as `held_identity` answers it."""
     held = _held(url)
-    chosen = {} if held is None else held.user_attrs[RECORD].get(CHOSEN, {})
-    return None if held is None else {key: int(value) for key, value in chosen.items()}
+    return None if held is None else DOCUMENT.check(held.user_attrs[RECORD], f"study {shown(url)}").get(CHOSEN, {})
 
 
 def _held(url: str) -> optuna.Study | None:
