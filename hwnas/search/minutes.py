@@ -38,14 +38,13 @@ COMPILING_S = 1.5  # of a network, to score and time it
 STARTING_S = 8.0  # of a process that trains
 BESIDE = 1.15  # times as long takes a step while the other cores train as well
 FEW_TRIALS = 16  # with fewer, the model of all trials knows little: the trials become shorter
-MANY_TRIALS = 64  # more bring less than better ones (experiments/posterior_choice): the trials become longer
+MANY_TRIALS = 64  # where more would fit, the trials become longer; a judgement, which no experiment has held yet
 LEAST_PROXY_STEPS, LONGEST_PROXY = 40, 4  # the second: times the preset's steps
 NEARLY = 0.75  # of the preset's steps: with so many, images keep their size
 SMALLEST_PROXY_PX = 32
 DRAWN = 4  # random networks whose steps are timed
 ASKING_S = 0.5  # of a trial, besides training and validating: the sampler and the database
 _PROBED = 4  # steps, of which the first does not count
-_PROBED_IMAGES = 1024
 
 
 @dataclass(frozen=True)
@@ -136,10 +135,21 @@ def step_seconds(network: Network, making: Making, image_size: int | None = None
     from hwnas.training.loop import train
 
     data, heard = making.dataset, _Stamps()
-    some = data.train.take(np.arange(min(len(data.train), _PROBED_IMAGES)))
+    some = data.train.take(np.arange(min(len(data.train), 8 * making.recipe.batch_size)))  # fewer shrink the batch
     images = Split(resize(some.images, image_size or network.shape.image_size), some.labels)
     train(network.build(), images, recipe=_short(making).recipe, dataset=data, seed=making.seed, progress=heard)
     return heard.step_s
+
+
+def mean_step_seconds(networks: Sequence[Network], making: Making, image_size: int, pace: Pace) -> float:
+    """The mean of `step_seconds` over networks; of those that cannot be trained, the slowest that `pace` knows."""
+    seconds = []
+    for network in networks:
+        try:
+            seconds.append(step_seconds(network, making, image_size))
+        except CandidateError:
+            seconds.append(max(pace.step_s.values()))
+    return float(np.mean(seconds))
 
 
 def _short(making: Making) -> Making:
@@ -179,26 +189,27 @@ def trials_seconds(clock: Clock, pace: Pace, finalists: Sequence[Network], worke
 
 
 def proxy_length(preset: int, validating: float, seconds: float, workers: int, step_s: Callable[[int], float],
-                 image_size: int, least_px: int) -> dict[str, int]:
+                 image_size: int, least_px: int, trials: tuple[int, int] = (FEW_TRIALS, MANY_TRIALS)) -> dict[str, int]:
     """Options that give the proxy the length which `seconds` of trials allow; none where its `preset` steps suit them.
 
-    Where FEW_TRIALS would not fit with NEARLY as many steps, images become smaller, by halves down to `least_px`, then
-    the trainings shorter. Where more than MANY_TRIALS would, trainings become longer. `step_s(px)` are seconds of a
-    step at a size, and `validating` is what a trial takes besides, in steps.
+    `trials`: few and many. Where few would not fit with NEARLY as many steps, images become smaller, by halves down to
+    `least_px`, then the trainings shorter. Where more than many would, trainings become longer. `step_s(px)` are
+    seconds of a step at a size, and `validating` is what a trial takes besides, in steps.
     """
+    few, many = trials
     busy_s = max(1.0, seconds - (STARTING_S if workers > 1 else 0.0)) * workers / (BESIDE if workers > 1 else 1.0)
     size, each_s = image_size, step_s(image_size)
 
     def fit(n: int) -> int:
         return math.floor((busy_s / n - ASKING_S) / each_s - validating)
 
-    while fit(FEW_TRIALS) < NEARLY * preset and size // 2 >= least_px:
+    while fit(few) < NEARLY * preset and size // 2 >= least_px:
         size //= 2
         each_s = step_s(size)
-    if fit(FEW_TRIALS) < preset:
-        steps = max(min(preset, LEAST_PROXY_STEPS), fit(FEW_TRIALS))
+    if fit(few) < preset:
+        steps = max(min(preset, LEAST_PROXY_STEPS), fit(few))
     else:
-        steps = max(preset, min(LONGEST_PROXY * preset, fit(MANY_TRIALS)))
+        steps = max(preset, min(LONGEST_PROXY * preset, fit(many)))
     if (steps, size) == (preset, image_size):
         return {}
     return {"min_steps": steps, "max_steps": steps, **({} if size == image_size else {"image_size": size})}

@@ -24,17 +24,19 @@ from hwnas.search.minutes import (
     CALIBRATION,
     DRAWN,
     ENOUGH_STEPS,
+    FEW_TRIALS,
     LEAST_TIMING_S,
     LEAST_TRIALS_S,
+    MANY_TRIALS,
     SMALLEST_PROXY_PX,
     TIMING,
     Clock,
     Pace,
     early_seconds,
     fitted,
+    mean_step_seconds,
     pace_of,
     proxy_length,
-    step_seconds,
     timing_seconds,
     trials_seconds,
     with_steps,
@@ -311,27 +313,30 @@ def _pace(plan: Plan, dataset: Dataset, console: Console) -> Pace:
 
 def _fitting(plan: Plan, chosen: Chosen, estimator: AccuracyEstimator, dataset: Dataset, url: str,
              model: LatencyModel, clock: Clock | None, pace: Pace | None, console: Console) -> dict[str, int]:
-    """The options that give the proxy the length that the minutes allow: those of the study that goes on, or new ones.
-    None where the user gave a length, or a new study no minutes."""
+    """The options that give the proxy the length that the minutes allow: those of the study that goes on or is reused,
+    or new ones. None where the user or a certificate gave a length, or a new study no minutes."""
     from hwnas.accuracy.proxy import Proxy
     from hwnas.front.make import Making
-    from hwnas.study.study import held_choice
+    from hwnas.study.study import database_path, held_choice
 
-    if type(estimator) is not Proxy or chosen.options.keys() & LENGTH:
+    if type(estimator) is not Proxy or plan.options.accuracy == NAME or chosen.options.keys() & LENGTH:
         return {}
     held = held_choice(url)
+    if held is None and plan.reuse is not None:
+        held = held_choice(database_path(plan.reuse))
     if held is not None or clock is None or pace is None:
         return held or {}
-    px, networks = dataset.image_size, _drawn(plan, model)
-    making = Making(dataset, plan.recipe, plan.options.seed, plan.deployment.target)
+    px, n_trials, networks = dataset.image_size, plan.options.n_trials, _drawn(plan, model)
+    making = Making(dataset, estimator.recipe, plan.options.seed, plan.deployment.target)
 
     def step_s(size: int) -> float:
         with console.step(f"time trials at {size} px"):
-            return float(np.mean([step_seconds(network, making, size) for network in networks]))
+            return mean_step_seconds(networks, making, size, pace)
 
     length = proxy_length(
         estimator.steps, estimator.validating_steps, _trials_seconds(plan, clock, pace), plan.workers, step_s, px,
-        max(SMALLEST_PROXY_PX, px // 4) if len(plan.space.image_sizes) == 1 else px)
+        max(SMALLEST_PROXY_PX, px // 4) if len(plan.space.image_sizes) == 1 else px,
+        (min(FEW_TRIALS, n_trials or FEW_TRIALS), n_trials or MANY_TRIALS))
     if length:
         console.note(f"a trial trains for {length['max_steps']} steps at {length.get('image_size', px)} px, by the "
                      f"minutes (without them {estimator.steps} at {px} px)")

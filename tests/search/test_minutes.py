@@ -28,6 +28,7 @@ from hwnas.search.minutes import (
     Pace,
     early_seconds,
     fitted,
+    mean_step_seconds,
     proxy_length,
     timing_seconds,
     trials_seconds,
@@ -158,6 +159,23 @@ def test_trials_are_as_long_as_the_minutes_allow(
         assert length == {}
 
 
+def test_trials_that_were_asked_for_count_and_no_more() -> None:
+    asked = {n: proxy_length(80, 10.0, 300.0, 1, lambda px: 0.03, 32, 32, (min(16, n), n)) for n in (8, 64, 100)}
+    assert asked[8]["max_steps"] == 320
+    assert asked[64]["max_steps"] == proxy_length(80, 10.0, 300.0, 1, lambda px: 0.03, 32, 32)["max_steps"] > 80
+    assert asked[100] == {}
+
+
+def test_a_drawn_network_that_cannot_be_trained_ends_no_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(network: Any, making: Any, image_size: int) -> float:
+        if network.id == "broken":
+            raise TrainingError("the loss is not finite")
+        return 0.2
+
+    monkeypatch.setattr(minutes, "step_seconds", train)
+    assert mean_step_seconds(networks("good", "broken"), None, 32, PACE) == pytest.approx((0.2 + 0.4) / 2)
+
+
 def test_workers_share_the_trials() -> None:
     alone, beside = (proxy_length(80, 10.0, 300.0, n, lambda px: 0.03, 32, 32)["max_steps"] for n in (1, 2))
     assert 1.5 * alone < beside <= 320
@@ -277,6 +295,7 @@ def test_the_length_of_trials_is_decided_once_and_never_where_one_was_given(
     assert len(asked) == 1
     assert main([*command, "out=other", "proxy.max_steps=6", "proxy.min_steps=6"]) == 0
     assert main([*command, "out=third", "budget.minutes=null"]) == 0
+    assert main([*command, "out=fourth", "search.reuse=run"]) == 0  # its values are of the same length
     assert len(asked) == 1
     assert main([*command, "budget.minutes=null", "n_trials=4"]) == 0  # the study keeps its length
     assert [row["top1_proxy"] for row in rows_of(bench / "run" / "trials.csv")][:2] == values
