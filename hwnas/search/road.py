@@ -288,11 +288,11 @@ def search(config: Config, console: Console) -> SearchResult:
 def _divide(prepared: Prepared, console: Console) -> float:
     """Print the plan of the minutes, and set the end of the trials, which workers read in the study. Returns their
     seconds, infinite without minutes."""
-    clock, plan = prepared.clock, prepared.plan
-    if clock is None:
+    clock, pace, plan = prepared.clock, prepared.pace, prepared.plan
+    if clock is None or pace is None:
         _set_end(prepared.study, None)
         return math.inf
-    trials_s = _trials_s(prepared)
+    trials_s = _trials_s(plan, clock, pace)
     rest_s = clock.left_s - trials_s
     console.note(f"plan for {clock.minutes:g} min: {clock.spent_s / 60:.1f} to prepare (done), {trials_s / 60:.1f} for "
                  f"trials, about {(rest_s - _timing_s(clock)) / 60:.1f} to train and export {plan.options.finalists.k} "
@@ -334,7 +334,7 @@ def _fitting(plan: Plan, chosen: Chosen, estimator: AccuracyEstimator, dataset: 
             return mean_step_seconds(networks, making, size, pace)
 
     length = proxy_length(
-        estimator.steps, estimator.validating_steps, _trials_seconds(plan, clock, pace), plan.workers, step_s, px,
+        estimator.steps, estimator.validating_steps, _trials_s(plan, clock, pace), plan.workers, step_s, px,
         max(SMALLEST_PROXY_PX, px // 4) if len(plan.space.image_sizes) == 1 else px,
         (min(FEW_TRIALS, n_trials or FEW_TRIALS), n_trials or MANY_TRIALS))
     if length:
@@ -351,14 +351,8 @@ def _drawn(plan: Plan, model: LatencyModel) -> list[FoundNetwork]:
     return [FoundNetwork(plan.space.decode(plan.space.to_params(code))) for code in few]
 
 
-def _trials_s(prepared: Prepared) -> float:
+def _trials_s(plan: Plan, clock: Clock, pace: Pace) -> float:
     """Seconds for the trials; BudgetError where none are left for a front after them."""
-    assert prepared.clock is not None
-    assert prepared.pace is not None
-    return _trials_seconds(prepared.plan, prepared.clock, prepared.pace)
-
-
-def _trials_seconds(plan: Plan, clock: Clock, pace: Pace) -> float:
     return trials_seconds(clock, pace, [FoundNetwork(plan.space.reference)] * min(2, plan.options.finalists.k),
                           plan.workers)
 
@@ -394,7 +388,7 @@ def _early_front(prepared: Prepared, all_trials_s: float, console: Console) -> b
             prepared.run.write_trials(trials)
             verified(replace(prepared, plan=part, clock=clock.until(front_s)), trials, console, EarlyNetwork)
     try:
-        rest_s = min(_trials_s(prepared), max(LEAST_TRIALS_S, all_trials_s - trials_s))
+        rest_s = min(_trials_s(plan, clock, pace), max(LEAST_TRIALS_S, all_trials_s - trials_s))
         _set_end(prepared.study, time.time() + rest_s)
     except BudgetError:
         if not _read_held(prepared.run)[0]:
