@@ -237,7 +237,7 @@ def make_all(networks: Sequence[Network], run: RunFolder, making: Making, worker
     The last networks start first: they are the baselines, which take longest. `report` hears how much is done of what
     is to be trained: networks whose weights are stored take a moment. HwnasError when a process was ended.
     """
-    waiting = [network.id for network in networks if not _is_trained(network, run, making)]
+    waiting = [network.id for network in networks if not is_trained(network, run, making)]
     if workers <= 1 or len(networks) <= 1:
         for network in networks:
             def heard(step: int, steps: int, name: str = network.id) -> None:
@@ -262,7 +262,7 @@ def make_all(networks: Sequence[Network], run: RunFolder, making: Making, worker
                 yield jobs[job], outcome
 
 
-def _is_trained(network: Network, run: RunFolder, making: Making) -> bool:
+def is_trained(network: Network, run: RunFolder, making: Making) -> bool:
     """Whether the network's stored weights will be taken."""
     data = making.dataset.at_size(network.shape.image_size)
     return _stored(run.model(network.id), fingerprint(network, making, data))[0]

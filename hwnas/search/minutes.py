@@ -97,11 +97,19 @@ class Pace:
 
     def seconds(self, networks: Sequence[Network], steps: int, workers: int) -> float:
         """Seconds to train and export `networks` with `steps` each, the last one first, on so many processes."""
+        workers = min(workers, max(1, len(networks)))
         beside = BESIDE if workers > 1 else 1.0
-        ends = [STARTING_S if workers > 1 else 0.0] * min(workers, max(1, len(networks)))
+        ends = [STARTING_S if workers > 1 else 0.0] * workers
         for network in reversed(networks):
             heapq.heapreplace(ends, ends[0] + beside * (self.making_s + steps * self.step_s[network.id]))
         return max(ends)
+
+    def corrected(self, networks: Sequence[Network], steps: int, workers: int, took_s: float) -> Pace:
+        """The pace of a machine that trained and exported `networks` in `took_s`; the same where these are none."""
+        if not networks:
+            return self
+        ratio = took_s / self.seconds(networks, steps, workers)
+        return Pace({name: ratio * step_s for name, step_s in self.step_s.items()}, ratio * self.making_s)
 
     def most_steps(self, networks: Sequence[Network], seconds: float, workers: int, most: int) -> int:
         """The most steps, up to `most`, that fit into `seconds`; 0 where none does."""
@@ -239,20 +247,53 @@ def fitted(rows: Sequence[FrontRow], clock: Clock, pace: Pace, workers: int, ste
     to two. `say` hears of it.
     """
     kept = list(rows)
-    timing_s = max(LEAST_TIMING_S, TIMING * 60 * clock.minutes)
     while True:
-        networks = [row.network for row in kept if row.network is not None]
-        seconds = clock.left_s - timing_s - len(kept) * COMPILING_S - ENDING_S
-        fit = pace.most_steps(networks, seconds, workers, steps[1])
+        fit = pace.most_steps(_networks(kept), _making_s(clock, len(kept)), workers, steps[1])
         dropped = _least_wanted(kept, pace, fit < FEWEST_STEPS)
         if fit >= steps[0] or dropped is None:
             break
         kept.remove(dropped)
     if len(kept) < len(rows):
         gone = [row.id for row in rows if row not in kept]
-        say(f"no time for {len(gone)} of {len(rows)} networks: left out {'is' if len(gone) == 1 else 'are'} "
-            f"{', '.join(gone)}.")
+        say(f"no time for {len(gone)} of {len(rows)} networks as it looks now: {', '.join(gone)}. Those that fit once "
+            "the others are trained are made too.")
     return kept, max(fit, FEWEST_STEPS)
+
+
+def fitting_too(spare: Sequence[FrontRow], kept: Sequence[FrontRow], clock: Clock, pace: Pace, workers: int, steps: int
+                ) -> list[FrontRow]:
+    """The rows of `spare` that there is still time for, with so many steps each, after `kept` were made.
+
+    Most wanted are finalists, then what gives controls and baselines two each, then the cheapest.
+    """
+    more: list[FrontRow] = []
+    left = list(spare)
+    while left:
+        every = [*kept, *more]
+        row = min(left, key=lambda row: _want(row, every, pace))
+        left.remove(row)
+        if pace.seconds(_networks([*more, row]), steps, workers) <= _making_s(clock, len(every) + 1):
+            more.append(row)
+    return more
+
+
+def _want(row: FrontRow, every: Sequence[FrontRow], pace: Pace) -> tuple[int, float]:
+    """Sort key: what is wanted most beside the rows of `every` comes first."""
+    alike = sum((other.is_control, other.is_baseline) == (row.is_control, row.is_baseline) for other in every)
+    return min(alike, 2) if row.is_control or row.is_baseline else -1, _step_s(row, pace)
+
+
+def _making_s(clock: Clock, n: int) -> float:
+    """Seconds left to train and export, before `n` networks are scored and timed."""
+    return clock.left_s - max(LEAST_TIMING_S, TIMING * 60 * clock.minutes) - n * COMPILING_S - ENDING_S
+
+
+def _networks(rows: Iterable[FrontRow]) -> list[Network]:
+    return [row.network for row in rows if row.network is not None]
+
+
+def _step_s(row: FrontRow, pace: Pace) -> float:
+    return 0.0 if row.network is None else pace.step_s[row.network.id]
 
 
 def _least_wanted(rows: Sequence[FrontRow], pace: Pace, few_steps: bool) -> FrontRow | None:
@@ -261,7 +302,7 @@ def _least_wanted(rows: Sequence[FrontRow], pace: Pace, few_steps: bool) -> Fron
     beside = [row for row in rows if row.is_control], [row for row in rows if row.is_baseline]
     spare = [row for group in beside if len(group) > 1 for row in group]
     if spare:
-        return max(spare, key=lambda row: 0.0 if row.network is None else pace.step_s[row.network.id])
+        return max(spare, key=lambda row: _step_s(row, pace))
     if not few_steps:
         return None
     last = next((group[-1] for group in beside if group), None)

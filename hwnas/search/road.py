@@ -34,6 +34,7 @@ from hwnas.search.minutes import (
     Pace,
     early_seconds,
     fitted,
+    fitting_too,
     mean_step_seconds,
     pace_of,
     proxy_length,
@@ -512,7 +513,7 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     from hwnas.front.make import Making, fault_of
     from hwnas.front.rows import FrontRow
     from hwnas.front.score import Scores
-    from hwnas.front.verification import environment_of, make_rows, results_of, verify_front, write_results
+    from hwnas.front.verification import environment_of, results_of, verify_front, write_results
 
     plan, run, deployment = prepared.plan, prepared.run, prepared.plan.deployment
     target, host = deployment.target, deployment.host_name
@@ -522,14 +523,16 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
         console.say(f"note: {doubt}")
     controls = draw_controls(finalists, plan.space, prepared.model.predict, plan.options.controls, plan.options.seed,
                              console.say)
-    rows = [*finalists, *controls,
-            *(FrontRow.of(network, target=target.name, host=host) for network in plan.baselines)]
+    wanted = rows = [*finalists, *controls,
+                     *(FrontRow.of(network, target=target.name, host=host) for network in plan.baselines)]
     making = Making(prepared.dataset, plan.recipe, plan.options.seed, target, narrow=_narrow(prepared))
     if prepared.clock is not None and prepared.pace is not None:
-        rows, making = _in_time(prepared, rows, making, console)
+        rows, making, pace = _in_time(prepared, rows, making, console)
+        prepared = replace(prepared, pace=pace)
     joined = joined_rows(run, making, host)
-    held = _read_verified(run, [*rows, *joined], asdict(making.recipe), plan.options.budget.p99_ms)
-    spoilt = next((f"{row.id}: {why}" for row in [*rows, *joined] if held and row.network is not None
+    held = _read_verified(run, [*rows, *joined], [*wanted, *joined], asdict(making.recipe), plan.options.budget.p99_ms)
+    names = {row.id for row in held}
+    spoilt = next((f"{row.id}: {why}" for row in [*wanted, *joined] if row.id in names and row.network is not None
                    and (why := fault_of(row.network, run.model(row.id), making, console.say, complete=True))), "")
     if spoilt:
         console.say(f"the front in {run.path} is made and timed again: {spoilt}.")
@@ -539,7 +542,7 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
         console.say(f"the front in {run.path} is verified already; to time it again: "
                     f"python -m hwnas.verify run={run.path}")
         return held, comparisons
-    rows = [*make_rows(rows, run, making, plan.workers, console), *joined]
+    rows = [*_made(prepared, rows, wanted, making, console), *joined]
     facts, objective = _facts(prepared, trials, len(rows)), prepared.options.objective
     environment = environment_of(making, facts)
     if deployment.here:
@@ -585,8 +588,8 @@ def _narrow(prepared: Prepared) -> bool:
 
 
 def _in_time(prepared: Prepared, rows: Sequence[FrontRow], making: Making, console: Console
-             ) -> tuple[list[FrontRow], Making]:
-    """The rows that the minutes allow, and a recipe with as many steps as fit."""
+             ) -> tuple[list[FrontRow], Making, Pace]:
+    """The rows that the minutes allow, a recipe with as many steps as fit, and the pace of all rows' networks."""
     clock, pace, plan = prepared.clock, prepared.pace, prepared.plan
     assert clock is not None
     assert pace is not None
@@ -594,7 +597,31 @@ def _in_time(prepared: Prepared, rows: Sequence[FrontRow], making: Making, conso
     full = making.recipe.steps_for(len(making.dataset.train))
     kept, steps = fitted(rows, clock, pace, plan.workers, (min(full, ENOUGH_STEPS), MOST_TIMES * full), console.say)
     console.note(f"{clock.left_s / 60:.1f} min are left: {len(kept)} networks are trained for {steps} steps each")
-    return kept, replace(making, recipe=with_steps(making.recipe, steps))
+    return kept, replace(making, recipe=with_steps(making.recipe, steps)), pace
+
+
+def _made(prepared: Prepared, rows: Sequence[FrontRow], wanted: Sequence[FrontRow], making: Making, console: Console
+          ) -> list[FrontRow]:
+    """`rows` as made; with minutes, those others of `wanted` too that fit at the pace which making them showed."""
+    from hwnas.front.make import is_trained
+    from hwnas.front.verification import make_rows
+
+    clock, pace, workers, run = prepared.clock, prepared.pace, prepared.plan.workers, prepared.run
+    spare = [row for row in wanted if row not in rows]
+    new = [row.id for row in rows if spare and row.network is not None and not is_trained(row.network, run, making)]
+    began = Clock.start(0.0)
+    made = make_rows(rows, run, making, workers, console)
+    if clock is None or pace is None or not spare:
+        return made
+    steps = making.recipe.steps_for(len(making.dataset.train))
+    # a network that failed may have done so at once, and says nothing about the pace
+    ended = [row.network for row in made if row.id in new and row.network is not None and not row.reason]
+    pace = pace.corrected(ended, steps, workers, began.spent_s)
+    more = fitting_too(spare, made, clock, pace, workers, steps)
+    gone = [row.id for row in spare if row not in more]
+    told = [f"there is time for {', '.join(row.id for row in more)} after all"] if more else []
+    console.say("; ".join(told + ([f"left out for want of time: {', '.join(gone)}"] if gone else [])) + ".")
+    return [*made, *make_rows(more, run, making, workers, console)] if more else made
 
 
 def _timing_s(clock: Clock) -> float:
@@ -719,14 +746,15 @@ def _network_of(prepared: Prepared, of: type[FoundNetwork]) -> Callable[[Mapping
     return lambda row: of(prepared.plan.space.decode(trials[row["number"]].params))
 
 
-def _read_verified(run: RunFolder, rows: Sequence[FrontRow], recipe: Mapping[str, Any], p99_ms: float | None
-                   ) -> list[FrontRow]:
-    """The verified front in the run folder, if it has exactly these networks, trained by this recipe and judged by this
-    cap of p99; otherwise []."""
+def _read_verified(run: RunFolder, rows: Sequence[FrontRow], wanted: Sequence[FrontRow], recipe: Mapping[str, Any],
+                   p99_ms: float | None) -> list[FrontRow]:
+    """The verified front in the run folder, if it has these `rows` and no others than are `wanted`, trained by this
+    recipe and judged by this cap of p99; otherwise []."""
     held, environment = _read_held(run)
     if not held:
         return []
-    same = {row.id for row in held} == {row.id for row in rows} and all(row.verified for row in held)
+    names = {row.id for row in held}
+    same = {row.id for row in rows} <= names <= {row.id for row in wanted} and all(row.verified for row in held)
     return held if same and (environment.get("recipe"), environment.get("cap_p99_ms")) == (recipe, p99_ms) else []
 
 

@@ -28,6 +28,7 @@ from hwnas.search.minutes import (
     Pace,
     early_seconds,
     fitted,
+    fitting_too,
     mean_step_seconds,
     proxy_length,
     timing_seconds,
@@ -110,7 +111,7 @@ def test_controls_go_first_then_baselines_and_two_finalists_stay(left_s: float, 
     assert steps >= FEWEST_STEPS
     assert steps == 400 or left_s < 3600
     assert bool(said) == (len(kept) < 6)
-    assert all("left out" in line for line in said)
+    assert all("as it looks now" in line for line in said)
 
 
 def test_finalists_are_trained_in_full_before_more_than_one_control_and_baseline_are(clock: Time) -> None:
@@ -124,6 +125,73 @@ def test_finalists_are_trained_in_full_before_more_than_one_control_and_baseline
     everything, steps = fitted(wanted, Clock.start(60.0), pace, 1, (160, 1600), lambda line: None)
     assert len(everything) == 7
     assert steps >= 160
+
+
+def test_a_network_alone_shares_the_machine_with_none() -> None:
+    assert PACE.seconds(networks("slow"), 100, 2) == PACE.seconds(networks("slow"), 100, 1)
+
+
+def test_what_fits_at_the_corrected_pace_is_made_too_and_no_more(clock: Time) -> None:
+    wanted = rows(2, 3, 3)
+    for row, cost in zip(wanted[2:], ("fast", "slow", "slow", "slow", "fast", "dear"), strict=True):
+        row.network = SimpleNamespace(id=cost)
+    kept, spare = [*wanted[:2], wanted[2], wanted[5]], [*wanted[3:5], *wanted[6:]]
+    pace = Pace({**PACE.step_s, "dear": 4.0}, 5.0)
+    trained = [row.network for row in kept]
+    faster = pace.corrected(trained, 100, 1, 0.8 * pace.seconds(trained, 100, 1))
+    assert faster.seconds(trained, 100, 1) == pytest.approx(0.8 * pace.seconds(trained, 100, 1))
+    assert pace.corrected([], 100, 1, 1.0) is pace
+
+    def ids(left_s: float) -> list[str]:
+        watch = Clock(20.0, clock.now - 1200 + left_s)
+        more = fitting_too(spare, kept, watch, faster, 1, 100)
+        reserve = minutes.TIMING * 1200 + (4 + len(more)) * minutes.COMPILING_S + minutes.ENDING_S
+        assert not more or faster.seconds([row.network for row in more], 100, 1) <= left_s - reserve
+        return [row.id for row in more]
+
+    assert ids(3600.0) == ["b1", "c1", "c2", "b2"]  # two each before a third, the cheapest first
+    assert ids(230.0) == ["b1", "c1", "c2"]
+    assert ids(160.0) == ["b1"]
+    assert ids(100.0) == []
+
+
+@pytest.mark.parametrize(("share", "stored", "failed", "later"), [
+    (0.78, False, False, ["c1"]), (1.05, False, False, []), (0.78, True, False, []), (0.78, False, True, [])])
+def test_minutes_that_the_training_left_are_used(
+        share: float, stored: bool, failed: bool, later: list[str], clock: Time,
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = [make_row(f"f{at}") for at in range(3)]
+    wanted += [make_row(f"c{at}", is_control=True, control_of="f0") for at in range(2)]
+    wanted = [replace(row, network=SimpleNamespace(id=row.id)) for row in wanted]
+    pace = Pace({row.id: 0.4 for row in wanted}, 5.0)
+    made: list[list[str]] = []
+
+    def make(rows: Any, *args: Any) -> list[Any]:
+        made.append([row.id for row in rows])
+        clock.now += share * pace.seconds([row.network for row in rows], 100, 1)
+        return [replace(row, reason="the loss is not finite" if failed and row.id != "f0" else "") for row in rows]
+
+    monkeypatch.setattr(verification, "make_rows", make)
+    monkeypatch.setattr("hwnas.front.make.is_trained", lambda network, *args: stored)
+    recipe, said = SimpleNamespace(steps_for=lambda n: 100), []
+    needed_s = 4 * 45 + 0.085 * 360 + 5 * minutes.COMPILING_S + minutes.ENDING_S  # of the four, and 8 % of timing
+    prepared = SimpleNamespace(clock=Clock(6.0, clock.now - 360 + needed_s), pace=pace, run=None,
+                               plan=SimpleNamespace(workers=1))
+    making = SimpleNamespace(recipe=recipe, dataset=SimpleNamespace(train=[0]))
+    rows = road._made(prepared, wanted[:4], wanted, making, SimpleNamespace(say=said.append))
+    assert made == [["f0", "f1", "f2", "c0"], *([later] if later else [])]
+    assert [row.id for row in rows] == [*made[0], *later]
+    assert said == ["there is time for c1 after all." if later else "left out for want of time: c1."]
+    assert prepared.clock.left_s >= minutes.TIMING * 360 + minutes.ENDING_S
+
+
+@pytest.mark.parametrize(("held", "taken"), [("f0 c0", True), ("f0 c0 c1", True), ("f0", False), ("f0 c0 x", False)])
+def test_the_front_that_stands_is_taken_with_what_was_made_late(
+        held: str, taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    stands = [make_row(name, verified=True) for name in held.split()]
+    monkeypatch.setattr(road, "_read_held", lambda run: (stands, {"recipe": {}, "cap_p99_ms": None}))
+    kept, wanted = ([make_row(name) for name in names.split()] for names in ("f0 c0", "f0 c0 c1"))
+    assert road._read_verified(None, kept, wanted, {}, None) == (stands if taken else [])
 
 
 def test_too_few_minutes_name_those_that_suffice(clock: Time) -> None:
