@@ -1,6 +1,61 @@
-"""Joins a search as one more worker: python -m hwnas.worker run=DIR, by the name it had in earlier versions."""
+"""Joins the search in a run folder as one more worker: python -m hwnas.worker run=DIR
 
-from hwnas.search.worker import command
+It takes the options from the folder's config.yaml, evaluates architectures until the search is done, and leaves the
+verification to the search itself, which starts such workers on its own (workers=N). A study outside the folder counts
+only when it is named (storage=URL); dataset.root=DIR says where the images lie here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from hwnas.cli.command import as_data, opened_run, refuse_code, run_command, unresolved
+from hwnas.cli.options import Config, section
+from hwnas.cli.progress import Console
+from hwnas.errors import StudyError
+from hwnas.system.documents import load_yaml
+from hwnas.system.run_folder import RunFolder
+
+
+def main(config: Config, console: Console) -> None:
+    """Work on the search that `run` names until it is done."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    from hwnas.search.road import make_plan, prepare, search_trials
+
+    folder = opened_run(config)
+    options = load_yaml(config["config"]) if config["config"] else _options(folder, config)
+    refuse_code(options, f"{folder.config}: ")
+    try:
+        values = OmegaConf.create(as_data(options))
+    except OmegaConfBaseException as error:
+        raise StudyError(f"cannot read {folder.config}: {str(error).splitlines()[0]}.") from None
+    search_trials(prepare(make_plan(values, console), folder, console), console)
+
+
+def _options(folder: RunFolder, config: Config) -> Config:
+    """The options in the folder, which may be of others: nothing in them is resolved. StudyError where that is not
+    enough."""
+    from hwnas.study.study import study_url
+
+    options = folder.read_config()
+    options["storage"] = study_url(folder.path, options.get("storage"), config["storage"])
+    if root := config["dataset"]["root"]:
+        options["dataset"] = {**section(options, "dataset"), "root": root}
+    if keys := [*unresolved(options, "")]:
+        step = "Add dataset.root=DIR." if keys == ["dataset.root"] else \
+            "Give the command of the search instead: it joins as a worker."
+        raise StudyError(f"{folder.config}: {', '.join(keys[:4])} stand as they were typed, and nothing in a folder is "
+                         f"resolved. {step}")
+    return options
+
+
+def command(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `python -m hwnas.worker`."""
+    return run_command(main, "worker", __doc__ or "", argv, target=False)
+
 
 if __name__ == "__main__":
-    raise SystemExit(command())
+    sys.exit(command())

@@ -19,7 +19,7 @@ ORDER = ("errors", "face", "stats", "pictures", "system", "cli", "space", "targe
 COMMANDS = {"__main__", "profile", "validate", "roofline", "verify", "train", "predict", "report", "export", "worker"}
 OUTSIDE = {"api", "testing", "network", "architecture", "baselines"}  # for users, and old names
 LIGHT = ("errors", "face", "stats.pareto", "system.paths", "space", "target", "study.objective",
-         "latency.table", "latency.model")
+         "latency.table", "latency.model", "training.teacher", "compress.job")
 HEAVY = {"torch", "torchvision", "timm", "openvino", "onnx", "onnxruntime", "optuna", "sklearn", "scipy", "matplotlib",
          "pandas"}
 

@@ -27,8 +27,8 @@ from hwnas.__main__ import main
 from hwnas.data.loading import load_dataset
 from hwnas.latency.held_out_networks import TimedOne
 from hwnas.latency.table import LatencyTable
-from hwnas.latency.validation import network_to_dict, save
 from hwnas.space.search_space import SearchSpace
+from hwnas.validate import network_to_dict, save
 
 IMAGES = ["dataset=arrays", "dataset.root=images.npz", "dataset.image_size=8"]
 SEARCH = ["search", "-q", "+target=ort_fp32", "space=tiny.yaml", "out=run", *IMAGES, "accuracy=tabular",

@@ -26,10 +26,10 @@ from hwnas.errors import ConfigError
 from hwnas.latency.held_out_networks import TimedOne
 from hwnas.latency.model import LatencyModel
 from hwnas.latency.table import LatencyTable
-from hwnas.latency.validation import Stored, load
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
 from hwnas.target import Host
+from hwnas.validate import Stored, load
 
 SAMPLED_NETWORKS = 200  # that kernels to be timed are drawn from
 

@@ -16,7 +16,7 @@ from hwnas.latency.agreement import compared, summary
 from hwnas.latency.held_out_networks import TimedOne
 from hwnas.latency.model import Predictions
 from hwnas.latency.table import Measurement
-from hwnas.latency.validation import Job, table_identity
+from hwnas.validate import Job, table_identity
 
 PREDICTED = "latency_ms_predicted"
 FIGURES = ("n", "within_5", "within_10", "mean_error", "bias", "spearman", "coverage", "median_half_width",

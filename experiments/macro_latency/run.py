@@ -25,15 +25,15 @@ from experiments.macro_latency.benchmark import CHANNELS, CLASSES, SPACE, Benchm
 from experiments.macro_latency.choice import Chosen, calibrated_on, chosen_networks
 from experiments.macro_latency.options import Options, parse
 from experiments.macro_latency.report import Outcome, describe, rows_of, summary_of
+from hwnas import validate
 from hwnas.cli.options import read_command
 from hwnas.cli.progress import Console
 from hwnas.errors import MissingLatency
-from hwnas.latency import validation as validate
 from hwnas.latency.deployment import key_of
 from hwnas.latency.held_out_networks import TimedOne
 from hwnas.latency.table import find_table
 from hwnas.latency.timing import WAVE
-from hwnas.latency.validation import load
+from hwnas.validate import load
 
 
 def main(arguments: list[str] | None = None) -> None:

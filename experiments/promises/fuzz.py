@@ -261,7 +261,7 @@ def import_libraries() -> None:
 
     import hwnas.api
     import hwnas.front.report
-    import hwnas.latency.validation
+    import hwnas.validate
     import hwnas.verify  # noqa: F401
 
 

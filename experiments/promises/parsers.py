@@ -368,7 +368,7 @@ def _read_predictions(folder: Path) -> None:
 
 def _read_target(folder: Path) -> None:
     from hwnas.cli.command import compose
-    from hwnas.latency.roofline import named_target
+    from hwnas.roofline import named_target
     from hwnas.target import Target
 
     os.environ["HWNAS_HOME"] = str(folder)
@@ -617,7 +617,7 @@ def _validation() -> list[bytes]:
 
 
 def _read_validation(folder: Path) -> None:
-    from hwnas.latency.validation import load
+    from hwnas.validate import load
 
     for network in load(folder / "measured.json").networks:
         str([network.measurement.latency_ms, network.measurement.reason])

@@ -433,7 +433,7 @@ class RunFolderMachine(RuleBasedStateMachine):
 
     def _start(self, command: str, options: list[str], label: str = "said") -> Started:
         (self.place / f"{label}.txt").unlink(missing_ok=True)
-        return start(f"hwnas.{'search.worker' if command == 'worker' else command}", ["-q", *options],
+        return start(f"hwnas.{command}", ["-q", *options],
                      self.place / f"{label}.txt")
 
     def _finish(self, running: Started, label: str, code: int | None = None) -> Ended:

@@ -41,7 +41,7 @@ COMMANDS = {  # name: its module, and what it does
     "report": ("hwnas.report", "write a run's pictures and report again"),
     "predict": ("hwnas.predict", "classify a folder of images with a network"),
     "export": ("hwnas.export", "copy a run, also while a search works on it"),
-    "worker": ("hwnas.search.worker", "join a search as one more worker"),
+    "worker": ("hwnas.worker", "join a search as one more worker"),
 }
 GROUPS = {"target": "target", "dataset": "data set", "objective": "objective"}  # folders of conf/ to choose from
 _DATASETS = "hwnas.datasets"  # entry points: data sets of other packages
@@ -117,7 +117,7 @@ def _parser(config_name: str, usage: str, target: bool) -> argparse.ArgumentPars
     prog = f"python -m {COMMANDS[config_name][0]}"
     if Path(sys.argv[0]).stem == "hwnas":  # the console script
         prog = f"hwnas {config_name}"
-        usage = re.sub(r"python -m hwnas\.(?:search\.(?=worker))?(\w+)", r"hwnas \1", usage)
+        usage = re.sub(r"python -m hwnas\.(\w+)", r"hwnas \1", usage)
     parser = _Parser(prog=prog, description=usage, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-q", "--quiet", action="store_true", help="print results and warnings only")
     parser.add_argument("--show-config", action="store_true", help="print every option with its value and stop")

@@ -471,7 +471,7 @@ def extra_workers(n: int, plan: Plan, run: RunFolder, console: Console) -> Abstr
 
     Yields a list that has a line for each worker that ended early, after the block.
     """
-    return crew(n, "hwnas.search.worker", ["-q", "--as-is", f"run={run.path.absolute()}"], console.say,
+    return crew(n, "hwnas.worker", ["-q", "--as-is", f"run={run.path.absolute()}"], console.say,
                 unseen=["--as-is", f"config={plan.config}"])
 
 

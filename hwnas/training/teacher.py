@@ -1,30 +1,41 @@
-"""Teachers of a distillation: a timm network with its own weights, or an ONNX file in a limited child process."""
+"""Teachers of a distillation: a timm network with its own weights, or an ONNX file in a limited child process.
+
+The child runs this file too, without torch. The socket between the two lies in a folder of the parent's own, and only
+raw numbers go over it. First come (classes, height, width) as int32; then float32 images of one whole batch go in and
+float32 logits come out. Nothing that comes from the child is unpickled.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn.functional import interpolate, kl_div, log_softmax
 
 from hwnas.cli.options import Config, option, read_options
 from hwnas.data.dataset import Dataset
 from hwnas.errors import CandidateError, ConfigError, DataError, HwnasError, ModelError
 from hwnas.networks.baselines import TIMM, Baseline, build_timm
 from hwnas.networks.network import load_weights
-from hwnas.runtimes.child import run_child
+from hwnas.runtimes.child import WAITING, Progress, run_child, serve
+from hwnas.runtimes.foreign import check_batches, check_path, input_of, load_checked
+from hwnas.runtimes.runtime import one_line
 from hwnas.system.documents import content_of
 from hwnas.target import Target
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from hwnas.runtimes.runtime import Compiled, Runtime
 
 _POLL_S = 0.2
 
@@ -96,6 +107,8 @@ def teacher_of(options: TeacherOptions, dataset: Dataset, batch_size: int, threa
 
 def distilled(loss: Tensor, logits: Tensor, taught: Tensor, options: TeacherOptions) -> Tensor:
     """(1 - alpha) loss + alpha T² KL(teacher ‖ student) at temperature T (Hinton, Vinyals and Dean, 2015)."""
+    from torch.nn.functional import kl_div, log_softmax
+
     heat = options.temperature
     apart = kl_div(log_softmax(logits / heat, 1), log_softmax(taught.float() / heat, 1), reduction="batchmean",
                    log_target=True)
@@ -103,6 +116,8 @@ def distilled(loss: Tensor, logits: Tensor, taught: Tensor, options: TeacherOpti
 
 
 def _timm(options: TeacherOptions, dataset: Dataset, device: str) -> Teacher:
+    import torch
+
     size, classes = options.image_size or dataset.image_size, len(dataset.class_names)
     with torch.random.fork_rng(devices=[]):  # random weights are drawn, which the student's seed must not see
         network = build_timm(Baseline(str(options.model).removeprefix(TIMM)), dataset.channels, classes, size,
@@ -119,6 +134,8 @@ def _timm(options: TeacherOptions, dataset: Dataset, device: str) -> Teacher:
 
 def adapted(images: Tensor, dataset: Dataset, options: TeacherOptions, size: tuple[int, int]) -> Tensor:
     """Images of the data set in the normalisation and size that the teacher was trained on."""
+    from torch.nn.functional import interpolate
+
     mean, std = options.mean or dataset.mean, options.std or dataset.std
     if (mean, std) != (dataset.mean, dataset.std):
         scale, shift = ([own / its for own, its in zip(dataset.std, std, strict=True)],
@@ -143,7 +160,7 @@ class OnnxTeacher:
             door.bind(where)
             door.listen(1)
             door.settimeout(_POLL_S)
-            self._child = self._pool.submit(run_child, "hwnas.training.teacher_child", job, target,
+            self._child = self._pool.submit(run_child, "hwnas.training.teacher", job, target,
                                             timeout_s=options.timeout, memory_mb=options.memory_mb)
             self._line = self._accept(door)
         self._stream = self._line.makefile("rwb")
@@ -155,6 +172,8 @@ class OnnxTeacher:
                             f"{len(dataset.class_names)}. Give one that was trained on these classes.")
 
     def __call__(self, images: Tensor) -> Tensor:
+        import torch
+
         fed = adapted(images.cpu(), self._dataset, self._options, self._size).contiguous().numpy()
         try:
             self._stream.write(np.ascontiguousarray(fed, "<f4").tobytes())
@@ -201,3 +220,55 @@ class OnnxTeacher:
         if error is not None:
             raise error
         return ModelError(f"teacher {self._options.model} ended too early. Give the command again.")
+
+
+def answer(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Progress) -> int:
+    """Serve `job["socket"]`; the number of batches answered. ModelError for a file that cannot teach."""
+    label = job["label"]
+    check_path(job["path"], job["memory_mb"])
+    axes = input_of(load_checked(job["path"]), label)
+    check_batches(axes, label, [target.batch])
+    if len(axes.shape) != 4 or axes.shape[1] not in (None, job["channels"]):
+        raise ModelError(f"{label} takes images of shape {list(axes.shape[1:])}; the data set has "
+                         f"{job['channels']} channel(s), [channels, height, width]. Give another teacher.")
+    size = job["image_size"]
+    height, width = (job["asked_size"] or fixed or size for fixed in axes.shape[2:])
+    shape = (target.batch, job["channels"], height, width)
+    compiled = runtime.compile(job["path"], target)
+    logits = _logits(compiled, np.zeros(shape, np.float32), label)
+    with socket.socket(socket.AF_UNIX) as line:
+        line.connect(job["socket"])
+        with line.makefile("rwb") as stream:
+            stream.write(np.array([logits.shape[1], height, width], "<i4").tobytes())
+            stream.flush()
+            return _serve(stream, shape, compiled, label, progress)
+
+
+def _serve(stream: Any, shape: tuple[int, ...], compiled: Compiled, label: str, progress: Progress) -> int:
+    answered, size = 0, 4 * int(np.prod(shape))
+    while True:
+        progress(0.0, f"{WAITING} for images")  # the time-out is for answering only
+        asked = stream.read(size)
+        if len(asked) < size:
+            return answered
+        progress(0.0, "answering")
+        stream.write(_logits(compiled, np.frombuffer(asked, "<f4").reshape(shape), label).tobytes())
+        stream.flush()
+        answered += 1
+
+
+def _logits(compiled: Compiled, images: NDArray[np.float32], label: str) -> NDArray[np.float32]:
+    try:
+        logits = compiled.logits(images)
+    except MemoryError:
+        raise
+    except Exception as error:  # runtimes' exceptions share no base class
+        raise CandidateError(f"{label} cannot answer a batch of {list(images.shape)}: {one_line(error)}") from None
+    if logits.ndim != 2 or len(logits) != len(images):
+        raise ModelError(f"{label} answers {list(logits.shape)} to a batch of {len(images)}; [batch, classes] is "
+                         "expected. Give a classifier.")
+    return np.ascontiguousarray(logits, "<f4")
+
+
+if __name__ == "__main__":  # the limited child process
+    sys.exit(serve(answer))

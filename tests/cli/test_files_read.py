@@ -103,7 +103,7 @@ def workshop(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
     for place in ("hwnas.latency.deployment._Calibration.run", "hwnas.accuracy.tabular.Tabular.evaluate",
                   "hwnas.front.verification.make_rows", "hwnas.front.verification.verify_front",
-                  "hwnas.training.loop.Training.run", "hwnas.latency.roofline.measure_roofs",
+                  "hwnas.training.loop.Training.run", "hwnas.roofline.measure_roofs",
                   "hwnas.runtimes.child.run_child",
                   "hwnas.front.report.write_report"):
         monkeypatch.setattr(place, work)

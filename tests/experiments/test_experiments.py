@@ -17,10 +17,10 @@ from hwnas.latency.model import Fit, Timed
 from hwnas.latency.prior import FittedPrior, Gain, best, chosen_prior, learnt_model, model_of, prior_candidates
 from hwnas.latency.table import LatencyTable, Measurement, Protocol, TableKey, TimedNetwork, Turn
 from hwnas.latency.timing import prepare_network
-from hwnas.latency.validation import network_to_dict, save
 from hwnas.runtimes.runtime import NullRuntime, load_runtime
 from hwnas.space.search_space import SearchSpace
 from hwnas.target import Host, Target
+from hwnas.validate import network_to_dict, save
 
 ROOT = Path(__file__).resolve().parents[2]
 PROTOCOL = Protocol(warmup_calls=1, round_ms=0.01, min_calls=1, max_calls=2, copies=1, min_rounds=1, max_rounds=3,

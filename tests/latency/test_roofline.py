@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from hwnas import roofline as command
+from hwnas import roofline as making
 from hwnas.cli.command import run_command
 from hwnas.errors import MeasurementInvalid, UnknownName
-from hwnas.latency import roofline as making
 from hwnas.latency import roofs as measuring
-from hwnas.latency.roofline import (
+from hwnas.latency.roofs import Bandwidth, Dense, Peak, Roofs, cache_bytes, measured_bandwidths, measured_peak
+from hwnas.latency.table import LatencyTable, Measurement, Protocol, TableKey, TimedNetwork, Turn, table_path
+from hwnas.roofline import (
     COMPUTE,
     MEMORY,
     OVERHEAD,
@@ -31,8 +33,6 @@ from hwnas.latency.roofline import (
     ratios_of,
     roofline_figure,
 )
-from hwnas.latency.roofs import Bandwidth, Dense, Peak, Roofs, cache_bytes, measured_bandwidths, measured_peak
-from hwnas.latency.table import LatencyTable, Measurement, Protocol, TableKey, TimedNetwork, Turn, table_path
 from hwnas.runtimes.runtime import NullRuntime, load_runtime
 from hwnas.space.architecture import Architecture
 from hwnas.space.blocks.block import BlockSpec

@@ -16,12 +16,11 @@ from hwnas.cli.command import run_command
 from hwnas.latency.agreement import Compared, interval_scales, quartiles, summary, validation_figure
 from hwnas.latency.model import LatencyModel
 from hwnas.latency.table import LatencyTable, Measurement, Protocol, TableKey, TimedNetwork, Turn, table_path
-from hwnas.latency.validation import load
 from hwnas.pictures import figure_bytes
 from hwnas.space.search_space import SearchSpace
 from hwnas.system.paths import home
 from hwnas.target import Host, Target
-from hwnas.validate import USAGE, main
+from hwnas.validate import USAGE, load, main
 
 QUIET_MS = 0.1
 HOST = Host.detect().name

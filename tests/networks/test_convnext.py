@@ -11,12 +11,12 @@ import onnx
 import pytest
 
 from hwnas.latency.features import NAMES, block_features
-from hwnas.latency.roofline import bytes_moved, group_of
 from hwnas.networks.baselines import count_macs, count_params
 from hwnas.networks.build import build
 from hwnas.networks.export import block_of_node, check_parity, export_onnx, randomise
 from hwnas.networks.qdq import Graph, quantised_nodes
 from hwnas.networks.quantize import load_fp32, quantize_static
+from hwnas.roofline import bytes_moved, group_of
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.runtimes.torch import OnnxModule
 from hwnas.space.architecture import Architecture

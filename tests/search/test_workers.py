@@ -22,8 +22,8 @@ from hwnas.cli.command import run_command
 from hwnas.front.report import report_data, write_report
 from hwnas.search import road
 from hwnas.search.__main__ import main
-from hwnas.search.worker import command as worker
 from hwnas.system.paths import shipped, write_atomic
+from hwnas.worker import command as worker
 
 HOST = "intel-xeon-f6m167s1-2c"
 
@@ -115,7 +115,7 @@ def test_a_password_goes_to_the_workers_and_nowhere_else(
     assert "storage: postgresql+psycopg://me:***@127.0.0.1:" in (out / "report.html").read_text()
     lines = [path.read_text() for path in tmp_path.glob("*.runs")]
     assert len(lines) == 2
-    assert all("hwnas.search.worker" in line for line in lines)
+    assert all("hwnas.worker" in line for line in lines)
     with psycopg().connect(place.replace("+psycopg", "")) as server:
         tables = [name for (name,) in server.execute("select tablename from pg_tables where schemaname = 'public'")]
         rows = [str(server.execute(f"select * from {name}").fetchall()) for name in tables]

@@ -594,7 +594,7 @@ def test_an_onnx_teacher_that_dies_is_one_line(overrides: list[str], tmp_path: P
     job = job_of(overrides, f"teacher.model={tmp_path / 'teacher.onnx'}")
     assert job.teacher is not None
     with teacher_of(job.teacher, job.dataset, 32, 1, "cpu") as teacher:
-        child, = children("hwnas.training.teacher_child")
+        child, = children("hwnas.training.teacher")
         os.kill(child, signal.SIGKILL)
         with pytest.raises(ModelError, match=r"teacher.onnx: onnxruntime was ended by SIGKILL .* Give another teacher"):
             teacher(torch.zeros(32, 1, 8, 8))
