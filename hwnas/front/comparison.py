@@ -16,6 +16,7 @@ from hwnas.stats import bootstrap_mean
 Verdict = Literal["beats", "faster", "does not beat", "none as fast", "not comparable", "under-trained"]
 MARGIN = 0.005  # top-1 that may be lost where networks are called equally accurate
 EQUAL = 0.05  # share by which latencies may differ that are called equal
+LEARNT = 0.5  # a baseline below this share of the best finalist's top-1 has hardly been trained: a judgement
 CONTROLS, TRAINING = "controls", "training"  # names of the comparison with them, and of the warning on the race
 
 
@@ -74,8 +75,9 @@ def compare(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]], 
 
 
 def _under_trained(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]], seed: int) -> list[Comparison]:
-    """A warning where a network of a family is clearly less accurate than a smaller one of it: it learns more slowly,
-    and was not given the time. A family is what timm calls alike up to the first digit or underscore."""
+    """A warning where a network of a family is clearly less accurate than a smaller one of it, or a baseline answers
+    less than half as much rightly as the best finalist: it learns more slowly, and was not given the time. A family is
+    what timm calls alike up to the first digit or underscore."""
     baselines = sorted((row for row in rows if row.is_baseline and _usable(row, correct)), key=lambda row: row.macs)
     worst: tuple[float, FrontRow, FrontRow] | None = None
     for place, larger in enumerate(baselines):
@@ -85,13 +87,26 @@ def _under_trained(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bo
             difference, low, _ = paired_bootstrap(correct[smaller.id], correct[larger.id], seed=seed)
             if low > 0 and (worst is None or difference > worst[0]):
                 worst = difference, smaller, larger
-    if worst is None:
+    if worst is not None:
+        _, smaller, larger = worst
+        return [_warning(larger, f"{_figures(larger)} lies below the smaller {_figures(smaller)}")]
+    best = max((row for row in rows if row.is_finalist and _usable(row, correct)), default=None, key=_top1)
+    # Of a baseline's variants the better one counts.
+    learnt = {row.name: row for row in sorted(baselines, key=_top1)}
+    last = min(learnt.values(), default=None, key=_top1)
+    if best is None or last is None or _top1(last) >= LEARNT * _top1(best):
         return []
-    _, smaller, larger = worst
-    return [Comparison(larger.id, TRAINING, "under-trained", "This race is under-trained: "
-                       f"{_figures(larger)} lies below the smaller {_figures(smaller)}. Verdicts on baselines "
-                       "say who learns fast, not who is better. Train longer: finalists.recipe.epochs=, or more "
-                       "budget.minutes where they bound it.")]
+    return [_warning(last, f"{_figures(last)} has hardly learnt anything beside {_figures(best)}")]
+
+
+def _top1(row: FrontRow) -> float:
+    return row.top1_test or 0.0
+
+
+def _warning(row: FrontRow, why: str) -> Comparison:
+    return Comparison(row.id, TRAINING, "under-trained", f"This race is under-trained: {why}. Verdicts on baselines "
+                      "say who learns fast, not who is better. Train longer: finalists.recipe.epochs=, or more "
+                      "budget.minutes where they bound it.")
 
 
 def family(name: str) -> str:

@@ -126,6 +126,15 @@ def test_a_race_in_which_a_larger_network_of_a_family_is_worse_is_called_under_t
     assert all(one.verdict != "under-trained" for one in level)
 
 
+def test_a_race_against_a_baseline_that_has_hardly_learnt_is_called_under_trained() -> None:
+    said = outcome((row_of("f", 0.1, 900), 900), (baseline("b", 0.1, 220, "b"), 220))
+    assert [one.verdict for one in said] == ["under-trained", "beats"]
+    assert "b 22.00 % in 0.1 ms has hardly learnt anything beside f 90.00 % in 0.1 ms" in said[0].sentence
+    other_stem = outcome((row_of("f", 0.1, 900), 900), (baseline("b", 0.1, 220, "b"), 220),
+                         (baseline("b-stem1", 0.4, 800, "b"), 800))
+    assert "under-trained" not in [one.verdict for one in other_stem]
+
+
 def test_a_lead_in_speed_is_told_with_the_lead_in_accuracy() -> None:
     (found,) = outcome((row_of("f", 0.13, 950), 950), (baseline("resnet", 0.47, 900), 900))
     assert "The search beats resnet: 3.6 times as fast and 5.00 points of top-1 more accurate" in found.sentence
