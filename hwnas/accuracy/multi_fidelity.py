@@ -24,7 +24,6 @@ from hwnas.space.architecture import Architecture
 from hwnas.stats import Z90, binomial_std, kendall_tau, log_odds
 from hwnas.system.libraries import release_memory
 from hwnas.system.paths import home
-from hwnas.training.loop import predict, seeded, train
 from hwnas.training.recipe import Recipe, all_with_recipe, content, read_with_recipe
 
 if TYPE_CHECKING:
@@ -412,6 +411,8 @@ class MultiFidelity:
 
     def _train(self, architecture: Architecture, costs: Sequence[float], earlier: Sequence[Earlier], seed: int,
                drawn: Callable[[float, float], tuple[float, float]]) -> Estimate:
+        from hwnas.training.loop import predict, seeded, train
+
         self._subsets.check(architecture)
         start = time.perf_counter()
         curve: list[float] = []
@@ -458,4 +459,7 @@ def all_options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def load(config: Config, dataset: Dataset, space: SearchSpace | None = None) -> MultiFidelity:
     """The door of `hwnas.accuracy.load_estimator`."""
+    import hwnas.networks.build
+    import hwnas.training.loop  # noqa: F401  no network's seconds hold their import
+
     return MultiFidelity.from_config(config, dataset, space)

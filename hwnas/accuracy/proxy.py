@@ -7,11 +7,10 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
 
 from hwnas.accuracy.estimator import Estimate
 from hwnas.cli.options import Config, option
@@ -19,8 +18,10 @@ from hwnas.data.dataset import Dataset, Progress, Split, Subsets, subset, top1
 from hwnas.space.architecture import Architecture
 from hwnas.stats import Z90, binomial_std
 from hwnas.system.libraries import release_memory
-from hwnas.training.loop import predict, seeded, train
 from hwnas.training.recipe import PROXY, Recipe, all_with_recipe, content, read_with_recipe
+
+if TYPE_CHECKING:
+    from torch import nn
 
 CHECK_IMAGES = 512
 
@@ -111,6 +112,8 @@ class Proxy:
     def _run(self, architecture: Architecture, sets: tuple[Split, Split], history: Sequence[Sequence[float]],
              seed: int) -> tuple[list[float], bool]:
         """One training: its curve, and whether it was stopped. Checks before the last epoch use fewer images."""
+        from hwnas.training.loop import predict, seeded, train
+
         images, validation = sets
         epochs = self.recipe.epochs_for(len(images))
         checked = validation.take(subset(validation.labels, CHECK_IMAGES, 0))
@@ -171,4 +174,7 @@ def all_options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def load(config: Config, dataset: Dataset, space: object = None) -> Proxy:
     """The door of `hwnas.accuracy.load_estimator`."""
+    import hwnas.networks.build
+    import hwnas.training.loop  # noqa: F401  no network's seconds hold their import
+
     return Proxy.from_config(config, dataset)

@@ -19,12 +19,11 @@ from hwnas.stats import Z90, binomial_std
 from hwnas.system.libraries import release_memory
 from hwnas.system.paths import home
 from hwnas.system.run_folder import WorkFolder
-from hwnas.training.loop import predict, seeded
-from hwnas.training.recipe import Recipe, all_recipe
-from hwnas.training.supernet import SUPERNET, Bank, SupernetJob, SupernetOptions, bank_in, inherit, train
+from hwnas.training.recipe import SUPERNET, Recipe, SupernetOptions, all_recipe
 
 if TYPE_CHECKING:
     from hwnas.cli.progress import Console
+    from hwnas.training.supernet import Bank, SupernetJob
 
 CHECKPOINT = "supernet.safetensors"
 
@@ -85,6 +84,8 @@ class Supernet:
 
     def prepare(self, console: Console) -> None:
         """Train the supernet, from its last whole epoch, unless it is trained. Other processes wait."""
+        from hwnas.training.supernet import bank_in, train
+
         path = self.folder / CHECKPOINT
         if self.options.path is not None and not path.is_file():
             raise StudyError(f"supernet.path: no {CHECKPOINT} in {self.folder}. Leave supernet.path out to train one.")
@@ -97,6 +98,8 @@ class Supernet:
 
     def evaluate(self, architecture: Architecture, history: Sequence[Sequence[float]] = (), seed: int = 0) -> Estimate:
         """Validation top-1 with inherited weights and its 90 % interval (the images' only)."""
+        from hwnas.training.loop import predict, seeded
+
         if self._bank is None:
             raise RuntimeError("Supernet.prepare comes first")
         start = time.perf_counter()
@@ -111,10 +114,14 @@ class Supernet:
 
     def network(self, architecture: Architecture) -> Any:
         """The architecture's network with inherited weights, in eval mode. A training may start from it too."""
+        from hwnas.training.supernet import inherit
+
         assert self._bank is not None
         return inherit(self._bank, architecture, self._recalibration, self._data)
 
     def _job(self, path: Path) -> SupernetJob:
+        from hwnas.training.supernet import SupernetJob
+
         return SupernetJob(self.space, self._data, self._train, self.options, self.recipe, self.identity, path)
 
 

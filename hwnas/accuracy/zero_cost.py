@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from hwnas.accuracy.certificate import CHOICES, CONTROLS, ENSEMBLE, SCORE, SCORES
 from hwnas.accuracy.estimator import Estimate
@@ -26,23 +24,22 @@ from hwnas.cli.options import Config, option, plain, read_options
 from hwnas.data.contents import digest
 from hwnas.data.dataset import Dataset, cross_entropy, resize, subset
 from hwnas.errors import CandidateError, ConfigError, DataError, TrainingError
-from hwnas.networks.build import activation_layers
 from hwnas.space.architecture import Architecture
 from hwnas.stats import Z90, kendall_tau, log_odds
 from hwnas.system.documents import Document
 from hwnas.system.libraries import release_memory
 from hwnas.system.paths import hold, home, write_atomic
-from hwnas.training.loop import no_memory, seeded
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+
     from hwnas.cli.progress import Console
     from hwnas.space.search_space import SearchSpace
 
 
-Score = Callable[[nn.Module, Tensor, Tensor], float]
+Score = Callable[["nn.Module", "Tensor", "Tensor"], float]
 LEAST_IMAGES = 8  # ZiCo splits them in parts; with fewer, batch norm on maps of 1x1 has nothing to normalise
 _PARTS = 4  # number of batches behind ZiCo's means and deviations
-_NORMS = (nn.BatchNorm2d, nn.LayerNorm)
 _GATES = "SqueezeExcite"
 
 
@@ -53,6 +50,8 @@ def synflow(network: nn.Module, images: Tensor, labels: Tensor) -> float:
     bypassed, as in their code. Activations are bypassed too: ReLU is the identity on positive inputs, and ReLU6 or
     sigmoid gates would saturate and end every gradient.
     """
+    import torch
+
     del labels
     linear = copy.deepcopy(network).double()
     _bypass(linear)
@@ -70,6 +69,10 @@ def naswot(network: nn.Module, images: Tensor, labels: Tensor) -> float:
     above 0, also for smooth activations (swish, hard swish) and ReLU6. There is no score when K is singular, for
     example with the same image twice: rounding alone would decide the determinant.
     """
+    import torch
+
+    from hwnas.networks.build import activation_layers
+
     del labels
     _need(images, "naswot")
     if len(images.flatten(1).unique(dim=0)) < len(images):  # rounding may give equal images different units
@@ -105,6 +108,8 @@ def grad_norm(network: nn.Module, images: Tensor, labels: Tensor) -> float:
 def zico(network: nn.Module, images: Tensor, labels: Tensor) -> float:
     """Σ over layers of log Σ over weights of mean |g| / std(g), over the batch in four parts (Li et al., ICLR 2023,
     eq. 8). As in their code, weights with constant gradients are left out, and so are layers of such weights alone."""
+    import torch
+
     _need(images, "zico")
     network = copy.deepcopy(network)
     parts = zip(images.tensor_split(_PARTS), labels.tensor_split(_PARTS), strict=True)
@@ -129,6 +134,8 @@ def _log_determinant(kernel: Tensor) -> float:
     K counts as singular when its least eigenvalue is no larger than the rounding error of its largest, as in numpy's
     `matrix_rank`. The determinant itself cannot decide this: its sign and size depend on the processor.
     """
+    import torch
+
     eigenvalues = torch.linalg.eigvalsh(kernel)
     if eigenvalues[0] <= len(kernel) * torch.finfo(kernel.dtype).eps * eigenvalues[-1]:
         return math.nan
@@ -138,6 +145,8 @@ def _log_determinant(kernel: Tensor) -> float:
 
 def _reached_layers(network: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
     """Weights and their gradients, of the convolutions and linear layers that the backward pass has reached."""
+    from torch import nn
+
     for module in network.modules():
         if isinstance(module, nn.Conv2d | nn.Linear) and module.weight.grad is not None:
             yield module.weight, module.weight.grad
@@ -152,8 +161,13 @@ def _gradients(network: nn.Module, images: Tensor, labels: Tensor) -> list[Tenso
 
 def _bypass(network: nn.Module) -> None:
     """Turn norms (with the activation that timm puts into them), activations and gates into identities."""
+    from torch import nn
+
+    from hwnas.networks.build import activation_layers
+
+    passed = (nn.BatchNorm2d, nn.LayerNorm, *activation_layers())
     for module in network.modules():
-        if isinstance(module, (*_NORMS, *activation_layers())) or type(module).__name__ == _GATES:
+        if isinstance(module, passed) or type(module).__name__ == _GATES:
             module.forward = _same
 
 
@@ -212,6 +226,7 @@ class Scorer:
 
     def _score(self, architecture: Architecture, name: str, seed: int) -> float:
         from hwnas.networks.build import build
+        from hwnas.training.loop import no_memory, seeded
 
         images, labels = self._at(architecture.image_size)
         values = []
@@ -565,6 +580,9 @@ def all_options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def load(config: Config, dataset: Dataset, space: SearchSpace | None = None) -> ZeroCost:
     """The door of `hwnas.accuracy.load_estimator`. `threads` is the anchors' training threads."""
+    import hwnas.networks.build
+    import hwnas.training.loop  # noqa: F401  no network's seconds hold their import
+
     if space is None:
         raise ConfigError("accuracy=zero_cost needs a search space: its anchors are networks of it.")
     options = read_options(ZeroCostOptions, config, "zero_cost", others=("threads",))

@@ -59,6 +59,15 @@ def test_show_config_prints_every_option_with_its_value(capsys):
     assert not empty
 
 
+def test_every_option_is_read_without_torch() -> None:
+    script = """import sys; from hwnas.__main__ import main
+assert main(["search", "target=ort_int8", "--show-config"]) == 0
+sys.exit(" ".join({"torch", "torchvision", "timm"} & {*sys.modules}))"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stderr) == (1, "\n")
+    assert "rungs:" in done.stdout
+
+
 def test_cfg_job_is_the_same_and_shows_a_training_in_full(capsys):
     assert main(["certify", "training.lr=0.1", "--cfg", "job"]) == 0
     training = yaml.safe_load(capsys.readouterr().out)["training"]
