@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,13 +16,14 @@ import numpy as np
 
 from hwnas.errors import ExportError
 from hwnas.networks.network import check_tensors
+from hwnas.networks.qdq import Graph
 from hwnas.networks.quantize import calibration_images
 from hwnas.system.libraries import import_onnxruntime
 from hwnas.system.paths import write_atomic
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from onnx import ModelProto
+    from onnx import ModelProto, NodeProto
     from torch import nn
 
     from hwnas.data.dataset import Dataset
@@ -60,6 +62,8 @@ def export_onnx(model: nn.Module, path: str | os.PathLike[str], image_shape: tup
 
     proto = onnx.load_from_string(_trace(model, image_shape))
     _drop_identities(proto)
+    _fold_pads(proto)
+    _fold_norms(proto)
     left = {node.op_type for node in proto.graph.node} & {"BatchNormalization", "Identity"}
     if left:
         raise ExportError(f"{', '.join(sorted(left))} left in the exported graph: only batch norms that follow a "
@@ -79,7 +83,7 @@ def _trace(model: nn.Module, image_shape: tuple[int, int, int]) -> bytes:
     buffer: Any = io.BytesIO()  # accepted by the TorchScript exporter, though not by its annotation
     try:
         # The TorchScript exporter is deprecated, but it alone keeps `blocks.i.j` in node names, at a fifth of the time.
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _fixed_padding():
             warnings.simplefilter("ignore")
             example = torch.zeros(1, *image_shape, device=next(model.parameters()).device)
             torch.onnx.export(model.eval(), (example,), buffer, input_names=[INPUT], output_names=[OUTPUT],
@@ -91,6 +95,111 @@ def _trace(model: nn.Module, image_shape: tuple[int, int, int]) -> bytes:
         for module, mode in modes.items():
             module.training = mode
     return bytes(buffer.getvalue())
+
+
+@contextlib.contextmanager
+def _fixed_padding() -> Iterator[None]:
+    """Inside, TensorFlow's "same" padding in timm's layers is traced as numbers, those of the image size, and not as
+    arithmetic on the shapes of maps, which no runtime folds."""
+    from timm.layers import padding
+
+    before = padding.get_same_padding
+    padding.get_same_padding = lambda size, *rest: before(int(size), *rest)
+    try:
+        yield
+    finally:
+        padding.get_same_padding = before
+
+
+def _fold_pads(proto: ModelProto) -> None:
+    """Make every Pad with fixed numbers a part of the convolutions or poolings that alone read it: fewer operators, and
+    int8 passes through (a maximum's padding of -inf has no range)."""
+    from onnx import helper
+
+    graph = Graph(proto)
+    for node in [node for node in proto.graph.node if node.op_type == "Pad"]:
+        readers = graph.consumers.get(node.output[0], [])
+        begin, end = np.split(_evaluate(graph, node.input[1]), 2)
+        value = float(_evaluate(graph, node.input[2])) if len(node.input) > 2 and node.input[2] else 0.0
+        if any(begin[:2]) or any(end[:2]) or not readers or not all(_pads_with(reader, value) for reader in readers):
+            continue
+        for reader in readers:
+            old = next((each for each in reader.attribute if each.name == "pads"), None)
+            pads = np.array([*begin[2:], *end[2:]]) + (np.array(old.ints) if old else 0)
+            if old is not None:
+                reader.attribute.remove(old)
+            reader.attribute.append(helper.make_attribute("pads", pads.tolist()))
+            reader.input[0] = node.input[0]
+    _drop_unread(proto)
+
+
+def _pads_with(node: NodeProto, value: float) -> bool:
+    """Whether `node` itself pads with `value`, and no other way of padding stands in its attributes."""
+    said = {each.name: each for each in node.attribute}
+    if "auto_pad" in said and said["auto_pad"].s not in (b"", b"NOTSET"):
+        return False
+    if node.op_type == "AveragePool":
+        return value == 0 and "count_include_pad" in said and said["count_include_pad"].i == 1
+    return {"Conv": 0.0, "MaxPool": -np.inf}.get(node.op_type) == value
+
+
+def _evaluate(graph: Graph, name: str) -> NDArray[Any]:
+    """The value of a tensor that constants alone decide."""
+    from onnx import numpy_helper
+    from onnx.reference import ReferenceEvaluator
+
+    if name in graph.weights:
+        return numpy_helper.to_array(graph.weights[name])
+    node = graph.producer.get(name)
+    if node is None:
+        raise ExportError(f"padding that depends on the image ({name}) cannot be exported.")
+    feeds = {each: _evaluate(graph, each) for each in node.input if each}
+    result: NDArray[Any] = ReferenceEvaluator(node).run(None, feeds)[list(node.output).index(name)]
+    return result
+
+
+def _fold_norms(proto: ModelProto) -> None:
+    """Fold each batch norm behind a concatenation of convolutions (MixNet's) into these. Torch folds the others."""
+    from onnx import numpy_helper
+
+    graph = Graph(proto)
+    for norm in [node for node in proto.graph.node if node.op_type == "BatchNormalization"]:
+        joined = graph.producer.get(norm.input[0])
+        parts = [graph.producer.get(name) for name in joined.input] if joined is not None else []
+        if joined is None or joined.op_type != "Concat" or len(graph.consumers[norm.input[0]]) > 1 or not all(
+                part is not None and part.op_type == "Conv" and len(graph.consumers[part.output[0]]) == 1
+                for part in parts):
+            continue
+        scale, bias, mean, variance = (numpy_helper.to_array(graph.weights[name]) for name in norm.input[1:5])
+        epsilon = next((each.f for each in norm.attribute if each.name == "epsilon"), 1e-5)
+        factor, first = scale / np.sqrt(variance + epsilon), 0
+        for part in filter(None, parts):
+            weight = numpy_helper.to_array(graph.weights[part.input[1]])
+            own = slice(first, first + len(weight))
+            first += len(weight)
+            given = numpy_helper.to_array(graph.weights[part.input[2]]) if len(part.input) > 2 else 0.0
+            arrays = (weight * factor[own, None, None, None], (given - mean[own]) * factor[own] + bias[own])
+            del part.input[1:]
+            for kind, array in zip(("weight", "bias"), arrays, strict=True):
+                part.input.append(f"{part.output[0]}_{kind}")
+                proto.graph.initializer.append(numpy_helper.from_array(np.asarray(array, np.float32), part.input[-1]))
+        for reader in graph.consumers.get(norm.output[0], []):
+            reader.input[:] = [joined.output[0] if name == norm.output[0] else name for name in reader.input]
+    _drop_unread(proto)
+
+
+def _drop_unread(proto: ModelProto) -> None:
+    """Remove nodes and weights that nothing reads, the last ones first."""
+    read = {value.name for value in proto.graph.output}
+    kept = []
+    for node in reversed(proto.graph.node):
+        if read & {*node.output}:
+            kept.append(node)
+            read |= {*node.input}
+    weights = [weight for weight in proto.graph.initializer if weight.name in read]
+    del proto.graph.node[:], proto.graph.initializer[:]
+    proto.graph.node.extend(reversed(kept))
+    proto.graph.initializer.extend(weights)
 
 
 def _drop_identities(proto: ModelProto) -> None:
@@ -105,11 +214,9 @@ def _drop_identities(proto: ModelProto) -> None:
             source[node.output[0]] = node.input[0]
         else:
             kept.append(node)
-    used = {name for node in kept for name in node.input}
-    weights = [weight for weight in proto.graph.initializer if weight.name in used]
-    del proto.graph.node[:], proto.graph.initializer[:]
+    del proto.graph.node[:]
     proto.graph.node.extend(kept)
-    proto.graph.initializer.extend(weights)
+    _drop_unread(proto)
 
 
 def check_parity(model: nn.Module, onnx_path: str | os.PathLike[str], images: NDArray[np.float32]) -> Parity:

@@ -27,10 +27,18 @@ if TYPE_CHECKING:
 Attributes = dict[str, Any]
 
 
+def _padded(images: Tensor, a: Attributes, value: float) -> tuple[Tensor, list[int]]:
+    """The maps, and the padding that is left to do: torch's operators pad both sides alike, other pads are added."""
+    top, left, bottom, right = a.get("pads", [0, 0, 0, 0])
+    if (top, left) == (bottom, right):
+        return images, [top, left]
+    return functional.pad(images, (left, right, top, bottom), value=value), [0, 0]
+
+
 def _conv(inputs: list[Tensor], a: Attributes) -> Tensor:
-    pads = a.get("pads", [0, 0, 0, 0])
+    images, padding = _padded(inputs[0], a, 0.0)
     bias = inputs[2] if len(inputs) > 2 else None
-    return functional.conv2d(inputs[0], inputs[1], bias, a.get("strides", [1, 1]), pads[:2],
+    return functional.conv2d(images, inputs[1], bias, a.get("strides", [1, 1]), padding,
                              a.get("dilations", [1, 1]), a.get("group", 1))
 
 
@@ -44,7 +52,8 @@ def _layer_norm(inputs: list[Tensor], a: Attributes) -> Tensor:
 
 
 def _pool(inputs: list[Tensor], a: Attributes, kind: Callable[..., Tensor], **options: Any) -> Tensor:
-    return kind(inputs[0], a["kernel_shape"], a.get("strides", [1, 1]), a.get("pads", [0, 0, 0, 0])[:2],
+    images, padding = _padded(inputs[0], a, -torch.inf if kind is functional.max_pool2d else 0.0)
+    return kind(images, a["kernel_shape"], a.get("strides", [1, 1]), padding,
                 ceil_mode=bool(a.get("ceil_mode", 0)), **options)
 
 
@@ -75,7 +84,7 @@ _WEIGHTED = ("Conv", "Gemm")
 class OnnxModule(nn.Module):
     """Runs an exported graph node by node; weights are buffers, so that `.half()` and `.cuda()` move them.
 
-    CandidateError when the file holds an operator that is not in the table, asymmetric padding, or no weights.
+    CandidateError when the file holds an operator that is not in the table, or no weights.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -91,8 +100,6 @@ class OnnxModule(nn.Module):
         if unknown:
             raise FileError(path, f"the torch runtime has no operator {', '.join(unknown)}; it runs fp32 files written "
                                   "by hwnas.networks.export.")
-        if any(a["pads"][:2] != a["pads"][2:] for _, a in self.nodes if "pads" in a):
-            raise FileError(path, "the torch runtime has no asymmetric padding.")
         self.input, self.output = proto.graph.input[0].name, proto.graph.output[0].name
         self.precisions: dict[str, int] = {}
         self.weight_names: dict[str, str] = {}  # of the graph -> of the module's buffers

@@ -9,14 +9,21 @@ import pytest
 
 from hwnas.errors import ExportError
 from hwnas.networks.export import block_of_node, check_parity, export_onnx, randomise
+from hwnas.networks.quantize import quantize_static
+from hwnas.runtimes.runtime import load_runtime
 from hwnas.system.libraries import declare_missing
+from hwnas.target import Target
 
 declare_missing()
 
 import onnx  # noqa: E402
 import timm  # noqa: E402
 import torch  # noqa: E402
+from timm.layers import MixedConv2d  # noqa: E402
+from timm.layers.pool2d_same import AvgPool2dSame, MaxPool2dSame  # noqa: E402
 from torch import nn  # noqa: E402
+
+from hwnas.runtimes.torch import OnnxModule  # noqa: E402
 
 IMAGES = np.random.default_rng(0).standard_normal((256, 1, 32, 32), np.float32)
 
@@ -94,6 +101,57 @@ def test_a_batch_norm_without_convolution_is_named(tmp_path: Path) -> None:
     model = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(64, 2))
     with pytest.raises(ExportError, match="BatchNormalization"):
         export_onnx(model, tmp_path / "model.onnx", (1, 8, 8))
+
+
+# tf_: TensorFlow's padding, which depends on the size of each map; mixnet: batch norms behind concatenations
+ZOO = ["tf_mobilenetv3_small_minimal_100", *(pytest.param(name, marks=pytest.mark.soak) for name in (
+    "tf_efficientnet_lite0", "tf_efficientnet_lite1", "tf_efficientnet_lite2", "tf_efficientnet_b0", "mixnet_s",
+    "tf_mixnet_s", "tf_efficientnetv2_b0", "tf_mobilenetv3_large_100", "tf_mobilenetv3_small_075", "mobilenetv1_100",
+    "mobilenetv2_050", "mobilenetv2_100", "mobilenetv3_small_050", "mobilenetv3_large_100", "mobilenetv4_conv_small",
+    "efficientnet_b0", "efficientnet_lite0", "fbnetc_100", "mnasnet_100", "semnasnet_100", "tinynet_c", "lcnet_100",
+    "resnet18", "resnet10t", "regnetx_002", "ghostnet_100", "hardcorenas_a"))]
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_networks_of_timm_run_in_both_runtimes_and_in_int8(name: str, tmp_path: Path) -> None:
+    """At an odd size, where TensorFlow's padding is another one for each map."""
+    shape, (fp32, int8) = (3, 45, 45), (tmp_path / "model.onnx", tmp_path / "model_int8.onnx")
+    images = np.random.default_rng(0).standard_normal((256, *shape), np.float32)[:2]
+    model = network(name, channels=3).eval()
+    export_onnx(model, fp32, shape)
+    assert "Pad" not in {node.op_type for node in onnx.load(str(fp32)).graph.node}
+    with torch.inference_mode():
+        expected = model(torch.from_numpy(images)).numpy()
+    for runtime in ("onnxruntime", "openvino"):
+        answers = load_runtime(runtime).compile(fp32, Target(runtime, runtime, "fp32")).logits(images)
+        assert np.abs(answers - expected).max() <= 1e-4 * np.abs(expected).max(), runtime
+    quantize_static(fp32, int8, None, tuned_for="openvino")
+    execution = load_runtime("openvino").compile(int8, Target("int8", "openvino", "int8")).execution
+    assert (execution.precision, execution.int8_share > 0.3) == ("int8", True)
+
+
+def test_mixed_kernels_swallow_their_padding_and_the_norm_behind_them(tmp_path: Path) -> None:
+    mixed = MixedConv2d(4, 6, [3, 5], stride=2, padding="same")
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), mixed, nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 225, 2))
+    export_onnx(randomise(model, 0), tmp_path / "model.onnx", (1, 32, 32))
+    kinds = {node.op_type for node in onnx.load(str(tmp_path / "model.onnx")).graph.node}
+    assert not kinds & {"Pad", "BatchNormalization", "Shape"}
+    assert "Concat" in kinds
+    assert check_parity(model, tmp_path / "model.onnx", IMAGES).max_abs_error < 1e-4
+
+
+def test_padding_of_poolings_becomes_theirs(tmp_path: Path) -> None:
+    pools = MaxPool2dSame(3, 2), nn.Conv2d(4, 4, 1), AvgPool2dSame(3, 2)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), *pools, nn.Flatten(), nn.Linear(4 * 8 * 8, 2))
+    export_onnx(model, tmp_path / "model.onnx", (1, 32, 32))
+    nodes = {node.op_type: node for node in onnx.load(str(tmp_path / "model.onnx")).graph.node}
+    assert "Pad" not in nodes
+    for kind in ("MaxPool", "AveragePool"):
+        assert next(list(each.ints) for each in nodes[kind].attribute if each.name == "pads") == [0, 0, 1, 1]
+    assert check_parity(model, tmp_path / "model.onnx", IMAGES).max_abs_error < 1e-5
+    with torch.inference_mode():
+        images = torch.from_numpy(IMAGES[:2])
+        assert torch.allclose(OnnxModule(tmp_path / "model.onnx")(images), model(images), atol=1e-5)
 
 
 @pytest.mark.parametrize(("name", "block"), [
