@@ -154,8 +154,8 @@ def _evaluate(graph: Graph, name: str) -> NDArray[Any]:
     if node is None:
         raise ExportError(f"padding that depends on the image ({name}) cannot be exported.")
     feeds = {each: _evaluate(graph, each) for each in node.input if each}
-    result: NDArray[Any] = ReferenceEvaluator(node).run(None, feeds)[list(node.output).index(name)]
-    return result
+    results: Any = ReferenceEvaluator(node).run(None, feeds)
+    return np.asarray(results[list(node.output).index(name)])
 
 
 def _fold_norms(proto: ModelProto) -> None:
