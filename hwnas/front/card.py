@@ -80,7 +80,8 @@ def day_of(path: Path) -> str:
 def _summary(row: FrontRow, given: Input, target: Target) -> str:
     kind = "A timm network" if row.is_baseline else "A network found by hwnas" if row.architecture else "A network"
     if row.is_control:
-        kind = f"A network drawn at random, a control of {row.control_of},"
+        kind = f"The known network {row.name} of the search's space" if row.is_known else \
+            f"A network drawn at random, a control of {row.control_of},"
     where = (f"deployed as `{target.name}` ({target.runtime}, {target.precision}, {target.threads or 'all'} thread(s), "
              f"batch {target.batch})" if row.target else "trained, and exported in fp32")
     made = f" It joined the front after the search: {row.origin}." if row.origin else ""

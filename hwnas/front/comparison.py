@@ -22,13 +22,13 @@ CONTROLS, TRAINING = "controls", "training"  # names of the comparison with them
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A baseline, or all controls, against finalists. `difference` is finalist minus rival top-1, `low` and `high` its
-    95 % interval.
+    """A baseline, a known network of the space, or all random controls, against finalists. `difference` is finalist
+    minus rival top-1, `low` and `high` its 95 % interval.
 
-    Against a baseline, `finalist` is the best one that is not slower. The verdict is `beats` where it is more accurate,
-    and `faster` where another one is at most MARGIN less accurate and faster. Bonferroni's correction widens the
-    interval, because the best of `n_eligible` finalists was chosen. Against the controls each is held against the
-    finalist it was drawn for; the difference is the mean over the `n_eligible` pairs.
+    Against a baseline or a known network, `finalist` is the best one that is not slower. The verdict is `beats` where
+    it is more accurate, and `faster` where another one is at most MARGIN less accurate and faster. Bonferroni's
+    correction widens the interval, because the best of `n_eligible` finalists was chosen. Against the controls each is
+    held against the finalist it was drawn for; the difference is the mean over the `n_eligible` pairs.
     """
 
     baseline: str
@@ -60,7 +60,8 @@ def paired_bootstrap(first: NDArray[np.bool_], second: NDArray[np.bool_], *, con
 
 
 def compare(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]], seed: int = 0) -> list[Comparison]:
-    """One comparison for each baseline name, in the order of `rows`. The better of a baseline's variants counts.
+    """One comparison with the random controls, and one for each known network and each baseline name, in the order of
+    `rows`. The better of a baseline's variants counts.
 
     Networks that joined after the search are left out. The better variant is the one over which the search leads least.
     If no finalist is as fast as a variant, the other variant counts, and its sentence mentions this one.
@@ -68,8 +69,9 @@ def compare(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]], 
     rows = [row for row in rows if not row.origin]  # trained by other recipes: they prove nothing of the search
     names = list(dict.fromkeys(row.name for row in rows if row.is_baseline))
     finalists = [row for row in rows if row.is_finalist and _usable(row, correct) and row.meets_cap is not False]
-    controls = [_with_controls(rows, correct, seed)] if any(row.is_control for row in rows) else []
+    controls = [_with_controls(rows, correct, seed)] if any(row.control_of for row in rows) else []
     return (_under_trained(rows, correct, seed) + controls
+            + [_of_name([row], finalists, correct, seed) for row in rows if row.is_known]
             + [_of_name([row for row in rows if row.is_baseline and row.name == name], finalists, correct, seed)
                for name in names])
 
@@ -145,9 +147,9 @@ def _of_name(variants: Sequence[FrontRow], finalists: Sequence[FrontRow],
              correct: Mapping[str, NDArray[np.bool_]], seed: int) -> Comparison:
     usable = [row for row in variants if _usable(row, correct)]
     if not usable or not finalists:
-        who = "the baseline" if not usable else "no finalist"
+        who = f"the {_kind(variants[0])}" if not usable else "no finalist"
         reason = next((row.reason for row in variants if row.reason), "it was not scored and timed on this host")
-        text = f"{who} was not verified" if usable else f"the baseline was not verified: {reason.rstrip('.')}"
+        text = f"{who} was not verified" if usable else f"{who} was not verified: {reason.rstrip('.')}"
         name = variants[0].name
         return Comparison(variants[0].id, name, "not comparable", f"The search cannot be compared with {name}: {text}.")
     comparisons = [_against(row, finalists, correct, seed) for row in usable]
@@ -170,7 +172,7 @@ def _against(baseline: FrontRow, finalists: Sequence[FrontRow],
         fastest = min(finalists, key=lambda row: row.latency_ms or 0.0)
         return Comparison(baseline.id, baseline.name, "none as fast",
                           f"The search does not beat {who}: no finalist is as fast "
-                          f"(baseline {_figures(baseline, False)}; fastest finalist {_figures(fastest)}).")
+                          f"({_kind(baseline)} {_figures(baseline, False)}; fastest finalist {_figures(fastest)}).")
     best = max(eligible, key=lambda row: (row.top1_test or 0.0, -(row.latency_ms or 0.0)))
     difference, low, high = _difference(best, baseline, correct, len(eligible), seed)
     beats = low > 0
@@ -227,12 +229,17 @@ def _times(finalist: FrontRow, baseline: FrontRow) -> str:
 
 
 def _both(finalist: FrontRow, baseline: FrontRow) -> str:
-    return f"finalist {_figures(finalist)}; baseline {_figures(baseline, False)}"
+    return f"finalist {_figures(finalist)}; {_kind(baseline)} {_figures(baseline, False)}"
+
+
+def _kind(row: FrontRow) -> str:
+    return "known network" if row.is_known else "baseline"
 
 
 def describe(row: FrontRow) -> str:
-    """The name of a row in sentences, tables and pictures: a letter that one can say, if it has one, and the id."""
-    return f"{row.label} {row.id}".strip()
+    """The name of a row in sentences, tables and pictures: a letter that one can say or a known network's name, if it
+    has one, and the id."""
+    return f"{row.name if row.is_known else row.label} {row.id}".strip()
 
 
 def _figures(row: FrontRow, named: bool = True) -> str:

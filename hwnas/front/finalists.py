@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from statistics import median, stdev
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +17,11 @@ from hwnas.errors import StudyError
 from hwnas.front.rows import FrontRow
 from hwnas.networks.network import FoundNetwork, Network
 from hwnas.stats import layers
-from hwnas.study.objective import known_costs
+from hwnas.study.objective import known_costs, upper_ms
 from hwnas.system.run_folder import ESTIMATED
 
 if TYPE_CHECKING:
+    from hwnas.latency.model import Predictions
     from hwnas.space.search_space import SearchSpace
     from hwnas.study.objective import Predict
 
@@ -227,16 +229,38 @@ def draw_controls(finalists: Sequence[FrontRow], space: SearchSpace, predict: Pr
                 if network.id not in taken:
                     taken.add(network.id)
                     partners.remove(partner)
-                    controls.append(FrontRow.of(
-                        network, target=partner.target, host=partner.host, is_control=True, control_of=partner.id,
-                        latency_ms_predicted=float(predicted.mean[at]),
-                        latency_ms_predicted_low=float(predicted.low[at]),
-                        latency_ms_predicted_high=float(predicted.high[at])))
+                    controls.append(_control(network, predicted, int(at), partner, partner.id))
                     break
     for partner in partners:
         say(f"a control fewer: of {_DRAWS * _BATCHES} networks drawn from {space.name} no other one is predicted "
             f"within 5 % of {partner.id}'s {partner.latency_ms_predicted:.4g} ms.")
     return controls
+
+
+def known_controls(space: SearchSpace, predict: Predict, beside: Sequence[FrontRow], cap_ms: float | None,
+                   quantile: float, say: Callable[[str], None]) -> list[FrontRow]:
+    """Rows of the space's known networks, but for those that stand `beside` them already.
+
+    One whose predicted latency is over the cap at this `quantile` is left out, and `say` hears of it.
+    """
+    rows, taken = [], {row.id for row in beside}
+    for name, architecture in space.known.items():
+        network = FoundNetwork(architecture)
+        predicted = predict(space.to_codes(space.encode(architecture))[None])
+        if cap_ms is not None and float(upper_ms(predicted, quantile)[0]) > cap_ms:
+            say(f"the known network {name} is left out: its predicted {float(predicted.mean[0]):.4g} ms do not keep "
+                f"budget.latency_ms={cap_ms:g}.")
+        elif network.id not in taken:
+            taken.add(network.id)
+            rows.append(replace(_control(network, predicted, 0, beside[0]), name=name))
+    return rows
+
+
+def _control(network: FoundNetwork, predicted: Predictions, at: int, like: FrontRow, control_of: str = "") -> FrontRow:
+    return FrontRow.of(network, target=like.target, host=like.host, is_control=True, control_of=control_of,
+                       latency_ms_predicted=float(predicted.mean[at]),
+                       latency_ms_predicted_low=float(predicted.low[at]),
+                       latency_ms_predicted_high=float(predicted.high[at]))
 
 
 def _partners(finalists: Sequence[FrontRow], k: int) -> list[FrontRow]:

@@ -105,7 +105,8 @@ def _draw_front(axes: Axes, rows: Sequence[FrontRow], info: PlotInfo, verified: 
     kinds: tuple[tuple[Callable[[FrontRow], bool], str, str, float, str], ...] = (
         (lambda row: row.on_front and row.is_finalist, FRONT, "o", 6.5, "on the front"),
         (lambda row: row.is_finalist and not row.on_front, OTHER, "o", 5.5, "other finalists"),
-        (lambda row: row.is_control, CONTROL, "s", 5.0, "random networks of the space"),
+        (lambda row: row.is_control and not row.is_known, CONTROL, "s", 5.0, "random networks of the space"),
+        (lambda row: row.is_known, CONTROL, "X", 7.0, "known networks of the space"),
         (lambda row: row.is_baseline, BASELINE, "D", 5.5, "baselines (timm)"),
         *((lambda row, told=told: row.is_contender and row.origin == told, FRONT, "^", 7.5, f"joined: {told}")
           for told in dict.fromkeys(row.origin for row in shown if row.is_contender and row.origin)))
@@ -116,10 +117,14 @@ def _draw_front(axes: Axes, rows: Sequence[FrontRow], info: PlotInfo, verified: 
     _cap(axes, info.cap_ms)
     _legend(axes, "bars: 95 % of top-1, 90 % of latency")
     draw_better(axes, [end for line in _bars(shown) for end in line], MUTED)
-    labels = [(row.best_latency_ms or 0.0, 100 * (row.best_top1 or 0.0), named(describe(row), row),
+    labels = [(row.best_latency_ms or 0.0, 100 * (row.best_top1 or 0.0), named(_short_name(row), row),
                BASELINE if row.is_baseline else FRONT if row.on_front else MUTED)
-              for row in shown if not row.is_control]
+              for row in shown if row.is_known or not row.is_control]
     place_labels(axes, labels, lines=_bars(shown) + _steps(corners) + _cap_line(axes, info.cap_ms))
+
+
+def _short_name(row: FrontRow) -> str:
+    return row.name if row.is_known else describe(row)
 
 
 def _draw_points(axes: Axes, rows: Sequence[FrontRow], color: str, marker: str, size: float, label: str,

@@ -181,7 +181,8 @@ def report_html(data: ReportData) -> str:
         section("What the search is worth", _comparisons(data)),
         section("The front", _front(data)),
         section("Class by class", _classes(data)),
-        section("Random networks of the space", _controls(data)),
+        section("Random networks of the space", _controls(row for row in data.rows if row.control_of)),
+        section("Known networks of the space", _controls(row for row in data.rows if row.is_known)),
         section("Baselines", _baselines(data)),
         section("Predicted and measured latency", _latency(data)),
         section("Search", _search(data)),
@@ -227,7 +228,7 @@ def _comparisons(data: ReportData) -> str:
             "interval, widened for having had several finalists to pick from, excludes 0. Of a baseline's two stems "
             "the one that is harder to beat counts. Networks are called equally accurate where at most half a point is "
             "lost. Random networks are drawn from the same space at the finalists' predicted latencies and trained, "
-            "exported and timed like them.</p>")
+            "exported and timed like them; the space's known networks are held against finalists as baselines are.</p>")
 
 
 _COLUMNS = ("network", "top-1 deployed (%)", "95 %", "fp32 (%)", "estimate (%)", "model of all trials (%)",
@@ -283,8 +284,8 @@ def _baselines(data: ReportData) -> str:
     return table(_columns(rows), [_cells(row) for row in rows], ["base" for _ in rows]) + note
 
 
-def _controls(data: ReportData) -> str:
-    rows = sort_rows(row for row in data.rows if row.is_control)
+def _controls(controls: Iterable[FrontRow]) -> str:
+    rows = sort_rows(controls)
     if not rows:
         return ""
     return table(_columns(rows), [_cells(row) for row in rows], ["" for _ in rows]) + _architectures(rows)
@@ -296,7 +297,7 @@ def _cells(row: FrontRow, rewarded: bool = False) -> list[str]:
         notes.append("highest reward")
     if row.meets_cap is False:
         notes.append("breaks the cap")
-    if row.is_control:
+    if row.control_of:
         notes.append(f"drawn for {row.control_of}")
     if row.dominated_by:
         notes.append(f"dominated by {row.dominated_by}")

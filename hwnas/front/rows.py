@@ -38,11 +38,11 @@ class FrontRow:
     """One finalist, control or baseline; `docs/run-folder.md` documents every column.
 
     top-1 is a fraction from 0 to 1, and latencies are in milliseconds. An unknown value is None (an empty cell), never
-    0. `label` is a letter that one can say. `control_of` is the finalist that a control was drawn for. `origin` tells
-    how a network that joined after the search was trained. `verified`: exported, scored and timed in the deployment
-    runtime on `host`. `objectives` names the costs that the search minimised, and `costs` holds those other than
-    latency. `network` is in no column. It is None if the row was read from a file and `models/` does not describe the
-    network.
+    0. `label` is a letter that one can say. `control_of` is the finalist that a control was drawn for; the space's
+    known networks are controls of none. `origin` tells how a network that joined after the search was trained.
+    `verified`: exported, scored and timed in the deployment runtime on `host`. `objectives` names the costs that the
+    search minimised, and `costs` holds those other than latency. `network` is in no column. It is None if the row was
+    read from a file and `models/` does not describe the network.
     """
 
     id: str
@@ -101,6 +101,11 @@ class FrontRow:
     def is_finalist(self) -> bool:
         """Chosen by the search: neither a baseline nor a control, nor joined afterwards."""
         return self.is_contender and not self.origin
+
+    @property
+    def is_known(self) -> bool:
+        """One of the space's known networks, which stands beside the random controls."""
+        return self.is_control and not self.control_of
 
     @property
     def is_contender(self) -> bool:

@@ -55,13 +55,16 @@ def main(config: Config, console: Console) -> None:
 
 def conclude(result: SearchResult, console: Console) -> None:
     """Print the result in a few lines; nothing when another process verifies."""
+    from hwnas.front.comparison import describe
+
     for row in sorted(result.rows, key=lambda row: row.best_latency_ms or 0.0):
         mark = "*" if row.on_front else " "
         top1 = "-" if row.best_top1 is None else f"{row.best_top1:.2%}"
         latency = "-" if row.best_latency_ms is None else f"{row.best_latency_ms:.3f} ms"
         state = "" if row.verified else f"  not verified{': ' if row.reason else ''}{row.reason}"
         costs = "".join(f"  {COSTS[cost.name].shown(cost.best):>10}" for cost in row.costs)
-        console.say(f"{mark} {row.id:<28} top-1 {top1:>7}  {latency:>10}{costs}{state}")
+        name = describe(row) if row.is_known else row.id
+        console.say(f"{mark} {name:<28} top-1 {top1:>7}  {latency:>10}{costs}{state}")
     for comparison in result.comparisons:
         console.say(str(comparison.get("sentence", "")))
     if result.rows:

@@ -277,10 +277,10 @@ def fitting_too(spare: Sequence[FrontRow], kept: Sequence[FrontRow], clock: Cloc
     return more
 
 
-def _want(row: FrontRow, every: Sequence[FrontRow], pace: Pace) -> tuple[int, float]:
+def _want(row: FrontRow, every: Sequence[FrontRow], pace: Pace) -> tuple[int, bool, float]:
     """Sort key: what is wanted most beside the rows of `every` comes first."""
     alike = sum((other.is_control, other.is_baseline) == (row.is_control, row.is_baseline) for other in every)
-    return min(alike, 2) if row.is_control or row.is_baseline else -1, _step_s(row, pace)
+    return min(alike, 2) if row.is_control or row.is_baseline else -1, row.is_known, _step_s(row, pace)
 
 
 def _making_s(clock: Clock, n: int) -> float:
@@ -297,10 +297,11 @@ def _step_s(row: FrontRow, pace: Pace) -> float:
 
 
 def _least_wanted(rows: Sequence[FrontRow], pace: Pace, few_steps: bool) -> FrontRow | None:
-    """The row to leave out next: the dearest of all controls and baselines but one each; where there are `few_steps`
+    """The row to leave out next: the dearest of all controls and baselines but one each, of controls those first that
+    the space knows; where there are `few_steps`
     then, these too, and finalists down to two. None where there is no other."""
     beside = [row for row in rows if row.is_control], [row for row in rows if row.is_baseline]
-    spare = [row for group in beside if len(group) > 1 for row in group]
+    spare = [row for group in beside if len(group) > 1 for row in [row for row in group if row.is_known] or group]
     if spare:
         return max(spare, key=lambda row: _step_s(row, pace))
     if not few_steps:

@@ -295,9 +295,11 @@ def _divide(prepared: Prepared, console: Console) -> float:
         return math.inf
     trials_s = _trials_s(plan, clock, pace)
     rest_s = clock.left_s - trials_s
+    n_known = len(plan.space.known) if plan.options.controls else 0
     console.note(f"plan for {clock.minutes:g} min: {clock.spent_s / 60:.1f} to prepare (done), {trials_s / 60:.1f} for "
                  f"trials, about {(rest_s - _timing_s(clock)) / 60:.1f} to train and export {plan.options.finalists.k} "
-                 f"finalists, {plan.options.controls} controls and {len(plan.baselines)} baselines, "
+                 f"finalists, {plan.options.controls} controls, up to {n_known} known networks and "
+                 f"{len(plan.baselines)} baselines, "
                  f"{_timing_s(clock) / 60:.1f} to score and time them")
     _set_end(prepared.study, time.time() + trials_s)
     return trials_s
@@ -508,7 +510,7 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     nothing is verified: the rows keep their predictions, and `python -m hwnas.verify run=DIR` on that host completes
     them. Finalists are networks `of` this kind.
     """
-    from hwnas.front.finalists import doubts, draw_controls, finalists_of
+    from hwnas.front.finalists import doubts, draw_controls, finalists_of, known_controls
     from hwnas.front.join import joined_rows
     from hwnas.front.make import Making, fault_of
     from hwnas.front.rows import FrontRow
@@ -523,6 +525,9 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
         console.say(f"note: {doubt}")
     controls = draw_controls(finalists, plan.space, prepared.model.predict, plan.options.controls, plan.options.seed,
                              console.say)
+    if plan.options.controls:
+        controls += known_controls(plan.space, prepared.model.predict, [*finalists, *controls],
+                                   plan.options.budget.latency_ms, plan.options.budget.quantile, console.say)
     wanted = rows = [*finalists, *controls,
                      *(FrontRow.of(network, target=target.name, host=host) for network in plan.baselines)]
     making = Making(prepared.dataset, plan.recipe, plan.options.seed, target, narrow=_narrow(prepared))

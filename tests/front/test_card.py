@@ -43,6 +43,11 @@ def test_card_says(text: str) -> None:
     assert text in card()
 
 
+def test_card_says_that_a_network_is_known_or_drawn_at_random() -> None:
+    assert "The known network a1_like of the search's space for" in card(name="a1_like", is_control=True)
+    assert "drawn at random, a control of f0," in card(is_control=True, control_of="f0")
+
+
 def test_card_says_how_it_was_quantised() -> None:
     made = Quantised("mse", ("pool", "linear"), 7)
     text = card_text(make_row(), GIVEN, TARGET, date="", runtime="", quantised=made.text)

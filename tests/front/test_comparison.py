@@ -175,6 +175,24 @@ def test_random_networks_that_are_as_good_or_faster_are_not_beaten(ms: float, n_
     assert "a random network of its space" in found.sentence
 
 
+def test_known_networks_of_the_space_are_held_against_finalists_by_their_name() -> None:
+    beaten, ahead = (row_of(name, 0.1, right, name=f"{name}_like", is_control=True)
+                     for name, right in (("v2", 900), ("a1", 980)))
+    pairs, first, second = outcome((row_of("f", 0.1, 950), 950), (control("c", 0.1, 930, "f"), 930), (beaten, 900),
+                                   (ahead, 980))
+    assert (pairs.baseline, pairs.n_eligible, pairs.difference) == ("controls", 1, pytest.approx(0.02))
+    assert (first.baseline, first.name, first.verdict, first.finalist) == ("v2", "v2_like", "beats", "f")
+    assert first.difference == pytest.approx(0.05)
+    assert 0 < first.low < 0.05 < first.high
+    assert first.sentence.startswith("The search beats v2_like v2: at equal latency, 5.00 points of top-1 more")
+    assert first.sentence.endswith("known network 90.00 % in 0.1 ms.")
+    assert (second.name, second.verdict) == ("a1_like", "does not beat")
+    alone, = outcome((row_of("f", 0.1, 950), 950), (beaten, 900))  # no random ones were drawn: none are missing
+    assert alone.name == "v2_like"
+    missing, = compare([row_of("f", 0.1, 900), beaten], {"f": right(900)})
+    assert "the known network was not verified" in missing.sentence
+
+
 def test_controls_without_a_verified_pair_are_told() -> None:
     found, = compare([row_of("f", 0.1, 900), control("c", 0.1, 900, "f")], {"f": right(900)})
     assert found.verdict == "not comparable"

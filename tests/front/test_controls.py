@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from certify_fixtures import write_space
 from front_fixtures import make_row
 
-from hwnas.front.finalists import WITHIN, draw_controls
-from hwnas.front.rows import FrontRow, mark_front
+from hwnas.front.finalists import WITHIN, draw_controls, known_controls
+from hwnas.front.rows import FrontRow, front_csv, mark_front, read_front
 from hwnas.latency.model import Predictions
 from hwnas.space.search_space import SearchSpace
 
@@ -63,6 +66,43 @@ def test_a_latency_that_the_space_does_not_have_is_told(space: SearchSpace) -> N
     assert [row.control_of for row in controls] == ["f0"]
     assert len(said) == 1
     assert "far's 100 ms" in said[0]
+
+
+def test_known_networks_of_the_space_stand_beside_the_random_ones(space: SearchSpace, tmp_path: Path) -> None:
+    finalist, = finalists(space, 0.5)
+    rows = known_controls(space, predict, [finalist], None, 0.5, pytest.fail)
+    assert [row.name for row in rows] == list(space.known)
+    assert [row.id for row in rows] == [network.id for network in space.known.values()]
+    for row in rows:
+        assert (row.is_control, row.is_known, row.is_contender) == (True, True, False)
+        assert row.latency_ms_predicted == pytest.approx(row.latency_ms_predicted_high / 1.1)
+        assert (row.target, row.host) == (finalist.target, finalist.host)
+    control, = draw_controls([finalist], space, predict, 1, 0, pytest.fail)
+    assert not control.is_known
+    path = tmp_path / "front.csv"
+    path.write_text(front_csv([finalist, control, *rows]))
+    assert {row.name for row in read_front(path) if row.is_known} == set(space.known)
+
+
+def test_a_known_network_that_is_a_finalist_or_over_the_cap_is_no_control(space: SearchSpace) -> None:
+    said: list[str] = []
+    first, second, *_ = rows = known_controls(space, predict, finalists(space, 0.5), None, 0.5, pytest.fail)
+    chosen = make_row(first.id)
+    assert [row.id for row in known_controls(space, predict, [chosen], None, 0.5, pytest.fail)] == [
+        row.id for row in rows[1:]]
+    cap_ms = min(first.latency_ms_predicted, second.latency_ms_predicted) * 1.05
+    kept = known_controls(space, predict, finalists(space, 0.5), cap_ms, 0.5, said.append)
+    assert all(row.latency_ms_predicted <= cap_ms for row in kept)
+    assert len(kept) + len(said) == len(rows)
+    assert said
+    assert "is left out: its predicted" in said[0]
+    assert len(known_controls(space, predict, finalists(space, 0.5), cap_ms, 0.9, said.append)) < len(kept)
+
+
+def test_a_space_without_known_networks_has_no_such_controls(space: SearchSpace, tmp_path: Path) -> None:
+    none = SearchSpace.load(write_space(tmp_path), channels=1, classes=10)
+    assert none.known == {}
+    assert known_controls(none, predict, finalists(space, 0.5), None, 0.5, pytest.fail) == []
 
 
 def test_a_control_is_never_on_the_front_and_may_dominate_a_finalist() -> None:

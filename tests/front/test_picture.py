@@ -32,6 +32,16 @@ def test_every_network_is_named_and_the_title_says_where() -> None:
     assert "estimates" in figure.axes[1].get_title(loc="left")
 
 
+def test_a_known_network_of_the_space_is_drawn_under_its_name_and_random_ones_without() -> None:
+    rows = mark_front([*some_rows(), make_row("0a1b", name="mnasnet_a1_like", is_control=True),
+                       make_row("2c3d", is_control=True, control_of="aaaaaaa0")])
+    figure = front_figure(rows, trials(), INFO)
+    assert "mnasnet_a1_like" in texts(figure)
+    assert not {"0a1b", "2c3d"} & texts(figure)
+    legend = {text.get_text() for text in figure.axes[0].get_legend().get_texts()}
+    assert {"random networks of the space", "known networks of the space"} <= legend
+
+
 def test_latency_ticks_are_plain_milliseconds() -> None:
     figure = front_figure(some_rows(), trials(), INFO)
     for axes in figure.axes:

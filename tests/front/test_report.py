@@ -50,6 +50,19 @@ def test_report_is_whole_and_needs_no_network(run: RunFolder) -> None:
     assert "</svg>" in run.front_svg.read_text()
 
 
+def test_known_networks_of_the_space_have_a_section_of_their_own(run: RunFolder) -> None:
+    assert "Known networks of the space" not in report_html(read_report(run))
+    save_front(run, [*some_rows(), make_row("0a1b", name="mnasnet_a1_like", is_control=True),
+                     make_row("2c3d", is_control=True, control_of="aaaaaaa0")])
+    random, known = report_html(read_report(run)).split("<h2>Random networks of the space")[1].split(
+        "<h2>Known networks of the space")
+    assert "2c3d" in random
+    assert "drawn for aaaaaaa0" in random
+    known = known.split("<h2>")[0]
+    assert "mnasnet_a1_like 0a1b" in known
+    assert "drawn for" not in known
+
+
 @pytest.mark.parametrize("text", [
     "The search beats resnet10t.", "intel-xeon-f6m143s8-2c", "No certificate", "30 trials are done", "mean 6.1%",
     "aaaaaaa0", "stem16s1 ir_r1_k3_s1_e3_c16", "2026-11-20", "20 trials", "seed: 0",

@@ -96,7 +96,7 @@ def rows(finalists: int, controls: int, baselines: int) -> list[Any]:
     made = [make_row(f"f{at}") for at in range(finalists)]
     made += [make_row(f"c{at}", is_control=True, control_of="f0") for at in range(controls)]
     made += [make_row(f"b{at}", is_baseline=True) for at in range(baselines)]
-    return [SimpleNamespace(id=row.id, is_control=row.is_control, is_baseline=row.is_baseline,
+    return [SimpleNamespace(id=row.id, is_control=row.is_control, is_baseline=row.is_baseline, is_known=False,
                             network=SimpleNamespace(id="slow")) for row in made]
 
 
@@ -192,6 +192,17 @@ def test_the_front_that_stands_is_taken_with_what_was_made_late(
     monkeypatch.setattr(road, "_read_held", lambda run: (stands, {"recipe": {}, "cap_p99_ms": None}))
     kept, wanted = ([make_row(name) for name in names.split()] for names in ("f0 c0", "f0 c0 c1"))
     assert road._read_verified(None, kept, wanted, {}, None) == (stands if taken else [])
+
+
+def test_known_networks_of_the_space_are_the_last_wanted_controls(clock: Time) -> None:
+    wanted = rows(2, 3, 1)
+    wanted[3].is_known = True
+    wanted[4].network = SimpleNamespace(id="dear")
+    pace = Pace({**PACE.step_s, "dear": 0.5}, 1.0)
+    chosen, _ = fitted(wanted, Clock.start(6.0), pace, 1, (160, 160), lambda line: None)
+    assert [row.id for row in chosen] == ["f0", "f1", "c0", "b0"]
+    late = fitting_too([*wanted[3:5]], chosen, Clock.start(60.0), pace, 1, 160)
+    assert [row.id for row in late] == ["c2", "c1"]
 
 
 def test_too_few_minutes_name_those_that_suffice(clock: Time) -> None:

@@ -19,11 +19,14 @@ from hwnas.cli.progress import Console
 from hwnas.errors import StudyError
 from hwnas.search.__main__ import main
 from hwnas.search.road import search as road
+from hwnas.space.search_space import SearchSpace
 
 SMALL = ["+target=xeon_int8", "dataset=digits", "n_trials=3", "workers=1", "calibration.networks=12",
          "calibration.profiles=1", "proxy.epochs=1", "proxy.min_steps=4", "proxy.train_images=256", "finalists.k=2",
          "finalists.recipe.max_steps=4", "baselines=[resnet10t]",
          "verification.seconds=40", "dataset.image_size=24", "controls=1"]
+KNOWN = {network.id: name for name, network in SearchSpace.load("mnasnet_small", channels=1, classes=10, image_size=24
+                                                                ).known.items()}
 TWO_WORKERS = "workers=2"  # with processes for the finalists, too
 pytestmark = pytest.mark.usefixtures("any_machine")
 COLUMNS = {
@@ -63,9 +66,11 @@ def test_the_run_folder_holds_a_verified_front(run):
     assert set(rows[0]) >= COLUMNS
     finalists = [row for row in rows if row["is_baseline"] == row["is_control"] == "false"]
     assert len(finalists) == 2
-    assert len(rows) == 5  # the baseline stands there with both stems
-    control, = (row for row in rows if row["is_control"] == "true")
+    control, = (row for row in rows if row["control_of"])
     assert control["control_of"] in {row["id"] for row in finalists}
+    known = {row["name"] for row in rows if row["is_control"] == "true" and not row["control_of"]}
+    assert known | {KNOWN[row["id"]] for row in finalists if row["id"] in KNOWN} == set(KNOWN.values())
+    assert len(rows) == 5 + len(known)  # the baseline stands there with both stems
     assert any(row["on_front"] == "true" for row in finalists)
     for row in rows:
         assert row["verified"] == "true", row["reason"]
@@ -146,7 +151,9 @@ def test_the_road_returns_what_the_command_writes(run):
     result = road(compose("search", [*SMALL, f"out={run}"]), Console(quiet=True))
     assert (result.run.path, len(result.trials), len(result.study.trials)) == (run, 3, 3)
     assert [row.id for row in result.rows] == [row["id"] for row in rows_of(run / "front.csv")]
-    assert [one["name"] for one in result.comparisons if one["name"] != "training"] == ["controls", "resnet10t"]
+    known = [row.name for row in result.rows if row.is_known]
+    assert [comparison["name"] for comparison in result.comparisons if comparison["name"] != "training"] == [
+        "controls", *known, "resnet10t"]
 
 
 @pytest.mark.parametrize(("change", "named"), [
