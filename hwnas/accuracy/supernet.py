@@ -63,7 +63,7 @@ class Supernet:
     @property
     def fingerprint(self) -> str:
         """Names everything that decides the values, except the architecture."""
-        content = f"{self.identity}|{self.options.validation_images}|{self.options.recalibration_images}"
+        content = f"{self.identity}|{self.options.validation_images}|{self.options.recalibration_images}|shuffled"
         return hashlib.sha256(content.encode()).hexdigest()[:12]
 
     @property

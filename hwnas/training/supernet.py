@@ -336,8 +336,10 @@ def copy_weights(bank: Bank, architecture: Architecture, network: nn.Module) -> 
 def recalibrate(network: nn.Module, images: Images, dataset: Dataset) -> None:
     """Set every batch norm's statistics to the mean over `images` uint8 [n, c, h, w]; weights stay.
 
-    A last batch of one image is left out: maps of one pixel have no variance there.
+    They are shuffled first: batches of images that lie class by class would each be normalised by one class's own
+    statistics. A last batch of one image is left out: maps of one pixel have no variance there.
     """
+    order = np.random.default_rng(0).permutation(len(images))
     norms = [module for module in network.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     momenta = [module.momentum for module in norms]
     for module in norms:
@@ -345,7 +347,7 @@ def recalibrate(network: nn.Module, images: Images, dataset: Dataset) -> None:
         module.momentum = None  # the plain mean over batches
     network.train()
     for start in range(0, max(1, len(images) - 1), _BATCH):
-        part = dataset.normalise(np.asarray(images[start:start + _BATCH]))
+        part = dataset.normalise(np.asarray(images[order[start:start + _BATCH]]))
         network(torch.from_numpy(part).contiguous(memory_format=torch.channels_last))
     for module, momentum in zip(norms, momenta, strict=True):
         module.momentum = momentum

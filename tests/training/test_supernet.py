@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -186,6 +186,19 @@ def test_batch_norm_is_measured_over_the_images_given(space: SearchSpace, datase
     small = dataset.at_size(2)  # maps of one pixel, of which a batch of one image has no variance
     recalibrate(network, small.train.images[:129], small)
     assert not torch.equal(norm.running_mean, before)
+
+
+def test_batch_norm_is_measured_alike_where_images_lie_class_by_class(space: SearchSpace, dataset: Dataset) -> None:
+    """Folders of images do: each batch would hold one class, and have next to no variance."""
+    shape = (256, *dataset.train.images.shape[1:])
+    by_class = np.concatenate([np.full(shape, grey, np.uint8) for grey in (0, 255)])
+    network = build(space.decode(extreme(space, {}, max)))
+    recalibrate(network, by_class, dataset)
+    stem, norm = network.conv_stem, cast("torch.nn.BatchNorm2d", network.bn1)
+    assert isinstance(stem, torch.nn.Module)
+    answers = stem(torch.from_numpy(dataset.normalise(by_class)))
+    assert norm.running_var is not None
+    torch.testing.assert_close(norm.running_var, answers.var((0, 2, 3)).detach(), rtol=0.05, atol=1e-5)
 
 
 def test_it_keeps_the_contract_and_its_networks_learnt(space: SearchSpace, dataset: Dataset) -> None:
