@@ -56,9 +56,9 @@ def choose_finalists(trials: Sequence[Mapping[str, Any]], k: int, cap_ms: float 
     rank networks by how fast they learn, and who allows so many milliseconds wants to see what they buy.
     With two costs, the parts are neighbourhoods of k rows: the most accurate one, and then always the one farthest
     from those before. If the front has fewer than k rows, the next layers fill it by top-1.
-    The row with the highest reward is always chosen, and so is, with `cap_ms`, the most accurate row within 20 % of
-    the cap. Each replaces the nearest chosen row in log cost, but never the most accurate one. StudyError when no trial
-    was evaluated.
+    The row with the highest reward is always chosen, and so is, with `cap_ms`, the most accurate row within 20 % of the
+    cap, unless the model's intervals say that a faster one is better. Each replaces the nearest chosen row in log cost,
+    but never the most accurate one. StudyError when no trial was evaluated.
     """
     rows = usable_trials(trials)
     if not rows:
@@ -73,7 +73,8 @@ def choose_finalists(trials: Sequence[Mapping[str, Any]], k: int, cap_ms: float 
         chosen += sorted((row for row in layer if row not in chosen), key=_rank)[: k - len(chosen)]
     winner = next((row for row in rows if row["id"] == reward_winner(rows)), None)
     wanted = [] if winner is None else [winner]
-    near = [row for row in rows if cap_ms is not None and (1 - NEAR) * cap_ms <= row["latency_ms_predicted"] <= cap_ms]
+    near = [row for row in rows if cap_ms is not None and (1 - NEAR) * cap_ms <= row["latency_ms_predicted"] <= cap_ms
+            and not any(_clearly_better(other, row) for other in rows)]
     if near and k > 1 and not any(row in near for row in chosen):
         wanted.append(min(near, key=_rank))
     for row in wanted:
@@ -90,6 +91,13 @@ def believed(row: Mapping[str, Any]) -> float:
     """The top-1 of a row of trials.csv that a choice goes by: the model's, or the trial's own where there is none."""
     estimated = row.get(ESTIMATED[0])
     return float(row["top1_proxy"] if estimated is None else estimated)
+
+
+def _clearly_better(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether `row` is faster than `other`, and the whole interval of its believed top-1 above that of `other`."""
+    low, high = row.get(ESTIMATED[1]), other.get(ESTIMATED[2])
+    faster = row["latency_ms_predicted"] < other["latency_ms_predicted"]
+    return faster and low is not None and high is not None and bool(low > high)
 
 
 def doubts(trials: Sequence[Mapping[str, Any]], finalists: Sequence[FrontRow], cap_ms: float | None) -> list[str]:

@@ -52,6 +52,8 @@ LEARNT, KNOWN = "learnt", "known"
 _NO_TRIAL = create_trial(state=TrialState.WAITING)  # its number is -1
 GOOD = 60  # number of evaluated settings from which candidates are bred
 _YIELDS, _APART = 4, 8  # attempts to find another setting; number of workers that take different ones at once
+NEAR = 0.15  # share of the way from the limit to the cheapest setting that counts as right below the limit
+_CLIMBS = 30  # generations that look for a setting there
 _WALKS = 8  # a space counts as used up after so many samples without a new setting
 
 
@@ -91,7 +93,8 @@ class KnownObjectiveSampler(BaseSampler):
     known, features, over, factor, canonical: functions of settings, see `domain.Known`.
     learnt: reads the learnt objective's value, and the standard deviation of its noise (0: unknown), from a complete
     trial; None: the recorded value.
-    n_startup_trials: number of first trials, which are spread over the range of the known objective.
+    n_startup_trials: number of first trials, which are spread over the range of the known objective; with `over`, the
+    last of them lies right below the limit, where the space reaches it.
     worst_quantile: quantile of the values that random settings are expected to reach. Hypervolume is counted from
     there (0: from the worst).
 
@@ -213,6 +216,7 @@ def _spread_out(domain: Domain, taken: set[bytes], asked: int, first: int, rng: 
 
     The known objective's range is cut into `first` parts. Settings near a random place in the `asked`-th part come
     first. In the first part, this place is the cheapest setting: a front ends there, and a model knows least about it.
+    In the last part it is right below the limit, if there is one: random settings are seldom so dear.
     If no new setting is found, the result is any random one.
     """
     for _ in range(_WALKS):
@@ -227,9 +231,30 @@ def _spread_out(domain: Domain, taken: set[bytes], asked: int, first: int, rng: 
     if not costs.shape[1]:
         return codes
     part = _bit_reversed(first)[asked % first]
+    if part == first - 1 and domain.limited:
+        return _below_limit(domain, codes, taken, rng)
     place = (part + rng.random()) / first if part else 0.0
     wanted = np.quantile(domain.sample_costs[:, 0], place)
     return np.asarray(codes[np.argsort(np.abs(costs[:, 0] - wanted), kind="stable")])
+
+
+def _below_limit(domain: Domain, codes: Codes, taken: set[bytes], rng: np.random.Generator) -> Codes:
+    """New allowed settings, those first that are nearest to a random place right below the limit.
+
+    As long as none of `codes` lies there, the nearest ones are changed.
+    """
+    over = domain.over(codes)
+    edge = NEAR * float(domain.over(domain.sample).min())
+    wanted = edge * rng.random()
+    for _ in range(_CLIMBS):
+        order = np.argsort(np.abs(over - wanted), kind="stable")
+        codes, over = codes[order], over[order]
+        if over[0] >= edge:
+            break
+        moved = _new(domain.canonical(domain.coding.mutate(np.repeat(codes[:50], 5, axis=0), rng)), taken)
+        codes, over = np.concatenate([codes, moved]), np.concatenate([over, domain.over(moved)])
+        codes, over = codes[over <= 0], over[over <= 0]
+    return np.asarray(codes[np.argsort(np.abs(over - wanted), kind="stable")])
 
 
 def _bit_reversed(n: int) -> list[int]:

@@ -134,6 +134,15 @@ def test_with_a_cap_too_there_are_k_and_the_best_is_among_them(points: list[tupl
     assert max(row["top1_proxy"] for row in chosen) == max(top1 for top1, _ in points)
 
 
+@pytest.mark.parametrize(("high", "chosen"), [(0.63, ["mid", "dear"]), (0.61, ["quick", "mid"])])
+def test_a_network_near_the_cap_is_chosen_within_its_noise_and_not_where_it_is_clearly_worse(
+        high: float, chosen: list[str]) -> None:
+    rows = [trial(name, top1, ms, top1_estimated=top1, top1_estimated_low=low, top1_estimated_high=end)
+            for name, top1, ms, low, end in (("quick", 0.60, 0.1, 0.58, 0.61), ("mid", 0.64, 0.8, 0.62, 0.66),
+                                             ("dear", 0.59, 1.3, 0.55, high))]
+    assert ids(choose_finalists(rows, 2, cap_ms=1.5)) == chosen
+
+
 def found(trials: list[dict[str, Any]]) -> list:
     return [SimpleNamespace(latency_ms_predicted=row["latency_ms_predicted"]) for row in trials]
 

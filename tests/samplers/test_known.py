@@ -427,6 +427,29 @@ def test_the_dearest_networks_are_searched_too_also_right_below_a_cap() -> None:
         assert dearest == cap if cap else dearest >= 34
 
 
+@pytest.mark.parametrize("cap_ms", [4.0, 9.5])
+def test_the_last_of_the_first_trials_lies_right_below_a_cap_that_random_networks_seldom_reach(cap_ms: float) -> None:
+    def asked(seed: int, **options) -> list[float]:
+        return [trial.values[1] for trial in searched(sampler_of(seed, **options), 8).trials]
+
+    def over(settings) -> np.ndarray:
+        return cost_ms(settings)[:, 0] - cap_ms
+
+    free, capped, again, other = asked(0), asked(0, over=over), asked(0, over=over), asked(1, over=over)
+    assert max(capped) == capped[7]
+    assert 0.8 * cap_ms <= capped[7] <= cap_ms
+    assert capped == again
+    assert 0.8 * cap_ms <= other[7] <= cap_ms
+    unlimited = asked(0, over=lambda settings: np.full(len(settings), -1.0))
+    assert free[:7] == unlimited[:7]  # the other places are where they were
+
+
+def test_a_cap_above_all_that_the_space_has_is_no_obstacle() -> None:
+    dearest = float(cost_ms([{**{f"op{i}": "large" for i in range(6)}, "depth": 6, "width": 64}])[0, 0])
+    study = searched(sampler_of(over=lambda settings: cost_ms(settings)[:, 0] - 10 * dearest), 8)
+    assert study.trials[7].values[1] > 0.8 * dearest
+
+
 def test_a_long_study_keeps_its_front() -> None:
     rng = np.random.default_rng(0)
     study = study_of(sampler_of())
