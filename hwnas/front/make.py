@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hwnas.data.dataset import subset
 from hwnas.errors import CandidateError, DataError, HwnasError
 from hwnas.front.score import fp32_top1
 from hwnas.networks.baselines import count_macs, count_params
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 
 Progress = Callable[[int, int], None]
+DECIDING = 2048  # validation images, stratified, that decide whether the last weights or their average are kept
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,7 @@ def _recipe_in(path: Path) -> str | None:
 def fingerprint(network: Network, making: Making, data: Dataset) -> str:
     """Names everything that decides the weights: network, recipe, seed, data."""
     content = "|".join((network.identity, making.recipe.fingerprint, str(making.seed), data.fingerprint,
-                        str(data.image_size)))
+                        str(data.image_size), "the better weights"))  # earlier: always the average
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
@@ -174,7 +176,9 @@ def _discard(folder: ModelFolder) -> None:
 def _train(model: nn.Module, data: Dataset, making: Making, progress: Progress | None) -> nn.Module:
     from hwnas.training.loop import train
 
-    return train(model, data.train, recipe=making.recipe, dataset=data, seed=making.seed, progress=progress)
+    deciding = data.validation.take(subset(data.validation.labels, DECIDING, 0))
+    return train(model, data.train, recipe=making.recipe, dataset=data, seed=making.seed, progress=progress,
+                 validation=deciding)
 
 
 def _weights(model: nn.Module, wanted: str) -> bytes:

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hwnas.data.dataset import Dataset, Images, Progress, Split
+from hwnas.data.dataset import Dataset, Images, Progress, Split, top1
 from hwnas.errors import StudyError, TrainingError
 from hwnas.networks.network import check_tensors
 from hwnas.system.documents import WRONG, Document, check_identity, load_json
@@ -116,6 +116,14 @@ class Training:
     def current(self) -> nn.Module:
         """The network as it would be returned now: the average where there is one."""
         return self.model if self.average is None else self.average.module
+
+    def better(self, part: Split) -> nn.Module:
+        """The average or the last weights, whichever answers `part` better; the average where both do as well."""
+        if self.average is None:
+            return self.model
+        rights = [top1(predict(model, part.images, self.batches.dataset), part.labels)
+                  for model in (self.current, self.model)]
+        return self.current if rights[0] >= rights[1] else self.model
 
     def in_memory(self) -> contextlib.AbstractContextManager[None]:
         """TrainingError when memory runs out inside."""
@@ -214,19 +222,21 @@ class _Short(Training):
 
 
 def train(model: nn.Module, split: Split, *, recipe: Recipe, dataset: Dataset, seed: int,
-          on_epoch: OnEpoch | None = None, progress: Progress | None = None, epoch_images: int = 0) -> nn.Module:
+          on_epoch: OnEpoch | None = None, progress: Progress | None = None, epoch_images: int = 0,
+          validation: Split | None = None) -> nn.Module:
     """Train `model` in place on `split` (of `dataset`, whose normalisation and `flip` count); its average if asked.
 
     An epoch is `epoch_images` of the split (0: all), each epoch going on where the last one ended.
 
     `on_epoch(epoch, network)` is called after each epoch (from 1) with the network as it would be returned then;
-    returning True ends the training. `progress(step, steps)` counts steps. The result is in eval mode. TrainingError
-    when the loss is not finite or memory runs out.
+    returning True ends the training. `progress(step, steps)` counts steps. The result is in eval mode. With
+    `validation` images it is the last weights where those answer them better than the average, as after few steps.
+    TrainingError when the loss is not finite or memory runs out.
     """
     with seeded(seed, recipe.threads):
         training = _Short(lay_out(model, recipe), Stream(split, dataset, recipe, seed, epoch_images), recipe, on_epoch)
         training.run(progress)
-        return training.current.eval()
+        return (training.current if validation is None else training.better(validation)).eval()
 
 
 def lay_out(model: nn.Module, recipe: Recipe) -> nn.Module:

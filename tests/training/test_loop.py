@@ -84,6 +84,24 @@ def test_on_epoch_sees_the_average_and_may_end_it(dataset: Dataset) -> None:
     assert steps[-1] == (32, 80)
 
 
+def test_validation_images_choose_between_the_last_weights_and_their_average(dataset: Dataset) -> None:
+    recipe, images = replace(SHORT, epochs=1, ema_decay=0.9999), dataset.validation.images
+
+    def kept(answers: Any = None) -> tuple[torch.nn.Module, torch.nn.Module]:
+        model, validation = network(), None if answers is None else Split(images, answers)
+        return model, train(model, dataset.train, recipe=recipe, dataset=dataset, seed=0, validation=validation)
+
+    last, average = kept()
+    assert average is not last
+    by_last, by_average = (predict(model, images, dataset).argmax(axis=1) for model in (last, average))
+    assert (by_last != by_average).any()
+    model, result = kept(by_last)
+    assert result is model
+    assert not result.training
+    model, result = kept(by_average)
+    assert torch.equal(*(next(one.parameters()) for one in (result, average)))
+
+
 def test_epochs_of_a_part_see_every_image_before_any_comes_again(dataset: Dataset) -> None:
     class Watching(torch.nn.Module):
         def __init__(self) -> None:
