@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from table_fixtures import write_table
 from hwnas.cli.command import compose, run_command
 from hwnas.cli.progress import Console
 from hwnas.errors import StudyError
+from hwnas.front import make
 from hwnas.search.__main__ import main
 from hwnas.search.road import search as road
 from hwnas.space.search_space import SearchSpace
@@ -42,6 +44,14 @@ def search(out: Path, *overrides: str) -> int:
 def start(out: Path, *overrides: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-m", "hwnas.search", *SMALL, f"out={out}", *overrides],
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, stdin=subprocess.DEVNULL)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few_images_to_calibrate_with() -> Iterator[None]:
+    few = make.calibration_images
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(make, "calibration_images", lambda data, n, seed: few(data, 96, seed))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +186,7 @@ def test_a_cap_that_nothing_meets_names_the_nearest(run, tmp_path, capsys):
 
 
 def test_minutes_that_are_too_few_are_refused_with_those_that_suffice(run, tmp_path, capsys):
-    assert search(tmp_path / "short", "budget.minutes=0.1") == 2
+    assert search(tmp_path / "short", "budget.minutes=0.1", "baselines=[]", "controls=0") == 2
     assert "Give budget.minutes=" in capsys.readouterr().err.splitlines()[-1]
 
 
@@ -253,7 +263,7 @@ def test_a_search_on_a_table_imports_no_runtime_until_the_verification(run, tmp_
             "    held = {'openvino', 'onnxruntime'} & set(sys.modules)\n"
             "    print('imported', sorted(held)); sys.exit(1 if held else 0)\n"
             "road.verified = verify\n"
-            f"run_command(search.main, 'search', '', {[*SMALL, f'out={tmp_path}/table', 'n_trials=1']!r})")
+            f"run_command(search.main, 'search', '', {[*SMALL, f'out={tmp_path}/table', 'n_trials=1', 'baselines=[]', 'controls=0']!r})")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "imported []" in done.stdout
