@@ -46,12 +46,13 @@ def test_a_process_that_is_ended_is_said_in_one_line(tmp_path, monkeypatch):
         made(RunFolder.create(tmp_path / "run"), tiny_making(), 2, [tiny_network(8), tiny_network(16)])
 
 
-def test_a_network_that_fails_leaves_its_reason_and_the_others(tmp_path):
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.soak)])
+def test_a_network_that_fails_leaves_its_reason_and_the_others(tmp_path, workers):
     making = tiny_making()
     good = tiny_network(8)
     broken = replace(making, recipe=replace(making.recipe, lr=10.0, clip_norm=0.0, optimizer="sgd"))
     run = RunFolder.create(tmp_path / "run")
-    outcomes = made(run, broken, 2, [good, tiny_baseline()])
+    outcomes = made(run, broken, workers, [good, tiny_baseline()])
     failed = outcomes["mobilenetv3_small_050"]
     assert failed.made is None
     assert failed.top1_fp32 is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -278,6 +279,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HWNAS_HOME", "home")
     monkeypatch.setattr(timing, "measure", lambda calls, *args, **options: dict.fromkeys(calls, measured(0.2)))
+    monkeypatch.setattr(road, "_pace", lambda *args: Pace(defaultdict(lambda: 0.1), 1.0))
     write_images(Path("images.npz"))
     write_accuracies(Path("known.csv"), SearchSpace.load(write_space(Path()), channels=1, classes=10))
     write_table(Path("home"), "ort_fp32", space_name="tiny.yaml")
@@ -364,6 +366,7 @@ def test_the_length_of_trials_is_decided_once_and_never_where_one_was_given(
 
     monkeypatch.setattr(road, "proxy_length", decide)
     monkeypatch.setattr(road, "_early_front", lambda *args: True)
+    monkeypatch.setattr(road, "verified", lambda prepared, trials, console: ([], []))
     proxy = [text for text in SEARCH if text != "-q" and not text.startswith(("accuracy", "tabular"))]
     command = [*proxy, "budget.minutes=600", "n_trials=2"]
     assert main(command) == 0
