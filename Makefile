@@ -15,9 +15,9 @@ STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum |
 search: $(STAMP)
 	@$(PY) -m hwnas.search +target=$(TARGET) $(or $(ARGS),budget.minutes=5)
 
-# Two files of tests at a time. Benchmarks of hwnas itself are `make bench`.
+# Three files of tests at a time: some wait for processes of theirs. Benchmarks of hwnas itself are `make bench`.
 PYTEST := $(PY) -m pytest -p no:benchmark --durations=10
-BESIDE := -n 2 --dist loadfile --no-loadscope-reorder
+BESIDE := -n 3 --dist loadfile --no-loadscope-reorder
 
 test: $(STAMP)
 	@$(PYTEST) $(BESIDE) -m "not soak" $(ARGS)

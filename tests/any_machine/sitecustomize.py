@@ -10,7 +10,6 @@ import numpy as np
 import hwnas.target
 from hwnas.latency.table import Measurement
 
-
 ROUNDS = 6  # more than copies, so that there is an interval
 
 

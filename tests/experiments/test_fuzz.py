@@ -36,7 +36,7 @@ def fuzz(tmp_path: Path, *options: str) -> None:
 
 def test_no_parser_ends_in_a_traceback(tmp_path: Path) -> None:
     light = [name for name, parser in PARSERS.items() if not parser.heavy]
-    fuzz(tmp_path, "--inputs", "20", "--parsers", ",".join(light))
+    fuzz(tmp_path, "--inputs", "10", "--parsers", ",".join(light))
 
 
 @pytest.mark.soak

@@ -257,13 +257,14 @@ def test_another_machine_finds_the_same_and_verifies_later(run, tmp_path, monkey
 
 
 def test_a_search_on_a_table_imports_no_runtime_until_the_verification(run, tmp_path):
+    options = [*SMALL, f"out={tmp_path}/table", "n_trials=1", "baselines=[]", "controls=0"]
     code = ("import sys; from hwnas.search import __main__ as search, road\n"
             "from hwnas.cli.command import run_command\n"
             "def verify(*_):\n"
             "    held = {'openvino', 'onnxruntime'} & set(sys.modules)\n"
             "    print('imported', sorted(held)); sys.exit(1 if held else 0)\n"
             "road.verified = verify\n"
-            f"run_command(search.main, 'search', '', {[*SMALL, f'out={tmp_path}/table', 'n_trials=1', 'baselines=[]', 'controls=0']!r})")
+            f"run_command(search.main, 'search', '', {options!r})")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "imported []" in done.stdout
