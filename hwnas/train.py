@@ -20,6 +20,7 @@ USAGE = """Train one network in full: an architecture that a search found, or a 
     python -m hwnas.train run=runs/x architecture=ID dataset=fashion_mnist dataset.root=/data
     python -m hwnas.train architecture="stem16s1 ds_r1_k3_s1_c16 … head256 relu@32" dataset=… out=runs/mine
     python -m hwnas.train model=timm:resnet18 stem_stride=1 dataset.image_size=32 epochs=30 mixup=0.2 out=runs/mine
+    python -m hwnas.train model=timm:mobilenetv2_100 pretrained=true pretrained.folder=/weights dataset=… out=runs/tuned
     torchrun --nproc-per-node=2 -m hwnas.train model=timm:resnet50 dataset=… epochs=100 out=runs/mine
     python -m hwnas.train architecture=FILE teacher.model=runs/big/model.onnx teacher.alpha=0.7
 

@@ -89,7 +89,8 @@ def _different(space: SearchSpace, n: int, rng: np.random.Generator) -> Codes:
 
 _MADE_AGAIN = "Remove it, and what it held is made again; or choose another out=FOLDER."
 PLAN = Document("hwnas-certify", 1, "a certificate's plan", _MADE_AGAIN)
-_NOT_OURS = ("architecture", "model", "stem_stride", "weights", "out", "overwrite", "seed", "split_seed", "dataset")
+_NOT_OURS = ("architecture", "model", "stem_stride", "weights", "pretrained", "out", "overwrite", "seed",
+             "split_seed", "dataset")
 
 
 @dataclass(frozen=True)

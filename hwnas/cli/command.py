@@ -50,7 +50,8 @@ _SECTIONS = {"target": "hwnas.target:Target", "dataset": "hwnas.data.dataset:Dat
              "calibration": "hwnas.latency.deployment:CalibrationOptions"}
 _QUOTES = "'\""
 _RESOLVER = re.compile(r"(?<!\\)(?:\\\\)*\$\{.*:", re.DOTALL)  # ${name:…}, also with something to resolve in the name
-_PATHS = ("out", "run", "dataset.root", "space", "model", "architecture", "weights", "teacher.model", "teacher.weights",
+_PATHS = ("out", "run", "dataset.root", "space", "model", "architecture", "weights", "pretrained.file",
+          "pretrained.folder", "teacher.model", "teacher.weights",
           "training.weights", "training.teacher.model", "training.teacher.weights", "tabular.path", "supernet.path",
           "search.reuse", "measured", "plot", "images", "storage")  # of all commands: values taken as they are typed
 EXIT_CODES = """exit codes:
@@ -288,6 +289,8 @@ def _for_hydra(config_name: str, text: str, overrides: Sequence[str]) -> list[st
     """An override as Hydra wants it. Targets are added. Data sets of other packages have no file. Options that only
     their dataclass lists need no plus."""
     key, equals, value = text.partition("=")
+    if key == "pretrained":
+        return [f"pretrained.use={value}"]
     if key in ("target", "+target"):
         return [f"+target={value}"]
     if key == "dataset" and ":" in value:  # `timm:hfds` is read by `timm`

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -54,6 +55,8 @@ def card_text(row: FrontRow, given: Input, target: Target, *, date: str, runtime
     ]
     if recipe:
         parts += ["## Trained", recipe]
+    if isinstance(row.network, TimmNetwork) and row.network.baseline.pretrained is not None:
+        parts += ["## Pretrained", f"Its training began with {row.network.baseline.pretrained}"]
     if quantised:
         parts += ["## Quantised", f"Activation ranges: {quantised}."]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -151,9 +154,11 @@ def _speed(row: FrontRow, target: Target, runtime: str, file: str) -> str:
 def _timm(row: FrontRow, given: Input) -> str:
     if row.is_baseline:
         network, shape = row.network, f"{given.channels}, {len(given.task.class_names)}, {given.size}"
-        stem_stride = network.baseline.stem_stride if isinstance(network, TimmNetwork) else int(row.id != row.name)
+        made: tuple[int | str, ...] = (int("-stem1" in row.id),)
+        if isinstance(network, TimmNetwork):
+            made = (network.baseline.stem_stride, *([network.baseline.pad_type] if network.baseline.pad_type else []))
         return ("import safetensors.torch; from hwnas.networks.baselines import Baseline\n"
-                f'model = Baseline("{row.name}", {stem_stride}).build({shape})  # a timm network\n'
+                f'model = Baseline("{row.name}", {", ".join(map(json.dumps, made))}).build({shape})  # a timm network\n'
                 'model.load_state_dict(safetensors.torch.load_file("weights.safetensors"))')
     name = f"hwnas_{row.id.replace('-', '_')}"
     return ("import pathlib, safetensors.torch, timm; from hwnas.networks.build import register; "

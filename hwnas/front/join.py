@@ -134,7 +134,7 @@ def _is_copy(folder: ModelFolder, joining: Joining, making: Making) -> bool:
 
 def _fill(staged: ModelFolder, joining: Joining, making: Making, memory_mb: int) -> None:
     """Copy the files, quantise where that is not done, score the fp32 file, and write what was seen; manifest last."""
-    data, target = making.dataset, making.target
+    data, target = joining.network.fed(making.dataset), making.target
     for path in joining.files(target.precision):
         write_atomic(staged.path / path.name, path.read_bytes())
     probe_model(staged.onnx, replace(target, precision="fp32"), memory_mb=memory_mb)

@@ -76,7 +76,7 @@ def make(network: Network, folder: ModelFolder, making: Making, progress: Progre
     """
     from hwnas.training.loop import seeded
 
-    data = making.dataset.at_size(network.shape.image_size)
+    data = network.fed(making.dataset)
     wanted = fingerprint(network, making, data)
     with seeded(making.seed, making.threads):
         model = network.build()
@@ -135,7 +135,7 @@ def fault_of(network: Network, folder: ModelFolder, making: Making, say: Callabl
     other = next((path.name for path in (folder.onnx, deployed) if recipe is None or _recipe_in(path) != recipe), None)
     if other:
         return f"there is no {MANIFEST}, and {other} is not of the recipe of {folder.weights.name}"
-    data = making.dataset.at_size(network.shape.image_size)
+    data = network.fed(making.dataset)
     try:
         model = network.build()
         load_weights(model, folder.weights, str(folder.weights), network.shape.classes)
@@ -217,7 +217,7 @@ def metadata(network: Network, making: Making, data: Dataset) -> Mapping[str, st
         "input": f"float32 [n, {data.channels}, {data.image_size}, {data.image_size}], (pixels / 255 - mean) / std",
         **({"preparation": json.dumps(data.preparation.facts())} if data.preparation else {}),
         "mean": json.dumps(list(data.mean)), "std": json.dumps(list(data.std)),
-        "class_names": json.dumps(list(data.class_names), ensure_ascii=False),
+        "class_names": json.dumps(list(data.class_names), ensure_ascii=False), **network.provenance,
     }
 
 
@@ -268,7 +268,7 @@ def make_all(networks: Sequence[Network], run: RunFolder, making: Making, worker
 
 def is_trained(network: Network, run: RunFolder, making: Making) -> bool:
     """Whether the network's stored weights will be taken."""
-    data = making.dataset.at_size(network.shape.image_size)
+    data = network.fed(making.dataset)
     return _stored(run.model(network.id), fingerprint(network, making, data))[0]
 
 
@@ -276,7 +276,7 @@ def _outcome(network: Network, run: RunFolder, making: Making,
              heard: Callable[[int, int], None] | None = None) -> Outcome:
     try:
         made = make(network, run.model(network.id), making, heard)
-        data = making.dataset.at_size(network.shape.image_size)
+        data = network.fed(making.dataset)
         return Outcome(made, fp32_top1(run.model(network.id).onnx, data), len(data.test))
     except CandidateError as error:
         return Outcome(None, None, len(making.dataset.test), str(error))

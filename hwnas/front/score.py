@@ -69,7 +69,8 @@ def verify_rows(rows: Sequence[FrontRow], run: RunFolder, dataset: Dataset, targ
     runtime.check(target)
     scores = Scores([])
     compiled: dict[str, Compiled] = {}
-    sizes = {row.id: row.network.shape.image_size for row in rows if row.network is not None}
+    networks = {row.id: row.network for row in rows if row.network is not None}
+    sizes = {id: network.shape.image_size for id, network in networks.items()}
     with console.step("score on the test set") as report:
         for index, row in enumerate(rows):
             def heard(share: float, at: int = index) -> None:
@@ -84,7 +85,7 @@ def verify_rows(rows: Sequence[FrontRow], run: RunFolder, dataset: Dataset, targ
                     if reason:
                         raise CandidateError(reason)
                     compiled[row.id] = runtime.compile(path, target)
-                    scores.predicted[row.id] = predict(compiled[row.id], dataset.at_size(sizes[row.id]), heard)
+                    scores.predicted[row.id] = predict(compiled[row.id], networks[row.id].fed(dataset), heard)
                 except (CandidateError, TargetError) as error:
                     reason = str(error)
             scores.rows.append(replace(row, reason=reason))

@@ -19,6 +19,7 @@ from hwnas.front.report import report_data, write_report
 from hwnas.front.rows import FrontRow, mark_front, save_front, with_costs
 from hwnas.front.score import Scores, Timing, verify_rows
 from hwnas.latency.table import Protocol
+from hwnas.networks.network import Network
 from hwnas.runtimes.child import probe_model
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.study.objective import Objective
@@ -164,16 +165,17 @@ def write_results(run: RunFolder, results: Results, making: Making, trials: Sequ
         if row.network is not None and folder.onnx.is_file():
             manifest = Manifest.find(folder.path) if making.target.precision == "int8" else None
             quantised = manifest.quantisation.get("text", "") if manifest else ""
-            write_atomic(folder.card, _card(row, row.network.shape.image_size, making, environment, quantised))
+            write_atomic(folder.card, _card(row, row.network, making, environment, quantised))
     save_front(run, results.rows)
     write_report(run, report_data(results.rows, trials, comparisons, environment, config_yaml, run))
 
 
-def _card(row: FrontRow, image_size: int, making: Making, environment: Mapping[str, Any],
+def _card(row: FrontRow, network: Network, making: Making, environment: Mapping[str, Any],
           quantised: str) -> str:
-    data = making.dataset
-    given = Input(data.name, data.channels, image_size, data.mean, data.std, data.task,
-                  data.preparation and data.preparation.at(image_size))
+    data, size = making.dataset, network.shape.image_size
+    mean, std = network.normalisation or (data.mean, data.std)
+    given = Input(data.name, data.channels, size, mean, std, data.task,
+                  data.preparation and data.preparation.at(size))
     recipe = f"Recipe `{making.recipe.name}`, seed {making.seed}, {len(data.train)} images of {data.name}: " \
              f"{', '.join(f'{key} {value}' for key, value in asdict(making.recipe).items() if key != 'name')}."
     if row.origin:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hwnas.errors import ConfigError, StudyError, TaggedName, UnknownNetwork
+from hwnas.networks.weights import Pretrained, import_timm
 from hwnas.system.documents import Document, load_yaml
 
 if TYPE_CHECKING:
@@ -21,28 +22,32 @@ class Baseline:
     """A timm network by name; `stem_stride` 1 sets its first convolution from stride 2 to 1 (0: left as timm has it).
 
     A max pooling behind that convolution stays (ResNets keep a stride of 2 before their first stage), so that the
-    variant means the same for every family: all maps twice as wide and high.
+    variant means the same for every family: all maps twice as wide and high. `pad_type` is that of timm's EfficientNets
+    ("same": TensorFlow's; empty: the network's own). `pretrained`: the weights that its training begins, or began,
+    with.
     """
 
     name: str
     stem_stride: int = 0
+    pad_type: str = ""
+    pretrained: Pretrained | None = None
 
     @property
     def id(self) -> str:
         """Its folder in `models/`, e.g. `resnet10t-stem1`."""
-        return self.name + (f"-stem{self.stem_stride}" if self.stem_stride else "")
+        return (self.name + (f"-stem{self.stem_stride}" if self.stem_stride else "")
+                + ("-pretrained" if self.pretrained is not None else ""))
 
     def __str__(self) -> str:
-        return f"timm:{self.name}" + (f" stem_stride={self.stem_stride}" if self.stem_stride else "")
+        said = {"stem_stride": self.stem_stride, "pad_type": self.pad_type,
+                "pretrained": self.pretrained and self.pretrained.sha256[:12]}
+        return " ".join([f"timm:{self.name}", *(f"{key}={value}" for key, value in said.items() if value)])
 
     def build(self, channels: int, classes: int, image_size: int) -> nn.Module:
         """The network with timm's random weights (seed torch first), in train mode; nothing is downloaded."""
-        from hwnas.system.libraries import declare_missing
-
-        declare_missing()
-        import timm
-
+        timm = import_timm()
         options: dict[str, Any] = {"pretrained": False, "in_chans": channels, "num_classes": classes}
+        options |= {"pad_type": self.pad_type} if self.pad_type else {}
         if timm.get_pretrained_cfg_value(self.name, "fixed_input_size"):
             options["img_size"] = image_size
         model: nn.Module = timm.create_model(self.name, **options)
@@ -55,7 +60,9 @@ class Baseline:
         """Text of `baseline.yaml`."""
         import yaml
 
-        return yaml.safe_dump({**DOCUMENT.header, "timm": self.name, "stem_stride": self.stem_stride}, sort_keys=False)
+        further = {"pad_type": self.pad_type, "pretrained": self.pretrained and self.pretrained.facts()}
+        return yaml.safe_dump({**DOCUMENT.header, "timm": self.name, "stem_stride": self.stem_stride,
+                               **{key: value for key, value in further.items() if value}}, sort_keys=False)
 
     @classmethod
     def from_yaml(cls, text: str, where: str = "baseline.yaml") -> Baseline:
@@ -66,7 +73,14 @@ class Baseline:
             data = DOCUMENT.check(None, where)
         if not isinstance(data.get("timm"), str) or data.get("stem_stride") not in (0, 1):
             raise StudyError(f"{where}: not a baseline: it needs timm, a name, and stem_stride, 0 or 1.")
-        return cls(data["timm"], data["stem_stride"])
+        try:
+            pretrained = Pretrained.of_facts(data["pretrained"]) if "pretrained" in data else None
+        except (KeyError, TypeError, ValueError):
+            raise StudyError(f"{where}: not a baseline: pretrained needs file, sha256, licence, origin, and mean and "
+                             "std for each channel.") from None
+        if data.get("pad_type", "same") != "same":
+            raise StudyError(f"{where}: not a baseline: pad_type must be same, or not be there.")
+        return cls(data["timm"], data["stem_stride"], data.get("pad_type", ""), pretrained)
 
 
 def check_timm(name: object, where: str = "model") -> None:
@@ -74,11 +88,7 @@ def check_timm(name: object, where: str = "model") -> None:
 
     `where` is the option that holds the name.
     """
-    from hwnas.system.libraries import declare_missing
-
-    declare_missing()
-    import timm
-
+    timm = import_timm()
     if not isinstance(name, str) or not timm.is_model(name) or "/" in name or ":" in name:
         raise UnknownNetwork(where, str(name), timm.list_models(), timm.__version__)
     if "." in name:

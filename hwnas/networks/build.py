@@ -21,7 +21,7 @@ import torch
 from timm.layers import create_classifier, create_conv2d, get_act_layer, get_norm_act_layer
 from timm.models import build_model_with_cfg, is_model, register_model
 from timm.models._efficientnet_builder import decode_arch_def, efficientnet_init_weights
-from timm.models.efficientnet import EfficientNet
+from timm.models.efficientnet import EfficientNet, _gen_mobilenet_v1
 from torch import Tensor, nn
 
 from hwnas.errors import ConfigError
@@ -148,6 +148,28 @@ def register(architecture: Architecture, name: str, *, mean: Sequence[float] | N
     _registered[name] = architecture
 
 
+def _register_narrow() -> None:
+    """Let timm build the narrow MobileNets v1, for which pretrained weights are about; it has width 1 alone."""
+    for percent in (75, 50, 25):
+        name = f"mobilenetv1_{percent:03}"
+
+        def entrypoint(pretrained: bool = False, *, name: str = name, percent: int = percent, **kwargs: Any
+                       ) -> nn.Module:
+            model: nn.Module = _gen_mobilenet_v1(name, percent / 100, pretrained=pretrained, **kwargs)
+            return model
+
+        if not is_model(name):
+            module = _models_module()
+            entrypoint.__name__ = entrypoint.__qualname__ = name
+            entrypoint.__module__ = module.__name__
+            module.default_cfgs[name] = {
+                "url": "", "num_classes": 1000, "first_conv": "conv_stem", "classifier": "classifier",
+                "input_size": (3, 224, 224), "pool_size": (7, 7), "crop_pct": 0.875, "interpolation": "bicubic",
+                "mean": (0.5,) * 3, "std": (0.5,) * 3}
+            setattr(module, name, entrypoint)
+            register_model(entrypoint)
+
+
 def _class_of(architecture: Architecture) -> type[nn.Module]:
     in_timm = all(block.rules.in_timm for stage in architecture.block_defs() for block in stage)
     return StridedEfficientNet if in_timm else BlockNet
@@ -191,3 +213,6 @@ def _models_module() -> types.ModuleType:
         module.__dict__["default_cfgs"] = {}
         sys.modules[name] = module
     return sys.modules[name]
+
+
+_register_narrow()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hwnas.errors import DataError, StudyError
+from hwnas.errors import StudyError
 from hwnas.networks.baselines import Baseline
+from hwnas.networks.weights import check_tensors as check_tensors
+from hwnas.networks.weights import load_weights as load_weights
 from hwnas.space.architecture import Architecture
 from hwnas.system.documents import yaml_text
 from hwnas.system.run_folder import ModelFolder
@@ -18,6 +19,7 @@ from hwnas.system.run_folder import ModelFolder
 if TYPE_CHECKING:
     from torch import nn
 
+    from hwnas.data.dataset import Dataset
     from hwnas.space.blocks.block import BlockSpec
 
 
@@ -76,6 +78,29 @@ class Network(ABC):
     @abstractmethod
     def build(self) -> nn.Module:
         """The torch network with random weights (seed torch first), in train mode."""
+
+    @property
+    def provenance(self) -> Mapping[str, str]:
+        """`metadata_props` of an ONNX file that say which pretrained weights it began with; empty for none."""
+        return {}
+
+    def start(self) -> nn.Module:
+        """As `build`, with the pretrained weights that its training begins with, if any; DataError where these do not
+        fit."""
+        return self.build()
+
+    @property
+    def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+        """Mean and std, on pixels / 255, that its pretrained weights ask for; None: the data set's."""
+        return None
+
+    def fed(self, dataset: Dataset) -> Dataset:
+        """The data set as the network is fed it: at its size, and in its normalisation."""
+        sized = dataset.at_size(self.shape.image_size)
+        if self.normalisation is None:
+            return sized
+        mean, std = self.normalisation
+        return replace(sized, mean=mean, std=std)
 
     @abstractmethod
     def describe(self) -> str:
@@ -151,7 +176,7 @@ class TimmNetwork(Network):
 
     @property
     def id(self) -> str:
-        """timm's name, and the stem's stride where it was changed."""
+        """timm's name, the stem's stride where it was changed, and whether it began with pretrained weights."""
         return self.baseline.id
 
     @property
@@ -174,6 +199,25 @@ class TimmNetwork(Network):
         from hwnas.networks.baselines import build_timm
 
         return build_timm(self.baseline, self.images.channels, self.images.classes, self.images.image_size)
+
+    @property
+    def provenance(self) -> Mapping[str, str]:
+        """File, SHA-256, licence and origin, as JSON."""
+        pretrained = self.baseline.pretrained
+        return {} if pretrained is None else {"pretrained": json.dumps(pretrained.facts(), ensure_ascii=False)}
+
+    def start(self) -> nn.Module:
+        """With its pretrained weights, where it has some."""
+        model = self.build()
+        if self.baseline.pretrained is not None:
+            self.baseline.pretrained.load(model, self.images.classes)
+        return model
+
+    @property
+    def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+        """That of the weights it began with."""
+        pretrained = self.baseline.pretrained
+        return None if pretrained is None else (pretrained.mean, pretrained.std)
 
     def describe(self) -> str:
         """Text of `baseline.yaml`."""
@@ -198,56 +242,3 @@ def read_network(folder: ModelFolder, images: Shape) -> Network | None:
     if path == folder.architecture:
         return FoundNetwork(Architecture.from_yaml(text, str(path)))
     return TimmNetwork(Baseline.from_yaml(text, str(path)), images)
-
-
-_MOST_HEADER = 8 << 20  # bytes, some 80,000 tensors: reading a header takes thirty times its size
-
-
-def check_tensors(path: Path) -> Path:
-    """`path`, a safetensors file whose header can be read at small cost; SafetensorError or OSError otherwise.
-
-    The library itself holds every tensor's place against the file's size, but reads headers of up to 100 MB.
-    """
-    from safetensors import SafetensorError
-
-    if not path.is_file():
-        raise FileNotFoundError(2, "there is no such file", str(path))
-    with open(path, "rb") as file:
-        header = int.from_bytes(file.read(8), "little")
-    if header > _MOST_HEADER:
-        raise SafetensorError(f"its header would have {header} bytes, {_MOST_HEADER} are read at most")
-    return path
-
-
-def load_weights(model: nn.Module, path: Path, label: str, classes: int) -> None:
-    """Put a safetensors file's weights into `model`; DataError when it is torn, or of another network or classes."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        tensors = load_file(check_tensors(path))
-    except (OSError, SafetensorError) as error:
-        raise DataError(f"{label} cannot be read ({' '.join(str(error).split())[:120]}): it is torn or no safetensors "
-                        "file. Give a whole one.") from None
-    own = model.state_dict()
-    missing = [name for name in own if name not in tensors] + [name for name in tensors if name not in own]
-    if missing:
-        raise DataError(f"{label} is of another network: {missing[0]!r} is in only one of them ({len(missing)} such). "
-                        "Give the weights of this network.")
-    other = [name for name in own if own[name].shape != tensors[name].shape]
-    if other and all(_is_head(own[name].shape, tensors[name].shape, classes) for name in other):
-        raise DataError(f"{label} knows {tensors[other[0]].shape[0]} classes, the data set has {classes}. Give weights "
-                        "that were trained on these classes.")
-    if other:
-        raise DataError(f"{label} is of another network: {other[0]!r} has shape {list(tensors[other[0]].shape)} there, "
-                        f"{list(own[other[0]].shape)} here ({len(other)} such). Give the weights of this network.")
-    try:
-        model.load_state_dict(tensors)
-    except RuntimeError as error:  # numbers that cannot be converted, such as packed ones
-        raise DataError(f"{label} cannot be taken ({' '.join(str(error).split())[:120]}). Give weights in floating "
-                        "point.") from None
-
-
-def _is_head(own: tuple[int, ...], given: tuple[int, ...], classes: int) -> bool:
-    """Whether two shapes differ in the number of classes only."""
-    return len(own) == len(given) and own[0] == classes and tuple(own[1:]) == tuple(given[1:])

@@ -52,6 +52,7 @@ def _trained(summary: dict[str, Any]) -> Origin:
     told = f"trained for {n} epoch{'s' * (n != 1)} in {float(summary['seconds_training']):.0f} s"
     told += " with a teacher" if identity.get("teacher.model") else ""
     told += " from given weights" if identity.get("weights") else ""
+    told += " from pretrained weights" if " pretrained=" in str(identity.get("network")) else ""
     return Origin("train", told, (str(identity["dataset.fingerprint"]),))
 
 

@@ -13,7 +13,7 @@ import json
 import os
 import platform
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hwnas.cli.options import Config, names_of, option, read_command
+from hwnas.cli.options import Config, names_of, option, read_command, read_options
 from hwnas.cli.progress import Console
 from hwnas.data.dataset import Dataset, DatasetInfo, Split, top1
 from hwnas.errors import ConfigError, DataError, ExportError, StudyError, TargetError
@@ -29,6 +29,7 @@ from hwnas.networks.baselines import TIMM, Baseline, count_macs, count_params
 from hwnas.networks.export import RECIPE_KEY, Parity, check_parity, export_onnx, parity_images, stored_fingerprint
 from hwnas.networks.network import FoundNetwork, Network, Shape, TimmNetwork, check_tensors, load_weights, read_network
 from hwnas.networks.origin import SUMMARY as SUMMARY
+from hwnas.networks.weights import PretrainedOptions, find_pretrained
 from hwnas.runtimes import runtime as deployed
 from hwnas.runtimes.runtime import FP32, load_runtime
 from hwnas.space.architecture import Architecture
@@ -41,12 +42,13 @@ from hwnas.target import Host, usable_cores
 from hwnas.training.batches import Batches, reseed
 from hwnas.training.loop import Training, lay_out, plain, predict, seeded
 from hwnas.training.ranks import ALONE, Ranks
-from hwnas.training.recipe import Recipe
+from hwnas.training.recipe import FINE_TUNING, LONG_TRAINING, Recipe
 from hwnas.training.teacher import Teacher, TeacherOptions, distilled, teacher_of
 
 _LARGEST_PX = 224  # largest size that timm networks are trained at, unless dataset.image_size says otherwise
 _INITIAL = 1 << 32  # no epoch: the key of the random numbers that weights are made of
-_LATER = {"min_steps": 0, "max_steps": 0}  # identities leave these out: trainings begun earlier do not know them
+# Identities leave these out: trainings begun earlier do not know them.
+_LATER = {"min_steps": 0, "max_steps": 0, "body_rate": 1.0}
 _BF16 = {"avx512_bf16", "amx_bf16", "bf16"}
 
 
@@ -60,6 +62,7 @@ class TrainOptions:
     dataset: dict[str, Any] = option()
     stem_stride: int = option(low=0, high=1)
     weights: Path | None = option(is_file=True)
+    pretrained: PretrainedOptions = option()
     out: str | None = option()
     overwrite: bool = option()
     seed: int = option(low=0)
@@ -111,10 +114,10 @@ class TrainingJob:
 
     def build(self) -> nn.Module:
         """The network in train mode, with random weights (seed torch first) or those it begins with."""
-        from hwnas.networks.network import load_weights
-
+        if self.weights is None:
+            return self.network.start()
         model = self.network.build()
-        if self.weights is not None and not self._inherits(model, self.weights):
+        if not self._inherits(model, self.weights):
             load_weights(model, self.weights, f"weights {self.weights}", self.network.shape.classes)
         return model
 
@@ -137,13 +140,17 @@ def make_job(config: Config, console: Console, within: Path | None = None) -> Tr
     device = _device(options.device)
     _check_precision(recipe.precision, device)
     info = inspect_dataset(options.dataset)
-    source = _source(options, info)
+    source = _begun(_source(options, info), options, info.channels)
     network = _network(source, options.dataset.get("image_size"), info)
     teacher = TeacherOptions.from_config(options.teacher, info.channels)
     out = Path(options.out) if options.out else _default_out(network, info.name)
     WorkFolder(out, "train").take_up(options.overwrite, within)
     dataset, train, validation = _images(options, network.shape.image_size, console)
     dataset = dataset.as_in(_identity_in(out).get("dataset.fingerprint"), out, console.say)
+    fed = network.fed(dataset)
+    if teacher is not None and fed.mean != dataset.mean:  # it was trained on images as the data set normalises them
+        teacher = replace(teacher, mean=teacher.mean or dataset.mean, std=teacher.std or dataset.std)
+    dataset = fed
     if options.run is not None:
         _note_other_images(RunFolder(Path(os.path.expanduser(options.run))), dataset, console)
     Batches(train, dataset, recipe, options.seed)  # says where there are too few images
@@ -204,15 +211,33 @@ def _images(options: TrainOptions, size: int, console: Console) -> tuple[Dataset
 
 
 def recipe_of(config: Config) -> Recipe:
-    """The recipe at the top level of `conf/train.yaml`; UnknownName, ConfigError."""
-    given = {key: config[key] for key in names_of(Recipe) if key in config and key not in ("name", "threads")}
-    return Recipe.from_config(given, Recipe("train", epochs=1), "")
+    """The recipe at the top level of `conf/train.yaml`, null: FINE_TUNING's value where pretrained weights are asked
+    for, otherwise LONG_TRAINING's; UnknownName, ConfigError."""
+    given = {key: config[key] for key in names_of(Recipe) if config.get(key) is not None}
+    begun = read_options(PretrainedOptions, config.get("pretrained") or {}, "pretrained").asked
+    return Recipe.from_config({key: value for key, value in given.items() if key not in ("name", "threads")},
+                              FINE_TUNING if begun else LONG_TRAINING, "")
 
 
 def _identity(recipe: Recipe) -> dict[str, Any]:
     """The recipe in an identity, by key."""
     return {key: value for key, value in recipe.to_dict().items()
             if key not in ("name", "threads") and (key, value) not in _LATER.items()}
+
+
+def _begun(source: Architecture | Baseline, options: TrainOptions, channels: int) -> Architecture | Baseline:
+    """The network with the pretrained weights that it is to begin with, where they are asked for.
+
+    Otherwise a network that once began with some keeps their normalisation if given weights come from it.
+    """
+    if options.pretrained.asked:
+        if not isinstance(source, Baseline) or options.weights is not None:
+            raise ConfigError("pretrained goes with model=timm:NAME, and without weights. Leave it or these out.")
+        weights, pad_type = find_pretrained(source.name, options.pretrained, channels)
+        return replace(source, pad_type=pad_type, pretrained=weights)
+    if isinstance(source, Baseline) and options.weights is None:
+        return replace(source, pretrained=None)
+    return source
 
 
 def _source(options: TrainOptions, info: DatasetInfo) -> Architecture | Baseline:
@@ -548,5 +573,5 @@ def _metadata(job: TrainingJob) -> dict[str, str]:
         "input": f"float32 [n, {data.channels}, {data.image_size}, {data.image_size}], (pixels / 255 - mean) / std",
         **({"preparation": json.dumps(data.preparation.facts())} if data.preparation else {}),
         "mean": json.dumps(list(data.mean)), "std": json.dumps(list(data.std)),
-        "class_names": json.dumps(list(data.class_names), ensure_ascii=False),
+        "class_names": json.dumps(list(data.class_names), ensure_ascii=False), **job.network.provenance,
     }

@@ -8,6 +8,7 @@ and the log's rows. It also holds the optimiser's state, with a tensor's name wh
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import random
@@ -245,12 +246,25 @@ def lay_out(model: nn.Module, recipe: Recipe) -> nn.Module:
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """timm's, without weight decay of norms and biases."""
+    """timm's, without weight decay of norms and biases. A classifier with a rate of its own has the first groups."""
     from timm.optim import create_optimizer_v2
 
-    optimizer: torch.optim.Optimizer = create_optimizer_v2(model, recipe.optimizer, lr=recipe.lr,
+    groups = model if recipe.body_rate == 1 else _by_rate(model, recipe)
+    optimizer: torch.optim.Optimizer = create_optimizer_v2(groups, recipe.optimizer, lr=recipe.lr,
                                                            weight_decay=recipe.weight_decay)
     return optimizer
+
+
+def _by_rate(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
+    """Groups of parameters: the classifier's at `lr`, the others at `body_rate` of it, each with and without decay."""
+    network: Any = model
+    head = {id(parameter) for parameter in network.get_classifier().parameters()}
+    groups = []
+    for of_head, decays in itertools.product((True, False), repeat=2):
+        own = [each for each in model.parameters() if (id(each) in head, each.ndim > 1) == (of_head, decays)]
+        groups.append({"params": own, "lr": recipe.lr * (1 if of_head else recipe.body_rate),
+                       "weight_decay": recipe.weight_decay if decays else 0.0})
+    return [group for group in groups if group["params"]]
 
 
 def make_schedule(optimizer: torch.optim.Optimizer, recipe: Recipe, steps: int) -> Any:
@@ -273,7 +287,8 @@ class _OneCycle:
     def __init__(self, optimizer: torch.optim.Optimizer, recipe: Recipe, steps: int) -> None:
         total = max(steps + 1, 5)  # below, torch divides by the length of an empty phase
         self._inner = torch.optim.lr_scheduler.OneCycleLR(
-            optimizer, recipe.lr, total_steps=total, pct_start=max(recipe.warmup, 2 / total), final_div_factor=1e3)
+            optimizer, [group["lr"] for group in optimizer.param_groups], total_steps=total,
+            pct_start=max(recipe.warmup, 2 / total), final_div_factor=1e3)
 
     def step_update(self, step: int) -> None:
         with warnings.catch_warnings():  # torch warns of steps before the optimiser's, which a resumed training takes

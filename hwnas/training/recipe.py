@@ -64,6 +64,7 @@ class Recipe:
     optimizer: str = option("adamw", help="timm's", choices=(
         "adabelief", "adam", "adamw", "lamb", "lars", "lion", "nadamw", "radam", "rmsproptf", "sgd"))
     lr: float = option(5e-3, low=1e-8, high=100, help="highest learning rate")
+    body_rate: float = option(1.0, low=0, high=1, help="the rate of all but the classifier, as a share of lr")
     weight_decay: float = option(0.05, low=0, high=1, help="not of norms and biases")
     clip_norm: float = option(1.0, low=0, high=1000, help="0: gradients are not clipped")
     schedule: str = option("cosine", choices=("cosine", "onecycle", "poly", "step", "tanh"),
@@ -218,3 +219,6 @@ class SupernetOptions:
         later = [f"{key}={value!r}" for key, value in others.to_dict().items()
                  if key not in (*_SUPERNET_NAMED, "name", "threads") and value != getattr(SUPERNET, key)]
         return ";".join([text, *later])
+# hwnas.train's, from scratch and from pretrained weights: what conf/train.yaml leaves open.
+LONG_TRAINING = Recipe("train", epochs=100, lr=0.01, warmup=0.05, ema_decay=0.999)
+FINE_TUNING = Recipe("fine_tuning", epochs=8, lr=4e-3, warmup=0.3, ema_decay=0.97)

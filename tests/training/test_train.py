@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import csv
 import errno
+import hashlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -30,18 +32,19 @@ from hwnas.errors import ConfigError, DataError, ModelError, StudyError, TargetE
 from hwnas.networks.baselines import Baseline
 from hwnas.networks.build import build
 from hwnas.networks.export import export_onnx, stored_fingerprint
-from hwnas.networks.network import FoundNetwork, Shape, TimmNetwork, load_weights
+from hwnas.networks.network import FoundNetwork, Shape, TimmNetwork, load_weights, read_network
+from hwnas.networks.origin import told_of
 from hwnas.space.architecture import Architecture
 from hwnas.system.documents import check_identity
 from hwnas.system.paths import write_atomic
-from hwnas.system.run_folder import RunFolder
+from hwnas.system.run_folder import ModelFolder, RunFolder
 from hwnas.train import main
 from hwnas.training import job as training_job
 from hwnas.training.batches import Batches
 from hwnas.training.job import TrainingJob, make_job, read_summary, train
-from hwnas.training.loop import Checkpoint, make_schedule, seeded
+from hwnas.training.loop import Checkpoint, make_optimizer, make_schedule, seeded
 from hwnas.training.ranks import Ranks
-from hwnas.training.recipe import Recipe
+from hwnas.training.recipe import FINE_TUNING, LONG_TRAINING, Recipe
 from hwnas.training.teacher import OnnxTeacher, adapted, distilled, teacher_of
 
 NETWORK = Architecture((("ds_r1_k3_s2_c8",), ("ir_r1_k3_s1_e2_c8_se0.25",)), 8, 1, 16, "relu", 8, 1, 10)
@@ -439,6 +442,101 @@ def test_a_timm_network_begins_with_given_weights(overrides: list[str], tmp_path
     found = job.build().state_dict()
     assert all(torch.equal(tensor, found[name]) for name, tensor in given.state_dict().items())
     assert job.identity["network"] == f"timm:{TEACHER} stem_stride=1"
+
+
+PRETRAINED = "test_efficientnet"
+
+
+@pytest.fixture
+def pretrained(overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Options that train a timm network of grey images from weights of colour ones."""
+    monkeypatch.setenv("HWNAS_WEIGHTS", str(tmp_path))
+    with seeded(3):
+        save_file(Baseline(PRETRAINED).build(3, 1000, 32).state_dict(), tmp_path / f"{PRETRAINED}.safetensors",
+                  {"norm": "mean 0.5,0.5,0.5 std 0.25,0.25,0.25", "pad": "same", "licence": "MIT"})
+    return [*overrides, "architecture=null", f"model=timm:{PRETRAINED}", "dataset.image_size=16", "pretrained=true"]
+
+
+def test_pretrained_weights_are_trained_on_as_they_ask_and_named(pretrained: list[str], tmp_path: Path, capsys) -> None:
+    assert command(pretrained, "epochs=1") == 0
+    folder = tmp_path / "out"
+    sha256 = hashlib.sha256((tmp_path / f"{PRETRAINED}.safetensors").read_bytes()).hexdigest()
+    job = job_of(pretrained, "epochs=1")
+    assert (job.dataset.mean, job.dataset.std) == ((0.5,), (0.25,))
+    assert job.identity["network"] == f"timm:{PRETRAINED} pad_type=same pretrained={sha256[:12]}"
+    about = {entry.key: entry.value for entry in onnx.load(str(folder / "model.onnx")).metadata_props}
+    assert (about["mean"], about["std"]) == ("[0.5]", "[0.25]")
+    assert json.loads(about["pretrained"]) == {
+        "file": f"{PRETRAINED}.safetensors", "sha256": sha256, "licence": "MIT", "origin": "unknown", "mean": [0.5],
+        "std": [0.25]}
+    card = (folder / "card.md").read_text()
+    for text in (f"SHA-256 `{sha256}`. Licence: MIT. Origin: unknown.", "mean = [0.5], std = [0.25]",
+                 f'Baseline("{PRETRAINED}", 0, "same").build(1, 10, 16)'):
+        assert text in card
+    assert "from pretrained weights" in told_of(folder)
+    network = read_network(ModelFolder(folder), Shape(1, 16, 10))
+    assert network is not None
+    load_weights(network.build(), folder / "weights.safetensors", "w", 10)
+    assert network.fed(job.dataset.at_size(8)).mean == (0.5,)
+
+    further = [f"architecture={folder}", f"weights={folder / 'weights.safetensors'}", "pretrained=false", "model=null"]
+    assert job_of(pretrained, *further, f"out={tmp_path / 'on'}").dataset.mean == (0.5,)  # they still ask for it
+    fresh = job_of(pretrained, *further, "weights=null", f"out={tmp_path / 'on'}")
+    assert (str(fresh.network), fresh.dataset.mean[0] != 0.5) == (f"timm:{PRETRAINED} pad_type=same", True)
+
+    save_file({"a": torch.zeros(1)}, tmp_path / f"{PRETRAINED}.safetensors")
+    assert command(pretrained, "epochs=1") == 2
+    assert re.search(r"pretrained=[0-9a-f]{12}, is timm:test_efficientnet pretrained=", capsys.readouterr().err)
+
+
+def test_pretrained_weights_have_a_recipe_of_their_own(pretrained: list[str], overrides: list[str]) -> None:
+    begun = [text for text in pretrained if text.split("=")[0] not in ("epochs", "ema_decay")]
+    named = {"shift": 0.1, "batch_size": 32}  # of these only what the user or conf/train.yaml names differs
+    for options, recipe in ((begun, FINE_TUNING), ([*begun, "pretrained=false"], LONG_TRAINING)):
+        read = job_of(options).recipe
+        for key in ("epochs", "lr", "warmup", "ema_decay", "schedule", "body_rate"):
+            assert getattr(read, key) == getattr(recipe, key), key
+        assert {key: getattr(read, key) for key in named} == named
+    assert job_of(begun, "lr=0.5", "pretrained.use=true").recipe.lr == 0.5
+
+
+@pytest.mark.parametrize(("more", "why"), [
+    (["pretrained.folder=nowhere"], f"there are no pretrained weights of {PRETRAINED} in .*/nowhere"),
+    (["pretrained.file=conf/train.yaml"], "pretrained weights .*conf/train.yaml .*torn"),
+    (["model=null", "architecture={architecture}"], "pretrained goes with model=timm:NAME"),
+    (["weights={out}/../test_efficientnet.safetensors"], "pretrained goes with .* without weights"),
+    (["pretrained=maybe"], "pretrained.use must be true or false")])
+def test_pretrained_weights_that_cannot_be_are_one_line(more: list[str], why: str, pretrained: list[str],
+                                                        capsys: pytest.CaptureFixture[str]) -> None:
+    out = next(text.removeprefix("out=") for text in pretrained if text.startswith("out="))
+    assert command(pretrained, *(text.format(out=out, architecture=NETWORK) for text in more)) == 2
+    error = capsys.readouterr().err
+    assert re.search(why, error)
+    assert error.count("\n") == 1
+
+
+def test_a_teacher_is_fed_as_the_data_set_normalises_whatever_the_student_asks(
+        pretrained: list[str], teacher_weights: Path) -> None:
+    taught = job_of(pretrained, f"teacher.model=timm:{TEACHER}", f"teacher.weights={teacher_weights}").teacher
+    own = job_of(pretrained, "pretrained=false").dataset
+    assert taught is not None
+    assert (taught.mean, taught.std) == (own.mean, own.std)
+
+
+def test_the_body_has_its_share_of_the_rate() -> None:
+    model: Any = Baseline(PRETRAINED).build(3, 4, 32)
+    for schedule in ("cosine", "onecycle"):
+        recipe = Recipe("x", epochs=1, lr=0.1, body_rate=0.25, warmup=0.5, schedule=schedule)
+        optimizer = make_optimizer(model, recipe)
+        head = {id(parameter) for parameter in model.classifier.parameters()}
+        assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(model.parameters()))
+        steps = make_schedule(optimizer, recipe, 20)
+        steps.step_update(10)
+        for group in optimizer.param_groups:
+            own = {id(parameter) in head for parameter in group["params"]}
+            assert len(own) == 1
+            assert group["lr"] == pytest.approx(0.1 if own == {True} else 0.025, rel=0.05)
+            assert group["weight_decay"] == (0.05 if group["params"][0].ndim > 1 else 0)
 
 
 def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:

@@ -1,0 +1,363 @@
+"""Weights of networks: safetensors files of ours, and pretrained ones of others, which begin a fine-tuning.
+
+Pretrained weights lie in a folder (`pretrained.folder=`, otherwise $HWNAS_WEIGHTS, then the user's own) as
+NAME.safetensors, NAME.pth, or with anything behind NAME and a dot or underscore. Facts that timm's configuration of the
+network does not know stand in the metadata of the safetensors file, or in a JSON file of the same name beside it:
+
+    norm     "imagenet", or "mean 0.5,0.5,0.5 std 0.5,0.5,0.5" on pixels / 255
+    pad      "same": trained with TensorFlow's padding
+    licence, origin
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hwnas.cli.options import option
+from hwnas.errors import ConfigError, DataError
+from hwnas.system.documents import read_json
+from hwnas.system.paths import home, write_atomic
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+_MOST_HEADER = 8 << 20  # bytes, some 80,000 tensors: reading a header takes thirty times its size
+
+
+def check_tensors(path: Path) -> Path:
+    """`path`, a safetensors file whose header can be read at small cost; SafetensorError or OSError otherwise.
+
+    The library itself holds every tensor's place against the file's size, but reads headers of up to 100 MB.
+    """
+    from safetensors import SafetensorError
+
+    if not path.is_file():
+        raise FileNotFoundError(2, "there is no such file", str(path))
+    with open(path, "rb") as file:
+        header = int.from_bytes(file.read(8), "little")
+    if header > _MOST_HEADER:
+        raise SafetensorError(f"its header would have {header} bytes, {_MOST_HEADER} are read at most")
+    return path
+
+
+def load_weights(model: nn.Module, path: Path, label: str, classes: int) -> None:
+    """Put a safetensors file's weights into `model`; DataError when it is torn, or of another network or classes."""
+    put_weights(model, _read_safetensors(path, label), label, classes)
+
+
+def _read_safetensors(path: Path, label: str) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(check_tensors(path))
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{label} cannot be read ({' '.join(str(error).split())[:120]}): it is torn or no safetensors "
+                        "file. Give a whole one.") from None
+
+
+def put_weights(model: nn.Module, tensors: Mapping[str, Tensor], label: str, classes: int) -> None:
+    """Put `tensors` into `model`, each into the one of its name; DataError when one is missing, more or of another
+    shape."""
+    own = model.state_dict()
+    missing = [name for name in own if name not in tensors] + [name for name in tensors if name not in own]
+    if missing:
+        raise DataError(f"{label} is of another network: {missing[0]!r} is in only one of them ({len(missing)} such). "
+                        "Give the weights of this network.")
+    other = [name for name in own if own[name].shape != tensors[name].shape]
+    if other and all(_is_head(own[name].shape, tensors[name].shape, classes) for name in other):
+        raise DataError(f"{label} knows {tensors[other[0]].shape[0]} classes, the data set has {classes}. Give weights "
+                        "that were trained on these classes.")
+    if other:
+        raise DataError(f"{label} is of another network: {other[0]!r} has shape {list(tensors[other[0]].shape)} there, "
+                        f"{list(own[other[0]].shape)} here ({len(other)} such). Give the weights of this network.")
+    try:
+        model.load_state_dict(dict(tensors))
+    except RuntimeError as error:  # numbers that cannot be converted, such as packed ones
+        raise DataError(f"{label} cannot be taken ({' '.join(str(error).split())[:120]}). Give weights in floating "
+                        "point.") from None
+
+
+def _is_head(own: tuple[int, ...], given: tuple[int, ...], classes: int) -> bool:
+    """Whether two shapes differ in the number of classes only."""
+    return len(own) == len(given) and own[0] == classes and tuple(own[1:]) == tuple(given[1:])
+
+
+_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+_NUMBERS = r"(\d*\.?\d+(?:,\d*\.?\d+){0,2})"
+_MOST_FILE = 4 << 30  # bytes
+_UNKNOWN = "unknown"
+FOLDER = "HWNAS_WEIGHTS"
+_ENDINGS = (".safetensors", ".pth", ".pt")
+
+
+@dataclass(frozen=True, slots=True)
+class PretrainedOptions:
+    """Where a training begins: `use` asks for pretrained weights, and so does each of the others."""
+
+    use: bool = option(False, help="begin with pretrained weights")
+    file: Path | None = option(None, is_file=True, help="their file")
+    folder: Path | None = option(None, help="where files lie by the networks' names")
+    download: bool = option(False, help="let timm fetch what is not there")
+
+    @property
+    def asked(self) -> bool:
+        """Whether pretrained weights are asked for."""
+        return self.use or self.download or self.file is not None or self.folder is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Pretrained:
+    """The weights that a timm network began with: their file's name and SHA-256, licence, origin, and the mean and std
+    (on pixels / 255, per channel of the network's images) that images must be normalised with ever after.
+
+    `path` is where they lie, None once the network is trained and described by a file.
+    """
+
+    file: str
+    sha256: str
+    licence: str
+    origin: str
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    path: Path | None = field(default=None, compare=False, repr=False)
+
+    def facts(self) -> dict[str, Any]:
+        """Plain values, all but `path`."""
+        return {"file": self.file, "sha256": self.sha256, "licence": self.licence, "origin": self.origin,
+                "mean": list(self.mean), "std": list(self.std)}
+
+    @classmethod
+    def of_facts(cls, facts: Mapping[str, Any]) -> Pretrained:
+        """Inverse of `facts`; KeyError, TypeError or ValueError for values that are none."""
+        mean, std = (tuple(float(value) for value in facts[key]) for key in ("mean", "std"))
+        if len(mean) != len(std) or not all(value > 0 for value in std):
+            raise ValueError("mean and std")
+        file, sha256, licence, origin = (str(facts[key]) for key in ("file", "sha256", "licence", "origin"))
+        return cls(file, sha256, licence, origin, mean, std)
+
+    def __str__(self) -> str:
+        return (f"`{self.file}`, SHA-256 `{self.sha256}`. Licence: {self.licence}. Origin: {self.origin}.")
+
+    def load(self, model: nn.Module, classes: int) -> None:
+        """Put the weights into `model`, a timm network.
+
+        The classifier stays as it is, unless the file has one of as many classes. Of grey images' networks the stem
+        gets the sum over the file's channels. DataError names the first tensor that does not fit.
+        """
+        if self.path is None:
+            raise DataError(f"the pretrained weights {self.file} are not at hand. Add pretrained=true.")
+        label = f"pretrained weights {self.path}"
+        own, tensors = model.state_dict(), _read(self.path, label)
+        tensors = _named(tensors, own)
+        for name in _modules(model, "first_conv"):
+            given = tensors.get(f"{name}.weight")
+            if given is not None and own[f"{name}.weight"].shape[1] == 1 < given.shape[1]:
+                tensors[f"{name}.weight"] = given.float().sum(1, keepdim=True)
+        heads = tuple(f"{name}." for name in _modules(model, "classifier"))
+        for name in own:
+            replaced = name.startswith(heads) and (name not in tensors or tensors[name].shape != own[name].shape)
+            if replaced or (name.endswith("num_batches_tracked") and name not in tensors):
+                tensors[name] = own[name]
+        bad = next((name for name, tensor in tensors.items() if not tensor.isfinite().all()), None)
+        if bad is not None:
+            raise DataError(f"{label}: {bad!r} holds values that are not finite. Give a whole file.")
+        put_weights(model, tensors, label, classes)
+
+
+def import_timm() -> Any:
+    """The module `timm`, once it knows the names that hwnas adds; none of its own operators is missing."""
+    importlib.import_module("hwnas.networks.build")  # declares what is missing, and adds the names
+    import timm
+
+    return timm
+
+
+def find_pretrained(name: str, options: PretrainedOptions, channels: int) -> tuple[Pretrained, str]:
+    """The weights of timm's network `name` for images of `channels` (1 or 3), and the padding that they need (empty:
+    the network's own).
+
+    ConfigError when there are none (where was looked, how the file should be called) or several, DataError for a file
+    that says of itself what cannot be.
+    """
+    path = options.file or _in_folders(name, options)
+    facts = _facts(path)
+    mean, std = _normalisation(name, path, facts)
+    if channels == 1:
+        mean, std = ((sum(values) / len(values),) for values in (mean, std))
+    elif channels != len(mean):
+        raise ConfigError(f"pretrained weights are made for images of 3 channels (or 1, the sum), the data set has "
+                          f"{channels}. Leave pretrained out.")
+    tag = _tagged(name, path)
+    licence = facts.get("licence") or facts.get("license") or (tag and tag.license) or _UNKNOWN
+    origin = facts.get("origin") or (tag and (tag.origin_url or tag.hf_hub_id)) or _UNKNOWN
+    pad = facts.get("pad", "")
+    if pad not in ("", "same"):
+        raise DataError(f"pretrained weights {path}: pad must be same, or not be there, got {pad[:40]!r}.")
+    return Pretrained(path.name, _sha256(path), licence, origin, mean, std, path.absolute()), pad
+
+
+def _folders(options: PretrainedOptions) -> list[Path]:
+    """Where files may lie: the folder that was given, or else the environment's and the user's own."""
+    if options.folder is not None:
+        return [options.folder]
+    given = os.environ.get(FOLDER)
+    return [*([Path(given)] if given else []), home() / "weights"]
+
+
+def _in_folders(name: str, options: PretrainedOptions) -> Path:
+    """The network's file in the first folder that has one; fetched where that is allowed."""
+    folders = _folders(options)
+    for folder in folders:
+        if (path := _in_folder(name, folder)) is not None:
+            return path
+    if options.download:
+        return _fetch(name, folders[-1])
+    raise ConfigError(f"there are no pretrained weights of {name} in {' or '.join(map(str, folders))}. Put "
+                      f"{name}.safetensors or {name}.pth there, give pretrained.folder=DIR, {FOLDER} or "
+                      "pretrained.file=FILE, or let timm fetch them: pretrained.download=true.")
+
+
+def _in_folder(name: str, folder: Path) -> Path | None:
+    """NAME.safetensors or NAME.pth, otherwise the only file whose name goes on with a dot or underscore."""
+    timm = import_timm()
+    files = sorted(path for path in folder.glob(f"{name}*") if path.suffix in _ENDINGS and path.is_file())
+    exact = [path for path in files if path.stem == name]
+    longer = timm.list_models(f"{name}_*")  # resnet50_gn.safetensors is not of resnet50
+    others = [path for path in files if path.stem[len(name):len(name) + 1] in ("_", ".") and not any(
+        re.fullmatch(rf"{re.escape(other)}([_.].*)?", path.stem) for other in longer)]
+    fitting = exact or others
+    if len(fitting) > 1:
+        raise ConfigError(f"several files in {folder} may be the pretrained weights of {name}: "
+                          f"{', '.join(path.name for path in fitting)}. Choose: pretrained.file={fitting[0]}")
+    return fitting[0] if fitting else None
+
+
+def _fetch(name: str, folder: Path) -> Path:
+    """Let timm load its own weights from its hub, and keep them in `folder` with what it says of them."""
+    import json
+
+    from safetensors.torch import save
+
+    timm = import_timm()
+    try:
+        model = timm.create_model(name, pretrained=True)
+    except Exception as error:  # timm, its hub and the network each have errors of their own
+        said = " ".join(str(error).split())[:160] or type(error).__name__
+        raise ConfigError(f"timm cannot fetch pretrained weights of {name}: {said}. Check the network connection, or "
+                          f"put {name}.safetensors into {folder}.") from None
+    about: Any = model.pretrained_cfg
+    path = folder / f"{name}.{about.get('tag') or 'timm'}.safetensors"
+    text = [",".join(map(str, about[key])) for key in ("mean", "std")]
+    facts = {"norm": f"mean {text[0]} std {text[1]}", "licence": about.get("license") or _UNKNOWN,
+             "origin": about.get("origin_url") or about.get("hf_hub_id") or about.get("url") or _UNKNOWN}
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(path.with_suffix(".json"), json.dumps(facts, indent=1) + "\n")
+    write_atomic(path, save({name: tensor.contiguous() for name, tensor in model.state_dict().items()}))
+    return path
+
+
+def _facts(path: Path) -> dict[str, str]:
+    """What a file's metadata and the JSON file beside it say of the weights."""
+    from safetensors import SafetensorError, safe_open
+
+    facts: dict[str, str] = {}
+    if path.suffix == ".safetensors":
+        try:
+            with safe_open(check_tensors(path), framework="np") as file:
+                facts |= file.metadata() or {}
+        except (OSError, SafetensorError) as error:
+            raise DataError(f"pretrained weights {path} cannot be read ({' '.join(str(error).split())[:120]}): the "
+                            "file is torn or no safetensors file. Give a whole one.") from None
+    beside = path.with_suffix(".json")
+    if beside.is_file():
+        try:
+            facts |= dict(read_json(beside))
+        except (OSError, ValueError, TypeError) as error:
+            raise DataError(f"{beside} cannot be read ({error}): it must hold names and texts. Mend or remove "
+                            "it.") from None
+    return {str(key): " ".join(str(value).split())[:200] for key, value in facts.items()}
+
+
+def _normalisation(name: str, path: Path, facts: Mapping[str, str]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and std: the file's own, otherwise those of timm's configuration of the network."""
+    timm = import_timm()
+    if "norm" not in facts:
+        config = _tagged(name, path) or timm.get_pretrained_cfg(name)
+        return (tuple(config.mean), tuple(config.std)) if config is not None else _IMAGENET
+    said = re.fullmatch(rf"mean {_NUMBERS} std {_NUMBERS}", facts["norm"].strip())
+    if facts["norm"].strip() == "imagenet":
+        return _IMAGENET
+    mean, std = (tuple(map(float, text.split(","))) for text in said.groups()) if said else ((), ())
+    if len(mean) not in (1, 3) or len(mean) != len(std) or not all(std):
+        raise DataError(f"pretrained weights {path}: norm must be imagenet, or e.g. mean 0.5,0.5,0.5 std 0.5,0.5,0.5, "
+                        f"got {facts['norm'][:80]!r}.")
+    return (mean, std) if len(mean) == 3 else (mean * 3, std * 3)
+
+
+def _tagged(name: str, path: Path) -> Any:
+    """timm's configuration of the very weights that the file is named after, NAME.TAG; None where it is not."""
+    timm = import_timm()
+    tags = [model.partition(".")[2] for model in timm.list_pretrained(f"{name}.*")]
+    tag = path.stem.removeprefix(f"{name}.")
+    return timm.get_pretrained_cfg(f"{name}.{tag}") if tag in tags else None
+
+
+def _sha256(path: Path) -> str:
+    try:
+        if path.stat().st_size > _MOST_FILE:
+            raise DataError(f"pretrained weights {path} have more than {_MOST_FILE >> 30} GiB, which is the most.")
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ConfigError(f"pretrained weights {path} cannot be read: {error.strerror}.") from None
+
+
+def _read(path: Path, label: str) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, or of one that torch wrote, in its order; DataError when it is torn or holds
+    anything that only running it would load."""
+    import pickle
+
+    import torch
+
+    if path.suffix == ".safetensors":
+        return _read_safetensors(path, label)
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise DataError(f"{label} holds pickled code, or is torn: only tensors by name are loaded. Save the network's "
+                        "state_dict() as safetensors, and give that.") from None
+    except Exception as error:  # a torn file may fail in the archive, the pickle or torch
+        raise DataError(f"{label} cannot be read ({' '.join(str(error).split())[:120] or type(error).__name__}): it is "
+                        "torn or not of torch. Give a whole one.") from None
+    if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
+        content = content["state_dict"]
+    if not isinstance(content, dict) or not all(isinstance(each, torch.Tensor) for each in content.values()):
+        raise DataError(f"{label} does not hold tensors by name. Give a network's state_dict().")
+    return {str(name): tensor for name, tensor in content.items()}
+
+
+def _named(tensors: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`tensors` by the network's names. Those of another package's network of the same make have other names: they are
+    taken in their order, if each stands for the same (weight, bias, mean, variance) in the same shape, apart from the
+    classifier's number of classes."""
+    if {*tensors} & {*own} or len(tensors) != len(own):
+        return tensors
+    pairs = list(zip(tensors.items(), own.items(), strict=True))
+    alike = all(name.rpartition(".")[2] == mine.rpartition(".")[2] and tensor.shape[1:] == wanted.shape[1:]
+                for (name, tensor), (mine, wanted) in pairs)
+    return {mine: tensor for (_, tensor), (mine, _) in pairs} if alike else tensors
+
+
+def _modules(model: nn.Module, key: str) -> tuple[str, ...]:
+    """Names of the modules that timm's configuration calls `first_conv` or `classifier`."""
+    names = getattr(model, "default_cfg", {}).get(key) or ()
+    return (names,) if isinstance(names, str) else tuple(names)

@@ -1,0 +1,291 @@
+"""Pretrained weights: where they are looked for, what fits, what is said of them, and that they were not mixed up."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hwnas.errors import ConfigError, DataError, StudyError
+from hwnas.networks.baselines import Baseline
+from hwnas.networks.export import export_onnx
+from hwnas.networks.network import Shape, TimmNetwork
+from hwnas.networks.weights import FOLDER, Pretrained, PretrainedOptions, find_pretrained, import_timm
+from hwnas.runtimes.runtime import load_runtime
+from hwnas.system.libraries import declare_missing
+from hwnas.target import Target
+
+declare_missing()
+
+import timm  # noqa: E402
+import torch  # noqa: E402
+from safetensors import safe_open  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
+from timm.layers import get_act_layer  # noqa: E402
+from timm.models import _efficientnet_builder as builder  # noqa: E402
+from timm.models.efficientnet import EfficientNet  # noqa: E402
+
+NAME = "test_efficientnet"  # timm's smallest with a stem and a classifier of their own
+DATA = os.environ.get("HWNAS_DATA")
+GIVEN = os.environ.get(FOLDER) or (DATA and str(Path(DATA).parent / "pretrained"))  # before a test unsets it
+NORM = {"norm": "mean 0.5,0.5,0.5 std 0.25,0.25,0.25"}
+
+
+@pytest.fixture(scope="module")
+def tensors() -> dict[str, torch.Tensor]:
+    """The weights of a network of 1000 classes."""
+    torch.manual_seed(7)
+    return dict(timm.create_model(NAME).state_dict())
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(FOLDER, raising=False)
+    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
+
+
+def begun(file: Path, channels: int = 3, classes: int = 10, name: str = NAME) -> torch.nn.Module:
+    """The network as its training begins with the weights of `file`."""
+    weights, pad_type = find_pretrained(name, PretrainedOptions(file=file), channels)
+    return TimmNetwork(Baseline(name, 0, pad_type, weights), Shape(channels, 32, classes)).start()
+
+
+def test_all_but_the_classifier_is_taken(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    save_file(tensors, tmp_path / f"{NAME}.safetensors")
+    own = begun(tmp_path / f"{NAME}.safetensors").state_dict()
+    for name, tensor in tensors.items():
+        assert torch.equal(own[name], tensor) != name.startswith("classifier."), name
+    assert own["classifier.weight"].shape[0] == 10
+    same = begun(tmp_path / f"{NAME}.safetensors", classes=1000).state_dict()
+    assert all(torch.equal(same[name], tensor) for name, tensor in tensors.items())
+
+
+def test_grey_images_are_seen_as_colour_ones_without_colour(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    save_file(tensors, tmp_path / "w.safetensors", NORM)
+    pixels = torch.rand(2, 1, 32, 32)
+    answers = []
+    for channels in (1, 3):
+        weights, _ = find_pretrained(NAME, PretrainedOptions(file=tmp_path / "w.safetensors"), channels)
+        assert (weights.mean, weights.std) == ((0.5,) * channels, (0.25,) * channels)
+        model: Any = begun(tmp_path / "w.safetensors", channels).eval()
+        with torch.inference_mode():
+            answers.append(model.forward_features(((pixels - 0.5) / 0.25).repeat(1, channels, 1, 1)))
+    assert torch.allclose(*answers, atol=1e-4)
+    with pytest.raises(ConfigError, match=r"images of 3 channels .* the data set has 2"):
+        find_pretrained(NAME, PretrainedOptions(file=tmp_path / "w.safetensors"), 2)
+
+
+def test_files_of_torch_and_of_another_package_are_taken(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    """Other names in the same order; no counters of batches, no classifier, half precision."""
+    others = {f"net._{number}.{name.rpartition('.')[2]}": tensor
+              for number, (name, tensor) in enumerate(tensors.items())}
+    less = {name: tensor.half() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()
+            if not name.endswith("num_batches_tracked") and not name.startswith("classifier.")}
+    for content in ({"state_dict": tensors}, others, less):
+        torch.save(content, tmp_path / "w.pth")
+        own = begun(tmp_path / "w.pth").state_dict()
+        assert all(torch.allclose(own[name], tensor, atol=1e-3) for name, tensor in tensors.items()
+                   if not name.startswith("classifier."))
+
+
+class _Code:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("true",)
+
+
+def test_what_does_not_fit_is_one_line_with_file_and_tensor(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    path, first = tmp_path / "w.pth", next(iter(tensors))
+    swapped = dict(zip(tensors, [tensors[first], *list(tensors.values())[:0:-1]], strict=True))
+    turned = {f"x.{name}": tensor for name, tensor in reversed(tensors.items())}
+    for content, why in (
+            ({**tensors, "extra.weight": torch.zeros(2)}, r"another network: 'extra\.weight' is in only one of them"),
+            ({name: tensor for name, tensor in tensors.items() if name != first}, f"another network: '{first}'"),
+            ({**tensors, first: torch.zeros(1, 3, 3, 3)}, rf"'{first}' has shape \[1, 3, 3, 3\] there, \[\d+, 3, 3, 3"),
+            (swapped, "another network: .* has shape"), (turned, "another network: .* is in only one of them"),
+            ({**tensors, first: tensors[first] * torch.nan}, f"'{first}' holds values that are not finite"),
+            (dict.fromkeys(tensors, 1), "does not hold tensors by name"), ([1], "does not hold tensors by name"),
+            (_Code(), "holds pickled code, or is torn: only tensors by name are loaded")):
+        torch.save(content, path)
+        with pytest.raises(DataError, match=f"^pretrained weights {re.escape(str(path))}.*{why}") as caught:
+            begun(path)
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 400
+    whole = path.read_bytes()
+    for torn in (b"", whole[:100], pickle.dumps(_Code())):
+        path.write_bytes(torn)
+        with pytest.raises(DataError, match="torn"):
+            begun(path)
+    save_file(tensors, tmp_path / "w.safetensors")
+    for torn in ((tmp_path / "w.safetensors").read_bytes()[:-9], (2 ** 40).to_bytes(8, "little") + b"{}"):
+        (tmp_path / "w.safetensors").write_bytes(torn)
+        with pytest.raises(DataError, match="torn or no safetensors file"):
+            begun(tmp_path / "w.safetensors")
+
+
+def test_a_folder_is_searched_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(**options: Any) -> str:
+        return find_pretrained(NAME, PretrainedOptions(use=True, **options), 3)[0].file
+
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    save_file({"a": torch.zeros(1)}, folder / f"{NAME}_gn.safetensors")  # of another network that timm has
+    monkeypatch.setenv(FOLDER, str(folder))
+    with pytest.raises(ConfigError, match=rf"no pretrained weights of {NAME} in {folder} or .*home/weights\. Put "
+                       rf"{NAME}\.safetensors or {NAME}\.pth there, .*pretrained\.download=true\.$"):
+        found()
+    for name in (f"{NAME}_mine.safetensors", f"{NAME}.r160_in1k.safetensors"):
+        save_file({"a": torch.zeros(1)}, folder / name)
+    with pytest.raises(ConfigError, match=rf"several files in .*{NAME}_mine\.safetensors\. Choose: pretrained\.file="):
+        found()
+    save_file({"a": torch.zeros(1)}, folder / f"{NAME}.safetensors")
+    assert found() == f"{NAME}.safetensors"
+    with pytest.raises(ConfigError, match=f"no pretrained weights of {NAME} in {tmp_path / 'other'}"):
+        found(folder=tmp_path / "other")
+
+
+def test_what_is_known_of_weights_comes_from_the_file_or_timm_or_is_unknown(tmp_path: Path) -> None:
+    def known(name: str, metadata: dict[str, str] | None = None, network: str = "mobilenetv2_100") -> Any:
+        save_file({"a": torch.zeros(1)}, tmp_path / name, metadata)
+        return find_pretrained(network, PretrainedOptions(file=tmp_path / name), 3)
+
+    plain, pad_type = known("mine.safetensors")
+    assert (plain.licence, plain.origin, plain.mean[0], pad_type) == ("unknown", "unknown", 0.485, "")
+    assert known("x.safetensors", network="tf_efficientnet_lite0")[0].mean == (0.5, 0.5, 0.5)
+    tagged, _ = known("mobilenetv2_100.ra_in1k.safetensors")
+    assert (tagged.licence, tagged.origin) == ("apache-2.0", "timm/mobilenetv2_100.ra_in1k")
+    said, pad_type = known("said.safetensors", {"norm": "mean 0.5 std 0.5", "pad": "same", "licence": "MIT"})
+    assert (said.mean, said.licence, said.origin, pad_type) == ((0.5,) * 3, "MIT", "unknown", "same")
+    (tmp_path / "mine.json").write_text(json.dumps({"norm": "imagenet", "origin": "our\nown"}))
+    assert known("mine.safetensors", NORM)[0].mean[0] == 0.485
+    assert known("mine.safetensors")[0].origin == "our own"
+    for bad in ({"norm": "mean 1 std 0"}, {"norm": "mean 1,2 std 1,2"}, {"norm": "grey"}, {"pad": "valid"}):
+        with pytest.raises(DataError, match=r"bad\.safetensors: (norm|pad) must be"):
+            known("bad.safetensors", bad)
+    (tmp_path / "mine.json").write_text("[1")
+    with pytest.raises(DataError, match=r"mine\.json cannot be read"):
+        known("mine.safetensors")
+
+
+def test_timm_fetches_only_where_it_is_let_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    create, asked = timm.create_model, []
+
+    def fetch(name: str, pretrained: bool = False) -> Any:
+        asked.append(name)
+        if len(asked) == 1:
+            raise OSError("no route to\nthe hub")
+        return create(name)
+
+    monkeypatch.setattr(timm, "create_model", fetch)
+    wanted = PretrainedOptions(download=True, folder=tmp_path / "kept")
+    with pytest.raises(ConfigError, match=f"cannot fetch pretrained weights of {NAME}: no route to the hub. Check"):
+        find_pretrained(NAME, wanted, 3)
+    weights, _ = find_pretrained(NAME, wanted, 3)
+    assert weights == find_pretrained(NAME, replace(wanted, download=False), 3)[0]
+    assert len(asked) == 2
+    assert (weights.licence, weights.mean) == ("apache-2.0", (0.485, 0.456, 0.406))
+    assert NAME in weights.origin
+
+
+def test_a_description_keeps_what_the_network_began_with(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    save_file(tensors, tmp_path / "w.safetensors", {**NORM, "pad": "same"})
+    weights, pad_type = find_pretrained(NAME, PretrainedOptions(file=tmp_path / "w.safetensors"), 1)
+    baseline = Baseline(NAME, 1, pad_type, weights)
+    assert str(baseline) == f"timm:{NAME} stem_stride=1 pad_type=same pretrained={weights.sha256[:12]}"
+    assert baseline.id == f"{NAME}-stem1-pretrained"
+    again = Baseline.from_yaml(baseline.to_yaml())
+    assert again == baseline
+    network = TimmNetwork(again, Shape(1, 32, 10))
+    assert network.normalisation == ((0.5,), (0.25,))
+    assert type(network.build().get_submodule("blocks.1.0.conv_exp")).__name__ == "Conv2dSame"
+    with pytest.raises(DataError, match="are not at hand"):
+        network.start()
+    for wrong in ("pad_type: valid", "pretrained: {file: x}", "pretrained: 1"):
+        with pytest.raises(StudyError, match="not a baseline"):
+            Baseline.from_yaml(Baseline(NAME).to_yaml() + wrong)
+
+
+PHOTOS = {"coffee": {967}, "chelsea": {281, 282, 285}, "camera": {872}, "motorcycle_left": {665}, "rocket": {657}}
+
+
+def weights_folder() -> Path:
+    if not GIVEN or not (Path(GIVEN) / "photos").is_dir():
+        pytest.skip(f"{FOLDER} names no folder of pretrained weights with photos/ to classify")
+    return Path(GIVEN)
+
+
+def photograph(path: Path, size: int) -> np.ndarray:
+    """[3, size, size] on 0..1: an eighth more than `size`, the middle."""
+    image, side = Image.open(path).convert("RGB"), round(size * 256 / 224)
+    image = image.resize((max(side, side * image.width // image.height), max(side, side * image.height // image.width)),
+                         Image.Resampling.BICUBIC)
+    left, top = (image.width - size) // 2, (image.height - size) // 2
+    return np.asarray(image.crop((left, top, left + size, top + size))).transpose(2, 0, 1) / 255
+
+
+def fits_its_norms(model: torch.nn.Module, photos: list[np.ndarray], weights: Pretrained) -> bool:
+    """Whether what batch norms see of photographs varies as they expect: they were trained on such, in this order."""
+    seen: list[float] = []
+
+    def compare(norm: Any, inputs: tuple[torch.Tensor, ...], _: torch.Tensor) -> None:
+        seen.append(float(torch.corrcoef(torch.stack([inputs[0].mean((0, 2, 3)), norm.running_mean]))[0, 1]))
+
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.register_forward_hook(compare)
+    mean, std = (np.array(values)[:, None, None] for values in (weights.mean, weights.std))
+    with torch.inference_mode():
+        model(torch.from_numpy((np.stack(photos) - mean) / std).float())
+    return float(np.median(seen)) > 0.7
+
+
+def described(facts: dict[str, str]) -> torch.nn.Module:
+    """The network that a file's metadata write out; timm has no name for it."""
+    blocks = builder.decode_arch_def(json.loads(facts["arch_def"]))
+    return EfficientNet(blocks, num_features=int(facts["num_features"]), stem_size=int(facts["stem_size"]),
+                        act_layer=get_act_layer(facts["act"]), round_chs_fn=int,
+                        norm_layer=partial(torch.nn.BatchNorm2d, eps=float(facts["bn_eps"])))
+
+
+@pytest.mark.soak
+def test_photographs_are_recognised_with_every_file(tmp_path: Path) -> None:
+    """Wrong strides, paddings or means pass every check of names and shapes, and cost ten points or all. OpenVINO's
+    answers are asked for, held against torch's."""
+    folder = weights_folder()
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "np") as opened:
+            facts = opened.metadata() or {}
+        name = next((model for model in sorted(import_timm().list_models(), key=len, reverse=True)
+                     if file.stem.startswith(f"{model}_")), "mobilenetv2_100")
+        size, right = int(facts.get("size", 224)), 0
+        weights, pad_type = find_pretrained(name, PretrainedOptions(file=file), 3)
+        if "arch_def" in facts:
+            model = described(facts)
+            weights.load(model, 1000)
+        else:
+            model = TimmNetwork(Baseline(name, 0, pad_type, weights), Shape(3, size, 1000)).start()
+        model.eval()
+        if "backbone" in file.stem:
+            photos = [photograph(path, size) for path in (folder / "photos").glob("*.jpg")]
+            assert fits_its_norms(model, photos, weights)
+            continue
+        export_onnx(model, tmp_path / "model.onnx", (3, size, size))
+        compiled = load_runtime("openvino").compile(tmp_path / "model.onnx", Target("ov", "openvino", "fp32"))
+        for photo, classes in PHOTOS.items():
+            pixels = photograph(folder / "photos" / f"{photo}.jpg", size)
+            mean, std = (np.array(values)[:, None, None] for values in (weights.mean, weights.std))
+            images = np.asarray((pixels - mean) / std, np.float32)[None]
+            logits = compiled.logits(images)[0]
+            with torch.inference_mode():
+                expected = model(torch.from_numpy(images))[0].numpy()
+            assert np.abs(logits - expected).max() <= 1e-4 * np.abs(expected).max(), file.name
+            right += bool(classes & {*np.argsort(logits)[-3:].tolist()})
+        assert right >= 4, (file.name, right)
