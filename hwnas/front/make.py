@@ -79,11 +79,11 @@ def make(network: Network, folder: ModelFolder, making: Making, progress: Progre
     data = network.fed(making.dataset)
     wanted = fingerprint(network, making, data)
     with seeded(making.seed, making.threads):
-        model = network.build()
+        reused, remarks = _stored(folder, wanted)
+        model = network.build() if reused else network.start()
         params, macs = count_params(model), count_macs(model, network.shape.image)
         described = folder.path / network.file
         write_atomic(described, network.describe())
-        reused, remarks = _stored(folder, wanted)
         if not reused:
             _discard(folder)
             model = _train(model, data, making, progress)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import logging
 import os
 import re
 from collections.abc import Mapping
@@ -167,10 +168,10 @@ class Pretrained:
             replaced = name.startswith(heads) and (name not in tensors or tensors[name].shape != own[name].shape)
             if replaced or (name.endswith("num_batches_tracked") and name not in tensors):
                 tensors[name] = own[name]
-        bad = next((name for name, tensor in tensors.items() if not tensor.isfinite().all()), None)
+        put_weights(model, tensors, label, classes)
+        bad = next((name for name, tensor in model.state_dict().items() if not tensor.isfinite().all()), None)
         if bad is not None:
             raise DataError(f"{label}: {bad!r} holds values that are not finite. Give a whole file.")
-        put_weights(model, tensors, label, classes)
 
 
 def import_timm() -> Any:
@@ -248,12 +249,17 @@ def _fetch(name: str, folder: Path) -> Path:
     from safetensors.torch import save
 
     timm = import_timm()
+    talkative = logging.getLogger("huggingface_hub")
+    level = talkative.level
+    talkative.setLevel(logging.CRITICAL)
     try:
         model = timm.create_model(name, pretrained=True)
     except Exception as error:  # timm, its hub and the network each have errors of their own
-        said = " ".join(str(error).split())[:160] or type(error).__name__
+        said = " ".join(str(error).split())[:200] or type(error).__name__
         raise ConfigError(f"timm cannot fetch pretrained weights of {name}: {said}. Check the network connection, or "
                           f"put {name}.safetensors into {folder}.") from None
+    finally:
+        talkative.setLevel(level)
     about: Any = model.pretrained_cfg
     path = folder / f"{name}.{about.get('tag') or 'timm'}.safetensors"
     text = [",".join(map(str, about[key])) for key in ("mean", "std")]
@@ -340,8 +346,10 @@ def _read(path: Path, label: str) -> dict[str, Tensor]:
                         "torn or not of torch. Give a whole one.") from None
     if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
         content = content["state_dict"]
-    if not isinstance(content, dict) or not all(isinstance(each, torch.Tensor) for each in content.values()):
-        raise DataError(f"{label} does not hold tensors by name. Give a network's state_dict().")
+    if not isinstance(content, dict) or not all(
+            isinstance(each, torch.Tensor) and each.layout == torch.strided and not each.is_quantized
+            for each in content.values()):
+        raise DataError(f"{label} does not hold plain tensors by name. Give a network's state_dict().")
     return {str(name): tensor for name, tensor in content.items()}
 
 

@@ -18,9 +18,11 @@ from hwnas.front import make as deployable
 from hwnas.front.make import fault_of, fingerprint, make
 from hwnas.networks.export import parity_images, stored_fingerprint
 from hwnas.networks.quantize import METHODS, calibration_images
+from hwnas.networks.weights import PretrainedOptions, find_pretrained
 from hwnas.space.architecture import Architecture
 from hwnas.system.run_folder import Manifest, ModelFolder
 from hwnas.target import Target
+from hwnas.training.loop import seeded
 
 
 @pytest.fixture
@@ -54,6 +56,27 @@ def test_onnx_metadata_say_how_to_feed_it(folder: ModelFolder) -> None:
         assert "(pixels / 255 - mean) / std" in found["input"]
         assert json.loads(found["preparation"]) == {"channels": "grey", "size": 16, "crop": "centre",
                                                     "resize": "shorter side to 16, bilinear, anti-aliased"}
+
+
+def test_a_pretrained_network_begins_with_its_weights_and_keeps_their_normalisation(
+        folder: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = tiny_baseline("test_efficientnet")
+    with seeded(5):
+        given = {name: tensor.numpy() for name, tensor in plain.build().state_dict().items()}
+    save_file(given, tmp_path / "w.safetensors", {"norm": "mean 0.5 std 0.25"})
+    weights, _ = find_pretrained(plain.name, PretrainedOptions(file=tmp_path / "w.safetensors"), 1)
+    begun = replace(plain, baseline=replace(plain.baseline, pretrained=weights))
+    monkeypatch.setattr(deployable, "_train", lambda model, data, *_: model if data.mean == (0.5,) else None)
+    make(begun, folder, tiny_making())
+    assert all(np.array_equal(tensor, given[name]) for name, tensor in load_file(folder.weights).items())
+    for path in (folder.onnx, folder.int8):
+        about = {entry.key: json.loads(entry.value) for entry in onnx.load(str(path)).metadata_props
+                 if entry.key in ("mean", "std", "pretrained")}
+        assert (about["mean"], about["std"], about["pretrained"]["sha256"]) == ([0.5], [0.25], weights.sha256)
+    (tmp_path / "w.safetensors").unlink()
+    assert make(begun, folder, tiny_making()).reused  # trained already, so that they are not needed
+    data = tiny_dataset()
+    assert fingerprint(begun, tiny_making(), data) != fingerprint(plain, tiny_making(), data)
 
 
 def test_fp32_target_makes_no_int8_file(folder: ModelFolder) -> None:

@@ -52,6 +52,13 @@ def test_variant_differs_in_the_stem_only(name: str, stem: str, low: float) -> N
     assert low < count_macs(wide, (1, 32, 32)) / count_macs(plain, (1, 32, 32)) <= 4.1
 
 
+@pytest.mark.parametrize(("name", "millions"), [
+    ("mobilenetv1_075", 2.6), ("mobilenetv1_050", 1.3), ("mobilenetv1_025", 0.5)])
+def test_narrow_mobilenets_have_the_size_that_is_published(name: str, millions: float) -> None:
+    assert check_names([name]) == (name,)
+    assert count_params(Baseline(name).build(3, 1000, 128)) == pytest.approx(millions * 1e6, rel=0.07)
+
+
 def test_counts_agree_with_timm() -> None:
     model = Baseline("resnet18").build(3, 1000, 224)
     assert count_params(model) == 11_689_512  # timm's results table: 11.69 M

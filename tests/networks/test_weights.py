@@ -112,7 +112,8 @@ def test_what_does_not_fit_is_one_line_with_file_and_tensor(tensors: dict[str, t
             ({**tensors, first: torch.zeros(1, 3, 3, 3)}, rf"'{first}' has shape \[1, 3, 3, 3\] there, \[\d+, 3, 3, 3"),
             (swapped, "another network: .* has shape"), (turned, "another network: .* is in only one of them"),
             ({**tensors, first: tensors[first] * torch.nan}, f"'{first}' holds values that are not finite"),
-            (dict.fromkeys(tensors, 1), "does not hold tensors by name"), ([1], "does not hold tensors by name"),
+            (dict.fromkeys(tensors, 1), "does not hold plain tensors"), ([1], "does not hold plain tensors by name"),
+            ({**tensors, first: tensors[first].to_sparse()}, "does not hold plain tensors by name"),
             (_Code(), "holds pickled code, or is torn: only tensors by name are loaded")):
         torch.save(content, path)
         with pytest.raises(DataError, match=f"^pretrained weights {re.escape(str(path))}.*{why}") as caught:
