@@ -145,6 +145,8 @@ def make_job(config: Config, console: Console, within: Path | None = None) -> Tr
     teacher = TeacherOptions.from_config(options.teacher, info.channels)
     out = Path(options.out) if options.out else _default_out(network, info.name)
     WorkFolder(out, "train").take_up(options.overwrite, within)
+    if isinstance(source, Baseline) and options.weights is None:
+        console.note(f"begins with {source.pretrained or 'random weights; pretrained=true begins with ImageNet ones'}")
     dataset, train, validation = _images(options, network.shape.image_size, console)
     dataset = dataset.as_in(_identity_in(out).get("dataset.fingerprint"), out, console.say)
     fed = network.fed(dataset)
