@@ -489,6 +489,26 @@ def test_pretrained_weights_are_trained_on_as_they_ask_and_named(pretrained: lis
     assert re.search(r"pretrained=[0-9a-f]{12}, is timm:test_efficientnet pretrained=", capsys.readouterr().err)
 
 
+def test_a_fine_tuning_is_resumed_bit_for_bit_and_not_from_other_weights(
+        pretrained: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    begun = [*pretrained, "body_rate=0.5", "epochs=2", "mixup=0"]
+    expected = trained(job_of(begun, f"out={tmp_path / 'whole'}"))
+    with monkeypatch.context() as patch:
+        after(2, stop, patch)
+        assert command(begun) == 130
+    file = tmp_path / f"{PRETRAINED}.safetensors"
+    content = file.read_bytes()
+    save_file(Baseline(PRETRAINED).build(3, 1000, 32).state_dict(), file)
+    assert command(begun) == 2
+    assert "checkpoint.safetensors" in capsys.readouterr().err
+    file.write_bytes(content)
+    again = trained(job_of(begun))
+    assert all(torch.equal(tensor, again[name]) for name, tensor in expected.items())
+
+
 def test_pretrained_weights_have_a_recipe_of_their_own(pretrained: list[str], overrides: list[str]) -> None:
     begun = [text for text in pretrained if text.split("=")[0] not in ("epochs", "ema_decay")]
     named = {"shift": 0.1, "batch_size": 32}  # of these only what the user or conf/train.yaml names differs
