@@ -23,6 +23,7 @@ PICKS = "contest/results/fashion_mnist/picks.json"
 INT8_RUNTIMES = ("openvino",)
 MARKS = (25, 50, 100, 200, 250, 400)
 EARLY = MARKS[:3]
+KINDS = ("average", "last", "average, set", "last, set")  # of weights, in experiments/full_training
 SAMPLERS = {"hwnas": "hwnas", "TPE": "tpe", "TPE, multivariate": "tpe_multivariate", "NSGA-II (20)": "nsga2_small",
             "Optuna's GP": "gp", "random, stratified": "stratified", "LINAS-like": "linas"}
 ESTIMATORS = {"multi-fidelity": "multi_fidelity", "proxy (80 steps)": "proxy", "NASWOT": "zero_cost:naswot",
@@ -51,6 +52,7 @@ def tables() -> list[Table]:
         Table("| without | after 25", partial(_ablation, "noise"), 2),
         Table("| | networks | within 5 / 10 %", _macro), Table("| | to the other's final", _searches),
         Table("| | at 24 |", _workers), Table("| table, sampler, networks |", _believed),
+        Table("| table, sampler, evaluations |", _looked_twice), Table("| data set, steps |", _kept_weights),
         *(table for runtime in INT8_RUNTIMES for table in (
             Table(f"| top-1 lost, {runtime} |", partial(_int8_lost, runtime)),
             Table(f"| ms, {runtime} |", partial(_int8_latency, runtime)))),
@@ -381,6 +383,29 @@ def _believed() -> Rows:
         means = [float(np.mean([float(row[column]) for row in group])) for column in (*columns, "inside")]
         rows[name] = [*means[:4], float(apart.mean()), float(apart.std(ddof=1) / len(apart) ** 0.5), 100 * means[4]]
     return rows
+
+
+def _looked_twice() -> Rows:
+    groups: dict[str, list[Mapping[str, str]]] = {}
+    for row in lines("posterior_choice/results/second.csv"):
+        groups.setdefault(f"{row['table']}, {row['sampler']}, {row['evaluations']}", []).append(row)
+    rows: Rows = {}
+    for name, group in groups.items():
+        both = np.array([[float(row[key]) for key in ("regret_others", "regret_again")] for row in group])
+        apart = both[:, 1] - both[:, 0]
+        rows[name] = [*map(float, both.mean(axis=0)), float(apart.mean()),
+                      float(apart.std(ddof=1) / len(apart) ** 0.5)]
+    return rows
+
+
+def _kept_weights() -> Rows:
+    """Mean top-1 over networks by kind of weights, per cent; in the last row the gain over the average."""
+    rows: dict[str, dict[str, list[float]]] = {}
+    for row in lines("full_training/results/weights.csv"):
+        kinds = rows.setdefault(f"{row['data']}, {row['steps']}", {})
+        kinds.setdefault(row["kind"], []).append(100 * float(row["top1"]))
+    means: Rows = {name: [float(np.mean(kinds[kind])) for kind in KINDS] for name, kinds in rows.items()}
+    return means
 
 
 def _certificates() -> Rows:
