@@ -53,6 +53,16 @@ class Making:
     threads: int = 0
     narrow: bool = False
 
+    def recipe_of(self, network: Network) -> Recipe:
+        """The recipe, or that of fine-tuning with as many steps for a network that begins with pretrained weights."""
+        from hwnas.training.recipe import FINE_TUNING
+
+        if not network.provenance:
+            return self.recipe
+        steps = self.recipe.steps_for(len(self.dataset.train))
+        return replace(FINE_TUNING, epochs=1, min_steps=steps, max_steps=steps, batch_size=self.recipe.batch_size,
+                       threads=self.recipe.threads)
+
 
 @dataclass(frozen=True)
 class Made:
@@ -86,7 +96,7 @@ def make(network: Network, folder: ModelFolder, making: Making, progress: Progre
         write_atomic(described, network.describe())
         if not reused:
             _discard(folder)
-            model = _train(model, data, making, progress)
+            model = _train(model, data, making, making.recipe_of(network), progress)
             write_atomic(folder.weights, _weights(model, wanted))
         Manifest.write(folder.path, (described, folder.weights), wanted)
     if reused:
@@ -162,7 +172,7 @@ def _recipe_in(path: Path) -> str | None:
 
 def fingerprint(network: Network, making: Making, data: Dataset) -> str:
     """Names everything that decides the weights: network, recipe, seed, data."""
-    content = "|".join((network.identity, making.recipe.fingerprint, str(making.seed), data.fingerprint,
+    content = "|".join((network.identity, making.recipe_of(network).fingerprint, str(making.seed), data.fingerprint,
                         str(data.image_size), "the better weights"))  # earlier: always the average
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
@@ -173,11 +183,11 @@ def _discard(folder: ModelFolder) -> None:
         path.unlink(missing_ok=True)
 
 
-def _train(model: nn.Module, data: Dataset, making: Making, progress: Progress | None) -> nn.Module:
+def _train(model: nn.Module, data: Dataset, making: Making, recipe: Recipe, progress: Progress | None) -> nn.Module:
     from hwnas.training.loop import train
 
     deciding = data.validation.take(subset(data.validation.labels, DECIDING, 0))
-    return train(model, data.train, recipe=making.recipe, dataset=data, seed=making.seed, progress=progress,
+    return train(model, data.train, recipe=recipe, dataset=data, seed=making.seed, progress=progress,
                  validation=deciding)
 
 

@@ -164,7 +164,8 @@ def plot_info(environment: Mapping[str, Any]) -> PlotInfo:
     cap = environment.get("cap_ms")
     host = text("host", "name") if environment.get("verified_here", True) else str(environment.get("searched_for", ""))
     batch, training = (environment.get("target") or {}).get("batch"), environment.get("training") or {}
-    told = f"trained from scratch, {training['steps']} steps" if training.get("steps") else ""
+    begun = "from scratch or, if so named, pretrained" if training.get("pretrained") else "from scratch"
+    told = f"trained {begun}, {training['steps']} steps" if training.get("steps") else ""
     size = (environment.get("dataset") or {}).get("image_size")
     return PlotInfo(text("target", "name"), host, text("dataset", "title") or text("dataset", "name"),
                     str(environment.get("created", ""))[:10],

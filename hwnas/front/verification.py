@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -176,23 +176,26 @@ def _card(row: FrontRow, network: Network, making: Making, environment: Mapping[
     mean, std = network.normalisation or (data.mean, data.std)
     given = Input(data.name, data.channels, size, mean, std, data.task,
                   data.preparation and data.preparation.at(size))
-    recipe = f"Recipe `{making.recipe.name}`, seed {making.seed}, {len(data.train)} images of {data.name}: " \
-             f"{', '.join(f'{key} {value}' for key, value in asdict(making.recipe).items() if key != 'name')}."
+    by = making.recipe_of(network)
+    recipe = f"Recipe `{by.name}`, seed {making.seed}, {len(data.train)} images of {data.name}: " \
+             f"{', '.join(f'{key} {value}' for key, value in asdict(by).items() if key != 'name')}."
     if row.origin:
         recipe = f"{row.origin[0].upper()}{row.origin[1:]}; `origin.json` and `manifest.json` say more."
     return card_text(row, given, making.target, date=str(environment["created"])[:10],
                      runtime=str(environment["runtime"]), recipe=recipe, quantised=quantised)
 
 
-def environment_of(making: Making, facts: Facts) -> dict[str, Any]:
-    """Content of `environment.json` before the verification. Another host needs its part `verification`."""
+def environment_of(making: Making, facts: Facts, networks: Iterable[Network] = ()) -> dict[str, Any]:
+    """Content of `environment.json` before the verification of `networks`. Another host needs its part
+    `verification`."""
     data, target = making.dataset, making.target
     return {
         **ENVIRONMENT.header, "created": now(), "searched_for": facts.host, "verified_here": False,
         "host": Host.detect().to_dict(), "target": asdict(target), "runtime": load_runtime(target.runtime).version(),
         "versions": versions(), "space": facts.space, "cap_ms": facts.cap_ms,
         "cap_p99_ms": facts.cap_p99_ms,
-        "training": {"steps": making.recipe.steps_for(len(data.train))},
+        "training": {"steps": making.recipe.steps_for(len(data.train)),
+                     "pretrained": any(network.provenance for network in networks)},
         "dataset": {"name": data.name, "title": data.title, "fingerprint": data.fingerprint,
                     "image_size": data.image_size,
                     "channels": data.channels, "mean": list(data.mean), "std": list(data.std), "skipped": data.skipped,

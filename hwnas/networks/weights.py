@@ -16,7 +16,7 @@ import importlib
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -204,6 +204,16 @@ def find_pretrained(name: str, options: PretrainedOptions, channels: int) -> tup
     if pad not in ("", "same"):
         raise DataError(f"pretrained weights {path}: pad must be same, or not be there, got {pad[:40]!r}.")
     return Pretrained(path.name, _sha256(path), licence, origin, mean, std, path.absolute()), pad
+
+
+def find_some(names: Sequence[str], options: PretrainedOptions, channels: int) -> dict[str, tuple[Pretrained, str]]:
+    """As `find_pretrained`, for each of timm's networks that has weights; ConfigError where none of them has."""
+    if options.file is not None and len(names) != 1:
+        raise ConfigError(f"pretrained.file={options.file} is of one network, and there are {len(names)}. Give "
+                          "pretrained.folder=DIR with a file for each.")
+    having = [name for name in names if options.file or options.download
+              or any(_in_folder(name, folder) for folder in _folders(options))]
+    return {name: find_pretrained(name, options, channels) for name in having or names}
 
 
 def _folders(options: PretrainedOptions) -> list[Path]:

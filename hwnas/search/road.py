@@ -20,6 +20,7 @@ from hwnas.cli.progress import Console, Report
 from hwnas.errors import BudgetError, ConfigError, SamplerError, StudyError
 from hwnas.latency.deployment import CalibrationOptions, Deployment, error_line, latency_model
 from hwnas.networks.network import EARLY, EarlyNetwork, FoundNetwork
+from hwnas.networks.weights import PretrainedOptions
 from hwnas.search.minutes import (
     CALIBRATION,
     DRAWN,
@@ -134,8 +135,9 @@ class PlanOptions:
     finalists: FinalistOptions = option()
     baselines: tuple[str, ...] | None = option(what="a list of timm names")
     verification: VerificationOptions = option()
-    overwrite: bool = option(False)  # runs of earlier versions have neither this nor the next
+    overwrite: bool = option(False)  # runs of earlier versions have none of these
     controls: int = option(0, low=0, high=100)
+    pretrained: PretrainedOptions = option(PretrainedOptions())
 
     @property
     def trials(self) -> int:
@@ -195,7 +197,7 @@ def make_plan(config: Config, console: Console) -> Plan:
                           f"{space.n_architectures} networks of space {space.name}. Lower controls.")
     recipe = Recipe.from_config({"threads": options.threads, **options.finalists.recipe}, FULL_TRAINING,
                                 "finalists.recipe")
-    baselines = _baselines(options.baselines or (), space)
+    baselines = _baselines(options.baselines or (), options.pretrained, space, console)
     out = Path(options.out) if options.out else default_out(deployment.target.name, options.space, info.name)
     return Plan(options, deployment, space, out, section(config, options.accuracy), sampler, objective, recipe,
                 baselines, options.workers or len(usable_cores()), _earlier_run(options.search.reuse),
@@ -213,14 +215,23 @@ def _earlier_run(reuse: str | None) -> Path | None:
     return folder
 
 
-def _baselines(names: Sequence[str], space: SearchSpace) -> tuple[Network, ...]:
+def _baselines(names: Sequence[str], pretrained: PretrainedOptions, space: SearchSpace, console: Console
+               ) -> tuple[Network, ...]:
+    """The baselines, with a stem of stride 1 as well where images are small; those that have pretrained weights begin
+    with them where these are asked for."""
     from hwnas.networks.baselines import check_names, variants
     from hwnas.networks.network import Shape, TimmNetwork
+    from hwnas.networks.weights import find_some
 
-    if not names:
-        return ()
-    images = Shape(space.channels, max(space.image_sizes), space.classes)
-    return tuple(TimmNetwork(name, images) for name in variants(check_names(list(names)), images.image_size))
+    images, names = Shape(space.channels, max(space.image_sizes), space.classes), check_names(list(names))
+    begun = find_some(names, pretrained, space.channels) if pretrained.asked else {}
+    if begun and len(begun) < len(names):
+        console.note(f"no pretrained weights of {', '.join(name for name in names if name not in begun)}: trained from "
+                     "scratch")
+    baselines = variants(names, images.image_size) if names else []
+    return tuple(TimmNetwork(baseline if (weights := begun.get(baseline.name)) is None else
+                             replace(baseline, pad_type=weights[1], pretrained=weights[0]), images)
+                 for baseline in baselines)
 
 
 @dataclass(frozen=True)
@@ -549,7 +560,7 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
         return held, comparisons
     rows = [*_made(prepared, rows, wanted, making, console), *joined]
     facts, objective = _facts(prepared, trials, len(rows)), prepared.options.objective
-    environment = environment_of(making, facts)
+    environment = environment_of(making, facts, [row.network for row in rows if row.network is not None])
     if deployment.here:
         results = verify_front(rows, run, making, facts.timing, objective, environment, console)
     else:

@@ -23,6 +23,7 @@ from hwnas.space.architecture import Architecture
 from hwnas.system.run_folder import Manifest, ModelFolder
 from hwnas.target import Target
 from hwnas.training.loop import seeded
+from hwnas.training.recipe import FINE_TUNING
 
 
 @pytest.fixture
@@ -75,8 +76,11 @@ def test_a_pretrained_network_begins_with_its_weights_and_keeps_their_normalisat
         assert (about["mean"], about["std"], about["pretrained"]["sha256"]) == ([0.5], [0.25], weights.sha256)
     (tmp_path / "w.safetensors").unlink()
     assert make(begun, folder, tiny_making()).reused  # trained already, so that they are not needed
-    data = tiny_dataset()
-    assert fingerprint(begun, tiny_making(), data) != fingerprint(plain, tiny_making(), data)
+    making, data = tiny_making(), tiny_dataset()
+    assert fingerprint(begun, making, data) != fingerprint(plain, making, data)
+    assert (making.recipe_of(plain).name, making.recipe_of(begun).name) == (making.recipe.name, FINE_TUNING.name)
+    n = len(data.train)
+    assert making.recipe_of(begun).steps_for(n) == making.recipe.steps_for(n)
 
 
 def test_fp32_target_makes_no_int8_file(folder: ModelFolder) -> None:

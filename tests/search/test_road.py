@@ -9,12 +9,15 @@ from types import SimpleNamespace
 import optuna
 import pytest
 from PIL import Image
+from safetensors.torch import save_file
 from table_fixtures import write_table
 
 from hwnas.cli.command import compose
 from hwnas.cli.progress import Console
 from hwnas.data.loading import load_dataset
-from hwnas.errors import StudyError
+from hwnas.errors import ConfigError, StudyError
+from hwnas.networks.baselines import Baseline
+from hwnas.networks.network import Shape, TimmNetwork
 from hwnas.search import road
 from hwnas.search.road import make_plan
 from hwnas.study.objective import Objective
@@ -81,6 +84,29 @@ def test_a_study_of_another_space_is_refused_before_that_one_is_measured(tmp_pat
     other = make_plan(compose("search", [*given, "space=fused"]), Console(quiet=True))
     with pytest.raises(StudyError, match=r"cannot resume, space was mnasnet_small \(\w+\), now fused \("):
         road.prepare(other, run, Console(quiet=True))
+
+
+def test_baselines_begin_with_the_pretrained_weights_that_are_there(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
+    network = TimmNetwork(Baseline("test_efficientnet"), Shape(3, 32, 10))
+    weights = dict(network.build().state_dict())
+    save_file(weights, tmp_path / "test_efficientnet.safetensors", {"norm": "mean 0.5 std 0.5"})
+    given = ["+target=xeon_int8", f"out={tmp_path / 'run'}", "baselines=[test_efficientnet,resnet10t]"]
+
+    def baselines(*more):
+        plan = make_plan(compose("search", [*given, *more]), Console())
+        return {baseline.id: baseline for baseline in plan.baselines}
+
+    begun = baselines(f"pretrained.folder={tmp_path}")
+    assert {"resnet10t", "test_efficientnet-pretrained"} <= {*begun}
+    assert not any(name in begun for name in ("test_efficientnet", "resnet10t-pretrained"))
+    assert begun["test_efficientnet-pretrained"].normalisation == ((0.5,), (0.5,))  # digits are grey
+    assert "no pretrained weights of resnet10t: trained from scratch" in capsys.readouterr().err
+    assert all(not baseline.provenance for baseline in baselines().values())
+    with pytest.raises(ConfigError, match="there are no pretrained weights of test_efficientnet in"):
+        baselines("pretrained=true")
+    with pytest.raises(ConfigError, match="is of one network, and there are 2"):
+        baselines(f"pretrained.file={tmp_path / 'test_efficientnet.safetensors'}")
 
 
 def test_a_plan_writes_nothing(tmp_path):
