@@ -6,6 +6,7 @@ error of one phase is made good by the next; timing the finalists comes last and
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import math
 import tempfile
@@ -45,6 +46,7 @@ SMALLEST_PROXY_PX = 32
 DRAWN = 4  # random networks whose steps are timed
 ASKING_S = 0.5  # of a trial, besides training and validating: the sampler and the database
 _PROBED = 4  # steps, of which the first does not count
+LONG_LOOK_S = 0.5  # of steps that count: where they take so long, one of them is enough
 
 
 @dataclass(frozen=True)
@@ -142,10 +144,11 @@ def step_seconds(network: Network, making: Making, image_size: int | None = None
     from hwnas.data.dataset import Split, resize
     from hwnas.training.loop import train
 
-    data, heard = making.dataset, _Stamps()
+    data, heard = making.dataset, _Stamps(LONG_LOOK_S)
     some = data.train.take(np.arange(min(len(data.train), 8 * making.recipe.batch_size)))  # fewer shrink the batch
     images = Split(resize(some.images, image_size or network.shape.image_size), some.labels)
-    train(network.build(), images, recipe=_short(making).recipe, dataset=data, seed=making.seed, progress=heard)
+    with contextlib.suppress(_Enough):
+        train(network.build(), images, recipe=_short(making).recipe, dataset=data, seed=making.seed, progress=heard)
     return heard.step_s
 
 
@@ -169,14 +172,21 @@ def with_steps(recipe: Recipe, steps: int) -> Recipe:
     return replace(recipe, min_steps=steps, max_steps=steps)
 
 
-class _Stamps:
-    """Hears a training's progress, and notes when each step ended."""
+class _Enough(Exception):
+    """Ends a training of which enough was seen."""
 
-    def __init__(self) -> None:
+
+class _Stamps:
+    """Hears a training's progress, and notes when each step ended. After `most_s` of steps that count it has Enough."""
+
+    def __init__(self, most_s: float = math.inf) -> None:
         self.at: list[float] = []
+        self._most_s = most_s
 
     def __call__(self, step: int, steps: int) -> None:
         self.at.append(time.monotonic())
+        if self.at[-1] - self.at[0] > self._most_s:
+            raise _Enough
 
     @property
     def step_s(self) -> float:

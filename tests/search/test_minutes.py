@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from certify_fixtures import write_space
 from deployment_fixtures import measured
@@ -18,8 +19,10 @@ from table_fixtures import write_table
 from workshop_fixtures import SEARCH, write_accuracies, write_images
 
 from hwnas.__main__ import main
+from hwnas.data.dataset import Split
 from hwnas.errors import BudgetError, TrainingError
 from hwnas.front import verification
+from hwnas.front.make import Making
 from hwnas.latency import timing
 from hwnas.search import minutes, road
 from hwnas.search.minutes import (
@@ -32,11 +35,14 @@ from hwnas.search.minutes import (
     fitting_too,
     mean_step_seconds,
     proxy_length,
+    step_seconds,
     timing_seconds,
     trials_seconds,
 )
 from hwnas.space.search_space import SearchSpace
 from hwnas.system.run_folder import Manifest, RunFolder
+from hwnas.target import Target
+from hwnas.training.recipe import FULL_TRAINING
 
 
 class Time:
@@ -244,6 +250,28 @@ def test_trials_that_were_asked_for_count_and_no_more() -> None:
     assert asked[8]["max_steps"] == 320
     assert asked[64]["max_steps"] == proxy_length(80, 10.0, 300.0, 1, lambda px: 0.03, 32, 32)["max_steps"] > 80
     assert asked[100] == {}
+
+
+
+def test_a_network_of_long_steps_is_timed_by_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Time()
+    monkeypatch.setattr(time, "monotonic", clock.monotonic)
+    images = np.zeros((64, 8, 8, 1), np.uint8)
+    dataset: Any = SimpleNamespace(train=Split(images, np.zeros(64, np.int64)))
+    making = Making(dataset, replace(FULL_TRAINING, batch_size=8), 0, Target("xeon_int8", "openvino", "int8"))
+    network: Any = SimpleNamespace(build=lambda: None, shape=SimpleNamespace(image_size=8))
+    for each_s, steps in ((0.01, 4), (3.0, 2)):
+        done: list[int] = []
+
+        def train(*_: Any, progress: Any, each_s: float = each_s, done: list[int] = done, **__: Any) -> None:
+            for step in range(4):
+                clock.now += each_s
+                done.append(step)
+                progress(step + 1, 4)
+
+        monkeypatch.setattr("hwnas.training.loop.train", train)
+        assert step_seconds(network, making) == pytest.approx(each_s)
+        assert len(done) == steps
 
 
 def test_a_drawn_network_that_cannot_be_trained_ends_no_search(monkeypatch: pytest.MonkeyPatch) -> None:
