@@ -41,7 +41,7 @@ def test_what_is_imported_is_what_is_declared() -> None:
     nodes = [node for tree in trees for node in ast.walk(tree)]
     names = {alias.name.split(".")[0] for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {str(node.module).split(".")[0] for node in nodes if isinstance(node, ast.ImportFrom)}
-    names |= {str(node.args[0].value) for node in nodes if isinstance(node, ast.Call) and node.args
+    names |= {str(node.args[0].value).split(".")[0] for node in nodes if isinstance(node, ast.Call) and node.args
               and getattr(node.func, "attr", "") == "import_module" and isinstance(node.args[0], ast.Constant)}
     owners = packages_distributions()
     imported = {name: {canonicalize_name(owner) for owner in owners.get(name, ["not installed"])}

@@ -53,6 +53,7 @@ def tables() -> list[Table]:
         Table("| | networks | within 5 / 10 %", _macro), Table("| | to the other's final", _searches),
         Table("| | at 24 |", _workers), Table("| table, sampler, networks |", _believed),
         Table("| table, sampler, evaluations |", _looked_twice), Table("| data set, steps |", _kept_weights),
+        Table("| int8 by weights |", _int8_by_weights),
         *(table for runtime in INT8_RUNTIMES for table in (
             Table(f"| top-1 lost, {runtime} |", partial(_int8_lost, runtime)),
             Table(f"| ms, {runtime} |", partial(_int8_latency, runtime)))),
@@ -383,6 +384,15 @@ def _believed() -> Rows:
         means = [float(np.mean([float(row[column]) for row in group])) for column in (*columns, "inside")]
         rows[name] = [*means[:4], float(apart.mean()), float(apart.std(ddof=1) / len(apart) ** 0.5), 100 * means[4]]
     return rows
+
+
+def _int8_by_weights() -> Rows:
+    """Points of top-1 lost by network, with the average and with the last weights."""
+    rows: dict[str, list[float]] = {}
+    for row in lines("full_training/results/int8.csv"):
+        top1 = [100 * float(row[key]) for key in ("top1_fp32", "top1_int8")]
+        rows.setdefault(row["network"], []).extend([top1[0], top1[0] - top1[1]])
+    return {**rows}
 
 
 def _looked_twice() -> Rows:
