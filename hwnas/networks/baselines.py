@@ -24,23 +24,25 @@ class Baseline:
     A max pooling behind that convolution stays (ResNets keep a stride of 2 before their first stage), so that the
     variant means the same for every family: all maps twice as wide and high. `pad_type` is that of timm's EfficientNets
     ("same": TensorFlow's; empty: the network's own). `pretrained`: the weights that its training begins, or began,
-    with.
+    with. `image_size`: px of its images where they are smaller than the data set's (0: as these).
     """
 
     name: str
     stem_stride: int = 0
     pad_type: str = ""
     pretrained: Pretrained | None = None
+    image_size: int = 0
 
     @property
     def id(self) -> str:
         """Its folder in `models/`, e.g. `resnet10t-stem1`."""
         return (self.name + (f"-stem{self.stem_stride}" if self.stem_stride else "")
+                + (f"-{self.image_size}px" if self.image_size else "")
                 + ("-pretrained" if self.pretrained is not None else ""))
 
     def __str__(self) -> str:
         said = {"stem_stride": self.stem_stride, "pad_type": self.pad_type,
-                "pretrained": self.pretrained and self.pretrained.sha256[:12]}
+                "pretrained": self.pretrained and self.pretrained.sha256[:12], "image_size": self.image_size}
         return " ".join([f"timm:{self.name}", *(f"{key}={value}" for key, value in said.items() if value)])
 
     def build(self, channels: int, classes: int, image_size: int) -> nn.Module:
@@ -60,7 +62,8 @@ class Baseline:
         """Text of `baseline.yaml`."""
         import yaml
 
-        further = {"pad_type": self.pad_type, "pretrained": self.pretrained and self.pretrained.facts()}
+        further = {"pad_type": self.pad_type, "pretrained": self.pretrained and self.pretrained.facts(),
+                   "image_size": self.image_size}
         return yaml.safe_dump({**DOCUMENT.header, "timm": self.name, "stem_stride": self.stem_stride,
                                **{key: value for key, value in further.items() if value}}, sort_keys=False)
 
@@ -80,7 +83,10 @@ class Baseline:
                              "std for each channel.") from None
         if data.get("pad_type", "same") != "same":
             raise StudyError(f"{where}: not a baseline: pad_type must be same, or not be there.")
-        return cls(data["timm"], data["stem_stride"], data.get("pad_type", ""), pretrained)
+        size = data.get("image_size", 0)
+        if type(size) is not int or not 0 <= size <= 1024:
+            raise StudyError(f"{where}: not a baseline: image_size must be a number of pixels, or not be there.")
+        return cls(data["timm"], data["stem_stride"], data.get("pad_type", ""), pretrained, size)
 
 
 def check_timm(name: object, where: str = "model") -> None:

@@ -176,7 +176,8 @@ class TimmNetwork(Network):
 
     @property
     def id(self) -> str:
-        """timm's name, the stem's stride where it was changed, and whether it began with pretrained weights."""
+        """timm's name, the stem's stride and the image size where they were changed, and whether it began with
+        pretrained weights."""
         return self.baseline.id
 
     @property
@@ -187,7 +188,7 @@ class TimmNetwork(Network):
     @property
     def shape(self) -> Shape:
         """What it was made for."""
-        return self.images
+        return replace(self.images, image_size=self.baseline.image_size or self.images.image_size)
 
     @property
     def identity(self) -> str:
@@ -198,7 +199,8 @@ class TimmNetwork(Network):
         """By timm; nothing is downloaded. ConfigError when timm cannot build it for these images."""
         from hwnas.networks.baselines import build_timm
 
-        return build_timm(self.baseline, self.images.channels, self.images.classes, self.images.image_size)
+        shape = self.shape
+        return build_timm(self.baseline, shape.channels, shape.classes, shape.image_size)
 
     @property
     def provenance(self) -> Mapping[str, str]:

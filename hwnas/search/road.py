@@ -138,6 +138,7 @@ class PlanOptions:
     overwrite: bool = option(False)  # runs of earlier versions have none of these
     controls: int = option(0, low=0, high=100)
     pretrained: PretrainedOptions = option(PretrainedOptions())
+    image_sizes: tuple[int, ...] | None = option(None, low=8, high=1024)
 
     @property
     def trials(self) -> int:
@@ -197,7 +198,7 @@ def make_plan(config: Config, console: Console) -> Plan:
                           f"{space.n_architectures} networks of space {space.name}. Lower controls.")
     recipe = Recipe.from_config({"threads": options.threads, **options.finalists.recipe}, FULL_TRAINING,
                                 "finalists.recipe")
-    baselines = _baselines(options.baselines or (), options.pretrained, space, console)
+    baselines = _baselines(options, space, console)
     out = Path(options.out) if options.out else default_out(deployment.target.name, options.space, info.name)
     return Plan(options, deployment, space, out, section(config, options.accuracy), sampler, objective, recipe,
                 baselines, options.workers or len(usable_cores()), _earlier_run(options.search.reuse),
@@ -215,20 +216,24 @@ def _earlier_run(reuse: str | None) -> Path | None:
     return folder
 
 
-def _baselines(names: Sequence[str], pretrained: PretrainedOptions, space: SearchSpace, console: Console
-               ) -> tuple[Network, ...]:
-    """The baselines, with a stem of stride 1 as well where images are small; those that have pretrained weights begin
-    with them where these are asked for."""
-    from hwnas.networks.baselines import check_names, variants
+def _baselines(options: PlanOptions, space: SearchSpace, console: Console) -> tuple[Network, ...]:
+    """The baselines, with a stem of stride 1 as well where images are small, and for each of `image_sizes`; those that
+    have pretrained weights begin with them where these are asked for."""
+    from hwnas.networks.baselines import Baseline, check_names, variants
     from hwnas.networks.network import Shape, TimmNetwork
     from hwnas.networks.weights import find_some
 
-    images, names = Shape(space.channels, max(space.image_sizes), space.classes), check_names(list(names))
-    begun = find_some(names, pretrained, space.channels) if pretrained.asked else {}
+    images = Shape(space.channels, max(space.image_sizes), space.classes)
+    names, sizes = check_names(options.baselines or ()), dict.fromkeys(options.image_sizes or ())
+    if (largest := max(sizes, default=0)) > images.image_size:
+        raise ConfigError(f"image_sizes: {largest} px is larger than the search's images ({images.image_size} px). "
+                          f"Give dataset.image_size={largest}, or smaller sizes.")
+    begun = find_some(names, options.pretrained, space.channels) if options.pretrained.asked else {}
     if begun and len(begun) < len(names):
         console.note(f"no pretrained weights of {', '.join(name for name in names if name not in begun)}: trained from "
                      "scratch")
     baselines = variants(names, images.image_size) if names else []
+    baselines += [Baseline(name, image_size=px) for name in names for px in sizes if px < images.image_size]
     return tuple(TimmNetwork(baseline if (weights := begun.get(baseline.name)) is None else
                              replace(baseline, pad_type=weights[1], pretrained=weights[0]), images)
                  for baseline in baselines)

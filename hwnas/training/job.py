@@ -303,7 +303,8 @@ def _of_run(run: RunFolder, id: str, info: DatasetInfo) -> Architecture | Baseli
 def _network(source: Architecture | Baseline, asked: int | None, info: DatasetInfo) -> Network:
     """The network for a data set's images; DataError when an architecture was made for others."""
     if isinstance(source, Baseline):
-        return TimmNetwork(source, Shape(info.channels, asked or min(info.native_size, _LARGEST_PX), info.classes))
+        size = asked or source.image_size or min(info.native_size, _LARGEST_PX)
+        return TimmNetwork(replace(source, image_size=0), Shape(info.channels, size, info.classes))
     for what, its, wanted in (("channels", info.channels, source.channels),
                               ("classes", info.classes, source.classes)):
         if its != wanted:

@@ -74,6 +74,10 @@ def test_yaml_round_trip() -> None:
     one = Baseline("resnet10t", 1)
     assert Baseline.from_yaml(one.to_yaml()) == one
     assert str(one) == "timm:resnet10t stem_stride=1"
-    for text in ("", "[", "format: other", "format: hwnas-baseline/1\ntimm: 3\nstem_stride: 1"):
+    small = Baseline("resnet10t", image_size=24)
+    assert Baseline.from_yaml(small.to_yaml()) == small
+    assert (small.id, str(small)) == ("resnet10t-24px", "timm:resnet10t image_size=24")
+    for text in ("", "[", "format: other", "format: hwnas-baseline/1\ntimm: 3\nstem_stride: 1",
+                 one.to_yaml() + "image_size: 24.5\n", one.to_yaml() + "image_size: -1\n"):
         with pytest.raises(StudyError, match="not a baseline"):
             Baseline.from_yaml(text)

@@ -109,6 +109,18 @@ def test_baselines_begin_with_the_pretrained_weights_that_are_there(tmp_path, mo
         baselines(f"pretrained.file={tmp_path / 'test_efficientnet.safetensors'}")
 
 
+def test_baselines_are_tried_on_smaller_images_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
+    given = ["+target=xeon_int8", f"out={tmp_path / 'run'}", "baselines=[test_efficientnet]", "dataset.image_size=32"]
+    plan = make_plan(compose("search", [*given, "image_sizes=[24,32,16]"]), Console(quiet=True))
+    sizes = {baseline.id: baseline.shape.image_size for baseline in plan.baselines}
+    assert sizes == {"test_efficientnet": 32, "test_efficientnet-stem1": 32, "test_efficientnet-24px": 24,
+                     "test_efficientnet-16px": 16}
+    assert {baseline.name for baseline in plan.baselines} == {"test_efficientnet"}  # the best of them is the rival
+    with pytest.raises(ConfigError, match="48 px is larger than the search's images"):
+        make_plan(compose("search", [*given, "image_sizes=[48]"]), Console(quiet=True))
+
+
 def test_a_plan_writes_nothing(tmp_path):
     plan = make_plan(compose("search", ["+target=xeon_int8", f"out={tmp_path / 'run'}", "baselines=[]"]),
                      Console(quiet=True))
