@@ -154,11 +154,12 @@ def _speed(row: FrontRow, target: Target, runtime: str, file: str) -> str:
 def _timm(row: FrontRow, given: Input) -> str:
     if row.is_baseline:
         network, shape = row.network, f"{given.channels}, {len(given.task.class_names)}, {given.size}"
-        made: tuple[int | str, ...] = (int("-stem1" in row.id),)
+        made = {"stem_stride": int("-stem1" in row.id), "pad_type": "", "cut": ""}
         if isinstance(network, TimmNetwork):
-            made = (network.baseline.stem_stride, *([network.baseline.pad_type] if network.baseline.pad_type else []))
+            made = {key: getattr(network.baseline, key) for key in made}
+        options = "".join(f", {key}={json.dumps(value)}" for key, value in made.items() if value)
         return ("import safetensors.torch; from hwnas.networks.baselines import Baseline\n"
-                f'model = Baseline("{row.name}", {", ".join(map(json.dumps, made))}).build({shape})  # a timm network\n'
+                f'model = Baseline("{row.name}"{options}).build({shape})  # a timm network\n'
                 'model.load_state_dict(safetensors.torch.load_file("weights.safetensors"))')
     name = f"hwnas_{row.id.replace('-', '_')}"
     return ("import pathlib, safetensors.torch, timm; from hwnas.networks.build import register; "

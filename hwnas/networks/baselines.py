@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from hwnas.errors import ConfigError, StudyError, TaggedName, UnknownNetwork
+from hwnas.errors import ConfigError, HwnasError, StudyError, TaggedName, UnknownNetwork
+from hwnas.networks.cuts import Cut, obvious
 from hwnas.networks.weights import Pretrained, import_timm
 from hwnas.system.documents import Document, load_yaml
 
@@ -24,7 +25,8 @@ class Baseline:
     A max pooling behind that convolution stays (ResNets keep a stride of 2 before their first stage), so that the
     variant means the same for every family: all maps twice as wide and high. `pad_type` is that of timm's EfficientNets
     ("same": TensorFlow's; empty: the network's own). `pretrained`: the weights that its training begins, or began,
-    with. `image_size`: px of its images where they are smaller than the data set's (0: as these).
+    with. `image_size`: px of its images where they are smaller than the data set's (0: as these). `cut`: the text of a
+    Cut, which is made after the weights are in (empty: whole).
     """
 
     name: str
@@ -32,17 +34,19 @@ class Baseline:
     pad_type: str = ""
     pretrained: Pretrained | None = None
     image_size: int = 0
+    cut: str = ""
 
     @property
     def id(self) -> str:
         """Its folder in `models/`, e.g. `resnet10t-stem1`."""
         return (self.name + (f"-stem{self.stem_stride}" if self.stem_stride else "")
-                + (f"-{self.image_size}px" if self.image_size else "")
+                + (f"-cut{self.cut}" if self.cut else "") + (f"-{self.image_size}px" if self.image_size else "")
                 + ("-pretrained" if self.pretrained is not None else ""))
 
     def __str__(self) -> str:
         said = {"stem_stride": self.stem_stride, "pad_type": self.pad_type,
-                "pretrained": self.pretrained and self.pretrained.sha256[:12], "image_size": self.image_size}
+                "pretrained": self.pretrained and self.pretrained.sha256[:12], "image_size": self.image_size,
+                "cut": self.cut}
         return " ".join([f"timm:{self.name}", *(f"{key}={value}" for key, value in said.items() if value)])
 
     def build(self, channels: int, classes: int, image_size: int) -> nn.Module:
@@ -56,14 +60,26 @@ class Baseline:
         if self.stem_stride:
             for conv in _first_convolutions(model):
                 conv.stride = (self.stem_stride, self.stem_stride)
+        if self.cut:
+            Cut.parse(self.cut).apply(model, f"{TIMM}{self.name}")
         return model.train()
+
+    def begin(self, channels: int, classes: int, image_size: int) -> nn.Module:
+        """As `build`, with the pretrained weights, if it has some; DataError where these do not fit."""
+        if self.pretrained is None:
+            return self.build(channels, classes, image_size)
+        model = replace(self, cut="").build(channels, classes, image_size)
+        self.pretrained.load(model, classes)
+        if self.cut:
+            Cut.parse(self.cut).apply(model, f"{TIMM}{self.name}")
+        return model
 
     def to_yaml(self) -> str:
         """Text of `baseline.yaml`."""
         import yaml
 
         further = {"pad_type": self.pad_type, "pretrained": self.pretrained and self.pretrained.facts(),
-                   "image_size": self.image_size}
+                   "image_size": self.image_size, "cut": self.cut}
         return yaml.safe_dump({**DOCUMENT.header, "timm": self.name, "stem_stride": self.stem_stride,
                                **{key: value for key, value in further.items() if value}}, sort_keys=False)
 
@@ -86,7 +102,12 @@ class Baseline:
         size = data.get("image_size", 0)
         if type(size) is not int or not 0 <= size <= 1024:
             raise StudyError(f"{where}: not a baseline: image_size must be a number of pixels, or not be there.")
-        return cls(data["timm"], data["stem_stride"], data.get("pad_type", ""), pretrained, size)
+        try:
+            cut = str(Cut.parse(data["cut"])) if "cut" in data else ""
+        except (TypeError, ValueError):
+            raise StudyError(f"{where}: not a baseline: cut must be a digit for each stage and perhaps h and a width, "
+                             "as in 1111h640, or not be there.") from None
+        return cls(data["timm"], data["stem_stride"], data.get("pad_type", ""), pretrained, size, cut)
 
 
 def check_timm(name: object, where: str = "model") -> None:
@@ -120,6 +141,11 @@ def variants(names: Iterable[str], image_size: int) -> list[Baseline]:
     return baselines
 
 
+def cuts_of(names: Iterable[str]) -> list[Baseline]:
+    """The obvious cuts of each network that can be cut."""
+    return [Baseline(name, cut=str(cut)) for name in names for cut in obvious(Baseline(name).build(3, 2, 64))]
+
+
 def count_params(model: nn.Module) -> int:
     """Trainable parameters."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
@@ -148,11 +174,15 @@ def _first_convolutions(model: nn.Module) -> list[Any]:
 TIMM = "timm:"
 
 
-def build_timm(network: Baseline, channels: int, classes: int, image_size: int, where: str = "model") -> nn.Module:
-    """The network with random weights; ConfigError when it cannot be built for these images."""
+def build_timm(network: Baseline, channels: int, classes: int, image_size: int, where: str = "model",
+               begun: bool = False) -> nn.Module:
+    """The network with random weights, or those it begins with; ConfigError when it cannot be built for these
+    images."""
     check_timm(network.name, where)
     try:
-        return network.build(channels, classes, image_size)
+        return (network.begin if begun else network.build)(channels, classes, image_size)
+    except HwnasError:
+        raise
     except Exception as error:  # each network has errors of its own for a size that it cannot take
         said = " ".join(str(error).split())[:200] or type(error).__name__
         raise ConfigError(f"{TIMM}{network.name} cannot be built for {channels}×{image_size}×{image_size} images and "

@@ -176,8 +176,7 @@ class TimmNetwork(Network):
 
     @property
     def id(self) -> str:
-        """timm's name, the stem's stride and the image size where they were changed, and whether it began with
-        pretrained weights."""
+        """timm's name, what was changed of stem, depth and image size, and whether it began with pretrained weights."""
         return self.baseline.id
 
     @property
@@ -210,10 +209,10 @@ class TimmNetwork(Network):
 
     def start(self) -> nn.Module:
         """With its pretrained weights, where it has some."""
-        model = self.build()
-        if self.baseline.pretrained is not None:
-            self.baseline.pretrained.load(model, self.images.classes)
-        return model
+        from hwnas.networks.baselines import build_timm
+
+        shape = self.shape
+        return build_timm(self.baseline, shape.channels, shape.classes, shape.image_size, begun=True)
 
     @property
     def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:

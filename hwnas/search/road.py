@@ -139,6 +139,7 @@ class PlanOptions:
     controls: int = option(0, low=0, high=100)
     pretrained: PretrainedOptions = option(PretrainedOptions())
     image_sizes: tuple[int, ...] | None = option(None, low=8, high=1024)
+    cuts: bool = option(False)
 
     @property
     def trials(self) -> int:
@@ -217,9 +218,9 @@ def _earlier_run(reuse: str | None) -> Path | None:
 
 
 def _baselines(options: PlanOptions, space: SearchSpace, console: Console) -> tuple[Network, ...]:
-    """The baselines, with a stem of stride 1 as well where images are small, and for each of `image_sizes`; those that
-    have pretrained weights begin with them where these are asked for."""
-    from hwnas.networks.baselines import Baseline, check_names, variants
+    """The baselines, with a stem of stride 1 as well where images are small, for each of `image_sizes`, and cut by
+    depth where asked; those that have pretrained weights begin with them where these are asked for."""
+    from hwnas.networks.baselines import Baseline, check_names, cuts_of, variants
     from hwnas.networks.network import Shape, TimmNetwork
     from hwnas.networks.weights import find_some
 
@@ -234,6 +235,7 @@ def _baselines(options: PlanOptions, space: SearchSpace, console: Console) -> tu
                      "scratch")
     baselines = variants(names, images.image_size) if names else []
     baselines += [Baseline(name, image_size=px) for name in names for px in sizes if px < images.image_size]
+    baselines += cuts_of(names) if options.cuts else []
     return tuple(TimmNetwork(baseline if (weights := begun.get(baseline.name)) is None else
                              replace(baseline, pad_type=weights[1], pretrained=weights[0]), images)
                  for baseline in baselines)

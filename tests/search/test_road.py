@@ -117,6 +117,8 @@ def test_baselines_are_tried_on_smaller_images_too(tmp_path, monkeypatch):
     assert sizes == {"test_efficientnet": 32, "test_efficientnet-stem1": 32, "test_efficientnet-24px": 24,
                      "test_efficientnet-16px": 16}
     assert {baseline.name for baseline in plan.baselines} == {"test_efficientnet"}  # the best of them is the rival
+    plan = make_plan(compose("search", [*given, "cuts=true"]), Console(quiet=True))
+    assert "test_efficientnet-cut11h128" in {baseline.id for baseline in plan.baselines}
     with pytest.raises(ConfigError, match="48 px is larger than the search's images"):
         make_plan(compose("search", [*given, "image_sizes=[48]"]), Console(quiet=True))
 
