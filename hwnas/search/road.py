@@ -757,7 +757,7 @@ def _tell(report: Report, until: float | None) -> Callable[[SearchEvent], None]:
         if until is not None:
             done = max(done, min(1.0, (time.time() - began) / max(1.0, until - began)))
         of = f" of {event.n_trials}" if event.n_trials < UNLIMITED else ""
-        so_far = f", best estimated top-1 {best:.1%}" if event.counts.evaluated else ""
+        so_far = f", best estimated top-1 {best:.1%}" if best else ""  # after a pause it is not known at once
         report(done, f"{event.counts.evaluated}{of} evaluated{so_far}{at}")
 
     return tell
