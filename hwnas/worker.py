@@ -32,6 +32,8 @@ def main(config: Config, console: Console) -> None:
         values = OmegaConf.create(as_data(options))
     except OmegaConfBaseException as error:
         raise StudyError(f"cannot read {folder.config}: {str(error).splitlines()[0]}.") from None
+    values["baselines"] = []  # a worker trains none, and needs no weights of theirs
+    values.pop("pretrained", None)
     search_trials(prepare(make_plan(values, console), folder, console), console)
 
 

@@ -340,6 +340,10 @@ class Dataset:
         result -= shift[:, None, None]
         return result
 
+    def fingerprint_at(self, image_size: int) -> str:
+        """The fingerprint of `at_size`, without resizing anything."""
+        return self.fingerprint if image_size == self.image_size else digest(self.fingerprint, image_size)
+
     def at_size(self, image_size: int) -> Dataset:
         """The same images resized (anti-aliased), `mean` and `std` kept, so that figures stay comparable."""
         if image_size == self.image_size:
@@ -348,7 +352,7 @@ class Dataset:
         train, validation, test = (
             Split(resize(part.images, image_size), part.labels) for part in (self.train, self.validation, self.test))
         return replace(self, train=train, validation=validation, test=test, image_size=image_size,
-                       fingerprint=digest(self.fingerprint, image_size), preparation=how,
+                       fingerprint=self.fingerprint_at(image_size), preparation=how,
                        former=digest(self.former, image_size) if self.former else "")
 
 

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.front.rows import FrontRow
+from hwnas.networks.baselines import Baseline
+from hwnas.networks.network import TimmNetwork
 from hwnas.stats import bootstrap_mean
 
 Verdict = Literal["beats", "faster", "does not beat", "none as fast", "not comparable", "under-trained"]
@@ -84,7 +86,7 @@ def _under_trained(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bo
     worst: tuple[float, FrontRow, FrontRow] | None = None
     for place, larger in enumerate(baselines):
         for smaller in baselines[:place]:
-            if family(smaller.name) != family(larger.name) or smaller.macs == larger.macs:
+            if _race(smaller) != _race(larger) or smaller.macs == larger.macs:
                 continue
             difference, low, _ = paired_bootstrap(correct[smaller.id], correct[larger.id], seed=seed)
             if low > 0 and (worst is None or difference > worst[0]):
@@ -109,6 +111,12 @@ def _warning(row: FrontRow, why: str) -> Comparison:
     return Comparison(row.id, TRAINING, "under-trained", f"This race is under-trained: {why}. Verdicts on baselines "
                       "say who learns fast, not who is better. Train longer: finalists.recipe.epochs=, or more "
                       "budget.minutes where they bound it.")
+
+
+def _race(row: FrontRow) -> tuple[str, bool, str, int]:
+    """What two baselines share that can be compared: the family, a pretrained start, cut and image size."""
+    baseline = row.network.baseline if isinstance(row.network, TimmNetwork) else Baseline(row.name)
+    return family(row.name), row.id.endswith("-pretrained"), baseline.cut, baseline.image_size
 
 
 def family(name: str) -> str:

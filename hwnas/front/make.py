@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hwnas.data.dataset import subset
-from hwnas.errors import CandidateError, DataError, HwnasError
+from hwnas.errors import CandidateError, ConfigError, DataError, HwnasError
 from hwnas.front.score import fp32_top1
 from hwnas.networks.baselines import count_macs, count_params
 from hwnas.networks.export import RECIPE_KEY, Parity, check_parity, export_onnx, parity_images, stored_fingerprint
@@ -87,7 +87,7 @@ def make(network: Network, folder: ModelFolder, making: Making, progress: Progre
     from hwnas.training.loop import seeded
 
     data = network.fed(making.dataset)
-    wanted = fingerprint(network, making, data)
+    wanted = fingerprint(network, making)
     with seeded(making.seed, making.threads):
         reused, remarks = _stored(folder, wanted)
         model = network.build() if reused else network.start()
@@ -158,6 +158,13 @@ def fault_of(network: Network, folder: ModelFolder, making: Making, say: Callabl
     return ""
 
 
+def other_start(network: Network, folder: ModelFolder, making: Making) -> str:
+    """Why the files in `folder` are not of the pretrained weights that `network` begins with; empty where they are."""
+    manifest = Manifest.find(folder.path) if network.provenance else None
+    same = manifest is None or manifest.recipe == fingerprint(network, making)
+    return "" if same else "its pretrained weights, or how they want images normalised, are others"
+
+
 def _recipe_in(path: Path) -> str | None:
     """The recipe that an ONNX file names in its `metadata_props`; None where it is missing, torn or names none."""
     import onnx
@@ -170,10 +177,11 @@ def _recipe_in(path: Path) -> str | None:
     return next((entry.value for entry in props if entry.key == "recipe"), None)
 
 
-def fingerprint(network: Network, making: Making, data: Dataset) -> str:
+def fingerprint(network: Network, making: Making) -> str:
     """Names everything that decides the weights: network, recipe, seed, data."""
-    content = "|".join((network.identity, making.recipe_of(network).fingerprint, str(making.seed), data.fingerprint,
-                        str(data.image_size), "the better weights"))  # earlier: always the average
+    size, kept = network.shape.image_size, "the better weights"  # earlier versions kept the average always
+    content = "|".join((network.identity, making.recipe_of(network).fingerprint, str(making.seed),
+                        making.dataset.fingerprint_at(size), str(size), kept))
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
@@ -223,7 +231,7 @@ def metadata(network: Network, making: Making, data: Dataset) -> Mapping[str, st
 
     return {
         "hwnas_version": __version__, "hwnas_id": network.id, "architecture": str(network),
-        "dataset": data.name, "dataset_fingerprint": data.fingerprint, "recipe": fingerprint(network, making, data),
+        "dataset": data.name, "dataset_fingerprint": data.fingerprint, "recipe": fingerprint(network, making),
         "input": f"float32 [n, {data.channels}, {data.image_size}, {data.image_size}], (pixels / 255 - mean) / std",
         **({"preparation": json.dumps(data.preparation.facts())} if data.preparation else {}),
         "mean": json.dumps(list(data.mean)), "std": json.dumps(list(data.std)),
@@ -278,8 +286,7 @@ def make_all(networks: Sequence[Network], run: RunFolder, making: Making, worker
 
 def is_trained(network: Network, run: RunFolder, making: Making) -> bool:
     """Whether the network's stored weights will be taken."""
-    data = network.fed(making.dataset)
-    return _stored(run.model(network.id), fingerprint(network, making, data))[0]
+    return _stored(run.model(network.id), fingerprint(network, making))[0]
 
 
 def _outcome(network: Network, run: RunFolder, making: Making,
@@ -288,7 +295,7 @@ def _outcome(network: Network, run: RunFolder, making: Making,
         made = make(network, run.model(network.id), making, heard)
         data = network.fed(making.dataset)
         return Outcome(made, fp32_top1(run.model(network.id).onnx, data), len(data.test))
-    except CandidateError as error:
+    except (CandidateError, ConfigError, DataError) as error:  # the last two: of pretrained weights
         return Outcome(None, None, len(making.dataset.test), str(error))
 
 

@@ -45,7 +45,7 @@ class Baseline:
 
     def __str__(self) -> str:
         said = {"stem_stride": self.stem_stride, "pad_type": self.pad_type,
-                "pretrained": self.pretrained and self.pretrained.sha256[:12], "image_size": self.image_size,
+                "pretrained": self.pretrained and self.pretrained.key, "image_size": self.image_size,
                 "cut": self.cut}
         return " ".join([f"timm:{self.name}", *(f"{key}={value}" for key, value in said.items() if value)])
 

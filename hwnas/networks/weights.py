@@ -131,6 +131,11 @@ class Pretrained:
     std: tuple[float, ...]
     path: Path | None = field(default=None, compare=False, repr=False)
 
+    @property
+    def key(self) -> str:
+        """Names the weights and the normalisation that goes with them: either one changed is another start."""
+        return hashlib.sha256(f"{self.sha256}|{self.mean}|{self.std}".encode()).hexdigest()[:12]
+
     def facts(self) -> dict[str, Any]:
         """Plain values, all but `path`."""
         return {"file": self.file, "sha256": self.sha256, "licence": self.licence, "origin": self.origin,

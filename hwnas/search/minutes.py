@@ -43,6 +43,9 @@ MANY_TRIALS = 64  # where more would fit, the trials become longer; a judgement,
 LEAST_PROXY_STEPS, LONGEST_PROXY = 40, 4  # the second: times the preset's steps
 NEARLY = 0.75  # of the preset's steps: with so many, images keep their size
 SMALLEST_PROXY_PX = 32
+FORWARD = 3  # images answered in the time in which one is trained on
+LEAST_MAKING_S = 1.0
+NEAR = 1.1  # what is begun late must fit with so much to spare
 DRAWN = 4  # random networks whose steps are timed
 ASKING_S = 0.5  # of a trial, besides training and validating: the sampler and the database
 _PROBED = 4  # steps, of which the first does not count
@@ -78,10 +81,14 @@ class Clock:
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast this machine is: seconds of a training step by network id, and of making a network's files besides."""
+    """How fast this machine is: seconds of a training step by network id, and of making a network's files besides.
+
+    `answers`: the images that a network answers after its training (validation, test), in steps.
+    """
 
     step_s: Mapping[str, float]
     making_s: float
+    answers: float = 0.0
 
     def with_networks(self, networks: Iterable[Network], making: Making) -> Pace:
         """The same, which knows these networks' steps too: each new one is trained for a moment.
@@ -95,7 +102,7 @@ class Pace:
                     known[network.id] = step_seconds(network, making)
                 except CandidateError:
                     known[network.id] = max(known.values())
-        return Pace(known, self.making_s)
+        return replace(self, step_s=known)
 
     def seconds(self, networks: Sequence[Network], steps: int, workers: int) -> float:
         """Seconds to train and export `networks` with `steps` each, the last one first, on so many processes."""
@@ -103,7 +110,8 @@ class Pace:
         beside = BESIDE if workers > 1 else 1.0
         ends = [STARTING_S if workers > 1 else 0.0] * workers
         for network in reversed(networks):
-            heapq.heapreplace(ends, ends[0] + beside * (self.making_s + steps * self.step_s[network.id]))
+            seconds = self.making_s + (steps + self.answers) * self.step_s[network.id]
+            heapq.heapreplace(ends, ends[0] + beside * seconds)
         return max(ends)
 
     def corrected(self, networks: Sequence[Network], steps: int, workers: int, took_s: float) -> Pace:
@@ -111,7 +119,8 @@ class Pace:
         if not networks:
             return self
         ratio = took_s / self.seconds(networks, steps, workers)
-        return Pace({name: ratio * step_s for name, step_s in self.step_s.items()}, ratio * self.making_s)
+        steps_s = {name: ratio * step_s for name, step_s in self.step_s.items()}
+        return replace(self, step_s=steps_s, making_s=ratio * self.making_s)
 
     def most_steps(self, networks: Sequence[Network], seconds: float, workers: int, most: int) -> int:
         """The most steps, up to `most`, that fit into `seconds`; 0 where none does."""
@@ -127,7 +136,7 @@ def pace_of(network: Network, making: Making) -> Pace:
 
     Twice: the first time reads libraries, which each process does once (STARTING_S).
     """
-    from hwnas.front.make import make
+    from hwnas.front.make import DECIDING, make
     from hwnas.front.score import fp32_top1
     from hwnas.system.run_folder import ModelFolder
 
@@ -136,7 +145,11 @@ def pace_of(network: Network, making: Making) -> Pace:
         with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
             make(network, ModelFolder(Path(folder)), _short(making), heard)
             fp32_top1(ModelFolder(Path(folder)).onnx, making.dataset.at_size(network.shape.image_size))
-    return Pace({network.id: heard.step_s}, clock.spent_s - _PROBED * heard.step_s)
+    data, batch = making.dataset, making.recipe.batch_for(len(making.dataset.train))
+    deciding = 2 * min(DECIDING, len(data.validation))  # by the last weights and by their average
+    answers = (deciding + len(data.test)) / (FORWARD * batch)
+    making_s = clock.spent_s - (_PROBED + answers) * heard.step_s
+    return Pace({network.id: heard.step_s}, max(LEAST_MAKING_S, making_s), answers)
 
 
 def step_seconds(network: Network, making: Making, image_size: int | None = None) -> float:
@@ -282,7 +295,7 @@ def fitting_too(spare: Sequence[FrontRow], kept: Sequence[FrontRow], clock: Cloc
         every = [*kept, *more]
         row = min(left, key=lambda row: _want(row, every, pace))
         left.remove(row)
-        if pace.seconds(_networks([*more, row]), steps, workers) <= _making_s(clock, len(every) + 1):
+        if NEAR * pace.seconds(_networks([*more, row]), steps, workers) <= _making_s(clock, len(every) + 1):
             more.append(row)
     return more
 

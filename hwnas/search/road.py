@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -236,9 +236,15 @@ def _baselines(options: PlanOptions, space: SearchSpace, console: Console) -> tu
     baselines = variants(names, images.image_size) if names else []
     baselines += [Baseline(name, image_size=px) for name in names for px in sizes if px < images.image_size]
     baselines += cuts_of(names) if options.cuts else []
-    return tuple(TimmNetwork(baseline if (weights := begun.get(baseline.name)) is None else
-                             replace(baseline, pad_type=weights[1], pretrained=weights[0]), images)
-                 for baseline in baselines)
+    networks = tuple(TimmNetwork(baseline if (weights := begun.get(baseline.name)) is None else
+                                 replace(baseline, pad_type=weights[1], pretrained=weights[0]), images)
+                     for baseline in baselines)
+    for network in networks:
+        if network.provenance:
+            network.start()  # weights that do not fit are refused now, not after the trials
+    if begun and (given := sorted({*options.finalists.recipe} - {"epochs", "min_steps", "max_steps", "batch_size"})):
+        console.note(f"finalists.recipe: {', '.join(given)} are not for pretrained baselines, which are fine-tuned")
+    return networks
 
 
 @dataclass(frozen=True)
@@ -530,7 +536,7 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     """
     from hwnas.front.finalists import doubts, draw_controls, finalists_of, known_controls
     from hwnas.front.join import joined_rows
-    from hwnas.front.make import Making, fault_of
+    from hwnas.front.make import Making, fault_of, other_start
     from hwnas.front.rows import FrontRow
     from hwnas.front.score import Scores
     from hwnas.front.verification import environment_of, results_of, verify_front, write_results
@@ -556,7 +562,8 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     held = _read_verified(run, [*rows, *joined], [*wanted, *joined], asdict(making.recipe), plan.options.budget.p99_ms)
     names = {row.id for row in held}
     spoilt = next((f"{row.id}: {why}" for row in [*wanted, *joined] if row.id in names and row.network is not None
-                   and (why := fault_of(row.network, run.model(row.id), making, console.say, complete=True))), "")
+                   and (why := fault_of(row.network, run.model(row.id), making, console.say, complete=True)
+                        or other_start(row.network, run.model(row.id), making))), "")
     if spoilt:
         console.say(f"the front in {run.path} is made and timed again: {spoilt}.")
     elif held:
@@ -565,6 +572,8 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
         console.say(f"the front in {run.path} is verified already; to time it again: "
                     f"python -m hwnas.verify run={run.path}")
         return held, comparisons
+    elif of is FoundNetwork and not all(row.id.endswith(EARLY) for row in _read_held(run)[0]):
+        console.say(f"the front in {run.path} is of other networks, or trained or capped otherwise: it is made again.")
     rows = [*_made(prepared, rows, wanted, making, console), *joined]
     facts, objective = _facts(prepared, trials, len(rows)), prepared.options.objective
     environment = environment_of(making, facts, [row.network for row in rows if row.network is not None])
@@ -776,9 +785,19 @@ def _read_verified(run: RunFolder, rows: Sequence[FrontRow], wanted: Sequence[Fr
     held, environment = _read_held(run)
     if not held:
         return []
-    names = {row.id for row in held}
-    same = {row.id for row in rows} <= names <= {row.id for row in wanted} and all(row.verified for row in held)
-    return held if same and (environment.get("recipe"), environment.get("cap_p99_ms")) == (recipe, p99_ms) else []
+    names, earlier = {row.id for row in held}, environment.get("recipe")
+    # Fronts of earlier versions have no known networks, and their recipes lack later fields.
+    same = {row.id for row in rows if not row.is_known} <= names <= {row.id for row in wanted}
+    alike = isinstance(earlier, dict) and {**_defaults(recipe, earlier), **earlier} == recipe
+    usable = same and alike and environment.get("cap_p99_ms") == p99_ms and all(row.verified for row in held)
+    return held if usable else []
+
+
+def _defaults(recipe: Mapping[str, Any], held: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults of those fields of a recipe that an earlier version's lacks."""
+    from hwnas.training.recipe import Recipe
+
+    return {field.name: field.default for field in fields(Recipe) if field.name in recipe and field.name not in held}
 
 
 def _read_held(run: RunFolder) -> tuple[list[FrontRow], dict[str, Any]]:

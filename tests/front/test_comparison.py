@@ -122,6 +122,9 @@ def test_a_race_in_which_a_larger_network_of_a_family_is_worse_is_called_under_t
     assert (found[0].name, found[0].verdict) == ("training", "under-trained")
     assert "mobilenetv3_large_100 70.00 % in 0.4 ms lies below the smaller mobilenetv3_small_100" in found[0].sentence
     assert "finalists.recipe.epochs=" in found[0].sentence
+    begun = replace(small, id="mobilenetv3_small_100-pretrained")
+    apart = outcome((row_of("f", 0.1, 900), 900), (begun, 800), (large, 700))
+    assert all(one.verdict != "under-trained" for one in apart)
     level = outcome((row_of("f", 0.1, 900), 900), (small, 800), (large, 800), (other, 600))
     assert all(one.verdict != "under-trained" for one in level)
 

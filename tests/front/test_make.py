@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from hwnas.data.dataset import Preparation
 from hwnas.errors import ExportError, TrainingError
 from hwnas.front import make as deployable
-from hwnas.front.make import fault_of, fingerprint, make
+from hwnas.front.make import fault_of, fingerprint, make, other_start
 from hwnas.networks.export import parity_images, stored_fingerprint
 from hwnas.networks.quantize import METHODS, calibration_images
 from hwnas.networks.weights import PretrainedOptions, find_pretrained
@@ -77,7 +77,12 @@ def test_a_pretrained_network_begins_with_its_weights_and_keeps_their_normalisat
     (tmp_path / "w.safetensors").unlink()
     assert make(begun, folder, tiny_making()).reused  # trained already, so that they are not needed
     making, data = tiny_making(), tiny_dataset()
-    assert fingerprint(begun, making, data) != fingerprint(plain, making, data)
+    assert fingerprint(begun, making) != fingerprint(plain, making)
+    otherwise = replace(begun, baseline=replace(begun.baseline, pretrained=replace(weights, std=(0.5,))))
+    assert fingerprint(begun, making) != fingerprint(otherwise, making)
+    assert not other_start(begun, folder, making)
+    assert "are others" in other_start(otherwise, folder, making)
+    assert not other_start(plain, folder, making)
     assert (making.recipe_of(plain).name, making.recipe_of(begun).name) == (making.recipe.name, FINE_TUNING.name)
     n = len(data.train)
     assert making.recipe_of(begun).steps_for(n) == making.recipe.steps_for(n)
@@ -116,7 +121,7 @@ def test_another_recipe_or_seed_trains_again(folder: ModelFolder, change) -> Non
 def test_fingerprint_tells_networks_apart() -> None:
     making = tiny_making()
     networks = [tiny_network(8), tiny_network(16), tiny_baseline("resnet10t"), tiny_baseline("resnet10t", 1)]
-    assert len({fingerprint(one, making, making.dataset) for one in networks}) == 4
+    assert len({fingerprint(one, making) for one in networks}) == 4
 
 
 def test_torn_weights_count_as_none(folder: ModelFolder) -> None:

@@ -200,7 +200,7 @@ def test_a_description_keeps_what_the_network_began_with(tensors: dict[str, torc
     save_file(tensors, tmp_path / "w.safetensors", {**NORM, "pad": "same"})
     weights, pad_type = find_pretrained(NAME, PretrainedOptions(file=tmp_path / "w.safetensors"), 1)
     baseline = Baseline(NAME, 1, pad_type, weights)
-    assert str(baseline) == f"timm:{NAME} stem_stride=1 pad_type=same pretrained={weights.sha256[:12]}"
+    assert str(baseline) == f"timm:{NAME} stem_stride=1 pad_type=same pretrained={weights.key}"
     assert baseline.id == f"{NAME}-stem1-pretrained"
     again = Baseline.from_yaml(baseline.to_yaml())
     assert again == baseline

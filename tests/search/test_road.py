@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import optuna
 import pytest
+from front_fixtures import make_row
 from PIL import Image
 from safetensors.torch import save_file
 from table_fixtures import write_table
@@ -15,15 +16,17 @@ from table_fixtures import write_table
 from hwnas.cli.command import compose
 from hwnas.cli.progress import Console
 from hwnas.data.loading import load_dataset
-from hwnas.errors import ConfigError, StudyError
+from hwnas.errors import ConfigError, DataError, StudyError
 from hwnas.networks.baselines import Baseline
 from hwnas.networks.network import Shape, TimmNetwork
 from hwnas.search import road
 from hwnas.search.road import make_plan
 from hwnas.study.objective import Objective
-from hwnas.study.study import open_study
+from hwnas.study.study import database_path, open_study
 from hwnas.system.run_folder import RunFolder
 from hwnas.target import Target
+from hwnas.training.recipe import FULL_TRAINING
+from hwnas.worker import command as worker
 
 
 class Costly:
@@ -107,6 +110,49 @@ def test_baselines_begin_with_the_pretrained_weights_that_are_there(tmp_path, mo
         baselines("pretrained=true")
     with pytest.raises(ConfigError, match="is of one network, and there are 2"):
         baselines(f"pretrained.file={tmp_path / 'test_efficientnet.safetensors'}")
+
+
+def test_pretrained_weights_that_do_not_fit_are_refused_before_the_trials(tmp_path, monkeypatch):
+    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
+    weights = dict(Baseline("test_efficientnet").build(3, 10, 32).state_dict())
+    weights["conv_stem.weight"] = weights["conv_stem.weight"][:2].clone()
+    save_file(weights, tmp_path / "test_efficientnet.safetensors", {"norm": "mean 0.5 std 0.5"})
+    with pytest.raises(DataError, match=r"is of another network: 'conv_stem\.weight'"):
+        make_plan(compose("search", ["+target=xeon_int8", f"out={tmp_path / 'run'}", "baselines=[test_efficientnet]",
+                                     f"pretrained.folder={tmp_path}"]), Console(quiet=True))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_worker_needs_no_weights_of_baselines(tmp_path, monkeypatch):
+    given = []
+    monkeypatch.setattr(road, "make_plan", lambda values, console: given.append(values))
+    monkeypatch.setattr(road, "prepare", lambda *_: None)
+    monkeypatch.setattr(road, "search_trials", lambda *_: None)
+    run = RunFolder.create(tmp_path / "run")
+    run.write_config("seed: 0\nbaselines: [resnet10t]\npretrained: {use: true, folder: /nowhere}\n")
+    study = optuna.create_study(storage=database_path(run.path))
+    assert study is not None
+    assert worker([f"run={run.path}"]) == 0
+    assert list(given[0].baselines) == []
+    assert "pretrained" not in given[0]
+
+
+def test_a_front_of_an_earlier_version_is_taken_without_known_networks_and_later_fields(tmp_path, monkeypatch):
+    recipe = asdict(replace(FULL_TRAINING, name="x"))
+    earlier = {key: value for key, value in recipe.items() if key != "body_rate"}
+    rows = [make_row("a", verified=True), make_row("b", verified=True, is_control=True, control_of="a")]
+    known = make_row("k", is_control=True)
+    assert known.is_known
+
+    def taken(held, environment, recipe=recipe):
+        monkeypatch.setattr(road, "_read_held", lambda run: (held, {"recipe": environment}))
+        return road._read_verified(RunFolder(tmp_path), [*rows, known], [*rows, known], recipe, None)
+
+    assert taken(rows, earlier) == rows
+    assert taken(rows[:1], earlier) == []
+    assert taken(rows, {**earlier, "lr": 0.1}) == []
+    assert taken(rows, earlier, {**recipe, "body_rate": 0.5}) == []
+    assert taken(rows, None) == []
 
 
 def test_baselines_are_tried_on_smaller_images_too(tmp_path, monkeypatch):

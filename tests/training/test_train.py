@@ -463,7 +463,8 @@ def test_pretrained_weights_are_trained_on_as_they_ask_and_named(pretrained: lis
     sha256 = hashlib.sha256((tmp_path / f"{PRETRAINED}.safetensors").read_bytes()).hexdigest()
     job = job_of(pretrained, "epochs=1")
     assert (job.dataset.mean, job.dataset.std) == ((0.5,), (0.25,))
-    assert job.identity["network"] == f"timm:{PRETRAINED} pad_type=same pretrained={sha256[:12]}"
+    start = hashlib.sha256(f"{sha256}|(0.5,)|(0.25,)".encode()).hexdigest()[:12]
+    assert job.identity["network"] == f"timm:{PRETRAINED} pad_type=same pretrained={start}"
     about = {entry.key: entry.value for entry in onnx.load(str(folder / "model.onnx")).metadata_props}
     assert (about["mean"], about["std"]) == ("[0.5]", "[0.25]")
     assert json.loads(about["pretrained"]) == {
@@ -471,7 +472,7 @@ def test_pretrained_weights_are_trained_on_as_they_ask_and_named(pretrained: lis
         "std": [0.25]}
     card = (folder / "card.md").read_text()
     for text in (f"SHA-256 `{sha256}`. Licence: MIT. Origin: unknown.", "mean = [0.5], std = [0.25]",
-                 f'Baseline("{PRETRAINED}", 0, "same").build(1, 10, 16)'):
+                 f'Baseline("{PRETRAINED}", pad_type="same").build(1, 10, 16)'):
         assert text in card
     assert "from pretrained weights" in told_of(folder)
     network = read_network(ModelFolder(folder), Shape(1, 16, 10))
