@@ -112,16 +112,20 @@ def _fixed_padding() -> Iterator[None]:
 
 
 def _fold_pads(proto: ModelProto) -> None:
-    """Make every Pad with fixed numbers a part of the convolutions or poolings that alone read it: fewer operators, and
-    int8 passes through (a maximum's padding of -inf has no range)."""
+    """Make every Pad with a fixed value and fixed amounts a part of the convolutions or poolings that alone read it:
+    fewer operators, and int8 passes through (a maximum's padding of -inf has no range). Others stay."""
     from onnx import helper
 
     graph = Graph(proto)
     for node in [node for node in proto.graph.node if node.op_type == "Pad"]:
         readers = graph.consumers.get(node.output[0], [])
-        begin, end = np.split(_evaluate(graph, node.input[1]), 2)
-        value = float(_evaluate(graph, node.input[2])) if len(node.input) > 2 and node.input[2] else 0.0
-        if any(begin[:2]) or any(end[:2]) or not readers or not all(_pads_with(reader, value) for reader in readers):
+        amounts, value = (_evaluate(graph, name) if name else np.array(0.0) for name in [*node.input[1:3], ""][:2])
+        if amounts is None or value is None or any(each.name == "mode" and each.s != b"constant"
+                                                   for each in node.attribute):
+            continue
+        begin, end = np.split(amounts, 2)
+        if any(begin[:2]) or any(end[:2]) or not readers or not all(
+                _pads_with(reader, float(value)) for reader in readers):
             continue
         for reader in readers:
             old = next((each for each in reader.attribute if each.name == "pads"), None)
@@ -143,8 +147,8 @@ def _pads_with(node: NodeProto, value: float) -> bool:
     return {"Conv": 0.0, "MaxPool": -np.inf}.get(node.op_type) == value
 
 
-def _evaluate(graph: Graph, name: str) -> NDArray[Any]:
-    """The value of a tensor that constants alone decide."""
+def _evaluate(graph: Graph, name: str) -> NDArray[Any] | None:
+    """The value of a tensor that constants alone decide; None where images or their shapes do."""
     from onnx import numpy_helper
     from onnx.reference import ReferenceEvaluator
 
@@ -152,8 +156,12 @@ def _evaluate(graph: Graph, name: str) -> NDArray[Any]:
         return numpy_helper.to_array(graph.weights[name])
     node = graph.producer.get(name)
     if node is None:
-        raise ExportError(f"padding that depends on the image ({name}) cannot be exported.")
-    feeds = {each: _evaluate(graph, each) for each in node.input if each}
+        return None
+    feeds = {}
+    for each in filter(None, node.input):
+        feeds[each] = _evaluate(graph, each)
+        if feeds[each] is None:
+            return None
     results: Any = ReferenceEvaluator(node).run(None, feeds)
     return np.asarray(results[list(node.output).index(name)])
 

@@ -154,6 +154,22 @@ def test_padding_of_poolings_becomes_theirs(tmp_path: Path) -> None:
         assert torch.allclose(OnnxModule(tmp_path / "model.onnx")(images), model(images), atol=1e-5)
 
 
+class PaddedByHalf(nn.Module):
+    """Pads by an amount that the map's shape decides."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return nn.functional.pad(images, (images.shape[0] * 0 + 2, 1, 0, 0))
+
+
+@pytest.mark.parametrize("pad", [nn.ReflectionPad2d((2, 1, 0, 0)), PaddedByHalf()])
+def test_padding_that_is_no_convolutions_own_stays(pad: nn.Module, tmp_path: Path) -> None:
+    """timm's blurred poolings repeat the border."""
+    model = nn.Sequential(pad, nn.Conv2d(1, 2, 4, stride=4), nn.Flatten(), nn.Linear(128, 4))
+    export_onnx(model, tmp_path / "model.onnx", (1, 32, 32))
+    assert "Pad" in {node.op_type for node in onnx.load(str(tmp_path / "model.onnx")).graph.node}
+    assert check_parity(model, tmp_path / "model.onnx", IMAGES).max_abs_error < 1e-4
+
+
 @pytest.mark.parametrize(("name", "block"), [
     ("/blocks/blocks.2/blocks.2.1/se/conv_reduce/Conv", "blocks.2.1"),
     ("/blocks/blocks.12/blocks.12.10/bn2/act/Relu_output_0_QuantizeLinear", "blocks.12.10"),
