@@ -256,13 +256,19 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
 
 
 def _by_rate(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
-    """Groups of parameters: the classifier's at `lr`, the others at `body_rate` of it, each with and without decay."""
+    """Groups of parameters: the classifier's at `lr`, the others at `body_rate` of it, each with and without decay.
+
+    The share is an `lr_scale`, which timm's schedules multiply all that they set with: their first and last rates are
+    the same for all groups.
+    """
     network: Any = model
-    head = {id(parameter) for parameter in network.get_classifier().parameters()}
+    given = network.get_classifier()
+    heads = given if isinstance(given, tuple | list) else (given,)  # several where a network was distilled
+    head = {id(parameter) for each in heads for parameter in each.parameters()}
     groups = []
     for of_head, decays in itertools.product((True, False), repeat=2):
         own = [each for each in model.parameters() if (id(each) in head, each.ndim > 1) == (of_head, decays)]
-        groups.append({"params": own, "lr": recipe.lr * (1 if of_head else recipe.body_rate),
+        groups.append({"params": own, "lr": recipe.lr, "lr_scale": 1.0 if of_head else recipe.body_rate,
                        "weight_decay": recipe.weight_decay if decays else 0.0})
     return [group for group in groups if group["params"]]
 
@@ -287,7 +293,7 @@ class _OneCycle:
     def __init__(self, optimizer: torch.optim.Optimizer, recipe: Recipe, steps: int) -> None:
         total = max(steps + 1, 5)  # below, torch divides by the length of an empty phase
         self._inner = torch.optim.lr_scheduler.OneCycleLR(
-            optimizer, [group["lr"] for group in optimizer.param_groups], total_steps=total,
+            optimizer, [recipe.lr * group.get("lr_scale", 1.0) for group in optimizer.param_groups], total_steps=total,
             pct_start=max(recipe.warmup, 2 / total), final_div_factor=1e3)
 
     def step_update(self, step: int) -> None:

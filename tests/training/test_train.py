@@ -544,20 +544,41 @@ def test_a_teacher_is_fed_as_the_data_set_normalises_whatever_the_student_asks(
     assert (taught.mean, taught.std) == (own.mean, own.std)
 
 
-def test_the_body_has_its_share_of_the_rate() -> None:
+@pytest.mark.parametrize("schedule", choices("schedule"))
+@pytest.mark.parametrize("share", [0.25, 0.0])
+def test_the_body_has_its_share_of_the_rate_at_every_step(schedule: str, share: float) -> None:
     model: Any = Baseline(PRETRAINED).build(3, 4, 32)
-    for schedule in ("cosine", "onecycle"):
-        recipe = Recipe("x", epochs=1, lr=0.1, body_rate=0.25, warmup=0.5, schedule=schedule)
-        optimizer = make_optimizer(model, recipe)
-        head = {id(parameter) for parameter in model.classifier.parameters()}
-        assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(model.parameters()))
-        steps = make_schedule(optimizer, recipe, 20)
-        steps.step_update(10)
+    recipe = Recipe("x", epochs=1, lr=0.1, lr_end=0.01, body_rate=share, warmup=0.3, schedule=schedule)
+    optimizer = make_optimizer(model, recipe)
+    head = {id(parameter) for parameter in model.classifier.parameters()}
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(model.parameters()))
+    steps, highest = make_schedule(optimizer, recipe, 20), 0.0
+    for step in range(20):
+        steps.step_update(step)
+        whole = optimizer.param_groups[0]["lr"]
+        highest = max(highest, whole)
         for group in optimizer.param_groups:
             own = {id(parameter) in head for parameter in group["params"]}
             assert len(own) == 1
-            assert group["lr"] == pytest.approx(0.1 if own == {True} else 0.025, rel=0.05)
+            assert group["lr"] == pytest.approx(whole if own == {True} else share * whole)
             assert group["weight_decay"] == (0.05 if group["params"][0].ndim > 1 else 0)
+    assert highest == pytest.approx(0.1, rel=0.05)
+
+
+def test_a_classifier_of_several_modules_is_no_part_of_the_body() -> None:
+    """Some distilled networks of timm have two heads."""
+    class TwoHeads(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.first, self.second = (torch.nn.Linear(2, 2, bias=False) for _ in range(3))
+
+        def get_classifier(self) -> tuple[torch.nn.Module, torch.nn.Module]:
+            return self.first, self.second
+
+    model = TwoHeads()
+    heads, body = make_optimizer(model, Recipe("x", epochs=1, body_rate=0.5)).param_groups
+    assert [id(each) for each in heads["params"]] == [id(model.first.weight), id(model.second.weight)]
+    assert [id(each) for each in body["params"]] == [id(model.body.weight)]
 
 
 def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
