@@ -164,10 +164,10 @@ class Pretrained:
         label = f"pretrained weights {self.path}"
         own, tensors = model.state_dict(), _read(self.path, label)
         tensors = _named(tensors, own)
-        for name in _modules(model, "first_conv"):
-            given = tensors.get(f"{name}.weight")
-            if given is not None and own[f"{name}.weight"].shape[1] == 1 < given.shape[1]:
-                tensors[f"{name}.weight"] = given.float().sum(1, keepdim=True)
+        for name in (f"{name}.weight" for name in _modules(model, "first_conv")):
+            shape = tuple(own[name].shape) if name in own else ()
+            if shape[1:2] == (1,) and name in tensors and tensors[name].shape == (shape[0], 3, *shape[2:]):
+                tensors[name] = tensors[name].float().sum(1, keepdim=True)
         heads = tuple(f"{name}." for name in _modules(model, "classifier"))
         for name in own:
             replaced = name.startswith(heads) and (name not in tensors or tensors[name].shape != own[name].shape)
@@ -352,6 +352,7 @@ def _read(path: Path, label: str) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         return _read_safetensors(path, label)
     try:
+        _check_entries(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise DataError(f"{label} holds pickled code, or is torn: only tensors by name are loaded. Save the network's "
@@ -366,6 +367,21 @@ def _read(path: Path, label: str) -> dict[str, Tensor]:
             for each in content.values()):
         raise DataError(f"{label} does not hold plain tensors by name. Give a network's state_dict().")
     return {str(name): tensor for name, tensor in content.items()}
+
+
+def _check_entries(path: Path) -> None:
+    """ValueError unless the entries of a file of torch stand in it as they are: others may unpack to any size."""
+    from zipfile import ZIP_STORED, ZipFile
+
+    with open(path, "rb") as file:
+        if file.read(4) != b"PK\3\4":  # torch's form before 1.6, which packs nothing
+            return
+    with ZipFile(path) as archive:
+        entries = archive.infolist()
+    if any(entry.compress_type != ZIP_STORED for entry in entries):
+        raise ValueError("it is packed, as torch writes none")
+    if sum(entry.file_size for entry in entries) > path.stat().st_size:
+        raise ValueError("its entries are larger than the file")
 
 
 def _named(tensors: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy as np
 import pytest
@@ -130,6 +131,32 @@ def test_what_does_not_fit_is_one_line_with_file_and_tensor(tensors: dict[str, t
         (tmp_path / "w.safetensors").write_bytes(torn)
         with pytest.raises(DataError, match="torn or no safetensors file"):
             begun(tmp_path / "w.safetensors")
+
+
+def test_a_stem_of_another_shape_is_not_summed_for_grey_images(
+        tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    first, *_ = tensors
+    wide = torch.zeros(()).expand(1 << 40, *tensors[first].shape[1:])
+    for stem in (wide, torch.zeros(4), torch.zeros(4, 3), tensors[first][..., :1], tensors[first][:, :2]):
+        torch.save({**tensors, first: stem}, tmp_path / "w.pth")
+        shape = re.escape(str(list(stem.shape))) + r" there, \[\d+, 1, 3, 3\] here"
+        with pytest.raises(DataError, match=rf"another network: '{first}' has shape {shape}"):
+            begun(tmp_path / "w.pth", channels=1)
+
+
+def test_entries_that_unpack_to_more_than_their_file_are_refused(tmp_path: Path) -> None:
+    path, packed, long = (tmp_path / name for name in ("w.pth", "packed.pth", "long.pth"))
+    torch.save({"a": torch.zeros(1 << 16)}, path)
+    with ZipFile(path) as plain, ZipFile(packed, "w", ZIP_DEFLATED) as archive:
+        for entry in plain.infolist():
+            archive.writestr(entry.filename, plain.read(entry))
+    with ZipFile(path) as plain, ZipFile(long, "w") as archive:
+        for entry in plain.infolist():
+            archive.writestr(entry.filename, plain.read(entry))
+            archive.filelist[-1].file_size <<= 10
+    for wrong, why in ((packed, "it is packed, as torch writes none"), (long, "its entries are larger than the file")):
+        with pytest.raises(DataError, match=rf"^pretrained weights .*{wrong.name} cannot be read \({why}\)"):
+            begun(wrong)
 
 
 def test_a_folder_is_searched_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
