@@ -216,8 +216,9 @@ def find_some(names: Sequence[str], options: PretrainedOptions, channels: int) -
     if options.file is not None and len(names) != 1:
         raise ConfigError(f"pretrained.file={options.file} is of one network, and there are {len(names)}. Give "
                           "pretrained.folder=DIR with a file for each.")
-    having = [name for name in names if options.file or options.download
-              or any(_in_folder(name, folder) for folder in _folders(options))]
+    timm = import_timm()
+    having = [name for name in names if options.file or any(_in_folder(name, folder) for folder in _folders(options))
+              or (options.download and timm.is_model_pretrained(name))]
     return {name: find_pretrained(name, options, channels) for name in having or names}
 
 

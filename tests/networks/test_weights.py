@@ -20,7 +20,7 @@ from hwnas.errors import ConfigError, DataError, StudyError
 from hwnas.networks.baselines import Baseline
 from hwnas.networks.export import export_onnx
 from hwnas.networks.network import Shape, TimmNetwork
-from hwnas.networks.weights import FOLDER, Pretrained, PretrainedOptions, find_pretrained, import_timm
+from hwnas.networks.weights import FOLDER, Pretrained, PretrainedOptions, find_pretrained, find_some, import_timm
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.system.libraries import declare_missing
 from hwnas.target import Target
@@ -221,6 +221,14 @@ def test_timm_fetches_only_where_it_is_let_and_once(tmp_path: Path, monkeypatch:
     assert len(asked) == 2
     assert (weights.licence, weights.mean) == ("apache-2.0", (0.485, 0.456, 0.406))
     assert NAME in weights.origin
+
+
+def test_a_network_that_timm_has_no_weights_of_is_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    create, wanted, without = timm.create_model, PretrainedOptions(download=True, folder=tmp_path), "mobilenetv1_025"
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: {NAME: create}[name](name))
+    assert [*find_some([without, NAME], wanted, 3)] == [NAME]
+    save_file({"a": torch.zeros(1)}, tmp_path / f"{without}.safetensors")
+    assert [*find_some([without, NAME], wanted, 3)] == [without, NAME]
 
 
 def test_a_description_keeps_what_the_network_began_with(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
