@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hwnas.cli.command import run_command
 from hwnas.cli.options import Config
@@ -25,6 +25,13 @@ USAGE = """Train one network in full: an architecture that a search found, or a 
     python -m hwnas.train architecture=FILE teacher.model=runs/big/model.onnx teacher.alpha=0.7
 
 The same command again resumes after the last whole epoch. --show-config prints every option."""
+
+
+def all_options(config: Config) -> dict[str, Any]:
+    """The recipe's options that follow from where the training begins, where they were not given."""
+    from hwnas.training.recipe import all_recipe, recipe_of
+
+    return {key: value for key, value in all_recipe(recipe_of(config)).items() if config[key] is None}
 
 
 def main(config: Config, console: Console) -> None:
@@ -63,7 +70,8 @@ def _hold_lock(folder: Path, ranks: Ranks, console: Console) -> Iterator[None]:
 
 def command(argv: Sequence[str] | None = None) -> int:
     """Entry point of `python -m hwnas.train`."""
-    return run_command(main, "train", USAGE, argv, target=False, apart=("architecture", "model", "dataset"))
+    return run_command(main, "train", USAGE, argv, target=False, apart=("architecture", "model", "dataset"),
+                       sections=all_options)
 
 
 if __name__ == "__main__":

@@ -186,7 +186,7 @@ def training_config(dataset: Mapping[str, Any], training: Mapping[str, Any]) -> 
     from omegaconf import OmegaConf
 
     from hwnas.cli.command import compose
-    from hwnas.training.job import recipe_of
+    from hwnas.training.recipe import recipe_of
 
     config = compose("train", [], target=False)
     known = [str(key) for key in config if key not in _NOT_OURS]

@@ -62,7 +62,7 @@ EXIT_CODES = """exit codes:
   130  ended by Ctrl-C (143: by SIGTERM); the same command goes on"""
 _PATH_LISTS = ("add",)  # the same, of one or several between commas
 Main = Callable[["DictConfig", Console], None]
-Sections = Callable[["DictConfig"], Mapping[str, Mapping[str, Any]]]
+Sections = Callable[["DictConfig"], Mapping[str, Any]]
 
 
 def run_command(main: Main, config_name: str, usage: str, argv: Sequence[str] | None = None, target: bool = True,
@@ -72,7 +72,8 @@ def run_command(main: Main, config_name: str, usage: str, argv: Sequence[str] | 
     EXIT_CODES says what they mean.
     `target`: a target must be chosen. `lists`: options for which 1,2,4 is a list. `apart`: options that appear in the
     name of the default folder `out` (None: `out` is no folder); in a multirun over other options each run gets a folder
-    of its own. `sections` gives all options of the sections that the configuration holds only in part.
+    of its own. `sections` gives all options of the sections that the configuration holds only in part, and the values
+    of options that it leaves open (null).
     """
     os.environ.setdefault("OPENVINO_TELEMETRY_OPTOUT", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads cost training ten times on a busy machine
@@ -499,7 +500,7 @@ def _run_all(config_name: str, runs: Mapping[str, Sequence[str]], options: argpa
     return max((code if code > 0 else 1 for code in failed.values()), default=0)
 
 
-def _shown(config: DictConfig, sections: Mapping[str, Mapping[str, Any]]) -> str:
+def _shown(config: DictConfig, sections: Mapping[str, Any]) -> str:
     """The configuration as YAML, with the options of `sections` (by dotted key) that were not given."""
     from omegaconf import OmegaConf
 
@@ -507,7 +508,8 @@ def _shown(config: DictConfig, sections: Mapping[str, Mapping[str, Any]]) -> str
     shown = OmegaConf.create(given)
     for key, values in sections.items():
         OmegaConf.update(shown, key, values, merge=False)
-    return OmegaConf.to_yaml(OmegaConf.merge(shown, given))
+    asked = {key: value for key, value in given.items() if value is not None or key not in sections}
+    return OmegaConf.to_yaml(OmegaConf.merge(shown, asked))
 
 
 def kept(config: Config) -> str:

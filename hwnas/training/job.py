@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hwnas.cli.options import Config, names_of, option, read_command, read_options
+from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console
 from hwnas.data.dataset import Dataset, DatasetInfo, Split, top1
 from hwnas.errors import ConfigError, DataError, ExportError, StudyError, TargetError
@@ -42,7 +42,7 @@ from hwnas.target import Host, usable_cores
 from hwnas.training.batches import Batches, reseed
 from hwnas.training.loop import Training, lay_out, plain, predict, seeded
 from hwnas.training.ranks import ALONE, Ranks
-from hwnas.training.recipe import FINE_TUNING, LONG_TRAINING, Recipe
+from hwnas.training.recipe import Recipe, recipe_of
 from hwnas.training.teacher import Teacher, TeacherOptions, distilled, teacher_of
 
 _LARGEST_PX = 224  # largest size that timm networks are trained at, unless dataset.image_size says otherwise
@@ -210,15 +210,6 @@ def _images(options: TrainOptions, size: int, console: Console) -> tuple[Dataset
         part.take(subset(part.labels, n, seed)) if n else part
         for part, n in ((dataset.train, options.train_images), (dataset.validation, options.validation_images)))
     return dataset, train, validation
-
-
-def recipe_of(config: Config) -> Recipe:
-    """The recipe at the top level of `conf/train.yaml`, null: FINE_TUNING's value where pretrained weights are asked
-    for, otherwise LONG_TRAINING's; UnknownName, ConfigError."""
-    given = {key: config[key] for key in names_of(Recipe) if config.get(key) is not None}
-    begun = read_options(PretrainedOptions, config.get("pretrained") or {}, "pretrained").asked
-    return Recipe.from_config({key: value for key, value in given.items() if key not in ("name", "threads")},
-                              FINE_TUNING if begun else LONG_TRAINING, "")
 
 
 def _identity(recipe: Recipe) -> dict[str, Any]:

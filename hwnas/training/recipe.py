@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from hwnas.cli.options import Config, names_of, option, plain, read_options
 from hwnas.errors import ConfigError
+from hwnas.networks.weights import PretrainedOptions
 
 Own = TypeVar("Own")
 
@@ -222,3 +223,12 @@ class SupernetOptions:
 # hwnas.train's, from scratch and from pretrained weights: what conf/train.yaml leaves open.
 LONG_TRAINING = Recipe("train", epochs=100, lr=0.01, warmup=0.05, ema_decay=0.999)
 FINE_TUNING = Recipe("fine_tuning", epochs=8, lr=4e-3, warmup=0.3, ema_decay=0.97)
+
+
+def recipe_of(config: Config) -> Recipe:
+    """The recipe at the top level of `conf/train.yaml`, null: FINE_TUNING's value where pretrained weights are asked
+    for, otherwise LONG_TRAINING's; UnknownName, ConfigError."""
+    given = {key: config[key] for key in names_of(Recipe) if config.get(key) is not None}
+    begun = read_options(PretrainedOptions, config.get("pretrained") or {}, "pretrained").asked
+    return Recipe.from_config({key: value for key, value in given.items() if key not in ("name", "threads")},
+                              FINE_TUNING if begun else LONG_TRAINING, "")

@@ -21,8 +21,7 @@ from hwnas.cli.options import read_options
 from hwnas.data.dataset import Dataset, DatasetOptions, Split
 from hwnas.space.search_space import SearchSpace
 from hwnas.target import Target
-from hwnas.training.job import recipe_of
-from hwnas.training.recipe import FULL_TRAINING, PROXY, SupernetOptions
+from hwnas.training.recipe import FULL_TRAINING, PROXY, SupernetOptions, recipe_of
 
 PROXY_TEXT = ("ProxyOptions(train_images=5120, validation_images=2048, image_size=0, seeds={}, "
               "stop_ratio={}, min_history=8)")

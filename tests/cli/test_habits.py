@@ -21,7 +21,7 @@ from hwnas.latency.deployment import CalibrationOptions
 from hwnas.study.objective import CAP_QUANTILE
 from hwnas.study.storage import sqlite_path
 from hwnas.study.study import database_path
-from hwnas.training.recipe import FULL_TRAINING
+from hwnas.training.recipe import FINE_TUNING, FULL_TRAINING, LONG_TRAINING, all_recipe
 
 
 @pytest.fixture
@@ -59,9 +59,17 @@ def test_show_config_prints_every_option_with_its_value(capsys):
     assert not empty
 
 
+def test_show_config_prints_what_a_training_takes_from_where_it_begins(capsys):
+    for more, recipe in (((), LONG_TRAINING), (("pretrained=true",), FINE_TUNING)):
+        config = shown(capsys, "train", "model=timm:resnet18", "lr=0.125", *more)
+        expected = {**all_recipe(recipe), "lr": 0.125, "lr_end": config["lr_end"]}
+        assert {key: config[key] for key in expected} == expected
+        assert config["train_images"] is None
+
+
 def test_every_option_is_read_without_torch() -> None:
     script = """import sys; from hwnas.__main__ import main
-assert main(["search", "target=ort_int8", "--show-config"]) == 0
+assert main(["search", "target=ort_int8", "--show-config"]) == main(["train", "--show-config"]) == 0
 sys.exit(" ".join({"torch", "torchvision", "timm"} & {*sys.modules}))"""
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stderr) == (1, "\n")
