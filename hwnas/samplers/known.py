@@ -191,7 +191,7 @@ class KnownObjectiveSampler(BaseSampler):
         return self._at
 
     def _rank(self, domain: Domain, history: History, study: str, rng: np.random.Generator) -> Codes:
-        """Settings to ask for, the best first."""
+        """Settings to ask for, the best first, each of them once: workers that collide take later ones."""
         taken = set(_keys(np.concatenate([history.taken, history.pending])))
         asked, known = len(history.codes) + len(history.pending), int((~history.failed).sum())
         if asked >= self._first and known >= LEAST:
@@ -200,7 +200,9 @@ class KnownObjectiveSampler(BaseSampler):
                                lambda codes: _score_new(domain, model, codes, taken), self._mix)
             if len(proposed.codes):
                 return proposed.codes
-        return _spread_out(domain, taken, asked, self._first, rng)
+        spread = _spread_out(domain, taken, asked, self._first, rng)
+        _, first = np.unique(np.nan_to_num(spread, nan=-1.0), axis=0, return_index=True)
+        return np.asarray(spread[np.sort(first)])
 
 
 def _score_new(domain: Domain, model: Model, codes: Codes, taken: set[bytes]) -> tuple[Codes, Array]:

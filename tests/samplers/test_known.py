@@ -444,6 +444,15 @@ def test_the_last_of_the_first_trials_lies_right_below_a_cap_that_random_network
     assert free[:7] == unlimited[:7]  # the other places are where they were
 
 
+def test_settings_for_workers_that_collide_are_different_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranked, publish = [], known_module._publish
+    monkeypatch.setattr(known_module, "_publish", lambda study, trial, codes: (
+        ranked.append(codes), publish(study, trial, codes))[1])
+    searched(sampler_of(over=lambda settings: cost_ms(settings)[:, 0] - 9.5), 8)
+    assert [len(codes) for codes in ranked] == [len(np.unique(codes, axis=0)) for codes in ranked]
+    assert len(ranked[7]) > 8
+
+
 def test_a_cap_above_all_that_the_space_has_is_no_obstacle() -> None:
     dearest = float(cost_ms([{**{f"op{i}": "large" for i in range(6)}, "depth": 6, "width": 64}])[0, 0])
     study = searched(sampler_of(over=lambda settings: cost_ms(settings)[:, 0] - 10 * dearest), 8)
