@@ -150,7 +150,8 @@ def make_job(config: Config, console: Console, within: Path | None = None) -> Tr
     dataset, train, validation = _images(options, network.shape.image_size, console)
     dataset = dataset.as_in(_identity_in(out).get("dataset.fingerprint"), out, console.say)
     fed = network.fed(dataset)
-    if teacher is not None and fed.mean != dataset.mean:  # it was trained on images as the data set normalises them
+    if teacher is not None and (fed.mean, fed.std) != (dataset.mean, dataset.std):
+        # it was trained on images as the data set normalises them
         teacher = replace(teacher, mean=teacher.mean or dataset.mean, std=teacher.std or dataset.std)
     dataset = fed
     if options.run is not None:

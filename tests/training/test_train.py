@@ -537,11 +537,14 @@ def test_pretrained_weights_that_cannot_be_are_one_line(more: list[str], why: st
 
 
 def test_a_teacher_is_fed_as_the_data_set_normalises_whatever_the_student_asks(
-        pretrained: list[str], teacher_weights: Path) -> None:
-    taught = job_of(pretrained, f"teacher.model=timm:{TEACHER}", f"teacher.weights={teacher_weights}").teacher
+        pretrained: list[str], teacher_weights: Path, tmp_path: Path) -> None:
     own = job_of(pretrained, "pretrained=false").dataset
-    assert taught is not None
-    assert (taught.mean, taught.std) == (own.mean, own.std)
+    for mean in (0.5, own.mean[0]):  # with the same mean, the deviation alone differs
+        (tmp_path / f"{PRETRAINED}.json").write_text(json.dumps({"norm": f"mean {mean} std 0.25"}))
+        job = job_of(pretrained, f"teacher.model=timm:{TEACHER}", f"teacher.weights={teacher_weights}")
+        assert (job.dataset.mean, job.dataset.std) == (pytest.approx((mean,)), (0.25,))
+        assert job.teacher is not None
+        assert (job.teacher.mean, job.teacher.std) == (own.mean, own.std)
 
 
 @pytest.mark.parametrize("schedule", choices("schedule"))
