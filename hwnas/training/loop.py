@@ -237,7 +237,8 @@ def train(model: nn.Module, split: Split, *, recipe: Recipe, dataset: Dataset, s
     with seeded(seed, recipe.threads):
         training = _Short(lay_out(model, recipe), Stream(split, dataset, recipe, seed, epoch_images), recipe, on_epoch)
         training.run(progress)
-        return (training.current if validation is None else training.better(validation)).eval()
+        with training.in_memory():
+            return (training.current if validation is None else training.better(validation)).eval()
 
 
 def lay_out(model: nn.Module, recipe: Recipe) -> nn.Module:

@@ -146,6 +146,16 @@ def test_out_of_memory_is_a_failed_candidate(dataset: Dataset) -> None:
         train(Large(), dataset.train, recipe=SHORT, dataset=dataset, seed=0)
 
 
+def test_out_of_memory_while_validating_is_one_too(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr("hwnas.training.loop.predict", full)
+    with pytest.raises(TrainingError, match="out of memory while training"):
+        train(network(), dataset.train, recipe=replace(SHORT, epochs=1, ema_decay=0.9), dataset=dataset, seed=0,
+              validation=dataset.validation)
+
+
 def test_predict_takes_uint8_and_normalised_images_alike(dataset: Dataset) -> None:
     model = network()
     images = dataset.test.images
