@@ -30,7 +30,8 @@ CALIBRATION = 0.15  # of the minutes, at most
 TRIALS = 0.4  # of what is left after preparing
 EARLY_BY = 1 / 3  # of the minutes: when a first front is there
 EARLY_LEAST, EARLY_MOST = 0.06, 0.25  # of what is left, for the first front
-TIMING = 0.08  # of the minutes, at least LEAST_TIMING_S
+TIMING = 0.08  # of the minutes, at least LEAST_TIMING_S and at most MOST_TIMING_S: twelve networks took 50 s in all
+MOST_TIMING_S = 100.0
 FEWEST_STEPS = 40  # of a finalist's training: with fewer, networks answer little better than chance
 ENOUGH_STEPS = 320  # of a finalist's training, four times a trial's: with so many, no baseline or control makes room
 LEAST_TIMING_S, LEAST_TRIALS_S = 10.0, 10.0
@@ -256,6 +257,11 @@ def early_seconds(clock: Clock, pace: Pace, finalists: Sequence[Network]) -> tup
     return max(LEAST_TRIALS_S, EARLY_BY * 60 * clock.minutes - clock.spent_s - front_s), front_s
 
 
+def timing_reserve_s(clock: Clock) -> float:
+    """Seconds that are kept free for scoring and timing what was trained."""
+    return min(MOST_TIMING_S, max(LEAST_TIMING_S, TIMING * 60 * clock.minutes))
+
+
 def timing_seconds(clock: Clock, n: int) -> float:
     """Seconds for timing `n` networks that are about to be compiled."""
     return max(LEAST_TIMING_S, clock.left_s - n * COMPILING_S - ENDING_S)
@@ -308,7 +314,7 @@ def _want(row: FrontRow, every: Sequence[FrontRow], pace: Pace) -> tuple[int, bo
 
 def _making_s(clock: Clock, n: int) -> float:
     """Seconds left to train and export, before `n` networks are scored and timed."""
-    return clock.left_s - max(LEAST_TIMING_S, TIMING * 60 * clock.minutes) - n * COMPILING_S - ENDING_S
+    return clock.left_s - timing_reserve_s(clock) - n * COMPILING_S - ENDING_S
 
 
 def _networks(rows: Iterable[FrontRow]) -> list[Network]:

@@ -26,11 +26,9 @@ from hwnas.search.minutes import (
     DRAWN,
     ENOUGH_STEPS,
     FEW_TRIALS,
-    LEAST_TIMING_S,
     LEAST_TRIALS_S,
     MANY_TRIALS,
     SMALLEST_PROXY_PX,
-    TIMING,
     Clock,
     Pace,
     early_seconds,
@@ -39,6 +37,7 @@ from hwnas.search.minutes import (
     mean_step_seconds,
     pace_of,
     proxy_length,
+    timing_reserve_s,
     timing_seconds,
     trials_seconds,
     with_steps,
@@ -318,13 +317,13 @@ def _divide(prepared: Prepared, console: Console) -> float:
         _set_end(prepared.study, None)
         return math.inf
     trials_s = _trials_s(plan, clock, pace)
-    rest_s = clock.left_s - trials_s
+    rest_s, timing_s = clock.left_s - trials_s, timing_reserve_s(clock)
     n_known = len(plan.space.known) if plan.options.controls else 0
     console.note(f"plan for {clock.minutes:g} min: {clock.spent_s / 60:.1f} to prepare (done), {trials_s / 60:.1f} for "
-                 f"trials, about {(rest_s - _timing_s(clock)) / 60:.1f} to train and export {plan.options.finalists.k} "
+                 f"trials, about {(rest_s - timing_s) / 60:.1f} to train and export {plan.options.finalists.k} "
                  f"finalists, {plan.options.controls} controls, up to {n_known} known networks and "
                  f"{len(plan.baselines)} baselines, "
-                 f"{_timing_s(clock) / 60:.1f} to score and time them")
+                 f"{timing_s / 60:.1f} to score and time them")
     _set_end(prepared.study, time.time() + trials_s)
     return trials_s
 
@@ -654,10 +653,6 @@ def _made(prepared: Prepared, rows: Sequence[FrontRow], wanted: Sequence[FrontRo
     told = [f"there is time for {', '.join(row.id for row in more)} after all"] if more else []
     console.say("; ".join(told + ([f"left out for want of time: {', '.join(gone)}"] if gone else [])) + ".")
     return [*made, *make_rows(more, run, making, workers, console)] if more else made
-
-
-def _timing_s(clock: Clock) -> float:
-    return max(LEAST_TIMING_S, TIMING * 60 * clock.minutes)
 
 
 def _load_data(plan: Plan, url: str, folder: Path, console: Console) -> Dataset:
