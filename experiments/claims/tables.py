@@ -54,6 +54,7 @@ def tables() -> list[Table]:
         Table("| | at 24 |", _workers), Table("| table, sampler, networks |", _believed),
         Table("| table, sampler, evaluations |", _looked_twice), Table("| data set, steps |", _kept_weights),
         Table("| int8 by weights |", _int8_by_weights),
+        Table("| search | trials |", _against_random), Table("| search, network |", _against_random_networks),
         *(table for runtime in INT8_RUNTIMES for table in (
             Table(f"| top-1 lost, {runtime} |", partial(_int8_lost, runtime)),
             Table(f"| ms, {runtime} |", partial(_int8_latency, runtime)))),
@@ -384,6 +385,18 @@ def _believed() -> Rows:
         means = [float(np.mean([float(row[column]) for row in group])) for column in (*columns, "inside")]
         rows[name] = [*means[:4], float(apart.mean()), float(apart.std(ddof=1) / len(apart) ** 0.5), 100 * means[4]]
     return rows
+
+
+def _against_random() -> Rows:
+    told = document("against_random/results/summary.json")
+    controls = told["over_controls_points"]
+    return {name: [told["trials"][name], told["hypervolume"][name],
+                   *(controls[name][end] for end in ("value", "low", "high"))] for name in told["trials"]}
+
+
+def _against_random_networks() -> Rows:
+    return {f"{row['sampler']}, {row['id']}": [100 * float(row["top1_test"]), float(row["latency_ms"])]
+            for row in lines("against_random/results/networks.csv") if row["verified"] == "True"}
 
 
 def _int8_by_weights() -> Rows:
