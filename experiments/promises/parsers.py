@@ -68,6 +68,14 @@ verification: {seconds: 45}
 """
 
 
+BEGUN = b"""format: hwnas-baseline/1
+timm: test_efficientnet
+stem_stride: 0
+pad_type: same
+image_size: 24
+cut: 11h128
+pretrained: {file: w.safetensors, sha256: "00", licence: MIT, origin: here, mean: [0.5, 0.4, 0.3], std: [0.2, 0.2, 0.2]}
+"""
 _IDENTITY = {"space": "0", "seed": 0}
 
 
@@ -563,6 +571,45 @@ def _checkpoints() -> list[bytes]:
         return [path.read_bytes()]
 
 
+@cache
+def _begun() -> Any:
+    import torch
+
+    from hwnas.networks.baselines import Baseline
+
+    torch.manual_seed(0)
+    return Baseline("test_efficientnet").build(3, 4, 32)
+
+
+@cache
+def _pretrained() -> list[bytes]:
+    from safetensors.torch import save
+
+    return [save(dict(_begun().state_dict()), {"norm": "mean 0.5 std 0.25", "pad": "same", "licence": "MIT"})]
+
+
+@cache
+def _pickled() -> list[bytes]:
+    import torch
+
+    files = [io.BytesIO(), io.BytesIO()]
+    for file, zipped in zip(files, (True, False), strict=True):
+        torch.save(_begun().state_dict(), file, _use_new_zipfile_serialization=zipped)
+    return [file.getvalue() for file in files]
+
+
+def _around_facts(folder: Path) -> None:
+    (folder / "test_efficientnet.safetensors").write_bytes(_pretrained()[0])
+
+
+def _read_pretrained(folder: Path) -> None:
+    from hwnas.networks.weights import PretrainedOptions, find_pretrained
+
+    weights, _ = find_pretrained("test_efficientnet", PretrainedOptions(folder=folder), 3)
+    weights.load(_begun(), 4)
+    assert str(weights)
+
+
 def _read_weights(folder: Path) -> None:
     from hwnas.networks.export import stored_fingerprint
     from hwnas.networks.network import load_weights
@@ -670,7 +717,7 @@ PARSERS: Mapping[str, Parser] = {
         path.read_bytes() for path in sorted((ROOT / "search_spaces").glob("*small.yaml"))], mutations.of_yaml,
         _read_space, share=0.2),
     "architecture": Parser("architecture.yaml", lambda: [_json(NETWORK)], mutations.of_yaml, _read_network),
-    "baseline": Parser("baseline.yaml", lambda: [b"format: hwnas-baseline/1\ntimm: resnet18\nstem_stride: 1\n"],
+    "baseline": Parser("baseline.yaml", lambda: [b"format: hwnas-baseline/1\ntimm: resnet18\nstem_stride: 1\n", BEGUN],
                        mutations.of_yaml, _read_network),
     "config": _run_part("config.yaml", lambda: [CONFIG], mutations.of_yaml, _read_config, 0.15),
     "environment": _run_part("environment.json", lambda: [_json(ENVIRONMENT)], mutations.of_json, _read_environment,
@@ -693,6 +740,13 @@ PARSERS: Mapping[str, Parser] = {
     "onnx": Parser("model.onnx", _onnx, mutations.of_onnx, _read_onnx, _around_onnx),
     "onnx_run": Parser("model.onnx", _onnx, mutations.of_onnx, _run_onnx, _around_onnx, heavy=True),
     "safetensors": Parser("weights.safetensors", _weights, mutations.of_safetensors, _read_weights, heavy=True),
+    "pretrained": Parser("test_efficientnet.safetensors", _pretrained, mutations.of_safetensors, _read_pretrained,
+                         share=0.2, heavy=True),
+    "pickled": Parser("test_efficientnet.pth", _pickled, mutations.of_bytes, _read_pretrained, share=0.2, heavy=True),
+    "pretrained_facts": Parser("test_efficientnet.json",
+                               lambda: [_json({"norm": "mean 0.5 std 0.25", "pad": "same", "licence": "MIT",
+                                               "origin": "here"})],
+                               mutations.of_json, _read_pretrained, _around_facts, share=0.2, heavy=True),
     "checkpoint": Parser("checkpoint.safetensors", _checkpoints, mutations.of_safetensors, _read_checkpoint,
                          heavy=True),
     "accuracies": Parser("known.csv", _accuracies, mutations.of_csv, _read_accuracies("known.csv")),

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import io
 import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from hwnas.cli.options import option
 from hwnas.errors import ConfigError, DataError
@@ -353,8 +354,9 @@ def _read(path: Path, label: str) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         return _read_safetensors(path, label)
     try:
-        _check_entries(path)
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        file = io.BytesIO(path.read_bytes())  # in which no length can be read that is larger than the file
+        _check_entries(file)
+        content = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise DataError(f"{label} holds pickled code, or is torn: only tensors by name are loaded. Save the network's "
                         "state_dict() as safetensors, and give that.") from None
@@ -370,19 +372,62 @@ def _read(path: Path, label: str) -> dict[str, Tensor]:
     return {str(name): tensor for name, tensor in content.items()}
 
 
-def _check_entries(path: Path) -> None:
-    """ValueError unless the entries of a file of torch stand in it as they are: others may unpack to any size."""
+def _check_entries(file: io.BytesIO) -> None:
+    """ValueError unless the tensors of a file of torch stand in it as they are: others may unpack to any size."""
     from zipfile import ZIP_STORED, ZipFile
 
-    with open(path, "rb") as file:
-        if file.read(4) != b"PK\3\4":  # torch's form before 1.6, which packs nothing
-            return
-    with ZipFile(path) as archive:
+    size = file.getbuffer().nbytes
+    if file.read(4) != b"PK\3\4":  # torch's form before 1.6
+        file.seek(0)
+        if _values(file) > size:
+            raise ValueError("its tensors are larger than the file")
+        file.seek(0)
+        return
+    with ZipFile(file) as archive:
         entries = archive.infolist()
     if any(entry.compress_type != ZIP_STORED for entry in entries):
         raise ValueError("it is packed, as torch writes none")
-    if sum(entry.file_size for entry in entries) > path.stat().st_size:
+    if sum(entry.file_size for entry in entries) > size:
         raise ValueError("its entries are larger than the file")
+    file.seek(0)
+
+
+class _Nothing:
+    """Stands for everything that a pickle makes: takes any call, item and state, and does nothing."""
+
+    def __init__(self, *values: object) -> None: ...
+
+    def __call__(self, *values: object) -> _Nothing:
+        return self
+
+    def __setitem__(self, key: object, value: object) -> None: ...
+
+    def __setstate__(self, state: object) -> None: ...
+
+    append = extend = add = update = __call__
+
+
+def _values(file: BinaryIO) -> int:
+    """The number of values in all storages that a file of torch's first form says it has. Nothing of it is run.
+
+    By Python's own unpickler: the one in C makes room for as many memos as a file names.
+    """
+    import pickle
+
+    sizes: dict[object, int] = {}
+
+    class Reader(pickle._Unpickler):
+        def find_class(self, module: str, name: str) -> type[_Nothing]:
+            return _Nothing
+
+        def persistent_load(self, pid: Any) -> _Nothing:
+            if isinstance(pid, tuple) and len(pid) > 4 and isinstance(pid[4], int):
+                sizes[pid[2]] = max(pid[4], sizes.get(pid[2], 0))
+            return _Nothing()
+
+    for _ in range(4):  # a magic number, the version, the system, the object
+        Reader(file).load()
+    return sum(sizes.values())
 
 
 def _named(tensors: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -159,6 +159,19 @@ def test_entries_that_unpack_to_more_than_their_file_are_refused(tmp_path: Path)
             begun(wrong)
 
 
+def test_files_of_torchs_first_form_hold_no_more_than_their_size(tmp_path: Path, tensors: dict[str, torch.Tensor]
+                                                                 ) -> None:
+    path, long = tmp_path / "w.pth", tmp_path / "long.pth"
+    torch.save(tensors, path, _use_new_zipfile_serialization=False)
+    assert begun(path)
+    torch.save({"a": torch.zeros(1 << 17)}, path, _use_new_zipfile_serialization=False)
+    number = b"J" + (1 << 17).to_bytes(4, "little")
+    assert number in path.read_bytes()
+    long.write_bytes(path.read_bytes().replace(number, b"J" + (1 << 30).to_bytes(4, "little")))
+    with pytest.raises(DataError, match=r"cannot be read \(its tensors are larger than the file\)"):
+        begun(long)
+
+
 def test_a_folder_is_searched_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def found(**options: Any) -> str:
         return find_pretrained(NAME, PretrainedOptions(use=True, **options), 3)[0].file
