@@ -32,6 +32,9 @@ def claims() -> list[Claim]:
             *_range([point.top1 for point in chance]), *_range([point.top1 for point in picked]),
             max(point.top1 for point in contest_networks(False))]),
         Claim("The most accurate pick was ask {} of {}, a random one", ask),
+        Claim("its four finalists lie {} points ({} to {} over the test images) above",
+              lambda: _over_controls("hwnas")),
+        Claim("random search's {} ({} to {}) above theirs", lambda: _over_controls("random")),
         Claim("After {} evaluations it has {} to {} % of the hypervolume on six tables ({} seeds;", lambda: [
             100, *_range([100 * sampler_figure(table, "hwnas", "mean_100") for table in TABLES]),
             min(sampler_figure(table, "hwnas", "seeds") for table in TABLES)]),
@@ -93,6 +96,11 @@ def best_wide(*samplers: str) -> list[float]:
     """Of NAS-Bench-Macro's two tables, counted from the worst accuracy: the best of `samplers` after 100, per cent."""
     return [100 * float(np.nanmax([sampler_figure(table, sampler, "mean_100", wide=True) for sampler in samplers]))
             for table in TABLES[-2:]]
+
+
+def _over_controls(sampler: str) -> list[float]:
+    points = document("against_random/results/summary.json")["over_controls_points"][sampler]
+    return [points[end] for end in ("value", "low", "high")]
 
 
 def _shares(label: str) -> list[float]:
