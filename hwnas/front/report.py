@@ -226,7 +226,7 @@ def _comparisons(data: ReportData) -> str:
                     for item in data.comparisons)
     return (f'<ul>{items}</ul><p class="note">The rival is the most accurate finalist that is not slower than the '
             "baseline's 90 % latency interval. “Beats” needs a paired bootstrap over the test images whose 95 % "
-            "interval, widened for having had several finalists to pick from, excludes 0. Of a baseline's two stems "
+            "interval, widened for having had several finalists to pick from, excludes 0. Of a baseline's variants "
             "the one that is harder to beat counts. Networks are called equally accurate where at most half a point is "
             "lost. Random networks are drawn from the same space at the finalists' predicted latencies and trained, "
             "exported and timed like them; the space's known networks are held against finalists as baselines are.</p>")
@@ -276,13 +276,22 @@ def _architectures(rows: Iterable[FrontRow]) -> str:
     return f"<details><summary>architectures</summary><dl>{items}</dl></details>"
 
 
+# In the ids of baselines, as `hwnas.networks.baselines.Baseline.id` makes them.
+_VARIANTS = {
+    "-pretrained": "fine-tuned from ImageNet weights for as many steps instead",
+    "-stem1": "first convolution with stride 1 instead of 2",
+    "-cut": "so many first blocks of each stage, and a head of so many channels (h)",
+    "px": "on smaller images"}
+
+
 def _baselines(data: ReportData) -> str:
     rows = sort_rows(row for row in data.rows if row.is_baseline)
     if not rows:
         return "<p>None were asked for.</p>"
-    note = ('<p class="note">timm networks from random weights: same recipe, split, export, quantisation, timing. '
-            "“-stem1”: first convolution with stride 1 instead of 2.</p>")
-    return table(_columns(rows), [_cells(row) for row in rows], ["base" for _ in rows]) + note
+    told = [f"“{mark}”: {what}" for mark, what in _VARIANTS.items() if any(mark in row.id for row in rows)]
+    note = "; ".join(["timm networks from random weights, by the finalists' recipe, split, export, quantisation and "
+                      "timing", *told])
+    return table(_columns(rows), [_cells(row) for row in rows], ["base" for _ in rows]) + f'<p class="note">{note}.</p>'
 
 
 def _controls(controls: Iterable[FrontRow]) -> str:
