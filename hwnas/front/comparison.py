@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.front.rows import FrontRow
-from hwnas.networks.baselines import Baseline
 from hwnas.networks.network import TimmNetwork
 from hwnas.stats import bootstrap_mean
 
@@ -115,8 +114,10 @@ def _warning(row: FrontRow, why: str) -> Comparison:
 
 def _race(row: FrontRow) -> tuple[str, bool, str, int]:
     """What two baselines share that can be compared: the family, a pretrained start, cut and image size."""
-    baseline = row.network.baseline if isinstance(row.network, TimmNetwork) else Baseline(row.name)
-    return family(row.name), row.id.endswith("-pretrained"), baseline.cut, baseline.image_size
+    if not isinstance(row.network, TimmNetwork):  # a row without its files
+        return family(row.name), False, "", 0
+    baseline = row.network.baseline
+    return family(row.name), baseline.pretrained is not None, baseline.cut, baseline.image_size
 
 
 def family(name: str) -> str:

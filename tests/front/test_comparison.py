@@ -9,6 +9,9 @@ import pytest
 from front_fixtures import make_row
 
 from hwnas.front.comparison import compare, describe, paired_bootstrap
+from hwnas.networks.baselines import Baseline
+from hwnas.networks.network import Shape, TimmNetwork
+from hwnas.networks.weights import Pretrained
 
 N = 1000
 
@@ -122,7 +125,8 @@ def test_a_race_in_which_a_larger_network_of_a_family_is_worse_is_called_under_t
     assert (found[0].name, found[0].verdict) == ("training", "under-trained")
     assert "mobilenetv3_large_100 70.00 % in 0.4 ms lies below the smaller mobilenetv3_small_100" in found[0].sentence
     assert "finalists.recipe.epochs=" in found[0].sentence
-    begun = replace(small, id="mobilenetv3_small_100-pretrained")
+    weights = Pretrained("w.safetensors", "0" * 64, "MIT", "here", (0.5,), (0.5,))
+    begun = replace(small, network=TimmNetwork(Baseline(small.name, pretrained=weights), Shape(1, 16, 10)))
     apart = outcome((row_of("f", 0.1, 900), 900), (begun, 800), (large, 700))
     assert all(one.verdict != "under-trained" for one in apart)
     level = outcome((row_of("f", 0.1, 900), 900), (small, 800), (large, 800), (other, 600))
