@@ -166,8 +166,7 @@ class Pretrained:
         own, tensors = model.state_dict(), _read(self.path, label)
         tensors = _named(tensors, own)
         for name in (f"{name}.weight" for name in _modules(model, "first_conv")):
-            shape = tuple(own[name].shape) if name in own else ()
-            if shape[1:2] == (1,) and name in tensors and tensors[name].shape == (shape[0], 3, *shape[2:]):
+            if name in own and name in tensors and _is_coloured(tensors[name], own[name]):
                 tensors[name] = tensors[name].float().sum(1, keepdim=True)
         heads = tuple(f"{name}." for name in _modules(model, "classifier"))
         for name in own:
@@ -433,13 +432,19 @@ def _values(file: BinaryIO) -> int:
 def _named(tensors: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """`tensors` by the network's names. Those of another package's network of the same make have other names: they are
     taken in their order, if each stands for the same (weight, bias, mean, variance) in the same shape, apart from the
-    classifier's number of classes."""
+    classifier's number of classes and the channels of a grey image's stem."""
     if {*tensors} & {*own} or len(tensors) != len(own):
         return tensors
     pairs = list(zip(tensors.items(), own.items(), strict=True))
-    alike = all(name.rpartition(".")[2] == mine.rpartition(".")[2] and tensor.shape[1:] == wanted.shape[1:]
+    alike = all(name.rpartition(".")[2] == mine.rpartition(".")[2]
+                and (tensor.shape[1:] == wanted.shape[1:] or _is_coloured(tensor, wanted))
                 for (name, tensor), (mine, wanted) in pairs)
     return {mine: tensor for (_, tensor), (mine, _) in pairs} if alike else tensors
+
+
+def _is_coloured(tensor: Tensor, wanted: Tensor) -> bool:
+    """Whether `tensor` is a stem for three channels where one for grey images is `wanted`."""
+    return wanted.ndim == 4 and wanted.shape[1] == 1 and tensor.shape == (wanted.shape[0], 3, *wanted.shape[2:])
 
 
 def _modules(model: nn.Module, key: str) -> tuple[str, ...]:

@@ -98,6 +98,17 @@ def test_files_of_torch_and_of_another_package_are_taken(tensors: dict[str, torc
                    if not name.startswith("classifier."))
 
 
+def test_another_packages_weights_are_taken_for_grey_images_too(
+        tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    others = {f"net._{number}.{name.rpartition('.')[2]}": tensor
+              for number, (name, tensor) in enumerate(tensors.items())}
+    for name, content in (("named", tensors), ("others", others)):
+        torch.save(content, tmp_path / f"{name}.pth")
+    named, renamed = (begun(tmp_path / f"{name}.pth", channels=1).state_dict() for name in ("named", "others"))
+    assert all(torch.equal(renamed[name], tensor) for name, tensor in named.items()
+               if not name.startswith("classifier."))
+
+
 class _Code:
     def __reduce__(self) -> tuple[Any, ...]:
         return os.system, ("true",)
