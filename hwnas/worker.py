@@ -33,7 +33,8 @@ def main(config: Config, console: Console) -> None:
     except OmegaConfBaseException as error:
         raise StudyError(f"cannot read {folder.config}: {str(error).splitlines()[0]}.") from None
     values["baselines"] = []  # a worker trains none, and needs no weights of theirs
-    values.pop("pretrained", None)
+    for key in ("pretrained", "cuts", "image_sizes"):
+        values.pop(key, None)
     search_trials(prepare(make_plan(values, console), folder, console), console)
 
 

@@ -58,7 +58,8 @@ if TYPE_CHECKING:
     from hwnas.front.verification import Facts
     from hwnas.latency.model import LatencyModel
     from hwnas.latency.table import LatencyTable
-    from hwnas.networks.network import Network
+    from hwnas.networks.baselines import Baseline
+    from hwnas.networks.network import Network, Shape
     from hwnas.samplers.coding import Settings
     from hwnas.samplers.informed import Context
     from hwnas.samplers.loading import Asking
@@ -221,29 +222,44 @@ def _baselines(options: PlanOptions, space: SearchSpace, console: Console) -> tu
     depth where asked; those that have pretrained weights begin with them where these are asked for."""
     from hwnas.networks.baselines import Baseline, check_names, cuts_of, variants
     from hwnas.networks.network import Shape, TimmNetwork
-    from hwnas.networks.weights import find_some
 
     images = Shape(space.channels, max(space.image_sizes), space.classes)
     names, sizes = check_names(options.baselines or ()), dict.fromkeys(options.image_sizes or ())
+    if not names:
+        if options.pretrained.asked or options.cuts or sizes:
+            raise ConfigError("pretrained, cuts and image_sizes are for baselines, and there are none. Name some: "
+                              "baselines=[NAME].")
+        return ()
     if (largest := max(sizes, default=0)) > images.image_size:
         raise ConfigError(f"image_sizes: {largest} px is larger than the search's images ({images.image_size} px). "
                           f"Give dataset.image_size={largest}, or smaller sizes.")
-    begun = find_some(names, options.pretrained, space.channels) if options.pretrained.asked else {}
-    if begun and len(begun) < len(names):
-        console.note(f"no pretrained weights of {', '.join(name for name in names if name not in begun)}: trained from "
-                     "scratch")
-    baselines = variants(names, images.image_size) if names else []
+    baselines = variants(names, images.image_size)
     baselines += [Baseline(name, image_size=px) for name in names for px in sizes if px < images.image_size]
-    baselines += cuts_of(names) if options.cuts else []
-    networks = tuple(TimmNetwork(baseline if (weights := begun.get(baseline.name)) is None else
-                                 replace(baseline, pad_type=weights[1], pretrained=weights[0]), images)
-                     for baseline in baselines)
-    for network in networks:
-        if network.provenance:
-            network.start()  # weights that do not fit are refused now, not after the trials
-    if begun and (given := sorted({*options.finalists.recipe} - {"epochs", "min_steps", "max_steps", "batch_size"})):
+    cuts = cuts_of(names) if options.cuts else []
+    if options.cuts and (whole := [name for name in names if name not in {cut.name for cut in cuts}]):
+        console.note(f"cannot be cut by depth: {', '.join(whole)}")
+    return tuple(TimmNetwork(baseline, images) for baseline in _begun([*baselines, *cuts], options, images, console))
+
+
+def _begun(baselines: Sequence[Baseline], options: PlanOptions, images: Shape, console: Console) -> list[Baseline]:
+    """`baselines`, those that have pretrained weights with them where these are asked for. ConfigError or DataError for
+    weights that do not fit."""
+    from hwnas.networks.network import TimmNetwork
+    from hwnas.networks.weights import find_some
+
+    if not options.pretrained.asked:
+        return list(baselines)
+    names = list(dict.fromkeys(baseline.name for baseline in baselines))
+    begun = find_some(names, options.pretrained, images.channels)
+    if left := [name for name in names if name not in begun]:
+        console.note(f"no pretrained weights of {', '.join(left)}: trained from scratch")
+    if given := sorted({*options.finalists.recipe} - {"epochs", "min_steps", "max_steps", "batch_size", "threads"}):
         console.note(f"finalists.recipe: {', '.join(given)} are not for pretrained baselines, which are fine-tuned")
-    return networks
+    changed = [replace(each, pad_type=begun[each.name][1], pretrained=begun[each.name][0]) if each.name in begun
+               else each for each in baselines]
+    for baseline in {each.name: each for each in reversed(changed) if each.pretrained is not None}.values():
+        TimmNetwork(baseline, images).start()  # weights that do not fit are refused now, not after the trials
+    return changed
 
 
 @dataclass(frozen=True)

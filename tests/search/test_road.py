@@ -108,6 +108,8 @@ def test_baselines_begin_with_the_pretrained_weights_that_are_there(tmp_path, mo
     assert all(not baseline.provenance for baseline in baselines().values())
     with pytest.raises(ConfigError, match="there are no pretrained weights of test_efficientnet in"):
         baselines("pretrained=true")
+    with pytest.raises(ConfigError, match="are for baselines, and there are none"):
+        baselines("pretrained=true", "baselines=[]")
     with pytest.raises(ConfigError, match="is of one network, and there are 2"):
         baselines(f"pretrained.file={tmp_path / 'test_efficientnet.safetensors'}")
 
@@ -129,12 +131,11 @@ def test_a_worker_needs_no_weights_of_baselines(tmp_path, monkeypatch):
     monkeypatch.setattr(road, "prepare", lambda *_: None)
     monkeypatch.setattr(road, "search_trials", lambda *_: None)
     run = RunFolder.create(tmp_path / "run")
-    run.write_config("seed: 0\nbaselines: [resnet10t]\npretrained: {use: true, folder: /nowhere}\n")
-    study = optuna.create_study(storage=database_path(run.path))
-    assert study is not None
+    run.write_config("seed: 0\nbaselines: [resnet10t]\npretrained: {use: true, folder: /nowhere}\ncuts: true\n")
+    optuna.create_study(storage=database_path(run.path))
     assert worker([f"run={run.path}"]) == 0
     assert list(given[0].baselines) == []
-    assert "pretrained" not in given[0]
+    assert not {"pretrained", "cuts"} & {*given[0]}
 
 
 def test_a_front_of_an_earlier_version_is_taken_without_known_networks_and_later_fields(tmp_path, monkeypatch):
@@ -155,7 +156,7 @@ def test_a_front_of_an_earlier_version_is_taken_without_known_networks_and_later
     assert taken(rows, None) == []
 
 
-def test_baselines_are_tried_on_smaller_images_too(tmp_path, monkeypatch):
+def test_baselines_are_tried_on_smaller_images_too_and_cut(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
     given = ["+target=xeon_int8", f"out={tmp_path / 'run'}", "baselines=[test_efficientnet]", "dataset.image_size=32"]
     plan = make_plan(compose("search", [*given, "image_sizes=[24,32,16]"]), Console(quiet=True))
@@ -163,8 +164,10 @@ def test_baselines_are_tried_on_smaller_images_too(tmp_path, monkeypatch):
     assert sizes == {"test_efficientnet": 32, "test_efficientnet-stem1": 32, "test_efficientnet-24px": 24,
                      "test_efficientnet-16px": 16}
     assert {baseline.name for baseline in plan.baselines} == {"test_efficientnet"}  # the best of them is the rival
-    plan = make_plan(compose("search", [*given, "cuts=true"]), Console(quiet=True))
+    given[2] = "baselines=[test_efficientnet,resnet10t]"
+    plan = make_plan(compose("search", [*given, "cuts=true"]), Console())
     assert "test_efficientnet-cut11h128" in {baseline.id for baseline in plan.baselines}
+    assert "cannot be cut by depth: resnet10t" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="48 px is larger than the search's images"):
         make_plan(compose("search", [*given, "image_sizes=[48]"]), Console(quiet=True))
 
