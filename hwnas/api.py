@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hwnas.cli.command import compose, names_in, quote
 from hwnas.cli.progress import Console
-from hwnas.errors import BudgetError, ConfigError, DataError, StudyError, WorkerError
+from hwnas.errors import ConfigError, DataError, StudyError, WorkerError
 from hwnas.system.paths import home, write_atomic
 from hwnas.system.run_folder import RunFolder
 
@@ -28,11 +28,13 @@ if TYPE_CHECKING:
     import optuna
     import pandas as pd
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
     from torch import nn
 
     from hwnas.benchmark.report import Benchmark
     from hwnas.front.rows import FrontRow
     from hwnas.latency.table import LatencyTable
+    from hwnas.runtimes.classifier import Answer, Classifier
     from hwnas.runtimes.runtime import Compiled
     from hwnas.target import Target
 
@@ -144,17 +146,9 @@ class Run:
 
         BudgetError if there is none; it names the fastest.
         """
-        verified = [model for model in self.models
-                    if model.row.verified and model.row.latency_ms is not None and model.row.top1_test is not None]
-        if not verified:
-            raise StudyError(f"{self.path}: no network is verified. On the machine it is for: "
-                             f"python -m hwnas.verify run={self.path}")
-        fitting = [model for model in verified if latency_ms is None or model.latency_ms <= latency_ms]
-        if not fitting:
-            fastest = min(verified, key=lambda model: model.latency_ms)
-            raise BudgetError(f"no network of {self.path} was measured within {latency_ms:g} ms; the fastest, "
-                              f"{fastest.id}, takes {fastest.latency_ms:.3g} ms. Search with budget.latency_ms.")
-        return max(fitting, key=lambda model: (model.top1_test, -model.latency_ms))
+        from hwnas.front.rows import choose_row, load_front
+
+        return Model(self.folder, choose_row(load_front(self.folder), str(self.path), latency_ms=latency_ms))
 
 
 @dataclass(frozen=True)
@@ -201,6 +195,24 @@ class Model:
         self._check(self.file)
         probe_model(self.file, self._target)
         return load_runtime(self._target.runtime).compile(self.file, self._target)
+
+    def predict(self, images: Iterable[str | os.PathLike[str] | NDArray[Any]]) -> list[Answer]:
+        """The class of each image, and the confidence from 0 to 1, by the deployed file in the target's runtime.
+
+        `images`: paths of image files, or arrays uint8 [height, width, 3] (RGB) or [height, width] (grey) of any size;
+        they are prepared as the card says. DataError for an image that cannot be decoded, otherwise as `session`.
+        """
+        from hwnas.runtimes.classifier import source_of
+
+        sources = [source_of(image, number) for number, image in enumerate(images)]
+        return [answer for answer in self._classifier.answers(sources) if answer is not None]
+
+    @cached_property
+    def _classifier(self) -> Classifier:
+        from hwnas.runtimes.classifier import Classifier, ModelFile
+
+        self._check(self.file)
+        return Classifier.compile(ModelFile.read(self.file, self._target), self._target)
 
     def torch(self) -> nn.Module:
         """The trained network in torch (fp32), in evaluation mode; StudyError when its files are not those made."""

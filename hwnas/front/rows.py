@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from hwnas.errors import StudyError
+from hwnas.errors import BudgetError, StudyError, UnknownName
 from hwnas.networks.network import Network, Shape, read_network
 from hwnas.study.objective import COSTS, LATENCY, KnownObjective, Objective, Terms
 from hwnas.system.paths import write_atomic
@@ -264,6 +264,32 @@ def load_front(run: RunFolder) -> list[FrontRow]:
         raise StudyError(f"{run.path} has no front.csv yet. Finish the search first: python -m hwnas.search "
                          f"+target=NAME out={run.path}")
     return read_front(run.front_csv)
+
+
+def choose_row(rows: Sequence[FrontRow], where: str, id: str | None = None, latency_ms: float | None = None
+               ) -> FrontRow:
+    """The row called `id`, otherwise the most accurate verified network, baselines included, that was measured within
+    `latency_ms`; of equally accurate ones the fastest.
+
+    UnknownName for another id, StudyError where none is verified, BudgetError where none is fast enough. `where` is the
+    run's folder.
+    """
+    if id is not None:
+        chosen = next((row for row in rows if row.id == id), None)
+        if chosen is None:
+            raise UnknownName(f"id in {where}", id, [row.id for row in rows])
+        return chosen
+    timed = [(row.top1_test, -row.latency_ms, row) for row in rows
+             if row.verified and row.latency_ms is not None and row.top1_test is not None]
+    if not timed:
+        raise StudyError(f"{where}: no network is verified. On the machine it is for: python -m hwnas.verify "
+                         f"run={where}")
+    fitting = [entry for entry in timed if latency_ms is None or -entry[1] <= latency_ms]
+    if not fitting:
+        _, negative, fastest = max(timed, key=lambda entry: entry[1])
+        raise BudgetError(f"no network of {where} was measured within {latency_ms:g} ms; the fastest, {fastest.id}, "
+                          f"takes {-negative:.3g} ms. Search with budget.latency_ms.")
+    return max(fitting, key=lambda entry: entry[:2])[2]
 
 
 def with_networks(rows: Iterable[FrontRow], run: RunFolder, images: Shape) -> list[FrontRow]:

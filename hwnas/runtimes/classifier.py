@@ -1,0 +1,176 @@
+"""Classifier: a deployed file and what it says of itself, from pictures to classes."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwnas.data.dataset import DatasetOptions, Preparation, resize
+from hwnas.data.decoding import Decoder, Source
+from hwnas.data.folder import Entry
+from hwnas.errors import CandidateError, ConfigError, DataError, ModelError, StudyError
+from hwnas.system.run_folder import Manifest, ModelFolder
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from hwnas.runtimes.runtime import Compiled
+    from hwnas.target import Target
+
+_CHUNK = 256  # images in memory
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """A network's ONNX file, and what its `metadata_props` say: how an image is prepared, normalised and called."""
+
+    path: Path
+    preparation: Preparation
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    classes: tuple[str, ...]
+
+    @classmethod
+    def read(cls, path: Path, target: Target, memory_mb: int = 2048) -> ModelFile:
+        """Once a child process with limited memory has run the file for `target`. ModelError when that fails, or hwnas
+        did not export it; TargetError as `Runtime.check`."""
+        from hwnas.runtimes.child import probe_model
+        from hwnas.runtimes.foreign import input_of, load_checked
+        from hwnas.runtimes.runtime import load_runtime
+
+        load_runtime(target.runtime).check(target)
+        try:
+            probe_model(path, target, memory_mb=memory_mb)
+        except CandidateError as error:
+            raise ModelError(str(error)) from None
+        proto = load_checked(path)
+        about = {entry.key: entry.value for entry in proto.metadata_props}
+        try:
+            mean, std, classes = (tuple(json.loads(about[key])) for key in ("mean", "std", "class_names"))
+            preparation = Preparation.of_facts(json.loads(about["preparation"]))
+            image = (preparation.channels, preparation.sizes[-1], preparation.sizes[-1])
+            if input_of(proto, str(path)).shape[1:] != image or not len(mean) == len(std) == image[0]:
+                raise ValueError(f"its input is not {image}")
+            return cls(path, preparation, tuple(map(float, mean)), tuple(map(float, std)), tuple(map(str, classes)))
+        except (KeyError, ValueError, TypeError) as error:
+            raise ModelError(f"{path} does not say how its images are prepared ({type(error).__name__}: {error}): "
+                             "hwnas did not export it, or an earlier version did. Give its training's command again."
+                             ) from None
+
+    def normalise(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """What the network is fed: float32 [n, c, h, w] from pixels."""
+        mean, std = (np.asarray(values, np.float32)[:, None, None] for values in (self.mean, self.std))
+        return np.asarray((np.asarray(images, np.float32) / 255 - mean) / std, np.float32)
+
+
+def deployed_file(model: Path, precision: str = "int8") -> Path:
+    """The file that `model`, a model folder, deploys: int8 where that is asked for and there. A file is itself.
+
+    ConfigError where there is none, StudyError when it is not the one that was made.
+    """
+    if not model.is_dir():
+        return model
+    folder = ModelFolder(model)
+    path = folder.int8 if folder.int8.is_file() and precision == "int8" else folder.onnx
+    manifest = Manifest.find(model)
+    if not path.is_file():
+        raise ConfigError(f"model: {model} has no {path.name}. Give models/ID of a run, or the folder of a finished "
+                          "hwnas.train or hwnas.compress.")
+    if manifest is not None and (fault := manifest.fault(path)):
+        raise StudyError(f"model: {model}: {fault}. Give the command that made it again.")
+    return path
+
+
+def target_of(path: Path) -> Target:
+    """ONNX Runtime on every core, in the precision of a file that has its name from hwnas."""
+    from hwnas.target import Target
+
+    return Target("predict", "onnxruntime", "int8" if path.name == "model_int8.onnx" else "fp32", threads=0, batch=64)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The class of an image, and the network's confidence in it from 0 to 1."""
+
+    label: str
+    confidence: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pixels:
+    """An image that is an array: uint8 [h, w], or [h, w, 1 or 3]."""
+
+    name: str
+    array: NDArray[np.uint8]
+
+    def open(self) -> Image.Image:
+        """As a picture of Pillow."""
+        from PIL import Image
+
+        return Image.fromarray(self.array[:, :, 0] if self.array.shape[2:] == (1,) else self.array)
+
+
+def source_of(image: Any, number: int) -> Source:
+    """A path or an array as a source; DataError for anything else."""
+    if isinstance(image, str | Path):
+        return Entry(str(image), 0, 0, "")
+    array = np.asarray(image)
+    if array.dtype != np.uint8 or not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3))) \
+            or not array.size:
+        raise DataError(f"image {number} must be a path, or an array uint8 [height, width, 3] or [height, width], got "
+                        f"{type(image).__name__} {array.dtype} {list(array.shape)}.")
+    return Pixels(f"image {number}", np.ascontiguousarray(array))
+
+
+@dataclass(frozen=True, slots=True)
+class Classifier:
+    """A file compiled for a target, which takes pictures."""
+
+    file: ModelFile
+    compiled: Compiled
+
+    @classmethod
+    def compile(cls, file: ModelFile, target: Target) -> Classifier:
+        """CandidateError when the runtime cannot compile the file."""
+        from hwnas.runtimes.runtime import load_runtime
+
+        return cls(file, load_runtime(target.runtime).compile(file.path, target))
+
+    def answers(self, sources: Sequence[Source], skip: bool = False, report: Callable[[int], None] | None = None
+                ) -> Iterator[Answer | None]:
+        """The answer to each image. One that cannot be decoded is DataError, or with `skip` None.
+
+        `report` is told how many are done.
+        """
+        preparation = self.file.preparation
+        options = DatasetOptions("images", channels=preparation.channels, skip_unreadable=skip)
+        decoder = Decoder({"images": sources}, preparation.channels, options, lambda: "", Counter())
+        first, *later = preparation.sizes
+        for start in range(0, len(sources), _CHUNK):
+            rows = np.arange(start, min(start + _CHUNK, len(sources)))
+            (images, kept), = decoder([("images", rows)], first, None)
+            for size in later:
+                images = resize(images, size)
+            shares = iter(self._shares(images) if len(images) else ())
+            yield from (self._answer(next(shares)) if there else None for there in kept)
+            if report is not None:
+                report(int(rows[-1]) + 1)
+
+    def _answer(self, share: NDArray[np.float32]) -> Answer:
+        return Answer(self.file.classes[int(share.argmax())], float(share.max()))
+
+    def _shares(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Softmax of the logits [n, classes]."""
+        logits, classes = self.compiled.logits(self.file.normalise(images)), len(self.file.classes)
+        if logits.shape[1:] != (classes,):
+            raise ModelError(f"{self.file.path} has {classes} names for answers of shape {list(logits.shape[1:])}. "
+                             "Give the command that made it again.")
+        powers = np.exp(logits - logits.max(1, keepdims=True))
+        return np.asarray(powers / powers.sum(1, keepdims=True))
