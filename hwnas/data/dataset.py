@@ -269,7 +269,7 @@ class Preparation:
             lines += [f"def prepared(pixels):  # uint8 [{size}, {size}{', 3' if self.channels > 1 else ''}]",
                       "    image = Image.fromarray(pixels)"]
         for before, after in pairwise(self.sizes):
-            made = (f"ImageOps.expand(image, {(after - before) // 2})" if _is_padded(before, after) else
+            made = (f"ImageOps.expand(image, {(after - before) // 2})" if is_padded(before, after) else
                     f"image.resize(({after}, {after}), Image.Resampling.BILINEAR)")
             lines.append(f"    image = {made}")
         array = "np.asarray(image, np.float32)"
@@ -356,7 +356,8 @@ class Dataset:
                        former=digest(self.former, image_size) if self.former else "")
 
 
-def _is_padded(before: int, after: int) -> bool:
+def is_padded(before: int, after: int) -> bool:
+    """Whether `resize` from one size to the other pads."""
     return 0 < after - before <= before // 4 and (after - before) % 2 == 0
 
 
@@ -366,7 +367,7 @@ def resize(images: Images, image_size: int) -> Images:
     height, width = images.shape[2:]
     if (height, width) == (image_size, image_size):
         return images
-    if height == width and _is_padded(height, image_size):
+    if height == width and is_padded(height, image_size):
         spare = image_size - height
         return np.pad(images, ((0, 0), (0, 0), (spare // 2, spare // 2), (spare // 2, spare // 2)))
     import torch
