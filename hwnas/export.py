@@ -1,55 +1,171 @@
-"""Copies a run, also while a search works on it: python -m hwnas.export run=DIR out=COPY
+"""Writes what is deployed of a network: python -m hwnas.export model=runs/x/models/ID format=uint8 out=FILE.onnx
 
-The copy is a new folder, or with out=COPY.tar a file. It is whole or not there, and holds every finished trial.
+format=uint8 is an ONNX file that takes pixels [n, height, width, channels] and prepares them itself; format=openvino is
+the same for a model server, OUT/1/model.xml; format=timm a folder for timm.create_model("local-dir:OUT",
+pretrained=True), without hwnas.
+
+python -m hwnas.export run=DIR out=COPY copies a run, also while a search works on it, into a new folder, or with
+out=COPY.tar a file. The copy holds every finished trial.
+
+What is written is whole or not there.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from hwnas.errors import ConfigError, StudyError, UserError
-from hwnas.system.run_folder import NAME, RunFolder
+from hwnas.cli.options import option, read_command
+from hwnas.errors import CandidateError, ConfigError, ModelError, StudyError, UserError
+from hwnas.system.paths import write_atomic
+from hwnas.system.run_folder import NAME, Manifest, ModelFolder, RunFolder, kind_of
 
 if TYPE_CHECKING:
     from hwnas.cli.options import Config
     from hwnas.cli.progress import Console
+    from hwnas.runtimes.classifier import ModelFile
+
+FORMATS = ("uint8", "openvino", "timm")
+_SERVED = Path("1", "model.xml")  # below a model's name: the first version
+
+
+@dataclass(frozen=True, slots=True)
+class ExportOptions:
+    """Options of `conf/export.yaml`."""
+
+    run: str | None
+    out: str | None
+    model: str | None
+    format: str | None = option(choices=FORMATS)
+    image_size: int | None = option(low=1, high=1 << 14)
+    memory_mb: int = option(low=1)
 
 
 def run(config: Config, console: Console) -> None:
-    """The command: `run` names the folder, `out` the copy."""
-    if not config.get("run") or not config.get("out"):
-        raise ConfigError("which run folder, and where to? Add run=DIR and out=COPY, a new folder or COPY.tar.")
-    folder, out = RunFolder.open(str(config["run"]), write=False), Path(str(config["out"])).absolute()
-    if os.path.lexists(out) and not (out.suffix != ".tar" and out.is_dir() and not any(out.iterdir())):
+    """The command: `run` names a run folder or `model` a network, `out` what is written."""
+    options = read_command(ExportOptions, config)
+    if bool(options.run) == bool(options.model) or not options.out:
+        raise ConfigError("what, and where to? Add run=DIR and out=COPY (a new folder or COPY.tar), or "
+                          f"model=DIR (models/ID of a run), format={'|'.join(FORMATS)} and out=NEW.")
+    out = Path(options.out).absolute()
+    if options.run:
+        folder = RunFolder.open(options.run, write=False)
+        said = _place(out, folder.path, lambda whole: _copy(folder, whole), packed=out.suffix == ".tar")
+    else:
+        said = _deploy(Path(str(options.model)), out, options)
+    console.say(f"{said[0]}: {out}")
+    for line in said[1:]:
+        console.say(line)
+
+
+def _place(out: Path, source: Path, make: Callable[[Path], list[str]], packed: bool = False) -> list[str]:
+    """Let `make` write what goes to `out`, with `packed` into one file, so that it is whole or not there; what `make`
+    says."""
+    is_file = packed or out.suffix == ".onnx"
+    if os.path.lexists(out) and not (not is_file and out.is_dir() and not any(out.iterdir())):
         raise StudyError(f"{out} is there already. Choose another out=COPY.")
-    if out.resolve().is_relative_to(folder.path.resolve()):
-        raise StudyError(f"{out} lies in {folder.path}. Choose another out=COPY.")
+    if out.resolve().is_relative_to(source.resolve()):
+        raise StudyError(f"{out} lies in {source}. Choose another out=COPY.")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=f".{out.name[:40]}.", dir=out.parent) as beside:
-            whole = Path(beside) / out.stem
-            n = _copy(folder, whole)
-            if out.suffix == ".tar":
-                with tarfile.open(packed := Path(beside) / "packed.tar", "w") as tar:
+            whole = Path(beside) / (out.stem if packed else out.name)
+            said = make(whole)
+            if packed:
+                with tarfile.open(pack := Path(beside) / "packed.tar", "w") as tar:
                     tar.add(whole, whole.name)
-                whole = packed
+                whole = pack
             os.replace(whole, out)
     except OSError as error:
-        raise UserError(f"cannot copy {folder.path} to {out}: {error.strerror or error}. Give the same command again, "
+        raise UserError(f"cannot copy {source} to {out}: {error.strerror or error}. Give the same command again, "
                         "or another out=COPY.") from None
-    console.say(f"{n} files: {out}")
-    if not folder.study.is_file():
-        console.say("its study is not among them: it lies in the database that storage= named.")
+    return said
 
 
-def _copy(folder: RunFolder, to: Path) -> int:
-    """Copy what a run holds, without locks and files that are just being written; how many files there are."""
+def _deploy(model: Path, out: Path, options: ExportOptions) -> list[str]:
+    """Write `model` in the format that `options` ask for; what to say of it."""
+    from hwnas.runtimes.classifier import ModelFile, deployed_file, target_of
+
+    if options.format is None:
+        raise ConfigError(f"which format of {model}? Add format={', or format='.join(FORMATS)}.")
+    if options.format == "timm" and options.image_size is not None:
+        raise ConfigError("image_size is of format=uint8 and format=openvino. Leave it out: timm takes images that its "
+                          "caller prepares.")
+    if (options.format == "uint8") != (out.suffix == ".onnx"):
+        raise ConfigError(f"out={out.name} must end in .onnx for format=uint8, and name a new folder otherwise.")
+    if (around := next((path for path in out.resolve().parents if kind_of(path)), None)) is not None:
+        raise StudyError(f"{out} lies in {around}, the folder of other work. Choose another out=NEW.")
+    path = deployed_file(model, "fp32" if options.format == "timm" else "int8")
+    file = ModelFile.read(path, target_of(path), options.memory_mb)
+    if options.format == "timm":
+        return _place(out, model, lambda whole: _write_timm(model, file, whole))
+    if options.image_size is not None and not file.preparation.pictures:
+        raise ConfigError(f"image_size: the images of {model} are arrays of {file.preparation.sizes[0]} px. Leave "
+                          "image_size out.")
+    return _place(out, model, lambda whole: _write_pixels(file, options, whole))
+
+
+def _write_pixels(file: ModelFile, options: ExportOptions, whole: Path) -> list[str]:
+    """The network that takes uint8 pixels, as an ONNX file or for a model server, once it has run."""
+    import numpy as np
+
+    from hwnas.networks.pixels import take_pixels
+    from hwnas.runtimes.foreign import load_checked
+    from hwnas.runtimes.onnxruntime import run_once
+    from hwnas.runtimes.openvino import save_ir
+
+    proto, preparation = load_checked(file.path), file.preparation
+    shape = take_pixels(proto, preparation, file.mean, file.std, options.image_size)
+    onnx = whole if options.format == "uint8" else whole.with_suffix(".onnx")
+    write_atomic(onnx, proto.SerializeToString())
+    try:
+        run_once(onnx, np.zeros([side if isinstance(side, int) else preparation.sizes[0] for side in [1, *shape[1:]]],
+                                np.uint8))
+        if options.format == "openvino":
+            save_ir(onnx, whole / _SERVED, "NHWC", file.classes)
+    except CandidateError as error:
+        raise ModelError(str(error)) from None
+    return [f"uint8 {json.dumps(shape)} ({'grey' if preparation.channels == 1 else 'RGB'}) to logits of "
+            f"{len(file.classes)} classes"]
+
+
+def _write_timm(model: Path, file: ModelFile, whole: Path) -> list[str]:
+    """A folder that timm loads, once it has loaded it."""
+    from hwnas.networks.network import Shape, TimmNetwork, load_weights, read_network
+    from hwnas.networks.timm_words import write_timm
+
+    preparation, classes, folder = file.preparation, len(file.classes), ModelFolder(model)
+    shape = Shape(preparation.channels, preparation.sizes[-1], classes)
+    network = read_network(folder, shape) if model.is_dir() else None
+    if network is None or not folder.weights.is_file():
+        raise ConfigError(f"model: {model} has no {folder.weights.name} with the description of its network. Give "
+                          "models/ID of a run, or the folder of a hwnas.train.")
+    manifest = Manifest.find(model)
+    if manifest is not None and (faults := manifest.faults(folder.weights, model / network.file)):
+        raise StudyError(f"model: {model}: {'; '.join(faults)}. Give the command that made it again.")
+    built = network.build()
+    load_weights(built, folder.weights, str(folder.weights), classes)
+    facts = {"input_size": list(shape.image), "mean": list(file.mean), "std": list(file.std), "num_classes": classes,
+             "label_names": list(file.classes)}
+    if isinstance(network, TimmNetwork) and (pretrained := network.baseline.pretrained) is not None:
+        facts |= {"license": pretrained.licence, "origin_url": pretrained.origin}
+    words = write_timm(whole, built.eval(), network, facts)
+    said = ["for timm.create_model('local-dir:DIR', pretrained=True), with this as DIR"]
+    if words.architecture != network.name:
+        said.append(f"timm builds it as a {words.architecture} of these blocks"
+                    f"{', its classifier as two layers' * words.split}: the same logits, tensors under other names")
+    return said
+
+
+def _copy(folder: RunFolder, to: Path) -> list[str]:
+    """Copy what a run holds, without locks and files that are just being written; what to say of it."""
     from hwnas.study.storage import back_up
     from hwnas.study.study import database_path
 
@@ -62,7 +178,9 @@ def _copy(folder: RunFolder, to: Path) -> int:
         copy.parent.mkdir(parents=True, exist_ok=True)
         back_up(database_path(folder.path), copy) if path == folder.study else shutil.copyfile(path, copy)
         n += 1
-    return n
+    elsewhere = [] if folder.study.is_file() else [
+        "its study is not among them: it lies in the database that storage= named."]
+    return [f"{n} files", *elsewhere]
 
 
 def command(argv: Sequence[str] | None = None) -> int:

@@ -49,6 +49,7 @@ def card_text(row: FrontRow, given: Input, target: Target, *, date: str, runtime
         "## OpenVINO", _code(_openvino(file, target)), _speed(row, target, "openvino", file),
         "## ONNX Runtime", _code(_onnxruntime(file, target)), _speed(row, target, "onnxruntime", file),
         *(["## timm (fp32 weights, e.g. to train on)", _code(_timm(row, given))] if row.architecture else []),
+        *_commands(row, given),
         "## Measured", _describe_measurement(row, given.task.metric, target, date, runtime),
         "## The same with OpenVINO's own tool", _code(_benchmark_app(file, shape, target), "sh"),
         _note(target) if row.target else "",
@@ -167,6 +168,27 @@ def _timm(row: FrontRow, given: Input) -> str:
             f'register(Architecture.from_yaml(pathlib.Path("architecture.yaml").read_text()), "{name}")\n'
             f'model = timm.create_model("{name}"); '
             'model.load_state_dict(safetensors.torch.load_file("weights.safetensors"))')
+
+
+def _commands(row: FrontRow, given: Input) -> list[str]:
+    """The commands that write what is deployed; nothing where the file does not say how images are prepared."""
+    if given.preparation is None:
+        return []
+    sides = f"{given.preparation.sizes[0]}, " * 2
+    if given.preparation.pictures:
+        sides = "height, width, "
+    lines = [("predict model=DIR images=FOLDER", "classifies a folder of images"),
+             (f"export model=DIR format=uint8 out={row.id}.onnx", "ONNX: takes pixels, and prepares them itself"),
+             (f"export model=DIR format=openvino out={row.id}", f"the same for a model server: {row.id}/1/model.xml"),
+             (f"export model=DIR format=timm out={row.id}-timm", "weights that timm loads without hwnas")]
+    known = lines if row.architecture else lines[:3]
+    text = "\n".join(f"python -m hwnas.{command}  # {what}" for command, what in known)
+    said = f"DIR is this folder. Pixels are uint8 [n, {sides}{given.channels}], decoded."
+    if given.preparation.pictures:
+        said += (f" `image_size=N` takes square pictures of N px alone, and {given.preparation.sizes[0]} px need no "
+                 "resizing. In training, JPEG files of more than twice that size were decoded at a fraction of it "
+                 "(`draft`, above), which gives slightly other pixels than all of them.")
+    return ["## What takes pixels, and what needs no hwnas", _code(text, "sh"), said]
 
 
 def _describe_measurement(row: FrontRow, metric: str, target: Target, date: str, runtime: str) -> str:

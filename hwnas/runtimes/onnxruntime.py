@@ -16,11 +16,10 @@ import numpy as np
 from hwnas.errors import FileError, UserError
 from hwnas.runtimes.runtime import Execution, NodeTime, judge, one_line, quantised_in_file, require, threads_of
 from hwnas.system.libraries import import_onnxruntime
+from hwnas.target import Target
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from hwnas.target import Target
 
 _INT8 = ("QLinearConv", "QLinearMatMul", "QGemm", "ConvInteger", "MatMulInteger", "MatMulIntegerToFloat")
 _FLOAT = ("Conv", "FusedConv", "Gemm", "FusedGemm", "MatMul", "FusedMatMul")
@@ -72,6 +71,16 @@ def _session(path: str | os.PathLike[str], target: Target, *, optimised: Path | 
                                     enable_fallback=0)  # it would be to the same, and be printed
     except Exception as error:  # ONNX Runtime's exceptions share no base class
         raise FileError(path, f"ONNX Runtime cannot compile it: {one_line(error)}") from error
+
+
+def run_once(path: str | os.PathLike[str], images: NDArray[Any]) -> NDArray[np.float32]:
+    """What a network answers to `images`, in whatever type it takes them; FileError when it cannot be run."""
+    session = _session(path, Target("once", "onnxruntime", "fp32", batch=len(images)))
+    try:
+        logits: NDArray[np.float32] = session.run(None, {session.get_inputs()[0].name: images})[0]
+    except Exception as error:  # as above
+        raise FileError(path, f"ONNX Runtime cannot run it: {one_line(error)}") from error
+    return logits
 
 
 def _unwritten(folder: str, error: BaseException) -> UserError:

@@ -1,0 +1,214 @@
+"""What is deployed of a run: answers from pictures, files that take pixels, a model server's layout, timm's folder."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from deployment_fixtures import finish, measured, tiny_architecture, tiny_making
+from numpy.typing import NDArray
+from PIL import Image
+
+import hwnas
+from hwnas.__main__ import main
+from hwnas.data.loading import load_dataset
+from hwnas.errors import DataError
+from hwnas.front.rows import FrontRow
+from hwnas.front.score import Timing
+from hwnas.front.verification import Facts
+from hwnas.networks.network import FoundNetwork
+from hwnas.runtimes.openvino import import_openvino
+from hwnas.system.libraries import import_onnxruntime
+from hwnas.system.run_folder import RunFolder
+from hwnas.target import Host
+
+CLASSES = ("ash", "beech", "yew")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with JPEG files of three classes and all shapes, and the run folder of a network trained on them."""
+    here, rng = tmp_path_factory.mktemp("deployed"), np.random.default_rng(0)
+    for part, n in (("train", 20), ("test", 40)):
+        for label, name in enumerate(CLASSES):
+            (here / "data" / part / name).mkdir(parents=True)
+            for number in range(n):
+                pixels = rng.integers(0, 90, (*rng.integers(14, 31, 2), 3))
+                pixels[:, :, label] += 60
+                Image.fromarray(pixels.astype(np.uint8)).save(here / "data" / part / name / f"{number:02}.jpg")
+    data = load_dataset({"name": "imagefolder", "root": str(here / "data")}, 16, 0)
+    run = RunFolder.create(here / "run")
+    run.write_config("seed: 0\n")
+    network = FoundNetwork(replace(tiny_architecture(), channels=3, classes=3))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hwnas.latency.timing.measure", lambda calls, *args, **options: {
+            name: measured(0.1) for name in calls})
+        row, = finish(run, [FrontRow.of(network)], tiny_making(dataset=data),
+                      Facts(Host.detect().name, "tiny", Timing(tiny_architecture(), seconds=1.0)))
+    assert row.verified, row.reason
+    return here
+
+
+@pytest.fixture
+def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy, in which no file is opened in a child process first."""
+    monkeypatch.setattr("hwnas.runtimes.child.probe_model", lambda *args, **options: None)
+    return shutil.copytree(made, tmp_path / "here")
+
+
+def files(here: Path) -> list[Path]:
+    return sorted((here / "data" / "test").rglob("*.jpg"))
+
+
+def model_of(here: Path) -> Path:
+    path, = (here / "run" / "models").iterdir()
+    return path
+
+
+def export(here: Path, *options: str) -> int:
+    return main(["export", f"model={model_of(here)}", *options])
+
+
+def in_onnxruntime(path: Path) -> Callable[[NDArray[np.uint8]], NDArray[np.float32]]:
+    session = import_onnxruntime().InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return lambda images: session.run(None, {"images": images})[0]
+
+
+def in_openvino(path: Path) -> Callable[[NDArray[np.uint8]], NDArray[np.float32]]:
+    network = import_openvino().Core().compile_model(str(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    return lambda images: network(images)[0]
+
+
+def answers(network: Callable[[NDArray[np.uint8]], NDArray[np.float32]], paths: list[Path]) -> list[str]:
+    """As a stranger asks: Pillow, numpy and the runtime."""
+    pictures = [np.asarray(Image.open(path).convert("RGB"))[None] for path in paths]
+    return [CLASSES[int(network(picture).argmax())] for picture in pictures]
+
+
+def share(one_way: list[str], other: list[str]) -> float:
+    return float(np.mean([a == b for a, b in zip(one_way, other, strict=True)]))
+
+
+def test_a_run_answers_with_its_most_accurate_network(here: Path) -> None:
+    row, = hwnas.load(here / "run").models
+    for more in ([], [f"id={row.id}"]):
+        out = here / f"out{len(more)}.csv"
+        assert main(["predict", f"run={here / 'run'}", f"images={here / 'data' / 'test'}", f"out={out}", *more]) == 0
+        rows = list(csv.DictReader(out.read_text().splitlines()))
+        right = [line["class"] == Path(line["file"]).parent.name for line in rows]
+        assert np.mean(right) == pytest.approx(row.top1_test, abs=1e-6)
+
+
+def test_python_takes_paths_and_arrays(here: Path) -> None:
+    model, paths = hwnas.load(here / "run").best(), files(here)
+    said = model.predict(paths)
+    assert share([answer.label for answer in said], [path.parent.name for path in paths]) == pytest.approx(
+        model.top1_test, abs=1e-6)
+    assert all(1 / 3 <= answer.confidence <= 1 for answer in said)
+    assert model.predict([np.asarray(Image.open(path)) for path in paths]) == said
+    assert model.predict([]) == []
+    for wrong in (np.zeros((4, 4, 3)), np.zeros((4, 4, 2), np.uint8), 3):
+        with pytest.raises(DataError, match="image 0 must be a path, or an array uint8"):
+            model.predict([wrong])
+    paths[3].write_bytes(b"none")
+    with pytest.raises(DataError, match=paths[3].name):
+        model.predict(paths)
+
+
+@pytest.mark.parametrize("runtime", [in_onnxruntime, in_openvino])
+def test_a_file_that_takes_pixels_answers_as_the_network_does(here: Path, runtime: Callable) -> None:
+    """Pictures of all shapes; the reference is the same file in the same runtime, fed by our own preparation."""
+    assert export(here, "format=uint8", f"out={here / 'pixels.onnx'}") == 0
+    target = "ort_int8" if runtime is in_onnxruntime else "xeon_int8"
+    assert main(["predict", f"model={model_of(here)}", f"images={here / 'data' / 'test'}", f"out={here / 'out.csv'}",
+                 f"+target={target}"]) == 0
+    rows = {line["file"]: line["class"] for line in csv.DictReader((here / "out.csv").read_text().splitlines())}
+    said = answers(runtime(here / "pixels.onnx"), files(here))
+    assert share(said, [rows[str(path)] for path in files(here)]) >= 0.99
+
+
+def test_a_model_server_finds_its_layout(here: Path) -> None:
+    assert export(here, "format=openvino", f"out={here / 'trees'}", "image_size=20") == 0
+    assert sorted(str(path.relative_to(here / "trees")) for path in (here / "trees").rglob("*") if path.is_file()) == [
+        "1/model.bin", "1/model.xml"]
+    network = in_openvino(here / "trees" / "1" / "model.xml")
+    pictures = [np.asarray(Image.open(path).resize((20, 20))) for path in files(here)]
+    said = [CLASSES[row] for row in network(np.stack(pictures)).argmax(1)]
+    expected = hwnas.load(here / "run").best().predict(pictures)
+    assert share(said, [answer.label for answer in expected]) >= 0.99
+
+
+_ALONE = """
+import sys, torch
+try:
+    import timm
+except RuntimeError:  # torchvision was made for another torch: its operators are declared by hand
+    libraries = [torch.library.Library("torchvision", "FRAGMENT")]
+    for name in ("nms", "qnms"):
+        libraries[0].define(name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("timm", "torchvision")]:
+        del sys.modules[name]
+    import timm
+import numpy as np
+model = timm.create_model("local-dir:" + sys.argv[1], pretrained=True).eval()
+with torch.inference_mode():
+    np.save(sys.argv[2], model(torch.from_numpy(np.load(sys.argv[3]))).numpy())
+config = timm.data.resolve_data_config({}, model=model)
+assert "hwnas" not in sys.modules
+assert ([*config["input_size"]], config["crop_pct"]) == ([3, 16, 16], 1.0)
+"""
+
+
+def test_timm_loads_the_weights_without_hwnas(here: Path) -> None:
+    import torch
+
+    assert export(here, "format=timm", f"out={here / 'timm'}") == 0
+    images = np.random.default_rng(0).standard_normal((4, 3, 16, 16)).astype(np.float32)
+    np.save(here / "in.npy", images)
+    done = subprocess.run([sys.executable, "-P", "-c", _ALONE, str(here / "timm"), str(here / "out.npy"),
+                           str(here / "in.npy")], capture_output=True, text=True, timeout=300, check=False, cwd="/")
+    assert done.returncode == 0, done.stderr
+    with torch.inference_mode():
+        expected = hwnas.load(here / "run").best().torch()(torch.from_numpy(images)).numpy()
+    np.testing.assert_allclose(np.load(here / "out.npy"), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    (["format=uint8"], "what, and where to"), (["out={}/x"], "which format of"),
+    (["format=tflite", "out={}/x"], "unknown format"), (["format=uint8", "out={}/x"], "must end in .onnx"),
+    (["format=timm", "out={}/x.onnx"], "must end in .onnx"), (["format=timm", "image_size=8", "out={}/x"], "Leave it"),
+    (["format=uint8", "out={}/there.onnx"], "is there already"), (["format=uint8", "run={}/run", "out={}/x"], "what,"),
+    (["format=timm", "model={}/gone", "out={}/x"], "gone cannot be read"),
+    (["format=timm", "model={}/bare", "out={}/x"], "has no weights.safetensors"),
+    (["format=timm", "model={}/changed", "out={}/x"], "weights.safetensors is not the file that was made"),
+    (["format=uint8", "model={}/twice.onnx", "out={}/x.onnx"], "takes uint8")])
+def test_what_cannot_be_written_is_one_line(here: Path, options: list[str], said: str,
+                                            capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "there.onnx").write_text("mine")
+    if "bare" in str(options):
+        shutil.copytree(model_of(here), here / "bare", ignore=shutil.ignore_patterns("weights*", "manifest*"))
+    elif "changed" in str(options):
+        (shutil.copytree(model_of(here), here / "changed") / "weights.safetensors").write_bytes(b"none")
+    elif "twice" in str(options):
+        assert export(here, "format=uint8", f"out={here / 'twice.onnx'}") == 0
+    before = sorted(path.name for path in here.iterdir())
+    capsys.readouterr()
+    assert export(here, *(option.format(here) for option in options)) == 2
+    line, = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert sorted(path.name for path in here.iterdir()) == before
+
+
+def test_a_network_that_the_run_does_not_have_is_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for more in (f"run={here / 'run'} id=other", "id=other model=x"):
+        assert main(["predict", f"images={here}", *more.split()]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert "unknown id" in first
+    assert "of which run" in second
