@@ -1,7 +1,9 @@
 """A network's ONNX graph with its preparation in front: uint8 pixels in, logits out.
 
 The resizing is matrix products: a row of weights for each new line and column. Resize with `antialias` would be one
-operator, but OpenVINO reads it as if it were plain, and ONNX Runtime's differs from Pillow's by several levels.
+operator, but OpenVINO reads it as if it were plain, and ONNX Runtime's differs from Pillow's by several levels. Values
+often lie half way between two levels, where the last bit of a weight decides: so the weights are whole parts of 2**22,
+as Pillow's, and every product and sum is a whole number that float32 holds.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 _HERE = "prepare"  # begins the names of nodes and values
+_WHOLE, _STEP = 1 << 22, 1 << 11  # Pillow computes in parts of the first, the second is its root
 
 
 def take_pixels(proto: ModelProto, preparation: Preparation, mean: Sequence[float], std: Sequence[float],
@@ -30,9 +33,8 @@ def take_pixels(proto: ModelProto, preparation: Preparation, mean: Sequence[floa
     shape is returned, names for open axes.
 
     Pictures may have any height and width, the same for a batch, or with `image_size` are square of that size; arrays
-    (see `Preparation`) have the one size that they were given in. What is computed is what Pillow and
-    `hwnas.data.dataset.resize` do, to a level of rounding where a value lies half way. ModelError for a graph of
-    another input.
+    (see `Preparation`) have the one size that they were given in. The pixels are those of `hwnas.data.decoding.decode`
+    and `hwnas.data.dataset.resize`, to the last level. ModelError for a graph of another input.
     """
     from onnx import TensorProto, helper
 
@@ -42,9 +44,8 @@ def take_pixels(proto: ModelProto, preparation: Preparation, mean: Sequence[floa
     pixels = graph.add("Cast", graph.add("Transpose", INPUT, perm=[0, 3, 1, 2]), to=TensorProto.FLOAT)
     if given != first:
         height, width = graph.sides() if given is None else (None, None)
-        for matrix, left in ((graph.weights(width, height, given, first), False),
-                             (graph.weights(height, width, given, first), True)):  # columns first, as Pillow
-            pixels = graph.whole(graph.product(matrix, pixels, left))
+        pixels = graph.resized(pixels, graph.shares(width, height, given, first), False)  # columns first, as Pillow
+        pixels = graph.resized(pixels, graph.shares(height, width, given, first), True)
     for before, after in pairwise(preparation.sizes):
         pixels = graph.at_size(pixels, before, after)
     scale = 1 / (255 * np.asarray(std, np.float64))
@@ -56,12 +57,22 @@ def take_pixels(proto: ModelProto, preparation: Preparation, mean: Sequence[floa
     return shape
 
 
-def shrink_matrix(before: int, after: int) -> NDArray[np.float32]:
-    """The share [after, before] that each pixel of a line has in each new one: a triangle as wide as two new pixels."""
-    scale = before / after
-    middles = (np.arange(after) + 0.5)[:, None] * scale
-    shares = np.maximum(0, 1 - np.abs(np.arange(before) + 0.5 - middles) / max(scale, 1.0))
-    return np.asarray(shares / shares.sum(1, keepdims=True), np.float32)
+def _shares(before: int, after: int) -> NDArray[np.int64]:
+    """The parts of 2**22 [after, before] that each pixel of a line has in each new one, as Pillow rounds them: a
+    triangle as wide as two new pixels, or two old ones where these are larger."""
+    apart = np.abs((2 * np.arange(before) + 1) * after - ((2 * np.arange(after) + 1) * before)[:, None])
+    parts = np.maximum(0, 2 * max(before, after) - apart)
+    total = parts.sum(1, keepdims=True)
+    return np.asarray((2 * _WHOLE * parts + total) // (2 * total))
+
+
+def _torch_shares(before: int, after: int) -> NDArray[np.float32]:
+    """The shares [before, after] that torch gives each pixel of a line in each new one, to its own last bit."""
+    import torch
+    from torch.nn.functional import interpolate
+
+    lines = torch.eye(before)[None, None]
+    return np.asarray(interpolate(lines, (before, after), mode="bilinear", antialias=True)[0, 0].numpy())
 
 
 class _Graph:
@@ -101,34 +112,68 @@ class _Graph:
         height, width = (self.add("Gather", shape, self.constant(np.array([axis])), axis=0) for axis in (1, 2))
         return height, width
 
-    def weights(self, side: str | None, other: str | None, given: int | None, after: int) -> str:
-        """`shrink_matrix` of the middle square along `side`; `other` is the other side (None: both are `given`)."""
-        if side is None or other is None:
-            return self.constant(shrink_matrix(int(given or after), after))
+    def shares(self, length: str | None, other: str | None, given: int | None, after: int) -> tuple[str, str]:
+        """`_shares` of the middle square along the side `length` (None: it is `given`), in whole steps of 2**11 and
+        what is left of them."""
+        if length is None or other is None:
+            steps, rest = (each.astype(np.float32) for each in np.divmod(_shares(int(given or after), after), _STEP))
+            return self.constant(steps), self.constant(rest)
         from onnx import TensorProto
 
-        length, across = (self.add("Cast", name, to=TensorProto.FLOAT) for name in (side, other))
-        square = self.add("Min", length, across)
-        scale = self.add("Div", square, self.constant([float(after)]))
-        begin = self.add("Div", self.add("Sub", length, square), self.constant([2.0]))
-        middles = self.add("Add", self.add("Mul", self.constant((np.arange(after) + 0.5)[:, None]), scale), begin)
-        zero, step = (self.constant(np.array(number)) for number in (0, 1))
-        every = self.add("Range", zero, self.add("Squeeze", side), step)
-        places = self.add("Add", self.add("Cast", every, to=TensorProto.FLOAT), self.constant([0.5]))
-        apart = self.add("Abs", self.add("Sub", places, middles))
-        reach = self.add("Max", scale, self.constant([1.0]))
-        shares = self.add("Sub", self.constant([1.0]), self.add("Div", apart, reach))
-        shares = self.add("Max", shares, self.constant([0.0]))
-        return self.add("Div", shares, self.add("ReduceSum", shares, self.constant(np.array([1])), keepdims=1))
+        side, across = (self.add("Cast", name, to=TensorProto.FLOAT) for name in (length, other))
+        square = self.add("Min", side, across)
+        zero, one = (self.constant(np.array(number)) for number in (0, 1))
+        places = self.add("Cast", self.add("Range", zero, self.add("Squeeze", length), one), to=TensorProto.FLOAT)
+        outside = self.add("Sub", side, square)  # twice what is cut off at the beginning
+        at = self.times(self.add("Sub", self.add("Add", self.times(places, 2.0), self.constant([1.0])), outside), after)
+        middles = self.add("Mul", self.constant((2.0 * np.arange(after) + 1)[:, None]), square)
+        reach = self.times(self.add("Max", square, self.constant([float(after)])), 2.0)
+        parts = self.add("Sub", reach, self.add("Abs", self.add("Sub", at, middles)))
+        parts = self.add("Max", parts, self.constant([0.0]))
+        return self.split(self.divided(parts, self.add("ReduceSum", parts, self.constant(np.array([1])), keepdims=1)))
+
+    def divided(self, parts: str, total: str) -> str:
+        """2**22 times `parts` by `total`, rounded. A quotient in float32 may be one too large or too small: what it
+        leaves is computed in pieces that float32 holds, and corrects it."""
+        quotient = self.whole(self.times(self.add("Div", parts, total), _WHOLE))
+        first = self.floor(self.times(quotient, 2.0 ** -14))
+        rest = self.add("Sub", quotient, self.times(first, 2.0 ** 14))
+        second = self.floor(self.times(rest, 2.0 ** -7))
+        third = self.add("Sub", rest, self.times(second, 2.0 ** 7))
+        left = self.add("Sub", self.times(parts, 2.0 ** 8), self.add("Mul", first, total))
+        left = self.add("Sub", self.times(left, 2.0 ** 7), self.add("Mul", second, total))
+        left = self.add("Sub", self.times(left, 2.0 ** 7), self.add("Mul", third, total))
+        return self.add("Add", quotient, self.whole(self.add("Div", left, total)))
+
+    def split(self, parts: str) -> tuple[str, str]:
+        """Whole steps, and what is left of them."""
+        steps = self.floor(self.times(parts, 1 / _STEP))
+        return steps, self.add("Sub", parts, self.times(steps, _STEP))
+
+    def resized(self, pixels: str, shares: tuple[str, str], left: bool) -> str:
+        """New lines (`left`) or columns of `pixels` [n, c, h, w]: whole levels, halves upwards, as Pillow's."""
+        steps, rest = (self.product(matrix, pixels, left) for matrix in shares)
+        steps = self.add("Add", steps, self.constant([_STEP / 2]))
+        levels = self.floor(self.times(steps, 1 / _STEP))
+        rest = self.add("Add", self.times(self.add("Sub", steps, self.times(levels, _STEP)), _STEP), rest)
+        return self.add("Add", levels, self.floor(self.times(rest, 1 / _WHOLE)))
 
     def product(self, matrix: str, pixels: str, left: bool) -> str:
         """New lines (`left`) or columns of `pixels` [n, c, h, w]."""
         return self.add("MatMul", matrix, pixels) if left else \
             self.add("MatMul", pixels, self.add("Transpose", matrix, perm=[1, 0]))
 
-    def whole(self, pixels: str) -> str:
-        """Whole levels, halves upwards, as Pillow leaves them after each direction."""
-        return self.add("Floor", self.add("Add", pixels, self.constant([0.5])))
+    def times(self, value: str, factor: float) -> str:
+        """`value` by a number."""
+        return self.add("Mul", value, self.constant([float(factor)]))
+
+    def floor(self, value: str) -> str:
+        """The whole number below."""
+        return self.add("Floor", value)
+
+    def whole(self, value: str) -> str:
+        """The nearest whole number, halves upwards."""
+        return self.floor(self.add("Add", value, self.constant([0.5])))
 
     def at_size(self, pixels: str, before: int, after: int) -> str:
         """As `hwnas.data.dataset.resize`: padded where that adds little, otherwise in fractions of levels until the
@@ -136,8 +181,9 @@ class _Graph:
         if is_padded(before, after):
             spare = (after - before) // 2
             return self.add("Pad", pixels, self.constant(np.array([0, 0, spare, spare] * 2)))
-        matrix = self.constant(shrink_matrix(before, after))
-        return self.add("Round", self.product(matrix, self.product(matrix, pixels, False), True))
+        shares = _torch_shares(before, after)
+        columns = self.add("MatMul", pixels, self.constant(shares))
+        return self.add("Round", self.add("MatMul", self.constant(shares.T.copy()), columns))
 
     def finish(self, prepared: str) -> None:
         """Let the network read `prepared`, behind the new nodes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -119,8 +120,8 @@ class Pixels:
 
 def source_of(image: Any, number: int) -> Source:
     """A path or an array as a source; DataError for anything else."""
-    if isinstance(image, str | Path):
-        return Entry(str(image), 0, 0, "")
+    if isinstance(image, str | os.PathLike):
+        return Entry(os.fspath(image), 0, 0, "")
     array = np.asarray(image)
     if array.dtype != np.uint8 or not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3))) \
             or not array.size:

@@ -17,7 +17,7 @@ from hwnas.networks.pixels import take_pixels
 from hwnas.runtimes.onnxruntime import run_once
 from hwnas.runtimes.openvino import import_openvino
 
-SHAPES = [(16, 16), (40, 53), (53, 40), (11, 17), (24, 24), (9, 75), (150, 200)]  # kept, shrunk, enlarged, cropped
+SHAPES = [(16, 16), (40, 53), (53, 40), (11, 17), (20, 24), (9, 75), (32, 32), (150, 200)]  # kept, shrunk, enlarged
 
 
 def nothing(channels: int, size: int) -> onnx.ModelProto:
@@ -50,10 +50,7 @@ def test_pixels_are_prepared_as_in_training(tmp_path: Path, preparation: Prepara
         for size in preparation.sizes[1:]:
             expected = resize(expected, size)
         for got in (run_once(path, pictures), network(pictures)[0]):
-            apart = np.abs(got - expected)
-            assert got.shape == expected.shape
-            assert apart.max() < 1.01, shape
-            assert (apart > 0.01).mean() < 0.06, "only what lies half way between two levels"
+            np.testing.assert_allclose(got, expected, atol=0.01, err_msg=str(shape))
 
 
 def test_normalised_as_in_training(tmp_path: Path) -> None:
