@@ -18,6 +18,8 @@ _WORDS = {  # of an architecture's text, by place: the form that a user is told,
     0: ("stem<width>s<stride>", re.compile(r"stem(?P<width>[0-9]{1,7})s(?P<stride>[0-9])")),
     -2: ("head<width>", re.compile(r"head(?P<head>[0-9]{1,7})")),
     -1: ("<activation>@<image size>", re.compile(r"(?P<activation>\w+)@(?P<size>[0-9]{1,7})"))}
+AROUND = re.compile(r"[a-z][a-z0-9_]{0,80}(?:\+same)?")
+_TIMM = "timm:"  # opens the first word of a cut network's text
 _TOKEN = re.compile(r"(?P<skip>skip|noskip)|(?P<key>se|[rksec])(?P<value>\d+(?:\.\d+)?)")
 
 
@@ -111,6 +113,9 @@ class Architecture:
 
     `head` is the width of the last 1x1 convolution (0: none). Two architectures are the same network when
     their `blocks()` are equal; search spaces return canonical strings, so that `==` says so too.
+
+    `around`: the timm network that this one is cut from, empty for none. Norms and padding are as there; `+same` behind
+    the name stands for TensorFlow's padding where timm's name does not say so.
     """
 
     stages: tuple[tuple[str, ...], ...]
@@ -121,6 +126,7 @@ class Architecture:
     image_size: int
     channels: int
     classes: int
+    around: str = ""
 
     def block_defs(self) -> tuple[tuple[BlockDef, ...], ...]:
         """The stages, parsed."""
@@ -151,7 +157,8 @@ class Architecture:
     @property
     def id(self) -> str:
         """Eight hexadecimal digits that name the network: a hash of its blocks."""
-        return hashlib.sha256("|".join(block.key for block in self.blocks()).encode()).hexdigest()[:8]
+        text = "|".join([*(block.key for block in self.blocks()), *([self.around] if self.around else [])])
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     @property
     def macs(self) -> int:
@@ -165,12 +172,15 @@ class Architecture:
 
     def __str__(self) -> str:
         stages = " ".join("+".join(stage) for stage in self.stages)
-        return f"stem{self.stem_width}s{self.stem_stride} {stages} head{self.head} {self.activation}@{self.image_size}"
+        around = f"{_TIMM}{self.around} " if self.around else ""
+        return (f"{around}stem{self.stem_width}s{self.stem_stride} {stages} head{self.head} "
+                f"{self.activation}@{self.image_size}")
 
     @classmethod
     def parse(cls, text: str, channels: int, classes: int) -> Architecture:
         """Inverse of `str`, which says neither `channels` nor `classes`; SpaceError names the word that is wrong."""
         words = text.split()
+        around = words.pop(0).removeprefix(_TIMM) if text.startswith(_TIMM) else ""
         if len(words) < 4:
             raise SpaceError(f"architecture {text[:200]!r}: {len(words)} words; it must have a stem, a word for each "
                              "stage, a head and the input, such as stem16s1 ds_r1_k3_s1_c16 head64 relu@32.")
@@ -184,7 +194,7 @@ class Architecture:
             **DOCUMENT.header, "stem": {"width": int(said["width"]), "stride": int(said["stride"])},
             "stages": [word.split("+") for word in words[1:-2]], "head": int(said["head"]),
             "activation": said["activation"], "input": {"size": int(said["size"]), "channels": channels},
-            "classes": classes})
+            "classes": classes, **({"around": around} if around else {})})
 
     def to_dict(self) -> dict[str, Any]:
         """The content of `architecture.yaml`."""
@@ -196,6 +206,7 @@ class Architecture:
             "activation": self.activation,
             "input": {"size": self.image_size, "channels": self.channels},
             "classes": self.classes,
+            **({"around": self.around} if self.around else {}),
         }
 
     @classmethod
@@ -215,12 +226,16 @@ class Architecture:
         if data.get("activation") not in ACTIVATIONS:
             raise SpaceError(
                 f"{where}: activation must be one of {', '.join(ACTIVATIONS)}, got {data.get('activation')!r}.")
+        around = data.get("around", "")
+        if not isinstance(around, str) or (around and not AROUND.fullmatch(around)):
+            raise SpaceError(f"{where}: around must be the name of a timm network, perhaps with +same, got "
+                             f"{str(around)[:100]!r}.")
         stem, source = data.get("stem"), data.get("input")
         architecture = cls(
             stages=tuple(tuple(str(BlockDef.parse(str(text))) for text in stage) for stage in stages),
             stem_width=whole(stem, "width", 1), stem_stride=whole(stem, "stride", 1, 2), head=whole(data, "head", 0),
             activation=str(data["activation"]), image_size=whole(source, "size", 1),
-            channels=whole(source, "channels", 1), classes=whole(data, "classes", 2))
+            channels=whole(source, "channels", 1), classes=whole(data, "classes", 2), around=around)
         architecture._check(where)
         return architecture
 

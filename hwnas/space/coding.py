@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,11 +13,16 @@ from numpy.typing import NDArray
 from hwnas.errors import SpaceError
 from hwnas.space.architecture import Architecture, BlockDef
 from hwnas.space.blocks.block import BlockSpec
-from hwnas.space.reading import SpaceDef, StageDef
+from hwnas.space.reading import FIELDS, GLOBALS, SpaceDef, StageDef
 
 Codes = NDArray[np.int64]
-IMAGE_SIZE, WIDTH, STEM_WIDTH, STEM_STRIDE, ACTIVATION, HEAD = range(6)
+IMAGE_SIZE, WIDTH, STEM_WIDTH, STEM_STRIDE, ACTIVATION, HEAD, DEPTH = range(len(GLOBALS))
 OP, KERNEL, SE, SKIP, CHANNELS, REPEATS = range(6)
+
+
+def _first(stage: int) -> int:
+    """Column of a stage's first field."""
+    return len(GLOBALS) + len(FIELDS) * stage
 
 
 class _Stage(NamedTuple):
@@ -42,15 +48,18 @@ class Coding:
         self.values = [tuple(int(v) for v in np.unique(table)) for table in reached]
         self.value_index = [np.searchsorted(v, table) for v, table in zip(self.values, reached, strict=True)]
         self._first_code = [_first_codes(index, len(v)) for index, v in zip(self.value_index, self.values, strict=True)]
+        self.depths = space.depths or (len(space.stages),)
         self._stages = self._stage_tables()
         radices: list[tuple[int, ...]] = [
             (len(space.image_sizes), len(self.values[0]), len(space.stem_strides), len(space.activations))]
         radices += [stage.radix for stage in self._stages]
-        sizes, self._head_size_index = self._sizes(len(space.stages))
-        self._head_sizes = sizes
-        radices.append((len(sizes), len(self.values[-1]), len(space.activations), len(space.heads)))
+        self._head_tables()
+        radices.append((len(self._head_sizes), len(self._head_values), len(space.activations), len(space.heads)))
         self._radices = radices
-        self.offsets = np.concatenate([[0], np.cumsum([int(np.prod(r)) for r in radices])]).astype(np.int64)
+        counts = [int(np.prod(r)) for r in radices]
+        if space.depths:  # each stage may be absent too
+            counts[1:-1] = [count + 1 for count in counts[1:-1]]
+        self.offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         self.runs = self._id_runs()
 
     @property
@@ -70,6 +79,19 @@ class Coding:
         table = np.array([[size(image, stride) for stride in space.stem_strides] for image in space.image_sizes])
         sizes = np.unique(table)
         return tuple(int(s) for s in sizes), np.searchsorted(sizes, table).astype(np.int64)
+
+    def _head_tables(self) -> None:
+        """Map sizes and channels that the head may read. Their index by [depth code, image size code, stem stride code]
+        and [depth code, value index of the last stage that there is]."""
+        ends = [self._sizes(depth) for depth in self.depths]
+        self._head_sizes = tuple(sorted({size for sizes, _ in ends for size in sizes}))
+        self._head_size_index = np.stack([np.searchsorted(self._head_sizes, np.array(sizes)[index])
+                                          for sizes, index in ends])
+        values = [self.values[depth] for depth in self.depths]
+        self._head_values = tuple(sorted({value for reached in values for value in reached}))
+        self._head_value_index = np.zeros((len(values), max(map(len, values))), dtype=np.int64)
+        for row, reached in zip(self._head_value_index, values, strict=True):
+            row[:len(reached)] = np.searchsorted(self._head_values, reached)
 
     def _stage_tables(self) -> list[_Stage]:
         tables = []
@@ -103,13 +125,15 @@ class Coding:
         columns = np.array(full.T, order="C")
         values = self._rewidth(columns)
         for index, table in enumerate(self._stages):
-            stage = columns[6 * (index + 1):6 * (index + 2)]
+            stage = columns[_first(index):_first(index + 1)]
             op = stage[OP]
             stage[KERNEL] *= table.takes_kernel[op]
             stage[SE] *= table.takes_se[op]
             stage[REPEATS] *= table.takes_repeats[op]
             residual = table.several[stage[REPEATS]] | table.same[values[index], values[index + 1]]
             stage[SKIP] *= residual & table.takes_repeats[op]
+            if self.space.depths:
+                stage *= index < np.array(self.depths)[columns[DEPTH]]
         for run in self.runs:
             if len(run) > 1:
                 self._sort_run(columns, run)
@@ -117,7 +141,7 @@ class Coding:
 
     def _rewidth(self, columns: Codes) -> list[Codes]:
         """Write width and channels in their first form; returns each unit's value index."""
-        units = [columns[STEM_WIDTH], *(columns[6 * (i + 1) + CHANNELS] for i in range(len(self.space.stages)))]
+        units = [columns[STEM_WIDTH], *(columns[_first(i) + CHANNELS] for i in range(len(self.space.stages)))]
         width = columns[WIDTH]
         values = [index[width, unit] for index, unit in zip(self.value_index, units, strict=True)]
         if len(self.space.widths) > 1:
@@ -133,7 +157,7 @@ class Coding:
 
     def _sort_run(self, columns: Codes, run: list[int]) -> None:
         """Identities that change nothing go last."""
-        block = columns[6 * (run[0] + 1):6 * (run[-1] + 2)].reshape(len(run), 6, -1)
+        block = columns[_first(run[0]):_first(run[-1] + 1)].reshape(len(run), len(FIELDS), -1)
         vanishes = ~self._stages[run[0]].takes_repeats[block[:, OP]]
         order = np.argsort(vanishes, axis=0, kind="stable")
         block[:] = np.take_along_axis(block, order[:, None, :], axis=0)
@@ -141,29 +165,33 @@ class Coding:
     def architecture(self, full: Codes) -> Architecture:
         """The network of one canonical row."""
         space, codes = self.space, [int(code) for code in full]
-        units = [codes[STEM_WIDTH], *(codes[6 * (i + 1) + CHANNELS] for i in range(len(space.stages)))]
+        units = [codes[STEM_WIDTH], *(codes[_first(i) + CHANNELS] for i in range(len(space.stages)))]
         widths = [self.values[i][self.value_index[i][codes[WIDTH], unit]] for i, unit in enumerate(units)]
         return Architecture(
-            stages=tuple((str(block_def(stage, tuple(codes[6 * (i + 1):6 * (i + 2)]), widths[i], widths[i + 1])),)
-                         for i, stage in enumerate(space.stages)),
+            stages=tuple((str(block_def(stage, tuple(codes[_first(i):_first(i + 1)]), widths[i], widths[i + 1])),)
+                         for i, stage in enumerate(space.stages[:self.depths[codes[DEPTH]]])),
             stem_width=widths[0], stem_stride=space.stem_strides[codes[STEM_STRIDE]], head=space.heads[codes[HEAD]],
             activation=space.activations[codes[ACTIVATION]], image_size=space.image_sizes[codes[IMAGE_SIZE]],
-            channels=self.channels, classes=self.classes)
+            channels=self.channels, classes=self.classes, around=space.around)
 
     def segments(self, full: Codes) -> Codes:
         """Segment ids [n, stages + 2] of canonical codes."""
         columns = np.ascontiguousarray(full.T)
         width, image, stride = columns[WIDTH], columns[IMAGE_SIZE], columns[STEM_STRIDE]
         activation = columns[ACTIVATION]
-        here = self.value_index[0][width, columns[STEM_WIDTH]]
+        here = last = self.value_index[0][width, columns[STEM_WIDTH]]
+        depth = np.array(self.depths)[columns[DEPTH]]
         ids = [self._ravel(0, (image, here, stride, activation))]
         for index, table in enumerate(self._stages):
-            op, kernel, se, skip, channels, repeats = columns[6 * (index + 1):6 * (index + 2)]
+            op, kernel, se, skip, channels, repeats = columns[_first(index):_first(index + 1)]
             before, here = here, self.value_index[index + 1][width, channels]
-            ids.append(self._ravel(index + 1, (
-                table.size_index[image, stride], activation, before, here, op, kernel, se, skip, repeats)))
+            there = self._ravel(index + 1, (
+                table.size_index[image, stride], activation, before, here, op, kernel, se, skip, repeats))
+            ids.append(np.where(index < depth, there, self.offsets[index + 2] - 1))
+            last = np.where(index < depth, here, last)
         ids.append(self._ravel(len(self._stages) + 1, (
-            self._head_size_index[image, stride], here, activation, columns[HEAD])))
+            self._head_size_index[columns[DEPTH], image, stride], self._head_value_index[columns[DEPTH], last],
+            activation, columns[HEAD])))
         return np.stack(ids, axis=1)
 
     def _ravel(self, unit: int, digits: tuple[Codes, ...]) -> Codes:
@@ -178,13 +206,15 @@ class Coding:
         if not 0 <= segment < self.n_segments:
             raise IndexError(f"segment {segment} is not in 0 .. {self.n_segments - 1}")
         unit = int(np.searchsorted(self.offsets, segment, side="right")) - 1
-        digits = [int(d) for d in np.unravel_index(segment - int(self.offsets[unit]), self._radices[unit])]
-        space = self.space
+        space, place = self.space, segment - int(self.offsets[unit])
+        if place == int(np.prod(self._radices[unit])):
+            return ()  # a stage that there is not
+        digits = [int(d) for d in np.unravel_index(place, self._radices[unit])]
         if unit == 0:
             return (BlockSpec("stem", self.channels, self.values[0][digits[1]], space.image_sizes[digits[0]], 3,
                               space.stem_strides[digits[2]], activation=space.activations[digits[3]]),)
         if unit == len(self._stages) + 1:
-            width, head = self.values[-1][digits[1]], space.heads[digits[3]]
+            width, head = self._head_values[digits[1]], space.heads[digits[3]]
             return (BlockSpec("head", width, head or width, self._head_sizes[digits[0]], 1 if head else 0,
                               activation=space.activations[digits[2]], classes=self.classes),)
         size, activation, before, here, op, kernel, se, skip, repeats = digits
@@ -219,6 +249,9 @@ def count_networks(coding: Coding) -> int:
     A network that an earlier width multiplier gives as well is counted there only.
     """
     space = coding.space
+    if space.depths:
+        return sum(count_networks(Coding(replace(space, stages=space.stages[:depth], depths=()), coding.channels,
+                                         coding.classes)) for depth in space.depths)
     total = 0
     for width in range(len(space.widths)):
         states: Counter[tuple[int, int]] = Counter()
@@ -272,13 +305,14 @@ def match(coding: Coding, architecture: Architecture) -> Codes:
     space = coding.space
     for name, value, expected in (("channels", architecture.channels, coding.channels),
                                   ("classes", architecture.classes, coding.classes),
-                                  ("stages", len(architecture.stages), len(space.stages))):
+                                  ("around", architecture.around, space.around)):
         if value != expected:
             raise SpaceError(f"architecture {architecture.id} is not of this space: {name} is {value}, not {expected}.")
     codes = {name: _index(architecture, name, value, choices) for name, value, choices in (
         ("image size", architecture.image_size, space.image_sizes),
         ("stem stride", architecture.stem_stride, space.stem_strides),
-        ("activation", architecture.activation, space.activations), ("head", architecture.head, space.heads))}
+        ("activation", architecture.activation, space.activations), ("head", architecture.head, space.heads),
+        ("stages", len(architecture.stages), coding.depths))}
     complaint: SpaceError | None = None
     for width in range(len(space.widths)):
         try:
@@ -287,7 +321,8 @@ def match(coding: Coding, architecture: Architecture) -> Codes:
             complaint = complaint or error
             continue
         return np.array([codes["image size"], width, stem, codes["stem stride"], codes["activation"], codes["head"],
-                         *stages], dtype=np.int64)
+                         codes["stages"], *stages, *[0] * (len(FIELDS) * (len(space.stages) - len(architecture.stages)))
+                         ], dtype=np.int64)
     assert complaint is not None
     raise complaint
 
@@ -300,7 +335,7 @@ def _match_units(coding: Coding, architecture: Architecture, width: int) -> tupl
                   [space.scaled(c, scale) for c in space.stem_widths])
     all_codes: list[int] = []
     before = architecture.stem_width
-    for index, (stage, defs) in enumerate(zip(space.stages, architecture.block_defs(), strict=True)):
+    for index, (stage, defs) in enumerate(zip(space.stages, architecture.block_defs(), strict=False)):
         if len(defs) != 1:
             raise _not_here(architecture, f"stage{index}", "+".join(map(str, defs)), "one arch-def string")
         block = defs[0]

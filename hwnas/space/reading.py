@@ -10,12 +10,13 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 import yaml
 
 from hwnas.errors import SpaceError, UnknownName
+from hwnas.space.architecture import AROUND
 from hwnas.space.blocks.block import ACTIVATIONS, KINDS, BlockKind, round_to_divisor
 from hwnas.system.documents import WRONG
 
 Path = tuple[str | int, ...]
 Value: TypeAlias = str | int | float | bool
-GLOBALS = ("image_size", "width", "stem.width", "stem.stride", "activation", "head")
+GLOBALS = ("image_size", "width", "stem.width", "stem.stride", "activation", "head", "depth")
 FIELDS = ("op", "kernel", "se", "skip", "channels", "repeats")
 
 
@@ -64,7 +65,11 @@ class StageDef:
 
 @dataclass(frozen=True, slots=True)
 class SpaceDef:
-    """What may be chosen in a space. `widths` multiply stem and stages, not the head."""
+    """What may be chosen in a space. `widths` multiply stem and stages, not the head.
+
+    `depths`: how many of the stages there are, from the first on; () means all. `around`: the timm network that the
+    space's networks are cut from, as in `Architecture.around`.
+    """
 
     image_sizes: tuple[int, ...]
     widths: tuple[float, ...]
@@ -74,6 +79,8 @@ class SpaceDef:
     heads: tuple[int, ...]
     stages: tuple[StageDef, ...]
     divisor: int
+    depths: tuple[int, ...] = ()
+    around: str = ""
 
     def scaled(self, channels: int, width: float) -> int:
         """Channels under a width multiplier; a fixed one is already in them."""
@@ -87,7 +94,7 @@ class SpaceDef:
 def fields(space: SpaceDef) -> list[tuple[str, tuple[Value, ...]]]:
     """Name and choices of every field: those of the whole network, then each stage's."""
     values: list[tuple[Value, ...]] = [space.image_sizes, space.widths, space.stem_widths, space.stem_strides,
-                                       space.activations, space.heads]
+                                       space.activations, space.heads, space.depths or (len(space.stages),)]
     pairs = list(zip(GLOBALS, values, strict=True))
     for index, stage in enumerate(space.stages):
         values = [tuple(op.text for op in stage.ops), stage.kernels, stage.ses, stage.skips, stage.channels,
@@ -115,6 +122,10 @@ def without_dead_choices(space: SpaceDef) -> SpaceDef:
 
 def faults(space: SpaceDef) -> Iterator[tuple[Path, str]]:
     """What is wrong with a space as a whole: (key path, complaint)."""
+    if space.depths and (len(space.widths) > 1 or any(op.rules.vanishes for stage in space.stages for op in stage.ops)):
+        yield ("depth",), "cannot vary where width does, or where 'id' is an operation"
+    if max(space.depths, default=0) > len(space.stages):
+        yield ("depth",), f"must not be above the number of stages, {len(space.stages)}"
     stride = max(space.stem_strides)
     for stage in space.stages:
         stride *= stage.stride
@@ -286,6 +297,12 @@ def _activation(value: Any) -> str:
     return str(value)
 
 
+def _around(value: Any) -> str:
+    if not isinstance(value, str) or not AROUND.fullmatch(value):
+        raise ValueError
+    return value
+
+
 def _op_rule() -> str:
     kinds = [kind for kind in KINDS.values() if kind.words]
     free, fixed = ([kind.words[0] + ("_e<expansion>" if kind.expands else "") for kind in kinds
@@ -307,6 +324,8 @@ def _op(value: Any) -> Op:
 _TOP: dict[str, Rule] = {
     "image_size": _whole(1, 4096), "width": _real(0.05, 8), "head": _whole(0, 16384),
     "activation": Rule(f"must be one of {', '.join(ACTIVATIONS)}", _activation), "divisor": _whole(1, 64),
+    "depth": _whole(1, 64),
+    "around": Rule("must be the name of a timm network, perhaps with +same", _around),
 }
 _STEM: dict[str, Rule] = {"width": _whole(1, 4096), "stride": _whole(1, 2)}
 _STAGE: dict[str, Rule] = {
@@ -339,7 +358,9 @@ def read_space(file: SpaceFile, image_size: int | None = None) -> SpaceDef:
         image_sizes=read["image_size"], widths=widths,
         stem_widths=_merge_channels(stem_widths, (1.0,), widths, divisor), activations=read["activation"],
         stem_strides=file.choices(("stem", "stride"), stem["stride"], _STEM["stride"]),
-        heads=read["head"], stages=_read_stages(file, top, widths, divisor), divisor=divisor)
+        heads=read["head"], stages=_read_stages(file, top, widths, divisor), divisor=divisor,
+        depths=tuple(sorted(file.choices(("depth",), top["depth"], _TOP["depth"]))) if "depth" in top else (),
+        around=file.choices(("around",), top["around"], _TOP["around"], most=1)[0] if "around" in top else "")
     space = without_dead_choices(space)
     for path, message in faults(space):
         file.fail(path, message)

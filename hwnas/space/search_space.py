@@ -122,7 +122,10 @@ class SearchSpace:
     @property
     def fingerprint(self) -> str:
         """Twelve hexadecimal digits that change when the networks or the known ones change."""
-        content = {"definition": asdict(self.definition), "channels": self.channels, "classes": self.classes,
+        definition = asdict(self.definition)
+        for key in ("depths", "around"):  # spaces of earlier versions have neither
+            definition[key] or definition.pop(key)
+        content = {"definition": definition, "channels": self.channels, "classes": self.classes,
                    "known": {name: network.to_dict() for name, network in self.known.items()}}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
