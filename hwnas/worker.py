@@ -33,7 +33,7 @@ def main(config: Config, console: Console) -> None:
     except OmegaConfBaseException as error:
         raise StudyError(f"cannot read {folder.config}: {str(error).splitlines()[0]}.") from None
     values["baselines"] = []  # a worker trains none, and needs no weights of theirs
-    for key in ("pretrained", "cuts", "image_sizes"):
+    for key in ("cuts",) if values.get("around") else ("pretrained", "cuts", "image_sizes"):
         values.pop(key, None)
     search_trials(prepare(make_plan(values, console), folder, console), console)
 

@@ -57,6 +57,7 @@ class Earlier:
 
 # Their modules have `load(config, dataset, space) -> AccuracyEstimator`.
 BUILT_IN = {
+    "inherited": "hwnas.accuracy.inherited",
     "multi_fidelity": "hwnas.accuracy.multi_fidelity",
     "proxy": "hwnas.accuracy.proxy",
     "supernet": "hwnas.accuracy.supernet",
@@ -66,6 +67,7 @@ BUILT_IN = {
 WITHOUT_IMAGES = ("tabular",)  # estimators that need no data set and train nothing
 # Descriptions of the estimators' values, for reports.
 _MEANINGS = {
+    "inherited": "validation top-1 after short fine-tuning",
     "proxy": "validation top-1 after short training",
     "multi_fidelity": "top-1 by short training and NASWOT, predicted where stopped",
     "supernet": "validation top-1 with a supernet's weights",

@@ -55,7 +55,8 @@ class Proxy:
     """An AccuracyEstimator: trains an architecture for a few epochs and returns its validation top-1.
 
     Validation images and training subset are the same for every architecture. `build` makes the network (default
-    `hwnas.networks.build.build`). Same architecture, history and seed: same value on one machine.
+    `hwnas.networks.build.build`), and `begun` names the weights that it gives it (empty: random ones). Same
+    architecture, history and seed: same value on one machine.
     """
 
     dataset: Dataset
@@ -63,6 +64,7 @@ class Proxy:
     options: ProxyOptions = ProxyOptions()
     build: Callable[[Architecture], nn.Module] | None = None
     progress: Progress | None = None
+    begun: str = ""
 
     def __post_init__(self) -> None:
         self._subsets = Subsets(self.dataset, self.options.train_images, self.options.validation_images)
@@ -77,7 +79,7 @@ class Proxy:
     def fingerprint(self) -> str:
         """Names everything that decides the values, except the architecture."""
         options = f"ProxyOptions({content(self.options, _NAMED, separator=', ')})"
-        text = f"{self.dataset.fingerprint}|{self.recipe.fingerprint}|{options}"
+        text = "|".join(filter(None, (self.dataset.fingerprint, self.recipe.fingerprint, options, self.begun)))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property

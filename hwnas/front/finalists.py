@@ -16,12 +16,14 @@ import numpy as np
 from hwnas.errors import StudyError
 from hwnas.front.rows import FrontRow
 from hwnas.networks.network import FoundNetwork, Network
+from hwnas.space.search_space import WHOLE
 from hwnas.stats import layers
 from hwnas.study.objective import known_costs, upper_ms
 from hwnas.system.run_folder import ESTIMATED
 
 if TYPE_CHECKING:
     from hwnas.latency.model import Predictions
+    from hwnas.networks.weights import Pretrained
     from hwnas.space.search_space import SearchSpace
     from hwnas.study.objective import Predict
 
@@ -216,11 +218,12 @@ _DRAWS, _BATCHES = 4096, 16
 
 
 def draw_controls(finalists: Sequence[FrontRow], space: SearchSpace, predict: Predict, k: int, seed: int,
-                  say: Callable[[str], None]) -> list[FrontRow]:
+                  say: Callable[[str], None], pretrained: Pretrained | None = None) -> list[FrontRow]:
     """Rows of `k` controls, each within 5 % of the predicted latency of the finalist in its `control_of`.
 
     They are the first that fit of networks drawn as `SearchSpace.sample` draws them, so nothing is known of their
-    accuracy. Finalists take turns, slow ones and fast ones evenly. `say` hears of each finalist that none fits.
+    accuracy. Finalists take turns, slow ones and fast ones evenly. `say` hears of each finalist that none fits. All
+    begin with the weights `pretrained`, as the finalists do.
     """
     partners = _partners([row for row in finalists if row.latency_ms_predicted], k)
     rng = np.random.default_rng([seed, *b"controls"])
@@ -233,7 +236,7 @@ def draw_controls(finalists: Sequence[FrontRow], space: SearchSpace, predict: Pr
         for partner in list(partners):
             apart = np.abs(predicted.mean / (partner.latency_ms_predicted or np.nan) - 1)
             for at in np.flatnonzero(apart <= WITHIN):
-                network = FoundNetwork(space.decode(space.to_params(codes[at])))
+                network = FoundNetwork(space.decode(space.to_params(codes[at])), pretrained)
                 if network.id not in taken:
                     taken.add(network.id)
                     partners.remove(partner)
@@ -246,14 +249,18 @@ def draw_controls(finalists: Sequence[FrontRow], space: SearchSpace, predict: Pr
 
 
 def known_controls(space: SearchSpace, predict: Predict, beside: Sequence[FrontRow], cap_ms: float | None,
-                   quantile: float, say: Callable[[str], None]) -> list[FrontRow]:
-    """Rows of the space's known networks, but for those that stand `beside` them already.
+                   quantile: float, say: Callable[[str], None], pretrained: Pretrained | None = None
+                   ) -> list[FrontRow]:
+    """Rows of the space's known networks, but for those that stand `beside` them already, and the one that a space's
+    networks are cut from, which is a baseline. They begin with the weights `pretrained`.
 
     One whose predicted latency is over the cap at this `quantile` is left out, and `say` hears of it.
     """
     rows, taken = [], {row.id for row in beside}
     for name, architecture in space.known.items():
-        network = FoundNetwork(architecture)
+        if name == WHOLE and space.definition.around:
+            continue
+        network = FoundNetwork(architecture, pretrained)
         predicted = predict(space.to_codes(space.encode(architecture))[None])
         if cap_ms is not None and float(upper_ms(predicted, quantile)[0]) > cap_ms:
             say(f"the known network {name} is left out: its predicted {float(predicted.mean[0]):.4g} ms do not keep "

@@ -11,6 +11,7 @@ import re
 import sys
 import types
 from collections.abc import Sequence
+from functools import cache, partial
 from typing import Any
 
 from hwnas.system.libraries import declare_missing
@@ -179,12 +180,31 @@ def _arguments(architecture: Architecture) -> dict[str, Any]:
     """Constructor arguments that do not depend on classes, input channels or training."""
     if _class_of(architecture) is BlockNet:
         return {"architecture": architecture}
+    settings = settings_of(architecture.around) if architecture.around else {}
     return {
-        "block_args": decode_arch_def([list(map(str, stage)) for stage in architecture.block_defs()]),
+        **settings, "block_args": decode_arch_def([list(map(str, stage)) for stage in architecture.block_defs()]),
         "stem_size": architecture.stem_width, "stem_stride": architecture.stem_stride,
         "num_features": architecture.head, "act_layer": get_act_layer(architecture.activation),
         "round_chs_fn": int, "output_stride": _ANY_STRIDE,
     }
+
+
+def original(around: str, channels: int = 3, classes: int = 1000) -> nn.Module:
+    """The timm network that `Architecture.around` names, with random weights; ConfigError for one that timm lacks."""
+    from hwnas.networks.baselines import Baseline, build_timm
+
+    name, _, pad = around.partition("+")
+    return build_timm(Baseline(name, pad_type=pad), channels, classes, 224, "around")
+
+
+@cache
+def settings_of(around: str) -> dict[str, Any]:
+    """What the networks cut from a timm network have in common with it: padding and batch norm."""
+    model: Any = original(around)
+    norm = next(module for module in model.modules() if isinstance(module, nn.BatchNorm2d))
+    padded = any(type(module).__name__ == "Conv2dSame" for module in model.modules())
+    return {"pad_type": "same" if padded else "",
+            "norm_layer": partial(nn.BatchNorm2d, eps=norm.eps, momentum=norm.momentum)}
 
 
 def activation_layers() -> tuple[type[nn.Module], ...]:

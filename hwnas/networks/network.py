@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from hwnas.errors import StudyError
 from hwnas.networks.baselines import Baseline
+from hwnas.networks.weights import Pretrained
 from hwnas.networks.weights import check_tensors as check_tensors
 from hwnas.networks.weights import load_weights as load_weights
 from hwnas.space.architecture import Architecture
-from hwnas.system.documents import yaml_text
+from hwnas.system.documents import load_yaml, yaml_text
 from hwnas.system.run_folder import ModelFolder
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from hwnas.space.blocks.block import BlockSpec
 
 
+PRETRAINED = "pretrained"  # key of a description and of an ONNX file's metadata
 EARLY = "-early"  # ends the id of a network of a first front
 
 
@@ -80,9 +82,14 @@ class Network(ABC):
         """The torch network with random weights (seed torch first), in train mode."""
 
     @property
+    @abstractmethod
+    def pretrained(self) -> Pretrained | None:
+        """The weights that its training begins, or began, with; None for random ones."""
+
+    @property
     def provenance(self) -> Mapping[str, str]:
         """`metadata_props` of an ONNX file that say which pretrained weights it began with; empty for none."""
-        return {}
+        return {} if self.pretrained is None else {PRETRAINED: json.dumps(self.pretrained.facts(), ensure_ascii=False)}
 
     def start(self) -> nn.Module:
         """As `build`, with the pretrained weights that its training begins with, if any; DataError where these do not
@@ -92,7 +99,7 @@ class Network(ABC):
     @property
     def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
         """Mean and std, on pixels / 255, that its pretrained weights ask for; None: the data set's."""
-        return None
+        return None if self.pretrained is None else (self.pretrained.mean, self.pretrained.std)
 
     def fed(self, dataset: Dataset) -> Dataset:
         """The data set as the network is fed it: at its size, and in its normalisation."""
@@ -109,9 +116,13 @@ class Network(ABC):
 
 @dataclass(frozen=True, slots=True)
 class FoundNetwork(Network):
-    """An architecture of a search space."""
+    """An architecture of a search space.
+
+    `pretrained`: the weights of the network that it is cut from, with which its training begins, or began.
+    """
 
     architecture: Architecture
+    pretrained: Pretrained | None = None
 
     @property
     def id(self) -> str:
@@ -131,8 +142,9 @@ class FoundNetwork(Network):
 
     @property
     def identity(self) -> str:
-        """The architecture as JSON."""
-        return json.dumps(self.architecture.to_dict())
+        """The architecture as JSON, and the key of its pretrained weights."""
+        begun = {"pretrained": self.pretrained.key} if self.pretrained is not None else {}
+        return json.dumps({**self.architecture.to_dict(), **begun})
 
     @property
     def blocks(self) -> Sequence[BlockSpec]:
@@ -145,9 +157,21 @@ class FoundNetwork(Network):
 
         return build(self.architecture)
 
+    def start(self) -> nn.Module:
+        """With what it keeps of the weights of the network that it is cut from, if it has some."""
+        if self.pretrained is None:
+            return self.build()
+        from hwnas.networks.around import begin
+
+        return begin(self.architecture, self.pretrained)
+
     def describe(self) -> str:
         """Text of `architecture.yaml`."""
-        return self.architecture.to_yaml()
+        import yaml
+
+        if self.pretrained is None:
+            return self.architecture.to_yaml()
+        return self.architecture.to_yaml() + yaml.safe_dump({PRETRAINED: self.pretrained.facts()}, sort_keys=False)
 
     def __str__(self) -> str:
         return str(self.architecture)
@@ -202,10 +226,9 @@ class TimmNetwork(Network):
         return build_timm(self.baseline, shape.channels, shape.classes, shape.image_size)
 
     @property
-    def provenance(self) -> Mapping[str, str]:
-        """File, SHA-256, licence and origin, as JSON."""
-        pretrained = self.baseline.pretrained
-        return {} if pretrained is None else {"pretrained": json.dumps(pretrained.facts(), ensure_ascii=False)}
+    def pretrained(self) -> Pretrained | None:
+        """The baseline's."""
+        return self.baseline.pretrained
 
     def start(self) -> nn.Module:
         """With its pretrained weights, where it has some."""
@@ -213,12 +236,6 @@ class TimmNetwork(Network):
 
         shape = self.shape
         return build_timm(self.baseline, shape.channels, shape.classes, shape.image_size, begun=True)
-
-    @property
-    def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-        """That of the weights it began with."""
-        pretrained = self.baseline.pretrained
-        return None if pretrained is None else (pretrained.mean, pretrained.std)
 
     def describe(self) -> str:
         """Text of `baseline.yaml`."""
@@ -241,5 +258,11 @@ def read_network(folder: ModelFolder, images: Shape) -> Network | None:
     except (OSError, ValueError) as error:
         raise StudyError(f"{path} cannot be read ({error}).") from None
     if path == folder.architecture:
-        return FoundNetwork(Architecture.from_yaml(text, str(path)))
+        try:
+            facts = load_yaml(text).get(PRETRAINED)
+            begun = None if facts is None else Pretrained.of_facts(facts)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise StudyError(f"{path}: {PRETRAINED} needs file, sha256, licence, origin, and mean and std for each "
+                             "channel.") from None
+        return FoundNetwork(Architecture.from_yaml(text, str(path)), begun)
     return TimmNetwork(Baseline.from_yaml(text, str(path)), images)

@@ -15,7 +15,7 @@ import numpy as np
 from hwnas.accuracy.certificate import NAME, Certificate, Chosen, choose, look_up
 from hwnas.accuracy.estimator import Prepares
 from hwnas.cli.command import default_out, kept
-from hwnas.cli.options import Config, option, read_command, section
+from hwnas.cli.options import Config, option, plain, read_command, section
 from hwnas.cli.progress import Console, Report
 from hwnas.errors import BudgetError, ConfigError, SamplerError, StudyError
 from hwnas.latency.deployment import CalibrationOptions, Deployment, error_line, latency_model
@@ -43,6 +43,7 @@ from hwnas.search.minutes import (
     with_steps,
 )
 from hwnas.study.objective import CAP_QUANTILES, Objective
+from hwnas.system.paths import write_atomic
 from hwnas.system.processes import crew
 from hwnas.system.run_folder import RunFolder
 from hwnas.target import Target, usable_cores
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from hwnas.accuracy.estimator import AccuracyEstimator
-    from hwnas.data.dataset import Dataset
+    from hwnas.data.dataset import Dataset, DatasetInfo
     from hwnas.front.make import Making
     from hwnas.front.rows import FrontRow
     from hwnas.front.verification import Facts
@@ -60,11 +61,13 @@ if TYPE_CHECKING:
     from hwnas.latency.table import LatencyTable
     from hwnas.networks.baselines import Baseline
     from hwnas.networks.network import Network, Shape
+    from hwnas.networks.weights import Pretrained
     from hwnas.samplers.coding import Settings
     from hwnas.samplers.informed import Context
     from hwnas.samplers.loading import Asking
     from hwnas.search.loop import SearchEvent
     from hwnas.search.trial import SearchOptions
+    from hwnas.space.architecture import Architecture
     from hwnas.space.search_space import SearchSpace
     from hwnas.training.recipe import Recipe
 
@@ -72,6 +75,7 @@ if TYPE_CHECKING:
 UNTIL = "search_until"  # of the study: when its trials end, seconds since 1970
 LENGTH = {"epochs", "min_steps", "max_steps", "image_size", "train_images", "seeds"}  # options of the proxy
 MOST_TIMES = 10  # as many steps as the recipe's own a budget of minutes gives at most
+LARGEST_PX = 224  # of the images of cut networks, where no size is given
 DEFAULT_TRIALS, UNLIMITED = 24, 1_000_000  # the second: the minutes end the search
 
 
@@ -125,7 +129,7 @@ class PlanOptions:
     max_asks: int | None = option(low=1)
     workers: int = option(low=0, high=256)
     threads: int = option(low=0, high=4096)
-    accuracy: str = option()
+    accuracy: str | None = option()
     sampler: str = option()
     sampler_options: dict[str, Any] = option()
     search: EarlierOptions = option()
@@ -140,6 +144,7 @@ class PlanOptions:
     pretrained: PretrainedOptions = option(PretrainedOptions())
     image_sizes: tuple[int, ...] | None = option(None, low=8, high=1024)
     cuts: bool = option(False)
+    around: str | None = option(None)
 
     @property
     def trials(self) -> int:
@@ -151,15 +156,18 @@ class PlanOptions:
 class Plan:
     """What the options ask for.
 
-    `out` is the run folder, which need not exist yet. If the user gave no T, `objective` has none until the latency
-    model is there. `sampler` makes the sampler from the Context that ours needs. `yaml` is the configuration as it may
-    be kept, `config` as it is, with passwords.
+    `out` is the run folder, which need not exist yet. `start`: the weights that networks of the space begin with, where
+    these are cut from a pretrained one. If the user gave no T, `objective` has none until the latency model is there.
+    `sampler` makes the sampler from the Context that ours needs. `yaml` is the configuration as it may be kept,
+    `config` as it is, with passwords.
     """
 
     options: PlanOptions
     deployment: Deployment
     space: SearchSpace
+    start: Pretrained | None
     out: Path
+    accuracy: str
     accuracy_options: Mapping[str, Any]
     sampler: Callable[[Context | None], Asking]
     objective: Objective
@@ -170,6 +178,10 @@ class Plan:
     yaml: str
     config: str
 
+    def network(self, architecture: Architecture) -> FoundNetwork:
+        """The network of an architecture of the space, with the weights that it begins with."""
+        return FoundNetwork(architecture, self.start)
+
 
 def make_plan(config: Config, console: Console) -> Plan:
     """Read all options and check them, as far as this needs no data, measuring or training. Nothing is written."""
@@ -177,7 +189,6 @@ def make_plan(config: Config, console: Console) -> Plan:
 
     from hwnas.data.loading import inspect_dataset
     from hwnas.samplers.loading import read_sampler
-    from hwnas.space.search_space import SearchSpace
     from hwnas.study.objective import read_objective
     from hwnas.study.storage import parse_url
     from hwnas.training.recipe import FULL_TRAINING, Recipe
@@ -192,18 +203,54 @@ def make_plan(config: Config, console: Console) -> Plan:
     if objective.kind == "cap" and not options.budget.latency_ms:
         raise ConfigError("objective=cap needs the cap: budget.latency_ms=NUMBER (ms).")
     info = inspect_dataset(options.dataset)
-    space = SearchSpace.load(options.space, channels=info.channels, classes=info.classes,
-                             image_size=options.dataset.get("image_size"))
+    space, start = _space(options, info, console)
+    accuracy = options.accuracy or ("proxy" if start is None else "inherited")
     if options.controls > space.n_architectures - options.finalists.k:
         raise ConfigError(f"controls={options.controls} and {options.finalists.k} finalists are more than the "
                           f"{space.n_architectures} networks of space {space.name}. Lower controls.")
     recipe = Recipe.from_config({"threads": options.threads, **options.finalists.recipe}, FULL_TRAINING,
                                 "finalists.recipe")
-    baselines = _baselines(options, space, console)
-    out = Path(options.out) if options.out else default_out(deployment.target.name, options.space, info.name)
-    return Plan(options, deployment, space, out, section(config, options.accuracy), sampler, objective, recipe,
+    baselines = _baselines(options, space, start, console)
+    name = options.space if options.around is None else space.name
+    out = Path(options.out) if options.out else default_out(deployment.target.name, name, info.name)
+    return Plan(options, deployment, space, start, out, accuracy, section(config, accuracy), sampler, objective, recipe,
                 baselines, options.workers or len(usable_cores()), _earlier_run(options.search.reuse),
                 kept(config), OmegaConf.to_yaml(config, resolve=True))
+
+
+def _space(options: PlanOptions, info: DatasetInfo, console: Console) -> tuple[SearchSpace, Pretrained | None]:
+    """The search space, and the weights that its networks begin with where they are cut from a pretrained network."""
+    from hwnas.space.search_space import SearchSpace
+
+    px = options.dataset.get("image_size")
+    if options.around is None:
+        space = SearchSpace.load(options.space, channels=info.channels, classes=info.classes, image_size=px)
+        if not space.definition.around:
+            return space, None
+        return space, _start(space.definition.around.partition("+")[0], options, info.channels, console)[0]
+    from hwnas.networks.around import around_of, space_content
+    from hwnas.networks.baselines import check_timm
+
+    check_timm(options.around, "around")
+    start, pad = _start(options.around, options, info.channels, console)
+    content = space_content(around_of(options.around, pad), info.channels, info.classes,
+                            px or min(info.native_size, LARGEST_PX), options.image_sizes or ())
+    return SearchSpace.of_content(content, f"around_{options.around}", channels=info.channels,
+                                  classes=info.classes), start
+
+
+def _start(name: str, options: PlanOptions, channels: int, console: Console) -> tuple[Pretrained | None, str]:
+    """The pretrained weights of the network that others are cut from, and their padding. Where there are none, which is
+    an error if they were asked for, the cuts begin with random weights, and a line says so."""
+    from hwnas.networks.weights import find_pretrained
+
+    try:
+        return find_pretrained(name, options.pretrained, channels)
+    except ConfigError as error:
+        if options.pretrained.asked:
+            raise
+        console.say(f"note: cuts of {name} begin with random weights: {error}")
+        return None, ""
 
 
 def _earlier_run(reuse: str | None) -> Path | None:
@@ -217,14 +264,20 @@ def _earlier_run(reuse: str | None) -> Path | None:
     return folder
 
 
-def _baselines(options: PlanOptions, space: SearchSpace, console: Console) -> tuple[Network, ...]:
+def _baselines(options: PlanOptions, space: SearchSpace, start: Pretrained | None, console: Console
+               ) -> tuple[Network, ...]:
     """The baselines, with a stem of stride 1 as well where images are small, for each of `image_sizes`, and cut by
-    depth where asked; those that have pretrained weights begin with them where these are asked for."""
+    depth where asked; those that have pretrained weights begin with them where these are asked for.
+
+    The network that the space's are cut from is the first. Beside it only pretrained ones stand, as it has a `start`.
+    """
     from hwnas.networks.baselines import Baseline, check_names, cuts_of, variants
     from hwnas.networks.network import Shape, TimmNetwork
 
     images = Shape(space.channels, max(space.image_sizes), space.classes)
     names, sizes = check_names(options.baselines or ()), dict.fromkeys(options.image_sizes or ())
+    if start is not None:
+        names, options = _pretrained_names(space, names, options, console)
     if not names:
         if options.pretrained.asked or options.cuts or sizes:
             raise ConfigError("pretrained, cuts and image_sizes are for baselines, and there are none. Name some: "
@@ -233,12 +286,29 @@ def _baselines(options: PlanOptions, space: SearchSpace, console: Console) -> tu
     if (largest := max(sizes, default=0)) > images.image_size:
         raise ConfigError(f"image_sizes: {largest} px is larger than the search's images ({images.image_size} px). "
                           f"Give dataset.image_size={largest}, or smaller sizes.")
-    baselines = variants(names, images.image_size)
+    baselines = variants(names, images.image_size) if start is None else list(map(Baseline, names))
     baselines += [Baseline(name, image_size=px) for name in names for px in sizes if px < images.image_size]
     cuts = cuts_of(names) if options.cuts else []
     if options.cuts and (whole := [name for name in names if name not in {cut.name for cut in cuts}]):
         console.note(f"cannot be cut by depth: {', '.join(whole)}")
     return tuple(TimmNetwork(baseline, images) for baseline in _begun([*baselines, *cuts], options, images, console))
+
+
+def _pretrained_names(space: SearchSpace, names: Sequence[str], options: PlanOptions, console: Console
+                      ) -> tuple[tuple[str, ...], PlanOptions]:
+    """The network that the space's are cut from and those of `names` that have pretrained weights, which the options
+    ask for."""
+    from hwnas.networks.weights import find_some
+
+    origin = space.definition.around.partition("+")[0]
+    options = replace(options, pretrained=replace(options.pretrained, use=True))
+    if options.pretrained.file is not None:
+        having = {origin}
+    else:
+        having = {*find_some([origin, *(name for name in names if name != origin)], options.pretrained, space.channels)}
+    if left := [name for name in names if name not in having]:
+        console.note(f"no pretrained weights of {', '.join(left)}: not a baseline beside pretrained networks")
+    return tuple(dict.fromkeys([origin, *(name for name in names if name in having)])), options
 
 
 def _begun(baselines: Sequence[Baseline], options: PlanOptions, images: Shape, console: Console) -> list[Baseline]:
@@ -308,6 +378,8 @@ def search(config: Config, console: Console) -> SearchResult:
     minutes = plan.options.budget.minutes
     prepared = prepare(plan, run, console, replace(began, minutes=minutes) if minutes else None)
     run.write_config(plan.yaml)
+    if plan.options.around is not None:
+        write_atomic(run.path / "space.yaml", plan.space.text)
     trials_s = _divide(prepared, console)
     early = prepared.clock is not None and plan.deployment.here and not _read_held(run)[0]
     if early and not _early_front(prepared, trials_s, console):
@@ -350,7 +422,7 @@ def _pace(plan: Plan, dataset: Dataset, console: Console) -> Pace:
 
     making = Making(dataset, plan.recipe, plan.options.seed, plan.deployment.target)
     with console.step("time this machine"):
-        return pace_of(FoundNetwork(plan.space.reference), making).with_networks(plan.baselines, making)
+        return pace_of(plan.network(plan.space.reference), making).with_networks(plan.baselines, making)
 
 
 def _fitting(plan: Plan, chosen: Chosen, estimator: AccuracyEstimator, dataset: Dataset, url: str,
@@ -361,7 +433,7 @@ def _fitting(plan: Plan, chosen: Chosen, estimator: AccuracyEstimator, dataset: 
     from hwnas.front.make import Making
     from hwnas.study.study import database_path, held_choice
 
-    if type(estimator) is not Proxy or plan.options.accuracy == NAME or chosen.options.keys() & LENGTH:
+    if type(estimator) is not Proxy or plan.accuracy == NAME or chosen.options.keys() & LENGTH:
         return {}
     held = held_choice(url)
     if held is None and plan.reuse is not None:
@@ -390,12 +462,12 @@ def _drawn(plan: Plan, model: LatencyModel) -> list[FoundNetwork]:
     codes = plan.space.sample(np.random.default_rng([plan.options.seed, *b"pace"]), 64)
     over_ms = np.maximum(model.predict(codes).mean - (plan.options.budget.latency_ms or np.inf), 0)
     few = codes[np.argsort(over_ms, kind="stable")[:DRAWN]]
-    return [FoundNetwork(plan.space.decode(plan.space.to_params(code))) for code in few]
+    return [plan.network(plan.space.decode(plan.space.to_params(code))) for code in few]
 
 
 def _trials_s(plan: Plan, clock: Clock, pace: Pace) -> float:
     """Seconds for the trials; BudgetError where none are left for a front after them."""
-    return trials_seconds(clock, pace, [FoundNetwork(plan.space.reference)] * min(2, plan.options.finalists.k),
+    return trials_seconds(clock, pace, [plan.network(plan.space.reference)] * min(2, plan.options.finalists.k),
                           plan.workers)
 
 
@@ -411,7 +483,7 @@ def _early_front(prepared: Prepared, all_trials_s: float, console: Console) -> b
     plan, clock, pace = prepared.plan, prepared.clock, prepared.pace
     assert clock is not None
     assert pace is not None
-    n, reference = min(2, plan.options.finalists.k), FoundNetwork(plan.space.reference)
+    n, reference = min(2, plan.options.finalists.k), plan.network(plan.space.reference)
     parts = early_seconds(clock, pace, [reference] * n)
     if parts is None:
         n, parts = 1, early_seconds(clock, pace, [reference])
@@ -549,26 +621,14 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     nothing is verified: the rows keep their predictions, and `python -m hwnas.verify run=DIR` on that host completes
     them. Finalists are networks `of` this kind.
     """
-    from hwnas.front.finalists import doubts, draw_controls, finalists_of, known_controls
     from hwnas.front.join import joined_rows
     from hwnas.front.make import Making, fault_of, other_start
-    from hwnas.front.rows import FrontRow
     from hwnas.front.score import Scores
     from hwnas.front.verification import environment_of, results_of, verify_front, write_results
 
     plan, run, deployment = prepared.plan, prepared.run, prepared.plan.deployment
     target, host = deployment.target, deployment.host_name
-    finalists = finalists_of(trials, _network_of(prepared, of), plan.options.finalists.k, target.name, host,
-                             plan.options.budget.latency_ms)
-    for doubt in doubts(trials, finalists, plan.options.budget.latency_ms) if of is FoundNetwork else ():
-        console.say(f"note: {doubt}")
-    controls = draw_controls(finalists, plan.space, prepared.model.predict, plan.options.controls, plan.options.seed,
-                             console.say)
-    if plan.options.controls:
-        controls += known_controls(plan.space, prepared.model.predict, [*finalists, *controls],
-                                   plan.options.budget.latency_ms, plan.options.budget.quantile, console.say)
-    wanted = rows = [*finalists, *controls,
-                     *(FrontRow.of(network, target=target.name, host=host) for network in plan.baselines)]
+    wanted = rows = _wanted(prepared, trials, console, of)
     making = Making(prepared.dataset, plan.recipe, plan.options.seed, target, narrow=_narrow(prepared))
     if prepared.clock is not None and prepared.pace is not None:
         rows, making, pace = _in_time(prepared, rows, making, console)
@@ -602,6 +662,25 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     if of is FoundNetwork:
         run.remove_models(EARLY)
     return results.rows, [comparison.to_dict() for comparison in results.comparisons]
+
+
+def _wanted(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: Console, of: type[FoundNetwork]
+            ) -> list[FrontRow]:
+    """The rows of the front as yet without figures: finalists of the trials, controls and baselines."""
+    from hwnas.front.finalists import doubts, draw_controls, finalists_of, known_controls
+    from hwnas.front.rows import FrontRow
+
+    plan, predict = prepared.plan, prepared.model.predict
+    options, target, host = plan.options, plan.deployment.target.name, plan.deployment.host_name
+    finalists = finalists_of(trials, _network_of(prepared, of), options.finalists.k, target, host,
+                             options.budget.latency_ms)
+    for doubt in doubts(trials, finalists, options.budget.latency_ms) if of is FoundNetwork else ():
+        console.say(f"note: {doubt}")
+    controls = draw_controls(finalists, plan.space, predict, options.controls, options.seed, console.say, plan.start)
+    if options.controls:
+        controls += known_controls(plan.space, predict, [*finalists, *controls], options.budget.latency_ms,
+                                   options.budget.quantile, console.say, plan.start)
+    return [*finalists, *controls, *(FrontRow.of(network, target=target, host=host) for network in plan.baselines)]
 
 
 def _estimated(prepared: Prepared, trials: list[dict[str, Any]], console: Console) -> list[dict[str, Any]]:
@@ -702,8 +781,8 @@ def _usable(certificate: Certificate | StudyError | None) -> Certificate | None:
 
 def _chosen(plan: Plan, dataset: Dataset, certificate: Certificate | StudyError | None) -> Chosen:
     """The estimator that the user named, or the one that the certificate favours."""
-    if plan.options.accuracy != NAME:
-        return Chosen(plan.options.accuracy, plan.accuracy_options)
+    if plan.accuracy != NAME:
+        return Chosen(plan.accuracy, plan.accuracy_options)
     return choose(plan.accuracy_options, _usable(certificate), dataset, plan.space,
                   plan.options.n_trials or DEFAULT_TRIALS)
 
@@ -714,6 +793,8 @@ def _estimator(plan: Plan, chosen: Chosen, dataset: Dataset) -> AccuracyEstimato
     name, options = chosen.accuracy, dict(chosen.options)
     if name in BUILT_IN and name not in WITHOUT_IMAGES:
         options = {"threads": plan.options.threads, **options}
+    if name == "inherited":
+        options["pretrained"] = plain(plan.options.pretrained)
     return load_estimator(name, dataset=dataset, space=plan.space, config=options)
 
 
@@ -786,7 +867,7 @@ def _tell(report: Report, until: float | None) -> Callable[[SearchEvent], None]:
 def _network_of(prepared: Prepared, of: type[FoundNetwork]) -> Callable[[Mapping[str, Any]], FoundNetwork]:
     """The function that makes the network of a row of trials.csv."""
     trials = {trial.number: trial for trial in prepared.study.get_trials(deepcopy=False)}
-    return lambda row: of(prepared.plan.space.decode(trials[row["number"]].params))
+    return lambda row: of(prepared.plan.space.decode(trials[row["number"]].params), prepared.plan.start)
 
 
 def _read_verified(run: RunFolder, rows: Sequence[FrontRow], wanted: Sequence[FrontRow], recipe: Mapping[str, Any],

@@ -189,7 +189,7 @@ class SpaceFile:
     """The parsed content of one file and the line of every key, for complaints."""
 
     def __init__(self, where: str, text: str) -> None:
-        self.where = where
+        self.where, self.text = where, text
         self._lines: dict[Path, int] = {}
         self._nodes = 0
         try:

@@ -22,6 +22,7 @@ from hwnas.space.reading import SpaceDef, SpaceFile, Value, fields, known_settin
 from hwnas.system.paths import search_space_dirs
 
 _MAX_BYTES = 1 << 20
+WHOLE = "whole"  # the known network that the others of a space are cut from
 
 
 Figure = Callable[[Sequence[BlockSpec]], float]
@@ -71,6 +72,7 @@ class SearchSpace:
         self.parameters = tuple(Parameter(*every[index]) for index in self._columns)
         self._codes_of = [{_plain(c): i for i, c in enumerate(p.choices)} for p in self.parameters]
         self.known: dict[str, Architecture] = {}
+        self.text = ""  # of the file, where there is one
         self._figures: dict[tuple[Figure, ...], tuple[NDArray[np.bool_], NDArray[np.float64]]] = {}
 
     @classmethod
@@ -89,7 +91,21 @@ class SearchSpace:
         if len(raw) > _MAX_BYTES:
             raise SpaceError(f"{source}: {len(raw)} bytes are too many for a search space.")
         file = SpaceFile(str(source), text)
+        return cls._of_file(file, source, channels, classes, image_size)
+
+    @classmethod
+    def of_content(cls, content: Mapping[str, Any], name: str, *, channels: int, classes: int) -> SearchSpace:
+        """The space that a YAML file called `name` with this content would be; SpaceError where it breaks a rule."""
+        import yaml
+
+        text = yaml.safe_dump(dict(content), sort_keys=False, default_flow_style=None, width=120)
+        return cls._of_file(SpaceFile(name, text), Path(f"{name}.yaml"), channels, classes, None)
+
+    @classmethod
+    def _of_file(cls, file: SpaceFile, source: Path, channels: int, classes: int, image_size: int | None
+                 ) -> SearchSpace:
         space = cls(read_space(file, image_size), name=source.stem, source=source, channels=channels, classes=classes)
+        space.text = file.text
         if not space.parameters:
             raise SpaceError(f"{source}: has no parameter. Give at least one field a list of two values that matter.")
         for name, settings in known_settings(file, space.definition).items():

@@ -223,6 +223,8 @@ class SupernetOptions:
 # hwnas.train's, from scratch and from pretrained weights: what conf/train.yaml leaves open.
 LONG_TRAINING = Recipe("train", epochs=100, lr=0.01, warmup=0.05, ema_decay=0.999)
 FINE_TUNING = Recipe("fine_tuning", epochs=8, lr=4e-3, warmup=0.3, ema_decay=0.97)
+# A trial of a network that is cut from a pretrained one: fine-tuning, cut short.
+INHERITED = replace(FINE_TUNING, name="inherited", epochs=1, min_steps=80, max_steps=80)
 
 
 def recipe_of(config: Config) -> Recipe:

@@ -1,0 +1,307 @@
+"""Cuts of a timm network as a search space: what may be left out of it, and what a cut network keeps of its weights.
+
+Stages lose their last blocks, the network its last stages. Blocks get narrower, thinner inside, smaller kernels, no
+squeeze-and-excite, or one dense convolution each. Channels are kept by importance: the scale of their batch norms,
+times what reads them. A residual stream has one order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from hwnas.errors import ConfigError
+from hwnas.networks.build import activation_layers, build, original, settings_of
+from hwnas.networks.cuts import Cut, obvious
+from hwnas.space.architecture import Architecture, BlockDef
+from hwnas.space.blocks.block import ACTIVATIONS, KINDS, round_to_divisor
+from hwnas.space.search_space import WHOLE
+
+if TYPE_CHECKING:
+    from hwnas.networks.weights import Pretrained
+
+_KINDS = {"DepthwiseSeparableConv": "ds", "InvertedResidual": "ir", "EdgeResidual": "er", "ConvBnAct": "cn"}
+_WIDTHS = (1, 0.75, 0.5)  # of stem and stages
+_INNER = (1, 2 / 3, 1 / 2, 1 / 3)  # of an expansion
+_DENSE = (1 / 2, 1 / 3)  # of an expansion, where a block becomes a dense one
+_DENSE_MOST = 48  # channels that a dense block may read: more cost more than they are worth
+_HEADS = (1, 1 / 2, 1 / 4, 1 / 8)
+_SIZES = (1, 0.75, 0.5)  # of the images' size
+_SMALL = 32  # px up to which a stem of stride 1 is tried as well
+
+
+def origin_of(around: str, channels: int, classes: int, image_size: int) -> Architecture:
+    """The whole network in the words of search spaces. ConfigError says what of it these words cannot say."""
+    model: Any = original(around, channels, classes)
+    if type(model).__name__ != "EfficientNet" or not all(
+            hasattr(model, name) for name in ("conv_stem", "bn1", "blocks", "conv_head", "classifier")):
+        raise _uncut(around, f"timm builds it as {type(model).__name__}, and EfficientNet is what can be cut "
+                             "(EfficientNet and Lite, MobileNetV2, MnasNet, TinyNet and kin)")
+    stages = tuple((str(_stage(around, index, stage)),) for index, stage in enumerate(model.blocks))
+    architecture = Architecture(
+        stages=stages, stem_width=model.conv_stem.out_channels, stem_stride=model.conv_stem.stride[0],
+        head=getattr(model.conv_head, "out_channels", 0), activation=_activation(around, model.bn1.act),
+        image_size=image_size, channels=channels, classes=classes, around=around)
+    mine, its = build(architecture).state_dict(), model.state_dict()
+    other = next((name for name in its if name not in mine or mine[name].shape != its[name].shape), None)
+    if other is not None or len(mine) != len(its):
+        raise _uncut(around, f"its {other or 'layers'} cannot be said by kind, kernel, expansion and channels")
+    return architecture
+
+
+def around_of(name: str, pad: str) -> str:
+    """`Architecture.around` for timm's network `name` whose weights need this padding (empty: the network's own)."""
+    return f"{name}+{pad}" if pad and settings_of(name)["pad_type"] != pad else name
+
+
+def space_content(around: str, channels: int, classes: int, image_size: int, image_sizes: Sequence[int] = ()
+                  ) -> dict[str, Any]:
+    """The content of a search space's YAML file: cuts of the network that `around` names, for images of `image_size`
+    px and, for a cut, of smaller ones (`image_sizes`; () chooses). ConfigError where it cannot be cut."""
+    whole = origin_of(around, channels, classes, image_size)
+    blocks = [stage[0] for stage in whole.block_defs()]
+    smaller = image_sizes or [round_to_divisor(image_size * share) for share in _SIZES]
+    sizes = sorted({image_size, *(size for size in smaller if size < image_size)})
+    strides = {whole.stem_stride, 1} if image_size <= _SMALL else {whole.stem_stride}
+    n = len(blocks)
+    while max(strides) * _product(blocks[:n]) > min(sizes):  # a map of one pixel tells no places apart
+        if max(strides) > 1 and 1 in strides:
+            strides.remove(max(strides))
+        elif len(sizes) > 1:
+            sizes.pop(0)
+        else:
+            n -= 1
+    blocks = blocks[:n]
+    if not blocks:
+        raise _uncut(around, f"images of {image_size} px are too small for it")
+    cuts = [cut for cut in obvious(original(around)) if len(cut.blocks) <= n]
+    heads = sorted({round_to_divisor(whole.head * share) for share in _HEADS} | {whole.head}
+                   | {cut.head or whole.head for cut in cuts}, reverse=True) if whole.head else [0]
+    stages, before = [], _widths(whole.stem_width, blocks[0], ())
+    stem = {"width": before, "stride": sorted(strides, reverse=True)}
+    for index, block in enumerate(blocks):
+        following = blocks[index + 1] if index + 1 < n else None
+        stages.append(_choices(block, before, following))
+        before = stages[-1]["channels"]
+    content = {
+        "description": f"Cuts of {around}: fewer blocks and stages, narrower ones, smaller images.", "around": around,
+        "image_size": sizes[::-1], "stem": stem, "head": heads, "divisor": 1,
+        "activation": list(dict.fromkeys([whole.activation, *(
+            ["relu6"] if whole.activation in ("swish", "hard_swish") else [])])),
+        "depth": list(range(max(1, n // 2), n + 1)), "stages": stages}
+    known = {WHOLE: Cut(tuple(block.repeats for block in blocks))}
+    known |= {f"cut_{cut}": cut for cut in cuts}
+    content["known"] = {name: _known(cut, content, whole) for name, cut in known.items()}
+    return content
+
+
+def _product(blocks: Sequence[BlockDef]) -> int:
+    total = 1
+    for block in blocks:
+        total *= block.stride
+    return total
+
+
+def _widths(channels: int, following: BlockDef | None, taken: Sequence[int]) -> list[int]:
+    """Choices of a width, its own first. None is one that a stage of stride 1 behind it may have, nor one `taken`
+    before it: a residual would come about that the original lacks."""
+    barred = set(taken)
+    if following is not None and following.stride == 1:
+        barred |= {following.channels}
+    widths = [channels, *(round_to_divisor(channels * share) for share in _WIDTHS)]
+    return [width for width in dict.fromkeys(widths) if width == channels or (width < channels and width not in barred)]
+
+
+def _choices(block: BlockDef, before: Sequence[int], following: BlockDef | None) -> dict[str, Any]:
+    """The section of a stage: what `block`, the original's, may become."""
+    channels = _widths(block.channels, following, before if block.stride == 1 else ())
+    ops = [block.kind]
+    if block.rules.expands:
+        ops = [f"{block.kind}_e{value:g}" for value in _expansions(block.expansion, _INNER)]
+        if block.kind == "ir" and max(before) <= _DENSE_MOST:
+            ops += [f"er_e{value:g}" for value in _expansions(block.expansion, _DENSE)]
+    return {"op": ops, "kernel": [block.kernel, *([3] if block.kernel > 3 else [])],
+            "se": [block.se, *([0] if block.se else [])], "skip": block.skip, "channels": channels,
+            "repeats": list(range(block.repeats, 0, -1)), "stride": block.stride}
+
+
+def _expansions(expansion: float, shares: Sequence[float]) -> list[float]:
+    """Shares of an expansion in halves, none below 1, its own as it is."""
+    return list(dict.fromkeys(expansion if share == 1 else max(1.0, round(2 * expansion * share) / 2)
+                              for share in shares))
+
+
+def _known(cut: Cut, content: dict[str, Any], whole: Architecture) -> dict[str, Any]:
+    """A network of the space under `known`: what `cut` leaves, otherwise as the original."""
+    stages = content["stages"]
+    kept = [*cut.blocks, *(1 for _ in stages[len(cut.blocks):])]
+    return {"stem.width": whole.stem_width, "stem.stride": content["stem"]["stride"][0], "depth": len(cut.blocks),
+            "head": cut.head or whole.head, "activation": whole.activation, "repeats": kept,
+            **{key: [stage[key][0] for stage in stages] for key in ("op", "kernel", "se", "channels")}}
+
+
+def _uncut(around: str, why: str) -> ConfigError:
+    return ConfigError(f"around={around} cannot be cut: {why}. Choose another network, or give it as a baseline with "
+                       "cuts=true.")
+
+
+def _activation(around: str, act: nn.Module) -> str:
+    name = next((name for name, layer in zip(ACTIVATIONS, activation_layers(), strict=True) if isinstance(act, layer)),
+                None)
+    if name is None:
+        raise _uncut(around, f"its activation {type(act).__name__} is none of {', '.join(ACTIVATIONS)}")
+    return name
+
+
+def _stage(around: str, index: int, stage: Any) -> BlockDef:
+    """The arch-def words of a stage of timm's blocks."""
+    blocks = [_block(around, block) for block in stage]
+    first, *rest = blocks
+    if any(replace(block, stride=first.stride, skip=first.skip) != first for block in rest):
+        raise _uncut(around, f"the blocks of its stage {index} differ in more than the stride")
+    return replace(first, repeats=len(blocks), skip=blocks[-1].skip)
+
+
+def _block(around: str, block: Any) -> BlockDef:
+    """The words of one of timm's blocks."""
+    kind = _KINDS.get(type(block).__name__)
+    if kind is None:
+        raise _uncut(around, f"it has blocks of the kind {type(block).__name__}")
+    read, _, wide, last = (getattr(block, name) for name in _PARTS[kind])
+    if not isinstance(wide, nn.Conv2d) or not isinstance(read, nn.Conv2d) or len({*wide.kernel_size}) != 1:
+        raise _uncut(around, "it has kernels of several sizes side by side")
+    reads, mid = read.in_channels, last.in_channels if kind != "cn" else read.in_channels
+    if kind == "ds" and not isinstance(block.bn2.act, nn.Identity):
+        raise _uncut(around, "its separable blocks end with an activation")
+    reduce = getattr(getattr(block, "se", None), "conv_reduce", None)
+    se = 0.0 if reduce is None else reduce.out_channels / reads
+    return BlockDef(kind, 1, wide.kernel_size[0], wide.stride[0], mid / reads if KINDS[kind].expands else 1.0,
+                    last.out_channels, round(se, 4), bool(block.has_skip))
+
+
+# Of each kind: the convolution that reads, the norm that the inner channels pass last, the wide convolution, the last.
+_PARTS = {"ds": ("conv_dw", "bn1", "conv_dw", "conv_pw"), "ir": ("conv_pw", "bn2", "conv_dw", "conv_pwl"),
+          "er": ("conv_exp", "bn1", "conv_exp", "conv_pwl"), "cn": ("conv", "bn1", "conv", "conv")}
+_LAST_NORM = {"ds": "bn2", "ir": "bn3", "er": "bn2", "cn": "bn1"}
+
+
+def begin(architecture: Architecture, pretrained: Pretrained | None) -> nn.Module:
+    """The network in train mode with what it keeps of the weights of the network that it is cut from; all else, such
+    as the classifier, random (seed torch first). Without `pretrained` as `build`. DataError for weights that do not
+    fit."""
+    if pretrained is None:
+        return build(architecture)
+    model: Any = build(architecture)
+    source: Any = _source(architecture.around, architecture.channels, pretrained, str(pretrained.path))
+    with torch.no_grad():
+        read = _stem(source, model)
+        for its, mine in zip(source.blocks, model.blocks, strict=False):
+            read = _stage_from(its, mine, read)
+        if len(model.blocks) == len(source.blocks) and isinstance(source.conv_head, nn.Conv2d):
+            rows = _best(source.bn2.weight.abs(), model.conv_head.out_channels)
+            _put(model.conv_head, source.conv_head.weight[rows][:, read])
+            _put_norm(source.bn2, model.bn2, rows)
+    network: nn.Module = model.train()
+    return network
+
+
+@lru_cache(maxsize=2)
+def _source(around: str, channels: int, pretrained: Pretrained, path: str) -> nn.Module:
+    """The whole network with its weights: read once, cut often."""
+    model = original(around, channels)
+    pretrained.load(model, 1000)
+    return model.eval()
+
+
+def _best(importance: Tensor, n: int) -> Tensor:
+    """Indices of the `n` most important channels, in their order."""
+    if n > len(importance):
+        raise ConfigError(f"a cut network cannot have {n} channels where the original has {len(importance)}.")
+    return importance.argsort(descending=True, stable=True)[:n].sort().values
+
+
+def _put(layer: Any, weight: Tensor, bias: Tensor | None = None) -> None:
+    layer.weight.copy_(weight)
+    if bias is not None:
+        layer.bias.copy_(bias)
+
+
+def _put_norm(its: Any, mine: Any, rows: Tensor) -> None:
+    for name in ("weight", "bias", "running_mean", "running_var"):
+        getattr(mine, name).copy_(getattr(its, name)[rows])
+
+
+def _stem(source: Any, model: Any) -> Tensor:
+    """Fill the stem; the channels that it keeps."""
+    rows = _best(source.bn1.weight.abs(), model.conv_stem.out_channels)
+    _put(model.conv_stem, source.conv_stem.weight[rows])
+    _put_norm(source.bn1, model.bn1, rows)
+    return rows
+
+
+def _stage_from(its: Any, mine: Any, read: Tensor) -> Tensor:
+    """Fill a stage from the original's blocks in their order; the channels that it hands on."""
+    kinds = [_KINDS[type(block).__name__] for block in its]
+    scales = [getattr(block, _LAST_NORM[kind]).weight.abs() for kind, block in zip(kinds, its, strict=True)]
+    kind = _KINDS[type(mine[0]).__name__]
+    rows = _best(torch.stack(scales[:len(mine)]).sum(0), getattr(mine[0], _PARTS[kind][3]).out_channels)
+    for source, block in zip(its, mine, strict=False):
+        _fill(source, block, read, rows)
+        read = rows
+    return rows
+
+
+def _fill(its: Any, mine: Any, read: Tensor, write: Tensor) -> None:
+    """Fill one block that reads the channels `read` and writes `write`."""
+    old, new = (_KINDS[type(block).__name__] for block in (its, mine))
+    if new == "cn":
+        _put(mine.conv, _cropped(its.conv.weight[write][:, read], mine.conv))
+        _put_norm(its.bn1, mine.bn1, write)
+        return
+    if new == "ds":
+        inner = read
+        _put(mine.conv_dw, _cropped(its.conv_dw.weight[inner], mine.conv_dw))
+        _put_norm(its.bn1, mine.bn1, inner)
+    else:
+        norm, last = getattr(its, _PARTS[old][1]), its.conv_pwl.weight
+        inner = _best(norm.weight.abs() * last[write].flatten(2).norm(dim=(0, 2)), mine.conv_pwl.in_channels)
+        if new == "ir":
+            _put(mine.conv_pw, its.conv_pw.weight[inner][:, read])
+            _put_norm(its.bn1, mine.bn1, inner)
+            _put(mine.conv_dw, _cropped(its.conv_dw.weight[inner], mine.conv_dw))
+        else:
+            dense = its.conv_exp.weight[inner][:, read] if old == "er" else _dense(its, inner, read)
+            _put(mine.conv_exp, _cropped(dense, mine.conv_exp))
+        _put_norm(norm, getattr(mine, _PARTS[new][1]), inner)
+    if hasattr(getattr(mine, "se", None), "conv_reduce"):
+        _fill_squeeze(its.se, mine.se, inner)
+    last_name = _PARTS[new][3]
+    _put(getattr(mine, last_name), getattr(its, _PARTS[old][3]).weight[write][:, inner])
+    _put_norm(getattr(its, _LAST_NORM[old]), getattr(mine, _LAST_NORM[new]), write)
+
+
+def _cropped(weight: Tensor, layer: Any) -> Tensor:
+    """The middle of a kernel, as large as the layer's."""
+    off = (weight.shape[-1] - layer.kernel_size[0]) // 2
+    end = off + layer.kernel_size[0]
+    return weight[..., off:end, off:end]
+
+
+def _dense(its: Any, inner: Tensor, read: Tensor) -> Tensor:
+    """One dense kernel for an expansion and the depthwise convolution behind it, as if nothing but a scale lay between:
+    norm statistics come with the training."""
+    scale = its.bn1.weight / (its.bn1.running_var + its.bn1.eps).sqrt()
+    point = (its.conv_pw.weight * scale[:, None, None, None])[inner][:, read]
+    kernel: Tensor = point * its.conv_dw.weight[inner]
+    return kernel
+
+
+def _fill_squeeze(its: Any, mine: Any, inner: Tensor) -> None:
+    rows = _best(its.conv_reduce.weight.flatten(1).norm(dim=1), mine.conv_reduce.out_channels)
+    _put(mine.conv_reduce, its.conv_reduce.weight[rows][:, inner], its.conv_reduce.bias[rows])
+    _put(mine.conv_expand, its.conv_expand.weight[inner][:, rows], its.conv_expand.bias[inner])
