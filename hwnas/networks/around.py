@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,15 +43,21 @@ def origin_of(around: str, channels: int, classes: int, image_size: int) -> Arch
             hasattr(model, name) for name in ("conv_stem", "bn1", "blocks", "conv_head", "classifier")):
         raise _uncut(around, f"timm builds it as {type(model).__name__}, and EfficientNet is what can be cut "
                              "(EfficientNet and Lite, MobileNetV2, MnasNet, TinyNet and kin)")
+    if not isinstance(model.bn1, nn.BatchNorm2d):
+        raise _uncut(around, f"its norms are {type(model.bn1).__name__}, and batch norms say which channels matter")
     stages = tuple((str(_stage(around, index, stage)),) for index, stage in enumerate(model.blocks))
     architecture = Architecture(
         stages=stages, stem_width=model.conv_stem.out_channels, stem_stride=model.conv_stem.stride[0],
         head=getattr(model.conv_head, "out_channels", 0), activation=_activation(around, model.bn1.act),
         image_size=image_size, channels=channels, classes=classes, around=around)
-    mine, its = build(architecture).state_dict(), model.state_dict()
+    built: Any = build(architecture)
+    mine, its = built.state_dict(), model.state_dict()
     other = next((name for name in its if name not in mine or mine[name].shape != its[name].shape), None)
     if other is not None or len(mine) != len(its):
         raise _uncut(around, f"its {other or 'layers'} cannot be said by kind, kernel, expansion and channels")
+    if any(block.has_skip != copy.has_skip for stage, copies in zip(model.blocks, built.blocks, strict=True)
+           for block, copy in zip(stage, copies, strict=True)):
+        raise _uncut(around, "some of its blocks add their input and others of the same shape do not")
     return architecture
 
 
@@ -82,11 +89,17 @@ def space_content(around: str, channels: int, classes: int, image_size: int, ima
     cuts = [cut for cut in obvious(original(around)) if len(cut.blocks) <= n]
     heads = sorted({round_to_divisor(whole.head * share) for share in _HEADS} | {whole.head}
                    | {cut.head or whole.head for cut in cuts}, reverse=True) if whole.head else [0]
+    for index, (block, following) in enumerate(pairwise(blocks)):
+        if _joined(block, following) and replace(following, repeats=block.repeats, stride=block.stride) == block:
+            raise _uncut(around, f"its stages {index} and {index + 1} have blocks of one shape")
     stages, before = [], _widths(whole.stem_width, blocks[0], ())
     stem = {"width": before, "stride": sorted(strides, reverse=True)}
     for index, block in enumerate(blocks):
         following = blocks[index + 1] if index + 1 < n else None
-        stages.append(_choices(block, before, following))
+        stage = _choices(block, before, following)
+        if (following and _joined(block, following)) or (index and _joined(blocks[index - 1], block)):
+            stage |= {"op": stage["op"][:1], "kernel": stage["kernel"][:1]}  # or two depths could be one network
+        stages.append(stage)
         before = stages[-1]["channels"]
     content = {
         "description": f"Cuts of {around}: fewer blocks and stages, narrower ones, smaller images.", "around": around,
@@ -98,6 +111,11 @@ def space_content(around: str, channels: int, classes: int, image_size: int, ima
     known |= {f"cut_{cut}": cut for cut in cuts}
     content["known"] = {name: _known(cut, content, whole) for name, cut in known.items()}
     return content
+
+
+def _joined(block: BlockDef, following: BlockDef) -> bool:
+    """Whether the blocks of the next stage could be of this one."""
+    return following.stride == 1 and following.channels == block.channels
 
 
 def _product(blocks: Sequence[BlockDef]) -> int:
@@ -180,8 +198,9 @@ def _block(around: str, block: Any) -> BlockDef:
         raise _uncut(around, "its separable blocks end with an activation")
     reduce = getattr(getattr(block, "se", None), "conv_reduce", None)
     se = 0.0 if reduce is None else reduce.out_channels / reads
+    residual = wide.stride[0] == 1 and reads == last.out_channels
     return BlockDef(kind, 1, wide.kernel_size[0], wide.stride[0], mid / reads if KINDS[kind].expands else 1.0,
-                    last.out_channels, round(se, 4), bool(block.has_skip))
+                    last.out_channels, round(se, 4), bool(block.has_skip) if residual else KINDS[kind].adds_input)
 
 
 # Of each kind: the convolution that reads, the norm that the inner channels pass last, the wide convolution, the last.

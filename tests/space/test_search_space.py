@@ -60,6 +60,12 @@ spaces = st.fixed_dictionaries({
     "head": st.sampled_from([0, [0, 32]]), "activation": st.sampled_from(["relu", ["relu", "hard_swish"]]),
     "stages": st.lists(stages, min_size=1, max_size=2),
 })
+cut_spaces = st.fixed_dictionaries({
+    "image_size": st.sampled_from([32, [24, 32]]), "around": st.just("tf_efficientnet_lite0"),
+    "stem": st.fixed_dictionaries({"width": st.sampled_from([16, [8, 16]]), "stride": st.sampled_from([1, [1, 2]])}),
+    "head": st.sampled_from([0, [0, 32]]), "depth": st.sampled_from([[1, 2], [2, 3], [1, 3], 2]),
+    "stages": st.lists(stages, min_size=3, max_size=3),
+})
 macro_spaces = st.fixed_dictionaries({
     "image_size": st.just(16), "stem": st.just({"width": 8, "stride": 1}), "head": st.just(16),
     "stages": st.lists(st.sampled_from([8, 8, 16]).map(
@@ -69,7 +75,7 @@ macro_spaces = st.fixed_dictionaries({
 
 @pytest.mark.parametrize("most", [600, pytest.param(1500, marks=pytest.mark.soak)])
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
-@given(content=st.one_of(spaces, macro_spaces), seed=st.integers(0, 99))
+@given(content=st.one_of(spaces, macro_spaces, cut_spaces), seed=st.integers(0, 99))
 def test_random_spaces_agree_with_brute_force(tmp_path_factory: pytest.TempPathFactory, most: int,
                                               content: dict[str, Any], seed: int) -> None:
     try:
@@ -85,6 +91,9 @@ def test_random_spaces_agree_with_brute_force(tmp_path_factory: pytest.TempPathF
     rows, blocks = [tuple(row) for row in canonical], [network.blocks() for network in networks]
     assert len(set(rows)) == len(set(blocks)) == len(set(zip(rows, blocks, strict=True))) == space.n_architectures
     assert len(set(networks)) == space.n_architectures
+    if "depth" in content:
+        assert {len(network.stages) for network in networks} == {*np.atleast_1d(content["depth"])}
+        assert {network.around for network in networks} == {content["around"]}
     np.testing.assert_array_equal(space.canonical_codes(canonical), canonical)
     rng = np.random.default_rng(seed)
     for index in rng.choice(len(codes), size=min(20, len(codes)), replace=False):

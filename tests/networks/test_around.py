@@ -1,0 +1,174 @@
+"""Cuts of a pretrained network: the space they make, and what they keep of its weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import save_file
+
+torch = pytest.importorskip("torch")
+
+from hwnas.errors import ConfigError  # noqa: E402
+from hwnas.networks.around import around_of, begin, origin_of, space_content  # noqa: E402
+from hwnas.networks.build import original  # noqa: E402
+from hwnas.networks.cuts import Cut  # noqa: E402
+from hwnas.networks.weights import Pretrained, PretrainedOptions, find_pretrained  # noqa: E402
+from hwnas.space.architecture import Architecture  # noqa: E402
+from hwnas.space.search_space import SearchSpace  # noqa: E402
+from hwnas.training.loop import seeded  # noqa: E402
+
+NAMES = ("test_efficientnet", "mnasnet_small", "mobilenetv2_035", "mobilenetv2_035+same", "tinynet_e")
+
+
+def space_of(around: str, px: int, sizes: tuple[int, ...] = (), channels: int = 3) -> SearchSpace:
+    return SearchSpace.of_content(space_content(around, channels, 10, px, sizes), "cuts", channels=channels, classes=10)
+
+
+def trained(around: str, prune: bool = False) -> Any:
+    """The network with statistics unlike fresh ones; `prune`: every second channel of every norm says nothing."""
+    with seeded(0, 1):
+        model: Any = original(around)
+        for module in model.modules():
+            if isinstance(module, torch.nn.BatchNorm2d):
+                module.weight.data.uniform_(0.5, 1.5)
+                module.bias.data.uniform_(-0.5, 0.5)
+                module.running_mean.uniform_(-0.2, 0.2)
+                module.running_var.uniform_(0.5, 2)
+                if prune:
+                    module.weight.data[::2] = module.bias.data[::2] = 0
+    return model
+
+
+def saved(model: Any, around: str, folder: Path) -> Pretrained:
+    save_file(model.state_dict(), folder / f"{around.partition('+')[0]}.safetensors")
+    return find_pretrained(around.partition("+")[0], PretrainedOptions(folder=folder), 3)[0]
+
+
+@pytest.mark.parametrize("around", NAMES)
+@pytest.mark.parametrize("px", [16, 64])
+def test_the_space_of_cuts_holds_the_whole_network_and_builds_what_it_says(around: str, px: int) -> None:
+    space = space_of(around, px)
+    whole = origin_of(around, 3, 10, px)
+    assert max(space.image_sizes) == px
+    stride = max(space.definition.stem_strides) * np.prod([stage.stride for stage in space.definition.stages])
+    assert min(space.image_sizes) >= stride
+    if px == 64:
+        assert space.reference == whole
+        assert space.decode(space.encode(whole)) == whole
+    for row in space.sample(np.random.default_rng(0), 3):
+        cut = space.decode(space.to_params(row))
+        assert begin(cut, None).eval()(torch.zeros(1, 3, cut.image_size, cut.image_size)).shape == (1, 10)
+        assert Architecture.parse(str(cut), 3, 10) == cut
+        assert cut.id != Architecture.from_dict({**cut.to_dict(), "around": ""}).id
+
+
+@pytest.mark.parametrize("around", NAMES)
+def test_the_whole_network_begins_as_it_is(around: str, tmp_path: Path) -> None:
+    source = trained(around).eval()
+    model = begin(origin_of(around, 3, 10, 64), saved(source, around, tmp_path)).eval()
+    images = torch.rand(2, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(model.forward_features(images), source.forward_features(images))
+    assert model.get_classifier().out_features == 10
+
+
+@pytest.mark.parametrize("around", NAMES)
+def test_cuts_by_depth_keep_the_first_blocks(around: str, tmp_path: Path) -> None:
+    source = trained(around).eval()
+    pretrained = saved(source, around, tmp_path)
+    space = space_of(around, 64)
+    shorter = {name: cut for name, cut in space.known.items() if name.startswith("cut_")}
+    assert shorter
+    images = torch.rand(2, 3, 64, 64)
+    for name, architecture in shorter.items():
+        model: Any = begin(architecture, pretrained).eval()
+        expected: Any = original(around).eval()
+        expected.load_state_dict(source.state_dict())
+        Cut.parse(name.removeprefix("cut_")).apply(expected, around)
+        with torch.no_grad():
+            ours, theirs = (network.blocks(network.bn1(network.conv_stem(images))) for network in (model, expected))
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("around", ["mobilenetv2_035", "tinynet_e", "test_efficientnet"])
+def test_channels_that_say_nothing_can_be_left_out(around: str, tmp_path: Path) -> None:
+    """With half of all channels silent, a network of half the width and thickness answers as the whole one does."""
+    source = trained(around, prune=True).eval()
+    whole = origin_of(around, 3, 10, 64)
+    stages = []
+    for (block,) in whole.block_defs():
+        fields = {**{name: getattr(block, name) for name in block.__dataclass_fields__}, "channels": block.channels // 2}
+        fields["se"] = 0.0
+        stages.append((str(type(block)(**fields)),))
+    for block in (block for stage in source.blocks for block in stage):
+        if hasattr(getattr(block, "se", None), "conv_reduce"):
+            block.se = torch.nn.Identity()
+    half = Architecture(tuple(stages), whole.stem_width // 2, whole.stem_stride, whole.head // 2, whole.activation, 64,
+                        3, 10, around)
+    complete = {**original(around).state_dict(), **source.state_dict()}
+    save_file(complete, tmp_path / f"{around}.safetensors")
+    pretrained, _ = find_pretrained(around, PretrainedOptions(folder=tmp_path), 3)
+    model: Any = begin(half, pretrained).eval()
+    images = torch.rand(2, 3, 64, 64)
+    with torch.no_grad():
+        ours, theirs = model.forward_features(images), source.forward_features(images)
+    kept = theirs.abs().sum((0, 2, 3)) > 0
+    assert ours.shape[1] >= kept.sum()
+    torch.testing.assert_close(ours[:, ours.abs().sum((0, 2, 3)) > 0], theirs[:, kept])
+
+
+def test_a_kernel_is_cropped_to_its_middle_and_a_block_becomes_one_dense_convolution(tmp_path: Path) -> None:
+    around = "tinynet_e"
+    source = trained(around).eval()
+    pretrained = saved(source, around, tmp_path)
+    whole = origin_of(around, 3, 10, 64)
+    index = next(i for i, (block,) in enumerate(whole.block_defs()) if block.kernel == 5)
+
+    def changed(old: str, new: str, at: int) -> Any:
+        stages = [tuple(text.replace(old, new) for text in stage) if i == at else stage
+                  for i, stage in enumerate(whole.stages)]
+        return begin(Architecture.from_dict({**whole.to_dict(), "stages": [list(stage) for stage in stages]}),
+                     pretrained)
+
+    small: Any = changed("k5", "k3", index)
+    assert torch.equal(small.blocks[index][0].conv_dw.weight, source.blocks[index][0].conv_dw.weight[..., 1:4, 1:4])
+    dense: Any = changed("ir_", "er_", 1).blocks[1][0]
+    block = source.blocks[1][0]
+    maps = torch.rand(1, block.conv_pw.in_channels, 9, 9)
+    scale = block.bn1.weight / (block.bn1.running_var + block.bn1.eps).sqrt()
+    with torch.no_grad():
+        inner = block.conv_pw(maps) * scale[:, None, None]
+        apart = torch.nn.functional.conv2d(inner, block.conv_dw.weight, groups=inner.shape[1])
+        at_once = torch.nn.functional.conv2d(maps, dense.conv_exp.weight)
+    torch.testing.assert_close(at_once, apart)
+
+
+def test_grey_images_read_the_sum_of_the_colours(tmp_path: Path) -> None:
+    source = trained("mnasnet_small").eval()
+    save_file(source.state_dict(), tmp_path / "mnasnet_small.safetensors")
+    pretrained, _ = find_pretrained("mnasnet_small", PretrainedOptions(folder=tmp_path), 1)
+    model: Any = begin(origin_of("mnasnet_small", 1, 10, 64), pretrained)
+    assert torch.equal(model.conv_stem.weight, source.conv_stem.weight.sum(1, keepdim=True))
+
+
+@pytest.mark.parametrize(("around", "words"), [
+    ("resnet18", "builds it as ResNet"), ("mobilenetv3_small_050", "builds it as MobileNetV3"),
+    ("mixnet_s", "kernels of several sizes"), ("fbnetc_100", "blocks of its stage 1 differ"),
+    ("mobilenetv1_050", "end with an activation"), ("test_efficientnet_gn", "batch norms")])
+def test_a_network_that_cannot_be_cut_is_told_why(around: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        space_content(around, 3, 10, 64)
+    assert "\n" not in str(caught.value)
+
+
+def test_sizes_that_are_asked_for_are_searched() -> None:
+    assert space_of("mobilenetv2_035", 96, (64, 80, 128)).image_sizes == (96, 80, 64)
+
+
+def test_padding_is_named_only_where_timm_does_not_know_it() -> None:
+    assert around_of("mobilenetv2_035", "same") == "mobilenetv2_035+same"
+    assert around_of("tf_efficientnet_lite0", "same") == "tf_efficientnet_lite0"
+    assert around_of("mobilenetv2_035", "") == "mobilenetv2_035"
