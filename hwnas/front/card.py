@@ -56,8 +56,9 @@ def card_text(row: FrontRow, given: Input, target: Target, *, date: str, runtime
     ]
     if recipe:
         parts += ["## Trained", recipe]
-    if isinstance(row.network, TimmNetwork) and row.network.baseline.pretrained is not None:
-        parts += ["## Pretrained", f"Its training began with {row.network.baseline.pretrained}"]
+    if row.network is not None and row.network.pretrained is not None:
+        of = "" if isinstance(row.network, TimmNetwork) else "what it keeps of "
+        parts += ["## Pretrained", f"Its training began with {of}{row.network.pretrained}"]
     if quantised:
         parts += ["## Quantised", f"Activation ranges: {quantised}."]
     return "\n\n".join(part for part in parts if part) + "\n"

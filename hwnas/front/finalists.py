@@ -33,9 +33,13 @@ ENOUGH = 6  # networks whose spread says something
 
 
 def finalists_of(trials: Sequence[Mapping[str, Any]], network_of: Callable[[Mapping[str, Any]], Network], k: int,
-                 target: str, host: str, cap_ms: float | None = None) -> list[FrontRow]:
-    """The chosen finalists as rows of the later front. `network_of` gives the network of a row of trials.csv."""
+                 target: str, host: str, cap_ms: float | None = None, apart: str = "") -> list[FrontRow]:
+    """The chosen finalists as rows of the later front. `network_of` gives the network of a row of trials.csv.
+
+    The network with the id `apart`, which stands there already, is chosen only where there is no other.
+    """
     usable = usable_trials(trials)
+    usable = [row for row in usable if row["id"] != apart] or usable
     winner = reward_winner(usable)
     return [FrontRow.of(
         network_of(trial), target=target, host=host, top1_proxy=trial["top1_proxy"],

@@ -21,6 +21,7 @@ from hwnas.networks.build import activation_layers, build, original, settings_of
 from hwnas.networks.cuts import Cut, obvious
 from hwnas.space.architecture import Architecture, BlockDef
 from hwnas.space.blocks.block import ACTIVATIONS, KINDS, round_to_divisor
+from hwnas.space.reading import ONE_PIXEL
 from hwnas.space.search_space import WHOLE
 
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ _WIDTHS = (1, 0.75, 0.5)  # of stem and stages
 _INNER = (1, 2 / 3, 1 / 2, 1 / 3)  # of an expansion
 _DENSE = (1 / 2, 1 / 3)  # of an expansion, where a block becomes a dense one
 _DENSE_MOST = 48  # channels that a dense block may read: more cost more than they are worth
-_HEADS = (1, 1 / 2, 1 / 4, 1 / 8)
-_SIZES = (1, 0.75, 0.5)  # of the images' size
+_HEADS = (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16, 0)  # 0: none
+_SIZES = (1, 7 / 8, 3 / 4, 5 / 8, 1 / 2)  # of the images' size
 _SMALL = 32  # px up to which a stem of stride 1 is tried as well
 
 
@@ -76,18 +77,18 @@ def space_content(around: str, channels: int, classes: int, image_size: int, ima
     sizes = sorted({image_size, *(size for size in smaller if size < image_size)})
     strides = {whole.stem_stride, 1} if image_size <= _SMALL else {whole.stem_stride}
     n = len(blocks)
-    while max(strides) * _product(blocks[:n]) > min(sizes):  # a map of one pixel tells no places apart
-        if max(strides) > 1 and 1 in strides:
-            strides.remove(max(strides))
-        elif len(sizes) > 1:
+    while max(strides) * _product(blocks[:n]) > ONE_PIXEL * min(sizes):
+        if len(sizes) > 1:
             sizes.pop(0)
+        elif max(strides) > 1:
+            strides = {1}
         else:
             n -= 1
     blocks = blocks[:n]
     if not blocks:
         raise _uncut(around, f"images of {image_size} px are too small for it")
     cuts = [cut for cut in obvious(original(around)) if len(cut.blocks) <= n]
-    heads = sorted({round_to_divisor(whole.head * share) for share in _HEADS} | {whole.head}
+    heads = sorted({round_to_divisor(whole.head * share) if share else 0 for share in _HEADS} | {whole.head}
                    | {cut.head or whole.head for cut in cuts}, reverse=True) if whole.head else [0]
     for index, (block, following) in enumerate(pairwise(blocks)):
         if _joined(block, following) and replace(following, repeats=block.repeats, stride=block.stride) == block:
@@ -221,7 +222,7 @@ def begin(architecture: Architecture, pretrained: Pretrained | None) -> nn.Modul
         read = _stem(source, model)
         for its, mine in zip(source.blocks, model.blocks, strict=False):
             read = _stage_from(its, mine, read)
-        if len(model.blocks) == len(source.blocks) and isinstance(source.conv_head, nn.Conv2d):
+        if len(model.blocks) == len(source.blocks) and architecture.head and isinstance(source.conv_head, nn.Conv2d):
             rows = _best(source.bn2.weight.abs(), model.conv_head.out_channels)
             _put(model.conv_head, source.conv_head.weight[rows][:, read])
             _put_norm(source.bn2, model.bn2, rows)

@@ -42,6 +42,7 @@ from hwnas.search.minutes import (
     trials_seconds,
     with_steps,
 )
+from hwnas.space.search_space import WHOLE
 from hwnas.study.objective import CAP_QUANTILES, Objective
 from hwnas.system.paths import write_atomic
 from hwnas.system.processes import crew
@@ -406,7 +407,7 @@ def _divide(prepared: Prepared, console: Console) -> float:
         return math.inf
     trials_s = _trials_s(plan, clock, pace)
     rest_s, timing_s = clock.left_s - trials_s, timing_reserve_s(clock)
-    n_known = len(plan.space.known) if plan.options.controls else 0
+    n_known = len(plan.space.known) - bool(plan.space.definition.around) if plan.options.controls else 0
     console.note(f"plan for {clock.minutes:g} min: {clock.spent_s / 60:.1f} to prepare (done), {trials_s / 60:.1f} for "
                  f"trials, about {(rest_s - timing_s) / 60:.1f} to train and export {plan.options.finalists.k} "
                  f"finalists, {plan.options.controls} controls, up to {n_known} known networks and "
@@ -672,8 +673,9 @@ def _wanted(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: Co
 
     plan, predict = prepared.plan, prepared.model.predict
     options, target, host = plan.options, plan.deployment.target.name, plan.deployment.host_name
+    whole = plan.space.known.get(WHOLE) if plan.start is not None else None  # a baseline already
     finalists = finalists_of(trials, _network_of(prepared, of), options.finalists.k, target, host,
-                             options.budget.latency_ms)
+                             options.budget.latency_ms, whole.id if whole is not None else "")
     for doubt in doubts(trials, finalists, options.budget.latency_ms) if of is FoundNetwork else ():
         console.say(f"note: {doubt}")
     controls = draw_controls(finalists, plan.space, predict, options.controls, options.seed, console.say, plan.start)

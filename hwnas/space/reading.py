@@ -14,6 +14,7 @@ from hwnas.space.architecture import AROUND
 from hwnas.space.blocks.block import ACTIVATIONS, KINDS, BlockKind, round_to_divisor
 from hwnas.system.documents import WRONG
 
+ONE_PIXEL = 2  # the last stride of a network that is made for larger images may meet a map of one pixel
 Path = tuple[str | int, ...]
 Value: TypeAlias = str | int | float | bool
 GLOBALS = ("image_size", "width", "stem.width", "stem.stride", "activation", "head", "depth")
@@ -129,7 +130,7 @@ def faults(space: SpaceDef) -> Iterator[tuple[Path, str]]:
     stride = max(space.stem_strides)
     for stage in space.stages:
         stride *= stage.stride
-    if min(space.image_sizes) < stride:
+    if (ONE_PIXEL if space.around else 1) * min(space.image_sizes) < stride:
         yield ("image_size",), (f"{min(space.image_sizes)} is too small for the total stride of {stride}: the smallest "
                                 f"size of this space is {stride} px")
     before = space.stem_widths
