@@ -181,7 +181,7 @@ def test_random_networks_that_are_as_good_or_faster_are_not_beaten(ms: float, n_
     assert found.verdict == "does not beat"
     assert "a random network of its space" in found.sentence
     assert ("too unequal to judge" in found.sentence) is (ms > 0.1)
-    assert ("includes 0" in found.sentence) is (n_right == 901)
+    assert ("includes 0" in found.sentence) is (n_right < 902)
 
 
 def test_known_networks_of_the_space_are_held_against_finalists_by_their_name() -> None:
