@@ -44,12 +44,13 @@ def origin_of(around: str, channels: int, classes: int, image_size: int) -> Arch
             hasattr(model, name) for name in ("conv_stem", "bn1", "blocks", "conv_head", "classifier")):
         raise _uncut(around, f"timm builds it as {type(model).__name__}, and EfficientNet is what can be cut "
                              "(EfficientNet and Lite, MobileNetV2, MnasNet, TinyNet and kin)")
-    if not isinstance(model.bn1, nn.BatchNorm2d):
+    norm: Any = model.bn1
+    if not isinstance(norm, nn.BatchNorm2d):
         raise _uncut(around, f"its norms are {type(model.bn1).__name__}, and batch norms say which channels matter")
     stages = tuple((str(_stage(around, index, stage)),) for index, stage in enumerate(model.blocks))
     architecture = Architecture(
         stages=stages, stem_width=model.conv_stem.out_channels, stem_stride=model.conv_stem.stride[0],
-        head=getattr(model.conv_head, "out_channels", 0), activation=_activation(around, model.bn1.act),
+        head=getattr(model.conv_head, "out_channels", 0), activation=_activation(around, getattr(norm, "act", nn.Identity())),
         image_size=image_size, channels=channels, classes=classes, around=around)
     built: Any = build(architecture)
     mine, its = built.state_dict(), model.state_dict()
@@ -90,8 +91,8 @@ def space_content(around: str, channels: int, classes: int, image_size: int, ima
     cuts = [cut for cut in obvious(original(around)) if len(cut.blocks) <= n]
     heads = sorted({round_to_divisor(whole.head * share) if share else 0 for share in _HEADS} | {whole.head}
                    | {cut.head or whole.head for cut in cuts}, reverse=True) if whole.head else [0]
-    for index, (block, following) in enumerate(pairwise(blocks)):
-        if _joined(block, following) and replace(following, repeats=block.repeats, stride=block.stride) == block:
+    for index, (block, behind) in enumerate(pairwise(blocks)):
+        if _joined(block, behind) and replace(behind, repeats=block.repeats, stride=block.stride) == block:
             raise _uncut(around, f"its stages {index} and {index + 1} have blocks of one shape")
     stages, before = [], _widths(whole.stem_width, blocks[0], ())
     stem = {"width": before, "stride": sorted(strides, reverse=True)}

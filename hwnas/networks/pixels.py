@@ -122,8 +122,8 @@ class _Graph:
 
         side, across = (self.add("Cast", name, to=TensorProto.FLOAT) for name in (length, other))
         square = self.add("Min", side, across)
-        zero, one = (self.constant(np.array(number)) for number in (0, 1))
-        places = self.add("Cast", self.add("Range", zero, self.add("Squeeze", length), one), to=TensorProto.FLOAT)
+        zero, step = (self.constant(np.array(number)) for number in (0, 1))
+        places = self.add("Cast", self.add("Range", zero, self.add("Squeeze", length), step), to=TensorProto.FLOAT)
         outside = self.add("Sub", side, square)  # twice what is cut off at the beginning
         at = self.times(self.add("Sub", self.add("Add", self.times(places, 2.0), self.constant([1.0])), outside), after)
         middles = self.add("Mul", self.constant((2.0 * np.arange(after) + 1)[:, None]), square)
