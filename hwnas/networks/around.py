@@ -50,7 +50,7 @@ def origin_of(around: str, channels: int, classes: int, image_size: int) -> Arch
     stages = tuple((str(_stage(around, index, stage)),) for index, stage in enumerate(model.blocks))
     architecture = Architecture(
         stages=stages, stem_width=model.conv_stem.out_channels, stem_stride=model.conv_stem.stride[0],
-        head=getattr(model.conv_head, "out_channels", 0), activation=_activation(around, getattr(norm, "act", nn.Identity())),
+        head=getattr(model.conv_head, "out_channels", 0), activation=_activation(around, getattr(norm, "act", None)),
         image_size=image_size, channels=channels, classes=classes, around=around)
     built: Any = build(architecture)
     mine, its = built.state_dict(), model.state_dict()
@@ -170,7 +170,7 @@ def _uncut(around: str, why: str) -> ConfigError:
                        "cuts=true.")
 
 
-def _activation(around: str, act: nn.Module) -> str:
+def _activation(around: str, act: object) -> str:
     name = next((name for name, layer in zip(ACTIVATIONS, activation_layers(), strict=True) if isinstance(act, layer)),
                 None)
     if name is None:
