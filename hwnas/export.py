@@ -17,7 +17,7 @@ import os
 import shutil
 import tarfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -103,7 +103,10 @@ def _deploy(model: Path, out: Path, options: ExportOptions) -> list[str]:
     if (around := next((path for path in out.resolve().parents if kind_of(path)), None)) is not None:
         raise StudyError(f"{out} lies in {around}, the folder of other work. Choose another out=NEW.")
     path = deployed_file(model, "fp32" if options.format == "timm" else "int8")
-    file = ModelFile.read(path, target_of(path), options.memory_mb)
+    target = target_of(path)
+    if options.format == "openvino":  # what will read the file here tries it in the child
+        target = replace(target, runtime="openvino", batch=1)
+    file = ModelFile.read(path, target, options.memory_mb)
     if options.format == "timm":
         return _place(out, model, lambda whole: _write_timm(model, file, whole))
     if options.image_size is not None and not file.preparation.pictures:
@@ -157,7 +160,7 @@ def _write_timm(model: Path, file: ModelFile, whole: Path) -> list[str]:
     if isinstance(network, TimmNetwork) and (pretrained := network.baseline.pretrained) is not None:
         facts |= {"license": pretrained.licence, "origin_url": pretrained.origin}
     words = write_timm(whole, built.eval(), network, facts)
-    said = ["for timm.create_model('local-dir:DIR', pretrained=True), with this as DIR"]
+    said = ["a folder that timm.create_model('local-dir:…', pretrained=True) loads"]
     if words.architecture != network.name:
         said.append(f"timm builds it as a {words.architecture} of these blocks"
                     f"{', its classifier as two layers' * words.split}: the same logits, tensors under other names")

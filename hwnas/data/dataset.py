@@ -333,12 +333,8 @@ class Dataset:
         return {name: count(part.labels, self.class_names) for name, part in sets.items()}
 
     def normalise(self, images: Images) -> NDArray[np.float32]:
-        """What a network is fed: float32 [n, c, h, w], (images / 255 - mean) / std."""
-        scale = np.asarray([1 / (255 * std) for std in self.std], np.float32)
-        shift = np.asarray([mean / std for mean, std in zip(self.mean, self.std, strict=True)], np.float32)
-        result = np.asarray(images, np.float32) * scale[:, None, None]
-        result -= shift[:, None, None]
-        return result
+        """What a network is fed, see `normalise`."""
+        return normalise(images, self.mean, self.std)
 
     def fingerprint_at(self, image_size: int) -> str:
         """The fingerprint of `at_size`, without resizing anything."""
@@ -354,6 +350,18 @@ class Dataset:
         return replace(self, train=train, validation=validation, test=test, image_size=image_size,
                        fingerprint=self.fingerprint_at(image_size), preparation=how,
                        former=digest(self.former, image_size) if self.former else "")
+
+
+def normalise(images: Images, mean: Sequence[float], std: Sequence[float]) -> NDArray[np.float32]:
+    """Pixels [n, c, h, w] as float32, (images / 255 - mean) / std per channel.
+
+    The last bit counts: with mean and std 0.5 every level lies half way between two of int8, so that it decides.
+    """
+    scale = np.asarray([1 / (255 * each) for each in std], np.float32)
+    shift = np.asarray([each / spread for each, spread in zip(mean, std, strict=True)], np.float32)
+    result = np.asarray(images, np.float32) * scale[:, None, None]
+    result -= shift[:, None, None]
+    return result
 
 
 def is_padded(before: int, after: int) -> bool:

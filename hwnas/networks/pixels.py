@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hwnas.data.dataset import Preparation, is_padded
+from hwnas.data.dataset import Preparation, is_padded, normalise
 from hwnas.errors import ModelError
 from hwnas.networks.export import BATCH_AXIS, INPUT
 
@@ -48,10 +48,8 @@ def take_pixels(proto: ModelProto, preparation: Preparation, mean: Sequence[floa
         pixels = graph.resized(pixels, graph.shares(height, width, given, first), True)
     for before, after in pairwise(preparation.sizes):
         pixels = graph.at_size(pixels, before, after)
-    scale = 1 / (255 * np.asarray(std, np.float64))
-    shift = np.asarray(mean, np.float64) / np.asarray(std, np.float64)
-    pixels = graph.add("Mul", pixels, graph.constant(scale.astype(np.float32)[:, None, None]))
-    graph.finish(graph.add("Sub", pixels, graph.constant(shift.astype(np.float32)[:, None, None])))
+    levels = np.repeat(np.arange(256, dtype=np.uint8)[:, None], preparation.channels, 1)
+    graph.finish(graph.looked_up(pixels, normalise(levels[:, :, None, None], mean, std)[:, :, 0, 0]))
     shape: list[int | str] = [BATCH_AXIS, given or "height", given or "width", preparation.channels]
     proto.graph.input[0].CopyFrom(helper.make_tensor_value_info(INPUT, TensorProto.UINT8, shape))
     return shape
@@ -184,6 +182,14 @@ class _Graph:
         shares = _torch_shares(before, after)
         columns = self.add("MatMul", pixels, self.constant(shares))
         return self.add("Round", self.add("MatMul", self.constant(shares.T.copy()), columns))
+
+    def looked_up(self, pixels: str, table: NDArray[np.float32]) -> str:
+        """What each level of each channel becomes, by `table` [256, channels]: to the last bit, as in training."""
+        from onnx import TensorProto
+
+        begins = self.constant((256 * np.arange(table.shape[1], dtype=np.int32))[:, None, None])
+        places = self.add("Add", self.add("Cast", pixels, to=TensorProto.INT32), begins)
+        return self.add("Gather", self.constant(table.T.reshape(-1).copy()), places)
 
     def finish(self, prepared: str) -> None:
         """Let the network read `prepared`, behind the new nodes."""

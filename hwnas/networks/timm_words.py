@@ -72,6 +72,9 @@ def write_timm(folder: Path, model: nn.Module, network: Network, facts: Mapping[
         except Unsaid as reason:
             why = str(reason)
             continue
+        except AttributeError as error:  # a block of another package, perhaps, that is called like timm's
+            why = f"its blocks are not timm's own ({error})"
+            continue
         said.write(folder, facts)
         if not (why := _difference(folder, model, facts["input_size"])):
             return said

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hwnas.data.dataset import DatasetOptions, Preparation, resize
+from hwnas.data.dataset import DatasetOptions, Preparation, normalise, resize
 from hwnas.data.decoding import Decoder, Source
 from hwnas.data.folder import Entry
 from hwnas.errors import CandidateError, ConfigError, DataError, ModelError, StudyError
@@ -64,11 +64,6 @@ class ModelFile:
             raise ModelError(f"{path} does not say how its images are prepared ({type(error).__name__}: {error}): "
                              "hwnas did not export it, or an earlier version did. Give its training's command again."
                              ) from None
-
-    def normalise(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """What the network is fed: float32 [n, c, h, w] from pixels."""
-        mean, std = (np.asarray(values, np.float32)[:, None, None] for values in (self.mean, self.std))
-        return np.asarray((np.asarray(images, np.float32) / 255 - mean) / std, np.float32)
 
 
 def deployed_file(model: Path, precision: str = "int8") -> Path:
@@ -169,7 +164,8 @@ class Classifier:
 
     def _shares(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Softmax of the logits [n, classes]."""
-        logits, classes = self.compiled.logits(self.file.normalise(images)), len(self.file.classes)
+        logits = self.compiled.logits(normalise(images, self.file.mean, self.file.std))
+        classes = len(self.file.classes)
         if logits.shape[1:] != (classes,):
             raise ModelError(f"{self.file.path} has {classes} names for answers of shape {list(logits.shape[1:])}. "
                              "Give the command that made it again.")

@@ -13,7 +13,7 @@ from deployment_fixtures import finish, measured, tiny_architecture, tiny_baseli
 from front_fixtures import make_row
 from PIL import Image
 
-from hwnas.data.dataset import Task
+from hwnas.data.dataset import Preparation, Task
 from hwnas.data.loading import load_dataset
 from hwnas.front.card import Input, card_text
 from hwnas.front.make import make
@@ -53,6 +53,15 @@ def test_card_says_how_it_was_quantised() -> None:
     text = card_text(make_row(), GIVEN, TARGET, date="", runtime="", quantised=made.text)
     assert "Activation ranges: mse, the last 2 layers in fp32, weights of 7 bits." in text
     assert "Quantised" not in card()
+
+
+def test_card_names_the_commands_that_write_what_is_deployed() -> None:
+    pictures, arrays = (replace(GIVEN, preparation=Preparation(kind, (20, 16), 1)) for kind in (True, False))
+    texts = [card_text(make_row(), given, TARGET, date="", runtime="") for given in (pictures, arrays)]
+    for text, shape in zip(texts, ("[n, height, width, 1]", "[n, 20, 20, 1]"), strict=True):
+        assert "python -m hwnas.export model=DIR format=uint8 out=3fa91c20.onnx" in text
+        assert shape in text
+    assert "hwnas.export" not in card(), "without a preparation there is nothing to put into the graph"
 
 
 def test_unverified_card_says_how_to_complete_it() -> None:

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 from PIL import Image
 
-from hwnas.data.dataset import Preparation, resize
+from hwnas.data.dataset import Preparation, normalise, resize
 from hwnas.data.decoding import decode
 from hwnas.errors import ModelError
 from hwnas.networks.pixels import take_pixels
@@ -53,12 +53,17 @@ def test_pixels_are_prepared_as_in_training(tmp_path: Path, preparation: Prepara
             np.testing.assert_allclose(got, expected, atol=0.01, err_msg=str(shape))
 
 
-def test_normalised_as_in_training(tmp_path: Path) -> None:
-    proto, path = nothing(3, 4), tmp_path / "pixels.onnx"
-    take_pixels(proto, Preparation(True, (4,), 3), (0.1, 0.2, 0.3), (0.1, 0.2, 0.4))
+def test_normalised_to_the_last_bit_of_training(tmp_path: Path) -> None:
+    """With mean and std 0.5 every level lies half way between two of int8, so that the last bit decides."""
+    mean, std = (0.5, 0.4, 0.3), (0.5, 0.2, 0.1)
+    proto, path = nothing(3, 16), tmp_path / "pixels.onnx"
+    proto.graph.node[0].op_type = "Identity"
+    take_pixels(proto, Preparation(True, (16,), 3), mean, std, 16)
     onnx.save(proto, path)
-    pixels = np.full((1, 4, 4, 3), 204, np.uint8)
-    np.testing.assert_allclose(run_once(path, pixels)[0, :, 0, 0], [7, 3, 1.25], rtol=1e-5)
+    levels = np.repeat(np.arange(256, dtype=np.uint8).reshape(1, 16, 16, 1), 3, 3)
+    expected = normalise(levels.transpose(0, 3, 1, 2), mean, std)
+    np.testing.assert_array_equal(run_once(path, levels), expected)
+    np.testing.assert_allclose(expected[0, :, 12, 12], [0.6, 2.0, 5.0], atol=0.01)
 
 
 def test_a_preparation_is_taken_once() -> None:
