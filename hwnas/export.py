@@ -141,7 +141,7 @@ def _write_pixels(file: ModelFile, options: ExportOptions, whole: Path) -> list[
 
 def _write_timm(model: Path, file: ModelFile, whole: Path) -> list[str]:
     """A folder that timm loads, once it has loaded it."""
-    from hwnas.networks.network import Shape, TimmNetwork, load_weights, read_network
+    from hwnas.networks.network import Shape, load_weights, read_network
     from hwnas.networks.timm_words import write_timm
 
     preparation, classes, folder = file.preparation, len(file.classes), ModelFolder(model)
@@ -157,8 +157,8 @@ def _write_timm(model: Path, file: ModelFile, whole: Path) -> list[str]:
     load_weights(built, folder.weights, str(folder.weights), classes)
     facts = {"input_size": list(shape.image), "mean": list(file.mean), "std": list(file.std), "num_classes": classes,
              "label_names": list(file.classes)}
-    if isinstance(network, TimmNetwork) and (pretrained := network.baseline.pretrained) is not None:
-        facts |= {"license": pretrained.licence, "origin_url": pretrained.origin}
+    if network.pretrained is not None:
+        facts |= {"license": network.pretrained.licence, "origin_url": network.pretrained.origin}
     words = write_timm(whole, built.eval(), network, facts)
     said = ["a folder that timm.create_model('local-dir:…', pretrained=True) loads"]
     if words.architecture != network.name:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import sys
 import time
@@ -57,14 +56,14 @@ def import_openvino() -> Any:
 def save_ir(onnx_path: Path, xml: Path, layout: str, classes: Sequence[str]) -> None:
     """Write an ONNX file as OpenVINO's own format, `xml` and a .bin beside it, nothing rounded to 16 bits.
 
-    `layout` is that of the input, such as NHWC; `classes` stand in the file as `model_info/labels`. FileError when
-    OpenVINO cannot read or run it.
+    `layout` is that of the input, such as NHWC; `classes` stand in the file as `model_info/labels`, where OpenVINO's
+    own tools read them, spaces in a name as `_`. FileError when OpenVINO cannot read or run it.
     """
     openvino = import_openvino()
     try:
         model = openvino.Core().read_model(os.fspath(onnx_path))
         model.input(0).get_node().set_layout(openvino.Layout(layout))
-        model.set_rt_info(json.dumps(list(classes), ensure_ascii=False), ["model_info", "labels"])
+        model.set_rt_info(" ".join("_".join(name.split()) for name in classes), ["model_info", "labels"])
         xml.parent.mkdir(parents=True, exist_ok=True)
         openvino.save_model(model, os.fspath(xml), compress_to_fp16=False)
         openvino.Core().compile_model(os.fspath(xml), "CPU", {"INFERENCE_NUM_THREADS": 1})

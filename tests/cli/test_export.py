@@ -138,6 +138,9 @@ def test_a_model_server_finds_its_layout(here: Path) -> None:
     assert export(here, "format=openvino", f"out={here / 'trees'}", "image_size=20") == 0
     assert sorted(str(path.relative_to(here / "trees")) for path in (here / "trees").rglob("*") if path.is_file()) == [
         "1/model.bin", "1/model.xml"]
+    read = import_openvino().Core().read_model(str(here / "trees" / "1" / "model.xml"))
+    assert read.get_rt_info(["model_info", "labels"]).astype(str).split() == list(CLASSES)
+    assert str(read.input(0).get_node().get_layout()) == "[N,H,W,C]"
     network = in_openvino(here / "trees" / "1" / "model.xml")
     pictures = [np.asarray(Image.open(path).resize((20, 20))) for path in files(here)]
     said = [CLASSES[row] for row in network(np.stack(pictures)).argmax(1)]

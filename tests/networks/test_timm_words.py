@@ -18,8 +18,8 @@ from hwnas.space.architecture import Architecture
 CLASSES = ("left", "right", "up")
 
 
-def found(*blocks: str, stem: int = 2, head: int = 16, activation: str = "relu") -> FoundNetwork:
-    return FoundNetwork(Architecture(tuple((block,) for block in blocks), 12, stem, head, activation, 32, 3, 3))
+def found(*blocks: str, stem: int = 2, head: int = 16, activation: str = "relu", around: str = "") -> FoundNetwork:
+    return FoundNetwork(Architecture(tuple((block,) for block in blocks), 12, stem, head, activation, 32, 3, 3, around))
 
 
 def timm_network(name: str, channels: int = 3, **options: object) -> TimmNetwork:
@@ -56,7 +56,8 @@ def test_a_whole_network_has_timms_name(network: TimmNetwork, tmp_path: Path) ->
     timm_network("tf_mobilenetv3_small_minimal_100", cut="11"), timm_network("mobilenetv4_conv_small", cut="22"),
     timm_network("mobilenetv1_025"), timm_network("lcnet_050", cut="11"),
     found("ds_r1_k3_s1_c20", "ir_r1_k5_s2_e4_c24_se0.25", "er_r1_k3_s2_e4_c40", "cn_r1_k3_s1_c40"),
-    found("ir_r2_k3_s2_e4_c12", head=0, activation="silu")], ids=str)
+    found("ir_r2_k3_s2_e4_c12", head=0, activation="swish"),
+    found("er_r1_k3_s2_e4_c16", around="test_efficientnet+same", activation="relu6")], ids=str)
 def test_cuts_and_architectures_are_told_by_their_blocks(network: Network, tmp_path: Path) -> None:
     """Other epsilons, TensorFlow's padding, heads before and behind the pooling or none, squeeze-and-excite, odd
     widths."""
