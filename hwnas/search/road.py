@@ -288,11 +288,12 @@ def _baselines(options: PlanOptions, space: SearchSpace, start: Pretrained | Non
         raise ConfigError(f"image_sizes: {largest} px is larger than the search's images ({images.image_size} px). "
                           f"Give dataset.image_size={largest}, or smaller sizes.")
     baselines = variants(names, images.image_size) if start is None else list(map(Baseline, names))
-    baselines += [Baseline(name, image_size=px) for name in names for px in sizes if px < images.image_size]
     cuts = cuts_of(names) if options.cuts else []
+    smaller = [px for px in sizes if px < images.image_size]
+    small = [replace(each, image_size=px) for each in [*map(Baseline, names), *cuts] for px in smaller]
     if options.cuts and (whole := [name for name in names if name not in {cut.name for cut in cuts}]):
         console.note(f"cannot be cut by depth: {', '.join(whole)}")
-    return tuple(TimmNetwork(baseline, images) for baseline in _begun([*baselines, *cuts], options, images, console))
+    return tuple(TimmNetwork(baseline, images) for baseline in _begun([*baselines, *cuts, *small], options, images, console))
 
 
 def _pretrained_names(space: SearchSpace, names: Sequence[str], options: PlanOptions, console: Console

@@ -166,7 +166,12 @@ def test_baselines_are_tried_on_smaller_images_too_and_cut(tmp_path, monkeypatch
     assert {baseline.name for baseline in plan.baselines} == {"test_efficientnet"}  # the best of them is the rival
     given[2] = "baselines=[test_efficientnet,resnet10t]"
     plan = make_plan(compose("search", [*given, "cuts=true"]), Console())
-    assert "test_efficientnet-cut11h128" in {baseline.id for baseline in plan.baselines}
+    ids = {baseline.id for baseline in plan.baselines}
+    assert "test_efficientnet-cut11h128" in ids
+    assert not any("px" in id for id in ids)
+    sized = make_plan(compose("search", [*given, "cuts=true", "image_sizes=[24,32]"]), Console(quiet=True))
+    assert {baseline.id for baseline in sized.baselines} - ids == {
+        f"{name}-24px" for name in ("test_efficientnet", "resnet10t", *(id for id in ids if "-cut" in id))}
     assert "cannot be cut by depth: resnet10t" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="48 px is larger than the search's images"):
         make_plan(compose("search", [*given, "image_sizes=[48]"]), Console(quiet=True))
