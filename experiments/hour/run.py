@@ -1,0 +1,156 @@
+"""What a team gets in the same minutes: a search around a pretrained network, random choice from the same cuts, or the
+cuts that anybody would try.
+
+    python -m experiments.hour.run search --root EUROSAT --weights DIR --out RUNS [--minutes 20] [--seed 0] [--px 64]
+    python -m experiments.hour.run table RUNS --results experiments/hour/results/NAME
+
+`search` runs the three commands one after another on one machine; measure the latency table before, so that none pays
+for it (`python -m hwnas.profile`). `table` reads the run folders. The arms:
+
+    ours      around=NETWORK
+    random    the same with sampler=random: random networks of the space, and the same first four
+    obvious   no search: the whole network, its first blocks, and two shorter cuts, each at three image sizes,
+              fine-tuned for the whole time; a minute more, as the command fine-tunes one of them a second time
+
+Written before the first run: all of an arm's verified networks count, on test images that chose nothing. (1) The
+hypervolume counts from chance and from the slowest network of any arm, over the logarithm of latency. Ours is ahead of
+another arm where the 95 % interval of the difference over 2,000 resamples of the test images lies above zero. (2) At
+each network on the obvious arm's front: the fastest network of ours whose top-1 is lower by less than 0.5 points at the
+95 % bound of the paired difference, and how many times as fast it is. One seed decides nothing about searches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from hwnas.front.comparison import paired_bootstrap
+from hwnas.stats import hypervolume_2d
+from hwnas.system.run_folder import RunFolder
+
+ARMS = ("ours", "random", "obvious")
+RESAMPLES, MARGIN = 2000, 0.005
+COLUMNS = ("arm", "id", "name", "kind", "architecture", "top1_test_fp32", "top1_test", "latency_ms", "latency_ms_low",
+           "latency_ms_high", "latency_ms_predicted", "verified", "on_front", "params", "training_steps")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One command's verified networks, and by id which test images each answers rightly."""
+
+    name: str
+    rows: pd.DataFrame
+    right: dict[str, NDArray[np.bool_]]
+    environment: dict[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path, name: str) -> Arm:
+        """The run in `folder`/`name`."""
+        run = RunFolder(folder / name)
+        rows, answers = pd.read_csv(run.front_csv), run.read_predictions()
+        rows["kind"] = np.where(rows.is_control, "control", np.where(rows.is_baseline, "baseline", "finalist"))
+        labels = answers.pop("labels")
+        return cls(name, rows[rows.verified].assign(arm=name), {key: labels == given for key, given in answers.items()},
+                   run.read_environment())
+
+    def hypervolume(self, images: NDArray[np.int64], slowest_ms: float, chance: float) -> float:
+        """Of all its networks, on these test images."""
+        top1 = [float(self.right[id][images].mean()) for id in self.rows.id]
+        return hypervolume_2d(top1, np.log(self.rows.latency_ms), (chance, float(np.log(slowest_ms))))
+
+    def front(self) -> pd.DataFrame:
+        """Its networks that no other one of it beats, fastest first."""
+        rows = self.rows.sort_values(["latency_ms", "top1_test"], ascending=[True, False])
+        return rows[rows.top1_test > rows.top1_test.cummax().shift(fill_value=0)]
+
+
+def commands(given: argparse.Namespace) -> list[list[str]]:
+    """The command of each arm."""
+    shared = [sys.executable, "-m", "hwnas.search", f"+target={given.target}", "dataset=imagefolder",
+              f"dataset.root={given.root}", f"dataset.image_size={given.px}", f"around={given.around}",
+              f"pretrained.folder={given.weights}", f"seed={given.seed}", "controls=0", "baselines=[]"]
+    sizes = ",".join(str(int(given.px * share) // 8 * 8) for share in (0.75, 0.5))
+    own = {"ours": ["finalists.k=5"], "random": ["finalists.k=5", "sampler=random"],
+           "obvious": ["n_trials=2", "inherited.epochs=1", "inherited.min_steps=1", "inherited.max_steps=1",
+                       "finalists.k=1", "cuts=true", f"image_sizes=[{sizes}]"]}
+    return [[*shared, *own[arm], f"budget.minutes={given.minutes + (arm == 'obvious'):g}", f"out={given.out / arm}"]
+            for arm in ARMS]
+
+
+def summary(arms: list[Arm]) -> dict[str, Any]:
+    """What the rule asks for."""
+    n = len(next(iter(arms[0].right.values())))
+    chance = 1 / len(arms[0].environment["dataset"]["class_names"])
+    slowest_ms = max(float(arm.rows.latency_ms.max()) for arm in arms)
+    rng = np.random.default_rng(0)
+    images = [np.arange(n), *(rng.integers(0, n, n) for _ in range(RESAMPLES))]
+    volumes = np.array([[arm.hypervolume(part, slowest_ms, chance) for arm in arms] for part in images])
+    ours, others = arms[0], arms[1:]
+    return {
+        "host": ours.environment["host"]["name"], "runtime": ours.environment["runtime"], "images": n,
+        "slowest_ms": slowest_ms, "hypervolume": {arm.name: round(float(volumes[0, i]), 4)
+                                                  for i, arm in enumerate(arms)},
+        "trials": {arm.name: int(arm.environment["search"]["n_trials"]) for arm in arms},
+        "ahead_of": {arm.name: _interval(volumes[:, 0] - volumes[:, i + 1]) for i, arm in enumerate(others)},
+        "as_fast": {arm.name: [_as_fast(ours, arm, row) for row in arm.front().itertuples()] for arm in others}}
+
+
+def _as_fast(ours: Arm, arm: Arm, rival: Any) -> dict[str, Any]:
+    """How many times as fast as `rival` our fastest network is that is no less accurate."""
+    said: dict[str, Any] = {"rival": rival.id, "top1": rival.top1_test, "latency_ms": rival.latency_ms}
+    for row in ours.rows.sort_values("latency_ms").itertuples():
+        difference, low, high = paired_bootstrap(ours.right[str(row.id)], arm.right[rival.id])
+        if low > -MARGIN:
+            return {**said, "ours": row.id, "our_top1": row.top1_test, "our_latency_ms": row.latency_ms,
+                    "points": [round(100 * value, 2) for value in (difference, low, high)],
+                    "times_as_fast": round(rival.latency_ms / float(row.latency_ms), 3)}
+    return {**said, "ours": None}
+
+
+def _interval(values: NDArray[np.float64]) -> dict[str, float]:
+    """The value of all images, which comes first, and what 95 % of the resamples hold."""
+    low, high = np.quantile(values[1:], (0.025, 0.975))
+    return {"value": round(float(values[0]), 4), "low": round(float(low), 4), "high": round(float(high), 4)}
+
+
+def main() -> None:
+    """Run the arms, or compare what they have."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = parser.add_subparsers(dest="part", required=True)
+    search = parts.add_parser("search")
+    for name in ("root", "weights", "out"):
+        search.add_argument(f"--{name}", type=Path, required=True)
+    search.add_argument("--target", default="epyc_int8")
+    search.add_argument("--around", default="tf_efficientnet_lite0")
+    search.add_argument("--minutes", type=float, default=20)
+    search.add_argument("--seed", type=int, default=0)
+    search.add_argument("--px", type=int, default=64)
+    table = parts.add_parser("table")
+    table.add_argument("runs", type=Path)
+    table.add_argument("--results", type=Path, required=True)
+    given = parser.parse_args()
+    if given.part == "search":
+        for command in commands(given):
+            subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        return
+    arms = [Arm.read(given.runs, arm) for arm in ARMS]
+    given.results.mkdir(parents=True, exist_ok=True)
+    rows = pd.concat([arm.rows for arm in arms])
+    rows[[name for name in COLUMNS if name in rows]].to_csv(given.results / "networks.csv", index=False)
+    text = json.dumps(summary(arms), indent=1)
+    (given.results / "summary.json").write_text(text + "\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
