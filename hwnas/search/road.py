@@ -293,7 +293,8 @@ def _baselines(options: PlanOptions, space: SearchSpace, start: Pretrained | Non
     small = [replace(each, image_size=px) for each in [*map(Baseline, names), *cuts] for px in smaller]
     if options.cuts and (whole := [name for name in names if name not in {cut.name for cut in cuts}]):
         console.note(f"cannot be cut by depth: {', '.join(whole)}")
-    return tuple(TimmNetwork(baseline, images) for baseline in _begun([*baselines, *cuts, *small], options, images, console))
+    begun = _begun([*baselines, *cuts, *small], options, images, console)
+    return tuple(TimmNetwork(baseline, images) for baseline in begun)
 
 
 def _pretrained_names(space: SearchSpace, names: Sequence[str], options: PlanOptions, console: Console
