@@ -43,7 +43,7 @@ COMMANDS = {  # name: its module, and what it does
     "export": ("hwnas.export", "copy a run, also while a search works on it"),
     "worker": ("hwnas.worker", "join a search as one more worker"),
 }
-GROUPS = {"target": "target", "dataset": "data set", "objective": "objective"}  # folders of conf/ to choose from
+GROUPS = {"target": "target", "dataset": "data set", "objective": "objective", "zoo": "zoo"}  # folders of conf/
 _DATASETS = "hwnas.datasets"  # entry points: data sets of other packages
 # Sections whose keys and defaults are a dataclass's; conf/ holds only what differs from them.
 _SECTIONS = {"target": "hwnas.target:Target", "dataset": "hwnas.data.dataset:DatasetOptions",

@@ -32,6 +32,8 @@ from hwnas.target import Host, Target, usable_cores
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from torch import nn
+
     from hwnas.runtimes.runtime import Compiled, Runtime
 
 
@@ -168,26 +170,31 @@ def image_shape(architecture: Architecture) -> tuple[int, int, int]:
 
 
 def prepare_network(architecture: Architecture, target: Target, folder: Path) -> Path:
-    """Build with weights seeded by the architecture, export, and quantise for int8; returns the file to time.
+    """Build with weights seeded by the architecture, export, and quantise for int8; returns the file to time."""
+    import torch
+
+    from hwnas.networks.build import build
+
+    torch.set_num_threads(1)
+    return prepare_untrained(build(architecture), architecture.id, image_shape(architecture), target, folder)
+
+
+def prepare_untrained(network: nn.Module, id: str, shape: tuple[int, int, int], target: Target, folder: Path) -> Path:
+    """Export an untrained network for images of `shape`, with weights seeded by its `id`, eight hexadecimal digits, and
+    quantise it for int8; returns the file to time.
 
     Synthetic quantisation ranges give the graph that real ones give. Fresh weights would not do, because runtimes
     optimise their zero biases away.
     """
-    import torch
-
-    from hwnas.networks.build import build
     from hwnas.networks.export import export_onnx, randomise
 
-    torch.set_num_threads(1)
-    network = build(architecture).eval()
-    randomise(network, int(architecture.id, 16))
-    fp32 = folder / f"{architecture.id}.onnx"
-    export_onnx(network, fp32, image_shape(architecture))
+    fp32 = folder / f"{id}.onnx"
+    export_onnx(randomise(network.eval(), int(id, 16)), fp32, shape)
     if target.precision != "int8":
         return fp32
     from hwnas.networks.quantize import quantize_static, tuning_of
 
-    int8 = folder / f"{architecture.id}_int8.onnx"
+    int8 = folder / f"{id}_int8.onnx"
     quantize_static(fp32, int8, None, tuned_for=tuning_of(target))
     fp32.unlink()
     return int8

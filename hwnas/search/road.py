@@ -57,11 +57,12 @@ if TYPE_CHECKING:
     from hwnas.data.dataset import Dataset, DatasetInfo
     from hwnas.front.make import Making
     from hwnas.front.rows import FrontRow
+    from hwnas.front.score import Timing
     from hwnas.front.verification import Facts
     from hwnas.latency.model import LatencyModel
     from hwnas.latency.table import LatencyTable
     from hwnas.networks.baselines import Baseline
-    from hwnas.networks.network import Network, Shape
+    from hwnas.networks.network import Shape, TimmNetwork
     from hwnas.networks.weights import Pretrained
     from hwnas.samplers.coding import Settings
     from hwnas.samplers.informed import Context
@@ -146,6 +147,7 @@ class PlanOptions:
     image_sizes: tuple[int, ...] | None = option(None, low=8, high=1024)
     cuts: bool = option(False)
     around: str | None = option(None)
+    zoo: dict[str, Any] | None = option(None)
 
     @property
     def trials(self) -> int:
@@ -173,7 +175,7 @@ class Plan:
     sampler: Callable[[Context | None], Asking]
     objective: Objective
     recipe: Recipe
-    baselines: tuple[Network, ...]
+    baselines: tuple[TimmNetwork, ...]
     workers: int
     reuse: Path | None
     yaml: str
@@ -266,19 +268,23 @@ def _earlier_run(reuse: str | None) -> Path | None:
 
 
 def _baselines(options: PlanOptions, space: SearchSpace, start: Pretrained | None, console: Console
-               ) -> tuple[Network, ...]:
+               ) -> tuple[TimmNetwork, ...]:
     """The baselines, with a stem of stride 1 as well where images are small, for each of `image_sizes`, and cut by
     depth where asked; those that have pretrained weights begin with them where these are asked for.
 
-    The network that the space's are cut from is the first. Beside it only pretrained ones stand, as it has a `start`.
+    The network that the space's are cut from is the first. Beside it only pretrained ones stand, as it has a `start`;
+    and of a zoo, where some have weights, only these.
     """
+    from hwnas.front.zoo import published_of
     from hwnas.networks.baselines import Baseline, check_names, cuts_of, variants
     from hwnas.networks.network import Shape, TimmNetwork
 
     images = Shape(space.channels, max(space.image_sizes), space.classes)
-    names, sizes = check_names(options.baselines or ()), dict.fromkeys(options.image_sizes or ())
-    if start is not None:
-        names, options = _pretrained_names(space, names, options, console)
+    zoo = published_of(options.zoo) if options.zoo else {}
+    names, sizes = check_names([*(options.baselines or ()), *zoo]), dict.fromkeys(options.image_sizes or ())
+    if start is not None or zoo:
+        first = () if start is None else (space.definition.around.partition("+")[0],)
+        names, options = _pretrained_names(first, names, options, space.channels, console)
     if not names:
         if options.pretrained.asked or options.cuts or sizes:
             raise ConfigError("pretrained, cuts and image_sizes are for baselines, and there are none. Name some: "
@@ -287,7 +293,7 @@ def _baselines(options: PlanOptions, space: SearchSpace, start: Pretrained | Non
     if (largest := max(sizes, default=0)) > images.image_size:
         raise ConfigError(f"image_sizes: {largest} px is larger than the search's images ({images.image_size} px). "
                           f"Give dataset.image_size={largest}, or smaller sizes.")
-    baselines = variants(names, images.image_size) if start is None else list(map(Baseline, names))
+    baselines = list(map(Baseline, names)) if zoo or start is not None else variants(names, images.image_size)
     cuts = cuts_of(names) if options.cuts else []
     smaller = [px for px in sizes if px < images.image_size]
     small = [replace(each, image_size=px) for each in [*map(Baseline, names), *cuts] for px in smaller]
@@ -297,21 +303,26 @@ def _baselines(options: PlanOptions, space: SearchSpace, start: Pretrained | Non
     return tuple(TimmNetwork(baseline, images) for baseline in begun)
 
 
-def _pretrained_names(space: SearchSpace, names: Sequence[str], options: PlanOptions, console: Console
-                      ) -> tuple[tuple[str, ...], PlanOptions]:
-    """The network that the space's are cut from and those of `names` that have pretrained weights, which the options
-    ask for."""
+def _pretrained_names(first: Sequence[str], names: Sequence[str], options: PlanOptions, channels: int,
+                      console: Console) -> tuple[tuple[str, ...], PlanOptions]:
+    """`first`, which have pretrained weights, and those of `names` that have some; the options ask for them. Where none
+    has, all names, and options as they are."""
     from hwnas.networks.weights import find_some
 
-    origin = space.definition.around.partition("+")[0]
-    options = replace(options, pretrained=replace(options.pretrained, use=True))
-    if options.pretrained.file is not None:
-        having = {origin}
+    if options.pretrained.file is not None and first:
+        having = {*first}
     else:
-        having = {*find_some([origin, *(name for name in names if name != origin)], options.pretrained, space.channels)}
+        try:
+            having = {*find_some(list(dict.fromkeys([*first, *names])), options.pretrained, channels)}
+        except ConfigError as error:
+            if first or options.pretrained.asked:
+                raise
+            console.say(f"note: the zoo begins with random weights: {error}")
+            return tuple(names), options
     if left := [name for name in names if name not in having]:
         console.note(f"no pretrained weights of {', '.join(left)}: not a baseline beside pretrained networks")
-    return tuple(dict.fromkeys([origin, *(name for name in names if name in having)])), options
+    options = replace(options, pretrained=replace(options.pretrained, use=True))
+    return tuple(dict.fromkeys([*first, *(name for name in names if name in having)])), options
 
 
 def _begun(baselines: Sequence[Baseline], options: PlanOptions, images: Shape, console: Console) -> list[Baseline]:
@@ -672,6 +683,7 @@ def _wanted(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: Co
     """The rows of the front as yet without figures: finalists of the trials, controls and baselines."""
     from hwnas.front.finalists import doubts, draw_controls, finalists_of, known_controls
     from hwnas.front.rows import FrontRow
+    from hwnas.front.zoo import published_of, worth_training
 
     plan, predict = prepared.plan, prepared.model.predict
     options, target, host = plan.options, plan.deployment.target.name, plan.deployment.host_name
@@ -684,7 +696,11 @@ def _wanted(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: Co
     if options.controls:
         controls += known_controls(plan.space, predict, [*finalists, *controls], options.budget.latency_ms,
                                    options.budget.quantile, console.say, plan.start)
-    return [*finalists, *controls, *(FrontRow.of(network, target=target, host=host) for network in plan.baselines)]
+    baselines: Sequence[TimmNetwork] = plan.baselines
+    if options.zoo and plan.deployment.here:
+        baselines = worth_training(baselines, published_of(options.zoo), prepared.run, plan.deployment.target,
+                                   _timing(prepared, 0), console)
+    return [*finalists, *controls, *(FrontRow.of(network, target=target, host=host) for network in baselines)]
 
 
 def _estimated(prepared: Prepared, trials: list[dict[str, Any]], console: Console) -> list[dict[str, Any]]:
@@ -910,18 +926,25 @@ def _read_held(run: RunFolder) -> tuple[list[FrontRow], dict[str, Any]]:
     return held, environment
 
 
+def _timing(prepared: Prepared, n: int) -> Timing:
+    """How `n` networks are timed."""
+    from hwnas.front.score import Timing
+
+    plan, table = prepared.plan, prepared.table
+    seconds = plan.options.verification.seconds
+    if prepared.clock is not None:
+        seconds = timing_seconds(prepared.clock, n)
+    return Timing(table.reference, table.quiet_ms if plan.deployment.here else None, seconds, plan.options.seed)
+
+
 def _facts(prepared: Prepared, trials: Sequence[Mapping[str, Any]], n: int) -> Facts:
     """The facts about the search that the report shows."""
     from hwnas.accuracy.certificate import certificate_facts
-    from hwnas.front.score import Timing
     from hwnas.front.verification import Facts
 
     plan, table, chosen = prepared.plan, prepared.table, prepared.chosen
     options = plan.options
-    seconds = options.verification.seconds
-    if prepared.clock is not None:
-        seconds = timing_seconds(prepared.clock, n)
-    timing = Timing(table.reference, table.quiet_ms if plan.deployment.here else None, seconds, options.seed)
+    timing = _timing(prepared, n)
     latency = {**table.error[plan.space.name], "line": error_line(table, plan.space), "table": str(table.key),
                "created": table.created, "overhead_ms": table.overhead_ms}
     certificate = certificate_facts(prepared.certificate, prepared.dataset, plan.space, chosen.accuracy,

@@ -1,0 +1,127 @@
+"""A zoo of baselines: latency is measured before any is trained, and those that cannot be worth it are left out."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hwnas.errors import CandidateError, ConfigError, HwnasError, StudyError
+from hwnas.latency.table import Protocol
+from hwnas.latency.timing import Reference, TimedFile, prepare_untrained, time_files
+from hwnas.system.documents import read_json
+from hwnas.system.paths import write_atomic
+
+if TYPE_CHECKING:
+    from hwnas.cli.progress import Console, Report
+    from hwnas.front.score import Timing
+    from hwnas.networks.network import TimmNetwork
+    from hwnas.system.run_folder import RunFolder
+    from hwnas.target import Target
+
+FILE = "zoo.json"
+_ROUNDS, _CALLS, _MOST_SECONDS = 8, 20, 60.0  # of the timing: it only ranks, and what is trained is timed again
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A network before its training: measured median in ms (None: not valid, or not exported), published top-1 in per
+    cent, and the id of the network that makes it not worth training (empty: none)."""
+
+    id: str
+    image_size: int
+    latency_ms: float | None
+    top1_published: float
+    behind: str = ""
+
+
+def published_of(zoo: Mapping[str, object]) -> dict[str, float]:
+    """Published ImageNet top-1 in per cent by timm's names, of a section `zoo`; ConfigError for anything else."""
+    networks = zoo.get("networks")
+    if not isinstance(networks, Mapping) or not networks or not all(
+            isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 100
+            for value in networks.values()):
+        raise ConfigError("zoo.networks must hold timm names with their published ImageNet top-1 in per cent, as "
+                          "conf/zoo/default.yaml does.")
+    return {str(name): float(value) for name, value in networks.items()}
+
+
+def worth_training(networks: Sequence[TimmNetwork], published: Mapping[str, float], run: RunFolder, target: Target,
+                   timing: Timing, console: Console) -> list[TimmNetwork]:
+    """`networks` without those of the zoo that are slower than another of the same image size and, by published top-1,
+    less accurate. Cuts are all kept: nothing is published of them.
+
+    What was measured stands in `zoo.json` of the run folder, and is read from there by the next call. One that cannot
+    be measured is kept: its training will say why.
+    """
+    zoo = {network.id: network for network in networks if network.name in published and not network.baseline.cut}
+    if len(zoo) < 2:
+        return list(networks)
+    path = run.path / FILE
+    rows = _held(path, zoo)
+    if rows is None:
+        with console.step("time the zoo") as report:
+            latencies = _latencies(zoo, target, timing, report)
+        rows = _judged([Timed(id, network.shape.image_size, latencies.get(id), published[network.name])
+                        for id, network in zoo.items()])
+        write_atomic(path, _text(rows))
+    for row in rows:
+        if row.behind:
+            console.say(f"{row.id} is not trained: {row.latency_ms:.3g} ms, slower than {row.behind}, and less "
+                        f"accurate on ImageNet ({row.top1_published:g} %, published).")
+    left = {row.id for row in rows if row.behind}
+    return [network for network in networks if network.id not in left]
+
+
+def _judged(rows: Sequence[Timed]) -> list[Timed]:
+    """The rows, each with the fastest other that leaves it behind."""
+    def behind(row: Timed) -> str:
+        better = [other for other in rows if other.latency_ms is not None and row.latency_ms is not None
+                  and other.image_size == row.image_size and other.latency_ms < row.latency_ms
+                  and other.top1_published > row.top1_published]
+        return min(better, key=lambda other: other.latency_ms or math.inf).id if better else ""
+
+    return [Timed(row.id, row.image_size, row.latency_ms, row.top1_published, behind(row)) for row in rows]
+
+
+def _latencies(zoo: Mapping[str, TimmNetwork], target: Target, timing: Timing, report: Report) -> dict[str, float]:
+    """Median latency in ms of each network that can be exported and timed, all in the same rounds."""
+    with tempfile.TemporaryDirectory(prefix="hwnas-") as name:
+        files = {}
+        for index, (id, network) in enumerate(zoo.items()):
+            key = hashlib.sha256(network.identity.encode()).hexdigest()[:8]
+            try:
+                path = prepare_untrained(network.build(), key, network.shape.image, target, Path(name))
+            except HwnasError:
+                continue
+            files[id] = TimedFile(path, target, network.shape.image)
+            report(0.0, f"exported {index + 1} of {len(zoo)}")
+        protocol = Protocol(min_rounds=_ROUNDS, min_calls=_CALLS, max_seconds=_MOST_SECONDS)
+        reference = Reference(timing.reference, timing.quiet_ms, target.batch)
+        try:
+            measured = time_files(files, target, reference, protocol, seed=timing.seed, progress=report)
+        except CandidateError:  # which of them it was shows when each is made
+            return {}
+    return {id: each.latency_ms for id, each in measured.items() if each.valid}
+
+
+def _text(rows: Sequence[Timed]) -> str:
+    import json
+
+    return json.dumps({"format": "hwnas-zoo/1", "networks": [asdict(row) for row in rows]}, indent=1) + "\n"
+
+
+def _held(path: Path, zoo: Mapping[str, TimmNetwork]) -> list[Timed] | None:
+    """The rows of an earlier call for the same networks; None where there are none."""
+    if not path.is_file():
+        return None
+    try:
+        rows = [Timed(**row) for row in read_json(path)["networks"]]
+        same = {row.id for row in rows} == {*zoo} and all(isinstance(row.behind, str) for row in rows)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise StudyError(f"{path} cannot be read ({error}). Remove it; the zoo is measured anew.") from None
+    return rows if same else None

@@ -1,0 +1,108 @@
+"""The zoo: what is slower and less accurate by its published figures is not trained, and what was measured is kept."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from hwnas.cli.command import compose, names_in
+from hwnas.cli.progress import Console
+from hwnas.errors import ConfigError, StudyError
+from hwnas.front import zoo
+from hwnas.networks.baselines import Baseline, check_names
+from hwnas.networks.network import Shape, TimmNetwork
+from hwnas.search.road import make_plan
+from hwnas.system.run_folder import RunFolder
+
+PUBLISHED = {"quick": 60.0, "good": 75.0, "poor": 70.0}
+
+
+def networks(*more: Baseline) -> list[TimmNetwork]:
+    return [TimmNetwork(baseline, Shape(3, 32, 10)) for baseline in (*map(Baseline, PUBLISHED), *more)]
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Latencies by id, which tests may change; each measuring is counted."""
+    told = {"quick": 0.1, "good": 0.2, "poor": 0.3, "poor-24px": 0.05}
+    calls = []
+    monkeypatch.setattr(zoo, "_latencies", lambda few, *_: calls.append(set(few)) or dict(told))
+    return SimpleNamespace(told=told, calls=calls)
+
+
+def kept(folder, *more):
+    run = RunFolder(folder)
+    return [network.id for network in zoo.worth_training(networks(*more), PUBLISHED, run, None, None, Console())]
+
+
+def test_what_is_slower_and_less_accurate_is_left_out_and_it_is_said(measured, tmp_path, capsys):
+    assert kept(tmp_path) == ["quick", "good"]
+    assert "poor is not trained: 0.3 ms, slower than good, and less accurate on ImageNet (70 %" in capsys.readouterr().err
+
+
+def test_only_networks_of_one_image_size_are_compared_and_cuts_stay(measured, tmp_path):
+    assert kept(tmp_path, Baseline("poor", image_size=24), Baseline("poor", cut="11")) == [
+        "quick", "good", "poor-24px", "poor-cut11"]
+    assert measured.calls == [{"quick", "good", "poor", "poor-24px"}]
+
+
+def test_what_cannot_be_measured_is_trained_all_the_same(measured, tmp_path):
+    del measured.told["good"]
+    assert kept(tmp_path) == ["quick", "good", "poor"]
+
+
+def test_a_second_call_reads_what_was_measured(measured, tmp_path):
+    first = kept(tmp_path)
+    measured.told["good"] = 9.0
+    assert kept(tmp_path) == first
+    assert len(measured.calls) == 1
+    kept(tmp_path, Baseline("poor", image_size=24))  # others than those of the file
+    assert len(measured.calls) == 2
+
+
+@pytest.mark.parametrize("text", ["{", "[]", json.dumps({"networks": [{"id": "quick"}]}), json.dumps({"networks": 1})])
+def test_a_spoilt_file_is_refused_in_one_line(measured, tmp_path, text):
+    (tmp_path / zoo.FILE).write_text(text)
+    with pytest.raises(StudyError, match="cannot be read .*Remove it"):
+        kept(tmp_path)
+
+
+@pytest.mark.parametrize("content", [{}, {"networks": []}, {"networks": {"a": "75"}}, {"networks": {"a": 0.0}},
+                                     {"networks": {"a": True}}, {"networks": {"a": 101}}])
+def test_a_zoo_must_hold_published_figures(content):
+    with pytest.raises(ConfigError, match=r"zoo\.networks must hold timm names"):
+        zoo.published_of(content)
+
+
+def test_the_shipped_zoo_holds_networks_of_timm():
+    assert "default" in names_in("zoo")
+    published = zoo.published_of(compose("search", ["+target=xeon_int8", "zoo=default"]).zoo)
+    assert len(published) > 20
+    assert check_names(published) == tuple(published)
+
+
+def test_without_weights_the_zoo_begins_at_random_and_it_is_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HWNAS_HOME", str(tmp_path))
+    monkeypatch.delenv("HWNAS_WEIGHTS", raising=False)
+    given = ["+target=xeon_int8", "baselines=[]", "zoo=default", f"out={tmp_path / 'run'}", "image_sizes=[24]",
+             "dataset.image_size=32"]
+    plan = make_plan(compose("search", given), Console())
+    assert "the zoo begins with random weights: there are no pretrained" in capsys.readouterr().err
+    published = zoo.published_of(plan.options.zoo)
+    assert {baseline.id for baseline in plan.baselines} == {*published, *(f"{name}-24px" for name in published)}
+
+
+def test_networks_of_a_real_zoo_are_timed_in_the_runtime(tmp_path):
+    from hwnas.front.score import Timing
+    from hwnas.latency.timing import reference_network
+    from hwnas.target import Target
+
+    few = [TimmNetwork(Baseline(name), Shape(3, 32, 10)) for name in ("test_efficientnet", "test_resnet")]
+    said: list[str] = []
+    latencies = zoo._latencies({network.id: network for network in few}, Target("ort_fp32", "onnxruntime", "fp32"),
+                               Timing(reference_network(3, 10, 32), None, 5.0, 0), lambda share, text: said.append(text))
+    assert {*latencies} <= {"test_efficientnet", "test_resnet"}
+    assert all(value > 0 for value in latencies.values())
+    assert "exported 2 of 2" in said
