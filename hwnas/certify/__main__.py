@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from hwnas.certify.truth import CertifyPlan, Network, in_full, macs_of, read_pla
 from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, option, read_command, section
 from hwnas.cli.progress import Console
-from hwnas.errors import WorkerError
+from hwnas.errors import ConfigError, WorkerError
 from hwnas.latency.deployment import CalibrationOptions
 from hwnas.system.run_folder import WorkFolder
 from hwnas.target import Target, usable_cores
@@ -68,22 +68,26 @@ class CertifyJob:
 
 def prepare(config: Config, console: Console) -> CertifyJob:
     """Read every option, choose the networks or take those of the folder's plan, write the plan."""
-    from hwnas.certify.results import read_judged
+    from hwnas.certify.results import DEFAULT, read_judged
     from hwnas.data.loading import inspect_dataset
     from hwnas.space.search_space import SearchSpace
 
     options = read_command(CertifyOptions, config)
-    judged = read_judged(options.estimators)
-    data, training = options.dataset, in_full(options.training)
-    training_config(data, training)
+    data = options.dataset
     info = inspect_dataset(data)
     space = SearchSpace.load(options.space, channels=info.channels, classes=info.classes,
                              image_size=data.get("image_size"))
+    given, begun = _begun(options.training, space)
+    judged = read_judged(options.estimators, ("inherited",) if begun else DEFAULT)
+    training = in_full(given)
+    training_config(data, training)
     identity = {
         "space": f"{space.name} ({space.fingerprint})", "n": options.n, "seed": options.seed,
         "target": options.target and f"{options.target.name} on {options.host or 'this host'}",
         **{f"dataset.{key}": value for key, value in data.items() if key not in ("root", "download")},
-        **{f"training.{key}": value for key, value in training.items() if key not in ("device", "threads")}}
+        **{f"training.{key}": value for key, value in training.items()
+           if key not in ("device", "threads", "pretrained")},
+        **({"pretrained": begun} if begun else {})}
     out = Path(options.out or Path("runs") / f"certificate-{space.name}-{info.name}")
     with WorkFolder(out, "certify").take_up(options.overwrite).hold("plan"):
         stored = read_plan(out, identity)
@@ -97,6 +101,22 @@ def prepare(config: Config, console: Console) -> CertifyJob:
                  f"{_format_cost(cost, most)}")
     return CertifyJob(plan, space, judged, options.estimator_seeds, options.workers or len(usable_cores()),
                       options.only)
+
+
+def _begun(training: Mapping[str, Any], space: SearchSpace) -> tuple[dict[str, Any], str]:
+    """The options `training`, with pretrained weights where the networks of the space are cut from a network that has
+    some, and the key of these weights; ConfigError where there are none. Networks of other spaces have none."""
+    from hwnas.cli.options import plain, read_options
+    from hwnas.networks.weights import PretrainedOptions, find_pretrained
+
+    asked = read_options(PretrainedOptions, training.get("pretrained") or {}, "training.pretrained")
+    if not space.definition.around:
+        if asked.asked:
+            raise ConfigError(f"training.pretrained: the networks of space {space.name} are cut from none. Leave it "
+                              "out.")
+        return {key: value for key, value in training.items() if key != "pretrained"}, ""
+    pretrained, _ = find_pretrained(space.definition.around.partition("+")[0], asked, space.channels)
+    return {**training, "pretrained": plain(replace(asked, use=True))}, pretrained.key
 
 
 def _choose(options: CertifyOptions, space: SearchSpace, console: Console) -> tuple[list[Network], str, str]:

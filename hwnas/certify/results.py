@@ -90,13 +90,13 @@ class Judged:
         return out / "estimates" / f"{self.label.replace(':', '-')}.json"
 
 
-def read_judged(value: object) -> list[Judged]:
-    """Read the option `estimators`: a list of names and sections, or one section (None: DEFAULT).
+def read_judged(value: object, default: Sequence[str] = DEFAULT) -> list[Judged]:
+    """Read the option `estimators`: a list of names and sections, or one section (None: `default`).
 
     A name may be `zero_cost:SCORE`. A section maps labels to options. If the label does not name the estimator, the
     option `accuracy` does. ConfigError, UnknownName.
     """
-    listed = _list_labels(list(DEFAULT) if value is None else value)
+    listed = _list_labels(list(default) if value is None else value)
     if not all(isinstance(options, dict) for _, options in listed):
         raise ConfigError("estimators must be a list of names or a section of labels and options, e.g. "
                           f"{{long: {{accuracy: proxy, epochs: 6}}}}, got {value!r}.")
@@ -202,6 +202,8 @@ class _Work:
         options = dict(judged.options)
         if judged.accuracy in BUILT_IN and judged.accuracy not in WITHOUT_IMAGES:
             options = {"threads": 1, **options}
+        if judged.accuracy == "inherited":
+            options["pretrained"] = plan.training.get("pretrained", {})
         self.estimator = load_estimator(judged.accuracy, dataset=dataset, space=space, config=options)
         self.content = self._content()
 

@@ -89,7 +89,7 @@ def _different(space: SearchSpace, n: int, rng: np.random.Generator) -> Codes:
 
 _MADE_AGAIN = "Remove it, and what it held is made again; or choose another out=FOLDER."
 PLAN = Document("hwnas-certify", 1, "a certificate's plan", _MADE_AGAIN)
-_NOT_OURS = ("architecture", "model", "stem_stride", "weights", "pretrained", "out", "overwrite", "seed",
+_NOT_OURS = ("architecture", "model", "stem_stride", "weights", "out", "overwrite", "seed",
              "split_seed", "dataset")
 
 
@@ -160,12 +160,14 @@ IN_FULL = {"device": "cpu", "threads": 1, "train_images": 10_000, "validation_im
 
 
 def in_full(training: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a full training that differ from conf/train.yaml: FULL_TRAINING, changed by `training`."""
+    """The options of a full training that differ from conf/train.yaml: FULL_TRAINING, or FINE_TUNING from pretrained
+    weights, changed by `training`."""
     from hwnas.cli.command import compose
-    from hwnas.training.recipe import FULL_TRAINING
+    from hwnas.training.recipe import FINE_TUNING, FULL_TRAINING
 
     stock, length = compose("train", [], target=False), ("min_steps", "max_steps")
-    own = {key: value for key, value in FULL_TRAINING.to_dict().items()
+    recipe = FINE_TUNING if training.get("pretrained") else FULL_TRAINING
+    own = {key: value for key, value in recipe.to_dict().items()
            if key not in ("name", "threads") and value != stock[key] and not ("epochs" in training and key in length)}
     return {**IN_FULL, **own, **training}
 
@@ -267,13 +269,15 @@ class Jobs:
         """The training of a network with a seed."""
         from hwnas.networks.network import FoundNetwork
         from hwnas.system.run_folder import ModelFolder
+        from hwnas.training.job import identity_of
 
         size = network.architecture.image_size
         if size not in self._first:
             self._first[size] = self._make(network, seed)
         first = self._first[size]
-        identity = {**first.identity, "network": str(network.architecture), "seed": seed}
-        return replace(first, network=FoundNetwork(network.architecture), seed=seed, identity=identity,
+        begun = FoundNetwork(network.architecture, first.network.pretrained)
+        identity = {**first.identity, "network": identity_of(begun), "seed": seed}
+        return replace(first, network=begun, seed=seed, identity=identity,
                        folder=ModelFolder(self.plan.folder(network, seed)))
 
     def _make(self, network: Network, seed: int) -> TrainingJob:

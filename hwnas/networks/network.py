@@ -173,6 +173,11 @@ class FoundNetwork(Network):
             return self.architecture.to_yaml()
         return self.architecture.to_yaml() + yaml.safe_dump({PRETRAINED: self.pretrained.facts()}, sort_keys=False)
 
+    @property
+    def cut_from(self) -> str:
+        """timm's name of the network that it is cut from; empty for none."""
+        return self.architecture.around.partition("+")[0]
+
     def __str__(self) -> str:
         return str(self.architecture)
 
@@ -258,11 +263,16 @@ def read_network(folder: ModelFolder, images: Shape) -> Network | None:
     except (OSError, ValueError) as error:
         raise StudyError(f"{path} cannot be read ({error}).") from None
     if path == folder.architecture:
-        try:
-            facts = load_yaml(text).get(PRETRAINED)
-            begun = None if facts is None else Pretrained.of_facts(facts)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise StudyError(f"{path}: {PRETRAINED} needs file, sha256, licence, origin, and mean and std for each "
-                             "channel.") from None
-        return FoundNetwork(Architecture.from_yaml(text, str(path)), begun)
+        return read_architecture(text, str(path))
     return TimmNetwork(Baseline.from_yaml(text, str(path)), images)
+
+
+def read_architecture(text: str, where: str) -> FoundNetwork:
+    """The network that an `architecture.yaml` describes; SpaceError or StudyError for anything else."""
+    architecture = Architecture.from_yaml(text, where)
+    try:
+        facts = load_yaml(text).get(PRETRAINED)
+        return FoundNetwork(architecture, None if facts is None else Pretrained.of_facts(facts))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise StudyError(f"{where}: {PRETRAINED} needs file, sha256, licence, origin, and mean and std for each "
+                         "channel.") from None

@@ -27,7 +27,16 @@ from hwnas.data.dataset import Dataset, DatasetInfo, Split, top1
 from hwnas.errors import ConfigError, DataError, ExportError, StudyError, TargetError
 from hwnas.networks.baselines import TIMM, Baseline, count_macs, count_params
 from hwnas.networks.export import RECIPE_KEY, Parity, check_parity, export_onnx, parity_images, stored_fingerprint
-from hwnas.networks.network import FoundNetwork, Network, Shape, TimmNetwork, check_tensors, load_weights, read_network
+from hwnas.networks.network import (
+    FoundNetwork,
+    Network,
+    Shape,
+    TimmNetwork,
+    check_tensors,
+    load_weights,
+    read_architecture,
+    read_network,
+)
 from hwnas.networks.origin import SUMMARY as SUMMARY
 from hwnas.networks.weights import PretrainedOptions, find_pretrained
 from hwnas.runtimes import runtime as deployed
@@ -145,7 +154,7 @@ def make_job(config: Config, console: Console, within: Path | None = None) -> Tr
     teacher = TeacherOptions.from_config(options.teacher, info.channels)
     out = Path(options.out) if options.out else _default_out(network, info.name)
     WorkFolder(out, "train").take_up(options.overwrite, within)
-    if isinstance(source, Baseline) and options.weights is None:
+    if options.weights is None and (isinstance(source, Baseline) or source.cut_from):
         console.note(f"begins with {source.pretrained or 'random weights; pretrained=true begins with ImageNet ones'}")
     dataset, train, validation = _images(options, network.shape.image_size, console)
     dataset = dataset.as_in(_identity_in(out).get("dataset.fingerprint"), out, console.say)
@@ -159,7 +168,7 @@ def make_job(config: Config, console: Console, within: Path | None = None) -> Tr
     Batches(train, dataset, recipe, options.seed)  # says where there are too few images
     _check_shares(recipe, ranks)
     identity = {
-        "network": str(network), "dataset": dataset.name, "dataset.fingerprint": dataset.fingerprint,
+        "network": identity_of(network), "dataset": dataset.name, "dataset.fingerprint": dataset.fingerprint,
         "dataset.flip": dataset.flip, "image_size": network.shape.image_size, "train_images": len(train),
         "validation_images": len(validation), "seed": options.seed,
         "weights": options.weights and content_of(options.weights), **_identity(recipe),
@@ -219,22 +228,36 @@ def _identity(recipe: Recipe) -> dict[str, Any]:
             if key not in ("name", "threads") and (key, value) not in _LATER.items()}
 
 
-def _begun(source: Architecture | Baseline, options: TrainOptions, channels: int) -> Architecture | Baseline:
+def identity_of(network: Network) -> str:
+    """The network in the identity of a training: its text, and the key of pretrained weights that this does not
+    name."""
+    begun = network.pretrained is not None and isinstance(network, FoundNetwork)
+    return f"{network} pretrained={network.pretrained.key}" if begun and network.pretrained else str(network)
+
+
+def _begun(source: FoundNetwork | Baseline, options: TrainOptions, channels: int) -> FoundNetwork | Baseline:
     """The network with the pretrained weights that it is to begin with, where they are asked for.
 
     Otherwise a network that once began with some keeps their normalisation if given weights come from it.
     """
     if options.pretrained.asked:
-        if not isinstance(source, Baseline) or options.weights is not None:
-            raise ConfigError("pretrained goes with model=timm:NAME, and without weights. Leave it or these out.")
-        weights, pad_type = find_pretrained(source.name, options.pretrained, channels)
-        return replace(source, pad_type=pad_type, pretrained=weights)
-    if isinstance(source, Baseline) and options.weights is None:
-        return replace(source, pretrained=None)
-    return source
+        from hwnas.networks.around import around_of
+
+        name = source.name if isinstance(source, Baseline) else source.cut_from
+        if not name or options.weights is not None:
+            raise ConfigError("pretrained goes with model=timm:NAME or a network that is cut from one, and without "
+                              "weights. Leave it or these out.")
+        weights, pad_type = find_pretrained(name, options.pretrained, channels)
+        if isinstance(source, Baseline):
+            return replace(source, pad_type=pad_type, pretrained=weights)
+        if around_of(name, pad_type) != source.architecture.around:
+            raise DataError(f"pretrained weights {weights.path} ask for another padding than the network has, which is "
+                            f"cut from {source.architecture.around}. Give the weights that its search began with.")
+        return replace(source, pretrained=weights)
+    return source if options.weights is not None else replace(source, pretrained=None)
 
 
-def _source(options: TrainOptions, info: DatasetInfo) -> Architecture | Baseline:
+def _source(options: TrainOptions, info: DatasetInfo) -> FoundNetwork | Baseline:
     from hwnas.networks.baselines import check_timm
 
     name, given = options.model, options.architecture
@@ -251,14 +274,14 @@ def _source(options: TrainOptions, info: DatasetInfo) -> Architecture | Baseline
     if options.run is not None:
         return _of_run(RunFolder.open(os.path.expanduser(options.run), write=False), given, info)
     path = Path(os.path.expanduser(given))
-    if not path.exists() and given.startswith("stem"):
-        return Architecture.parse(given, info.channels, info.classes)
+    if not path.exists() and given.startswith(("stem", TIMM)):
+        return FoundNetwork(Architecture.parse(given, info.channels, info.classes))
     if path.is_dir():
         return _in_folder(ModelFolder(path), info)
     if not path.is_file():
         raise ConfigError(f"architecture: there is no file {given[:200]}. Give the path of {_FORMS}.")
     try:
-        return Architecture.from_yaml(yaml_text(path), str(path))
+        return read_architecture(yaml_text(path), str(path))
     except (OSError, ValueError) as error:
         raise ConfigError(f"architecture: {path} cannot be read ({error}).") from None
 
@@ -267,20 +290,20 @@ _FORMS = ("an architecture.yaml or of a folder models/ID, the text of a network 
           "trials.csv with run=FOLDER")
 
 
-def _in_folder(folder: ModelFolder, info: DatasetInfo) -> Architecture | Baseline:
+def _in_folder(folder: ModelFolder, info: DatasetInfo) -> FoundNetwork | Baseline:
     """The network of a folder of models/, or of an earlier training."""
     network = read_network(folder, Shape(info.channels, info.native_size, info.classes))
     if not isinstance(network, FoundNetwork | TimmNetwork):
         raise ConfigError(f"architecture: {folder.path} has neither architecture.yaml nor baseline.yaml. Give the path "
                           f"of {_FORMS}.")
-    return network.architecture if isinstance(network, FoundNetwork) else network.baseline
+    return network if isinstance(network, FoundNetwork) else network.baseline
 
 
-def _of_run(run: RunFolder, id: str, info: DatasetInfo) -> Architecture | Baseline:
+def _of_run(run: RunFolder, id: str, info: DatasetInfo) -> FoundNetwork | Baseline:
     """The network that a search calls `id`: a trial, or a control or baseline in models/."""
     texts = {row["id"]: row["architecture"] for row in run.read_trials() if row.get("id") and row.get("architecture")}
     if id in texts:
-        return Architecture.parse(texts[id], info.channels, info.classes)
+        return FoundNetwork(Architecture.parse(texts[id], info.channels, info.classes))
     models = {path.name: path for path in sorted((run.path / "models").glob("*")) if path.is_dir()}
     if id in models:
         return _in_folder(ModelFolder(models[id]), info)
@@ -292,20 +315,20 @@ def _of_run(run: RunFolder, id: str, info: DatasetInfo) -> Architecture | Baseli
                       f"{len(texts)} that it tried.")
 
 
-def _network(source: Architecture | Baseline, asked: int | None, info: DatasetInfo) -> Network:
+def _network(source: FoundNetwork | Baseline, asked: int | None, info: DatasetInfo) -> Network:
     """The network for a data set's images; DataError when an architecture was made for others."""
     if isinstance(source, Baseline):
         size = asked or source.image_size or min(info.native_size, _LARGEST_PX)
         return TimmNetwork(replace(source, image_size=0), Shape(info.channels, size, info.classes))
-    for what, its, wanted in (("channels", info.channels, source.channels),
-                              ("classes", info.classes, source.classes)):
+    shape = source.shape
+    for what, its, wanted in (("channels", info.channels, shape.channels), ("classes", info.classes, shape.classes)):
         if its != wanted:
             raise DataError(f"the architecture was made for {wanted} {what}, the data set {info.name} has {its}. "
                             "Give the data set that it was searched on.")
-    if asked not in (None, source.image_size):
-        raise DataError(f"the architecture was made for {source.image_size} px, dataset.image_size is {asked}. "
+    if asked not in (None, shape.image_size):
+        raise DataError(f"the architecture was made for {shape.image_size} px, dataset.image_size is {asked}. "
                         "Leave dataset.image_size out.")
-    return FoundNetwork(source)
+    return source
 
 
 def _device(asked: str) -> str:

@@ -19,7 +19,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from certify_fixtures import Told, ToldAmong, digits, plan_of, tiny_space, write_space
+from safetensors.torch import save_file
 
 from hwnas.accuracy import estimator as accuracy
 from hwnas.accuracy.certificate import find_certificate
@@ -29,9 +31,12 @@ from hwnas.certify.truth import CertifyPlan, macs_of, read_plan, read_training, 
 from hwnas.cli.command import run_command
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, StudyError, TrainingError, UnknownName, UserError
+from hwnas.networks.around import space_content
+from hwnas.networks.baselines import Baseline
 from hwnas.space.search_space import SearchSpace
 from hwnas.training import job as training_job
 from hwnas.training.loop import Checkpoint
+from hwnas.training.recipe import FINE_TUNING
 
 QUIET = Console(quiet=True)
 TINY = ["dataset=digits", "n=4", "seeds=2", "workers=1", "training.epochs=2", "training.train_images=96",
@@ -478,3 +483,30 @@ def test_names_and_sections_may_stand_in_one_list() -> None:
     for wrong in ("proxy", [3], {"long": 3}, [None]):
         with pytest.raises(ConfigError, match="must be a list of names or a section"):
             read_judged(wrong)
+
+
+def test_cuts_of_a_pretrained_network_are_fine_tuned_and_judged_by_what_they_keep(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "test_efficientnet"
+    space = tmp_path / "cuts.yaml"
+    space.write_text(yaml.safe_dump(space_content(name, 1, 10, 16)))
+    given = ["-q", f"space={space}", f"out={tmp_path / 'run'}", "dataset=digits", "n=4", "seeds=1", "workers=1",
+             "training.epochs=1", "training.train_images=96", "training.validation_images=32"]
+    monkeypatch.setenv("HWNAS_WEIGHTS", str(tmp_path))
+    assert run_command(main, "certify", "usage", given, target=False) == 2
+    assert f"there are no pretrained weights of {name}" in capsys.readouterr().err
+    save_file(Baseline(name).build(3, 1000, 16).state_dict(), tmp_path / f"{name}.safetensors",
+              {"norm": "mean 0.5 std 0.5"})
+    assert run_command(main, "certify", "usage", given, target=False) == 0
+    plan = read_plan(tmp_path / "run")
+    assert plan is not None
+    key = plan.identity["pretrained"]
+    for network in plan.networks:
+        summary = document(plan.folder(network, 0) / "summary.json")
+        assert summary["identity"]["network"] == f"{network.architecture} pretrained={key}"
+        assert summary["identity"]["lr"] == FINE_TUNING.lr
+    content = document(tmp_path / "run" / "certificate.json")
+    assert [*content["estimators"]] == ["inherited"]
+    other = ["-q", "dataset=digits", "training.pretrained.use=true", f"out={tmp_path / 'other'}"]
+    assert run_command(main, "certify", "usage", other, target=False) == 2
+    assert "are cut from none" in capsys.readouterr().err

@@ -39,7 +39,8 @@ def kept(folder, *more):
 
 def test_what_is_slower_and_less_accurate_is_left_out_and_it_is_said(measured, tmp_path, capsys):
     assert kept(tmp_path) == ["quick", "good"]
-    assert "poor is not trained: 0.3 ms, slower than good, and less accurate on ImageNet (70 %" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "poor is not trained: 0.3 ms, slower than good, and less accurate on ImageNet (70 %" in told
 
 
 def test_only_networks_of_one_image_size_are_compared_and_cuts_stay(measured, tmp_path):
@@ -65,7 +66,7 @@ def test_a_second_call_reads_what_was_measured(measured, tmp_path):
 @pytest.mark.parametrize("text", ["{", "[]", json.dumps({"networks": [{"id": "quick"}]}), json.dumps({"networks": 1})])
 def test_a_spoilt_file_is_refused_in_one_line(measured, tmp_path, text):
     (tmp_path / zoo.FILE).write_text(text)
-    with pytest.raises(StudyError, match="cannot be read .*Remove it"):
+    with pytest.raises(StudyError, match=r"cannot be read .*Remove it"):
         kept(tmp_path)
 
 
@@ -101,8 +102,9 @@ def test_networks_of_a_real_zoo_are_timed_in_the_runtime(tmp_path):
 
     few = [TimmNetwork(Baseline(name), Shape(3, 32, 10)) for name in ("test_efficientnet", "test_resnet")]
     said: list[str] = []
-    latencies = zoo._latencies({network.id: network for network in few}, Target("ort_fp32", "onnxruntime", "fp32"),
-                               Timing(reference_network(3, 10, 32), None, 5.0, 0), lambda share, text: said.append(text))
+    target, timing = Target("ort_fp32", "onnxruntime", "fp32"), Timing(reference_network(3, 10, 32), None, 5.0, 0)
+    latencies = zoo._latencies({network.id: network for network in few}, target, timing,
+                               lambda share, text="": said.append(text))
     assert {*latencies} <= {"test_efficientnet", "test_resnet"}
     assert all(value > 0 for value in latencies.values())
     assert "exported 2 of 2" in said

@@ -29,6 +29,7 @@ from hwnas.cli.command import as_typed, compose, run_command
 from hwnas.cli.progress import Console
 from hwnas.data.dataset import Dataset, Task
 from hwnas.errors import ConfigError, DataError, ModelError, StudyError, TargetError, TrainingError, UserError
+from hwnas.networks.around import origin_of
 from hwnas.networks.baselines import Baseline
 from hwnas.networks.build import build
 from hwnas.networks.export import export_onnx, stored_fingerprint
@@ -924,3 +925,28 @@ def test_a_damaged_file_of_a_finished_training_is_made_again(overrides: list[str
         assert {path: (out / path).read_bytes() for path in ("model.onnx", "weights.safetensors")} == \
             {path: made[path] for path in ("model.onnx", "weights.safetensors")}
     assert names(out) == FILES
+
+
+def test_a_cut_of_a_pretrained_network_is_trained_on_as_it_was_searched(pretrained: list[str], tmp_path: Path, capsys
+                                                                       ) -> None:
+    whole = origin_of(f"{PRETRAINED}+same", 1, 10, 16)
+    cut = replace(whole, stages=whole.stages[:2], head=0)
+    cut_options = [*pretrained, "model=null", f"architecture={cut}"]
+    job = job_of(cut_options)
+    start = job.network.pretrained
+    assert start is not None
+    assert job.identity["network"] == f"{cut} pretrained={start.key}"
+    source = Baseline(PRETRAINED, pad_type="same", pretrained=start).begin(1, 1000, 16)
+    kept = {name: tensor for name, tensor in job.build().state_dict().items() if name.startswith("blocks")}
+    assert kept
+    assert all(torch.equal(tensor, source.state_dict()[name]) for name, tensor in kept.items())
+    assert command(cut_options, "epochs=1") == 0
+    folder = tmp_path / "out"
+    further = [*cut_options, f"architecture={folder}", "pretrained=false", f"out={tmp_path / 'on'}"]
+    on = job_of(further, f"weights={folder / 'weights.safetensors'}")
+    assert on.dataset.mean == (0.5,)  # the weights still ask for it
+    assert job_of(further).network.pretrained is None
+    capsys.readouterr()
+    plain = replace(cut, around=PRETRAINED)
+    assert command(pretrained, "model=null", f"architecture={plain}", f"out={tmp_path / 'other'}") == 2
+    assert "another padding" in capsys.readouterr().err
