@@ -165,6 +165,7 @@ def plot_info(environment: Mapping[str, Any]) -> PlotInfo:
     host = text("host", "name") if environment.get("verified_here", True) else str(environment.get("searched_for", ""))
     batch, training = (environment.get("target") or {}).get("batch"), environment.get("training") or {}
     begun = "from scratch or, if so named, pretrained" if training.get("pretrained") else "from scratch"
+    begun = "from pretrained weights" if training.get("all_pretrained") else begun
     told = f"trained {begun}, {training['steps']} steps" if training.get("steps") else ""
     size = (environment.get("dataset") or {}).get("image_size")
     return PlotInfo(text("target", "name"), host, text("dataset", "title") or text("dataset", "name"),
@@ -278,7 +279,7 @@ def _architectures(rows: Iterable[FrontRow]) -> str:
 
 # In the ids of baselines, as `hwnas.networks.baselines.Baseline.id` makes them.
 _VARIANTS = {
-    "-pretrained": "fine-tuned from ImageNet weights for as many steps instead",
+    "-pretrained": "fine-tuned from ImageNet weights for as many steps",
     "-stem1": "first convolution with stride 1 instead of 2",
     "-cut": "so many first blocks of each stage, and a head of so many channels (h)",
     "px": "on smaller images"}
@@ -289,8 +290,8 @@ def _baselines(data: ReportData) -> str:
     if not rows:
         return "<p>None were asked for.</p>"
     told = [f"“{mark}”: {what}" for mark, what in _VARIANTS.items() if any(mark in row.id for row in rows)]
-    note = "; ".join(["timm networks from random weights, by the finalists' recipe, split, export, quantisation and "
-                      "timing", *told])
+    whole = "" if all("-pretrained" in row.id for row in rows) else " from random weights"
+    note = "; ".join([f"timm networks{whole}, by the finalists' recipe, split, export, quantisation and timing", *told])
     return table(_columns(rows), [_cells(row) for row in rows], ["base" for _ in rows]) + f'<p class="note">{note}.</p>'
 
 

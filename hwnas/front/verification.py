@@ -188,14 +188,14 @@ def _card(row: FrontRow, network: Network, making: Making, environment: Mapping[
 def environment_of(making: Making, facts: Facts, networks: Iterable[Network] = ()) -> dict[str, Any]:
     """Content of `environment.json` before the verification of `networks`. Another host needs its part
     `verification`."""
-    data, target = making.dataset, making.target
+    data, target, begun = making.dataset, making.target, [bool(network.provenance) for network in networks]
     return {
         **ENVIRONMENT.header, "created": now(), "searched_for": facts.host, "verified_here": False,
         "host": Host.detect().to_dict(), "target": asdict(target), "runtime": load_runtime(target.runtime).version(),
         "versions": versions(), "space": facts.space, "cap_ms": facts.cap_ms,
         "cap_p99_ms": facts.cap_p99_ms,
         "training": {"steps": making.recipe.steps_for(len(data.train)),
-                     "pretrained": any(network.provenance for network in networks)},
+                     "pretrained": any(begun), "all_pretrained": bool(begun) and all(begun)},
         "dataset": {"name": data.name, "title": data.title, "fingerprint": data.fingerprint,
                     "image_size": data.image_size,
                     "channels": data.channels, "mean": list(data.mean), "std": list(data.std), "skipped": data.skipped,

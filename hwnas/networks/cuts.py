@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,11 @@ class Cut:
                 if sizes else "it has no stages of blocks, as timm's EfficientNets, MobileNets and MnasNets do."))
         network.blocks = torch.nn.Sequential(*(stage[:kept] for stage, kept in
                                                zip(network.blocks, self.blocks, strict=False)))
-        channels = _channels(network)
+        try:
+            channels = _channels(network)
+        except RuntimeError as error:  # a later block widens its stage, and the next stage reads that width
+            raise ConfigError(f"{where} cannot be cut to {self}: the stages left do not fit together "
+                              f"({' '.join(str(error).split())[:120]}).") from None
         width = self.head or _head(network)
         if width is None:
             network.classifier = _linear(network.classifier, channels)
@@ -79,13 +84,24 @@ def stages(model: nn.Module) -> tuple[int, ...]:
 
 def obvious(model: nn.Module) -> list[Cut]:
     """The cuts that anybody would try first: one block a stage; then without the last three stages and with half of the
-    head; then two blocks a stage there, with two fifths of the head. [] for a network that cannot be cut."""
+    head; then two blocks a stage there, with two fifths of the head. [] for a network that cannot be cut.
+
+    Cuts whose stages do not fit together are left out.
+    """
     sizes, head = stages(model), _head(model) or 0
     cuts = [Cut((1,) * len(sizes))] if sizes else []
     if len(sizes) >= _LEAST_STAGES:
         kept = sizes[:-3]
         cuts += [Cut((1,) * len(kept), head // 2), Cut(tuple(min(2, size) for size in kept), 2 * head // 5)]
-    return [cut for cut in dict.fromkeys(cuts) if cut.blocks != sizes]
+    return [cut for cut in dict.fromkeys(cuts) if cut.blocks != sizes and _fits(cut, model)]
+
+
+def _fits(cut: Cut, model: nn.Module) -> bool:
+    try:
+        cut.apply(deepcopy(model), "")
+    except ConfigError:
+        return False
+    return True
 
 
 def _head(network: Any) -> int | None:

@@ -100,3 +100,12 @@ def test_a_cut_is_part_of_the_networks_name_and_file() -> None:
     cut = Baseline("test_efficientnet", cut="11h128")
     assert Baseline.from_yaml(cut.to_yaml()) == cut
     assert str(cut) == "timm:test_efficientnet cut=11h128"
+
+
+@pytest.mark.parametrize("name", ["mobilenetv4_conv_small", "fbnetv3_b"])
+def test_stages_that_do_not_fit_together_are_one_line(name: str) -> None:
+    first = Cut((1,) * len(stages(whole(name))))
+    assert first not in obvious(whole(name))
+    with pytest.raises(ConfigError, match="the stages left do not fit together") as caught:
+        first.apply(whole(name), name)
+    assert "\n" not in str(caught.value)
