@@ -171,6 +171,11 @@ def all_recipe(recipe: Recipe) -> dict[str, Any]:
 PROXY = Recipe("proxy", epochs=1, min_steps=80, max_steps=80, shift=0.06)
 # What "trained in full" means: finalists, baselines, certificates and contests are trained by it.
 FULL_TRAINING = Recipe("full", epochs=6, min_steps=160, max_steps=2000, lr_end=1e-5, ema_decay=0.99)
+# hwnas.train's, from scratch and from pretrained weights: what conf/train.yaml leaves open.
+LONG_TRAINING = Recipe("train", epochs=100, lr=0.01, warmup=0.05, ema_decay=0.999)
+FINE_TUNING = Recipe("fine_tuning", epochs=8, lr=4e-3, warmup=0.3, ema_decay=0.97)
+# A trial of a network that is cut from a pretrained one: fine-tuning, cut short.
+INHERITED = replace(FINE_TUNING, name="inherited", epochs=1, min_steps=80, max_steps=80)
 SUPERNET = Recipe("supernet", epochs=20, min_steps=2000, warmup=0.05, lr_end=1e-5, ema_decay=0.995,
                   label_smoothing=0.0, shift=0.06)
 # What decides the shared weights besides space and data, in the order of the identities that are in use.
@@ -220,11 +225,6 @@ class SupernetOptions:
         later = [f"{key}={value!r}" for key, value in others.to_dict().items()
                  if key not in (*_SUPERNET_NAMED, "name", "threads") and value != getattr(SUPERNET, key)]
         return ";".join([text, *later])
-# hwnas.train's, from scratch and from pretrained weights: what conf/train.yaml leaves open.
-LONG_TRAINING = Recipe("train", epochs=100, lr=0.01, warmup=0.05, ema_decay=0.999)
-FINE_TUNING = Recipe("fine_tuning", epochs=8, lr=4e-3, warmup=0.3, ema_decay=0.97)
-# A trial of a network that is cut from a pretrained one: fine-tuning, cut short.
-INHERITED = replace(FINE_TUNING, name="inherited", epochs=1, min_steps=80, max_steps=80)
 
 
 def recipe_of(config: Config) -> Recipe:
