@@ -160,12 +160,11 @@ IN_FULL = {"device": "cpu", "threads": 1, "train_images": 10_000, "validation_im
 
 
 def in_full(training: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a full training that differ from conf/train.yaml: FULL_TRAINING, or FINE_TUNING from pretrained
+    """The options of a full training that differ from hwnas.train's: FULL_TRAINING, or FINE_TUNING from pretrained
     weights, changed by `training`."""
-    from hwnas.cli.command import compose
     from hwnas.training.recipe import FINE_TUNING, FULL_TRAINING
 
-    stock, length = compose("train", [], target=False), ("min_steps", "max_steps")
+    stock, length = _stock(), ("min_steps", "max_steps")
     recipe = FINE_TUNING if training.get("pretrained") else FULL_TRAINING
     own = {key: value for key, value in recipe.to_dict().items()
            if key not in ("name", "threads") and value != stock[key] and not ("epochs" in training and key in length)}
@@ -174,13 +173,20 @@ def in_full(training: Mapping[str, Any]) -> dict[str, Any]:
 
 def all_training(training: Mapping[str, Any]) -> dict[str, Any]:
     """Every option of a full training, with its value."""
+    return {**{key: value for key, value in _stock().items() if key not in _NOT_OURS}, **in_full(training)}
+
+
+def _stock() -> dict[str, Any]:
+    """What conf/train.yaml says, or its recipe where that says nothing."""
     from omegaconf import OmegaConf
 
     from hwnas.cli.command import compose
+    from hwnas.training.recipe import all_recipe, recipe_of
 
-    values = OmegaConf.to_container(compose("train", [], target=False))
+    config = compose("train", [], target=False)
+    values = OmegaConf.to_container(config)
     assert isinstance(values, dict)
-    return {**{str(key): value for key, value in values.items() if key not in _NOT_OURS}, **in_full(training)}
+    return {**values, **all_recipe(recipe_of(config))}
 
 
 def training_config(dataset: Mapping[str, Any], training: Mapping[str, Any]) -> DictConfig:

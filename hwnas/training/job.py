@@ -57,7 +57,7 @@ from hwnas.training.teacher import Teacher, TeacherOptions, distilled, teacher_o
 _LARGEST_PX = 224  # largest size that timm networks are trained at, unless dataset.image_size says otherwise
 _INITIAL = 1 << 32  # no epoch: the key of the random numbers that weights are made of
 # Identities leave these out: trainings begun earlier do not know them.
-_LATER = {"min_steps": 0, "max_steps": 0, "body_rate": 1.0}
+_LATER = {"min_steps": 0, "max_steps": 0, "body_rate": 1.0, "layer_decay": 1.0}
 _BF16 = {"avx512_bf16", "amx_bf16", "bf16"}
 
 

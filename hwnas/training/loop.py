@@ -8,7 +8,6 @@ and the log's rows. It also holds the optimiser's state, with a tensor's name wh
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import math
 import random
@@ -247,31 +246,44 @@ def lay_out(model: nn.Module, recipe: Recipe) -> nn.Module:
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """timm's, without weight decay of norms and biases. A classifier with a rate of its own has the first groups."""
+    """timm's, without weight decay of norms and biases. The classifier's rate is that of the first groups."""
     from timm.optim import create_optimizer_v2
 
-    groups = model if recipe.body_rate == 1 else _by_rate(model, recipe)
+    groups = model if recipe.body_rate == recipe.layer_decay == 1 else _by_rate(model, recipe)
     optimizer: torch.optim.Optimizer = create_optimizer_v2(groups, recipe.optimizer, lr=recipe.lr,
                                                            weight_decay=recipe.weight_decay)
     return optimizer
 
 
 def _by_rate(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
-    """Groups of parameters: the classifier's at `lr`, the others at `body_rate` of it, each with and without decay.
+    """Groups of parameters of one rate, the classifier's first, each with and without decay.
 
-    The share is an `lr_scale`, which timm's schedules multiply all that they set with: their first and last rates are
-    the same for all groups.
+    A rate's share of `lr` is an `lr_scale`, which timm's schedules multiply all that they set with: their first and
+    last rates are the same for all groups.
     """
+    groups: dict[tuple[float, bool], dict[str, Any]] = {}
+    for parameter, share in _shares(model, recipe):
+        decays = parameter.ndim > 1
+        group = groups.setdefault((-share, not decays), {
+            "params": [], "lr": recipe.lr, "lr_scale": share, "weight_decay": recipe.weight_decay if decays else 0.0})
+        group["params"].append(parameter)
+    return [groups[key] for key in sorted(groups)]
+
+
+def _shares(model: nn.Module, recipe: Recipe) -> Iterator[tuple[nn.Parameter, float]]:
+    """Each parameter's share of `lr`: `layer_decay` for each layer (as timm counts them) between it and the end, and
+    `body_rate` of that for all but the classifier, which has the whole."""
+    from timm.optim import param_groups_layer_decay
+
     network: Any = model
     given = network.get_classifier()
     heads = given if isinstance(given, tuple | list) else (given,)  # several where a network was distilled
     head = {id(parameter) for each in heads for parameter in each.parameters()}
-    groups = []
-    for of_head, decays in itertools.product((True, False), repeat=2):
-        own = [each for each in model.parameters() if (id(each) in head, each.ndim > 1) == (of_head, decays)]
-        groups.append({"params": own, "lr": recipe.lr, "lr_scale": 1.0 if of_head else recipe.body_rate,
-                       "weight_decay": recipe.weight_decay if decays else 0.0})
-    return [group for group in groups if group["params"]]
+    layers = [] if recipe.layer_decay == 1 else param_groups_layer_decay(model, layer_decay=recipe.layer_decay)
+    scales = {id(parameter): group["lr_scale"] for group in layers for parameter in group["params"]}
+    for parameter in model.parameters():
+        share = recipe.body_rate * scales.get(id(parameter), 1.0)
+        yield parameter, 1.0 if id(parameter) in head else share
 
 
 def make_schedule(optimizer: torch.optim.Optimizer, recipe: Recipe, steps: int) -> Any:

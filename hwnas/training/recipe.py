@@ -66,6 +66,7 @@ class Recipe:
         "adabelief", "adam", "adamw", "lamb", "lars", "lion", "nadamw", "radam", "rmsproptf", "sgd"))
     lr: float = option(5e-3, low=1e-8, high=100, help="highest learning rate")
     body_rate: float = option(1.0, low=0, high=1, help="the rate of all but the classifier, as a share of lr")
+    layer_decay: float = option(1.0, low=0.01, high=1, help="a layer's rate, as a share of that of the next one")
     weight_decay: float = option(0.05, low=0, high=1, help="not of norms and biases")
     clip_norm: float = option(1.0, low=0, high=1000, help="0: gradients are not clipped")
     schedule: str = option("cosine", choices=("cosine", "onecycle", "poly", "step", "tanh"),
@@ -173,9 +174,9 @@ PROXY = Recipe("proxy", epochs=1, min_steps=80, max_steps=80, shift=0.06)
 FULL_TRAINING = Recipe("full", epochs=6, min_steps=160, max_steps=2000, lr_end=1e-5, ema_decay=0.99)
 # hwnas.train's, from scratch and from pretrained weights: what conf/train.yaml leaves open.
 LONG_TRAINING = Recipe("train", epochs=100, lr=0.01, warmup=0.05, ema_decay=0.999)
-FINE_TUNING = Recipe("fine_tuning", epochs=8, lr=4e-3, warmup=0.3, ema_decay=0.97)
-# A trial of a network that is cut from a pretrained one: fine-tuning, cut short.
-INHERITED = replace(FINE_TUNING, name="inherited", epochs=1, min_steps=80, max_steps=80)
+FINE_TUNING = Recipe("fine_tuning", epochs=8, batch_size=32, lr=4e-3, layer_decay=0.85, warmup=0.3, ema_decay=0.97)
+# A trial of a network that is cut from a pretrained one: fine-tuning, cut short, in the batches of other trials.
+INHERITED = Recipe("inherited", epochs=1, min_steps=80, max_steps=80, lr=4e-3, warmup=0.3, ema_decay=0.97)
 SUPERNET = Recipe("supernet", epochs=20, min_steps=2000, warmup=0.05, lr_end=1e-5, ema_decay=0.995,
                   label_smoothing=0.0, shift=0.06)
 # What decides the shared weights besides space and data, in the order of the identities that are in use.

@@ -140,7 +140,7 @@ def test_a_worker_needs_no_weights_of_baselines(tmp_path, monkeypatch):
 
 def test_a_front_of_an_earlier_version_is_taken_without_known_networks_and_later_fields(tmp_path, monkeypatch):
     recipe = asdict(replace(FULL_TRAINING, name="x"))
-    earlier = {key: value for key, value in recipe.items() if key != "body_rate"}
+    earlier = {key: value for key, value in recipe.items() if key not in ("body_rate", "layer_decay")}
     rows = [make_row("a", verified=True), make_row("b", verified=True, is_control=True, control_of="a")]
     known = make_row("k", is_control=True)
     assert known.is_known

@@ -516,7 +516,7 @@ def test_pretrained_weights_have_a_recipe_of_their_own(pretrained: list[str], ov
     named = {"shift": 0.1, "batch_size": 32}  # of these only what the user or conf/train.yaml names differs
     for options, recipe in ((begun, FINE_TUNING), ([*begun, "pretrained=false"], LONG_TRAINING)):
         read = job_of(options).recipe
-        for key in ("epochs", "lr", "warmup", "ema_decay", "schedule", "body_rate"):
+        for key in ("epochs", "lr", "warmup", "ema_decay", "schedule", "body_rate", "layer_decay"):
             assert getattr(read, key) == getattr(recipe, key), key
         assert {key: getattr(read, key) for key in named} == named
     assert job_of(begun, "lr=0.5", "pretrained.use=true").recipe.lr == 0.5
@@ -567,6 +567,22 @@ def test_the_body_has_its_share_of_the_rate_at_every_step(schedule: str, share: 
             assert group["lr"] == pytest.approx(whole if own == {True} else share * whole)
             assert group["weight_decay"] == (0.05 if group["params"][0].ndim > 1 else 0)
     assert highest == pytest.approx(0.1, rel=0.05)
+
+
+def test_each_layer_has_its_share_of_the_rate_of_the_one_behind_it() -> None:
+    model: Any = Baseline(PRETRAINED).build(3, 4, 32)
+    rates = {}
+    for body in (1.0, 0.5):
+        groups = make_optimizer(model, Recipe("x", epochs=1, layer_decay=0.5, body_rate=body)).param_groups
+        rates[body] = {id(parameter): group["lr_scale"] for group in groups for parameter in group["params"]}
+        assert sum(len(group["params"]) for group in groups) == len(list(model.parameters())) == len(rates[body])
+        assert groups[0]["lr_scale"] == 1  # the log names the first group's rate
+    last = list(model.blocks)[-1][-1]
+    depth = sum(map(len, model.blocks))  # a block is a layer, the last one with the head's convolution
+    for module, layer in ((model.classifier, 0), (model.conv_head, 1), (last, 1), (model.conv_stem, 1 + depth)):
+        for parameter in module.parameters():
+            assert rates[1.0][id(parameter)] == 0.5**layer
+            assert rates[0.5][id(parameter)] == 0.5**layer * (0.5 if layer else 1)
 
 
 def test_a_classifier_of_several_modules_is_no_part_of_the_body() -> None:
