@@ -24,6 +24,7 @@ INT8_RUNTIMES = ("openvino",)
 MARKS = (25, 50, 100, 200, 250, 400)
 EARLY = MARKS[:3]
 KINDS = ("average", "last", "average, set", "last, set")  # of weights, in experiments/full_training
+TUNING_SETS, TUNED = ("eurosat", "trashnet", "fashion_mnist"), "batch_size=32,layer_decay=0.85"
 SAMPLERS = {"hwnas": "hwnas", "TPE": "tpe", "TPE, multivariate": "tpe_multivariate", "NSGA-II (20)": "nsga2_small",
             "Optuna's GP": "gp", "random, stratified": "stratified", "LINAS-like": "linas"}
 ESTIMATORS = {"multi-fidelity": "multi_fidelity", "proxy (80 steps)": "proxy", "NASWOT": "zero_cost:naswot",
@@ -54,6 +55,7 @@ def tables() -> list[Table]:
         Table("| | at 24 |", _workers), Table("| table, sampler, networks |", _believed),
         Table("| table, sampler, evaluations |", _looked_twice), Table("| data set, steps |", _kept_weights),
         Table("| int8 by weights |", _int8_by_weights),
+        Table("| changed, on the cut |", _tuning_tries), Table("| network, data set |", _tuning_finals),
         Table("| search | trials |", _against_random), Table("| search, network |", _against_random_networks),
         *(table for runtime in INT8_RUNTIMES for table in (
             Table(f"| top-1 lost, {runtime} |", partial(_int8_lost, runtime)),
@@ -86,6 +88,7 @@ def claims() -> list[Claim]:
         Claim("ours finds {} % at {} ms, NSGA-II {} % at {} ms.", lambda: _front_ends("default")),
         Claim("NSGA-II's front reaches {} % at {} ms.", lambda: _front_ends("longer_proxy")[2:]),
         Claim("by {} ({} to {}) and {} ({} to {}): not shown beyond chance", ahead),
+        *_tuning_claims(),
         Claim("multi-fidelity has {} and {} (EuroSAT), {} and {} (Fashion-MNIST), the proxy {} and {}, {} and {}.",
               lambda: [float(kendall_tau(held.told[label], held.seeds[:, seed]))
                        for label in ("multi_fidelity", "proxy") for held in both for seed in (0, 1)]),
@@ -429,6 +432,73 @@ def _kept_weights() -> Rows:
         kinds.setdefault(row["kind"], []).append(100 * float(row["top1"]))
     means: Rows = {name: [float(np.mean(kinds[kind])) for kind in KINDS] for name, kinds in rows.items()}
     return means
+
+
+def _tuned(row: Mapping[str, str], part: str) -> float:
+    """Top-1 in per cent of the weights that validation chooses, on the images of `part`."""
+    last, average = (float(row[f"validation_{kind}"]) for kind in ("last", "average"))
+    return 100 * float(row[f"{part}_{'last' if last > average else 'average'}"])
+
+
+def _tuning_tries() -> Rows:
+    """Validation top-1 of the first seed, by what was changed; last what the mean gains."""
+    tries: dict[str, dict[str, float]] = {}
+    for row in lines("fine_tuning/trials.csv"):
+        if row["seed"] == "0":
+            tries.setdefault(row["tried"], {})[row["data"]] = _tuned(row, "validation")
+    reached = {tried: [of[data] for data in TUNING_SETS] for tried, of in tries.items() if {*TUNING_SETS} <= {*of}}
+    return {tried.replace(",", ", ") or "nothing": [*values, float(np.mean(values) - np.mean(reached[""]))]
+            for tried, values in reached.items()}
+
+
+def _tuning_pairs(part: str) -> dict[str, list[tuple[float, float]]]:
+    """Top-1 before and after, a pair for each further seed, by network and data set."""
+    held = {(row["network"], row["data"], row["seed"], row["tried"]): _tuned(row, part)
+            for row in lines("fine_tuning/trials.csv") if row["seed"] != "0"}
+    pairs: dict[str, list[tuple[float, float]]] = {}
+    for (network, data, seed, tried), before in held.items():
+        if not tried and (network, data, seed, TUNED) in held:
+            pairs.setdefault(f"{network}, {data}", []).append((before, held[network, data, seed, TUNED]))
+    return pairs
+
+
+def _tuning_finals() -> Rows:
+    """Means over the seeds: validation before and after, test before and after."""
+    parts = [_tuning_pairs(part) for part in ("validation", "test")]
+    return {name: [float(mean) for pairs in parts for mean in np.mean(pairs[name], 0)] for name in parts[0]}
+
+
+def _tuning_gain(part: str, data: str = "") -> list[float]:
+    """Mean gain in points over the settings' pairs, and its standard error."""
+    gains = [after - before for name, pairs in _tuning_pairs(part).items() if data in name
+             for before, after in pairs]
+    return [float(np.mean(gains)), float(np.std(gains, ddof=1) / np.sqrt(len(gains)))]
+
+
+def _tuning_claims() -> list[Claim]:
+    def at(tried: str) -> float:
+        return _tuned(_tuning_row("whole", "eurosat", tried), "validation")
+
+    return [
+        Claim("Over the {} pairs", lambda: [sum(map(len, _tuning_pairs("test").values()))]),
+        Claim("gains {} points of validation (standard error {}) and {} of test ({}): EuroSAT {} and {}, TrashNet {} "
+              "and {}, Fashion-MNIST {} and {}; the whole network {} and {}, the cut {} and {}.", lambda: [
+                  *_tuning_gain("validation"), *_tuning_gain("test"), *(
+                      _tuning_gain(part, of)[0] for of in (*TUNING_SETS, "whole", "cut")
+                      for part in ("validation", "test"))]),
+        Claim("not by each: {} and {} %, before {} and {} %.", lambda: [
+            pair[place] for place in (1, 0) for pair in _tuning_pairs("test")["whole, eurosat"]]),
+        Claim("{} % of validation, between the recipe of before ({}) and both ({}).", lambda: [
+            at("layer_decay=0.85"), at(""), at(TUNED)]),
+        Claim("(seed 1: {}, {} and {} points of validation", lambda: [
+            _tuned(_tuning_row("whole", data, "batch_size=32,shift=0.05"), "validation")
+            - _tuned(_tuning_row("whole", data, ""), "validation") for data in TUNING_SETS])]
+
+
+def _tuning_row(network: str, data: str, tried: str) -> Mapping[str, str]:
+    wanted = (network, data, tried, "1")
+    return next(row for row in lines("fine_tuning/trials.csv")
+                if (row["network"], row["data"], row["tried"], row["seed"]) == wanted)
 
 
 def _certificates() -> Rows:
