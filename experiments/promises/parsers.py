@@ -68,6 +68,22 @@ verification: {seconds: 45}
 """
 
 
+CUTS = """around: test_efficientnet+same
+image_size: [8, 16]
+stem: {width: [12, 8], stride: [2, 1]}
+head: [16, 0]
+divisor: 1
+depth: [1, 2, 3]
+stages:
+  - {op: ds, channels: [8, 4]}
+  - {op: [ir_e4, er_e2], kernel: [5, 3], se: [0.25, 0], channels: [16, 12], repeats: [2, 1], stride: 2}
+  - {op: [ir_e6], channels: 24, stride: 1}
+"""
+_FACTS = {"file": "w.safetensors", "sha256": "00", "licence": "MIT", "origin": "here", "mean": [0.5], "std": [0.25]}
+CUT = NETWORK | {"around": "test_efficientnet+same", "pretrained": _FACTS}
+ZOO = {"format": "hwnas-zoo/1", "networks": [
+    {"id": "resnet10t", "image_size": 8, "latency_ms": 0.1, "top1_published": 68.4, "behind": ""},
+    {"id": "resnet18", "image_size": 8, "latency_ms": None, "top1_published": 69.8, "behind": "resnet10t"}]}
 BEGUN = b"""format: hwnas-baseline/1
 timm: test_efficientnet
 stem_stride: 0
@@ -166,6 +182,22 @@ def _read_space(folder: Path) -> None:
     space.segments(codes)
     for row in codes:
         space.encode(space.decode(space.to_params(row)))
+
+
+def _read_zoo(folder: Path) -> None:
+    from hwnas.cli.progress import Console
+    from hwnas.front import zoo
+    from hwnas.networks.baselines import Baseline
+    from hwnas.networks.network import TimmNetwork
+    from hwnas.system.run_folder import RunFolder
+
+    networks = [TimmNetwork(Baseline(name), _shape()) for name in ("resnet10t", "resnet18")]
+    latencies, zoo._latencies = zoo._latencies, lambda *_: {}  # of other networks: they would be measured
+    try:
+        zoo.worth_training(networks, {"resnet10t": 68.4, "resnet18": 69.8}, RunFolder(folder), Any, Any,
+                           Console(quiet=True))
+    finally:
+        zoo._latencies = latencies
 
 
 def _shape() -> Any:
@@ -713,10 +745,11 @@ PARSERS: Mapping[str, Parser] = {
     "certificate": Parser("certificate.json",
                           lambda: [path.read_bytes() for path in sorted((ROOT / "certificates").glob("*.json"))],
                           mutations.of_json, _read_certificate),
-    "space": Parser("space.yaml", lambda: [SPACE.encode()] * 12 + [
+    "space": Parser("space.yaml", lambda: [SPACE.encode()] * 12 + [CUTS.encode()] * 12 + [
         path.read_bytes() for path in sorted((ROOT / "search_spaces").glob("*small.yaml"))], mutations.of_yaml,
         _read_space, share=0.2),
-    "architecture": Parser("architecture.yaml", lambda: [_json(NETWORK)], mutations.of_yaml, _read_network),
+    "architecture": Parser("architecture.yaml", lambda: [_json(NETWORK), _json(CUT)], mutations.of_yaml, _read_network),
+    "zoo": Parser("zoo.json", lambda: [_json(ZOO)], mutations.of_json, _read_zoo),
     "baseline": Parser("baseline.yaml", lambda: [b"format: hwnas-baseline/1\ntimm: resnet18\nstem_stride: 1\n", BEGUN],
                        mutations.of_yaml, _read_network),
     "config": _run_part("config.yaml", lambda: [CONFIG], mutations.of_yaml, _read_config, 0.15),

@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hwnas.errors import CandidateError, ConfigError, HwnasError, StudyError
+from hwnas.errors import CandidateError, ConfigError, HwnasError
 from hwnas.latency.table import Protocol
 from hwnas.latency.timing import Reference, TimedFile, prepare_untrained, time_files
-from hwnas.system.documents import read_json
+from hwnas.system.documents import Document
 from hwnas.system.paths import write_atomic
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from hwnas.target import Target
 
 FILE = "zoo.json"
+DOCUMENT = Document("hwnas-zoo", 1, "a zoo's latencies", "Remove it; the zoo is timed anew.", shape={"networks": [
+    {"id": str, "image_size": int, "latency_ms": (float, None), "top1_published": float, "behind": str}]})
 _ROUNDS, _CALLS, _MOST_SECONDS = 8, 20, 60.0  # of the timing: it only ranks, and what is trained is timed again
 
 
@@ -112,16 +114,11 @@ def _latencies(zoo: Mapping[str, TimmNetwork], target: Target, timing: Timing, r
 def _text(rows: Sequence[Timed]) -> str:
     import json
 
-    return json.dumps({"format": "hwnas-zoo/1", "networks": [asdict(row) for row in rows]}, indent=1) + "\n"
+    return json.dumps({**DOCUMENT.header, "networks": [asdict(row) for row in rows]}, indent=1) + "\n"
 
 
 def _held(path: Path, zoo: Mapping[str, TimmNetwork]) -> list[Timed] | None:
-    """The rows of an earlier call for the same networks; None where there are none."""
-    if not path.is_file():
-        return None
-    try:
-        rows = [Timed(**row) for row in read_json(path)["networks"]]
-        same = {row.id for row in rows} == {*zoo} and all(isinstance(row.behind, str) for row in rows)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise StudyError(f"{path} cannot be read ({error}). Remove it; the zoo is measured anew.") from None
-    return rows if same else None
+    """The rows of an earlier call for the same networks, judged anew; None where there are none."""
+    content = DOCUMENT.find(path) or {"networks": []}
+    rows = [Timed(**{name: row[name] for name in Timed.__slots__}) for row in content["networks"]]
+    return _judged(rows) if sorted(row.id for row in rows) == sorted(zoo) else None

@@ -63,10 +63,11 @@ def test_a_second_call_reads_what_was_measured(measured, tmp_path):
     assert len(measured.calls) == 2
 
 
-@pytest.mark.parametrize("text", ["{", "[]", json.dumps({"networks": [{"id": "quick"}]}), json.dumps({"networks": 1})])
+@pytest.mark.parametrize("text", ["{", "[]", json.dumps({"format": "hwnas-zoo/1", "networks": [{"id": "quick"}]}),
+                                  json.dumps({"format": "hwnas-zoo/2", "networks": []}), '{"format": "hwnas-zoo/1"}'])
 def test_a_spoilt_file_is_refused_in_one_line(measured, tmp_path, text):
     (tmp_path / zoo.FILE).write_text(text)
-    with pytest.raises(StudyError, match=r"cannot be read .*Remove it"):
+    with pytest.raises(StudyError, match=r"zoo\.json.*(Remove it|Update)"):
         kept(tmp_path)
 
 
