@@ -3,6 +3,7 @@
     HwnasError
     ├── UserError              one line on stderr, exit code 2
     │   ├── ConfigError        an option's value: key, rule, value
+    │   │   └── MissingWeights   no pretrained weights where they were looked for
     │   ├── UnknownName        a name that no registry holds, with the near matches
     │   ├── SpaceError         a search space or architecture file: file, line or key, rule, value
     │   ├── DataError          a data set: missing, empty, one class, unreadable image
@@ -75,6 +76,10 @@ class UserError(HwnasError):
 
 class ConfigError(UserError):
     """An option has a value that breaks its rule."""
+
+
+class MissingWeights(ConfigError):
+    """There are no pretrained weights of a network where they were looked for."""
 
 
 class SpaceError(UserError):

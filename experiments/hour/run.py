@@ -3,6 +3,7 @@ cuts that anybody would try.
 
     python -m experiments.hour.run search --root EUROSAT --weights DIR --out RUNS [--minutes 20] [--seed 0] [--px 64]
     python -m experiments.hour.run table RUNS --results experiments/hour/results/NAME
+    python -m experiments.hour.run picture experiments/hour/results/NAME --title "EuroSAT, 64 px" --out docs/hour.png
 
 `search` runs the three commands one after another on one machine; measure the latency table before, so that none pays
 for it (`python -m hwnas.profile`). `table` reads the run folders. The arms:
@@ -123,8 +124,44 @@ def _interval(values: NDArray[np.float64]) -> dict[str, float]:
     return {"value": round(float(values[0]), 4), "low": round(float(low), 4), "high": round(float(high), 4)}
 
 
+LOOK = {"ours": ("#1f5fbf", "o", "searched around the network"), "random": ("#667085", "s", "random cuts"),
+        "obvious": ("#c2410c", "D", "whole network and obvious cuts, three image sizes")}
+
+
+def draw(results: Path, title: str, out: Path) -> None:
+    """Every network of every arm, and each arm's front."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows, facts = pd.read_csv(results / "networks.csv"), json.loads((results / "summary.json").read_text())
+    figure, axes = pyplot.subplots(figsize=(8.4, 4.6), layout="constrained")
+    for arm in reversed(ARMS):
+        colour, marker, label = LOOK[arm]
+        part = rows[rows.arm == arm].sort_values("latency_ms")
+        front = part[part.top1_test > part.top1_test.cummax().shift(fill_value=0)]
+        axes.step(front.latency_ms, 100 * front.top1_test, where="post", color=colour, linewidth=1.2, alpha=0.7)
+        axes.scatter(part.latency_ms, 100 * part.top1_test, color=colour, marker=marker, s=26, label=label, zorder=3)
+    axes.set_xscale("log")
+    ticks = [tick for tick in (0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5)
+             if rows.latency_ms.min() * 0.9 < tick < rows.latency_ms.max() * 1.1]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.set(xlabel="latency of one image, int8, one thread (ms, log scale)", ylabel="test top-1 (%)")
+    axes.set_title(f"{title}: what the same minutes give, from the same pretrained network", loc="left", fontsize=11,
+                   fontweight="bold")
+    axes.text(0, 1.005, f"{facts['host']}, {facts['runtime']}, {facts['images']} test images, one seed", fontsize=8,
+              color="#667085", transform=axes.transAxes, va="bottom")
+    axes.title.set_position((0, 1.06))
+    axes.grid(color="#eaecf0", linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="lower right", fontsize=9)
+    figure.savefig(out, dpi=150)
+
+
 def main() -> None:
-    """Run the arms, or compare what they have."""
+    """Run the arms, compare what they have, or draw it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_subparsers(dest="part", required=True)
     search = parts.add_parser("search")
@@ -138,7 +175,14 @@ def main() -> None:
     table = parts.add_parser("table")
     table.add_argument("runs", type=Path)
     table.add_argument("--results", type=Path, required=True)
+    picture = parts.add_parser("picture")
+    picture.add_argument("results", type=Path)
+    picture.add_argument("--title", required=True)
+    picture.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
+    if given.part == "picture":
+        draw(given.results, given.title, given.out)
+        return
     if given.part == "search":
         for command in commands(given):
             subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from hwnas.cli.options import option
-from hwnas.errors import ConfigError, DataError
+from hwnas.errors import ConfigError, DataError, MissingWeights
 from hwnas.system.documents import read_json
 from hwnas.system.paths import home, write_atomic
 
@@ -191,8 +191,8 @@ def find_pretrained(name: str, options: PretrainedOptions, channels: int) -> tup
     """The weights of timm's network `name` for images of `channels` (1 or 3), and the padding that they need (empty:
     the network's own).
 
-    ConfigError when there are none (where was looked, how the file should be called) or several, DataError for a file
-    that says of itself what cannot be.
+    MissingWeights when there are none (where was looked, how the file should be called), ConfigError when there are
+    several, DataError for a file that says of itself what cannot be.
     """
     path = options.file or _in_folders(name, options)
     facts = _facts(path)
@@ -212,7 +212,7 @@ def find_pretrained(name: str, options: PretrainedOptions, channels: int) -> tup
 
 
 def find_some(names: Sequence[str], options: PretrainedOptions, channels: int) -> dict[str, tuple[Pretrained, str]]:
-    """As `find_pretrained`, for each of timm's networks that has weights; ConfigError where none of them has."""
+    """As `find_pretrained`, for each of timm's networks that has weights; MissingWeights where none of them has."""
     if options.file is not None and len(names) != 1:
         raise ConfigError(f"pretrained.file={options.file} is of one network, and there are {len(names)}. Give "
                           "pretrained.folder=DIR with a file for each.")
@@ -238,7 +238,7 @@ def _in_folders(name: str, options: PretrainedOptions) -> Path:
             return path
     if options.download:
         return _fetch(name, folders[-1])
-    raise ConfigError(f"there are no pretrained weights of {name} in {' or '.join(map(str, folders))}. Put "
+    raise MissingWeights(f"there are no pretrained weights of {name} in {' or '.join(map(str, folders))}. Put "
                       f"{name}.safetensors or {name}.pth there, give pretrained.folder=DIR, {FOLDER} or "
                       "pretrained.file=FILE, or let timm fetch them: pretrained.download=true.")
 

@@ -46,7 +46,7 @@ NEARLY = 0.75  # of the preset's steps: with so many, images keep their size
 SMALLEST_PROXY_PX = 32
 FORWARD = 3  # images answered in the time in which one is trained on
 LEAST_MAKING_S = 1.0
-NEAR = 1.1  # what is begun late must fit with so much to spare
+LATE_MARGIN = 1.1  # what is begun late must fit with so much to spare
 DRAWN = 4  # random networks whose steps are timed
 ASKING_S = 0.5  # of a trial, besides training and validating: the sampler and the database
 _PROBED = 4  # steps, of which the first does not count
@@ -301,7 +301,7 @@ def fitting_too(spare: Sequence[FrontRow], kept: Sequence[FrontRow], clock: Cloc
         every = [*kept, *more]
         row = min(left, key=lambda row: _want(row, every, pace))
         left.remove(row)
-        if NEAR * pace.seconds(_networks([*more, row]), steps, workers) <= _making_s(clock, len(every) + 1):
+        if LATE_MARGIN * pace.seconds(_networks([*more, row]), steps, workers) <= _making_s(clock, len(every) + 1):
             more.append(row)
     return more
 

@@ -17,7 +17,7 @@ from hwnas.accuracy.estimator import Prepares
 from hwnas.cli.command import default_out, kept
 from hwnas.cli.options import Config, option, plain, read_command, section
 from hwnas.cli.progress import Console, Report
-from hwnas.errors import BudgetError, ConfigError, SamplerError, StudyError
+from hwnas.errors import BudgetError, ConfigError, MissingWeights, SamplerError, StudyError
 from hwnas.latency.deployment import CalibrationOptions, Deployment, error_line, latency_model
 from hwnas.networks.network import EARLY, EarlyNetwork, FoundNetwork
 from hwnas.networks.weights import PretrainedOptions
@@ -249,7 +249,7 @@ def _start(name: str, options: PlanOptions, channels: int, console: Console) -> 
 
     try:
         return find_pretrained(name, options.pretrained, channels)
-    except ConfigError as error:
+    except MissingWeights as error:
         if options.pretrained.asked:
             raise
         console.say(f"note: cuts of {name} begin with random weights: {error}")
@@ -314,7 +314,7 @@ def _pretrained_names(first: Sequence[str], names: Sequence[str], options: PlanO
     else:
         try:
             having = {*find_some(list(dict.fromkeys([*first, *names])), options.pretrained, channels)}
-        except ConfigError as error:
+        except MissingWeights as error:
             if first or options.pretrained.asked:
                 raise
             console.say(f"note: the zoo begins with random weights: {error}")

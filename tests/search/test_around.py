@@ -110,6 +110,14 @@ def test_without_weights_cuts_begin_at_random_and_it_is_said(home, tmp_path, mon
         plan_of("pretrained=true")
 
 
+def test_several_files_are_refused_not_taken_for_none(home, tmp_path, monkeypatch):
+    monkeypatch.setenv("HWNAS_WEIGHTS", str(tmp_path))
+    for kind in ("first", "second"):
+        (tmp_path / f"{NAME}_{kind}.safetensors").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"several files in .* Choose: pretrained\.file="):
+        plan_of()
+
+
 def test_only_pretrained_baselines_stand_beside_cuts(home, capsys):
     assert [network.id for network in plan_of(f"baselines=[resnet10t,{NAME}]").baselines] == [f"{NAME}-pretrained"]
 
