@@ -56,6 +56,7 @@ def tables() -> list[Table]:
         Table("| table, sampler, evaluations |", _looked_twice), Table("| data set, steps |", _kept_weights),
         Table("| int8 by weights |", _int8_by_weights),
         Table("| changed, on the cut |", _tuning_tries), Table("| network, data set |", _tuning_finals),
+        Table("| arm | trials |", _hour), Table("| arm, network |", _hour_networks),
         Table("| search | trials |", _against_random), Table("| search, network |", _against_random_networks),
         *(table for runtime in INT8_RUNTIMES for table in (
             Table(f"| top-1 lost, {runtime} |", partial(_int8_lost, runtime)),
@@ -388,6 +389,23 @@ def _believed() -> Rows:
         means = [float(np.mean([float(row[column]) for row in group])) for column in (*columns, "inside")]
         rows[name] = [*means[:4], float(apart.mean()), float(apart.std(ddof=1) / len(apart) ** 0.5), 100 * means[4]]
     return rows
+
+
+HOUR = "hour/results/eurosat_64px"
+
+
+def _hour() -> Rows:
+    told = document(f"{HOUR}/summary.json")
+    rows: Rows = {name: [told["trials"][name], told["steps"][name], told["hypervolume"][name]]
+                  for name in told["trials"]}
+    for name, ahead in told["ahead_of"].items():
+        rows[name] = [*rows[name], *(ahead[end] for end in ("value", "low", "high"))]
+    return rows
+
+
+def _hour_networks() -> Rows:
+    return {f"{row['arm']}, {row['id']}": [100 * float(row["top1_test_fp32"]), 100 * float(row["top1_test"]), float(row["latency_ms"])]
+            for row in lines(f"{HOUR}/networks.csv")}
 
 
 def _against_random() -> Rows:

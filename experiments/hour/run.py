@@ -42,7 +42,7 @@ from hwnas.system.run_folder import RunFolder
 ARMS = ("ours", "random", "obvious")
 RESAMPLES, MARGIN = 2000, 0.005
 COLUMNS = ("arm", "id", "name", "kind", "architecture", "top1_test_fp32", "top1_test", "latency_ms", "latency_ms_low",
-           "latency_ms_high", "latency_ms_predicted", "verified", "on_front", "params", "training_steps")
+           "latency_ms_high", "latency_ms_predicted", "verified", "on_front", "params")
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,7 @@ def summary(arms: list[Arm]) -> dict[str, Any]:
         "slowest_ms": slowest_ms, "hypervolume": {arm.name: round(float(volumes[0, i]), 4)
                                                   for i, arm in enumerate(arms)},
         "trials": {arm.name: int(arm.environment["search"]["n_trials"]) for arm in arms},
+        "steps": {arm.name: int(arm.environment["training"]["steps"]) for arm in arms},
         "ahead_of": {arm.name: _interval(volumes[:, 0] - volumes[:, i + 1]) for i, arm in enumerate(others)},
         "as_fast": {arm.name: [_as_fast(ours, arm, row) for row in arm.front().itertuples()] for arm in others}}
 
