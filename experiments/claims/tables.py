@@ -404,7 +404,8 @@ def _hour() -> Rows:
 
 
 def _hour_networks() -> Rows:
-    return {f"{row['arm']}, {row['id']}": [100 * float(row["top1_test_fp32"]), 100 * float(row["top1_test"]), float(row["latency_ms"])]
+    return {f"{row['arm']}, {row['id']}": [*(100 * float(row[key]) for key in ("top1_test_fp32", "top1_test")),
+                                           float(row["latency_ms"])]
             for row in lines(f"{HOUR}/networks.csv")}
 
 

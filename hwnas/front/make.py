@@ -54,14 +54,23 @@ class Making:
     narrow: bool = False
 
     def recipe_of(self, network: Network) -> Recipe:
-        """The recipe, or that of fine-tuning with as many steps for a network that begins with pretrained weights."""
-        from hwnas.training.recipe import FINE_TUNING
+        """The recipe, or that of fine-tuning on as many images for a network that begins with pretrained weights: in
+        its own batches, unless the recipe has others than full training."""
+        from hwnas.training.recipe import FINE_TUNING, FULL_TRAINING
 
         if not network.provenance:
             return self.recipe
-        steps = self.recipe.steps_for(len(self.dataset.train))
-        return replace(FINE_TUNING, epochs=1, min_steps=steps, max_steps=steps, batch_size=self.recipe.batch_size,
-                       threads=self.recipe.threads)
+        own = self.recipe.batch_size == FULL_TRAINING.batch_size
+        fine = replace(FINE_TUNING, epochs=1, threads=self.recipe.threads,
+                       batch_size=FINE_TUNING.batch_size if own else self.recipe.batch_size)
+        n = len(self.dataset.train)
+        steps = self.recipe.steps_for(n) * self.recipe.batch_for(n) // fine.batch_for(n)
+        return replace(fine, min_steps=steps, max_steps=steps)
+
+    def steps_in_a_step(self, network: Network) -> float:
+        """Steps of the network's own recipe that see as many images as a step of the recipe."""
+        n = len(self.dataset.train)
+        return self.recipe_of(network).steps_for(n) / self.recipe.steps_for(n)
 
 
 @dataclass(frozen=True)

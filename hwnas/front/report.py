@@ -279,7 +279,7 @@ def _architectures(rows: Iterable[FrontRow]) -> str:
 
 # In the ids of baselines, as `hwnas.networks.baselines.Baseline.id` makes them.
 _VARIANTS = {
-    "-pretrained": "fine-tuned from ImageNet weights for as many steps",
+    "-pretrained": "fine-tuned from ImageNet weights on as many images",
     "-stem1": "first convolution with stride 1 instead of 2",
     "-cut": "so many first blocks of each stage, and a head of so many channels (h)",
     "px": "on smaller images"}

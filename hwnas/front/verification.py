@@ -188,13 +188,15 @@ def _card(row: FrontRow, network: Network, making: Making, environment: Mapping[
 def environment_of(making: Making, facts: Facts, networks: Iterable[Network] = ()) -> dict[str, Any]:
     """Content of `environment.json` before the verification of `networks`. Another host needs its part
     `verification`."""
-    data, target, begun = making.dataset, making.target, [bool(network.provenance) for network in networks]
+    data, target, networks = making.dataset, making.target, list(networks)
+    begun = [bool(network.provenance) for network in networks]
+    recipe = making.recipe_of(networks[0]) if begun and all(begun) else making.recipe
     return {
         **ENVIRONMENT.header, "created": now(), "searched_for": facts.host, "verified_here": False,
         "host": Host.detect().to_dict(), "target": asdict(target), "runtime": load_runtime(target.runtime).version(),
         "versions": versions(), "space": facts.space, "cap_ms": facts.cap_ms,
         "cap_p99_ms": facts.cap_p99_ms,
-        "training": {"steps": making.recipe.steps_for(len(data.train)),
+        "training": {"steps": recipe.steps_for(len(data.train)),
                      "pretrained": any(begun), "all_pretrained": bool(begun) and all(begun)},
         "dataset": {"name": data.name, "title": data.title, "fingerprint": data.fingerprint,
                     "image_size": data.image_size,

@@ -149,12 +149,14 @@ def pace_of(network: Network, making: Making) -> Pace:
     data, batch = making.dataset, making.recipe.batch_for(len(making.dataset.train))
     deciding = 2 * min(DECIDING, len(data.validation))  # by the last weights and by their average
     answers = (deciding + len(data.test)) / (FORWARD * batch)
-    making_s = clock.spent_s - (_PROBED + answers) * heard.step_s
-    return Pace({network.id: heard.step_s}, max(LEAST_MAKING_S, making_s), answers)
+    step_s = heard.step_s * making.steps_in_a_step(network)
+    making_s = clock.spent_s - (_PROBED + answers) * step_s
+    return Pace({network.id: step_s}, max(LEAST_MAKING_S, making_s), answers)
 
 
 def step_seconds(network: Network, making: Making, image_size: int | None = None) -> float:
-    """Seconds of one step of the recipe's training, on images of `image_size` px in place of the network's own."""
+    """Seconds of one step of the recipe's training, or of as many images in the network's own recipe, on images of
+    `image_size` px in place of the network's own."""
     from hwnas.data.dataset import Split, resize
     from hwnas.training.loop import train
 
@@ -162,8 +164,9 @@ def step_seconds(network: Network, making: Making, image_size: int | None = None
     some = data.train.take(np.arange(min(len(data.train), 8 * making.recipe.batch_size)))  # fewer shrink the batch
     images = Split(resize(some.images, image_size or network.shape.image_size), some.labels)
     with contextlib.suppress(_Enough):
-        train(network.build(), images, recipe=_short(making).recipe, dataset=data, seed=making.seed, progress=heard)
-    return heard.step_s
+        train(network.build(), images, recipe=_short(making).recipe_of(network), dataset=data, seed=making.seed,
+              progress=heard)
+    return heard.step_s * making.steps_in_a_step(network)
 
 
 def mean_step_seconds(networks: Sequence[Network], making: Making, image_size: int, pace: Pace) -> float:

@@ -23,7 +23,7 @@ from hwnas.space.architecture import Architecture
 from hwnas.system.run_folder import Manifest, ModelFolder
 from hwnas.target import Target
 from hwnas.training.loop import seeded
-from hwnas.training.recipe import FINE_TUNING
+from hwnas.training.recipe import FINE_TUNING, FULL_TRAINING
 
 
 @pytest.fixture
@@ -85,7 +85,13 @@ def test_a_pretrained_network_begins_with_its_weights_and_keeps_their_normalisat
     assert not other_start(plain, folder, making)
     assert (making.recipe_of(plain).name, making.recipe_of(begun).name) == (making.recipe.name, FINE_TUNING.name)
     n = len(data.train)
-    assert making.recipe_of(begun).steps_for(n) == making.recipe.steps_for(n)
+    for batch, own in ((FULL_TRAINING.batch_size, min(FINE_TUNING.batch_size, n // 8)), (8, 8)):
+        asked = replace(making, recipe=replace(making.recipe, batch_size=batch))
+        fine = asked.recipe_of(begun)
+        assert fine.batch_for(n) == own
+        assert fine.steps_for(n) == asked.recipe.steps_for(n) * asked.recipe.batch_for(n) // own
+        assert asked.steps_in_a_step(begun) == fine.steps_for(n) / asked.recipe.steps_for(n)
+        assert asked.steps_in_a_step(plain) == 1
 
 
 def test_fp32_target_makes_no_int8_file(folder: ModelFolder) -> None:

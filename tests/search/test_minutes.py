@@ -259,7 +259,7 @@ def test_a_network_of_long_steps_is_timed_by_one_of_them(monkeypatch: pytest.Mon
     images = np.zeros((64, 8, 8, 1), np.uint8)
     dataset: Any = SimpleNamespace(train=Split(images, np.zeros(64, np.int64)))
     making = Making(dataset, replace(FULL_TRAINING, batch_size=8), 0, Target("xeon_int8", "openvino", "int8"))
-    network: Any = SimpleNamespace(build=lambda: None, shape=SimpleNamespace(image_size=8))
+    network: Any = SimpleNamespace(build=lambda: None, shape=SimpleNamespace(image_size=8), provenance={})
     for each_s, steps in ((0.01, 4), (3.0, 2)):
         done: list[int] = []
 
