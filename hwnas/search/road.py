@@ -338,7 +338,8 @@ def _begun(baselines: Sequence[Baseline], options: PlanOptions, images: Shape, c
     if left := [name for name in names if name not in begun]:
         console.note(f"no pretrained weights of {', '.join(left)}: trained from scratch")
     if given := sorted({*options.finalists.recipe} - {"epochs", "min_steps", "max_steps", "batch_size", "threads"}):
-        console.note(f"finalists.recipe: {', '.join(given)} are not for pretrained baselines, which are fine-tuned")
+        console.note(f"finalists.recipe: {', '.join(given)} are not for networks that begin with pretrained weights: "
+                     "these are fine-tuned by a recipe of their own")
     changed = [replace(each, pad_type=begun[each.name][1], pretrained=begun[each.name][0]) if each.name in begun
                else each for each in baselines]
     for baseline in {each.name: each for each in reversed(changed) if each.pretrained is not None}.values():
