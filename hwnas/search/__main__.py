@@ -20,6 +20,8 @@ USAGE = """Search, train, quantise and verify networks for a target. Results lie
     python -m hwnas.search +target=xeon_int8
     python -m hwnas.search +target=xeon_int8 dataset=imagefolder dataset.root=/data/parts space=mnasnet \\
         budget.latency_ms=2.5 n_trials=200
+    python -m hwnas.search +target=xeon_int8 dataset=imagefolder dataset.root=/data/parts budget.minutes=60 \\
+        around=tf_efficientnet_lite0 pretrained.folder=/weights
 
 The same command again resumes; in another terminal it joins as a worker. --show-config prints every option."""
 
