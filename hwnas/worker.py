@@ -32,11 +32,7 @@ def main(config: Config, console: Console) -> None:
         values = OmegaConf.create(as_data(options))
     except OmegaConfBaseException as error:
         raise StudyError(f"cannot read {folder.config}: {str(error).splitlines()[0]}.") from None
-    values.pop("zoo", None)
-    values["baselines"] = []  # a worker trains none, and needs no weights of theirs
-    for key in ("cuts",) if values.get("around") else ("pretrained", "cuts", "image_sizes"):
-        values.pop(key, None)
-    search_trials(prepare(make_plan(values, console), folder, console), console)
+    search_trials(prepare(make_plan(values, console, trials_only=True), folder, console), console)
 
 
 def _options(folder: RunFolder, config: Config) -> Config:

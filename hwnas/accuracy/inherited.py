@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hwnas.accuracy.proxy import Proxy, ProxyOptions
 from hwnas.cli.options import Config, read_options
 from hwnas.errors import ConfigError
-from hwnas.networks.weights import PretrainedOptions, find_pretrained
+from hwnas.networks.weights import PretrainedOptions
 from hwnas.training.recipe import INHERITED, all_with_recipe, read_with_recipe
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def all_options(given: Mapping[str, Any]) -> dict[str, Any]:
 def load(config: Config, dataset: Dataset, space: SearchSpace | None = None) -> Proxy:
     """The door of `hwnas.accuracy.load_estimator`: a Proxy whose networks begin with the original's weights, in their
     normalisation. ConfigError for a space whose networks are cut from none, or where its weights are not found."""
-    from hwnas.networks.around import begin
+    from hwnas.networks.around import begin, find_start
 
     around = "" if space is None else space.definition.around
     if not around:
@@ -37,6 +37,6 @@ def load(config: Config, dataset: Dataset, space: SearchSpace | None = None) -> 
     options, recipe = read_with_recipe(ProxyOptions, {key: config[key] for key in config if key != _WEIGHTS}, INHERITED,
                                        "inherited")
     asked = read_options(PretrainedOptions, config.get(_WEIGHTS) or {}, _WEIGHTS)
-    pretrained, _ = find_pretrained(around.partition("+")[0], asked, dataset.channels)
+    pretrained = find_start(around, asked, dataset.channels)
     fed = replace(dataset, mean=pretrained.mean, std=pretrained.std)
     return Proxy(fed, recipe, options, partial(begin, pretrained=pretrained), begun=pretrained.key)

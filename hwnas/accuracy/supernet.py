@@ -140,4 +140,7 @@ def load(config: Config, dataset: Dataset, space: SearchSpace | None) -> Superne
     """The door of `hwnas.accuracy.load_estimator`."""
     if space is None:
         raise ConfigError("accuracy=supernet needs a search space. Give space=NAME.")
+    if space.definition.depths:
+        raise ConfigError(f"accuracy=supernet: space {space.name} lets whole stages go (depth), which no supernet can. "
+                          "Choose another accuracy, such as inherited or proxy.")
     return Supernet(dataset, space, *SupernetOptions.from_config(config))

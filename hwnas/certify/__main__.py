@@ -107,7 +107,8 @@ def _begun(training: Mapping[str, Any], space: SearchSpace) -> tuple[dict[str, A
     """The options `training`, with pretrained weights where the networks of the space are cut from a network that has
     some, and the key of these weights; ConfigError where there are none. Networks of other spaces have none."""
     from hwnas.cli.options import plain, read_options
-    from hwnas.networks.weights import PretrainedOptions, find_pretrained
+    from hwnas.networks.around import check_cuts, find_start
+    from hwnas.networks.weights import PretrainedOptions
 
     asked = read_options(PretrainedOptions, training.get("pretrained") or {}, "training.pretrained")
     if not space.definition.around:
@@ -115,7 +116,8 @@ def _begun(training: Mapping[str, Any], space: SearchSpace) -> tuple[dict[str, A
             raise ConfigError(f"training.pretrained: the networks of space {space.name} are cut from none. Leave it "
                               "out.")
         return {key: value for key, value in training.items() if key != "pretrained"}, ""
-    pretrained, _ = find_pretrained(space.definition.around.partition("+")[0], asked, space.channels)
+    check_cuts(space)
+    pretrained = find_start(space.definition.around, asked, space.channels)
     return {**training, "pretrained": plain(replace(asked, use=True))}, pretrained.key
 
 

@@ -16,7 +16,6 @@ import numpy as np
 from hwnas.errors import StudyError
 from hwnas.front.rows import FrontRow
 from hwnas.networks.network import FoundNetwork, Network
-from hwnas.space.search_space import WHOLE
 from hwnas.stats import layers
 from hwnas.study.objective import known_costs, upper_ms
 from hwnas.system.run_folder import ESTIMATED
@@ -253,17 +252,15 @@ def draw_controls(finalists: Sequence[FrontRow], space: SearchSpace, predict: Pr
 
 
 def known_controls(space: SearchSpace, predict: Predict, beside: Sequence[FrontRow], cap_ms: float | None,
-                   quantile: float, say: Callable[[str], None], pretrained: Pretrained | None = None
-                   ) -> list[FrontRow]:
-    """Rows of the space's known networks, but for those that stand `beside` them already, and the one that a space's
-    networks are cut from, which is a baseline. They begin with the weights `pretrained`.
+                   quantile: float, say: Callable[[str], None], pretrained: Pretrained | None = None,
+                   apart: str = "") -> list[FrontRow]:
+    """Rows of the space's known networks, but for those that stand `beside` them already, and the one with the id
+    `apart`, which is a baseline. They begin with the weights `pretrained`.
 
     One whose predicted latency is over the cap at this `quantile` is left out, and `say` hears of it.
     """
-    rows, taken = [], {row.id for row in beside}
+    rows, taken = [], {apart, *(row.id for row in beside)}
     for name, architecture in space.known.items():
-        if name == WHOLE and space.definition.around:
-            continue
         network = FoundNetwork(architecture, pretrained)
         predicted = predict(space.to_codes(space.encode(architecture))[None])
         if cap_ms is not None and float(upper_ms(predicted, quantile)[0]) > cap_ms:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hwnas.errors import CandidateError, ConfigError, HwnasError
+from hwnas.errors import ConfigError, HwnasError
 from hwnas.latency.table import Protocol
 from hwnas.latency.timing import Reference, TimedFile, prepare_untrained, time_files
 from hwnas.system.documents import Document
@@ -64,13 +64,15 @@ def worth_training(networks: Sequence[TimmNetwork], published: Mapping[str, floa
     if len(zoo) < 2:
         return list(networks)
     path = run.path / FILE
-    rows = _held(path, zoo)
-    if rows is None:
+    latencies = _held(path, zoo)
+    if latencies is None:
         with console.step("time the zoo") as report:
             latencies = _latencies(zoo, target, timing, report)
-        rows = _judged([Timed(id, network.shape.image_size, latencies.get(id), published[network.name])
-                        for id, network in zoo.items()])
-        write_atomic(path, _text(rows))
+        if untimed := [id for id in zoo if id not in latencies]:
+            console.say(f"not timed before their training: {', '.join(untimed)}")
+    rows = _judged([Timed(id, network.shape.image_size, latencies.get(id), published[network.name])
+                    for id, network in zoo.items()])
+    write_atomic(path, _text(rows))
     for row in rows:
         if row.behind:
             console.say(f"{row.id} is not trained: {row.latency_ms:.3g} ms, slower than {row.behind}, and less "
@@ -91,23 +93,24 @@ def _judged(rows: Sequence[Timed]) -> list[Timed]:
 
 
 def _latencies(zoo: Mapping[str, TimmNetwork], target: Target, timing: Timing, report: Report) -> dict[str, float]:
-    """Median latency in ms of each network that can be exported and timed, all in the same rounds."""
+    """Median latency in ms of each network that can be exported, compiled and timed, all in the same rounds."""
+    from hwnas.runtimes.runtime import load_runtime
+
+    runtime = load_runtime(target.runtime)
     with tempfile.TemporaryDirectory(prefix="hwnas-") as name:
         files = {}
         for index, (id, network) in enumerate(zoo.items()):
             key = hashlib.sha256(network.identity.encode()).hexdigest()[:8]
             try:
                 path = prepare_untrained(network.build(), key, network.shape.image, target, Path(name))
+                runtime.compile(path, target)  # one that cannot be must not spoil the others' timing
             except HwnasError:
                 continue
             files[id] = TimedFile(path, target, network.shape.image)
             report(0.0, f"exported {index + 1} of {len(zoo)}")
-        protocol = Protocol(min_rounds=_ROUNDS, min_calls=_CALLS, max_seconds=_MOST_SECONDS)
+        protocol = Protocol(min_rounds=_ROUNDS, min_calls=_CALLS, max_seconds=_MOST_SECONDS, copies=1)
         reference = Reference(timing.reference, timing.quiet_ms, target.batch)
-        try:
-            measured = time_files(files, target, reference, protocol, seed=timing.seed, progress=report)
-        except CandidateError:  # which of them it was shows when each is made
-            return {}
+        measured = time_files(files, target, reference, protocol, seed=timing.seed, progress=report) if files else {}
     return {id: each.latency_ms for id, each in measured.items() if each.valid}
 
 
@@ -117,8 +120,8 @@ def _text(rows: Sequence[Timed]) -> str:
     return json.dumps({**DOCUMENT.header, "networks": [asdict(row) for row in rows]}, indent=1) + "\n"
 
 
-def _held(path: Path, zoo: Mapping[str, TimmNetwork]) -> list[Timed] | None:
-    """The rows of an earlier call for the same networks, judged anew; None where there are none."""
+def _held(path: Path, zoo: Mapping[str, TimmNetwork]) -> dict[str, float] | None:
+    """The latencies of an earlier call for the same networks; None where there are none, or some are unknown."""
     content = DOCUMENT.find(path) or {"networks": []}
-    rows = [Timed(**{name: row[name] for name in Timed.__slots__}) for row in content["networks"]]
-    return _judged(rows) if sorted(row.id for row in rows) == sorted(zoo) else None
+    held = {row["id"]: row["latency_ms"] for row in content["networks"]}
+    return held if {*held} == {*zoo} and None not in held.values() else None

@@ -373,7 +373,8 @@ def latency_model(deployment: Deployment, space: SearchSpace, options: Calibrati
             key = key_of(deployment, space)
             raise MissingLatency(
                 f"no latency table of {deployment.host_name} for {key} with networks of {space.name}. Over there run "
-                f"python -m hwnas.profile +target={deployment.target.name} space={space.name}, then copy "
+                f"python -m hwnas.profile +target={deployment.target.name} "
+                f"space={space.source if space.definition.around else space.name}, then copy "
                 f"{table_path(Path('latency_tables'), deployment.host_name, key)} into {home()}.")
         table = _calibrate(deployment, space, options, console)
     console.note(f"latency table: {table.path} ({table.created}, {table.runtime_version})")

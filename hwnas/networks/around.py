@@ -7,6 +7,7 @@ times what reads them. A residual stream has one order.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -16,16 +17,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hwnas.errors import ConfigError
+from hwnas.errors import ConfigError, DataError, SpaceError
 from hwnas.networks.build import activation_layers, build, original, settings_of
 from hwnas.networks.cuts import Cut, obvious
+from hwnas.networks.weights import Pretrained, PretrainedOptions, find_pretrained
 from hwnas.space.architecture import Architecture, BlockDef
 from hwnas.space.blocks.block import ACTIVATIONS, KINDS, round_to_divisor
 from hwnas.space.reading import ONE_PIXEL
 from hwnas.space.search_space import WHOLE
 
 if TYPE_CHECKING:
-    from hwnas.networks.weights import Pretrained
+    from hwnas.space.search_space import SearchSpace
 
 _KINDS = {"DepthwiseSeparableConv": "ds", "InvertedResidual": "ir", "EdgeResidual": "er", "ConvBnAct": "cn"}
 _WIDTHS = (1, 0.75, 0.5)  # of stem and stages
@@ -57,10 +59,52 @@ def origin_of(around: str, channels: int, classes: int, image_size: int) -> Arch
     other = next((name for name in its if name not in mine or mine[name].shape != its[name].shape), None)
     if other is not None or len(mine) != len(its):
         raise _uncut(around, f"its {other or 'layers'} cannot be said by kind, kernel, expansion and channels")
+    if _layers(model) != _layers(built):
+        raise _uncut(around, "it has layers that cannot be said by kind, kernel, expansion and channels")
     if any(block.has_skip != copy.has_skip for stage, copies in zip(model.blocks, built.blocks, strict=True)
            for block, copy in zip(stage, copies, strict=True)):
         raise _uncut(around, "some of its blocks add their input and others of the same shape do not")
     return architecture
+
+
+def _layers(model: nn.Module) -> Counter[str]:
+    """How many modules of each type there are below the network itself."""
+    return Counter(type(module).__name__ for name, module in model.named_modules() if name)
+
+
+def find_start(around: str, options: PretrainedOptions, channels: int) -> Pretrained:
+    """The weights of the network that `around` names. MissingWeights, ConfigError, DataError as of `find_pretrained`,
+    and DataError where they ask for another padding."""
+    name = around.partition("+")[0]
+    pretrained, pad = find_pretrained(name, options, channels)
+    if around_of(name, pad) != around:
+        raise DataError(f"pretrained weights {pretrained.path} ask for another padding than that of {around}, which "
+                        "the networks are cut from. Give the weights that they were searched with.")
+    return pretrained
+
+
+def check_cuts(space: SearchSpace) -> None:
+    """SpaceError, which names the key, where a space allows what is not in the network that it is cut from."""
+    definition = space.definition
+    whole = origin_of(definition.around, space.channels, space.classes, max(space.image_sizes))
+    blocks = [stage[0] for stage in whole.block_defs()]
+    bounds: list[tuple[str, float, float]] = [
+        ("stages", len(definition.stages), len(blocks)), ("head", max(definition.heads), whole.head),
+        ("stem.width", max(definition.stem_widths), whole.stem_width)]
+    for index, (stage, block) in enumerate(zip(definition.stages, blocks, strict=False)):
+        kinds = {block.kind, *(["er"] if block.kind == "ir" else [])}
+        strange = [op.text for op in stage.ops if op.kind not in kinds]
+        if strange or stage.stride != block.stride or {*stage.ses} - {0, block.se}:
+            raise SpaceError(f"{space.source}: stages[{index}] must have the stride {block.stride}, operations of the "
+                             f"kind {' or '.join(sorted(kinds))} and se 0 or {block.se:g}, as {definition.around} has.")
+        kernels = [op.kernel or max(stage.kernels) for op in stage.ops]
+        bounds += [(f"stages[{index}].{key}", value, most) for key, value, most in (
+            ("channels", max(stage.channels), block.channels), ("repeats", max(stage.repeats), block.repeats),
+            ("kernel", max(kernels), block.kernel), ("op", max(op.expansion for op in stage.ops), block.expansion))]
+    for key, value, most in bounds:
+        if value > most:
+            raise SpaceError(f"{space.source}: {key} must not be above {most:g}, which {definition.around} has, got "
+                             f"{value:g}.")
 
 
 def around_of(name: str, pad: str) -> str:
@@ -80,7 +124,9 @@ def space_content(around: str, channels: int, classes: int, image_size: int, ima
     n = len(blocks)
     while max(strides) * _product(blocks[:n]) > ONE_PIXEL * min(sizes):
         if len(sizes) > 1:
-            sizes.pop(0)
+            if sizes.pop(0) in image_sizes:
+                raise ConfigError(f"image_sizes: {min(image_sizes)} px is too small for {around}, whose stride is "
+                                  f"{max(strides) * _product(blocks[:n])}. Give larger sizes.")
         elif max(strides) > 1:
             strides = {1}
         else:
@@ -234,7 +280,8 @@ def begin(architecture: Architecture, pretrained: Pretrained | None) -> nn.Modul
 @lru_cache(maxsize=2)
 def _source(around: str, channels: int, pretrained: Pretrained, path: str) -> nn.Module:
     """The whole network with its weights: read once, cut often."""
-    model = original(around, channels)
+    with torch.random.fork_rng(devices=[]):
+        model = original(around, channels)
     pretrained.load(model, 1000)
     return model.eval()
 

@@ -200,7 +200,8 @@ def original(around: str, channels: int = 3, classes: int = 1000) -> nn.Module:
 @cache
 def settings_of(around: str) -> dict[str, Any]:
     """What the networks cut from a timm network have in common with it: padding and batch norm."""
-    model: Any = original(around)
+    with torch.random.fork_rng(devices=[]):  # the first cut of a process gets the weights that any later one gets
+        model: Any = original(around)
     norm = next((module for module in model.modules() if isinstance(module, nn.BatchNorm2d)), nn.BatchNorm2d(1))
     padded = any(type(module).__name__ == "Conv2dSame" for module in model.modules())
     return {"pad_type": "same" if padded else "",

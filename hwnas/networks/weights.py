@@ -17,13 +17,13 @@ import io
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from hwnas.cli.options import option
-from hwnas.errors import ConfigError, DataError, MissingWeights
+from hwnas.errors import ConfigError, DataError, MissingWeights, SeveralWeights
 from hwnas.system.documents import read_json
 from hwnas.system.paths import home, write_atomic
 
@@ -200,8 +200,8 @@ def find_pretrained(name: str, options: PretrainedOptions, channels: int) -> tup
     if channels == 1:
         mean, std = ((sum(values) / len(values),) for values in (mean, std))
     elif channels != len(mean):
-        raise ConfigError(f"pretrained weights are made for images of 3 channels (or 1, the sum), the data set has "
-                          f"{channels}. Leave pretrained out.")
+        raise MissingWeights(f"pretrained weights are made for images of 3 channels (or 1, the sum), the data set has "
+                             f"{channels}. Leave pretrained out.")
     tag = _tagged(name, path)
     licence = facts.get("licence") or facts.get("license") or (tag and tag.license) or _UNKNOWN
     origin = facts.get("origin") or (tag and (tag.origin_url or tag.hf_hub_id)) or _UNKNOWN
@@ -211,14 +211,26 @@ def find_pretrained(name: str, options: PretrainedOptions, channels: int) -> tup
     return Pretrained(path.name, _sha256(path), licence, origin, mean, std, path.absolute()), pad
 
 
-def find_some(names: Sequence[str], options: PretrainedOptions, channels: int) -> dict[str, tuple[Pretrained, str]]:
-    """As `find_pretrained`, for each of timm's networks that has weights; MissingWeights where none of them has."""
+def find_some(names: Sequence[str], options: PretrainedOptions, channels: int,
+              say: Callable[[str], None] | None = None) -> dict[str, tuple[Pretrained, str]]:
+    """As `find_pretrained`, for each of timm's networks that has weights; MissingWeights where none of them has.
+
+    With `say`, a network that several files may be of counts as having none, and it hears why.
+    """
     if options.file is not None and len(names) != 1:
         raise ConfigError(f"pretrained.file={options.file} is of one network, and there are {len(names)}. Give "
                           "pretrained.folder=DIR with a file for each.")
     timm = import_timm()
-    having = [name for name in names if options.file or any(_in_folder(name, folder) for folder in _folders(options))
-              or (options.download and timm.is_model_pretrained(name))]
+    having = []
+    for name in names:
+        try:
+            if options.file or any(_in_folder(name, folder) for folder in _folders(options)) \
+                    or (options.download and timm.is_model_pretrained(name)):
+                having.append(name)
+        except SeveralWeights as error:
+            if say is None:
+                raise
+            say(f"{name} is left out: {error}")
     return {name: find_pretrained(name, options, channels) for name in having or names}
 
 
@@ -253,7 +265,7 @@ def _in_folder(name: str, folder: Path) -> Path | None:
         re.fullmatch(rf"{re.escape(other)}([_.].*)?", path.stem) for other in longer)]
     fitting = exact or others
     if len(fitting) > 1:
-        raise ConfigError(f"several files in {folder} may be the pretrained weights of {name}: "
+        raise SeveralWeights(f"several files in {folder} may be the pretrained weights of {name}: "
                           f"{', '.join(path.name for path in fitting)}. Choose: pretrained.file={fitting[0]}")
     return fitting[0] if fitting else None
 

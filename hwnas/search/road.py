@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from hwnas.data.dataset import Dataset, DatasetInfo
     from hwnas.front.make import Making
     from hwnas.front.rows import FrontRow
-    from hwnas.front.score import Timing
     from hwnas.front.verification import Facts
     from hwnas.latency.model import LatencyModel
     from hwnas.latency.table import LatencyTable
@@ -74,6 +73,7 @@ if TYPE_CHECKING:
     from hwnas.training.recipe import Recipe
 
 
+Found = TypeVar("Found")
 UNTIL = "search_until"  # of the study: when its trials end, seconds since 1970
 LENGTH = {"epochs", "min_steps", "max_steps", "image_size", "train_images", "seeds"}  # options of the proxy
 MOST_TIMES = 10  # as many steps as the recipe's own a budget of minutes gives at most
@@ -181,13 +181,22 @@ class Plan:
     yaml: str
     config: str
 
+    @property
+    def has_whole(self) -> bool:
+        """Whether the network that those of the space are cut from is a baseline."""
+        origin = self.space.definition.around.partition("+")[0]
+        return any(baseline.id == f"{origin}-pretrained" for baseline in self.baselines)
+
     def network(self, architecture: Architecture) -> FoundNetwork:
         """The network of an architecture of the space, with the weights that it begins with."""
         return FoundNetwork(architecture, self.start)
 
 
-def make_plan(config: Config, console: Console) -> Plan:
-    """Read all options and check them, as far as this needs no data, measuring or training. Nothing is written."""
+def make_plan(config: Config, console: Console, trials_only: bool = False) -> Plan:
+    """Read all options and check them, as far as this needs no data, measuring or training. Nothing is written.
+
+    `trials_only`: for a worker, which trains no baselines and needs no weights of theirs.
+    """
     from omegaconf import OmegaConf
 
     from hwnas.data.loading import inspect_dataset
@@ -197,7 +206,7 @@ def make_plan(config: Config, console: Console) -> Plan:
     from hwnas.training.recipe import FULL_TRAINING, Recipe
 
     options = read_command(PlanOptions, config)
-    options = replace(options, calibration=_calibration(options))
+    options = replace(options, calibration=_calibration(options), dataset=_sized(options))
     if options.storage is not None:
         parse_url(options.storage)
     sampler = read_sampler(options.sampler, options.seed, options.sampler_options)
@@ -213,12 +222,19 @@ def make_plan(config: Config, console: Console) -> Plan:
                           f"{space.n_architectures} networks of space {space.name}. Lower controls.")
     recipe = Recipe.from_config({"threads": options.threads, **options.finalists.recipe}, FULL_TRAINING,
                                 "finalists.recipe")
-    baselines = _baselines(options, space, start, console)
+    baselines = () if trials_only else _baselines(options, space, start, console)
     name = options.space if options.around is None else space.name
     out = Path(options.out) if options.out else default_out(deployment.target.name, name, info.name)
     return Plan(options, deployment, space, start, out, accuracy, section(config, accuracy), sampler, objective, recipe,
                 baselines, options.workers or len(usable_cores()), _earlier_run(options.search.reuse),
                 kept(config), OmegaConf.to_yaml(config, resolve=True))
+
+
+def _sized(options: PlanOptions) -> dict[str, Any]:
+    """The data set's options: images as large as the largest of `image_sizes`, where nothing else says their size."""
+    if options.dataset.get("image_size") is not None or not options.image_sizes:
+        return options.dataset
+    return {**options.dataset, "image_size": max(options.image_sizes)}
 
 
 def _space(options: PlanOptions, info: DatasetInfo, console: Console) -> tuple[SearchSpace, Pretrained | None]:
@@ -230,30 +246,35 @@ def _space(options: PlanOptions, info: DatasetInfo, console: Console) -> tuple[S
         space = SearchSpace.load(options.space, channels=info.channels, classes=info.classes, image_size=px)
         if not space.definition.around:
             return space, None
-        return space, _start(space.definition.around.partition("+")[0], options, info.channels, console)[0]
+        from hwnas.networks.around import check_cuts, find_start
+
+        check_cuts(space)
+        return space, _start(space.definition.around, options, console,
+                             lambda: find_start(space.definition.around, options.pretrained, info.channels))
     from hwnas.networks.around import around_of, space_content
     from hwnas.networks.baselines import check_timm
+    from hwnas.networks.weights import find_pretrained
 
-    check_timm(options.around, "around")
-    start, pad = _start(options.around, options, info.channels, console)
+    name = options.around
+    check_timm(name, "around")
+    begun = _start(name, options, console, lambda: find_pretrained(name, options.pretrained, info.channels))
+    start, pad = begun or (None, "")
     content = space_content(around_of(options.around, pad), info.channels, info.classes,
                             px or min(info.native_size, LARGEST_PX), options.image_sizes or ())
     return SearchSpace.of_content(content, f"around_{options.around}", channels=info.channels,
                                   classes=info.classes), start
 
 
-def _start(name: str, options: PlanOptions, channels: int, console: Console) -> tuple[Pretrained | None, str]:
-    """The pretrained weights of the network that others are cut from, and their padding. Where there are none, which is
-    an error if they were asked for, the cuts begin with random weights, and a line says so."""
-    from hwnas.networks.weights import find_pretrained
-
+def _start(name: str, options: PlanOptions, console: Console, find: Callable[[], Found]) -> Found | None:
+    """What `find` finds of the pretrained weights of the network that others are cut from. Where there are none, which
+    is an error if they were asked for, the cuts begin with random weights, and a line says so."""
     try:
-        return find_pretrained(name, options.pretrained, channels)
+        return find()
     except MissingWeights as error:
         if options.pretrained.asked:
             raise
         console.say(f"note: cuts of {name} begin with random weights: {error}")
-        return None, ""
+        return None
 
 
 def _earlier_run(reuse: str | None) -> Path | None:
@@ -286,7 +307,7 @@ def _baselines(options: PlanOptions, space: SearchSpace, start: Pretrained | Non
         first = () if start is None else (space.definition.around.partition("+")[0],)
         names, options = _pretrained_names(first, names, options, space.channels, console)
     if not names:
-        if options.pretrained.asked or options.cuts or sizes:
+        if not space.definition.around and (options.pretrained.asked or options.cuts or sizes):
             raise ConfigError("pretrained, cuts and image_sizes are for baselines, and there are none. Name some: "
                               "baselines=[NAME].")
         return ()
@@ -313,7 +334,7 @@ def _pretrained_names(first: Sequence[str], names: Sequence[str], options: PlanO
         having = {*first}
     else:
         try:
-            having = {*find_some(list(dict.fromkeys([*first, *names])), options.pretrained, channels)}
+            having = {*find_some(list(dict.fromkeys([*first, *names])), options.pretrained, channels, console.say)}
         except MissingWeights as error:
             if first or options.pretrained.asked:
                 raise
@@ -391,10 +412,12 @@ def search(config: Config, console: Console) -> SearchResult:
     run = RunFolder.create(plan.out, plan.options.overwrite)
     _read_held(run)  # what cannot be read is refused now, not after the trials
     minutes = plan.options.budget.minutes
-    prepared = prepare(plan, run, console, replace(began, minutes=minutes) if minutes else None)
-    run.write_config(plan.yaml)
     if plan.options.around is not None:
-        write_atomic(run.path / "space.yaml", plan.space.text)
+        plan.space.source = run.path / "space.yaml"
+        write_atomic(plan.space.source, plan.space.text)
+    prepared = prepare(plan, run, console, replace(began, minutes=minutes) if minutes else None)
+    plan = prepared.plan
+    run.write_config(plan.yaml)
     trials_s = _divide(prepared, console)
     early = prepared.clock is not None and plan.deployment.here and not _read_held(run)[0]
     if early and not _early_front(prepared, trials_s, console):
@@ -421,7 +444,7 @@ def _divide(prepared: Prepared, console: Console) -> float:
         return math.inf
     trials_s = _trials_s(plan, clock, pace)
     rest_s, timing_s = clock.left_s - trials_s, timing_reserve_s(clock)
-    n_known = len(plan.space.known) - bool(plan.space.definition.around) if plan.options.controls else 0
+    n_known = len(plan.space.known) - plan.has_whole if plan.options.controls else 0
     console.note(f"plan for {clock.minutes:g} min: {clock.spent_s / 60:.1f} to prepare (done), {trials_s / 60:.1f} for "
                  f"trials, about {(rest_s - timing_s) / 60:.1f} to train and export {plan.options.finalists.k} "
                  f"finalists, {plan.options.controls} controls, up to {n_known} known networks and "
@@ -550,8 +573,10 @@ def prepare(plan: Plan, run: RunFolder, console: Console, clock: Clock | None = 
     if chosen.why:
         console.note(chosen.why)
     estimator = _estimator(plan, chosen, dataset)
-    pace = _pace(plan, dataset, console) if clock is not None else None
     table, model = latency_model(plan.deployment, plan.space, plan.options.calibration, console)
+    if plan.options.zoo and plan.deployment.here:
+        plan = replace(plan, baselines=_worth_training(plan, run, table, console))
+    pace = _pace(plan, dataset, console) if clock is not None else None
     if length := _fitting(plan, chosen, estimator, dataset, url, model, clock, pace, console):
         chosen = replace(chosen, options={**chosen.options, **length})
         estimator = _estimator(plan, chosen, dataset)
@@ -571,6 +596,18 @@ def prepare(plan: Plan, run: RunFolder, console: Console, clock: Clock | None = 
         n = reuse_trials(study, plan.reuse, plan.space, model.predict, options)
         console.note(f"reused: the accuracies of {n} networks of {plan.reuse}")
     return Prepared(plan, run, dataset, certificate, chosen, estimator, table, model, options, study, clock, pace)
+
+
+def _worth_training(plan: Plan, run: RunFolder, table: LatencyTable, console: Console) -> tuple[TimmNetwork, ...]:
+    """The baselines; of a zoo those that can be worth it, by their latency here and their published accuracy."""
+    from hwnas.front.score import Timing
+    from hwnas.front.zoo import published_of, worth_training
+
+    options, origin = plan.options, plan.space.definition.around.partition("+")[0]
+    published = published_of(options.zoo or {})
+    published.pop(origin, None)  # the cuts' original stays, whatever is faster
+    timing = Timing(table.reference, table.quiet_ms, options.verification.seconds, options.seed)
+    return tuple(worth_training(plan.baselines, published, run, plan.deployment.target, timing, console))
 
 
 def _calibration(options: PlanOptions) -> CalibrationOptions:
@@ -684,11 +721,10 @@ def _wanted(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: Co
     """The rows of the front as yet without figures: finalists of the trials, controls and baselines."""
     from hwnas.front.finalists import doubts, draw_controls, finalists_of, known_controls
     from hwnas.front.rows import FrontRow
-    from hwnas.front.zoo import published_of, worth_training
 
     plan, predict = prepared.plan, prepared.model.predict
     options, target, host = plan.options, plan.deployment.target.name, plan.deployment.host_name
-    whole = plan.space.known.get(WHOLE) if plan.start is not None else None  # a baseline already
+    whole = plan.space.known.get(WHOLE) if plan.has_whole else None  # a baseline already
     finalists = finalists_of(trials, _network_of(prepared, of), options.finalists.k, target, host,
                              options.budget.latency_ms, whole.id if whole is not None else "")
     for doubt in doubts(trials, finalists, options.budget.latency_ms) if of is FoundNetwork else ():
@@ -696,12 +732,9 @@ def _wanted(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: Co
     controls = draw_controls(finalists, plan.space, predict, options.controls, options.seed, console.say, plan.start)
     if options.controls:
         controls += known_controls(plan.space, predict, [*finalists, *controls], options.budget.latency_ms,
-                                   options.budget.quantile, console.say, plan.start)
-    baselines: Sequence[TimmNetwork] = plan.baselines
-    if options.zoo and plan.deployment.here:
-        baselines = worth_training(baselines, published_of(options.zoo), prepared.run, plan.deployment.target,
-                                   _timing(prepared, 0), console)
-    return [*finalists, *controls, *(FrontRow.of(network, target=target, host=host) for network in baselines)]
+                                   options.budget.quantile, console.say, plan.start,
+                                   whole.id if whole is not None else "")
+    return [*finalists, *controls, *(FrontRow.of(network, target=target, host=host) for network in plan.baselines)]
 
 
 def _estimated(prepared: Prepared, trials: list[dict[str, Any]], console: Console) -> list[dict[str, Any]]:
@@ -927,25 +960,18 @@ def _read_held(run: RunFolder) -> tuple[list[FrontRow], dict[str, Any]]:
     return held, environment
 
 
-def _timing(prepared: Prepared, n: int) -> Timing:
-    """How `n` networks are timed."""
-    from hwnas.front.score import Timing
-
-    plan, table = prepared.plan, prepared.table
-    seconds = plan.options.verification.seconds
-    if prepared.clock is not None:
-        seconds = timing_seconds(prepared.clock, n)
-    return Timing(table.reference, table.quiet_ms if plan.deployment.here else None, seconds, plan.options.seed)
-
-
 def _facts(prepared: Prepared, trials: Sequence[Mapping[str, Any]], n: int) -> Facts:
     """The facts about the search that the report shows."""
     from hwnas.accuracy.certificate import certificate_facts
+    from hwnas.front.score import Timing
     from hwnas.front.verification import Facts
 
     plan, table, chosen = prepared.plan, prepared.table, prepared.chosen
     options = plan.options
-    timing = _timing(prepared, n)
+    seconds = options.verification.seconds
+    if prepared.clock is not None:
+        seconds = timing_seconds(prepared.clock, n)
+    timing = Timing(table.reference, table.quiet_ms if plan.deployment.here else None, seconds, options.seed)
     latency = {**table.error[plan.space.name], "line": error_line(table, plan.space), "table": str(table.key),
                "created": table.created, "overhead_ms": table.overhead_ms}
     certificate = certificate_facts(prepared.certificate, prepared.dataset, plan.space, chosen.accuracy,

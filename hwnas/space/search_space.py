@@ -106,6 +106,8 @@ class SearchSpace:
                  ) -> SearchSpace:
         space = cls(read_space(file, image_size), name=source.stem, source=source, channels=channels, classes=classes)
         space.text = file.text
+        if space.definition.around:  # such files have one name, and tables are kept by the space's
+            space.name = f"around_{space.definition.around.partition('+')[0]}_{space.fingerprint[:6]}"
         if not space.parameters:
             raise SpaceError(f"{source}: has no parameter. Give at least one field a list of two values that matter.")
         for name, settings in known_settings(file, space.definition).items():

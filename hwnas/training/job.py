@@ -241,19 +241,16 @@ def _begun(source: FoundNetwork | Baseline, options: TrainOptions, channels: int
     Otherwise a network that once began with some keeps their normalisation if given weights come from it.
     """
     if options.pretrained.asked:
-        from hwnas.networks.around import around_of
+        from hwnas.networks.around import find_start
 
         name = source.name if isinstance(source, Baseline) else source.cut_from
         if not name or options.weights is not None:
             raise ConfigError("pretrained goes with model=timm:NAME or a network that is cut from one, and without "
                               "weights. Leave it or these out.")
+        if not isinstance(source, Baseline):
+            return replace(source, pretrained=find_start(source.architecture.around, options.pretrained, channels))
         weights, pad_type = find_pretrained(name, options.pretrained, channels)
-        if isinstance(source, Baseline):
-            return replace(source, pad_type=pad_type, pretrained=weights)
-        if around_of(name, pad_type) != source.architecture.around:
-            raise DataError(f"pretrained weights {weights.path} ask for another padding than the network has, which is "
-                            f"cut from {source.architecture.around}. Give the weights that its search began with.")
-        return replace(source, pretrained=weights)
+        return replace(source, pad_type=pad_type, pretrained=weights)
     return source if options.weights is not None else replace(source, pretrained=None)
 
 
@@ -302,9 +299,9 @@ def _in_folder(folder: ModelFolder, info: DatasetInfo) -> FoundNetwork | Baselin
 def _of_run(run: RunFolder, id: str, info: DatasetInfo) -> FoundNetwork | Baseline:
     """The network that a search calls `id`: a trial, or a control or baseline in models/."""
     texts = {row["id"]: row["architecture"] for row in run.read_trials() if row.get("id") and row.get("architecture")}
-    if id in texts:
-        return FoundNetwork(Architecture.parse(texts[id], info.channels, info.classes))
     models = {path.name: path for path in sorted((run.path / "models").glob("*")) if path.is_dir()}
+    if id in texts and not (id in models and ModelFolder(models[id]).architecture.is_file()):
+        return FoundNetwork(Architecture.parse(texts[id], info.channels, info.classes))
     if id in models:
         return _in_folder(ModelFolder(models[id]), info)
     if not texts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from types import SimpleNamespace
 
@@ -9,10 +10,11 @@ import pytest
 
 from hwnas.cli.command import compose, names_in
 from hwnas.cli.progress import Console
-from hwnas.errors import ConfigError, StudyError
+from hwnas.errors import ConfigError, FileError, StudyError
 from hwnas.front import zoo
 from hwnas.networks.baselines import Baseline, check_names
 from hwnas.networks.network import Shape, TimmNetwork
+from hwnas.runtimes.onnxruntime import OnnxRuntime
 from hwnas.search.road import make_plan
 from hwnas.system.run_folder import RunFolder
 
@@ -52,6 +54,19 @@ def test_only_networks_of_one_image_size_are_compared_and_cuts_stay(measured, tm
 def test_what_cannot_be_measured_is_trained_all_the_same(measured, tmp_path):
     del measured.told["good"]
     assert kept(tmp_path) == ["quick", "good", "poor"]
+
+
+def test_a_second_call_measures_what_could_not_be_and_heeds_other_published_figures(measured, tmp_path, monkeypatch,
+                                                                                    capsys):
+    good = measured.told.pop("good")
+    assert kept(tmp_path) == ["quick", "good", "poor"]
+    assert "not timed before their training: good" in capsys.readouterr().err
+    measured.told["good"] = good
+    assert kept(tmp_path) == ["quick", "good"]
+    assert len(measured.calls) == 2
+    monkeypatch.setitem(PUBLISHED, "poor", 80.0)
+    assert kept(tmp_path) == ["quick", "good", "poor"]
+    assert len(measured.calls) == 2
 
 
 def test_a_second_call_reads_what_was_measured(measured, tmp_path):
@@ -96,16 +111,26 @@ def test_without_weights_the_zoo_begins_at_random_and_it_is_said(tmp_path, monke
     assert {baseline.id for baseline in plan.baselines} == {*published, *(f"{name}-24px" for name in published)}
 
 
-def test_networks_of_a_real_zoo_are_timed_in_the_runtime(tmp_path):
+def test_networks_of_a_real_zoo_are_timed_in_the_runtime_but_for_those_that_it_refuses(monkeypatch):
     from hwnas.front.score import Timing
     from hwnas.latency.timing import reference_network
     from hwnas.target import Target
 
-    few = [TimmNetwork(Baseline(name), Shape(3, 32, 10)) for name in ("test_efficientnet", "test_resnet")]
+    shape, spoilt = Shape(3, 32, 10), Baseline("test_efficientnet", image_size=24)
+    few = [TimmNetwork(each, shape) for each in (Baseline("test_efficientnet"), Baseline("test_resnet"), spoilt)]
+    compile = OnnxRuntime.compile
+
+    def compiled(runtime, path, target):
+        if ids.get(path.stem) == spoilt.id:
+            raise FileError(path, "an operator that there is not")
+        return compile(runtime, path, target)
+
+    ids = {hashlib.sha256(network.identity.encode()).hexdigest()[:8]: network.id for network in few}
+    monkeypatch.setattr(OnnxRuntime, "compile", compiled)
     said: list[str] = []
     target, timing = Target("ort_fp32", "onnxruntime", "fp32"), Timing(reference_network(3, 10, 32), None, 5.0, 0)
     latencies = zoo._latencies({network.id: network for network in few}, target, timing,
                                lambda share, text="": said.append(text))
     assert {*latencies} <= {"test_efficientnet", "test_resnet"}
     assert all(value > 0 for value in latencies.values())
-    assert "exported 2 of 2" in said
+    assert "exported 2 of 3" in said

@@ -12,9 +12,17 @@ from safetensors.torch import save_file
 
 torch = pytest.importorskip("torch")
 
-from hwnas.errors import ConfigError  # noqa: E402
-from hwnas.networks.around import around_of, begin, origin_of, space_content  # noqa: E402
-from hwnas.networks.build import original  # noqa: E402
+from hwnas.errors import ConfigError, DataError, SpaceError  # noqa: E402
+from hwnas.networks.around import (  # noqa: E402
+    _source,
+    around_of,
+    begin,
+    check_cuts,
+    find_start,
+    origin_of,
+    space_content,
+)
+from hwnas.networks.build import original, settings_of  # noqa: E402
 from hwnas.networks.cuts import Cut  # noqa: E402
 from hwnas.networks.weights import Pretrained, PretrainedOptions, find_pretrained  # noqa: E402
 from hwnas.space.architecture import Architecture  # noqa: E402
@@ -158,7 +166,8 @@ def test_grey_images_read_the_sum_of_the_colours(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("around", "words"), [
     ("resnet18", "builds it as ResNet"), ("mobilenetv3_small_050", "builds it as MobileNetV3"),
     ("mixnet_s", "kernels of several sizes"), ("fbnetc_100", "blocks of its stage 1 differ"),
-    ("mobilenetv1_050", "end with an activation"), ("test_efficientnet_gn", "batch norms")])
+    ("mobilenetv1_050", "end with an activation"), ("efficientnet_blur_b0", "layers that cannot be said"),
+    ("test_efficientnet_gn", "batch norms")])
 def test_a_network_that_cannot_be_cut_is_told_why(around: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         space_content(around, 3, 10, 64)
@@ -173,3 +182,48 @@ def test_padding_is_named_only_where_timm_does_not_know_it() -> None:
     assert around_of("mobilenetv2_035", "same") == "mobilenetv2_035+same"
     assert around_of("tf_efficientnet_lite0", "same") == "tf_efficientnet_lite0"
     assert around_of("mobilenetv2_035", "") == "mobilenetv2_035"
+
+
+def test_the_first_cut_of_a_process_begins_as_any_later_one(tmp_path: Path) -> None:
+    around = "mnasnet_small"
+    cut, pretrained = space_of(around, 64).known["cut_1111h640"], saved(trained(around), around, tmp_path)
+    settings_of.cache_clear()
+    _source.cache_clear()
+    begun = []
+    for _ in range(2):
+        with seeded(5, 1):
+            begun.append(begin(cut, pretrained).state_dict())
+    assert all(torch.equal(tensor, begun[1][name]) for name, tensor in begun[0].items())
+
+
+@pytest.mark.parametrize(("key", "value", "words"), [
+    ("repeats", [9, 1], r"stages\[2\]\.repeats must not be above 3"), ("kernel", [7], r"kernel must not be above 5"),
+    ("channels", [999], r"channels must not be above"), ("op", ["ir_e9"], r"op must not be above 3"),
+    ("op", ["ds"], "operations of the kind er or ir"),
+    ("se", [0.5], "and se 0 or 0")])
+def test_a_space_may_hold_no_more_than_the_network_that_it_is_cut_from(key: str, value: Any, words: str) -> None:
+    content = space_content("mnasnet_100", 3, 10, 64)
+    check_cuts(SearchSpace.of_content(content, "cuts", channels=3, classes=10))
+    content["stages"][2][key] = value
+    content.pop("known")
+    with pytest.raises(SpaceError, match=words):
+        check_cuts(SearchSpace.of_content(content, "cuts", channels=3, classes=10))
+
+
+def test_weights_of_another_padding_are_refused(tmp_path: Path) -> None:
+    save_file(trained("mnasnet_small").state_dict(), tmp_path / "mnasnet_small.safetensors", {"pad": "same"})
+    options = PretrainedOptions(folder=tmp_path)
+    assert find_start("mnasnet_small+same", options, 3).file == "mnasnet_small.safetensors"
+    with pytest.raises(DataError, match="ask for another padding"):
+        find_start("mnasnet_small", options, 3)
+
+
+def test_spaces_of_different_cuts_have_different_names() -> None:
+    names = [space_of(around, px).name for around in ("mnasnet_small", "mobilenetv2_035") for px in (64, 96)]
+    assert len({*names}) == len(names)
+    assert names[0].startswith("around_mnasnet_small_")
+
+
+def test_sizes_below_the_stride_that_were_asked_for_are_refused() -> None:
+    with pytest.raises(ConfigError, match="image_sizes: 8 px is too small for mobilenetv2_035, whose stride is 32"):
+        space_of("mobilenetv2_035", 64, (8, 48))

@@ -24,6 +24,7 @@ from hwnas.search.__main__ import main
 from hwnas.search.road import make_plan
 from hwnas.space.search_space import SearchSpace
 from hwnas.system.run_folder import ModelFolder, RunFolder
+from hwnas.training.job import make_job
 
 NAME = "test_efficientnet"
 SMALL = ["+target=xeon_int8", "dataset=digits", "dataset.image_size=32", f"around={NAME}", "n_trials=3", "workers=1",
@@ -85,6 +86,12 @@ def test_cuts_are_searched_and_fine_tuned_from_what_they_keep(home, tmp_path, ca
     space = SearchSpace.load(out / "space.yaml", channels=1, classes=10)
     assert known <= {network.id for network in space.known.values()}
     assert space.known["whole"].id not in rows  # it is the baseline
+    finalist = next(row["id"] for row in cuts if row["is_control"] != "true")
+    for named in (finalist, str(RunFolder(out).model(finalist).path)):  # its weights ask for their normalisation
+        job = make_job(compose("train", [f"run={out}" if named == finalist else "run=null", f"architecture={named}",
+                                         f"weights={RunFolder(out).model(finalist).weights}", "dataset=digits",
+                                         f"out={tmp_path / 'on'}"], target=False), Console(quiet=True))
+        assert (job.dataset.mean, job.dataset.std) == ((0.5,), (0.25,))
     capsys.readouterr()
     assert run_command(main, "search", "usage", given) == 0
     assert "is verified already" in capsys.readouterr().err
@@ -98,6 +105,23 @@ def test_the_written_space_can_be_searched_by_its_file(home):
     assert plan.start is not None
     assert plan.accuracy == "inherited"
     assert [baseline.id for baseline in plan.baselines] == [f"{NAME}-pretrained"]
+
+
+def test_a_worker_reads_the_same_plan_without_baselines(home):
+    given = compose("search", [*SMALL, "image_sizes=[16,24]"])
+    whole, part = make_plan(given, Console(quiet=True)), make_plan(given, Console(quiet=True), trials_only=True)
+    assert (part.baselines, len(whole.baselines)) == ((), 3)
+    assert (part.accuracy, part.start, part.space.fingerprint) == (whole.accuracy, whole.start, whole.space.fingerprint)
+
+
+def test_the_largest_of_the_image_sizes_is_the_searchs(home):
+    plan = plan_of("dataset.image_size=null", "image_sizes=[16,24,40]")
+    assert plan.space.image_sizes == (40, 24, 16)
+
+
+def test_no_supernet_stands_for_spaces_whose_stages_may_go(home, tmp_path, capsys):
+    assert run_command(main, "search", "usage", [*SMALL, "accuracy=supernet", f"out={tmp_path / 'run'}"]) == 2
+    assert "lets whole stages go" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_without_weights_cuts_begin_at_random_and_it_is_said(home, tmp_path, monkeypatch, capsys):

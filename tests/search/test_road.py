@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import optuna
 import pytest
 from front_fixtures import make_row
+from omegaconf import OmegaConf
 from PIL import Image
 from safetensors.torch import save_file
 from table_fixtures import write_table
@@ -42,7 +43,8 @@ class Costly:
 @pytest.mark.parametrize(("estimator", "seconds"), [(Costly(), 12.5), (SimpleNamespace(fingerprint="proxy"), 0.0)])
 def test_the_study_holds_what_came_before_the_trials(tmp_path, monkeypatch, estimator, seconds):
     study = optuna.create_study()
-    options = SimpleNamespace(calibration=None, storage="sqlite:///none/study.db", budget=SimpleNamespace(minutes=None))
+    options = SimpleNamespace(calibration=None, storage="sqlite:///none/study.db", zoo=None,
+                              budget=SimpleNamespace(minutes=None))
     plan = SimpleNamespace(deployment=None, space=None, reuse=None, options=options)
     made = {"_load_data": None, "look_up": None, "_chosen": SimpleNamespace(why="", accuracy="x"),
             "_estimator": estimator, "latency_model": (None, None), "search_options": None, "_identity": {},
@@ -127,15 +129,17 @@ def test_pretrained_weights_that_do_not_fit_are_refused_before_the_trials(tmp_pa
 
 def test_a_worker_needs_no_weights_of_baselines(tmp_path, monkeypatch):
     given = []
-    monkeypatch.setattr(road, "make_plan", lambda values, console: given.append(values))
+    read = road.make_plan
+    monkeypatch.setattr(road, "make_plan", lambda *values, **more: given.append(read(*values, **more)))
     monkeypatch.setattr(road, "prepare", lambda *_: None)
     monkeypatch.setattr(road, "search_trials", lambda *_: None)
     run = RunFolder.create(tmp_path / "run")
-    run.write_config("seed: 0\nbaselines: [resnet10t]\npretrained: {use: true, folder: /nowhere}\ncuts: true\n")
+    config = compose("search", ["+target=xeon_int8", "baselines=[resnet10t]", "pretrained=true", "cuts=true",
+                                "pretrained.folder=/nowhere"])
+    run.write_config(OmegaConf.to_yaml(config))
     optuna.create_study(storage=database_path(run.path))
     assert worker([f"run={run.path}"]) == 0
-    assert list(given[0].baselines) == []
-    assert not {"pretrained", "cuts"} & {*given[0]}
+    assert given[0].baselines == ()
 
 
 def test_a_front_of_an_earlier_version_is_taken_without_known_networks_and_later_fields(tmp_path, monkeypatch):
@@ -210,7 +214,7 @@ def begin(tmp_path, monkeypatch):
         data = version(load_dataset({"name": "imagefolder", "root": str(tmp_path / "data")}, 8, 0))
         monkeypatch.setattr(road, "_load_data", lambda *given: road._as_begun(data, *given))
         said = []
-        options = SimpleNamespace(calibration=None, storage=None, budget=SimpleNamespace(minutes=None))
+        options = SimpleNamespace(calibration=None, storage=None, budget=SimpleNamespace(minutes=None), zoo=None)
         road.prepare(SimpleNamespace(deployment=None, space=None, reuse=None, options=options),
                      RunFolder(tmp_path / "run"), SimpleNamespace(say=said.append, note=said.append))
         return said
