@@ -125,7 +125,8 @@ def _interval(values: NDArray[np.float64]) -> dict[str, float]:
     return {"value": round(float(values[0]), 4), "low": round(float(low), 4), "high": round(float(high), 4)}
 
 
-LOOK = {"ours": ("#1f5fbf", "o", "searched around the network"), "random": ("#667085", "s", "random cuts"),
+LOOK = {"ours": ("#1f5fbf", "o", "searched around the network"),
+        "random": ("#667085", "s", "random cuts, the obvious ones among them"),
         "obvious": ("#c2410c", "D", "whole network and obvious cuts, three image sizes")}
 
 
@@ -150,11 +151,10 @@ def draw(results: Path, title: str, out: Path) -> None:
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.set(xlabel="latency of one image, int8, one thread (ms, log scale)", ylabel="test top-1 (%)")
-    axes.set_title(f"{title}: what the same minutes give, from the same pretrained network", loc="left", fontsize=11,
-                   fontweight="bold")
-    axes.text(0, 1.005, f"{facts['host']}, {facts['runtime']}, {facts['images']} test images, one seed", fontsize=8,
-              color="#667085", transform=axes.transAxes, va="bottom")
-    axes.title.set_position((0, 1.06))
+    axes.set_title(f"{facts['host']}, {facts['runtime']}, {facts['images']} test images, one seed", loc="left",
+                   fontsize=8, color="#667085")
+    figure.suptitle(f"{title}: what the same minutes give, from the same pretrained network", x=0.01, ha="left",
+                    fontsize=11, fontweight="bold")
     axes.grid(color="#eaecf0", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower right", fontsize=9)
