@@ -627,6 +627,10 @@ def search_options(plan: Plan, model: LatencyModel) -> SearchOptions:
     if budget.latency_ms is not None:
         check_cap(plan.space, model.predict, budget.latency_ms, budget.quantile)
     known = [plan.space.encode(network) for network in plan.space.known.values()]
+    if plan.space.definition.around and len(sizes := sorted(plan.space.image_sizes)) > 1:
+        # what anybody would try first: the obvious cuts on smaller images, which cost little
+        known += [{**setting, "image_size": px} for setting in known[1:] for px in {sizes[len(sizes) // 2], sizes[0]}
+                  if px != setting["image_size"]]
     return SearchOptions(asked.trials, plan.objective.at(target_ms), seed=asked.seed, max_asks=asked.max_asks,
                          cap_ms=budget.latency_ms, cap_quantile=budget.quantile, enqueue=known)
 

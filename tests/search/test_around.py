@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import onnx
 import pytest
 import yaml
@@ -21,7 +23,7 @@ from hwnas.networks.around import space_content
 from hwnas.networks.baselines import Baseline
 from hwnas.networks.network import FoundNetwork, Shape, read_network
 from hwnas.search.__main__ import main
-from hwnas.search.road import make_plan
+from hwnas.search.road import make_plan, search_options
 from hwnas.space.search_space import SearchSpace
 from hwnas.system.run_folder import ModelFolder, RunFolder
 from hwnas.training.job import make_job
@@ -159,3 +161,14 @@ def test_inherited_weights_need_a_network_to_inherit_from(tmp_path, capsys):
     given = ["+target=xeon_int8", "dataset=digits", "accuracy=inherited", "baselines=[]", f"out={tmp_path / 'run'}"]
     assert run_command(main, "search", "usage", given) == 2
     assert "Add around=NAME" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_obvious_cuts_are_tried_first_and_on_smaller_images_too(home):
+    plan = plan_of()
+    model = SimpleNamespace(predict_architectures=lambda networks: SimpleNamespace(mean=np.ones(len(networks))))
+    first = [plan.space.decode(setting) for setting in search_options(plan, model).enqueue]
+    assert first[:len(plan.space.known)] == [*plan.space.known.values()]
+    cuts = [network for name, network in plan.space.known.items() if name != "whole"]
+    assert plan.space.image_sizes == (32, 24, 16)
+    assert {(network.stages, network.image_size) for network in first[len(plan.space.known):]} == {
+        (cut.stages, px) for cut in cuts for px in (24, 16)}
