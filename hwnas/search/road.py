@@ -414,10 +414,13 @@ def search(config: Config, console: Console) -> SearchResult:
     minutes = plan.options.budget.minutes
     if plan.options.around is not None:
         plan.space.source = run.path / "space.yaml"
-        write_atomic(plan.space.source, plan.space.text)
+        if not plan.space.source.exists():  # an earlier one stays if this search is refused
+            write_atomic(plan.space.source, plan.space.text)
     prepared = prepare(plan, run, console, replace(began, minutes=minutes) if minutes else None)
     plan = prepared.plan
     run.write_config(plan.yaml)
+    if plan.options.around is not None:
+        write_atomic(plan.space.source, plan.space.text)
     trials_s = _divide(prepared, console)
     early = prepared.clock is not None and plan.deployment.here and not _read_held(run)[0]
     if early and not _early_front(prepared, trials_s, console):

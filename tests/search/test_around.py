@@ -97,6 +97,10 @@ def test_cuts_are_searched_and_fine_tuned_from_what_they_keep(home, tmp_path, ca
     capsys.readouterr()
     assert run_command(main, "search", "usage", given) == 0
     assert "is verified already" in capsys.readouterr().err
+    written = (out / "space.yaml").read_bytes()
+    assert run_command(main, "search", "usage", [*given, "image_sizes=[24]"]) == 2
+    assert "space was around_" in capsys.readouterr().err.splitlines()[-1]
+    assert (out / "space.yaml").read_bytes() == written
     save_weights(home / "weights")  # others than those of the trials
     assert run_command(main, "search", "usage", given) == 2
     assert "accuracy was inherited" in capsys.readouterr().err.splitlines()[-1]
