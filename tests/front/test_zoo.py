@@ -111,6 +111,7 @@ def test_without_weights_the_zoo_begins_at_random_and_it_is_said(tmp_path, monke
     assert {baseline.id for baseline in plan.baselines} == {*published, *(f"{name}-24px" for name in published)}
 
 
+@pytest.mark.usefixtures("any_machine")
 def test_networks_of_a_real_zoo_are_timed_in_the_runtime_but_for_those_that_it_refuses(monkeypatch):
     from hwnas.front.score import Timing
     from hwnas.latency.timing import reference_network
@@ -131,6 +132,6 @@ def test_networks_of_a_real_zoo_are_timed_in_the_runtime_but_for_those_that_it_r
     target, timing = Target("ort_fp32", "onnxruntime", "fp32"), Timing(reference_network(3, 10, 32), None, 5.0, 0)
     latencies = zoo._latencies({network.id: network for network in few}, target, timing,
                                lambda share, text="": said.append(text))
-    assert {*latencies} <= {"test_efficientnet", "test_resnet"}
+    assert {*latencies} == {"test_efficientnet", "test_resnet"}
     assert all(value > 0 for value in latencies.values())
     assert "exported 2 of 3" in said
