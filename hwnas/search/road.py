@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -73,7 +73,6 @@ if TYPE_CHECKING:
     from hwnas.training.recipe import Recipe
 
 
-Found = TypeVar("Found")
 UNTIL = "search_until"  # of the study: when its trials end, seconds since 1970
 LENGTH = {"epochs", "min_steps", "max_steps", "image_size", "train_images", "seeds"}  # options of the proxy
 MOST_TIMES = 10  # as many steps as the recipe's own a budget of minutes gives at most
@@ -249,32 +248,32 @@ def _space(options: PlanOptions, info: DatasetInfo, console: Console) -> tuple[S
         from hwnas.networks.around import check_cuts, find_start
 
         check_cuts(space)
-        return space, _start(space.definition.around, options, console,
-                             lambda: find_start(space.definition.around, options.pretrained, info.channels))
+        return space, _start(space.definition.around, options, console, lambda: (
+            find_start(space.definition.around, options.pretrained, info.channels), ""))[0]
     from hwnas.networks.around import around_of, space_content
     from hwnas.networks.baselines import check_timm
     from hwnas.networks.weights import find_pretrained
 
     name = options.around
     check_timm(name, "around")
-    begun = _start(name, options, console, lambda: find_pretrained(name, options.pretrained, info.channels))
-    start, pad = begun or (None, "")
+    start, pad = _start(name, options, console, lambda: find_pretrained(name, options.pretrained, info.channels))
     content = space_content(around_of(options.around, pad), info.channels, info.classes,
                             px or min(info.native_size, LARGEST_PX), options.image_sizes or ())
     return SearchSpace.of_content(content, f"around_{options.around}", channels=info.channels,
                                   classes=info.classes), start
 
 
-def _start(name: str, options: PlanOptions, console: Console, find: Callable[[], Found]) -> Found | None:
-    """What `find` finds of the pretrained weights of the network that others are cut from. Where there are none, which
-    is an error if they were asked for, the cuts begin with random weights, and a line says so."""
+def _start(name: str, options: PlanOptions, console: Console, find: Callable[[], tuple[Pretrained, str]]
+           ) -> tuple[Pretrained | None, str]:
+    """The weights of the network that others are cut from, and their padding, as `find` finds them. Where there are
+    none, which is an error if they were asked for, the cuts begin with random weights, and a line says so."""
     try:
         return find()
     except MissingWeights as error:
         if options.pretrained.asked:
             raise
         console.say(f"note: cuts of {name} begin with random weights: {error}")
-        return None
+        return None, ""
 
 
 def _earlier_run(reuse: str | None) -> Path | None:
@@ -341,7 +340,8 @@ def _pretrained_names(first: Sequence[str], names: Sequence[str], options: PlanO
             console.say(f"note: the zoo begins with random weights: {error}")
             return tuple(names), options
     if left := [name for name in names if name not in having]:
-        console.note(f"no pretrained weights of {', '.join(left)}: not a baseline beside pretrained networks")
+        why = f"pretrained.file is of {first[0]}" if options.pretrained.file and first else "no pretrained weights"
+        console.note(f"not a baseline beside pretrained networks: {', '.join(left)} ({why})")
     options = replace(options, pretrained=replace(options.pretrained, use=True))
     return tuple(dict.fromkeys([*first, *(name for name in names if name in having)])), options
 
@@ -629,13 +629,14 @@ def search_options(plan: Plan, model: LatencyModel) -> SearchOptions:
     target_ms = plan.objective.target_ms or float(model.predict_architectures([plan.space.reference]).mean[0])
     if budget.latency_ms is not None:
         check_cap(plan.space, model.predict, budget.latency_ms, budget.quantile)
-    known = [plan.space.encode(network) for network in plan.space.known.values()]
+    known = {name: plan.space.encode(network) for name, network in plan.space.known.items()}
+    smaller: list[dict[str, Any]] = []
     if plan.space.definition.around and len(sizes := sorted(plan.space.image_sizes)) > 1:
         # what anybody would try first: the obvious cuts on smaller images, which cost little
-        known += [{**setting, "image_size": px} for setting in known[1:] for px in {sizes[len(sizes) // 2], sizes[0]}
-                  if px != setting["image_size"]]
+        smaller = [{**setting, "image_size": px} for name, setting in known.items() if name != WHOLE
+                   for px in (sizes[len(sizes) // 2], sizes[0]) if px != setting["image_size"]]
     return SearchOptions(asked.trials, plan.objective.at(target_ms), seed=asked.seed, max_asks=asked.max_asks,
-                         cap_ms=budget.latency_ms, cap_quantile=budget.quantile, enqueue=known)
+                         cap_ms=budget.latency_ms, cap_quantile=budget.quantile, enqueue=[*known.values(), *smaller])
 
 
 def extra_workers(n: int, plan: Plan, run: RunFolder, console: Console) -> AbstractContextManager[list[str]]:
