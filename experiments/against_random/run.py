@@ -17,63 +17,27 @@ searches; it shows how a claim would be made.
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
-from hwnas.stats import hypervolume_2d
-from hwnas.system.run_folder import RunFolder
+from experiments.arms import Arm, interval, resampled, slowest_of, volumes_of, write_results
 
 SAMPLERS = ("hwnas", "random")
 BASELINES = ("mobilenetv3_small_050", "mobilenetv3_large_100", "resnet10t")
-RESAMPLES = 2000
 COLUMNS = ("sampler", "id", "kind", "control_of", "top1_test", "latency_ms", "latency_ms_low", "latency_ms_high",
            "verified", "on_front", "params", "training_steps")
 
 
-@dataclass(frozen=True)
-class Run:
-    """One search: its rows, and by network id which test images it answers rightly."""
-
-    sampler: str
-    rows: pd.DataFrame
-    right: dict[str, NDArray[np.bool_]]
-    environment: dict[str, Any]
-    trials: int
-
-    @classmethod
-    def read(cls, folder: Path, sampler: str) -> Run:
-        """The run in `folder`/`sampler`."""
-        run = RunFolder(folder / sampler)
-        rows, answers = pd.read_csv(run.front_csv), run.read_predictions()
-        rows["kind"] = np.where(rows.is_control, "control", np.where(rows.is_baseline, "baseline", "finalist"))
-        labels, environment = answers.pop("labels"), run.read_environment()
-        return cls(sampler, rows.assign(sampler=sampler), {name: labels == given for name, given in answers.items()},
-                   environment, int(environment["search"]["n_trials"]))
-
-    @property
-    def timed(self) -> pd.DataFrame:
-        """Rows with a measured latency."""
-        return self.rows[self.rows.verified]
-
-    def hypervolume(self, images: NDArray[np.int64], slowest_ms: float, chance: float) -> float:
-        """Of the finalists, on these test images."""
-        finalists = self.timed[self.timed.kind == "finalist"]
-        top1 = [float(self.right[name][images].mean()) for name in finalists.id]
-        return hypervolume_2d(top1, np.log(finalists.latency_ms), (chance, float(np.log(slowest_ms))))
-
-    def over_controls(self, images: NDArray[np.int64]) -> float:
-        """Points of top-1 by which finalists lie above the controls drawn for them, the mean over pairs."""
-        controls = self.timed[self.timed.control_of.isin(self.timed.id)]
-        return 100 * float(np.mean([self.right[of][images].mean() - self.right[name][images].mean()
-                                    for name, of in zip(controls.id, controls.control_of, strict=True)]))
+def over_controls(arm: Arm, images: NDArray[np.int64]) -> float:
+    """Points of top-1 by which finalists lie above the controls drawn for them, the mean over pairs."""
+    controls = arm.timed[arm.timed.control_of.isin(arm.timed.id)]
+    return 100 * float(np.mean([arm.right[of][images].mean() - arm.right[name][images].mean()
+                                for name, of in zip(controls.id, controls.control_of, strict=True)]))
 
 
 def commands(root: Path, out: Path, minutes: float, seed: int) -> list[list[str]]:
@@ -84,28 +48,17 @@ def commands(root: Path, out: Path, minutes: float, seed: int) -> list[list[str]
             for sampler in SAMPLERS]
 
 
-def summary(runs: list[Run]) -> dict[str, Any]:
+def summary(arms: list[Arm]) -> dict[str, Any]:
     """What the rule asks for, with 95 % intervals over resamples of the test images."""
-    n = len(next(iter(runs[0].right.values())))
-    chance = 1 / len(runs[0].environment["dataset"]["class_names"])
-    slowest_ms = max(float(run.timed.latency_ms.max()) for run in runs)
-    rng = np.random.default_rng(0)
-    images = [np.arange(n), *(rng.integers(0, n, n) for _ in range(RESAMPLES))]
-    volumes = np.array([[run.hypervolume(part, slowest_ms, chance) for run in runs] for part in images])
-    facts: dict[str, Any] = {
-        "host": runs[0].environment["host"]["name"], "runtime": runs[0].environment["runtime"], "images": n,
-        "slowest_ms": slowest_ms, "trials": {run.sampler: run.trials for run in runs},
+    images = resampled(arms)
+    volumes = volumes_of(arms, images, finalists=True)
+    return {
+        "host": arms[0].environment["host"]["name"], "runtime": arms[0].environment["runtime"],
+        "images": len(images[0]), "slowest_ms": slowest_of(arms), "trials": {arm.name: arm.trials for arm in arms},
         "hypervolume": dict(zip(SAMPLERS, volumes[0], strict=True)),
-        "hypervolume_difference": _interval(volumes[:, 0] - volumes[:, 1])}
-    facts["over_controls_points"] = {
-        run.sampler: _interval(np.array([run.over_controls(part) for part in images])) for run in runs}
-    return facts
-
-
-def _interval(values: NDArray[np.float64]) -> dict[str, float]:
-    """The value of all images, which comes first, and what 95 % of the resamples hold."""
-    low, high = np.quantile(values[1:], (0.025, 0.975))
-    return {"value": round(float(values[0]), 4), "low": round(float(low), 4), "high": round(float(high), 4)}
+        "hypervolume_difference": interval(volumes[:, 0] - volumes[:, 1]),
+        "over_controls_points": {arm.name: interval(np.array([over_controls(arm, part) for part in images]))
+                                 for arm in arms}}
 
 
 def main() -> None:
@@ -125,13 +78,8 @@ def main() -> None:
         for command in commands(given.root, given.out, given.minutes, given.seed):
             subprocess.run(command, check=True)
         return
-    runs = [Run.read(given.runs, sampler) for sampler in SAMPLERS]
-    given.results.mkdir(parents=True, exist_ok=True)
-    rows = pd.concat([run.rows for run in runs])
-    rows[[name for name in COLUMNS if name in rows]].to_csv(given.results / "networks.csv", index=False)
-    text = json.dumps(summary(runs), indent=1)
-    (given.results / "summary.json").write_text(text + "\n")
-    print(text)
+    arms = [Arm.read(given.runs, sampler, "sampler") for sampler in SAMPLERS]
+    write_results(given.results, arms, COLUMNS, summary(arms))
 
 
 if __name__ == "__main__":

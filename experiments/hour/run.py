@@ -27,52 +27,25 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
+from experiments.arms import Arm, interval, resampled, slowest_of, volumes_of, write_results
 from hwnas.front.comparison import paired_bootstrap
-from hwnas.stats import hypervolume_2d
-from hwnas.system.run_folder import RunFolder
 
 ARMS = ("ours", "random", "obvious")
-RESAMPLES, MARGIN = 2000, 0.005
+MARGIN = 0.005
 COLUMNS = ("arm", "id", "name", "kind", "architecture", "top1_test_fp32", "top1_test", "latency_ms", "latency_ms_low",
            "latency_ms_high", "latency_ms_predicted", "verified", "on_front", "params")
 
 
-@dataclass(frozen=True)
-class Arm:
-    """One command's verified networks, and by id which test images each answers rightly."""
-
-    name: str
-    rows: pd.DataFrame
-    right: dict[str, NDArray[np.bool_]]
-    environment: dict[str, Any]
-
-    @classmethod
-    def read(cls, folder: Path, name: str) -> Arm:
-        """The run in `folder`/`name`."""
-        run = RunFolder(folder / name)
-        rows, answers = pd.read_csv(run.front_csv), run.read_predictions()
-        rows["kind"] = np.where(rows.is_control, "control", np.where(rows.is_baseline, "baseline", "finalist"))
-        labels = answers.pop("labels")
-        return cls(name, rows[rows.verified].assign(arm=name), {key: labels == given for key, given in answers.items()},
-                   run.read_environment())
-
-    def hypervolume(self, images: NDArray[np.int64], slowest_ms: float, chance: float) -> float:
-        """Of all its networks, on these test images."""
-        top1 = [float(self.right[id][images].mean()) for id in self.rows.id]
-        return hypervolume_2d(top1, np.log(self.rows.latency_ms), (chance, float(np.log(slowest_ms))))
-
-    def front(self) -> pd.DataFrame:
-        """Its networks that no other one of it beats, fastest first."""
-        rows = self.rows.sort_values(["latency_ms", "top1_test"], ascending=[True, False])
-        return rows[rows.top1_test > rows.top1_test.cummax().shift(fill_value=0)]
+def front_of(arm: Arm) -> pd.DataFrame:
+    """Its networks that no other one of it beats, fastest first."""
+    rows = arm.timed.sort_values(["latency_ms", "top1_test"], ascending=[True, False])
+    return rows[rows.top1_test > rows.top1_test.cummax().shift(fill_value=0)]
 
 
 def commands(given: argparse.Namespace) -> list[list[str]]:
@@ -90,39 +63,28 @@ def commands(given: argparse.Namespace) -> list[list[str]]:
 
 def summary(arms: list[Arm]) -> dict[str, Any]:
     """What the rule asks for."""
-    n = len(next(iter(arms[0].right.values())))
-    chance = 1 / len(arms[0].environment["dataset"]["class_names"])
-    slowest_ms = max(float(arm.rows.latency_ms.max()) for arm in arms)
-    rng = np.random.default_rng(0)
-    images = [np.arange(n), *(rng.integers(0, n, n) for _ in range(RESAMPLES))]
-    volumes = np.array([[arm.hypervolume(part, slowest_ms, chance) for arm in arms] for part in images])
-    ours, others = arms[0], arms[1:]
+    images = resampled(arms)
+    volumes, ours, others = volumes_of(arms, images), arms[0], arms[1:]
     return {
-        "host": ours.environment["host"]["name"], "runtime": ours.environment["runtime"], "images": n,
-        "slowest_ms": slowest_ms, "hypervolume": {arm.name: round(float(volumes[0, i]), 4)
-                                                  for i, arm in enumerate(arms)},
-        "trials": {arm.name: int(arm.environment["search"]["n_trials"]) for arm in arms},
+        "host": ours.environment["host"]["name"], "runtime": ours.environment["runtime"], "images": len(images[0]),
+        "slowest_ms": slowest_of(arms),
+        "hypervolume": {arm.name: round(float(volumes[0, i]), 4) for i, arm in enumerate(arms)},
+        "trials": {arm.name: arm.trials for arm in arms},
         "steps": {arm.name: int(arm.environment["training"]["steps"]) for arm in arms},
-        "ahead_of": {arm.name: _interval(volumes[:, 0] - volumes[:, i + 1]) for i, arm in enumerate(others)},
-        "as_fast": {arm.name: [_as_fast(ours, arm, row) for row in arm.front().itertuples()] for arm in others}}
+        "ahead_of": {arm.name: interval(volumes[:, 0] - volumes[:, i + 1]) for i, arm in enumerate(others)},
+        "as_fast": {arm.name: [_as_fast(ours, arm, row) for row in front_of(arm).itertuples()] for arm in others}}
 
 
 def _as_fast(ours: Arm, arm: Arm, rival: Any) -> dict[str, Any]:
     """How many times as fast as `rival` our fastest network is that is no less accurate."""
     said: dict[str, Any] = {"rival": rival.id, "top1": rival.top1_test, "latency_ms": rival.latency_ms}
-    for row in ours.rows.sort_values("latency_ms").itertuples():
+    for row in ours.timed.sort_values("latency_ms").itertuples():
         difference, low, high = paired_bootstrap(ours.right[str(row.id)], arm.right[rival.id])
         if low > -MARGIN:
             return {**said, "ours": row.id, "our_top1": row.top1_test, "our_latency_ms": row.latency_ms,
                     "points": [round(100 * value, 2) for value in (difference, low, high)],
                     "times_as_fast": round(rival.latency_ms / float(row.latency_ms), 3)}
     return {**said, "ours": None}
-
-
-def _interval(values: NDArray[np.float64]) -> dict[str, float]:
-    """The value of all images, which comes first, and what 95 % of the resamples hold."""
-    low, high = np.quantile(values[1:], (0.025, 0.975))
-    return {"value": round(float(values[0]), 4), "low": round(float(low), 4), "high": round(float(high), 4)}
 
 
 LOOK = {"ours": ("#1f5fbf", "o", "searched around the network"),
@@ -189,12 +151,8 @@ def main() -> None:
             subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
         return
     arms = [Arm.read(given.runs, arm) for arm in ARMS]
-    given.results.mkdir(parents=True, exist_ok=True)
-    rows = pd.concat([arm.rows for arm in arms])
-    rows[[name for name in COLUMNS if name in rows]].to_csv(given.results / "networks.csv", index=False)
-    text = json.dumps(summary(arms), indent=1)
-    (given.results / "summary.json").write_text(text + "\n")
-    print(text)
+    verified = [replace(arm, rows=arm.timed) for arm in arms]
+    write_results(given.results, verified, COLUMNS, summary(arms))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,89 @@
+"""Searches held against each other: what each found, its hypervolume, intervals over the test images, files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from hwnas.stats import hypervolume_2d
+from hwnas.system.run_folder import RunFolder
+
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One search: its rows, and by network id which test images it answers rightly."""
+
+    name: str
+    rows: pd.DataFrame
+    right: dict[str, NDArray[np.bool_]]
+    environment: dict[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path, name: str, column: str = "arm") -> Arm:
+        """The run in `folder`/`name`; `column` of the rows says the name."""
+        run = RunFolder(folder / name)
+        rows, answers = pd.read_csv(run.front_csv), run.read_predictions()
+        rows["kind"] = np.where(rows.is_control, "control", np.where(rows.is_baseline, "baseline", "finalist"))
+        labels = answers.pop("labels")
+        return cls(name, rows.assign(**{column: name}), {key: labels == given for key, given in answers.items()},
+                   run.read_environment())
+
+    @property
+    def timed(self) -> pd.DataFrame:
+        """Rows with a measured latency."""
+        return self.rows[self.rows.verified]
+
+    @property
+    def trials(self) -> int:
+        """Networks that were evaluated."""
+        return int(self.environment["search"]["n_trials"])
+
+    def hypervolume(self, images: NDArray[np.int64], slowest_ms: float, chance: float, finalists: bool) -> float:
+        """Of all networks, or the `finalists` alone, on these test images: over the logarithm of latency."""
+        rows = self.timed[self.timed.kind == "finalist"] if finalists else self.timed
+        top1 = [float(self.right[id][images].mean()) for id in rows.id]
+        return hypervolume_2d(top1, np.log(rows.latency_ms), (chance, float(np.log(slowest_ms))))
+
+
+def resampled(arms: Sequence[Arm]) -> list[NDArray[np.int64]]:
+    """All test images, and then RESAMPLES drawings of as many."""
+    n, rng = len(next(iter(arms[0].right.values()))), np.random.default_rng(0)
+    return [np.arange(n), *(rng.integers(0, n, n) for _ in range(RESAMPLES))]
+
+
+def volumes_of(arms: Sequence[Arm], images: Sequence[NDArray[np.int64]], finalists: bool = False
+               ) -> NDArray[np.float64]:
+    """Hypervolumes [drawing, arm], from chance and the slowest network of any arm."""
+    chance = 1 / len(arms[0].environment["dataset"]["class_names"])
+    slowest_ms = slowest_of(arms)
+    return np.array([[arm.hypervolume(part, slowest_ms, chance, finalists) for arm in arms] for part in images])
+
+
+def slowest_of(arms: Sequence[Arm]) -> float:
+    """The largest latency of all, in ms."""
+    return max(float(arm.timed.latency_ms.max()) for arm in arms)
+
+
+def interval(values: NDArray[np.float64]) -> dict[str, float]:
+    """The value of all images, which comes first, and what 95 % of the drawings hold."""
+    low, high = np.quantile(values[1:], (0.025, 0.975))
+    return {"value": round(float(values[0]), 4), "low": round(float(low), 4), "high": round(float(high), 4)}
+
+
+def write_results(results: Path, arms: Sequence[Arm], columns: Sequence[str], facts: Mapping[str, Any]) -> None:
+    """networks.csv and summary.json, which is printed too."""
+    results.mkdir(parents=True, exist_ok=True)
+    rows = pd.concat([arm.rows for arm in arms])
+    rows[[name for name in columns if name in rows]].to_csv(results / "networks.csv", index=False)
+    text = json.dumps(facts, indent=1)
+    (results / "summary.json").write_text(text + "\n")
+    print(text)
