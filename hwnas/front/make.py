@@ -54,15 +54,13 @@ class Making:
     narrow: bool = False
 
     def recipe_of(self, network: Network) -> Recipe:
-        """The recipe, or that of fine-tuning on as many images for a network that begins with pretrained weights: in
-        its own batches, unless the recipe has others than full training."""
-        from hwnas.training.recipe import FINE_TUNING, FULL_TRAINING
+        """The recipe, or for a network that begins with pretrained weights that of fine-tuning, on as many images, with
+        what the recipe has otherwise than full training."""
+        from hwnas.training.recipe import FINE_TUNING, other_than_full
 
         if not network.provenance:
             return self.recipe
-        own = self.recipe.batch_size == FULL_TRAINING.batch_size
-        fine = replace(FINE_TUNING, epochs=1, threads=self.recipe.threads,
-                       batch_size=FINE_TUNING.batch_size if own else self.recipe.batch_size)
+        fine = replace(FINE_TUNING, epochs=1, threads=self.recipe.threads, **other_than_full(self.recipe))
         n = len(self.dataset.train)
         steps = self.recipe.steps_for(n) * self.recipe.batch_for(n) // fine.batch_for(n)
         return replace(fine, min_steps=steps, max_steps=steps)

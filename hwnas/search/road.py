@@ -346,6 +346,16 @@ def _pretrained_names(first: Sequence[str], names: Sequence[str], options: PlanO
     return tuple(dict.fromkeys([*first, *(name for name in names if name in having)])), options
 
 
+def _unheard(given: Mapping[str, Any]) -> str:
+    """The options of `finalists.recipe` that are full training's own values, so that they change nothing, where
+    fine-tuning has others."""
+    from hwnas.training.recipe import FINE_TUNING, FULL_TRAINING, all_recipe
+
+    full, fine = all_recipe(FULL_TRAINING), all_recipe(FINE_TUNING)
+    return ", ".join(f"{key}={value}" for key, value in sorted(given.items()) if key in fine and value == full[key]
+                     and fine[key] != value and key not in ("epochs", "min_steps", "max_steps"))
+
+
 def _begun(baselines: Sequence[Baseline], options: PlanOptions, images: Shape, console: Console) -> list[Baseline]:
     """`baselines`, those that have pretrained weights with them where these are asked for. ConfigError or DataError for
     weights that do not fit."""
@@ -358,9 +368,9 @@ def _begun(baselines: Sequence[Baseline], options: PlanOptions, images: Shape, c
     begun = find_some(names, options.pretrained, images.channels)
     if left := [name for name in names if name not in begun]:
         console.note(f"no pretrained weights of {', '.join(left)}: trained from scratch")
-    if given := sorted({*options.finalists.recipe} - {"epochs", "min_steps", "max_steps", "batch_size", "threads"}):
-        console.note(f"finalists.recipe: {', '.join(given)} are not for networks that begin with pretrained weights: "
-                     "these are fine-tuned by a recipe of their own")
+    if unheard := _unheard(options.finalists.recipe):
+        console.note(f"finalists.recipe: {unheard} is full training's own; networks that begin with pretrained weights "
+                     "keep their recipe's")
     changed = [replace(each, pad_type=begun[each.name][1], pretrained=begun[each.name][0]) if each.name in begun
                else each for each in baselines]
     for baseline in {each.name: each for each in reversed(changed) if each.pretrained is not None}.values():

@@ -175,6 +175,15 @@ FULL_TRAINING = Recipe("full", epochs=6, min_steps=160, max_steps=2000, lr_end=1
 # hwnas.train's, from scratch and from pretrained weights: what conf/train.yaml leaves open.
 LONG_TRAINING = Recipe("train", epochs=100, lr=0.01, warmup=0.05, ema_decay=0.999)
 FINE_TUNING = Recipe("fine_tuning", epochs=8, batch_size=32, lr=4e-3, layer_decay=0.85, warmup=0.3, ema_decay=0.97)
+_LENGTH = ("epochs", "min_steps", "max_steps")
+
+
+def other_than_full(recipe: Recipe) -> dict[str, Any]:
+    """The fields in which a recipe for finalists differs from FULL_TRAINING, apart from its length."""
+    return {key: value for key, value in recipe.to_dict().items()
+            if key not in (*_LENGTH, *_UNNAMED) and value != getattr(FULL_TRAINING, key)}
+
+
 # A trial of a network that is cut from a pretrained one: fine-tuning, cut short, in the batches of other trials.
 INHERITED = Recipe("inherited", epochs=1, min_steps=80, max_steps=80, lr=4e-3, warmup=0.3, ema_decay=0.97)
 SUPERNET = Recipe("supernet", epochs=20, min_steps=2000, warmup=0.05, lr_end=1e-5, ema_decay=0.995,

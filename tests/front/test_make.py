@@ -92,6 +92,8 @@ def test_a_pretrained_network_begins_with_its_weights_and_keeps_their_normalisat
         assert fine.steps_for(n) == asked.recipe.steps_for(n) * asked.recipe.batch_for(n) // own
         assert asked.steps_in_a_step(begun) == fine.steps_for(n) / asked.recipe.steps_for(n)
         assert asked.steps_in_a_step(plain) == 1
+    slower = replace(making, recipe=replace(making.recipe, lr=1e-3, ema_decay=FULL_TRAINING.ema_decay)).recipe_of(begun)
+    assert (slower.lr, slower.ema_decay, slower.layer_decay) == (1e-3, FINE_TUNING.ema_decay, FINE_TUNING.layer_decay)
 
 
 def test_fp32_target_makes_no_int8_file(folder: ModelFolder) -> None:
