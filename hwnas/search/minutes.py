@@ -271,17 +271,18 @@ def timing_seconds(clock: Clock, n: int) -> float:
 
 
 def fitted(rows: Sequence[FrontRow], clock: Clock, pace: Pace, workers: int, steps: tuple[int, int],
-           say: Callable[[str], None]) -> tuple[list[FrontRow], int]:
+           say: Callable[[str], None], whole: str = "") -> tuple[list[FrontRow], int]:
     """The rows that there is time for, and the steps of each network's training.
 
     `steps`: those that are enough, and the most that are given. Where the first do not fit, all controls but one and
     all baselines but one are left out, the dearest first; where FEWEST_STEPS do not fit, the others, and finalists down
-    to two. `say` hears of it.
+    to two. `whole` is the id of the network that the others are cut from: of baselines it is the last to go. `say`
+    hears of it.
     """
     kept = list(rows)
     while True:
         fit = pace.most_steps(_networks(kept), _making_s(clock, len(kept)), workers, steps[1])
-        dropped = _least_wanted(kept, pace, fit < FEWEST_STEPS)
+        dropped = _least_wanted(kept, pace, fit < FEWEST_STEPS, whole)
         if fit >= steps[0] or dropped is None:
             break
         kept.remove(dropped)
@@ -328,15 +329,16 @@ def _step_s(row: FrontRow, pace: Pace) -> float:
     return 0.0 if row.network is None else pace.step_s[row.network.id]
 
 
-def _least_wanted(rows: Sequence[FrontRow], pace: Pace, few_steps: bool) -> FrontRow | None:
+def _least_wanted(rows: Sequence[FrontRow], pace: Pace, few_steps: bool, whole: str) -> FrontRow | None:
     """The row to leave out next: the dearest of all controls and baselines but one each, of controls those first that
-    the space knows; where there are `few_steps`
-    then, these too, and finalists down to two. None where there is no other."""
-    beside = [row for row in rows if row.is_control], [row for row in rows if row.is_baseline]
-    spare = [row for group in beside if len(group) > 1 for row in [row for row in group if row.is_known] or group]
+    the space knows, of baselines never the `whole` network; where there are `few_steps` then, these too, and finalists
+    down to two. None where there is no other."""
+    controls, baselines = [row for row in rows if row.is_control], [row for row in rows if row.is_baseline]
+    spare = ([row for row in controls if row.is_known] or controls) if len(controls) > 1 else []
+    spare += [row for row in baselines if row.id != whole] if len(baselines) > 1 else []
     if spare:
         return max(spare, key=lambda row: _step_s(row, pace))
     if not few_steps:
         return None
-    last = next((group[-1] for group in beside if group), None)
+    last = next((group[-1] for group in (controls, baselines) if group), None)
     return last or (rows[len(rows) // 2] if len(rows) > 2 else None)

@@ -181,10 +181,10 @@ class Plan:
     config: str
 
     @property
-    def has_whole(self) -> bool:
-        """Whether the network that those of the space are cut from is a baseline."""
-        origin = self.space.definition.around.partition("+")[0]
-        return any(baseline.id == f"{origin}-pretrained" for baseline in self.baselines)
+    def whole(self) -> str:
+        """The id of the baseline that is the network which those of the space are cut from; empty: there is none."""
+        wanted = f"{self.space.definition.around.partition('+')[0]}-pretrained"
+        return next((baseline.id for baseline in self.baselines if baseline.id == wanted), "")
 
     def network(self, architecture: Architecture) -> FoundNetwork:
         """The network of an architecture of the space, with the weights that it begins with."""
@@ -457,7 +457,7 @@ def _divide(prepared: Prepared, console: Console) -> float:
         return math.inf
     trials_s = _trials_s(plan, clock, pace)
     rest_s, timing_s = clock.left_s - trials_s, timing_reserve_s(clock)
-    n_known = len(plan.space.known) - plan.has_whole if plan.options.controls else 0
+    n_known = len(plan.space.known) - bool(plan.whole) if plan.options.controls else 0
     console.note(f"plan for {clock.minutes:g} min: {clock.spent_s / 60:.1f} to prepare (done), {trials_s / 60:.1f} for "
                  f"trials, about {(rest_s - timing_s) / 60:.1f} to train and export {plan.options.finalists.k} "
                  f"finalists, {plan.options.controls} controls, up to {n_known} known networks and "
@@ -742,7 +742,7 @@ def _wanted(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: Co
 
     plan, predict = prepared.plan, prepared.model.predict
     options, target, host = plan.options, plan.deployment.target.name, plan.deployment.host_name
-    whole = plan.space.known.get(WHOLE) if plan.has_whole else None  # a baseline already
+    whole = plan.space.known.get(WHOLE) if plan.whole else None  # a baseline already
     finalists = finalists_of(trials, _network_of(prepared, of), options.finalists.k, target, host,
                              options.budget.latency_ms, whole.id if whole is not None else "")
     for doubt in doubts(trials, finalists, options.budget.latency_ms) if of is FoundNetwork else ():
@@ -793,7 +793,8 @@ def _in_time(prepared: Prepared, rows: Sequence[FrontRow], making: Making, conso
     assert pace is not None
     pace = pace.with_networks([row.network for row in rows if row.network is not None], making)
     full = making.recipe.steps_for(len(making.dataset.train))
-    kept, steps = fitted(rows, clock, pace, plan.workers, (min(full, ENOUGH_STEPS), MOST_TIMES * full), console.say)
+    kept, steps = fitted(rows, clock, pace, plan.workers, (min(full, ENOUGH_STEPS), MOST_TIMES * full), console.say,
+                         plan.whole)
     console.note(f"{clock.left_s / 60:.1f} min are left: {len(kept)} networks are trained for {steps} steps each")
     return kept, replace(making, recipe=with_steps(making.recipe, steps)), pace
 

@@ -212,6 +212,17 @@ def test_known_networks_of_the_space_are_the_last_wanted_controls(clock: Time) -
     assert [row.id for row in late] == ["c2", "c1"]
 
 
+@pytest.mark.parametrize(("whole", "kept"), [("", ["f0", "f1", "b2"]), ("b0", ["f0", "f1", "b0"])])
+def test_the_network_that_others_are_cut_from_is_the_last_baseline_to_go(whole: str, kept: list[str], clock: Time
+                                                                       ) -> None:
+    wanted = rows(2, 0, 3)
+    for row, cost in zip(wanted[2:], ("dear", "slow", "fast"), strict=True):
+        row.network = SimpleNamespace(id=cost)
+    pace = Pace({**PACE.step_s, "dear": 0.6}, 1.0)
+    chosen, _ = fitted(wanted, Clock.start(4.0), pace, 1, (160, 160), lambda line: None, whole)
+    assert [row.id for row in chosen] == kept
+
+
 def test_too_few_minutes_name_those_that_suffice(clock: Time) -> None:
     watch = Clock.start(1.0)
     clock.now += 30
