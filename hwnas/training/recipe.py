@@ -25,6 +25,7 @@ Own = TypeVar("Own")
 _NAMED = ("epochs", "min_steps", "max_steps", "batch_size", "optimizer", "lr", "weight_decay", "schedule", "warmup",
           "label_smoothing", "ema_decay", "clip_norm", "shift", "zoom", "rotate", "erase", "channels_last")
 _UNNAMED = ("name", "threads")  # threads change rounding, not what is asked
+_LENGTH = ("epochs", "min_steps", "max_steps")
 
 
 def content(options: Any, named: Sequence[str], unnamed: Sequence[str] = (), separator: str = ";") -> str:
@@ -175,17 +176,8 @@ FULL_TRAINING = Recipe("full", epochs=6, min_steps=160, max_steps=2000, lr_end=1
 # hwnas.train's, from scratch and from pretrained weights: what conf/train.yaml leaves open.
 LONG_TRAINING = Recipe("train", epochs=100, lr=0.01, warmup=0.05, ema_decay=0.999)
 FINE_TUNING = Recipe("fine_tuning", epochs=8, batch_size=32, lr=4e-3, layer_decay=0.85, warmup=0.3, ema_decay=0.97)
-_LENGTH = ("epochs", "min_steps", "max_steps")
-
-
-def other_than_full(recipe: Recipe) -> dict[str, Any]:
-    """The fields in which a recipe for finalists differs from FULL_TRAINING, apart from its length."""
-    return {key: value for key, value in recipe.to_dict().items()
-            if key not in (*_LENGTH, *_UNNAMED) and value != getattr(FULL_TRAINING, key)}
-
-
-# A trial of a network that is cut from a pretrained one: fine-tuning, cut short, in the batches of other trials.
-INHERITED = Recipe("inherited", epochs=1, min_steps=80, max_steps=80, lr=4e-3, warmup=0.3, ema_decay=0.97)
+# A trial of a network that is cut from a pretrained one: fine-tuning, cut short.
+INHERITED = replace(FINE_TUNING, name="inherited", epochs=1, min_steps=160, max_steps=160)
 SUPERNET = Recipe("supernet", epochs=20, min_steps=2000, warmup=0.05, lr_end=1e-5, ema_decay=0.995,
                   label_smoothing=0.0, shift=0.06)
 # What decides the shared weights besides space and data, in the order of the identities that are in use.
@@ -244,3 +236,9 @@ def recipe_of(config: Config) -> Recipe:
     begun = read_options(PretrainedOptions, config.get("pretrained") or {}, "pretrained").asked
     return Recipe.from_config({key: value for key, value in given.items() if key not in ("name", "threads")},
                               FINE_TUNING if begun else LONG_TRAINING, "")
+
+
+def other_than_full(recipe: Recipe) -> dict[str, Any]:
+    """The fields in which a recipe for finalists differs from FULL_TRAINING, apart from its length."""
+    return {key: value for key, value in recipe.to_dict().items()
+            if key not in (*_LENGTH, *_UNNAMED) and value != getattr(FULL_TRAINING, key)}
