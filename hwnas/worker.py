@@ -2,7 +2,7 @@
 
 It takes the options from the folder's config.yaml, evaluates architectures until the search is done, and leaves the
 verification to the search itself, which starts such workers on its own (workers=N). A study outside the folder counts
-only when it is named (storage=URL); dataset.root=DIR says where the images lie here.
+only when it is named (storage=URL); dataset.root=DIR says where the images lie here, pretrained.folder=DIR the weights.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ def _options(folder: RunFolder, config: Config) -> Config:
     options["storage"] = study_url(folder.path, options.get("storage"), config["storage"])
     if root := config["dataset"]["root"]:
         options["dataset"] = {**section(options, "dataset"), "root": root}
+    if weights := config["pretrained"]["folder"]:
+        options["pretrained"] = {**section(options, "pretrained"), "folder": weights}
     if keys := [*unresolved(options, "")]:
         step = "Add dataset.root=DIR." if keys == ["dataset.root"] else \
             "Give the command of the search instead: it joins as a worker."

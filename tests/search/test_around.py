@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +28,7 @@ from hwnas.search.road import make_plan, search_options
 from hwnas.space.search_space import SearchSpace
 from hwnas.system.run_folder import ModelFolder, RunFolder
 from hwnas.training.job import make_job
+from hwnas.worker import main as work
 
 NAME = "test_efficientnet"
 SMALL = ["+target=xeon_int8", "dataset=digits", "dataset.image_size=32", f"around={NAME}", "n_trials=3", "workers=1",
@@ -101,6 +103,9 @@ def test_cuts_are_searched_and_fine_tuned_from_what_they_keep(home, tmp_path, ca
     assert run_command(main, "search", "usage", [*given, "image_sizes=[24]"]) == 2
     assert "space was around_" in capsys.readouterr().err.splitlines()[-1]
     assert (out / "space.yaml").read_bytes() == written
+    elsewhere = shutil.move(home / "weights", tmp_path / "elsewhere")
+    assert run_command(work, "worker", "usage", [f"run={out}"], target=False) == 2
+    assert run_command(work, "worker", "usage", [f"run={out}", f"pretrained.folder={elsewhere}"], target=False) == 0
     save_weights(home / "weights")  # others than those of the trials
     assert run_command(main, "search", "usage", given) == 2
     assert "accuracy was inherited" in capsys.readouterr().err.splitlines()[-1]
