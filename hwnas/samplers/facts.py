@@ -173,11 +173,17 @@ class Inputs:
 
 
 class Domain:
-    """A search space with its known functions. `signs` [k]: 1 for a known objective to minimise, -1 to maximise."""
+    """A search space with its known functions. `signs` [k]: 1 for a known objective to minimise, -1 to maximise.
 
-    def __init__(self, search_space: Mapping[str, BaseDistribution], known: Known, signs: Sequence[float]) -> None:
+    `rivals`: settings, as parameters by name, that anybody would try; as codes [r, p].
+    """
+
+    def __init__(self, search_space: Mapping[str, BaseDistribution], known: Known, signs: Sequence[float],
+                 rivals: Sequence[Mapping[str, Any]] = ()) -> None:
         self.search_space, self.known, self.signs = dict(search_space), known, np.array(signs, float)
         self.coding = Coding(search_space)
+        codes = [row for rival in rivals if (row := self.coding.encode(rival)) is not None]
+        self.rivals = self.canonical(np.array(codes).reshape(-1, len(self.coding.columns)))
         self.sample = self._find_allowed(self.canonical(self.coding.sample(np.random.default_rng(0), SAMPLE)))
         raw = self._objectives(self.sample)
         self.logarithmic: NDArray[np.bool_] = (raw > 0).all(axis=0) & (self.signs > 0)

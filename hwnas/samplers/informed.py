@@ -40,7 +40,10 @@ _ALPHAS = tuple(np.logspace(-2, 3, 11))
 
 @dataclass(frozen=True)
 class Context:
-    """The facts that a search knows about every network before its trials run."""
+    """The facts that a search knows about every network before its trials run.
+
+    `rivals`: parameters of networks that anybody would try, and that its front must beat.
+    """
 
     space: SearchSpace
     predict: Predict
@@ -48,6 +51,7 @@ class Context:
     cap_ms: float | None = None
     cap_quantile: float = CAP_QUANTILE
     scores: Callable[[Settings], Array] | None = None  # [n, k], zero-cost scores of networks
+    rivals: Sequence[Mapping[str, Any]] = ()
 
 
 def informed(context: Context | None, seed: int, n_startup_trials: int, worst_quantile: float = WORST,
@@ -92,7 +96,8 @@ def informed(context: Context | None, seed: int, n_startup_trials: int, worst_qu
         roles=(LEARNT, *[KNOWN] * len(objective.minimised)), known=costs if objective.minimised else None,
         features=features, over=None if cap_ms is None else over_ms,
         factor=rewarded if objective.kind == "reward" else None, canonical=canonical, learnt=_top1,
-        n_startup_trials=n_startup_trials, worst_quantile=worst_quantile, mix=mix, seed=seed)
+        n_startup_trials=n_startup_trials, worst_quantile=worst_quantile, rivals=context.rivals, mix=mix,
+        seed=seed)
 
 
 def beliefs(study: optuna.Study, context: Context) -> dict[int, Belief]:

@@ -97,6 +97,8 @@ class KnownObjectiveSampler(BaseSampler):
     last of them lies right below the limit, where the space reaches it.
     worst_quantile: quantile of the values that random settings are expected to reach. Hypervolume is counted from
     there (0: from the worst).
+    rivals: settings that anybody would try. Once two of them are on a front of their own, hypervolume is counted from
+    no lower than as far below its lowest value as that is below its best.
 
     Equal seeds give equal proposals with one worker. SamplerError at the first ask when roles, functions and study do
     not fit together; BudgetError when no setting is allowed.
@@ -106,8 +108,8 @@ class KnownObjectiveSampler(BaseSampler):
                  roles: Sequence[str] | None = None, known: Function | None = None,
                  features: Function | None = None, over: Function | None = None, factor: Function | None = None,
                  canonical: Callable[[Codes], Codes] | None = None, learnt: Learnt | None = None,
-                 n_startup_trials: int = 8, worst_quantile: float = WORST, mix: Mix | None = None,
-                 seed: int | None = None) -> None:
+                 n_startup_trials: int = 8, worst_quantile: float = WORST, rivals: Sequence[Mapping[str, Any]] = (),
+                 mix: Mix | None = None, seed: int | None = None) -> None:
         self._search_space = dict(search_space) if search_space is not None else None
         self._roles = None if roles is None else tuple(roles)
         if self._roles is not None and (self._roles.count(LEARNT) != 1 or {*self._roles} - {LEARNT, KNOWN}):
@@ -118,7 +120,7 @@ class KnownObjectiveSampler(BaseSampler):
         if not 0 <= worst_quantile < 1:
             raise ValueError(f"worst_quantile must lie from 0 to below 1, got {worst_quantile}")
         self._learnt, self._first, self._mix = learnt, n_startup_trials, mix or Mix()
-        self._worst = worst_quantile
+        self._worst, self._rivals = worst_quantile, rivals
         self._rng = LazyRandomState(seed)
         self._independent = RandomSampler(seed=seed)
         self._intersection = IntersectionSearchSpace()
@@ -185,7 +187,7 @@ class KnownObjectiveSampler(BaseSampler):
                 raise SamplerError(f"{roles.count(KNOWN)} known objectives; at most {MOST_KNOWN} can be searched with.")
             signs = [1.0 if direction == StudyDirection.MINIMIZE else -1.0 for direction in study.directions]
             domain = Domain(search_space, self._known, [sign for sign, role in zip(signs, roles, strict=True)
-                                                        if role == KNOWN])
+                                                        if role == KNOWN], self._rivals)
             index = roles.index(LEARNT)
             self._at = domain, Reader(domain.coding, self._learnt or _reader_of(index), -signs[index], domain.canonical)
         return self._at

@@ -309,7 +309,15 @@ class Model:
         kept = np.isfinite(values)
         self.codes, self.values, self.costs = codes[kept], values[kept], costs[kept]
         anywhere, _ = process.predict(domain.inputs(domain.sample, domain.sample_costs))
-        self.worst = float(self.warp.inverse(np.quantile(anywhere, [worst_quantile]))[0])
+        self.worst = max(float(self.warp.inverse(np.quantile(anywhere, [worst_quantile]))[0]), self._below_rivals())
+
+    def _below_rivals(self) -> float:
+        """As far below the lowest value on the rivals' front as that is below their best; -inf where fewer than two
+        of them are on it."""
+        rival = (self.codes[:, None] == self.domain.rivals[None]).all(axis=2).any(axis=1)
+        values = self.values[rival]
+        values = values[_undominated(values, self.costs[rival])]
+        return float(2 * values.min() - values.max()) if len(values) > 1 else -math.inf
 
     def _with_pending(self, process: Process, inputs: Inputs, warped: Array, noise: Array, weights: Weights,
                       pending: Codes) -> tuple[Process, Array, Array]:

@@ -639,14 +639,27 @@ def search_options(plan: Plan, model: LatencyModel) -> SearchOptions:
     target_ms = plan.objective.target_ms or float(model.predict_architectures([plan.space.reference]).mean[0])
     if budget.latency_ms is not None:
         check_cap(plan.space, model.predict, budget.latency_ms, budget.quantile)
-    known = {name: plan.space.encode(network) for name, network in plan.space.known.items()}
-    smaller: list[dict[str, Any]] = []
-    if plan.space.definition.around and len(sizes := sorted(plan.space.image_sizes)) > 1:
-        # what anybody would try first: the obvious cuts on smaller images, which cost little
-        smaller = [{**setting, "image_size": px} for name, setting in known.items() if name != WHOLE
-                   for px in (sizes[len(sizes) // 2], sizes[0]) if px != setting["image_size"]]
     return SearchOptions(asked.trials, plan.objective.at(target_ms), seed=asked.seed, max_asks=asked.max_asks,
-                         cap_ms=budget.latency_ms, cap_quantile=budget.quantile, enqueue=[*known.values(), *smaller])
+                         cap_ms=budget.latency_ms, cap_quantile=budget.quantile, enqueue=_tried_first(plan))
+
+
+def _tried_first(plan: Plan) -> list[dict[str, Any]]:
+    """Parameters of the networks that are tried first: those that the space knows, and around a pretrained network the
+    obvious cuts on smaller images too, as long as their last map has two pixels a side. The whole network is not: it
+    costs as much as ten cuts, and stands on the front as a baseline."""
+    space, sizes = plan.space, sorted(plan.space.image_sizes)
+    known = {name: space.encode(network) for name, network in space.known.items()}
+    if plan.start is None:
+        return [*known.values()]
+    known.pop(WHOLE, None)
+    smaller = [{**setting, "image_size": px} for setting in known.values()
+               for px in dict.fromkeys((sizes[len(sizes) // 2], sizes[0])) if px < setting.get("image_size", px)]
+
+    def last_map_px(network: Architecture) -> float:
+        stride = network.stem_stride * math.prod(stage[0].stride for stage in network.block_defs())
+        return network.image_size / stride
+
+    return [*known.values(), *(setting for setting in smaller if last_map_px(space.decode(setting)) >= 2)]
 
 
 def extra_workers(n: int, plan: Plan, run: RunFolder, console: Console) -> AbstractContextManager[list[str]]:
@@ -895,7 +908,8 @@ def _open_study(plan: Plan, url: str, identity: dict[str, str], model: LatencyMo
     from hwnas.study.study import open_study
 
     scores = _zero_cost(plan, dataset, certificate, console)
-    context = Context(plan.space, model.predict, options.objective, options.cap_ms, options.cap_quantile, scores)
+    context = Context(plan.space, model.predict, options.objective, options.cap_ms, options.cap_quantile, scores,
+                      _tried_first(plan) if plan.start is not None else ())
     return open_study(url, identity, options.objective, plan.sampler(context), chosen=chosen)
 
 

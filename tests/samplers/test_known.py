@@ -484,6 +484,23 @@ def test_a_front_is_wanted_from_the_worst_quantile_on() -> None:
         sampler_of(worst_quantile=1.0)
 
 
+def test_what_is_far_below_the_settings_that_anybody_would_try_is_not_asked_for() -> None:
+    ops = {f"op{i}": "large" if i in (0, 2, 4) else "small" for i in range(6)}
+    rivals = [{**ops, "depth": 6, "width": 64}, {**ops, "depth": 3, "width": 32}]
+    low, high = sorted(map(accuracy, rivals))
+
+    def below(seed: int, *given: dict) -> int:
+        study = study_of(sampler_of(seed, rivals=given))
+        for setting in rivals:
+            study.enqueue_trial(setting)
+        study.optimize(objective, 26)
+        return sum(trial.values[0] < 2 * low - high for trial in study.trials[8:])
+
+    assert sum(below(seed, *rivals) for seed in range(3)) < 0.5 * sum(below(seed) for seed in range(3))
+    assert below(0, rivals[0]) == below(0)  # one of them says nothing
+    assert below(0, {"depth": 3}) == below(0)  # nor does a part of a setting
+
+
 def test_a_long_study_may_begin_with_nothing_but_failures() -> None:
     rng = np.random.default_rng(0)
     study = study_of(sampler_of())

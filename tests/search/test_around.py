@@ -176,8 +176,10 @@ def test_the_obvious_cuts_are_tried_first_and_on_smaller_images_too(home):
     plan = plan_of()
     model = SimpleNamespace(predict_architectures=lambda networks: SimpleNamespace(mean=np.ones(len(networks))))
     first = [plan.space.decode(setting) for setting in search_options(plan, model).enqueue]
-    assert first[:len(plan.space.known)] == [*plan.space.known.values()]
-    cuts = [network for name, network in plan.space.known.items() if name != "whole"]
+    cuts = [network for name, network in plan.space.known.items() if name != "whole"]  # which is a baseline
+    assert first[:len(cuts)] == cuts
     assert plan.space.image_sizes == (32, 24, 16)
-    assert {(network.stages, network.image_size) for network in first[len(plan.space.known):]} == {
+    assert {(network.stages, network.image_size) for network in first[len(cuts):]} == {
         (cut.stages, px) for cut in cuts for px in (24, 16)}
+    part = make_plan(compose("search", SMALL), Console(quiet=True), trials_only=True)  # as a worker has it
+    assert search_options(part, model).enqueue == search_options(plan, model).enqueue
