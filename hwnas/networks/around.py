@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from hwnas.space.search_space import SearchSpace
 
 _KINDS = {"DepthwiseSeparableConv": "ds", "InvertedResidual": "ir", "EdgeResidual": "er", "ConvBnAct": "cn"}
+_SEPARABLE = ("ds", "dsa")
 _WIDTHS = (1, 0.75, 0.5)  # of stem and stages
 _INNER = (1, 2 / 3, 1 / 2, 1 / 3)  # of an expansion
 _DENSE = (1 / 2, 1 / 3)  # of an expansion, where a block becomes a dense one
@@ -45,7 +46,7 @@ def origin_of(around: str, channels: int, classes: int, image_size: int) -> Arch
     if type(model).__name__ != "EfficientNet" or not all(
             hasattr(model, name) for name in ("conv_stem", "bn1", "blocks", "conv_head", "classifier")):
         raise _uncut(around, f"timm builds it as {type(model).__name__}, and EfficientNet is what can be cut "
-                             "(EfficientNet and Lite, MobileNetV2, MnasNet, TinyNet and kin)")
+                             "(EfficientNet and Lite, MobileNetV1 and V2, MnasNet, TinyNet and kin)")
     norm: Any = model.bn1
     if not isinstance(norm, nn.BatchNorm2d):
         raise _uncut(around, f"its norms are {type(model.bn1).__name__}, and batch norms say which channels matter")
@@ -235,15 +236,13 @@ def _stage(around: str, index: int, stage: Any) -> BlockDef:
 
 def _block(around: str, block: Any) -> BlockDef:
     """The words of one of timm's blocks."""
-    kind = _KINDS.get(type(block).__name__)
+    kind = _kind(block)
     if kind is None:
         raise _uncut(around, f"it has blocks of the kind {type(block).__name__}")
     read, _, wide, last = (getattr(block, name) for name in _PARTS[kind])
     if not isinstance(wide, nn.Conv2d) or not isinstance(read, nn.Conv2d) or len({*wide.kernel_size}) != 1:
         raise _uncut(around, "it has kernels of several sizes side by side")
     reads, mid = read.in_channels, last.in_channels if kind != "cn" else read.in_channels
-    if kind == "ds" and not isinstance(block.bn2.act, nn.Identity):
-        raise _uncut(around, "its separable blocks end with an activation")
     reduce = getattr(getattr(block, "se", None), "conv_reduce", None)
     se = 0.0 if reduce is None else reduce.out_channels / reads
     residual = wide.stride[0] == 1 and reads == last.out_channels
@@ -251,10 +250,17 @@ def _block(around: str, block: Any) -> BlockDef:
                     last.out_channels, round(se, 4), bool(block.has_skip) if residual else KINDS[kind].adds_input)
 
 
+def _kind(block: Any) -> str | None:
+    """The kind of one of timm's blocks; None for one that no word stands for."""
+    kind = _KINDS.get(type(block).__name__)
+    return "dsa" if kind == "ds" and block.has_pw_act else kind
+
+
 # Of each kind: the convolution that reads, the norm that the inner channels pass last, the wide convolution, the last.
-_PARTS = {"ds": ("conv_dw", "bn1", "conv_dw", "conv_pw"), "ir": ("conv_pw", "bn2", "conv_dw", "conv_pwl"),
-          "er": ("conv_exp", "bn1", "conv_exp", "conv_pwl"), "cn": ("conv", "bn1", "conv", "conv")}
-_LAST_NORM = {"ds": "bn2", "ir": "bn3", "er": "bn2", "cn": "bn1"}
+_PARTS = {**dict.fromkeys(_SEPARABLE, ("conv_dw", "bn1", "conv_dw", "conv_pw")),
+          "ir": ("conv_pw", "bn2", "conv_dw", "conv_pwl"), "er": ("conv_exp", "bn1", "conv_exp", "conv_pwl"),
+          "cn": ("conv", "bn1", "conv", "conv")}
+_LAST_NORM = {**dict.fromkeys(_SEPARABLE, "bn2"), "ir": "bn3", "er": "bn2", "cn": "bn1"}
 
 
 def begin(architecture: Architecture, pretrained: Pretrained | None) -> nn.Module:
@@ -314,9 +320,8 @@ def _stem(source: Any, model: Any) -> Tensor:
 
 def _stage_from(its: Any, mine: Any, read: Tensor) -> Tensor:
     """Fill a stage from the original's blocks in their order; the channels that it hands on."""
-    kinds = [_KINDS[type(block).__name__] for block in its]
-    scales = [getattr(block, _LAST_NORM[kind]).weight.abs() for kind, block in zip(kinds, its, strict=True)]
-    kind = _KINDS[type(mine[0]).__name__]
+    scales = [getattr(block, _LAST_NORM[str(_kind(block))]).weight.abs() for block in its]
+    kind = str(_kind(mine[0]))
     rows = _best(torch.stack(scales[:len(mine)]).sum(0), getattr(mine[0], _PARTS[kind][3]).out_channels)
     for source, block in zip(its, mine, strict=False):
         _fill(source, block, read, rows)
@@ -326,12 +331,12 @@ def _stage_from(its: Any, mine: Any, read: Tensor) -> Tensor:
 
 def _fill(its: Any, mine: Any, read: Tensor, write: Tensor) -> None:
     """Fill one block that reads the channels `read` and writes `write`."""
-    old, new = (_KINDS[type(block).__name__] for block in (its, mine))
+    old, new = (str(_kind(block)) for block in (its, mine))
     if new == "cn":
         _put(mine.conv, _cropped(its.conv.weight[write][:, read], mine.conv))
         _put_norm(its.bn1, mine.bn1, write)
         return
-    if new == "ds":
+    if new in _SEPARABLE:
         inner = read
         _put(mine.conv_dw, _cropped(its.conv_dw.weight[inner], mine.conv_dw))
         _put_norm(its.bn1, mine.bn1, inner)

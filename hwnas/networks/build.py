@@ -182,11 +182,23 @@ def _arguments(architecture: Architecture) -> dict[str, Any]:
         return {"architecture": architecture}
     settings = settings_of(architecture.around) if architecture.around else {}
     return {
-        **settings, "block_args": decode_arch_def([list(map(str, stage)) for stage in architecture.block_defs()]),
+        **settings, "block_args": _block_arguments(architecture),
         "stem_size": architecture.stem_width, "stem_stride": architecture.stem_stride,
         "num_features": architecture.head, "act_layer": get_act_layer(architecture.activation),
         "round_chs_fn": int, "output_stride": _ANY_STRIDE,
     }
+
+
+def _block_arguments(architecture: Architecture) -> list[list[dict[str, Any]]]:
+    """timm's arguments of every block, by its own reading of the words; where these say `skip`, timm may not hear."""
+    stages: list[list[dict[str, Any]]] = decode_arch_def(
+        [list(map(str, stage)) for stage in architecture.block_defs()])
+    for arguments, stage in zip(stages, architecture.block_defs(), strict=True):
+        blocks = [block for block in stage for _ in range(block.repeats)]
+        for said, block in zip(arguments, blocks, strict=True):
+            if "noskip" in said:
+                said["noskip"] = not block.skip
+    return stages
 
 
 def original(around: str, channels: int = 3, classes: int = 1000) -> nn.Module:

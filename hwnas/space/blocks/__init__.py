@@ -12,6 +12,7 @@ from hwnas.space.blocks.block import BlockSpec as BlockSpec
 from hwnas.space.blocks.block import round_to_divisor as round_to_divisor
 from hwnas.space.blocks.convnext import ConvNext
 from hwnas.space.blocks.mobile import (
+    ActiveSeparable,
     Convolution,
     DepthwiseSeparable,
     FusedResidual,
@@ -24,4 +25,4 @@ from hwnas.space.blocks.mobile import (
 # New kinds go last: latency models count the columns of the first ones (hwnas.latency.features).
 KINDS.update({kind.name: kind for kind in (
     Stem(), Convolution(), DepthwiseSeparable(), InvertedResidual(), FusedResidual(), Identity(), Head(),
-    ConvNext("batch"), ConvNext("layer"))})
+    ConvNext("batch"), ConvNext("layer"), ActiveSeparable())})

@@ -80,6 +80,17 @@ class DepthwiseSeparable(BlockKind):
         return _residual("DepthwiseSeparableConv", block, drop_path, dw_kernel_size=block.kernel)
 
 
+class ActiveSeparable(DepthwiseSeparable):
+    """`dsa`: the same with an activation behind the projection (MobileNetV1); adds its input only where it is told."""
+
+    name, label, color = "dsa", "depthwise-separable, active (dsa)", "#7c2d12"
+    words, adds_input, activations = ("dsa",), False, 2
+
+    def build(self, block: BlockSpec, drop_path: float) -> nn.Module:
+        """timm's DepthwiseSeparableConv with its last activation."""
+        return _residual("DepthwiseSeparableConv", block, drop_path, dw_kernel_size=block.kernel, pw_act=True)
+
+
 class InvertedResidual(BlockKind):
     """`ir`: 1x1 expansion, depthwise convolution, squeeze-and-excite if any, 1x1 projection (MobileNetV2)."""
 
