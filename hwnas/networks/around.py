@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -168,9 +167,6 @@ def space_content(around: str, channels: int, classes: int, image_size: int, ima
     cuts = [cut for cut in obvious(original(around)) if len(cut.blocks) <= n]
     heads = sorted({round_to_divisor(whole.head * share) if share else 0 for share in _HEADS} | {whole.head}
                    | {cut.head or whole.head for cut in cuts}, reverse=True) if whole.head else [0]
-    for index, (stage, behind) in enumerate(pairwise(originals[:n])):
-        if _joined(stage[0], behind[0]) and _shapes(stage) & _shapes(behind):
-            raise _uncut(around, f"its stages {index} and {index + 1} have blocks of one shape")
     stages, before = [], _widths(whole.stem_width, blocks[0], ())
     stem = {"width": before, "stride": sorted(strides, reverse=True)}
     for index, block in enumerate(blocks):
@@ -178,6 +174,8 @@ def space_content(around: str, channels: int, classes: int, image_size: int, ima
         choices = _choices(originals[index], before, following)
         if (following and _joined(block, following)) or (index and _joined(blocks[index - 1], block)):
             choices |= {"op": choices["op"][:1], "kernel": choices["kernel"][:1]}  # or two depths could be one network
+        if following and _joined(block, following) and _shapes(originals[index]) & _shapes(originals[index + 1]):
+            choices["repeats"] = choices["repeats"][:1]
         stages.append(choices)
         before = stages[-1]["channels"]
     content = {
@@ -187,6 +185,8 @@ def space_content(around: str, channels: int, classes: int, image_size: int, ima
             ["relu6"] if whole.activation in ("swish", "hard_swish") else [])])),
         "depth": list(range(max(1, n // 2), n + 1)), "stages": stages, **({"pooled": True} if whole.pooled else {})}
     known = {WHOLE: Cut(tuple(map(len, originals[:n])))}
+    cuts = [Cut(tuple(max(kept, stage["repeats"][-1]) for kept, stage in zip(cut.blocks, stages, strict=False)),
+                cut.head) for cut in cuts]
     known |= {f"cut_{cut}": cut for cut in cuts}
     content["known"] = {name: _known(cut, content, whole) for name, cut in known.items()}
     return content
@@ -259,7 +259,7 @@ def _expansion(expansion: float, share: float) -> float:
 def _known(cut: Cut, content: dict[str, Any], whole: Architecture) -> dict[str, Any]:
     """A network of the space under `known`: what `cut` leaves, otherwise as the original."""
     stages = content["stages"]
-    kept = [*cut.blocks, *(1 for _ in stages[len(cut.blocks):])]
+    kept = [*cut.blocks, *(stage["repeats"][-1] for stage in stages[len(cut.blocks):])]
     return {"stem.width": whole.stem_width, "stem.stride": content["stem"]["stride"][0], "depth": len(cut.blocks),
             "head": cut.head or whole.head, "activation": whole.activation, "repeats": kept,
             **{key: [stage[key][0] for stage in stages] for key in ("op", "kernel", "se", "channels")}}

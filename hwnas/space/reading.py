@@ -189,8 +189,7 @@ def _aliases(space: SpaceDef) -> Iterator[tuple[Path, str]]:
             yield (*path, "channels"), ("must be one value, and the same as in the stage before, "
                                         "where 'id' may change nothing")
         if joined and before is not None:
-            depth_varies = len(before.repeats) > 1 or len(stage.repeats) > 1
-            if depth_varies and _operations(before) & _operations(stage):
+            if len(before.repeats) > 1 and _operations(before) & _operations(stage):
                 yield path, ("may have the channels and the operation of the stage before at stride 1, so that two "
                              "settings of repeats are one network: make them one stage, or use other channels or "
                              "stride 2")

@@ -35,7 +35,7 @@ from hwnas.system.libraries import import_onnxruntime  # noqa: E402
 from hwnas.training.loop import seeded  # noqa: E402
 
 NAMES = ("test_efficientnet", "mnasnet_small", "mobilenetv2_035", "mobilenetv2_035+same", "tinynet_e",
-         "mobilenetv1_025+same", "fbnetc_100", "tf_mobilenetv3_small_075")
+         "mobilenetv1_025+same", "fbnetc_100", "tf_mobilenetv3_small_075", "lcnet_050")
 
 
 def space_of(around: str, px: int, sizes: tuple[int, ...] = (), channels: int = 3) -> SearchSpace:
@@ -97,7 +97,7 @@ def test_the_whole_network_begins_as_it_is(around: str, tmp_path: Path) -> None:
     assert headless.eval()(images).shape == (2, 10)
 
 
-@pytest.mark.parametrize("around", ["test_efficientnet", "mobilenetv2_035+same"])
+@pytest.mark.parametrize("around", ["test_efficientnet", "mobilenetv2_035+same", "lcnet_050", "mobilenetv3_small_050"])
 def test_cuts_by_depth_keep_the_first_blocks(around: str, tmp_path: Path) -> None:
     source = trained(around).eval()
     pretrained = saved(source, around, tmp_path)
@@ -205,7 +205,8 @@ def test_grey_images_read_the_sum_of_the_colours(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("around", "words"), [
-    ("resnet18", "builds it as ResNet"), ("mobilenetv4_conv_small_035", "UniversalInvertedResidual"),
+    ("resnet18", "builds it as ResNet"), ("lcnet_035", "keeps 22 of 88 channels"),
+    ("mobilenetv4_conv_small_035", "UniversalInvertedResidual"),
     ("mixnet_s", "kernels of several sizes"), ("efficientnet_b1_pruned", "stage 1 differ in squeeze-and-excite"),
     ("efficientnet_blur_b0", "layers that cannot be said"),
     ("test_efficientnet_gn", "batch norms")])
