@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +21,7 @@ from hwnas.networks.build import activation_layers, build, original, settings_of
 from hwnas.networks.cuts import Cut, obvious
 from hwnas.networks.weights import Pretrained, PretrainedOptions, find_pretrained
 from hwnas.space.architecture import Architecture, BlockDef
-from hwnas.space.blocks.block import ACTIVATIONS, KINDS, round_to_divisor
+from hwnas.space.blocks.block import ACTIVATIONS, GATES, KINDS, round_to_divisor
 from hwnas.space.reading import ONE_PIXEL
 from hwnas.space.search_space import WHOLE
 
@@ -30,9 +29,12 @@ if TYPE_CHECKING:
     from hwnas.space.search_space import SearchSpace
 
 _KINDS = {"DepthwiseSeparableConv": "ds", "InvertedResidual": "ir", "EdgeResidual": "er", "ConvBnAct": "cn"}
+_SEPARABLE = ("ds", "dsa")
+_POOLED = "MobileNetV3"  # timm's class whose head stands behind the pooling
 _WIDTHS = (1, 0.75, 0.5)  # of stem and stages
 _INNER = (1, 2 / 3, 1 / 2, 1 / 3)  # of an expansion
 _DENSE = (1 / 2, 1 / 3)  # of an expansion, where a block becomes a dense one
+_SQUEEZED = 0.25  # share of channels that MobileNetV3's squeeze-and-excite keeps
 _DENSE_MOST = 48  # channels that a dense block may read: more cost more than they are worth
 _HEADS = (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16, 0)  # 0: none
 _SIZES = (1, 7 / 8, 3 / 4, 5 / 8, 1 / 2)  # of the images' size
@@ -42,18 +44,26 @@ _SMALL = 32  # px up to which a stem of stride 1 is tried as well
 def origin_of(around: str, channels: int, classes: int, image_size: int) -> Architecture:
     """The whole network in the words of search spaces. ConfigError says what of it these words cannot say."""
     model: Any = original(around, channels, classes)
-    if type(model).__name__ != "EfficientNet" or not all(
+    if type(model).__name__ not in ("EfficientNet", _POOLED) or not all(
             hasattr(model, name) for name in ("conv_stem", "bn1", "blocks", "conv_head", "classifier")):
-        raise _uncut(around, f"timm builds it as {type(model).__name__}, and EfficientNet is what can be cut "
-                             "(EfficientNet and Lite, MobileNetV2, MnasNet, TinyNet and kin)")
+        raise _uncut(around, f"timm builds it as {type(model).__name__}, and EfficientNet and MobileNetV3 are what can "
+                             "be cut (EfficientNet and Lite, MobileNetV1 to V3, MnasNet, FBNet-C, TinyNet and kin)")
     norm: Any = model.bn1
     if not isinstance(norm, nn.BatchNorm2d):
         raise _uncut(around, f"its norms are {type(model.bn1).__name__}, and batch norms say which channels matter")
-    stages = tuple((str(_stage(around, index, stage)),) for index, stage in enumerate(model.blocks))
+    strange = next((block for stage in model.blocks for block in stage if _kind(block) is None), None)
+    if strange is not None:
+        raise _uncut(around, f"it has blocks of the kind {type(strange).__name__}")
+    activation = _activation(around, getattr(norm, "act", None))
+    stages = tuple(tuple(map(str, _stage(around, index, stage, activation)))
+                   for index, stage in enumerate(model.blocks))
+    if not isinstance(getattr(model, "norm_head", nn.Identity()), nn.Identity):
+        raise _uncut(around, "its head has a norm behind the pooling")
     architecture = Architecture(
         stages=stages, stem_width=model.conv_stem.out_channels, stem_stride=model.conv_stem.stride[0],
-        head=getattr(model.conv_head, "out_channels", 0), activation=_activation(around, getattr(norm, "act", None)),
-        image_size=image_size, channels=channels, classes=classes, around=around)
+        head=getattr(model.conv_head, "out_channels", 0), activation=activation,
+        image_size=image_size, channels=channels, classes=classes, around=around,
+        pooled=type(model).__name__ == _POOLED)
     built: Any = build(architecture)
     mine, its = built.state_dict(), model.state_dict()
     other = next((name for name in its if name not in mine or mine[name].shape != its[name].shape), None)
@@ -87,24 +97,43 @@ def check_cuts(space: SearchSpace) -> None:
     """SpaceError, which names the key, where a space allows what is not in the network that it is cut from."""
     definition = space.definition
     whole = origin_of(definition.around, space.channels, space.classes, max(space.image_sizes))
-    blocks = [stage[0] for stage in whole.block_defs()]
+    wholes = [_single(stage) for stage in whole.block_defs()]
+    if definition.pooled != whole.pooled:
+        raise SpaceError(f"{space.source}: pooled must be {str(whole.pooled).lower()}, as {definition.around} has it.")
     bounds: list[tuple[str, float, float]] = [
-        ("stages", len(definition.stages), len(blocks)), ("head", max(definition.heads), whole.head),
+        ("stages", len(definition.stages), len(wholes)), ("head", max(definition.heads), whole.head),
         ("stem.width", max(definition.stem_widths), whole.stem_width)]
-    for index, (stage, block) in enumerate(zip(definition.stages, blocks, strict=False)):
-        kinds = {block.kind, *(["er"] if block.kind == "ir" else [])}
-        strange = [op.text for op in stage.ops if op.kind not in kinds]
-        if strange or stage.stride != block.stride or {*stage.ses} - {0, block.se}:
-            raise SpaceError(f"{space.source}: stages[{index}] must have the stride {block.stride}, operations of the "
-                             f"kind {' or '.join(sorted(kinds))} and se 0 or {block.se:g}, as {definition.around} has.")
-        kernels = [op.kernel or max(stage.kernels) for op in stage.ops]
+    for index, (stage, blocks) in enumerate(zip(definition.stages, wholes, strict=False)):
+        rows = [op.of_blocks(min(max(stage.repeats), len(blocks))) for op in stage.ops]
+        pairs = [pair for row in rows for pair in zip(row, blocks, strict=False)]
+        kinds = {kind for block in blocks for kind in _becomes(block)}
+        se, stride = max(block.se for block in blocks), blocks[0].stride
+        if any(op.kind not in _becomes(block) or (se and op.has_se and not block.se) for op, block in pairs) \
+                or stage.stride != stride or {*stage.ses} - {0, se}  \
+                or stage.activation != blocks[0].activation or (se and stage.hard_gate != any(
+                    block.hard_gate for block in blocks)):
+            raise SpaceError(f"{space.source}: stages[{index}] must have the stride {stride}, operations of the "
+                             f"kind {' or '.join(sorted(kinds))} and se 0 or {se:g}, and activation and gate, as "
+                             f"{definition.around} has.")
         bounds += [(f"stages[{index}].{key}", value, most) for key, value, most in (
-            ("channels", max(stage.channels), block.channels), ("repeats", max(stage.repeats), block.repeats),
-            ("kernel", max(kernels), block.kernel), ("op", max(op.expansion for op in stage.ops), block.expansion))]
+            ("channels", max(stage.channels), blocks[0].channels), ("repeats", max(stage.repeats), len(blocks)),
+            *(("kernel", op.kernel or max(stage.kernels), block.kernel) for op, block in pairs),
+            *(("op", op.expansion, block.expansion) for op, block in pairs))]
     for key, value, most in bounds:
         if value > most:
             raise SpaceError(f"{space.source}: {key} must not be above {most:g}, which {definition.around} has, got "
                              f"{value:g}.")
+
+
+def _single(stage: Sequence[BlockDef]) -> list[BlockDef]:
+    """A stage's blocks, each with its own stride."""
+    return [replace(run, repeats=1, stride=1 if at or index else run.stride)
+            for index, run in enumerate(stage) for at in range(run.repeats)]
+
+
+def _becomes(block: BlockDef) -> set[str]:
+    """The kinds that a block of the original may have in a cut."""
+    return {block.kind, "er"} if block.kind == "ir" else {block.kind}
 
 
 def around_of(name: str, pad: str) -> str:
@@ -117,7 +146,8 @@ def space_content(around: str, channels: int, classes: int, image_size: int, ima
     """The content of a search space's YAML file: cuts of the network that `around` names, for images of `image_size`
     px and, for a cut, of smaller ones (`image_sizes`; () chooses). ConfigError where it cannot be cut."""
     whole = origin_of(around, channels, classes, image_size)
-    blocks = [stage[0] for stage in whole.block_defs()]
+    originals = [_single(stage) for stage in whole.block_defs()]
+    blocks = [stage[0] for stage in originals]
     smaller = image_sizes or [round_to_divisor(image_size * share) for share in _SIZES]
     sizes = sorted({image_size, *(size for size in smaller if size < image_size)})
     strides = {whole.stem_stride, 1} if image_size <= _SMALL else {whole.stem_stride}
@@ -137,25 +167,26 @@ def space_content(around: str, channels: int, classes: int, image_size: int, ima
     cuts = [cut for cut in obvious(original(around)) if len(cut.blocks) <= n]
     heads = sorted({round_to_divisor(whole.head * share) if share else 0 for share in _HEADS} | {whole.head}
                    | {cut.head or whole.head for cut in cuts}, reverse=True) if whole.head else [0]
-    for index, (block, behind) in enumerate(pairwise(blocks)):
-        if _joined(block, behind) and replace(behind, repeats=block.repeats, stride=block.stride) == block:
-            raise _uncut(around, f"its stages {index} and {index + 1} have blocks of one shape")
     stages, before = [], _widths(whole.stem_width, blocks[0], ())
     stem = {"width": before, "stride": sorted(strides, reverse=True)}
     for index, block in enumerate(blocks):
         following = blocks[index + 1] if index + 1 < n else None
-        stage = _choices(block, before, following)
+        choices = _choices(originals[index], before, following)
         if (following and _joined(block, following)) or (index and _joined(blocks[index - 1], block)):
-            stage |= {"op": stage["op"][:1], "kernel": stage["kernel"][:1]}  # or two depths could be one network
-        stages.append(stage)
+            choices |= {"op": choices["op"][:1], "kernel": choices["kernel"][:1]}  # or two depths could be one network
+        if following and _joined(block, following) and _shapes(originals[index]) & _shapes(originals[index + 1]):
+            choices["repeats"] = choices["repeats"][:1]
+        stages.append(choices)
         before = stages[-1]["channels"]
     content = {
         "description": f"Cuts of {around}: fewer blocks and stages, narrower ones, smaller images.", "around": around,
         "image_size": sizes[::-1], "stem": stem, "head": heads, "divisor": 1,
         "activation": list(dict.fromkeys([whole.activation, *(
             ["relu6"] if whole.activation in ("swish", "hard_swish") else [])])),
-        "depth": list(range(max(1, n // 2), n + 1)), "stages": stages}
-    known = {WHOLE: Cut(tuple(block.repeats for block in blocks))}
+        "depth": list(range(max(1, n // 2), n + 1)), "stages": stages, **({"pooled": True} if whole.pooled else {})}
+    known = {WHOLE: Cut(tuple(map(len, originals[:n])))}
+    cuts = [Cut(tuple(max(kept, stage["repeats"][-1]) for kept, stage in zip(cut.blocks, stages, strict=False)),
+                cut.head) for cut in cuts]
     known |= {f"cut_{cut}": cut for cut in cuts}
     content["known"] = {name: _known(cut, content, whole) for name, cut in known.items()}
     return content
@@ -164,6 +195,10 @@ def space_content(around: str, channels: int, classes: int, image_size: int, ima
 def _joined(block: BlockDef, following: BlockDef) -> bool:
     """Whether the blocks of the next stage could be of this one."""
     return following.stride == 1 and following.channels == block.channels
+
+
+def _shapes(blocks: Sequence[BlockDef]) -> set[tuple[str, float, int]]:
+    return {(block.kind, block.expansion, block.kernel) for block in blocks}
 
 
 def _product(blocks: Sequence[BlockDef]) -> int:
@@ -183,29 +218,48 @@ def _widths(channels: int, following: BlockDef | None, taken: Sequence[int]) -> 
     return [width for width in dict.fromkeys(widths) if width == channels or (width < channels and width not in barred)]
 
 
-def _choices(block: BlockDef, before: Sequence[int], following: BlockDef | None) -> dict[str, Any]:
-    """The section of a stage: what `block`, the original's, may become."""
-    channels = _widths(block.channels, following, before if block.stride == 1 else ())
-    ops = [block.kind]
-    if block.rules.expands:
-        ops = [f"{block.kind}_e{value:g}" for value in _expansions(block.expansion, _INNER)]
-        if block.kind == "ir" and max(before) <= _DENSE_MOST:
-            ops += [f"er_e{value:g}" for value in _expansions(block.expansion, _DENSE)]
-    return {"op": ops, "kernel": [block.kernel, *([3] if block.kernel > 3 else [])],
-            "se": [block.se, *([0] if block.se else [])], "skip": block.skip, "channels": channels,
-            "repeats": list(range(block.repeats, 0, -1)), "stride": block.stride}
+def _choices(blocks: Sequence[BlockDef], before: Sequence[int], following: BlockDef | None) -> dict[str, Any]:
+    """The section of a stage: what `blocks`, the original's, may become."""
+    first = blocks[0]
+    channels = _widths(first.channels, following, before if first.stride == 1 else ())
+    rows = [_row(blocks, share, "ir") for share in _INNER]
+    if first.kind == "ir" and max(before) <= _DENSE_MOST:
+        rows += [_row(blocks, share, "er") for share in _DENSE]
+    ops = {row.partition("+")[0]: row for row in reversed(rows)}  # two must not begin with one block
+    kernel, se = max(block.kernel for block in blocks), max(block.se for block in blocks)
+    return {"op": [ops[start] for start in dict.fromkeys(row.partition("+")[0] for row in rows)],
+            "kernel": [kernel, *([3] if kernel > 3 else [])],
+            "se": [se, *([0] if se else [])], "skip": first.skip, "channels": channels,
+            "repeats": list(range(len(blocks), 0, -1)), "stride": first.stride,
+            **({"activation": first.activation} if first.activation else {}),
+            **({"gate": GATES[1]} if any(block.hard_gate for block in blocks) else {})}
 
 
-def _expansions(expansion: float, shares: Sequence[float]) -> list[float]:
-    """Shares of an expansion in halves, none below 1, its own as it is."""
-    return list(dict.fromkeys(expansion if share == 1 else max(1.0, round(2 * expansion * share) / 2)
-                              for share in shares))
+def _row(blocks: Sequence[BlockDef], share: float, residual: str) -> str:
+    """What a stage of `blocks` is called with a share of their expansions; inverted residuals are of the kind
+    `residual`."""
+    kernel, se = max(block.kernel for block in blocks), max(block.se for block in blocks)
+    words = []
+    for block in blocks:
+        word = residual if block.kind == "ir" else block.kind
+        if block.rules.expands:
+            word += f"_e{_expansion(block.expansion, share):g}"
+        words.append(word + (f"_k{block.kernel}" if block.kernel < kernel else "")
+                     + ("_se0" if block.rules.takes_se and block.se < se else ""))
+    while len(words) > 1 and words[-1] == words[-2]:
+        words.pop()
+    return "+".join(words)
+
+
+def _expansion(expansion: float, share: float) -> float:
+    """A share of an expansion in halves, not below 1; its own as it is."""
+    return expansion if share == 1 else max(1.0, round(2 * expansion * share) / 2)
 
 
 def _known(cut: Cut, content: dict[str, Any], whole: Architecture) -> dict[str, Any]:
     """A network of the space under `known`: what `cut` leaves, otherwise as the original."""
     stages = content["stages"]
-    kept = [*cut.blocks, *(1 for _ in stages[len(cut.blocks):])]
+    kept = [*cut.blocks, *(stage["repeats"][-1] for stage in stages[len(cut.blocks):])]
     return {"stem.width": whole.stem_width, "stem.stride": content["stem"]["stride"][0], "depth": len(cut.blocks),
             "head": cut.head or whole.head, "activation": whole.activation, "repeats": kept,
             **{key: [stage[key][0] for stage in stages] for key in ("op", "kernel", "se", "channels")}}
@@ -224,37 +278,68 @@ def _activation(around: str, act: object) -> str:
     return name
 
 
-def _stage(around: str, index: int, stage: Any) -> BlockDef:
-    """The arch-def words of a stage of timm's blocks."""
-    blocks = [_block(around, block) for block in stage]
-    first, *rest = blocks
-    if any(replace(block, stride=first.stride, skip=first.skip) != first for block in rest):
-        raise _uncut(around, f"the blocks of its stage {index} differ in more than the stride")
-    return replace(first, repeats=len(blocks), skip=blocks[-1].skip)
+def _stage(around: str, index: int, stage: Any, activation: str) -> list[BlockDef]:
+    """The arch-def words of a stage of timm's blocks, one for each run of equal blocks."""
+    blocks = [_block(around, block, activation) for block in stage]
+    blocks = [replace(block, skip=blocks[-1].skip) for block in blocks]
+    for values, what in (({block.channels for block in blocks}, "channels"),
+                         ({block.activation for block in blocks}, "activation"),
+                         ({(block.se, block.hard_gate) for block in blocks if block.se}, "squeeze-and-excite")):
+        if len(values) > 1:
+            raise _uncut(around, f"the blocks of its stage {index} differ in {what}")
+    if any(block.stride != 1 for block in blocks[1:]):
+        raise _uncut(around, f"blocks of its stage {index} behind the first have strides")
+    runs: list[BlockDef] = []
+    for block in blocks:
+        if runs and replace(runs[-1], repeats=1, stride=block.stride) == block:
+            runs[-1] = replace(runs[-1], repeats=runs[-1].repeats + 1)
+        else:
+            runs.append(block)
+    return runs
 
 
-def _block(around: str, block: Any) -> BlockDef:
-    """The words of one of timm's blocks."""
-    kind = _KINDS.get(type(block).__name__)
-    if kind is None:
-        raise _uncut(around, f"it has blocks of the kind {type(block).__name__}")
+def _block(around: str, block: Any, activation: str) -> BlockDef:
+    """The words of one of timm's blocks in a network of this activation."""
+    kind = str(_kind(block))
     read, _, wide, last = (getattr(block, name) for name in _PARTS[kind])
     if not isinstance(wide, nn.Conv2d) or not isinstance(read, nn.Conv2d) or len({*wide.kernel_size}) != 1:
         raise _uncut(around, "it has kernels of several sizes side by side")
     reads, mid = read.in_channels, last.in_channels if kind != "cn" else read.in_channels
-    if kind == "ds" and not isinstance(block.bn2.act, nn.Identity):
-        raise _uncut(around, "its separable blocks end with an activation")
-    reduce = getattr(getattr(block, "se", None), "conv_reduce", None)
-    se = 0.0 if reduce is None else reduce.out_channels / reads
+    own = _activation(around, next(act for act in (getattr(block, name).act for name in ("bn1", "bn2", "bn3")
+                                                   if hasattr(block, name)) if not isinstance(act, nn.Identity)))
+    se, hard = _squeeze(around, getattr(block, "se", None), reads)
     residual = wide.stride[0] == 1 and reads == last.out_channels
     return BlockDef(kind, 1, wide.kernel_size[0], wide.stride[0], mid / reads if KINDS[kind].expands else 1.0,
-                    last.out_channels, round(se, 4), bool(block.has_skip) if residual else KINDS[kind].adds_input)
+                    last.out_channels, se, bool(block.has_skip) if residual else KINDS[kind].adds_input,
+                    "" if own == activation else own, hard)
+
+
+def _squeeze(around: str, se: Any, reads: int) -> tuple[float, bool]:
+    """The share that squeeze-and-excite keeps, 0 for none, and whether its gate is hard, as BlockSpec says."""
+    reduce = getattr(se, "conv_reduce", None)
+    if reduce is None:
+        return 0.0, False
+    kept, inner = reduce.out_channels, reduce.in_channels
+    if isinstance(se.gate, nn.Sigmoid):
+        return round(kept / reads, 4), False
+    if kept == round_to_divisor(inner * _SQUEEZED):
+        return _SQUEEZED, True
+    if kept % 8:
+        raise _uncut(around, f"its squeeze-and-excite keeps {kept} of {inner} channels, which is no multiple of 8")
+    return round(kept / inner, 4), True
+
+
+def _kind(block: Any) -> str | None:
+    """The kind of one of timm's blocks; None for one that no word stands for."""
+    kind = _KINDS.get(type(block).__name__)
+    return "dsa" if kind == "ds" and block.has_pw_act else kind
 
 
 # Of each kind: the convolution that reads, the norm that the inner channels pass last, the wide convolution, the last.
-_PARTS = {"ds": ("conv_dw", "bn1", "conv_dw", "conv_pw"), "ir": ("conv_pw", "bn2", "conv_dw", "conv_pwl"),
-          "er": ("conv_exp", "bn1", "conv_exp", "conv_pwl"), "cn": ("conv", "bn1", "conv", "conv")}
-_LAST_NORM = {"ds": "bn2", "ir": "bn3", "er": "bn2", "cn": "bn1"}
+_PARTS = {**dict.fromkeys(_SEPARABLE, ("conv_dw", "bn1", "conv_dw", "conv_pw")),
+          "ir": ("conv_pw", "bn2", "conv_dw", "conv_pwl"), "er": ("conv_exp", "bn1", "conv_exp", "conv_pwl"),
+          "cn": ("conv", "bn1", "conv", "conv")}
+_LAST_NORM = {**dict.fromkeys(_SEPARABLE, "bn2"), "ir": "bn3", "er": "bn2", "cn": "bn1"}
 
 
 def begin(architecture: Architecture, pretrained: Pretrained | None) -> nn.Module:
@@ -270,9 +355,7 @@ def begin(architecture: Architecture, pretrained: Pretrained | None) -> nn.Modul
         for its, mine in zip(source.blocks, model.blocks, strict=False):
             read = _stage_from(its, mine, read)
         if len(model.blocks) == len(source.blocks) and architecture.head and isinstance(source.conv_head, nn.Conv2d):
-            rows = _best(source.bn2.weight.abs(), model.conv_head.out_channels)
-            _put(model.conv_head, source.conv_head.weight[rows][:, read])
-            _put_norm(source.bn2, model.bn2, rows)
+            _head_from(source, model, read)
     network: nn.Module = model.train()
     return network
 
@@ -314,9 +397,8 @@ def _stem(source: Any, model: Any) -> Tensor:
 
 def _stage_from(its: Any, mine: Any, read: Tensor) -> Tensor:
     """Fill a stage from the original's blocks in their order; the channels that it hands on."""
-    kinds = [_KINDS[type(block).__name__] for block in its]
-    scales = [getattr(block, _LAST_NORM[kind]).weight.abs() for kind, block in zip(kinds, its, strict=True)]
-    kind = _KINDS[type(mine[0]).__name__]
+    scales = [getattr(block, _LAST_NORM[str(_kind(block))]).weight.abs() for block in its]
+    kind = str(_kind(mine[0]))
     rows = _best(torch.stack(scales[:len(mine)]).sum(0), getattr(mine[0], _PARTS[kind][3]).out_channels)
     for source, block in zip(its, mine, strict=False):
         _fill(source, block, read, rows)
@@ -324,14 +406,23 @@ def _stage_from(its: Any, mine: Any, read: Tensor) -> Tensor:
     return rows
 
 
+def _head_from(source: Any, model: Any, read: Tensor) -> None:
+    """Fill the head's convolution, which reads the channels `read`, and its norm, if it has one."""
+    its, mine, norm = source.conv_head, model.conv_head, getattr(source, "bn2", None)
+    rows = _best(its.weight.flatten(1).norm(dim=1) if norm is None else norm.weight.abs(), mine.out_channels)
+    _put(mine, its.weight[rows][:, read], None if mine.bias is None else its.bias[rows])
+    if norm is not None:
+        _put_norm(norm, model.bn2, rows)
+
+
 def _fill(its: Any, mine: Any, read: Tensor, write: Tensor) -> None:
     """Fill one block that reads the channels `read` and writes `write`."""
-    old, new = (_KINDS[type(block).__name__] for block in (its, mine))
+    old, new = (str(_kind(block)) for block in (its, mine))
     if new == "cn":
         _put(mine.conv, _cropped(its.conv.weight[write][:, read], mine.conv))
         _put_norm(its.bn1, mine.bn1, write)
         return
-    if new == "ds":
+    if new in _SEPARABLE:
         inner = read
         _put(mine.conv_dw, _cropped(its.conv_dw.weight[inner], mine.conv_dw))
         _put_norm(its.bn1, mine.bn1, inner)

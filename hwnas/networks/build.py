@@ -23,15 +23,25 @@ from timm.layers import create_classifier, create_conv2d, get_act_layer, get_nor
 from timm.models import build_model_with_cfg, is_model, register_model
 from timm.models._efficientnet_builder import decode_arch_def, efficientnet_init_weights
 from timm.models.efficientnet import EfficientNet, _gen_mobilenet_v1
+from timm.models.mobilenetv3 import MobileNetV3
 from torch import Tensor, nn
 
 from hwnas.errors import ConfigError
 from hwnas.space.architecture import Architecture
 from hwnas.space.blocks.block import ACTIVATIONS
+from hwnas.space.blocks.mobile import hard_squeeze
 
 # timm turns strides beyond this into dilation; ours are meant as written.
 _ANY_STRIDE = 1 << 30
 _registered: dict[str, Architecture] = {}
+
+
+def _set_stem_stride(network: Any, stride: int) -> None:
+    if stride not in (1, 2):
+        raise ValueError(f"stem stride must be 1 or 2, got {stride}")
+    network.conv_stem.stride = (stride, stride)
+    for feature in network.feature_info:
+        feature["reduction"] = feature["reduction"] * stride // 2
 
 
 class StridedEfficientNet(EfficientNet):
@@ -39,11 +49,15 @@ class StridedEfficientNet(EfficientNet):
 
     def __init__(self, *args: Any, stem_stride: int = 2, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if stem_stride not in (1, 2):
-            raise ValueError(f"stem stride must be 1 or 2, got {stem_stride}")
-        self.conv_stem.stride = (stem_stride, stem_stride)
-        for feature in self.feature_info:
-            feature["reduction"] = feature["reduction"] * stem_stride // 2
+        _set_stem_stride(self, stem_stride)
+
+
+class StridedMobileNetV3(MobileNetV3):
+    """The same of timm's MobileNetV3, whose head stands behind the pooling. Train mode."""
+
+    def __init__(self, *args: Any, stem_stride: int = 2, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        _set_stem_stride(self, stem_stride)
 
 
 class BlockNet(nn.Module):
@@ -173,7 +187,7 @@ def _register_narrow() -> None:
 
 def _class_of(architecture: Architecture) -> type[nn.Module]:
     in_timm = all(block.rules.in_timm for stage in architecture.block_defs() for block in stage)
-    return StridedEfficientNet if in_timm else BlockNet
+    return (StridedMobileNetV3 if architecture.pooled else StridedEfficientNet) if in_timm else BlockNet
 
 
 def _arguments(architecture: Architecture) -> dict[str, Any]:
@@ -182,11 +196,24 @@ def _arguments(architecture: Architecture) -> dict[str, Any]:
         return {"architecture": architecture}
     settings = settings_of(architecture.around) if architecture.around else {}
     return {
-        **settings, "block_args": decode_arch_def([list(map(str, stage)) for stage in architecture.block_defs()]),
+        **settings, "block_args": _block_arguments(architecture),
         "stem_size": architecture.stem_width, "stem_stride": architecture.stem_stride,
         "num_features": architecture.head, "act_layer": get_act_layer(architecture.activation),
-        "round_chs_fn": int, "output_stride": _ANY_STRIDE,
+        "round_chs_fn": int, **({} if architecture.pooled else {"output_stride": _ANY_STRIDE}),
     }
+
+
+def _block_arguments(architecture: Architecture) -> list[list[dict[str, Any]]]:
+    """timm's arguments of every block, by its own reading of the words, and what timm has no words for."""
+    stages: list[list[dict[str, Any]]] = decode_arch_def(
+        [list(map(str, stage)) for stage in architecture.block_defs()])
+    for arguments, stage in zip(stages, architecture.staged_blocks()[1:-1], strict=True):
+        for said, block in zip(arguments, stage, strict=True):
+            if "noskip" in said:
+                said["noskip"] = not block.skip
+            if block.hard_gate:
+                said |= {"se_ratio": None, "se_layer": hard_squeeze(block)}
+    return stages
 
 
 def original(around: str, channels: int = 3, classes: int = 1000) -> nn.Module:

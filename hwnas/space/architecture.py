@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 from hwnas.errors import SpaceError
-from hwnas.space.blocks.block import ACTIVATIONS, KINDS, BlockKind, BlockSpec
+from hwnas.space.blocks.block import ACTIVATIONS, HEADS, KINDS, BlockKind, BlockSpec
 from hwnas.system.documents import Document, load_yaml
 
 DOCUMENT = Document("hwnas-architecture", 1, "an architecture", "Give an architecture.yaml.", SpaceError)
 _WORDS = {  # of an architecture's text, by place: the form that a user is told, and the pattern
     0: ("stem<width>s<stride>", re.compile(r"stem(?P<width>[0-9]{1,7})s(?P<stride>[0-9])")),
-    -2: ("head<width>", re.compile(r"head(?P<head>[0-9]{1,7})")),
+    -2: ("head<width>", re.compile(r"(?P<place>head|pooled)(?P<head>[0-9]{1,7})")),
     -1: ("<activation>@<image size>", re.compile(r"(?P<activation>\w+)@(?P<size>[0-9]{1,7})"))}
 AROUND = re.compile(r"[a-z][a-z0-9_]{0,80}(?:\+same)?")
 _TIMM = "timm:"  # opens the first word of a cut network's text
-_TOKEN = re.compile(r"(?P<skip>skip|noskip)|(?P<key>se|[rksec])(?P<value>\d+(?:\.\d+)?)")
+_TOKEN = re.compile(
+    r"(?P<skip>skip|noskip)|n(?P<activation>re|r6|sw|hs)|(?P<key>se|sh|[rksec])(?P<value>\d+(?:\.\d+)?)")
+OWN_ACTIVATIONS = {"relu": "re", "relu6": "r6", "swish": "sw", "hard_swish": "hs"}  # as timm calls a block's own
+_MOST_POOLED = 16  # stride of all stages of a network whose head stands behind the pooling; timm dilates beyond it
 
 
 @dataclass(frozen=True, slots=True)
 class BlockDef:
-    """One arch-def string, parsed: `repeats` blocks of one kind, the first with `stride`."""
+    """One arch-def string, parsed: `repeats` blocks of one kind, the first with `stride`.
+
+    `activation`: their own, empty for the network's. `hard_gate`: see BlockSpec; the string says `sh` for `se` then.
+    """
 
     kind: str
     repeats: int
@@ -35,31 +42,36 @@ class BlockDef:
     channels: int
     se: float
     skip: bool
+    activation: str = ""
+    hard_gate: bool = False
 
     @staticmethod
     @lru_cache(maxsize=100_000)
     def parse(text: str) -> BlockDef:
-        """Read e.g. `ir_r2_k5_s2_e3_c40_se0.25_noskip`; SpaceError names the string and the rule it breaks."""
+        """Read e.g. `ir_r2_k5_s2_e3_c40_se0.25_nre_noskip`; SpaceError names the string and the rule it breaks."""
         kind, *tokens = str(text).split("_")
         if kind not in KINDS or not KINDS[kind].words:
             kinds = ", ".join(name for name, rules in KINDS.items() if rules.words)
             raise SpaceError(f"block {text!r}: kind must be one of {kinds}, got {kind!r}.")
         fields: dict[str, float] = {}
-        skip = KINDS[kind].adds_input
+        skip, activation = KINDS[kind].adds_input, ""
         for token in tokens:
             match = _TOKEN.fullmatch(token)
             if match is None:
                 raise SpaceError(f"block {text!r}: cannot read {token!r}.")
             if match["skip"]:
                 skip = match["skip"] == "skip"
-            elif match["key"] in fields:
+            elif match["activation"]:
+                activation = next(name for name, word in OWN_ACTIVATIONS.items() if word == match["activation"])
+            elif match["key"] in fields or {match["key"], *fields} >= {"se", "sh"}:
                 raise SpaceError(f"block {text!r}: {match['key']!r} is given twice.")
             else:
                 fields[match["key"]] = float(match["value"])
-        return BlockDef._from_fields(str(text), kind, fields, skip)
+        return BlockDef._from_fields(str(text), kind, fields, skip, activation)
 
     @classmethod
-    def _from_fields(cls, text: str, kind: str, fields: Mapping[str, float], skip: bool) -> BlockDef:
+    def _from_fields(cls, text: str, kind: str, fields: Mapping[str, float], skip: bool, activation: str
+                     ) -> BlockDef:
         def whole(key: str, default: int | None, low: int, high: int) -> int:
             value = fields.get(key, default)
             if value is None or not low <= value <= high or value != int(value):
@@ -68,7 +80,7 @@ class BlockDef:
 
         rules = KINDS[kind]
         expansion = fields.get("e", 1.0) if rules.expands else 1.0
-        se = fields.get("se", 0.0) if rules.takes_se else 0.0
+        se = fields.get("sh", fields.get("se", 0.0)) if rules.takes_se else 0.0
         kernel = whole("k", None if rules.takes_kernel else 1, 1, 11)
         if kernel % 2 == 0:
             raise SpaceError(f"block {text!r}: k must be odd, got {kernel}.")
@@ -77,7 +89,7 @@ class BlockDef:
         if not 0 <= se <= 1:
             raise SpaceError(f"block {text!r}: se must lie between 0 and 1, got {se:g}.")
         return cls(kind, whole("r", 1, 1, 64), kernel, whole("s", 1, 1, 2), expansion,
-                   whole("c", None, 1, 16384), se, skip)
+                   whole("c", None, 1, 16384), se, skip, activation, bool(se) and "sh" in fields)
 
     @property
     def rules(self) -> BlockKind:
@@ -90,7 +102,9 @@ class BlockDef:
             parts.append(f"e{self.expansion:g}")
         parts.append(f"c{self.channels}")
         if self.se:
-            parts.append(f"se{self.se:g}")
+            parts.append(f"{'sh' if self.hard_gate else 'se'}{self.se:g}")
+        if self.activation:
+            parts.append(f"n{OWN_ACTIVATIONS[self.activation]}")
         if self.skip != self.rules.adds_input and not self.rules.vanishes:
             parts.append("skip" if self.skip else "noskip")
         return "_".join(parts)
@@ -102,17 +116,34 @@ class BlockDef:
             same = stride == 1 and in_channels == self.channels
             if not (self.rules.vanishes and same):
                 block = BlockSpec(self.kind, in_channels, self.channels, size, self.kernel, stride, self.expansion,
-                                  self.se, self.skip and same, activation)
+                                  self.se, self.skip and same, self.activation or activation,
+                                  hard_gate=self.hard_gate)
                 yield block
                 in_channels, size = self.channels, block.out_size
+
+
+def blocks_of(stage: Iterable[BlockDef], channels: int, size: int, activation: str) -> tuple[BlockSpec, ...]:
+    """The blocks of a stage on the map that it reads."""
+    blocks: list[BlockSpec] = []
+    for block_def in stage:
+        blocks += block_def.blocks(channels, size, activation)
+        if blocks:
+            channels, size = blocks[-1].out_channels, blocks[-1].out_size
+    return tuple(blocks)
+
+
+def poolable(strides: Iterable[int], kinds: Iterable[str]) -> bool:
+    """Whether the head of a network with these stages and kinds of blocks may stand behind the pooling."""
+    return prod(strides) <= _MOST_POOLED and all(KINDS[kind].in_timm for kind in kinds)
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """A network as data: stem, stages of arch-def strings, head, activation, input.
 
-    `head` is the width of the last 1x1 convolution (0: none). Two architectures are the same network when
-    their `blocks()` are equal; search spaces return canonical strings, so that `==` says so too.
+    `head` is the width of the last 1x1 convolution (0: none), which stands behind the pooling where it is `pooled`.
+    Two architectures are the same network when their `blocks()` are equal; search spaces return canonical strings, so
+    that `==` says so too.
 
     `around`: the timm network that this one is cut from, empty for none. Norms and padding are as there; `+same` behind
     the name stands for TensorFlow's padding where timm's name does not say so.
@@ -127,6 +158,7 @@ class Architecture:
     channels: int
     classes: int
     around: str = ""
+    pooled: bool = False
 
     def block_defs(self) -> tuple[tuple[BlockDef, ...], ...]:
         """The stages, parsed."""
@@ -143,14 +175,12 @@ class Architecture:
         groups: list[tuple[BlockSpec, ...]] = [(stem,)]
         channels, size = stem.out_channels, stem.out_size
         for stage in self.block_defs():
-            blocks: list[BlockSpec] = []
-            for block_def in stage:
-                blocks += block_def.blocks(channels, size, self.activation)
-                if blocks:
-                    channels, size = blocks[-1].out_channels, blocks[-1].out_size
-            groups.append(tuple(blocks))
+            blocks = blocks_of(stage, channels, size, self.activation)
+            if blocks:
+                channels, size = blocks[-1].out_channels, blocks[-1].out_size
+            groups.append(blocks)
         width = self.head or channels
-        groups.append((BlockSpec("head", channels, width, size, 1 if self.head else 0,
+        groups.append((BlockSpec(HEADS[self.pooled], channels, width, size, 1 if self.head else 0,
                                  activation=self.activation, classes=self.classes),))
         return tuple(groups)
 
@@ -173,7 +203,8 @@ class Architecture:
     def __str__(self) -> str:
         stages = " ".join("+".join(stage) for stage in self.stages)
         around = f"{_TIMM}{self.around} " if self.around else ""
-        return (f"{around}stem{self.stem_width}s{self.stem_stride} {stages} head{self.head} "
+        head = f"{'pooled' if self.pooled else 'head'}{self.head}"
+        return (f"{around}stem{self.stem_width}s{self.stem_stride} {stages} {head} "
                 f"{self.activation}@{self.image_size}")
 
     @classmethod
@@ -194,7 +225,8 @@ class Architecture:
             **DOCUMENT.header, "stem": {"width": int(said["width"]), "stride": int(said["stride"])},
             "stages": [word.split("+") for word in words[1:-2]], "head": int(said["head"]),
             "activation": said["activation"], "input": {"size": int(said["size"]), "channels": channels},
-            "classes": classes, **({"around": around} if around else {})})
+            "classes": classes, **({"around": around} if around else {}),
+            **({"pooled": True} if said["place"] == "pooled" else {})})
 
     def to_dict(self) -> dict[str, Any]:
         """The content of `architecture.yaml`."""
@@ -207,6 +239,7 @@ class Architecture:
             "input": {"size": self.image_size, "channels": self.channels},
             "classes": self.classes,
             **({"around": self.around} if self.around else {}),
+            **({"pooled": True} if self.pooled else {}),
         }
 
     @classmethod
@@ -235,12 +268,18 @@ class Architecture:
             stages=tuple(tuple(str(BlockDef.parse(str(text))) for text in stage) for stage in stages),
             stem_width=whole(stem, "width", 1), stem_stride=whole(stem, "stride", 1, 2), head=whole(data, "head", 0),
             activation=str(data["activation"]), image_size=whole(source, "size", 1),
-            channels=whole(source, "channels", 1), classes=whole(data, "classes", 2), around=around)
+            channels=whole(source, "channels", 1), classes=whole(data, "classes", 2), around=around,
+            pooled=data.get("pooled", False))
         architecture._check(where)
         return architecture
 
     def _check(self, where: str) -> None:
         """Refuse what timm would build as something else."""
+        blocks = [block for stage in self.block_defs() for block in stage]
+        if not isinstance(self.pooled, bool) or (self.pooled and (not self.head or not poolable(
+                (block.stride for block in blocks), (block.kind for block in blocks)))):
+            raise SpaceError(f"{where}: pooled must be true, for a network with a head whose blocks timm builds, with "
+                             f"strides of {_MOST_POOLED} at most in all, or not be there.")
         for index, stage in enumerate(self.block_defs()):
             for block in stage[1:]:
                 if block.stride != 1:

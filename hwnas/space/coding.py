@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby, product
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.errors import SpaceError
-from hwnas.space.architecture import Architecture, BlockDef
-from hwnas.space.blocks.block import BlockSpec
+from hwnas.space.architecture import Architecture, BlockDef, blocks_of
+from hwnas.space.blocks.block import HEADS, BlockSpec
 from hwnas.space.reading import FIELDS, GLOBALS, SpaceDef, StageDef
 
 Codes = NDArray[np.int64]
@@ -26,7 +27,7 @@ def _first(stage: int) -> int:
 
 
 class _Stage(NamedTuple):
-    """Look-up tables of one stage, indexed by its codes."""
+    """Look-up tables of one stage, indexed by its codes; `takes_kernel` and `takes_se` by [op, repeats]."""
 
     takes_kernel: NDArray[np.bool_]
     takes_se: NDArray[np.bool_]
@@ -99,7 +100,8 @@ class Coding:
             sizes, size_index = self._sizes(index)
             before, here = np.array(self.values[index]), np.array(self.values[index + 1])
             tables.append(_Stage(
-                np.array([op.takes_kernel for op in stage.ops]), np.array([op.takes_se for op in stage.ops]),
+                np.array([[op.takes_kernel(n) for n in stage.repeats] for op in stage.ops]),
+                np.array([[op.takes_se(n) for n in stage.repeats] for op in stage.ops]),
                 np.array([op.takes_repeats for op in stage.ops]), np.array(stage.repeats) > 1,
                 (before[:, None] == here[None, :]) & (stage.stride == 1), sizes, size_index,
                 (len(sizes), len(self.space.activations), len(before), len(here), len(stage.ops), len(stage.kernels),
@@ -127,9 +129,9 @@ class Coding:
         for index, table in enumerate(self._stages):
             stage = columns[_first(index):_first(index + 1)]
             op = stage[OP]
-            stage[KERNEL] *= table.takes_kernel[op]
-            stage[SE] *= table.takes_se[op]
             stage[REPEATS] *= table.takes_repeats[op]
+            stage[KERNEL] *= table.takes_kernel[op, stage[REPEATS]]
+            stage[SE] *= table.takes_se[op, stage[REPEATS]]
             residual = table.several[stage[REPEATS]] | table.same[values[index], values[index + 1]]
             stage[SKIP] *= residual & table.takes_repeats[op]
             if self.space.depths:
@@ -168,11 +170,13 @@ class Coding:
         units = [codes[STEM_WIDTH], *(codes[_first(i) + CHANNELS] for i in range(len(space.stages)))]
         widths = [self.values[i][self.value_index[i][codes[WIDTH], unit]] for i, unit in enumerate(units)]
         return Architecture(
-            stages=tuple((str(block_def(stage, tuple(codes[_first(i):_first(i + 1)]), widths[i], widths[i + 1])),)
+            stages=tuple(tuple(map(str, block_defs(stage, tuple(codes[_first(i):_first(i + 1)]), widths[i],
+                                                   widths[i + 1])))
                          for i, stage in enumerate(space.stages[:self.depths[codes[DEPTH]]])),
             stem_width=widths[0], stem_stride=space.stem_strides[codes[STEM_STRIDE]], head=space.heads[codes[HEAD]],
             activation=space.activations[codes[ACTIVATION]], image_size=space.image_sizes[codes[IMAGE_SIZE]],
-            channels=self.channels, classes=self.classes, around=space.around)
+            channels=self.channels, classes=self.classes, around=space.around,
+            pooled=space.pooled and space.heads[codes[HEAD]] > 0)
 
     def segments(self, full: Codes) -> Codes:
         """Segment ids [n, stages + 2] of canonical codes."""
@@ -215,24 +219,29 @@ class Coding:
                               space.stem_strides[digits[2]], activation=space.activations[digits[3]]),)
         if unit == len(self._stages) + 1:
             width, head = self._head_values[digits[1]], space.heads[digits[3]]
-            return (BlockSpec("head", width, head or width, self._head_sizes[digits[0]], 1 if head else 0,
+            return (BlockSpec(HEADS[space.pooled and head > 0], width, head or width, self._head_sizes[digits[0]],
+                              1 if head else 0,
                               activation=space.activations[digits[2]], classes=self.classes),)
         size, activation, before, here, op, kernel, se, skip, repeats = digits
         in_channels = self.values[unit - 1][before]
-        block = block_def(space.stages[unit - 1], (op, kernel, se, skip, 0, repeats), in_channels,
-                          self.values[unit][here])
-        return tuple(block.blocks(in_channels, self._stages[unit - 1].sizes[size], space.activations[activation]))
+        blocks = block_defs(space.stages[unit - 1], (op, kernel, se, skip, 0, repeats), in_channels,
+                            self.values[unit][here])
+        return blocks_of(blocks, in_channels, self._stages[unit - 1].sizes[size], space.activations[activation])
 
 
-def block_def(stage: StageDef, codes: tuple[int, ...], in_channels: int, out_channels: int) -> BlockDef:
-    """One stage's string from its codes (in the order of `reading.FIELDS`); unused parts have timm's default form."""
+def block_defs(stage: StageDef, codes: tuple[int, ...], in_channels: int, out_channels: int) -> tuple[BlockDef, ...]:
+    """One stage's strings from its codes (in the order of `reading.FIELDS`), one for each run of equal blocks; unused
+    parts have timm's default form."""
     op, repeats = stage.ops[codes[OP]], stage.repeats[codes[REPEATS]]
     if not op.takes_repeats:
-        return BlockDef(op.kind, 1, 1, stage.stride, 1.0, out_channels, 0.0, False)
+        return (BlockDef(op.kind, 1, 1, stage.stride, 1.0, out_channels, 0.0, False, stage.activation),)
     residual = repeats > 1 or (stage.stride == 1 and in_channels == out_channels)
-    return BlockDef(
-        op.kind, repeats, op.kernel or stage.kernels[codes[KERNEL]], stage.stride, op.expansion, out_channels,
-        stage.ses[codes[SE]] if op.takes_se else 0.0, stage.skips[codes[SKIP]] if residual else op.rules.adds_input)
+    skip = stage.skips[codes[SKIP]] if residual else op.rules.adds_input
+    blocks = [(each.kind, each.kernel or stage.kernels[codes[KERNEL]], each.expansion,
+               stage.ses[codes[SE]] if each.has_se else 0.0) for each in op.of_blocks(repeats)]
+    return tuple(BlockDef(kind, len([*run]), kernel, 1 if index else stage.stride, expansion, out_channels, se, skip,
+                          stage.activation, stage.hard_gate and se > 0)
+                 for index, ((kind, kernel, expansion, se), run) in enumerate(groupby(blocks)))
 
 
 def _first_codes(index: Codes, n_values: int) -> Codes:
@@ -295,8 +304,9 @@ def _settings(stage: StageDef, same: bool) -> int:
         if not op.takes_repeats:
             total += 1
             continue
-        depths = sum(len(stage.skips) if same or repeats > 1 else 1 for repeats in stage.repeats)
-        total += depths * (len(stage.kernels) if op.takes_kernel else 1) * (len(stage.ses) if op.takes_se else 1)
+        total += sum((len(stage.skips) if same or repeats > 1 else 1)
+                     * (len(stage.kernels) if op.takes_kernel(repeats) else 1)
+                     * (len(stage.ses) if op.takes_se(repeats) else 1) for repeats in stage.repeats)
     return total
 
 
@@ -305,7 +315,8 @@ def match(coding: Coding, architecture: Architecture) -> Codes:
     space = coding.space
     for name, value, expected in (("channels", architecture.channels, coding.channels),
                                   ("classes", architecture.classes, coding.classes),
-                                  ("around", architecture.around, space.around)):
+                                  ("around", architecture.around, space.around),
+                                  ("pooled", architecture.pooled, space.pooled and architecture.head > 0)):
         if value != expected:
             raise SpaceError(f"architecture {architecture.id} is not of this space: {name} is {value}, not {expected}.")
     codes = {name: _index(architecture, name, value, choices) for name, value, choices in (
@@ -336,41 +347,34 @@ def _match_units(coding: Coding, architecture: Architecture, width: int) -> tupl
     all_codes: list[int] = []
     before = architecture.stem_width
     for index, (stage, defs) in enumerate(zip(space.stages, architecture.block_defs(), strict=False)):
-        if len(defs) != 1:
-            raise _not_here(architecture, f"stage{index}", "+".join(map(str, defs)), "one arch-def string")
-        block = defs[0]
-        channels = _index(architecture, f"stage{index}.channels", block.channels,
+        width = defs[-1].channels
+        channels = _index(architecture, f"stage{index}.channels", width,
                           [space.scaled(c, scale) for c in stage.channels])
-        codes = _match_stage(stage, block, channels, before)
+        codes = _match_stage(stage, defs, channels, before)
         if codes is None:
-            raise _not_here(architecture, f"stage{index}", str(block), "a choice of that stage")
+            raise _not_here(architecture, f"stage{index}", "+".join(map(str, defs)), "a choice of that stage")
         all_codes += codes
-        before = block.channels
+        before = width
     return stem, all_codes
 
 
-def _match_stage(stage: StageDef, block: BlockDef, channels: int, before: int) -> list[int] | None:
-    """Codes of one stage that give the same blocks as `block` on `before` input channels, if there are any."""
+def _match_stage(stage: StageDef, defs: Sequence[BlockDef], channels: int, before: int) -> list[int] | None:
+    """Codes of one stage that give the same blocks as `defs` on `before` input channels, if there are any."""
+    first, repeats = defs[0], sum(block.repeats for block in defs)
+    wanted = blocks_of(defs, before, 1, "relu")
     for op_code, op in enumerate(stage.ops):
-        if op.kind != block.kind or op.expansion != block.expansion or stage.stride != block.stride:
+        if (op.kind, op.expansion, stage.stride) != (first.kind, first.expansion, first.stride):
             continue
         if not op.takes_repeats:
             return [op_code, 0, 0, 0, channels, 0]
-        kernel = _find(stage.kernels, block.kernel) if op.takes_kernel else 0
-        se = _find(stage.ses, block.se) if op.takes_se else 0
-        repeats = _find(stage.repeats, block.repeats)
-        if None in (kernel, se, repeats):
+        if repeats not in stage.repeats:
             continue
-        for skip in range(len(stage.skips)):
-            codes = [op_code, kernel or 0, se or 0, skip, channels, repeats or 0]
-            made = block_def(stage, tuple(codes), before, block.channels)
-            if tuple(made.blocks(before, 1, "relu")) == tuple(block.blocks(before, 1, "relu")):
+        for kernel, se, skip in product(range(len(stage.kernels) if op.takes_kernel(repeats) else 1),
+                                        range(len(stage.ses) if op.takes_se(repeats) else 1), range(len(stage.skips))):
+            codes = [op_code, kernel, se, skip, channels, stage.repeats.index(repeats)]
+            if blocks_of(block_defs(stage, tuple(codes), before, defs[-1].channels), before, 1, "relu") == wanted:
                 return codes
     return None
-
-
-def _find(choices: Sequence[Any], value: Any) -> int | None:
-    return choices.index(value) if value in choices else None
 
 
 def _index(architecture: Architecture, name: str, value: Any, choices: Sequence[Any]) -> int:

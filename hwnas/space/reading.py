@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import yaml
 
 from hwnas.errors import SpaceError, UnknownName
-from hwnas.space.architecture import AROUND
-from hwnas.space.blocks.block import ACTIVATIONS, KINDS, BlockKind, round_to_divisor
+from hwnas.space.architecture import AROUND, OWN_ACTIVATIONS, poolable
+from hwnas.space.blocks.block import ACTIVATIONS, GATES, KINDS, BlockKind, round_to_divisor
 from hwnas.system.documents import WRONG
 
 ONE_PIXEL = 2  # the last stride of a network that is made for larger images may meet a map of one pixel
@@ -23,37 +24,55 @@ FIELDS = ("op", "kernel", "se", "skip", "channels", "repeats")
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One operation of a stage; `kernel` is None where the stage's own kernel applies."""
+    """One operation of a stage; `kernel` is None where the stage's own kernel applies.
+
+    `behind`: the operations of the blocks behind the first, the last of them for all further ones; () means this one.
+    `bare`: it has no squeeze-and-excite, whatever the stage says.
+    """
 
     text: str = field(compare=False)
     kind: str
     expansion: float
     kernel: int | None
+    behind: tuple[Op, ...] = ()
+    bare: bool = False
+
+    def of_blocks(self, n: int) -> tuple[Op, ...]:
+        """The operations of a stage's first `n` blocks."""
+        row = (self, *self.behind)
+        return row[:n] + row[-1:] * (n - len(row))
 
     @property
     def rules(self) -> BlockKind:
         """What its kind says."""
         return KINDS[self.kind]
 
-    @property
-    def takes_kernel(self) -> bool:
-        """Whether the stage's kernel matters to it."""
-        return self.kernel is None
+    def takes_kernel(self, n: int) -> bool:
+        """Whether the stage's kernel matters to the first `n` blocks."""
+        return any(op.kernel is None for op in self.of_blocks(n))
 
     @property
     def takes_repeats(self) -> bool:
         """Whether repeats and a residual matter to it (an operation that can vanish comes once)."""
         return not self.rules.vanishes
 
+    def takes_se(self, n: int) -> bool:
+        """Whether squeeze-and-excite matters to the first `n` blocks (timm drops it on plain convolutions)."""
+        return any(op.has_se for op in self.of_blocks(n))
+
     @property
-    def takes_se(self) -> bool:
-        """Whether squeeze-and-excite matters to it (timm drops it on plain convolutions)."""
-        return self.rules.takes_se
+    def has_se(self) -> bool:
+        """Whether the first block may have squeeze-and-excite."""
+        return self.rules.takes_se and not self.bare
 
 
 @dataclass(frozen=True, slots=True)
 class StageDef:
-    """What may be chosen in one stage; every tuple holds at least one value, no two of them equal."""
+    """What may be chosen in one stage; every tuple holds at least one value, no two of them equal.
+
+    `activation`: that of its blocks, empty for the network's. `hard_gate`: that of squeeze-and-excite, as BlockSpec
+    says.
+    """
 
     ops: tuple[Op, ...]
     kernels: tuple[int, ...]
@@ -62,6 +81,8 @@ class StageDef:
     channels: tuple[int, ...]
     repeats: tuple[int, ...]
     stride: int
+    activation: str = ""
+    hard_gate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +90,7 @@ class SpaceDef:
     """What may be chosen in a space. `widths` multiply stem and stages, not the head.
 
     `depths`: how many of the stages there are, from the first on; () means all. `around`: the timm network that the
-    space's networks are cut from, as in `Architecture.around`.
+    space's networks are cut from, as in `Architecture.around`. `pooled`: heads stand behind the pooling.
     """
 
     image_sizes: tuple[int, ...]
@@ -82,6 +103,7 @@ class SpaceDef:
     divisor: int
     depths: tuple[int, ...] = ()
     around: str = ""
+    pooled: bool = False
 
     def scaled(self, channels: int, width: float) -> int:
         """Channels under a width multiplier; a fixed one is already in them."""
@@ -110,11 +132,12 @@ def without_dead_choices(space: SpaceDef) -> SpaceDef:
     before: tuple[int, ...] = space.stem_widths
     for stage in space.stages:
         shapes_meet = stage.stride == 1 and space.may_meet(before, stage.channels)
-        residual = any(op.takes_repeats for op in stage.ops) and (max(stage.repeats) > 1 or shapes_meet)
+        most = max(stage.repeats)
+        residual = any(op.takes_repeats for op in stage.ops) and (most > 1 or shapes_meet)
         stages.append(replace(
             stage,
-            kernels=stage.kernels if any(op.takes_kernel for op in stage.ops) else stage.kernels[:1],
-            ses=stage.ses if any(op.takes_se for op in stage.ops) else stage.ses[:1],
+            kernels=stage.kernels if any(op.takes_kernel(most) for op in stage.ops) else stage.kernels[:1],
+            ses=stage.ses if any(op.takes_se(most) for op in stage.ops) else stage.ses[:1],
             skips=stage.skips if residual else stage.skips[:1],
             repeats=stage.repeats if any(op.takes_repeats for op in stage.ops) else stage.repeats[:1]))
         before = stage.channels
@@ -127,6 +150,9 @@ def faults(space: SpaceDef) -> Iterator[tuple[Path, str]]:
         yield ("depth",), "cannot vary where width does, or where 'id' is an operation"
     if max(space.depths, default=0) > len(space.stages):
         yield ("depth",), f"must not be above the number of stages, {len(space.stages)}"
+    if space.pooled and not poolable((stage.stride for stage in space.stages),
+                                     (op.kind for stage in space.stages for op in stage.ops)):
+        yield ("pooled",), "is for operations that timm builds, with strides of 16 at most in all"
     stride = max(space.stem_strides)
     for stage in space.stages:
         stride *= stage.stride
@@ -136,7 +162,7 @@ def faults(space: SpaceDef) -> Iterator[tuple[Path, str]]:
     before = space.stem_widths
     for index, stage in enumerate(space.stages):
         narrowest = min(space.scaled(c, w) for c in (*before, *stage.channels) for w in space.widths)
-        for se in stage.ses if any(op.takes_se for op in stage.ops) else ():
+        for se in stage.ses if any(op.takes_se(max(stage.repeats)) for op in stage.ops) else ():
             if se and 0.9 * se * narrowest < 0.6:
                 yield ("stages", index, "se"), f"{se:g} leaves no channel of {narrowest}"
         before = stage.channels
@@ -153,6 +179,9 @@ def _aliases(space: SpaceDef) -> Iterator[tuple[Path, str]]:
             if op.kernel is None and any(o.kind == op.kind and o.expansion == op.expansion and o.kernel in stage.kernels
                                          for o in stage.ops):
                 yield (*path, "op"), f"lists {op.text!r} with one of the stage's kernels twice"
+        for op, other in combinations(stage.ops, 2):
+            if (op.behind or other.behind or op.bare or other.bare) and _starts(op, stage) & _starts(other, stage):
+                yield (*path, "op"), f"lists {op.text!r} and {other.text!r}, which begin with the same block"
         before_channels = before.channels if before else space.stem_widths
         joined = stage.stride == 1 and space.may_meet(before_channels, stage.channels)
         has_id = any(op.rules.vanishes for op in stage.ops)
@@ -160,8 +189,7 @@ def _aliases(space: SpaceDef) -> Iterator[tuple[Path, str]]:
             yield (*path, "channels"), ("must be one value, and the same as in the stage before, "
                                         "where 'id' may change nothing")
         if joined and before is not None:
-            depth_varies = len(before.repeats) > 1 or len(stage.repeats) > 1
-            if depth_varies and _operations(before) & _operations(stage):
+            if len(before.repeats) > 1 and _operations(before) & _operations(stage):
                 yield path, ("may have the channels and the operation of the stage before at stride 1, so that two "
                              "settings of repeats are one network: make them one stage, or use other channels or "
                              "stride 2")
@@ -172,8 +200,13 @@ def _aliases(space: SpaceDef) -> Iterator[tuple[Path, str]]:
 
 def _operations(stage: StageDef) -> set[tuple[str, float, int]]:
     """Everything the stage may repeat: (kind, expansion, kernel)."""
-    return {(op.kind, op.expansion, kernel) for op in stage.ops if op.takes_repeats
-            for kernel in ((op.kernel,) if op.kernel else stage.kernels)}
+    return {start for op in stage.ops if op.takes_repeats for each in (op, *op.behind)
+            for start in _starts(each, stage)}
+
+
+def _starts(op: Op, stage: StageDef) -> set[tuple[str, float, int]]:
+    """What the first block may be: (kind, expansion, kernel)."""
+    return {(op.kind, op.expansion, kernel) for kernel in ((op.kernel,) if op.kernel else stage.kernels)}
 
 
 _MAX_NODES = 20_000
@@ -263,7 +296,7 @@ class SpaceFile:
 
 
 _KINDS = {word: kind for kind in KINDS.values() for word in kind.words}
-_OP = re.compile(r"(?P<kind>[a-z]+)(?:_e(?P<e>\d+(?:\.\d+)?))?(?:_k(?P<k>\d+))?")
+_OP = re.compile(r"(?P<kind>[a-z]+)(?:_e(?P<e>\d+(?:\.\d+)?))?(?:_k(?P<k>\d+))?(?P<bare>_se0)?")
 
 
 def _whole(low: int, high: int, odd: bool = False) -> Rule:
@@ -298,6 +331,18 @@ def _activation(value: Any) -> str:
     return str(value)
 
 
+def _own_activation(value: Any) -> str:
+    if value not in ("", *OWN_ACTIVATIONS):
+        raise ValueError
+    return str(value)
+
+
+def _gate(value: Any) -> str:
+    if value not in GATES:
+        raise ValueError
+    return str(value)
+
+
 def _around(value: Any) -> str:
     if not isinstance(value, str) or not AROUND.fullmatch(value):
         raise ValueError
@@ -308,18 +353,27 @@ def _op_rule() -> str:
     kinds = [kind for kind in KINDS.values() if kind.words]
     free, fixed = ([kind.words[0] + ("_e<expansion>" if kind.expands else "") for kind in kinds
                     if kind.takes_kernel == takes] for takes in (True, False))
-    return f"must be {', '.join(free)} (_k<kernel>: a kernel of its own) or {' or '.join(fixed)}"
+    return (f"must be {', '.join(free)} (_k<kernel>: a kernel of its own; _se0: no squeeze-and-excite) or "
+            f"{' or '.join(fixed)}, or several joined by +: the first block's, the second's and so on")
 
 
 def _op(value: Any) -> Op:
-    match = _OP.fullmatch(str(value))
+    first, *behind = map(_single_op, str(value).split("+"))
+    if behind and ((first, *behind)[-2] == behind[-1] or not all(op.takes_repeats for op in (first, *behind))):
+        raise ValueError
+    return replace(first, text=str(value), behind=tuple(behind))
+
+
+def _single_op(value: str) -> Op:
+    match = _OP.fullmatch(value)
     kind = _KINDS.get(match["kind"]) if match else None
-    if match is None or kind is None or kind.expands != bool(match["e"]) or (match["k"] and not kind.takes_kernel):
+    if match is None or kind is None or kind.expands != bool(match["e"]) or (match["k"] and not kind.takes_kernel) \
+            or (match["bare"] and not kind.takes_se):
         raise ValueError
     expansion, kernel = float(match["e"] or 1), int(match["k"]) if match["k"] else None
     if not 1 <= expansion <= 16 or (kernel is not None and (kernel % 2 == 0 or kernel > 11)):
         raise ValueError
-    return Op(str(value), kind.name, expansion, kernel if kind.takes_kernel else 1)
+    return Op(value, kind.name, expansion, kernel if kind.takes_kernel else 1, bare=bool(match["bare"]))
 
 
 _TOP: dict[str, Rule] = {
@@ -327,14 +381,19 @@ _TOP: dict[str, Rule] = {
     "activation": Rule(f"must be one of {', '.join(ACTIVATIONS)}", _activation), "divisor": _whole(1, 64),
     "depth": _whole(1, 64),
     "around": Rule("must be the name of a timm network, perhaps with +same", _around),
+    "pooled": Rule("must be true or false", _flag),
 }
 _STEM: dict[str, Rule] = {"width": _whole(1, 4096), "stride": _whole(1, 2)}
 _STAGE: dict[str, Rule] = {
     "op": Rule(_op_rule(), _op),
     "kernel": _whole(1, 11, odd=True), "se": _real(0, 1), "skip": Rule("must be true or false", _flag),
     "channels": _whole(1, 8192), "multipliers": _real(0.05, 8), "repeats": _whole(1, 64), "stride": _whole(1, 2),
+    "activation": Rule(f"must be one of {', '.join(OWN_ACTIVATIONS)}, or not be there", _own_activation),
+    "gate": Rule(f"must be {' or '.join(GATES)}", _gate),
 }
-_STAGE_DEFAULTS: dict[str, Any] = {"kernel": 3, "se": 0, "skip": True, "multipliers": 1, "repeats": 1, "stride": 1}
+_STAGE_DEFAULTS: dict[str, Any] = {"kernel": 3, "se": 0, "skip": True, "multipliers": 1, "repeats": 1, "stride": 1,
+                                   "activation": "", "gate": GATES[0]}
+_SINGLE = ("stride", "activation", "gate")
 _TOP_KEYS = ("description", *_TOP, "stem", "defaults", "stages", "known")
 
 
@@ -361,7 +420,8 @@ def read_space(file: SpaceFile, image_size: int | None = None) -> SpaceDef:
         stem_strides=file.choices(("stem", "stride"), stem["stride"], _STEM["stride"]),
         heads=read["head"], stages=_read_stages(file, top, widths, divisor), divisor=divisor,
         depths=tuple(sorted(file.choices(("depth",), top["depth"], _TOP["depth"]))) if "depth" in top else (),
-        around=file.choices(("around",), top["around"], _TOP["around"], most=1)[0] if "around" in top else "")
+        around=file.choices(("around",), top["around"], _TOP["around"], most=1)[0] if "around" in top else "",
+        pooled=file.choices(("pooled",), top.get("pooled", False), _TOP["pooled"], most=1)[0])
     space = without_dead_choices(space)
     for path, message in faults(space):
         file.fail(path, message)
@@ -390,11 +450,11 @@ def _read_stages(file: SpaceFile, top: Mapping[str, Any], widths: tuple[float, .
             merged = {**_STAGE_DEFAULTS, **defaults, **own}
             if key not in merged:
                 file.fail(("stages", index), f"lacks the key {key!r}")
-            choices[key] = file.choices(path, merged[key], rule, most=1 if key == "stride" else 64)
+            choices[key] = file.choices(path, merged[key], rule, most=1 if key in _SINGLE else 64)
         stages.append(StageDef(
             choices["op"], choices["kernel"], choices["se"], choices["skip"],
             _merge_channels(choices["channels"], choices["multipliers"], widths, divisor), choices["repeats"],
-            choices["stride"][0]))
+            choices["stride"][0], choices["activation"][0], choices["gate"][0] != GATES[0]))
     return tuple(stages)
 
 

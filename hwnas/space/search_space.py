@@ -22,6 +22,8 @@ from hwnas.space.reading import SpaceDef, SpaceFile, Value, fields, known_settin
 from hwnas.system.paths import search_space_dirs
 
 _MAX_BYTES = 1 << 20
+# Keys of definitions that came after the first spaces.
+_LATER = ("depths", "around", "behind", "bare", "activation", "hard_gate", "pooled")
 WHOLE = "whole"  # the known network that the others of a space are cut from
 
 
@@ -140,10 +142,8 @@ class SearchSpace:
     @property
     def fingerprint(self) -> str:
         """Twelve hexadecimal digits that change when the networks or the known ones change."""
-        definition = asdict(self.definition)
-        for key in ("depths", "around"):  # spaces of earlier versions have neither
-            definition[key] or definition.pop(key)
-        content = {"definition": definition, "channels": self.channels, "classes": self.classes,
+        content = {"definition": _without_later(asdict(self.definition)),
+                   "channels": self.channels, "classes": self.classes,
                    "known": {name: network.to_dict() for name, network in self.known.items()}}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -263,6 +263,13 @@ def find_space(name_or_path: str | os.PathLike[str]) -> Path:
     if text not in files:
         raise UnknownName("search space", text, files)
     return files[text]
+
+
+def _without_later(part: Any) -> Any:
+    """A definition as spaces of earlier versions say it: without the keys that they lack, where these say nothing."""
+    if isinstance(part, dict):
+        return {key: _without_later(value) for key, value in part.items() if value or key not in _LATER}
+    return type(part)(map(_without_later, part)) if isinstance(part, list | tuple) else part
 
 
 def _plain(value: Any) -> tuple[bool, str | float] | None:

@@ -125,7 +125,8 @@ def covering(space: SearchSpace) -> Iterator[Architecture]:
 def covering_settings(space: SearchSpace) -> Iterator[dict[str, Value]]:
     """The same networks as settings of the space's parameters."""
     stages = space.definition.stages
-    branches = [[(op.text, kernel) for op in stage.ops for kernel in (stage.kernels if op.takes_kernel else (0,))]
+    branches = [[(op.text, kernel) for op in stage.ops
+                 for kernel in (stage.kernels if op.takes_kernel(max(stage.repeats)) else (0,))]
                 for stage in stages]
     for index in range(max(map(len, branches))):
         setting: dict[str, Any] = {}

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 torch = pytest.importorskip("torch")
 
 from hwnas.errors import ConfigError, DataError, SpaceError  # noqa: E402
+from hwnas.latency.features import block_features  # noqa: E402
 from hwnas.networks.around import (  # noqa: E402
     _source,
     around_of,
@@ -22,14 +23,19 @@ from hwnas.networks.around import (  # noqa: E402
     origin_of,
     space_content,
 )
+from hwnas.networks.baselines import count_macs, count_params  # noqa: E402
 from hwnas.networks.build import original, settings_of  # noqa: E402
 from hwnas.networks.cuts import Cut  # noqa: E402
+from hwnas.networks.export import check_parity, export_onnx, randomise  # noqa: E402
+from hwnas.networks.quantize import quantize_static  # noqa: E402
 from hwnas.networks.weights import Pretrained, PretrainedOptions, find_pretrained  # noqa: E402
 from hwnas.space.architecture import Architecture  # noqa: E402
 from hwnas.space.search_space import SearchSpace  # noqa: E402
+from hwnas.system.libraries import import_onnxruntime  # noqa: E402
 from hwnas.training.loop import seeded  # noqa: E402
 
-NAMES = ("test_efficientnet", "mnasnet_small", "mobilenetv2_035", "mobilenetv2_035+same", "tinynet_e")
+NAMES = ("test_efficientnet", "mnasnet_small", "mobilenetv2_035", "mobilenetv2_035+same", "tinynet_e",
+         "mobilenetv1_025+same", "fbnetc_100", "tf_mobilenetv3_small_075", "lcnet_050")
 
 
 def space_of(around: str, px: int, sizes: tuple[int, ...] = (), channels: int = 3) -> SearchSpace:
@@ -69,7 +75,10 @@ def test_the_space_of_cuts_holds_the_whole_network_and_builds_what_it_says(aroun
         assert space.decode(space.encode(whole)) == whole
     for row in space.sample(np.random.default_rng(0), 3):
         cut = space.decode(space.to_params(row))
-        assert begin(cut, None).eval()(torch.zeros(1, 3, cut.image_size, cut.image_size)).shape == (1, 10)
+        model = begin(cut, None).eval()
+        assert model(torch.zeros(1, 3, cut.image_size, cut.image_size)).shape == (1, 10)
+        assert count_params(model) == cut.params
+        assert count_macs(model, (3, cut.image_size, cut.image_size)) == cut.macs
         assert Architecture.parse(str(cut), 3, 10) == cut
         assert cut.id != Architecture.from_dict({**cut.to_dict(), "around": ""}).id
 
@@ -81,12 +90,14 @@ def test_the_whole_network_begins_as_it_is(around: str, tmp_path: Path) -> None:
     images = torch.rand(2, 3, 64, 64)
     with torch.no_grad():
         assert torch.equal(model.forward_features(images), source.forward_features(images))
+        ours, theirs = (each.forward_head(each.forward_features(images), pre_logits=True) for each in (model, source))
+        assert torch.equal(ours, theirs)
     assert model.get_classifier().out_features == 10
-    headless = begin(replace(origin_of(around, 3, 10, 64), head=0), saved(source, around, tmp_path)).eval()
-    assert headless(images).shape == (2, 10)
+    headless = begin(replace(origin_of(around, 3, 10, 64), head=0, pooled=False), saved(source, around, tmp_path))
+    assert headless.eval()(images).shape == (2, 10)
 
 
-@pytest.mark.parametrize("around", ["test_efficientnet", "mobilenetv2_035+same"])
+@pytest.mark.parametrize("around", ["test_efficientnet", "mobilenetv2_035+same", "lcnet_050", "mobilenetv3_small_050"])
 def test_cuts_by_depth_keep_the_first_blocks(around: str, tmp_path: Path) -> None:
     source = trained(around).eval()
     pretrained = saved(source, around, tmp_path)
@@ -104,19 +115,19 @@ def test_cuts_by_depth_keep_the_first_blocks(around: str, tmp_path: Path) -> Non
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("around", ["mobilenetv2_035", "tinynet_e", "test_efficientnet"])
+@pytest.mark.parametrize("around", ["mobilenetv2_035", "tinynet_e", "test_efficientnet", "mobilenetv1_025",
+                                    "fbnetc_100", "mobilenetv3_small_100"])
 def test_channels_that_say_nothing_can_be_left_out(around: str, tmp_path: Path) -> None:
     """With half of all channels silent, a network of half the width and thickness answers as the whole one does."""
     source = trained(around, prune=True).eval()
     whole = origin_of(around, 3, 10, 64)
     stages = []
-    for (block,) in whole.block_defs():
-        stages.append((str(replace(block, channels=block.channels // 2, se=0.0)),))
+    for stage in whole.block_defs():
+        stages.append(tuple(str(replace(block, channels=block.channels // 2, se=0.0)) for block in stage))
     for block in (block for stage in source.blocks for block in stage):
         if hasattr(getattr(block, "se", None), "conv_reduce"):
             block.se = torch.nn.Identity()
-    half = Architecture(tuple(stages), whole.stem_width // 2, whole.stem_stride, whole.head // 2, whole.activation, 64,
-                        3, 10, around)
+    half = replace(whole, stages=tuple(stages), stem_width=whole.stem_width // 2, head=whole.head // 2)
     complete = {**original(around).state_dict(), **source.state_dict()}
     save_file(complete, tmp_path / f"{around}.safetensors")
     pretrained, _ = find_pretrained(around, PretrainedOptions(folder=tmp_path), 3)
@@ -129,12 +140,42 @@ def test_channels_that_say_nothing_can_be_left_out(around: str, tmp_path: Path) 
     torch.testing.assert_close(ours[:, ours.abs().sum((0, 2, 3)) > 0], theirs[:, kept])
 
 
+@pytest.mark.parametrize("around", ["mobilenetv1_025", "tf_mobilenetv3_small_075+same", "hardcorenas_a"])
+def test_cuts_are_exported_and_run_in_int8(around: str, tmp_path: Path) -> None:
+    space = space_of(around, 64)
+    for row in space.sample(np.random.default_rng(2), 2):
+        cut = space.decode(space.to_params(row))
+        model = randomise(begin(cut, None), 0).eval()
+        images = np.random.default_rng(0).standard_normal((256, 3, cut.image_size, cut.image_size), dtype=np.float32)
+        export_onnx(model, tmp_path / "fp32.onnx", images.shape[1:])
+        check_parity(model, tmp_path / "fp32.onnx", images)
+        quantize_static(tmp_path / "fp32.onnx", tmp_path / "int8.onnx", images[:32], method="minmax")
+        logits = [import_onnxruntime().InferenceSession(str(tmp_path / f"{precision}.onnx"), providers=[
+            "CPUExecutionProvider"]).run(None, {"images": images[:32]})[0] for precision in ("fp32", "int8")]
+        assert np.corrcoef(logits[0].ravel(), logits[1].ravel())[0, 1] > 0.95
+        codes = space.canonical_codes(row[None])
+        assert sum(map(block_features, cut.blocks())).tolist() == pytest.approx(sum(
+            block_features(block) for segment in space.segments(codes)[0]
+            for block in space.segment_blocks(int(segment))).tolist())
+
+
+def test_a_narrower_head_behind_the_pooling_keeps_what_weighs_most(tmp_path: Path) -> None:
+    around = "mobilenetv3_small_050"
+    source = trained(around)
+    with torch.no_grad():
+        source.conv_head.weight[::2] *= 1e-3
+    whole = origin_of(around, 3, 10, 64)
+    model: Any = begin(replace(whole, head=whole.head // 2), saved(source, around, tmp_path))
+    assert torch.equal(model.conv_head.weight, source.conv_head.weight[1::2])
+    assert torch.equal(model.conv_head.bias, source.conv_head.bias[1::2])
+
+
 def test_a_kernel_is_cropped_to_its_middle_and_a_block_becomes_one_dense_convolution(tmp_path: Path) -> None:
     around = "tinynet_e"
     source = trained(around).eval()
     pretrained = saved(source, around, tmp_path)
     whole = origin_of(around, 3, 10, 64)
-    index = next(i for i, (block,) in enumerate(whole.block_defs()) if block.kernel == 5)
+    index = next(i for i, (block, *_) in enumerate(whole.block_defs()) if block.kernel == 5)
 
     def changed(old: str, new: str, at: int) -> Any:
         stages = [tuple(text.replace(old, new) for text in stage) if i == at else stage
@@ -164,9 +205,10 @@ def test_grey_images_read_the_sum_of_the_colours(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("around", "words"), [
-    ("resnet18", "builds it as ResNet"), ("mobilenetv3_small_050", "builds it as MobileNetV3"),
-    ("mixnet_s", "kernels of several sizes"), ("fbnetc_100", "blocks of its stage 1 differ"),
-    ("mobilenetv1_050", "end with an activation"), ("efficientnet_blur_b0", "layers that cannot be said"),
+    ("resnet18", "builds it as ResNet"), ("lcnet_035", "keeps 22 of 88 channels"),
+    ("mobilenetv4_conv_small_035", "UniversalInvertedResidual"),
+    ("mixnet_s", "kernels of several sizes"), ("efficientnet_b1_pruned", "stage 1 differ in squeeze-and-excite"),
+    ("efficientnet_blur_b0", "layers that cannot be said"),
     ("test_efficientnet_gn", "batch norms")])
 def test_a_network_that_cannot_be_cut_is_told_why(around: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
@@ -205,6 +247,19 @@ def test_a_space_may_hold_no_more_than_the_network_that_it_is_cut_from(key: str,
     content = space_content("mnasnet_100", 3, 10, 64)
     check_cuts(SearchSpace.of_content(content, "cuts", channels=3, classes=10))
     content["stages"][2][key] = value
+    content.pop("known")
+    with pytest.raises(SpaceError, match=words):
+        check_cuts(SearchSpace.of_content(content, "cuts", channels=3, classes=10))
+
+
+@pytest.mark.parametrize(("stage", "key", "value", "words"), [
+    (1, "op", ["ir_e4.5+ir_e6"], r"stages\[1\]\.op must not be above 3.5"),
+    (1, "activation", "relu6", "activation and gate"), (2, "gate", "sigmoid", "activation and gate"),
+    (None, "pooled", False, "pooled must be true")])
+def test_rows_gates_and_heads_are_those_of_the_network(stage: int | None, key: str, value: Any, words: str) -> None:
+    content = space_content("mobilenetv3_small_050", 3, 10, 64)
+    check_cuts(SearchSpace.of_content(content, "cuts", channels=3, classes=10))
+    (content if stage is None else content["stages"][stage])[key] = value
     content.pop("known")
     with pytest.raises(SpaceError, match=words):
         check_cuts(SearchSpace.of_content(content, "cuts", channels=3, classes=10))

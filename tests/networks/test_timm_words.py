@@ -18,8 +18,10 @@ from hwnas.space.architecture import Architecture
 CLASSES = ("left", "right", "up")
 
 
-def found(*blocks: str, stem: int = 2, head: int = 16, activation: str = "relu", around: str = "") -> FoundNetwork:
-    return FoundNetwork(Architecture(tuple((block,) for block in blocks), 12, stem, head, activation, 32, 3, 3, around))
+def found(*blocks: str, stem: int = 2, head: int = 16, activation: str = "relu", around: str = "",
+          pooled: bool = False) -> FoundNetwork:
+    return FoundNetwork(Architecture(tuple((block,) for block in blocks), 12, stem, head, activation, 32, 3, 3, around,
+                                     pooled))
 
 
 def timm_network(name: str, channels: int = 3, **options: object) -> TimmNetwork:
@@ -56,6 +58,8 @@ def test_a_whole_network_has_timms_name(network: TimmNetwork, tmp_path: Path) ->
     timm_network("tf_mobilenetv3_small_minimal_100", cut="11"), timm_network("mobilenetv4_conv_small", cut="22"),
     timm_network("mobilenetv1_025"), timm_network("lcnet_050", cut="11"),
     found("ds_r1_k3_s1_c20", "ir_r1_k5_s2_e4_c24_se0.25", "er_r1_k3_s2_e4_c40", "cn_r1_k3_s1_c40"),
+    found("dsa_r2_k3_s2_c20_skip", "dsa_r1_k5_s1_c20", around="mobilenetv1_050"),
+    found("ir_r2_k3_s2_e4_c24_nre", "cn_r1_k1_s1_c48", activation="hard_swish", pooled=True),
     found("ir_r2_k3_s2_e4_c12", head=0, activation="swish"),
     found("er_r1_k3_s2_e4_c16", around="test_efficientnet+same", activation="relu6")], ids=str)
 def test_cuts_and_architectures_are_told_by_their_blocks(network: Network, tmp_path: Path) -> None:

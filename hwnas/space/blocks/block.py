@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 ACTIVATIONS = ("relu", "relu6", "swish", "hard_swish", "gelu")
+HEADS = ("head", "pooled_head")  # kinds: the head's convolution before the global pooling, or behind it
+GATES = ("sigmoid", "hard_sigmoid")  # of squeeze-and-excite
 Convolutions = tuple[tuple[str, int, int, int, int, int], ...]
 
 
@@ -74,6 +76,9 @@ class BlockSpec:
 
     `classes` is set on `head` only (1x1 convolution to `out_channels`, global pooling, linear layer);
     a head with `out_channels == in_channels` and `kernel == 0` has no convolution.
+
+    `se`: the width of squeeze-and-excite as a share of what the block reads. With `hard_gate` it is MobileNetV3's: a
+    share of the inner channels in multiples of 8, ReLU between the two, and a hard sigmoid.
     """
 
     kind: str
@@ -87,6 +92,7 @@ class BlockSpec:
     skip: bool = False
     activation: str = "relu"
     classes: int = 0
+    hard_gate: bool = False
 
     @property
     def rules(self) -> BlockKind:
@@ -108,7 +114,7 @@ class BlockSpec:
         if self.rules.expands:
             parts.append(f"e{self.expansion:g}")
         if self.se:
-            parts.append(f"se{self.se:g}")
+            parts.append(f"{'sh' if self.hard_gate else 'se'}{self.se:g}")
         if self.skip:
             parts.append("skip")
         if self.classes:
@@ -133,6 +139,8 @@ class BlockSpec:
     @property
     def se_channels(self) -> int:
         """Width of the squeeze-and-excite bottleneck (0: none)."""
+        if self.se and self.hard_gate:
+            return round_to_divisor(round(self.mid_channels * self.se, 4))
         return round(self.mid_channels * self.se_ratio) if self.se else 0
 
     def convolutions(self) -> Convolutions:
