@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from importlib.metadata import version as package_version
 from pathlib import Path
@@ -30,6 +31,7 @@ _HINTS = {"fp32": "f32", "int8": "f32", "bf16": "bf16"}
 _CAPABILITIES = {"fp32": "FP32", "int8": "INT8", "bf16": "BF16"}
 _WEIGHTED = ("Convolution", "GroupConvolution", "FullyConnected", "MatMul")
 _PRECISIONS = {"f32": "fp32", "bf16": "bf16", "f16": "fp16", "u8": "int8", "i8": "int8"}
+_REFERENCE = "ref"  # begins the names of kernels that are written in plain C++
 # OpenVINO counts whole microseconds, rounded down, so that half of one is added to every executed node.
 _ROUNDED_OFF_MS = 0.0005
 _WARM_UP = 10
@@ -92,13 +94,18 @@ class OpenVinoRuntime:
         self.check(target)
         return self._wrap(self._compile(onnx_path, target), onnx_path, target)
 
+    def inspect(self, onnx_path: str | os.PathLike[str], target: Target) -> OpenVinoCompiled:
+        """See `hwnas.runtimes.runtime.inspected`."""
+        self.check(target)
+        return self._wrap(self._compile(onnx_path, target), onnx_path, target, refuse=False)
+
     def _wrap(self, compiled: Any, onnx_path: str | os.PathLike[str], target: Target,
-              content: bytes | None = None) -> OpenVinoCompiled:
+              content: bytes | None = None, *, refuse: bool = True) -> OpenVinoCompiled:
         """The compiled network, its precisions judged.
 
         `content`: the bytes that `compiled` was imported from, because an imported network cannot be exported again.
         """
-        execution = judge(onnx_path, target, _count_executed(compiled), quantised_in_file(onnx_path))
+        execution = judge(onnx_path, target, _count_executed(compiled), quantised_in_file(onnx_path), refuse)
 
         def instrumented() -> Any:
             """The same network with counters; importing is five times as quick as compiling again."""
@@ -203,9 +210,9 @@ class OpenVinoCompiled:
             counters.advance(interrupted=seconds > _INTERRUPTED * quiet)
             quiet = min(quiet, seconds)
         self._profiled = counters.inferences
-        made_of = _original_names(compiled)
-        return [NodeTime(made_of[name] or name, kind, mean + _ROUNDED_OFF_MS)
-                for name, kind, mean in counters.means() if name in made_of]
+        told = _told_of_nodes(compiled)
+        return [replace(told[name], kind=kind, ms=mean + _ROUNDED_OFF_MS)
+                for name, kind, mean in counters.means() if name in told]
 
     @cached_property
     def _instrumented(self) -> Any:
@@ -279,11 +286,14 @@ def _bind(compiled: Any, images: NDArray[np.float32], batch: int) -> tuple[Calla
     return request.infer, request
 
 
-def _original_names(compiled: Any) -> dict[str, str]:
-    """Executed nodes of the compiled graph: name -> the ONNX names fused into it, comma-separated."""
-    names = {}
+def _told_of_nodes(compiled: Any) -> dict[str, NodeTime]:
+    """Executed nodes of the compiled graph by name, without their times. The names fused into one are those of the
+    ONNX file, comma-separated."""
+    nodes = {}
     for node in compiled.get_runtime_model().get_ordered_ops():
-        info = node.get_rt_info()
+        info, name = node.get_rt_info(), node.get_friendly_name()
         if _text(info, "layerType") not in ("Const", "Input", "Output", "Parameter", "Result"):
-            names[node.get_friendly_name()] = _text(info, "originalLayersNames")
-    return names
+            precision, kernel = _text(info, "runtimePrecision"), _text(info, "primitiveType")
+            nodes[name] = NodeTime(_text(info, "originalLayersNames") or name, _text(info, "layerType"), 0.0,
+                                   _PRECISIONS.get(precision, precision), kernel, "cpu", kernel.startswith(_REFERENCE))
+    return nodes
