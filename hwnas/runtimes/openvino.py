@@ -95,17 +95,20 @@ class OpenVinoRuntime:
         return self._wrap(self._compile(onnx_path, target), onnx_path, target)
 
     def inspect(self, onnx_path: str | os.PathLike[str], target: Target) -> OpenVinoCompiled:
-        """See `hwnas.runtimes.runtime.inspected`."""
+        """See `hwnas.runtimes.runtime.inspected`. Compiled with counters: one that is imported has lost some of the
+        names that its nodes were made of."""
         self.check(target)
-        return self._wrap(self._compile(onnx_path, target), onnx_path, target, refuse=False)
+        compiled = self._compile(onnx_path, target, counters=True)
+        execution = judge(onnx_path, target, _count_executed(compiled), quantised_in_file(onnx_path), refuse=False)
+        return OpenVinoCompiled(compiled, execution, target, lambda: compiled)
 
     def _wrap(self, compiled: Any, onnx_path: str | os.PathLike[str], target: Target,
-              content: bytes | None = None, *, refuse: bool = True) -> OpenVinoCompiled:
+              content: bytes | None = None) -> OpenVinoCompiled:
         """The compiled network, its precisions judged.
 
         `content`: the bytes that `compiled` was imported from, because an imported network cannot be exported again.
         """
-        execution = judge(onnx_path, target, _count_executed(compiled), quantised_in_file(onnx_path), refuse)
+        execution = judge(onnx_path, target, _count_executed(compiled), quantised_in_file(onnx_path))
 
         def instrumented() -> Any:
             """The same network with counters; importing is five times as quick as compiling again."""
@@ -132,12 +135,12 @@ class OpenVinoRuntime:
             raise FileError(blob, f"OpenVINO cannot load it: {one_line(error)}") from error
         return self._wrap(compiled, onnx_path, target, content)
 
-    def _compile(self, path: str | os.PathLike[str], target: Target) -> Any:
+    def _compile(self, path: str | os.PathLike[str], target: Target, *, counters: bool = False) -> Any:
         try:
             model = self._core.read_model(os.fspath(path))
             shape = model.input(0).partial_shape
             model.reshape([target.batch, *(shape[axis].get_length() for axis in range(1, len(shape)))])
-            compiled = self._core.compile_model(model, "CPU", _config(target))
+            compiled = self._core.compile_model(model, "CPU", _config(target, counters=counters))
             use_own_stack()
             return compiled
         except RuntimeError as error:
