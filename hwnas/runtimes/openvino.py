@@ -34,7 +34,7 @@ _PRECISIONS = {"f32": "fp32", "bf16": "bf16", "f16": "fp16", "u8": "int8", "i8":
 _REFERENCE = "ref"  # begins the names of kernels that are written in plain C++
 # OpenVINO counts whole microseconds, rounded down, so that half of one is added to every executed node.
 _ROUNDED_OFF_MS = 0.0005
-_WARM_UP = 10
+_WARM_UP, _BEGINNINGS = 10, 20
 _INTERRUPTED = 2.0  # times the quickest inference
 
 
@@ -203,11 +203,14 @@ class OpenVinoCompiled:
     def profile(self, images: NDArray[np.float32], repeats: int) -> list[NodeTime]:
         compiled = self._instrumented
         infer, request = _bind(compiled, images, self._batch)
-        for _ in range(_WARM_UP):
-            infer()
-        counters = _Counters(request, self._profiled + _WARM_UP)
-        quiet = _seconds(infer)
-        counters.advance(interrupted=False)
+        quiet = min(_seconds(infer) for _ in range(_WARM_UP))
+        inferences = self._profiled + _WARM_UP
+        for _ in range(_BEGINNINGS):  # the first that counts must be a quiet one
+            counters = _Counters(request, inferences)
+            seconds, inferences = _seconds(infer), inferences + 1
+            counters.advance(interrupted=False)
+            if seconds <= _INTERRUPTED * quiet:
+                break
         for _ in range(repeats - 1):
             seconds = _seconds(infer)
             counters.advance(interrupted=seconds > _INTERRUPTED * quiet)
@@ -233,7 +236,7 @@ class _Counters:
 
     OpenVINO gives each node's mean over every inference since compilation, in whole microseconds. Totals of n
     inferences are therefore known to n microseconds. That is enough to see the milliseconds of an interruption and to
-    take them out.
+    take them out, once a node's own time is known: it is looked at after 1, 2, 4, 8 … inferences.
     """
 
     def __init__(self, request: Any, inferences: int) -> None:
@@ -250,12 +253,12 @@ class _Counters:
     def advance(self, *, interrupted: bool) -> None:
         """Count one inference. After an interrupted inference, set aside the time that no node takes by itself."""
         self.inferences += 1
-        if interrupted:
-            n = self.inferences - self._start
+        n = self.inferences - self._start
+        if interrupted or n & (n - 1) == 0:
             for name, total in self._totals().items():
                 own = total - self._before[name] - self._stolen[name]
                 excess = own - n * self._rate[name]
-                if excess > 2e-3 * self.inferences:
+                if interrupted and n > 1 and excess > 2e-3 * self.inferences:
                     self._stolen[name] += excess
                 else:
                     self._rate[name] = max(0.0, own / n)
