@@ -20,6 +20,7 @@ from hwnas.target import Target
 
 if TYPE_CHECKING:
     from hwnas.check.report import Check
+    from hwnas.latency.fallbacks import CheckedBlock
 
 USAGE = """Which operators of a network run where, in which precision, what falls back, and what that costs.
 
@@ -62,13 +63,19 @@ def main(config: Config, console: Console) -> None:
     out = Path(options.out) if options.out else None
     if out is not None:
         check_replaceable(out.with_suffix(".csv"), out.with_suffix(".json"))
-    from hwnas.check.report import lines
+    from hwnas.check.report import block_lines, lines, save_rows
 
-    result = checked(options, console)
-    files = result.save(out) if out is not None else ()
-    for line in lines(result):
+    if options.space:
+        rows, kept = checked_blocks(options, console)
+        files = save_rows(rows, out, kept) if out is not None else ()
+        text = block_lines(rows, options.target)
+    else:
+        result = checked(options, console)
+        files, text = result.save(out) if out is not None else (), lines(result)
+        kept = None
+    for line in text:
         show(line)
-    for file in files:
+    for file in [*files, *filter(None, [kept])]:
         console.say(f"written: {file}")
 
 
@@ -95,6 +102,28 @@ def checked(options: CheckOptions, console: Console) -> Check:
     made_up = target.precision == "int8" and (built or options.quantize)
     return Check(model, target, host, runtime.version(), made_up, tuple(raw["input"]["image"]), raw["execution"],
                  Executed.from_dict(raw))
+
+
+def checked_blocks(options: CheckOptions, console: Console) -> tuple[list[CheckedBlock], Path]:
+    """Every kind of block of the space, in every precision of the runtime; kept beside the latency tables, in the file
+    that is returned."""
+    from hwnas.latency.deployment import Deployment, SpaceOptions, key_of
+    from hwnas.latency.fallbacks import check_blocks, save_blocks
+    from hwnas.runtimes.runtime import load_runtime
+    from hwnas.target import Host
+
+    if options.quantize:
+        raise ConfigError("quantize goes with model=PATH; the blocks of a space are quantised as a search does it. "
+                          "Leave it out.")
+    deployment = Deployment.of(options.target, None, console)
+    space = SpaceOptions(options.target, None, str(options.space), options.dataset, options.channels, options.classes,
+                         options.image_size).search_space()
+    runtime = load_runtime(deployment.target.runtime)
+    runtime.check(deployment.target)
+    with console.step("check") as report:
+        rows = check_blocks(space, deployment.target, runtime, options.repeats, report)
+    kept = save_blocks(rows, key_of(deployment, space), Host.detect(), runtime.version(), space.name)
+    return rows, kept
 
 
 def command(argv: Sequence[str] | None = None) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hwnas.cli.progress import UNKNOWN, text_table
+from hwnas.latency.fallbacks import CheckedBlock, warning
 from hwnas.runtimes.executed import DEVICE, FALLBACKS, INSERTED, LEFT, PRECISION, REFERENCE, Executed, ExecutedNode
 from hwnas.system.documents import Document
 from hwnas.system.paths import write_atomic
@@ -21,6 +22,7 @@ from hwnas.system.tables import table_csv
 from hwnas.target import Host, Target
 
 CHECK = Document("hwnas-check", 1, "a check of a network", "Check it again.", two_fields=True)
+_GATES = ("Sigmoid", "HardSigmoid")  # activations that stand in no other's place
 NAMED = 3  # nodes that a line names
 _SMALL = 0.0005  # share below which a row is put with the others
 _Key = TypeVar("_Key", bound=Hashable)
@@ -154,7 +156,7 @@ def _instead(role: str, executed: Executed) -> str:
     """Other activations of the file that are fused here, for an activation that is not."""
     apart = {node.role for node in executed.nodes}
     others = {each.role for each in executed.operators if each.activation}
-    if role not in others or not (fused := sorted(others - apart)):
+    if role not in others or not (fused := sorted(others - apart - {*_GATES})):
         return ""
     return f"; {' or '.join(fused)} in its place, fused here, would save up to that"
 
@@ -185,3 +187,31 @@ def _counted(nodes: Iterable[ExecutedNode]) -> str:
 
 def _share(nodes: Iterable[ExecutedNode]) -> str:
     return f"{sum(node.share for node in nodes):.1%}"
+
+
+def block_lines(rows: Sequence[CheckedBlock], target: Target) -> Iterator[str]:
+    """The table of a space's kinds of blocks in each precision, and what follows."""
+    head = ("block", "squeeze", "activation", "as", "precision", "µs", "against fp32", "falls back", "inserted", "")
+    plain = {(row.block, row.activation): row.ms for row in rows if row.precision == "fp32"}
+    table = [head]
+    for row in rows:
+        fp32 = plain.get((row.block, row.activation))
+        ratio = f"{row.ms / fp32:.2f}" if row.ms and fp32 else UNKNOWN
+        table.append((row.kind, "yes" if row.se else "no", row.activation, row.block, row.precision,
+                      f"{1e3 * row.ms:.1f}" if row.ms is not None else UNKNOWN, ratio, f"{row.fallback_share:.0%}",
+                      f"{row.inserted_share:.0%}", row.refused or row.falls))
+    yield from text_table(table, words=(0, 1, 2, 3, 4, 9))
+    yield ""
+    yield warning(rows, target) or f"{target.name} runs every kind of block as it is asked."
+    slower = [row for row in rows if row.precision == target.precision != "fp32" and row.ms
+              and (fp32 := plain.get((row.block, row.activation))) and row.ms > fp32]
+    if slower:
+        yield f"slower in {target.precision} than in fp32: {'; '.join(row.name for row in slower)}"
+
+
+def save_rows(rows: Sequence[CheckedBlock], out: Path, kept: Path) -> tuple[Path, Path]:
+    """Write the table of blocks (.csv) and a copy of what is kept of them (.json), both named after `out`."""
+    csv, whole = (out.with_suffix(suffix) for suffix in (".csv", ".json"))
+    write_atomic(csv, table_csv([asdict(row) for row in rows]))
+    write_atomic(whole, kept.read_bytes())
+    return csv, whole
