@@ -15,7 +15,8 @@ import hwnas
 PACKAGE = Path(hwnas.__file__).parent
 # A package imports packages before it only; commands come last, and nobody imports one.
 ORDER = ("errors", "face", "stats", "pictures", "system", "cli", "space", "target", "data", "networks", "runtimes",
-         "training", "latency", "accuracy", "study", "samplers", "front", "search", "certify", "compress", "benchmark")
+         "training", "latency", "accuracy", "study", "samplers", "front", "search", "certify", "compress", "benchmark",
+         "check")
 COMMANDS = {"__main__", "profile", "validate", "roofline", "verify", "train", "predict", "report", "export", "worker"}
 OUTSIDE = {"api", "testing", "network", "architecture", "baselines"}  # for users, and old names
 LIGHT = ("errors", "face", "stats.pareto", "system.paths", "space", "target", "study.objective",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import tempfile
@@ -12,12 +11,12 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hwnas.benchmark.files import Asked, noting_waits
 from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, given, option, read_command
-from hwnas.cli.progress import Console, Report, show
-from hwnas.errors import ConfigError, HwnasError, MeasurementInvalid, ModelError
+from hwnas.cli.progress import Console, show
+from hwnas.errors import ConfigError, MeasurementInvalid
 from hwnas.networks.baselines import TIMM
-from hwnas.runtimes.foreign import check_path
 from hwnas.system.run_folder import check_replaceable
 from hwnas.target import Target
 
@@ -66,6 +65,12 @@ class BenchmarkOptions:
     def batches(self) -> list[int]:
         """Batch sizes, rising."""
         return sorted(self.batch or [self.target.batch])
+
+    @property
+    def network(self) -> Asked:
+        """The network that they ask for."""
+        return Asked(self.model or "", self.target, self.quantize, self.image_size, self.channels, self.classes,
+                     self.seed, self.memory_mb)
 
     def job(self) -> dict[str, Any]:
         """What the child process is told of them."""
@@ -119,81 +124,19 @@ def measured(options: BenchmarkOptions, console: Console) -> Benchmark:
     quiet = QuietTimes(host, runtime.version(), target)
     job = {**options.job(), "quiet_ms": quiet.load()}
     with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
-        file, built = _model_file(options, options.model, Path(folder)), options.model.startswith(TIMM)
+        file, built = options.network.file(Path(folder)), options.model.startswith(TIMM)
         if built:
             job |= {"channels": None, "image_size": None, "quantize": False}
         job |= {"path": str(file), "label": options.model, "reference": str(reference_file(target, Path(folder)))}
         with console.step("time") as report:
             raw = run_child("hwnas.benchmark.task", job, target, timeout_s=options.timeout,
-                            memory_mb=options.memory_mb, progress=_noting_waits(report, console))
+                            memory_mb=options.memory_mb, progress=noting_waits(report, console))
     made_up = target.precision == "int8" and (built or options.quantize)
     result = Benchmark.of(raw, model=options.model, target=target, host=host, runtime=runtime.version(),
                           seed=options.seed, made_up=made_up, stored_quiet_ms=job["quiet_ms"])
     if not result.invalid:
         quiet.store(min(latency.measurement.quiet_ms for latency in result.latency))
     return result
-
-
-def _model_file(options: BenchmarkOptions, model: str, folder: Path) -> Path:
-    """The file of `model`: a checked path, or a timm network exported to `folder` (and quantised for int8)."""
-    target = options.target
-    if model.startswith(TIMM):
-        return _timm_file(options, model.removeprefix(TIMM), folder)
-    if options.classes is not None:
-        raise ConfigError("classes goes with timm: networks only; a file has the classes that it has. Leave it out.")
-    if options.quantize and target.precision != "int8":
-        raise ConfigError(f"quantize=true goes with an int8 target; {target.name} runs {target.precision}.")
-    check_path(model, options.memory_mb)
-    return Path(os.path.abspath(model))
-
-
-def _timm_file(options: BenchmarkOptions, name: str, folder: Path) -> Path:
-    from hwnas.networks.baselines import check_timm
-
-    check_timm(name)
-    import timm
-
-    own = timm.get_pretrained_cfg(name)
-    size = own.input_size if own and own.input_size else (3, 224, 224)
-    channels, image_size = options.channels or size[0], options.image_size or size[-1]
-    classes = options.classes or (own.num_classes if own else 0) or 1000
-    try:
-        return _built(name, options.target, folder, (channels, image_size, image_size), classes, options.seed)
-    except HwnasError:
-        raise
-    except Exception as error:  # a network may raise any error for a size that it cannot take
-        said = " ".join(str(error).split())[:200] or type(error).__name__
-        raise ModelError(f"{TIMM}{name} cannot be built for {channels}×{image_size}×{image_size} images and {classes} "
-                         f"classes: {said}") from None
-
-
-def _built(name: str, target: Target, folder: Path, shape: tuple[int, int, int], classes: int, seed: int) -> Path:
-    import torch
-
-    from hwnas.networks.baselines import Baseline
-    from hwnas.networks.export import export_onnx, randomise
-    from hwnas.networks.quantize import quantize_static, tuning_of
-
-    torch.manual_seed(seed)
-    network = randomise(Baseline(name).build(shape[0], classes, shape[-1]).eval(), seed)
-    fp32, int8 = folder / "model.onnx", folder / "model_int8.onnx"
-    export_onnx(network, fp32, shape)
-    if target.precision != "int8":
-        return fp32
-    quantize_static(fp32, int8, None, tuned_for=tuning_of(target))
-    return int8
-
-
-def _noting_waits(report: Report, console: Console) -> Report:
-    """`report`, which also notes that another process measures."""
-    from hwnas.runtimes.child import WAITING
-
-    def heard(share: float, note: str = "") -> None:
-        if note.startswith(WAITING):
-            console.note(note)
-        report(share, note)
-
-    return heard
 
 
 def _picture_path(options: BenchmarkOptions) -> Path | None:

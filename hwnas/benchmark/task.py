@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from hwnas.latency.table import P99_SAMPLES, Protocol
 from hwnas.latency.timing import TimedFile, bind_copies, noise
 from hwnas.networks.quantize import name_nodes
 from hwnas.runtimes.foreign import ModelInput, check_batches, check_path, input_of, load_checked, sized
-from hwnas.runtimes.runtime import Compiled, Runtime, one_line, quantised_in_file
+from hwnas.runtimes.runtime import Compiled, Runtime, inspected, one_line, quantised_in_file
 from hwnas.target import Target, usable_cores
 
 if TYPE_CHECKING:
@@ -50,9 +51,9 @@ def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Prog
     shape = sized(model_input, label, job["channels"], job["image_size"])
     with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
         progress(0.0, "compiling")
-        file = _prepare_file(proto, model_input, shape, job, target, Path(folder))
+        file = prepare_file(proto, model_input, shape, job, target, Path(folder))
         del proto
-        network = _Network(runtime, file, label, shape, job["memory_mb"])
+        network = Loaded(runtime, file, label, shape, job["memory_mb"])
         compiled = {batch: network.compile(replace(target, batch=batch)) for batch in batches}
         reference = _reference(job["reference"], target, Path(folder))
         overhead_ms = call_overhead_ms(_nothing(batches[0]))
@@ -77,7 +78,7 @@ def _reference(path: str, target: Target, folder: Path) -> list[Call]:
     return bind_copies(TimedFile(Path(path), replace(target, batch=1), shape), Protocol().copies, folder)
 
 
-def _prepare_file(proto: ModelProto, model_input: ModelInput, shape: Sequence[int], job: Mapping[str, Any],
+def prepare_file(proto: ModelProto, model_input: ModelInput, shape: Sequence[int], job: Mapping[str, Any],
                   target: Target, folder: Path) -> Path:
     """The file itself, or a copy with fixed axes, the batch axis named as runtimes expect, quantised if needed."""
     import onnx
@@ -113,7 +114,7 @@ def _quantise(fp32: Path, job: Mapping[str, Any], target: Target) -> Path:
     return int8
 
 
-class _Network:
+class Loaded:
     """The model file, compiled for several batch sizes. Runtimes' errors are translated into the user's terms."""
 
     def __init__(self, runtime: Runtime, file: Path, label: str, shape: Sequence[int], memory_mb: int) -> None:
@@ -121,8 +122,15 @@ class _Network:
 
     def compile(self, target: Target) -> Compiled:
         """Compiled for `target`; ModelError names the operators that the runtime lacks, or what else is wrong."""
+        return self._compiled(self.runtime.compile, target)
+
+    def inspect(self, target: Target) -> Compiled:
+        """The same, to be looked at: what falls back is no error. See `hwnas.runtimes.runtime.inspected`."""
+        return self._compiled(partial(inspected, self.runtime), target)
+
+    def _compiled(self, how: Callable[[Path, Target], Compiled], target: Target) -> Compiled:
         try:
-            return self.runtime.compile(self.file, target)
+            return how(self.file, target)
         except CandidateError as error:
             raise ModelError(self._explain(error, target)) from None
 
@@ -161,7 +169,7 @@ class _Network:
                              "Add memory_mb=N to allow more.")
 
 
-def _time_batches(network: _Network, compiled: Mapping[int, Compiled], target: Target, reference: Copies,
+def _time_batches(network: Loaded, compiled: Mapping[int, Compiled], target: Target, reference: Copies,
                   job: Mapping[str, Any], progress: Progress) -> tuple[Protocol, list[dict[str, Any]]]:
     """Measure the latency at every batch size, all in the same rounds."""
     calls = {str(batch): network.bind(model, replace(target, batch=batch)) for batch, model in compiled.items()}
@@ -186,7 +194,7 @@ def _protocol(calls: Sequence[Callable[[], None]], seconds: float) -> Protocol:
     return replace(protocol, min_rounds=max(protocol.min_rounds, min(wanted, affordable, _MAX_ROUNDS)))
 
 
-def _load(network: _Network, target: Target, reference: Call, protocol: Protocol, job: Mapping[str, Any],
+def _load(network: Loaded, target: Target, reference: Call, protocol: Protocol, job: Mapping[str, Any],
           progress: Progress) -> dict[str, Any]:
     """Throughput with one instance of the network for each stream. A runtime needs only `compile` and `bind` for it.
 

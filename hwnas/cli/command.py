@@ -34,6 +34,7 @@ COMMANDS = {  # name: its module, and what it does
     "validate": ("hwnas.validate", "hold predicted latency against measured, on networks never seen"),
     "roofline": ("hwnas.roofline", "which blocks are memory-bound, and where int8 does not pay"),
     "benchmark": ("hwnas.benchmark", "time one network"),
+    "check": ("hwnas.check", "what a target executes of a network or a space, and what falls back"),
     "train": ("hwnas.train", "train one network in full"),
     "compress": ("hwnas.compress", "int8 with an accuracy limit kept"),
     "certify": ("hwnas.certify", "how well accuracy estimators rank on a data set"),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,10 +22,14 @@ from hwnas.target import Target
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from onnx import NodeProto
 
 _INT8 = ("QLinearConv", "QLinearMatMul", "QGemm", "ConvInteger", "MatMulInteger", "MatMulIntegerToFloat")
 _FLOAT = ("Conv", "FusedConv", "Gemm", "FusedGemm", "MatMul", "FusedMatMul")
 _SUFFIX = "_kernel_time"
+_TYPES = {"float": "fp32", "float16": "fp16", "bfloat16": "bf16", "uint8": "int8", "int8": "int8"}
+_DEVICES = {"CPUExecutionProvider": "cpu", "CUDAExecutionProvider": "cuda", "TensorrtExecutionProvider": "cuda"}
+_TOKEN = re.compile(r"_token_\d+$")  # what ONNX Runtime adds to a name that it gives once more
 _WARM_UP = 5
 _MAX_BOOKKEEPING_MS = 0.003
 
@@ -40,6 +46,13 @@ class OnnxRuntime:
         require(target, self.name, ("fp32", "int8"), "cpu")
 
     def compile(self, onnx_path: str | os.PathLike[str], target: Target) -> OnnxRuntimeCompiled:
+        return self._compile(onnx_path, target, refuse=True)
+
+    def inspect(self, onnx_path: str | os.PathLike[str], target: Target) -> OnnxRuntimeCompiled:
+        """See `hwnas.runtimes.runtime.inspected`."""
+        return self._compile(onnx_path, target, refuse=False)
+
+    def _compile(self, onnx_path: str | os.PathLike[str], target: Target, *, refuse: bool) -> OnnxRuntimeCompiled:
         self.check(target)
         meant = quantised_in_file(onnx_path)
         with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
@@ -50,7 +63,7 @@ class OnnxRuntime:
                 _session(onnx_path, target)  # the file is to blame if this fails, too
                 raise _unwritten(folder, error.__cause__ or error) from error
             executed = _count_executed(optimised)
-        return OnnxRuntimeCompiled(session, judge(onnx_path, target, executed, meant), target, onnx_path)
+        return OnnxRuntimeCompiled(session, judge(onnx_path, target, executed, meant, refuse), target, onnx_path)
 
 
 def _session(path: str | os.PathLike[str], target: Target, *, optimised: Path | None = None,
@@ -137,7 +150,11 @@ class OnnxRuntimeCompiled:
 
     def profile(self, images: NDArray[np.float32], repeats: int) -> list[NodeTime]:
         with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
-            session = _session(self._path, self._target, profile=Path(folder, "profile"))
+            optimised = Path(folder, "optimised.onnx")
+            try:
+                session = _session(self._path, self._target, optimised=optimised, profile=Path(folder, "profile"))
+            except FileError as error:  # of a file that was compiled before
+                raise _unwritten(folder, error.__cause__ or error) from error
             run = self._bind(session, images)
             for _ in range(_WARM_UP + repeats):
                 run()
@@ -145,7 +162,7 @@ class OnnxRuntimeCompiled:
                 events = json.loads(Path(session.end_profiling()).read_text())
             except (OSError, ValueError) as error:
                 raise _unwritten(folder, error) from error
-        return _node_times(events, repeats)
+            return _node_times(events, repeats, _Named.of(optimised, self._path))
 
 
 class _Call:
@@ -161,19 +178,77 @@ class _Call:
         self._run(self._binding)
 
 
-def _node_times(events: list[dict[str, Any]], repeats: int) -> list[NodeTime]:
+_Events = list[dict[str, Any]]  # as the profile's JSON has them
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """Nodes of the optimised graph in the order in which they run: operator, domain and a name of the file's."""
+
+    nodes: tuple[tuple[str, str, str], ...]
+
+    @classmethod
+    def of(cls, optimised: Path, original: str | os.PathLike[str]) -> _Named:
+        """Nodes that ONNX Runtime made and left without a name are called by the file's tensor that they end in."""
+        import onnx
+
+        file = list(onnx.load(os.fspath(original), load_external_data=False).graph.node)
+        tensors, by_name = {name for node in file for name in node.output}, {node.name: node for node in file}
+        nodes = list(onnx.load(str(optimised), load_external_data=False).graph.node)
+        reader = {name: node for node in reversed(nodes) for name in node.input}
+
+        def ends_in(node: NodeProto) -> str:
+            tensor = str(node.output[0])
+            for _ in nodes:
+                after = reader.get(tensor)
+                if tensor in tensors or after is None:
+                    break
+                origin = by_name.get(_TOKEN.sub("", after.name)) if after.name else None
+                if origin is not None and len(origin.input) == len(after.input):
+                    return str(origin.input[list(after.input).index(tensor)])
+                tensor = str(after.output[0])
+            return tensor
+
+        return cls(tuple((node.op_type, node.domain, node.name or ends_in(node)) for node in nodes))
+
+    def beside(self, run: _Events) -> list[tuple[str, str]]:
+        """(domain, name) of the node of each event of one run. Where ONNX Runtime ran others than it wrote, its own
+        names and no domain."""
+        if [event["args"]["op_name"] for event in run] == [kind for kind, _, _ in self.nodes]:
+            return [(domain, name) for _, domain, name in self.nodes]
+        return [("", str(event["name"]).removesuffix(_SUFFIX)) for event in run]
+
+
+def _node_times(events: _Events, repeats: int, named: _Named) -> list[NodeTime]:
     """Mean time of each node over the quickest three quarters of the last `repeats` runs, which leaves interruptions
     out.
 
     ONNX Runtime records whole microseconds, rounded down, so that half of one is added. The time of the quickest node
     is taken as the cost of recording.
     """
-    durations: dict[tuple[str, str], list[float]] = defaultdict(list)
+    nodes: dict[tuple[str, str], _Events] = defaultdict(list)
     for event in events:
         name = str(event.get("name", ""))
         if event.get("cat") == "Node" and name.endswith(_SUFFIX):
-            durations[name.removesuffix(_SUFFIX), event["args"]["op_name"]].append(event["dur"] + 0.5)
+            nodes[name, event["args"]["op_name"]].append(event)
     kept = max(1, repeats * 3 // 4)
-    means = {key: float(np.mean(sorted(times[-repeats:])[:kept])) / 1e3 for key, times in durations.items()}
-    bookkeeping = min(_MAX_BOOKKEEPING_MS, min(means.values(), default=0.0))
-    return [NodeTime(name, kind, max(0.0, ms - bookkeeping)) for (name, kind), ms in means.items()]
+    means = [float(np.mean(sorted(event["dur"] + 0.5 for event in own[-repeats:])[:kept])) / 1e3
+             for own in nodes.values()]
+    bookkeeping = min(_MAX_BOOKKEEPING_MS, min(means, default=0.0))
+    last = [own[-1] for own in nodes.values()]
+    return [NodeTime(name, event["args"]["op_name"], max(0.0, ms - bookkeeping), _precision(event["args"]),
+                     ":".join(filter(None, (domain, event["args"]["op_name"]))),
+                     _DEVICES.get(event["args"].get("provider", ""), ""))
+            for event, ms, (domain, name) in zip(last, means, named.beside(last), strict=True)]
+
+
+def _precision(said: Mapping[str, Any]) -> str:
+    """The executed precision of a profiled node: int8 where its operator is ONNX Runtime's own for it, otherwise the
+    type that it writes."""
+    if said["op_name"] in _INT8 or str(said["op_name"]).startswith("QLinear"):
+        return "int8"
+    return _TYPES.get(_type(said.get("output_type_shape", ())), "")
+
+
+def _type(shapes: Sequence[Mapping[str, Any]]) -> str:
+    return next((kind for shape in shapes for kind in shape), "")

@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from importlib.metadata import version as package_version
 from pathlib import Path
@@ -30,9 +31,10 @@ _HINTS = {"fp32": "f32", "int8": "f32", "bf16": "bf16"}
 _CAPABILITIES = {"fp32": "FP32", "int8": "INT8", "bf16": "BF16"}
 _WEIGHTED = ("Convolution", "GroupConvolution", "FullyConnected", "MatMul")
 _PRECISIONS = {"f32": "fp32", "bf16": "bf16", "f16": "fp16", "u8": "int8", "i8": "int8"}
+_REFERENCE = "ref"  # begins the names of kernels that are written in plain C++
 # OpenVINO counts whole microseconds, rounded down, so that half of one is added to every executed node.
 _ROUNDED_OFF_MS = 0.0005
-_WARM_UP = 10
+_WARM_UP, _BEGINNINGS = 10, 20
 _INTERRUPTED = 2.0  # times the quickest inference
 
 
@@ -92,6 +94,14 @@ class OpenVinoRuntime:
         self.check(target)
         return self._wrap(self._compile(onnx_path, target), onnx_path, target)
 
+    def inspect(self, onnx_path: str | os.PathLike[str], target: Target) -> OpenVinoCompiled:
+        """See `hwnas.runtimes.runtime.inspected`. Compiled with counters: one that is imported has lost some of the
+        names that its nodes were made of."""
+        self.check(target)
+        compiled = self._compile(onnx_path, target, counters=True)
+        execution = judge(onnx_path, target, _count_executed(compiled), quantised_in_file(onnx_path), refuse=False)
+        return OpenVinoCompiled(compiled, execution, target, lambda: compiled)
+
     def _wrap(self, compiled: Any, onnx_path: str | os.PathLike[str], target: Target,
               content: bytes | None = None) -> OpenVinoCompiled:
         """The compiled network, its precisions judged.
@@ -125,12 +135,12 @@ class OpenVinoRuntime:
             raise FileError(blob, f"OpenVINO cannot load it: {one_line(error)}") from error
         return self._wrap(compiled, onnx_path, target, content)
 
-    def _compile(self, path: str | os.PathLike[str], target: Target) -> Any:
+    def _compile(self, path: str | os.PathLike[str], target: Target, *, counters: bool = False) -> Any:
         try:
             model = self._core.read_model(os.fspath(path))
             shape = model.input(0).partial_shape
             model.reshape([target.batch, *(shape[axis].get_length() for axis in range(1, len(shape)))])
-            compiled = self._core.compile_model(model, "CPU", _config(target))
+            compiled = self._core.compile_model(model, "CPU", _config(target, counters=counters))
             use_own_stack()
             return compiled
         except RuntimeError as error:
@@ -193,19 +203,22 @@ class OpenVinoCompiled:
     def profile(self, images: NDArray[np.float32], repeats: int) -> list[NodeTime]:
         compiled = self._instrumented
         infer, request = _bind(compiled, images, self._batch)
-        for _ in range(_WARM_UP):
-            infer()
-        counters = _Counters(request, self._profiled + _WARM_UP)
-        quiet = _seconds(infer)
-        counters.advance(interrupted=False)
+        quiet = min(_seconds(infer) for _ in range(_WARM_UP))
+        inferences = self._profiled + _WARM_UP
+        for _ in range(_BEGINNINGS):  # the first that counts must be a quiet one
+            counters = _Counters(request, inferences)
+            seconds, inferences = _seconds(infer), inferences + 1
+            counters.advance(interrupted=False)
+            if seconds <= _INTERRUPTED * quiet:
+                break
         for _ in range(repeats - 1):
             seconds = _seconds(infer)
             counters.advance(interrupted=seconds > _INTERRUPTED * quiet)
             quiet = min(quiet, seconds)
         self._profiled = counters.inferences
-        made_of = _original_names(compiled)
-        return [NodeTime(made_of[name] or name, kind, mean + _ROUNDED_OFF_MS)
-                for name, kind, mean in counters.means() if name in made_of]
+        told = _told_of_nodes(compiled)
+        return [replace(told[name], kind=kind, ms=mean + _ROUNDED_OFF_MS)
+                for name, kind, mean in counters.means() if name in told]
 
     @cached_property
     def _instrumented(self) -> Any:
@@ -223,7 +236,7 @@ class _Counters:
 
     OpenVINO gives each node's mean over every inference since compilation, in whole microseconds. Totals of n
     inferences are therefore known to n microseconds. That is enough to see the milliseconds of an interruption and to
-    take them out.
+    take them out, once a node's own time is known: it is looked at after 1, 2, 4, 8 … inferences.
     """
 
     def __init__(self, request: Any, inferences: int) -> None:
@@ -240,12 +253,12 @@ class _Counters:
     def advance(self, *, interrupted: bool) -> None:
         """Count one inference. After an interrupted inference, set aside the time that no node takes by itself."""
         self.inferences += 1
-        if interrupted:
-            n = self.inferences - self._start
+        n = self.inferences - self._start
+        if interrupted or n & (n - 1) == 0:
             for name, total in self._totals().items():
                 own = total - self._before[name] - self._stolen[name]
                 excess = own - n * self._rate[name]
-                if excess > 2e-3 * self.inferences:
+                if interrupted and n > 1 and excess > 2e-3 * self.inferences:
                     self._stolen[name] += excess
                 else:
                     self._rate[name] = max(0.0, own / n)
@@ -279,11 +292,14 @@ def _bind(compiled: Any, images: NDArray[np.float32], batch: int) -> tuple[Calla
     return request.infer, request
 
 
-def _original_names(compiled: Any) -> dict[str, str]:
-    """Executed nodes of the compiled graph: name -> the ONNX names fused into it, comma-separated."""
-    names = {}
+def _told_of_nodes(compiled: Any) -> dict[str, NodeTime]:
+    """Executed nodes of the compiled graph by name, without their times. The names fused into one are those of the
+    ONNX file, comma-separated."""
+    nodes = {}
     for node in compiled.get_runtime_model().get_ordered_ops():
-        info = node.get_rt_info()
+        info, name = node.get_rt_info(), node.get_friendly_name()
         if _text(info, "layerType") not in ("Const", "Input", "Output", "Parameter", "Result"):
-            names[node.get_friendly_name()] = _text(info, "originalLayersNames")
-    return names
+            precision, kernel = _text(info, "runtimePrecision"), _text(info, "primitiveType")
+            nodes[name] = NodeTime(_text(info, "originalLayersNames") or name, _text(info, "layerType"), 0.0,
+                                   _PRECISIONS.get(precision, precision), kernel, "cpu", kernel.startswith(_REFERENCE))
+    return nodes

@@ -55,11 +55,20 @@ class Execution:
 
 @dataclass(frozen=True, slots=True)
 class NodeTime:
-    """Mean time of one executed node. `name` holds the ONNX names it was made of, for `export.block_of_node`."""
+    """Mean time of one executed node. `name` holds the ONNX names it was made of, for `export.block_of_node`.
+
+    What a runtime does not tell stays empty. `precision` is the executed one (fp32, bf16, fp16, int8), `implementation`
+    the kernel's name, `device` where it ran in the words of targets (cpu, cuda). `reference`: the runtime has no
+    optimised kernel for it.
+    """
 
     name: str
     kind: str
     ms: float
+    precision: str = ""
+    implementation: str = ""
+    device: str = ""
+    reference: bool = False
 
 
 @runtime_checkable
@@ -103,6 +112,9 @@ class Runtime(Protocol):
 
         TargetError as `check`, or when fp32 or bf16 was not honoured. CandidateError when this file cannot be compiled,
         or is of the wrong kind for the precision. So too when it falls back from int8 in more than half of its nodes.
+
+        A runtime may also have `inspect`, with the same parameters, which refuses nothing for what falls back: the
+        compiled network tells it. See `inspected`.
         """
 
 
@@ -115,6 +127,13 @@ def load_runtime(name: str) -> Runtime:
     if name not in entries:
         raise UnknownName("runtime", name, {*_BUILT_IN, *entries})
     return cast(Runtime, entries[name].load()())
+
+
+def inspected(runtime: Runtime, onnx_path: str | os.PathLike[str], target: Target) -> Compiled:
+    """Compiled to be looked at: as by `Runtime.compile`, but not refused for falling back where the runtime can tell
+    instead."""
+    look: Callable[..., Compiled] = getattr(runtime, "inspect", runtime.compile)
+    return look(onnx_path, target)
 
 
 def threads_of(target: Target) -> int:
@@ -134,8 +153,9 @@ def require(target: Target, runtime: str, precisions: tuple[str, ...], device: s
                           f"{', '.join(precisions)}. Choose another target or precision.")
 
 
-def judge(path: str | os.PathLike[str], target: Target, precisions: Mapping[str, int], meant: int) -> Execution:
-    """Execution from counted nodes, or an error when the forced precision was not honoured.
+def judge(path: str | os.PathLike[str], target: Target, precisions: Mapping[str, int], meant: int,
+          refuse: bool = True) -> Execution:
+    """Execution from counted nodes, or an error when the forced precision was not honoured (unless not `refuse`).
 
     `meant`: how many convolutions and matrix products the file itself wants in int8.
     """
@@ -152,7 +172,7 @@ def judge(path: str | os.PathLike[str], target: Target, precisions: Mapping[str,
             raise FileError(path, f"it is quantised; target {target.name} runs {target.precision} and needs the fp32 "
                                   "file.")
         fallback = (total - asked) / total if total else 0.0
-    limit = 0.0 if target.precision == "fp32" else _MIN_HONOURED
+    limit = 1.0 if not refuse else 0.0 if target.precision == "fp32" else _MIN_HONOURED
     if fallback > limit and target.precision == "int8":
         raise FileError(path, f"int8 was forced but not honoured by {target.runtime}: convolutions and matrix products "
                               f"run as {counts}.", f"Quantise with tuned_for={target.runtime!r}.")

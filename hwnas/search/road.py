@@ -587,6 +587,7 @@ def prepare(plan: Plan, run: RunFolder, console: Console, clock: Clock | None = 
         console.note(chosen.why)
     estimator = _estimator(plan, chosen, dataset)
     table, model = latency_model(plan.deployment, plan.space, plan.options.calibration, console)
+    _tell_fallbacks(plan, table, console)
     if plan.options.zoo and plan.deployment.here:
         plan = replace(plan, baselines=_worth_training(plan, run, table, console))
     pace = _pace(plan, dataset, console) if clock is not None else None
@@ -609,6 +610,20 @@ def prepare(plan: Plan, run: RunFolder, console: Console, clock: Clock | None = 
         n = reuse_trials(study, plan.reuse, plan.space, model.predict, options)
         console.note(f"reused: the accuracies of {n} networks of {plan.reuse}")
     return Prepared(plan, run, dataset, certificate, chosen, estimator, table, model, options, study, clock, pace)
+
+
+def _tell_fallbacks(plan: Plan, table: LatencyTable, console: Console) -> None:
+    """Say which kinds of blocks the target runs in fallback, where this was measured."""
+    from hwnas.latency.fallbacks import find_blocks, warning
+
+    name = plan.deployment.target.name
+    rows = find_blocks(table.host_name, table.key, plan.space.name, table.runtime_version)
+    if rows is None:
+        source = plan.space.source if plan.space.definition.around else plan.space.name
+        console.note(f"which blocks {name} runs in fallback is not known: python -m hwnas.check +target={name} "
+                     f"space={source} measures it")
+    elif line := warning(rows, plan.deployment.target):
+        console.say(f"note: {line}. The search asks for them too; a space without them is a YAML file.")
 
 
 def _worth_training(plan: Plan, run: RunFolder, table: LatencyTable, console: Console) -> tuple[TimmNetwork, ...]:

@@ -310,3 +310,30 @@ print(found.flags, found.size)
     found = subprocess.run([sys.executable, "-c", script, str(files["int8"])], capture_output=True, text=True,
                            timeout=300, check=True)
     assert found.stdout.split()[0] == "2", found.stdout  # SS_DISABLE: handlers run on the thread's own stack
+
+
+def test_what_interruptions_add_is_taken_out_and_a_slow_node_keeps_its_time() -> None:
+    """OpenVINO's counters, programmed: a node of 300 µs and one of 1 µs; every fifth inference is interrupted for 9 ms
+    in the slow one. Means over all inferences, in whole microseconds."""
+    from datetime import timedelta
+    from types import SimpleNamespace
+
+    from hwnas.runtimes.openvino import _Counters
+
+    total_us, inferences = {"slow": 300 * 10, "quick": 10}, 10
+
+    class Request:
+        def get_profiling_info(self) -> list[SimpleNamespace]:
+            return [SimpleNamespace(node_name=name, node_type="", real_time=timedelta(microseconds=us // inferences))
+                    for name, us in total_us.items()]
+
+    counters = _Counters(Request(), inferences)
+    for index in range(1, 101):
+        inferences += 1
+        interrupted = index % 5 == 0
+        total_us["slow"] += 300 + 9000 * interrupted
+        total_us["quick"] += 1
+        counters.advance(interrupted=interrupted)
+    means = {name: ms for name, _, ms in counters.means()}
+    assert means["slow"] == pytest.approx(0.3, abs=0.01)
+    assert means["quick"] <= 0.002

@@ -1,0 +1,87 @@
+"""The file of a network that a user names for a look at it: an ONNX file as it is, or a timm network, exported here."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from hwnas.cli.progress import Console, Report
+from hwnas.errors import ConfigError, HwnasError, ModelError
+from hwnas.networks.baselines import TIMM
+from hwnas.runtimes.foreign import check_path
+from hwnas.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A network by the path of its ONNX file or as timm:NAME, and what a user says of it; None: the network decides."""
+
+    model: str
+    target: Target
+    quantize: bool
+    image_size: int | None
+    channels: int | None
+    classes: int | None
+    seed: int
+    memory_mb: int
+
+    def file(self, folder: Path) -> Path:
+        """Its file: a checked path, or a timm network exported to `folder` (and quantised for int8)."""
+        if self.model.startswith(TIMM):
+            return self._timm_file(self.model.removeprefix(TIMM), folder)
+        if self.classes is not None:
+            raise ConfigError("classes goes with timm: networks only; a file has the classes that it has. Leave it "
+                              "out.")
+        if self.quantize and self.target.precision != "int8":
+            raise ConfigError(f"quantize=true goes with an int8 target; {self.target.name} runs "
+                              f"{self.target.precision}.")
+        check_path(self.model, self.memory_mb)
+        return Path(os.path.abspath(self.model))
+
+    def _timm_file(self, name: str, folder: Path) -> Path:
+        from hwnas.networks.baselines import check_timm
+
+        check_timm(name)
+        import timm
+
+        own = timm.get_pretrained_cfg(name)
+        size = own.input_size if own and own.input_size else (3, 224, 224)
+        channels, image_size = self.channels or size[0], self.image_size or size[-1]
+        classes = self.classes or (own.num_classes if own else 0) or 1000
+        try:
+            return self._built(name, folder, (channels, image_size, image_size), classes)
+        except HwnasError:
+            raise
+        except Exception as error:  # a network may raise any error for a size that it cannot take
+            said = " ".join(str(error).split())[:200] or type(error).__name__
+            raise ModelError(f"{TIMM}{name} cannot be built for {channels}×{image_size}×{image_size} images and "
+                             f"{classes} classes: {said}") from None
+
+    def _built(self, name: str, folder: Path, shape: tuple[int, int, int], classes: int) -> Path:
+        import torch
+
+        from hwnas.networks.baselines import Baseline
+        from hwnas.networks.export import export_onnx, randomise
+        from hwnas.networks.quantize import quantize_static, tuning_of
+
+        torch.manual_seed(self.seed)
+        network = randomise(Baseline(name).build(shape[0], classes, shape[-1]).eval(), self.seed)
+        fp32, int8 = folder / "model.onnx", folder / "model_int8.onnx"
+        export_onnx(network, fp32, shape)
+        if self.target.precision != "int8":
+            return fp32
+        quantize_static(fp32, int8, None, tuned_for=tuning_of(self.target))
+        return int8
+
+
+def noting_waits(report: Report, console: Console) -> Report:
+    """`report`, which also notes that another process measures."""
+    from hwnas.runtimes.child import WAITING
+
+    def heard(share: float, note: str = "") -> None:
+        if note.startswith(WAITING):
+            console.note(note)
+        report(share, note)
+
+    return heard

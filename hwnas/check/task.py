@@ -1,0 +1,54 @@
+"""The check's task, which runs in a child process: compile a model file for the target, profile it, name its nodes."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hwnas.benchmark.task import Loaded, prepare_file
+from hwnas.latency.harness import Progress
+from hwnas.latency.timing import noise
+from hwnas.runtimes.child import WAITING
+from hwnas.runtimes.executed import executed
+from hwnas.runtimes.foreign import check_batches, check_path, input_of, load_checked, sized
+from hwnas.runtimes.runtime import Runtime
+from hwnas.target import Target, measuring_lock, usable_cores
+
+
+def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Progress) -> dict[str, Any]:
+    """What the target executes of the network of `job` (see `hwnas.check`), as plain values: input, executed
+    precisions, nodes, operators of the file. ModelError says what the file lacks."""
+    label = job["label"]
+    check_path(job["path"], job["memory_mb"])
+    proto = load_checked(job["path"])
+    model_input = input_of(proto, label)
+    check_batches(model_input, label, [target.batch])
+    shape = sized(model_input, label, job["channels"], job["image_size"])
+    with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
+        progress(0.0, "compiling")
+        file = prepare_file(proto, model_input, shape, job, target, Path(folder))
+        del proto
+        network = Loaded(runtime, file, label, shape, job["memory_mb"])
+        compiled = network.inspect(target)
+        network.bind(compiled, target)
+        with measuring_lock(usable_cores(), partial(_waiting, progress)):
+            progress(0.5, "profiling")
+            nodes = compiled.profile(noise(target.batch, shape), job["repeats"])
+        result = executed(nodes, file, target)
+    execution = {**asdict(compiled.execution), "precisions": dict(compiled.execution.precisions)}
+    return {"input": {"name": model_input.name, "image": list(shape)}, "execution": execution, **result.to_dict()}
+
+
+def _waiting(progress: Progress, who: str) -> None:
+    progress(0.5, f"{WAITING} for {who}" if who else WAITING)
+
+
+if __name__ == "__main__":
+    from hwnas.runtimes.child import serve
+
+    sys.exit(serve(run))

@@ -1,0 +1,297 @@
+"""What a runtime makes of an ONNX file, node by node: what fell back, what was inserted, and the time that each takes.
+
+A runtime names the file's nodes that an executed one was made of. From the file comes what they were meant to be: a
+convolution whose data and weights are dequantised is meant for int8, and so is whatever stands between two pairs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from hwnas.networks.export import block_of_node
+from hwnas.networks.qdq import Graph
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
+
+    from hwnas.runtimes.runtime import NodeTime
+    from hwnas.target import Target
+
+PRECISION, REFERENCE, DEVICE = "another precision", "reference kernel", "another device"
+FALLBACKS = (PRECISION, REFERENCE, DEVICE)
+INSERTED, LEFT = "inserted", "left by the file"  # costs that are no fallback
+WEIGHTED = ("Conv", "Gemm", "MatMul", "ConvTranspose")
+ACTIVATIONS = ("Relu", "Clip", "HardSwish", "HardSigmoid", "Sigmoid", "Tanh", "LeakyRelu", "PRelu", "Elu", "Selu",
+               "Celu", "Gelu", "Mish", "Softplus", "Softsign", "ThresholdedRelu")
+_PAIRS = ("QuantizeLinear", "DequantizeLinear")
+_MOVES = ("MaxPool", "Flatten", "Reshape", "Identity", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Split", "Pad",
+          "Concat", "Resize", "DepthToSpace", "SpaceToDepth")  # values pass unchanged: what is behind them decides
+_CONVERSIONS = re.compile(r"Reorder|Convert|Memcpy|Quantize|Dequantize|Cast")  # kinds of executed nodes
+_WEIGHTED_KINDS = re.compile(r"Conv(?!ert)|Gemm|MatMul|FullyConnected")
+_ARRANGES = re.compile(r"Transpose|Reshape|Reorder|Convert|Memcpy|Cast")  # runtimes insert them under other names
+_ENDS = re.compile(r"[/_:.]")  # where what a runtime adds to a name may begin
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One operator of the file. `role`: what people call it (Swish, for Sigmoid and Mul), `whole` what it is a part
+    of, by the name of the first part. `meant`: the precision that file and target ask for, empty for none."""
+
+    name: str
+    role: str
+    whole: str
+    meant: str
+    weighted: bool
+    activation: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutedNode:
+    """One node as it was executed, with its share of the whole time. What the runtime does not tell is empty.
+
+    `made_of`: names of the file's operators in it. `role`: the first of them by work; of what was inserted, its kind.
+    `meant`: the precision asked for. `serves`: the role of the operator for which it was inserted, where that is known.
+    `findings`: some of FALLBACKS, INSERTED, LEFT.
+    """
+
+    name: str
+    kind: str
+    role: str
+    made_of: tuple[str, ...]
+    block: str
+    meant: str
+    precision: str
+    implementation: str
+    device: str
+    ms: float
+    share: float
+    serves: str
+    findings: tuple[str, ...]
+
+    @property
+    def falls_back(self) -> bool:
+        """Whether it runs otherwise than file and target ask."""
+        return any(finding in FALLBACKS for finding in self.findings)
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """The nodes of one inference in their order, and the operators of the file, by role, that have none of their own:
+    fused into others, or folded away."""
+
+    nodes: tuple[ExecutedNode, ...]
+    operators: tuple[Operator, ...]
+
+    @property
+    def ms(self) -> float:
+        """Sum of the nodes' times; the network was instrumented, so that it is slower than undisturbed."""
+        return sum(node.ms for node in self.nodes)
+
+    def share(self, *findings: str) -> float:
+        """Share of the time in nodes with one of `findings`."""
+        return sum(node.share for node in self.nodes if {*findings} & {*node.findings})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {"nodes": [asdict(node) for node in self.nodes], "operators": [asdict(each) for each in self.operators]}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Executed:
+        """Inverse of `to_dict`, also behind JSON."""
+        nodes = (ExecutedNode(**{**node, "made_of": tuple(node["made_of"]), "findings": tuple(node["findings"])})
+                 for node in data["nodes"])
+        return cls(tuple(nodes), tuple(Operator(**each) for each in data["operators"]))
+
+
+def executed(nodes: Sequence[NodeTime], onnx_path: str | os.PathLike[str], target: Target) -> Executed:
+    """The profile of an ONNX file on a target as what was made of the file. Shares sum to 1 (equal where no time was
+    seen at all)."""
+    import onnx
+
+    file = _File(Graph(onnx.load(os.fspath(onnx_path), load_external_data=False)), target)
+    total = sum(node.ms for node in nodes)
+    return Executed(tuple(_judged(node, node.ms / total if total else 1 / len(nodes), file, target) for node in nodes),
+                    tuple(file.operators.values()))
+
+
+def _judged(node: NodeTime, share: float, file: _File, target: Target) -> ExecutedNode:
+    parts = [file.node_of(part, node.kind) for part in node.name.split(",")]
+    pairs = [part for part in parts if part in file.pairs]
+    operators = [file.operators[part] for part in dict.fromkeys(parts) if part in file.operators]
+    if _WEIGHTED_KINDS.search(node.kind) and not any(each.weighted for each in operators):
+        operators += [each for part in parts if (each := file.weighted_before(part)) is not None][:1]
+    first = next((each for each in operators if each.weighted), operators[0] if operators else None)
+    wanted = {each.meant for each in operators if each.meant}
+    findings = []
+    if node.device and node.device != target.device:
+        findings.append(DEVICE)
+    if node.reference:
+        findings.append(REFERENCE)
+    if first is None or re.match(_CONVERSIONS, node.kind):
+        findings.append(INSERTED)
+    elif node.precision and wanted and node.precision not in wanted:
+        findings.append(PRECISION)
+    elif first.weighted and not wanted and node.precision not in ("", target.precision):
+        findings.append(LEFT)
+    inserted = INSERTED in findings
+    name = next((part for part in parts if part in file.operators), node.name.split(",")[0])
+    return ExecutedNode(
+        name=name, kind=node.kind, role=node.kind if first is None or inserted else first.role,
+        made_of=tuple(each.name for each in operators), block=_block(node.name), ms=node.ms, share=share,
+        meant="" if inserted else ",".join(sorted(wanted)), precision=node.precision,
+        implementation=node.implementation, device=node.device,
+        serves=file.served_by(pairs[0]) if inserted and pairs else "", findings=tuple(findings))
+
+
+def _block(names: str) -> str:
+    """The first block that one of these names tells; empty where none does."""
+    return next(filter(None, map(block_of_node, names.split(","))), "")
+
+
+class _File:
+    """The file's operators, found by what runtimes call them. `operators` and `pairs` (the nodes that quantise and
+    dequantise) have one name a node: its own, or its first output's where it has none."""
+
+    def __init__(self, graph: Graph, target: Target) -> None:
+        self.graph = graph
+        self.outputs = {value.name for value in graph.proto.graph.output}
+        roles = _roles(graph)
+        self.pairs: dict[str, NodeProto] = {}
+        self.operators: dict[str, Operator] = {}
+        self._names: dict[str, str] = {}
+        self._nodes = {_name(node): node for node in graph.proto.graph.node}
+        self._known: dict[tuple[str, str], bool] = {}
+        for node in graph.proto.graph.node:
+            name = _name(node)
+            self._names |= dict.fromkeys([*filter(None, node.output), *filter(None, [node.name])], name)
+            if node.op_type in _PAIRS:
+                self.pairs[name] = node
+            elif node.op_type != "Constant":
+                role, whole = roles.get(name, (_role(node, graph), ""))
+                self.operators[name] = Operator(name, role, whole or name, self._meant(node, target),
+                                                node.op_type in WEIGHTED, bool(whole))
+
+    def node_of(self, part: str, kind: str) -> str:
+        """The node that one of a runtime's names means: itself, or the longest beginning of it that is a node's."""
+        exact = part
+        while part and part not in self._names:
+            ends = [match.start() for match in re.finditer(_ENDS, part)]
+            part = part[: ends[-1]] if ends else ""
+        return "" if re.match(_ARRANGES, kind) and part != exact else self._names.get(part, "")
+
+    def weighted_before(self, name: str) -> Operator | None:
+        """The weighted operator whose result reaches a node through activations, moves, sums and pairs only."""
+        node = self._nodes.get(name)
+        while node is not None and node.op_type not in WEIGHTED:
+            passes = node.op_type in (*_PAIRS, *_MOVES, *ACTIVATIONS, "Mul", "Add")
+            node = self.graph.producer.get(node.input[0]) if passes and node.input else None
+        return None if node is None else self.operators[_name(node)]
+
+    def served_by(self, pair: str) -> str:
+        """The role of the operator that a pair's node feeds, or comes from."""
+        node = self.pairs[pair]
+        if node.op_type == "QuantizeLinear":
+            before = self.graph.producer.get(node.input[0])
+            return self._role_of(before) if before is not None else "input"
+        return next((role for reader in self.graph.consumers.get(node.output[0], [])
+                     if (role := self._role_of(reader))), "")
+
+    def _role_of(self, node: NodeProto) -> str:
+        operator = self.operators.get(_name(node))
+        return operator.role if operator else ""
+
+    def _meant(self, node: NodeProto, target: Target) -> str:
+        """The precision that is asked for: of weighted operators the target's, unless that is int8 and the file left
+        them; of others int8 where a pair stands on every side."""
+        if target.precision != "int8":
+            return target.precision if node.op_type in WEIGHTED else ""
+        if node.op_type in WEIGHTED:
+            return "int8" if all(self.graph.kind(name) == "DequantizeLinear" for name in node.input[:2]) else ""
+        data = [name for name in node.input if name and not self._is_constant(name)]
+        dequantised = bool(data) and all(map(self._dequantised, data))
+        group = self._activation_ends(node) if dequantised else ()
+        return "int8" if dequantised and all(map(self._quantised, group or node.output)) else ""
+
+    def _activation_ends(self, node: NodeProto) -> tuple[str, ...]:
+        """The outputs of an activation that is more than one node and begins here."""
+        return _composite(node, self.graph)[1]
+
+    def _is_constant(self, name: str) -> bool:
+        return name in self.graph.weights or self.graph.kind(name) == "Constant"
+
+    def _dequantised(self, tensor: str) -> bool:
+        """Whether a tensor was int8, and has only been moved since."""
+        if ("from", tensor) not in self._known:
+            node = self.graph.producer.get(tensor)
+            self._known["from", tensor] = node is not None and (node.op_type == "DequantizeLinear" or (
+                node.op_type in _MOVES and self._dequantised(node.input[0])))
+        return self._known["from", tensor]
+
+    def _quantised(self, tensor: str) -> bool:
+        """Whether all that read a tensor read it as int8, perhaps after moving it."""
+        if ("to", tensor) not in self._known:
+            readers = self.graph.consumers.get(tensor, [])
+            self._known["to", tensor] = bool(readers) and tensor not in self.outputs and all(
+                reader.op_type == "QuantizeLinear" or (reader.op_type in _MOVES and self._quantised(reader.output[0]))
+                for reader in readers)
+        return self._known["to", tensor]
+
+
+def _name(node: NodeProto) -> str:
+    return str(node.name or node.output[0])
+
+
+def _role(node: NodeProto, graph: Graph) -> str:
+    """The operator's type; convolutions with groups by what they are."""
+    groups = next((each.i for each in node.attribute if each.name == "group"), 1)
+    if node.op_type != "Conv" or groups == 1:
+        return str(node.op_type)
+    weight = graph.weights.get(_behind(node.input[1], graph))
+    return "Conv (depthwise)" if weight is not None and weight.dims[1] == 1 else "Conv (grouped)"
+
+
+def _behind(name: str, graph: Graph) -> str:
+    """The weight behind a DequantizeLinear."""
+    node = graph.producer.get(name)
+    return str(node.input[0]) if node is not None and node.op_type == "DequantizeLinear" else name
+
+
+def _roles(graph: Graph) -> dict[str, tuple[str, str]]:
+    """What activations are called, and which is the first node of each, by node."""
+    nodes = graph.proto.graph.node
+    roles = {_name(node): (str(node.op_type), _name(node)) for node in nodes if node.op_type in ACTIVATIONS}
+    for node in nodes:
+        role, _, parts = _composite(node, graph)
+        roles |= {_name(part): (role, _name(node)) for part in parts}
+    return roles
+
+
+def _composite(node: NodeProto, graph: Graph) -> tuple[str, tuple[str, ...], tuple[NodeProto, ...]]:
+    """An activation of several nodes that begins at `node`: its name, the tensors it ends in, its nodes."""
+    nothing: tuple[str, tuple[str, ...], tuple[NodeProto, ...]] = ("", (), ())
+    if node.op_type in ("Sigmoid", "HardSigmoid"):
+        gated = [reader for reader in graph.consumers.get(node.output[0], []) if reader.op_type == "Mul"
+                 and {*reader.input} == {node.input[0], node.output[0]}]
+        name = "Swish" if node.op_type == "Sigmoid" else "HardSwish"
+        return (name, tuple(gated[0].output), (node, gated[0])) if gated else nothing
+    if node.op_type == "Div":
+        end = graph._gelu_of(node.input[0])
+        parts = _between(node.input[0], end, graph) if end else ()
+        return ("Gelu", (end,), parts) if node in parts else nothing
+    return nothing
+
+
+def _between(first: str, last: str, graph: Graph) -> tuple[NodeProto, ...]:
+    """The nodes that compute `last` from `first`."""
+    waiting = [last]
+    parts: list[NodeProto] = []
+    while waiting:
+        node = graph.producer.get(waiting.pop())
+        if node is not None and node.op_type != "Constant" and node not in parts:
+            parts.append(node)
+            waiting += [name for name in node.input if name != first]
+    return tuple(parts)
