@@ -21,7 +21,9 @@ from hwnas.networks.baselines import count_macs, count_params
 from hwnas.networks.export import RECIPE_KEY, Parity, check_parity, export_onnx, parity_images, stored_fingerprint
 from hwnas.networks.network import Network, load_weights
 from hwnas.networks.quantize import Quantised, calibration_images, quantize_static, tuning_of
+from hwnas.networks.tflite import is_tflite, read_tflite
 from hwnas.runtimes.child import probe_model
+from hwnas.runtimes.runtime import deployed_of, write_deployed
 from hwnas.system.paths import write_atomic
 from hwnas.system.processes import Pool
 from hwnas.system.run_folder import MANIFEST, Manifest, ModelFolder, RunFolder
@@ -111,7 +113,8 @@ def make(network: Network, folder: ModelFolder, making: Making, progress: Progre
     if reused:
         load_weights(model, folder.weights, str(folder.weights), network.shape.classes)
     parity, quantised = _export(model.eval(), network, folder, making, data)
-    files = described, folder.weights, folder.onnx, folder.deployed(making.target.precision)
+    onnx = folder.deployed(making.target.precision)
+    files = described, folder.weights, folder.onnx, onnx, deployed_of(onnx, making.target.runtime)
     Manifest.write(folder.path, files, wanted, asdict(parity), quantised.facts if quantised else None)
     return Made(params, macs, parity, reused, remarks)
 
@@ -127,7 +130,7 @@ def _stored(folder: ModelFolder, wanted: str) -> tuple[bool, tuple[str, ...]]:
     if manifest.recipe != wanted:
         return False, ()
     spoilt = manifest.fault(folder.weights)
-    faults = [spoilt, *(manifest.fault(path) for path in (folder.onnx, folder.int8) if path.exists())]
+    faults = [spoilt, *map(manifest.fault, _exported(folder))]
     return not spoilt, tuple(f"{text}; made again" for text in faults if text)
 
 
@@ -141,7 +144,7 @@ def fault_of(network: Network, folder: ModelFolder, making: Making, say: Callabl
     agrees with the weights in torch, and `say` is told; the int8 file can only be asked for its recipe. A child
     process with `memory_mb` opens the files first.
     """
-    deployed = folder.deployed(making.target.precision)
+    deployed = deployed_of(folder.deployed(making.target.precision), making.target.runtime)
     manifest = Manifest.find(folder.path)
     if manifest is not None:
         return "; ".join(manifest.faults(deployed, *(folder.path / name for name in manifest.files if complete)))
@@ -175,10 +178,12 @@ def other_start(network: Network, folder: ModelFolder, making: Making) -> str:
 
 
 def _recipe_in(path: Path) -> str | None:
-    """The recipe that an ONNX file names in its `metadata_props`; None where it is missing, torn or names none."""
+    """The recipe that a file names in its metadata; None where it is missing, torn or names none."""
     import onnx
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
+    if is_tflite(path):
+        return read_tflite(path).metadata.get("recipe")
     try:
         props = onnx.load_model_from_string(path.read_bytes()).metadata_props
     except (OSError, DecodeError):
@@ -196,8 +201,13 @@ def fingerprint(network: Network, making: Making) -> str:
 
 def _discard(folder: ModelFolder) -> None:
     """Remove the files made from other weights: they must not stay beside new weights."""
-    for path in (folder.manifest, folder.card, folder.int8, folder.onnx, folder.weights):
+    for path in (folder.manifest, folder.card, *_exported(folder), folder.weights):
         path.unlink(missing_ok=True)
+
+
+def _exported(folder: ModelFolder) -> list[Path]:
+    """The files that were made of the weights: fp32, int8, and those in a runtime's own format."""
+    return [path for form in (folder.onnx, folder.int8) for path in sorted(folder.path.glob(f"{form.stem}.*"))]
 
 
 def _train(model: nn.Module, data: Dataset, making: Making, recipe: Recipe, progress: Progress | None) -> nn.Module:
@@ -227,9 +237,10 @@ def _export(model: nn.Module, network: Network, folder: ModelFolder, making: Mak
             images = calibration_images(data, making.n_calibration, making.seed)
             quantised = quantize_static(folder.onnx, folder.int8, images, tuned_for=tuning_of(making.target),
                                         narrow=making.narrow, threads=max(1, making.threads))
+        write_deployed(folder.deployed(making.target.precision), making.target)
     except CandidateError:
-        folder.onnx.unlink(missing_ok=True)
-        folder.int8.unlink(missing_ok=True)
+        for path in _exported(folder):
+            path.unlink()
         raise
     return parity, quantised
 
@@ -245,6 +256,7 @@ def metadata(network: Network, making: Making, data: Dataset) -> Mapping[str, st
         **({"preparation": json.dumps(data.preparation.facts())} if data.preparation else {}),
         "mean": json.dumps(list(data.mean)), "std": json.dumps(list(data.std)),
         "class_names": json.dumps(list(data.class_names), ensure_ascii=False), **network.provenance,
+        **({} if network.pretrained is None else {"licence": network.pretrained.licence}),
     }
 
 

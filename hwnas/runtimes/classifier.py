@@ -81,7 +81,7 @@ def deployed_file(model: Path, precision: str = "int8", target: Target | None = 
         return model
     folder = ModelFolder(model)
     path = folder.int8 if folder.int8.is_file() and precision == "int8" else folder.onnx
-    if target is not None and (own := deployed_of(path, target)).is_file():
+    if target is not None and (own := deployed_of(path, target.runtime)).is_file():
         path = own
     manifest = Manifest.find(model)
     if not path.is_file():

@@ -123,15 +123,27 @@ class OwnFormat(Protocol):
         """The file's bytes, made from an ONNX file. Errors as `Runtime.compile`."""
 
 
-def deployed_of(onnx_path: Path, target: Target) -> Path:
-    """The file that a target runs of an ONNX file: itself, or the one beside it in its runtime's own format."""
-    runtime = load_runtime(target.runtime)
-    return onnx_path.with_suffix(runtime.suffix) if isinstance(runtime, OwnFormat) else onnx_path
+@runtime_checkable
+class Shown(Protocol):
+    """What a runtime has besides for cards to show how a network is run in it."""
+
+    @property
+    def title(self) -> str:
+        """What people call it."""
+
+    def usage(self, file: str, target: Target) -> str:
+        """Python that runs `file` on `images`, float32 [n, c, h, w], as the target does, and ends with `logits`."""
+
+
+def deployed_of(onnx_path: Path, runtime: str) -> Path:
+    """The file that the runtime of this name runs of an ONNX file: itself, or the one beside it in its own format."""
+    own = load_runtime(runtime)
+    return onnx_path.with_suffix(own.suffix) if isinstance(own, OwnFormat) else onnx_path
 
 
 def write_deployed(onnx_path: Path, target: Target) -> Path:
     """Make the file of `deployed_of`, if it is another; CandidateError when the runtime cannot say the network."""
-    runtime, path = load_runtime(target.runtime), deployed_of(onnx_path, target)
+    runtime, path = load_runtime(target.runtime), deployed_of(onnx_path, target.runtime)
     if isinstance(runtime, OwnFormat):
         write_atomic(path, runtime.write(onnx_path, target))
     return path
