@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hwnas.data.dataset import subset
-from hwnas.errors import CandidateError, ConfigError, DataError, HwnasError
+from hwnas.errors import CandidateError, ConfigError, DataError, FileError, HwnasError
 from hwnas.front.score import fp32_top1
 from hwnas.networks.baselines import count_macs, count_params
 from hwnas.networks.export import RECIPE_KEY, Parity, check_parity, export_onnx, parity_images, stored_fingerprint
@@ -23,13 +23,15 @@ from hwnas.networks.network import Network, load_weights
 from hwnas.networks.quantize import Quantised, calibration_images, quantize_static, tuning_of
 from hwnas.networks.tflite import is_tflite, read_tflite
 from hwnas.runtimes.child import probe_model
-from hwnas.runtimes.runtime import deployed_of, write_deployed
+from hwnas.runtimes.onnxruntime import run_once
+from hwnas.runtimes.runtime import OwnFormat, deployed_of, load_runtime, write_deployed
 from hwnas.system.paths import write_atomic
 from hwnas.system.processes import Pool
 from hwnas.system.run_folder import MANIFEST, Manifest, ModelFolder, RunFolder
 from hwnas.target import Target
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import nn
 
     from hwnas.data.dataset import Dataset
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 
 Progress = Callable[[int, int], None]
+AGREEMENT = {"fp32": 0.995, "int8": 0.98}  # of answers with ONNX Runtime's; in int8 the last levels may tie
 DECIDING = 2048  # validation images, stratified, that decide whether the last weights or their average are kept
 
 
@@ -112,11 +115,32 @@ def make(network: Network, folder: ModelFolder, making: Making, progress: Progre
         Manifest.write(folder.path, (described, folder.weights), wanted)
     if reused:
         load_weights(model, folder.weights, str(folder.weights), network.shape.classes)
-    parity, quantised = _export(model.eval(), network, folder, making, data)
+    parity, agreement, quantised = _export(model.eval(), network, folder, making, data)
     onnx = folder.deployed(making.target.precision)
     files = described, folder.weights, folder.onnx, onnx, deployed_of(onnx, making.target.runtime)
-    Manifest.write(folder.path, files, wanted, asdict(parity), quantised.facts if quantised else None)
+    Manifest.write(folder.path, files, wanted, {**asdict(parity), **agreement}, quantised.facts if quantised else None)
     return Made(params, macs, parity, reused, remarks)
+
+
+def check_deployable(networks: Iterable[Network], target: Target) -> None:
+    """ConfigError, which names the network, when the target's runtime has a format of its own that cannot say it.
+
+    Asked before anything is trained; untrained networks of the same names are written. TargetError as `Runtime.check`.
+    """
+    runtime = load_runtime(target.runtime)
+    if not isinstance(runtime, OwnFormat):
+        return
+    runtime.check(target)
+    by_name = {network.name: network for network in networks}
+    with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
+        path = Path(folder, "model.onnx")
+        for name, network in by_name.items():
+            try:
+                export_onnx(network.build(), path, network.shape.image)
+                runtime.write(path, target)
+            except CandidateError as error:
+                why = f"{error.fact} {error.remedy}" if isinstance(error, FileError) else str(error)
+                raise ConfigError(f"{name} cannot be deployed on {target.name}: {why}") from None
 
 
 def _stored(folder: ModelFolder, wanted: str) -> tuple[bool, tuple[str, ...]]:
@@ -228,8 +252,8 @@ def _weights(model: nn.Module, wanted: str) -> bytes:
 
 
 def _export(model: nn.Module, network: Network, folder: ModelFolder, making: Making,
-            data: Dataset) -> tuple[Parity, Quantised | None]:
-    quantised = None
+            data: Dataset) -> tuple[Parity, dict[str, float], Quantised | None]:
+    quantised, onnx = None, folder.deployed(making.target.precision)
     try:
         export_onnx(model, folder.onnx, network.shape.image, metadata(network, making, data))
         parity = check_parity(model, folder.onnx, parity_images(data, making.seed))
@@ -237,12 +261,25 @@ def _export(model: nn.Module, network: Network, folder: ModelFolder, making: Mak
             images = calibration_images(data, making.n_calibration, making.seed)
             quantised = quantize_static(folder.onnx, folder.int8, images, tuned_for=tuning_of(making.target),
                                         narrow=making.narrow, threads=max(1, making.threads))
-        write_deployed(folder.deployed(making.target.precision), making.target)
+        deployed = write_deployed(onnx, making.target)
+        agreement = {} if deployed == onnx else {"deployed_agreement": _agreement(
+            onnx, deployed, making.target, parity_images(data, making.seed))}
     except CandidateError:
         for path in _exported(folder):
             path.unlink()
         raise
-    return parity, quantised
+    return parity, agreement, quantised
+
+
+def _agreement(onnx: Path, deployed: Path, target: Target, images: NDArray[np.float32]) -> float:
+    """The share of images, 0 to 1, to which the file that was made of an ONNX file answers as that does in ONNX
+    Runtime. CandidateError below `AGREEMENT`."""
+    wanted = run_once(onnx, images).argmax(1)
+    share = float((load_runtime(target.runtime).compile(deployed, target).logits(images).argmax(1) == wanted).mean())
+    if share < AGREEMENT[target.precision]:
+        raise FileError(deployed, f"answers as ONNX Runtime does to {share:.1%} of {len(images)} images only; "
+                                  f"{AGREEMENT[target.precision]:.1%} is the least.")
+    return share
 
 
 def metadata(network: Network, making: Making, data: Dataset) -> Mapping[str, str]:
