@@ -31,6 +31,7 @@ Order = tuple[int, ...]
 _MAPS: Order = (0, 2, 3, 1)  # ONNX's axes in the order in which a map's lie here
 _GATE = Levels(np.asarray(1 / 256, np.float32), -128)  # what LOGISTIC writes in int8, always
 _RELU6 = 6.0
+_NAMED = 4
 _LEAST, _MOST = {"ADD": 2.0**-10, "MUL": 2.0**-16}, 2.0**8  # scales that XNNPACK's int8 kernels take, over the result's
 
 
@@ -147,12 +148,14 @@ def _shapes(proto: ModelProto) -> dict[str, tuple[int, ...]]:
 
 
 def _unknown(proto: ModelProto) -> str:
-    """Kinds of operators that cannot be written, each with the name of its first node; empty where all can."""
+    """Kinds of operators that cannot be written, each with the name of its first node; empty where all can. The first
+    four are named."""
     seen: dict[str, str] = {}
     for node in proto.graph.node:
         if node.op_type not in _LOWERED and not (node.op_type == "Erf" and _is_gelu(Graph(proto), node)):
             seen.setdefault(node.op_type, node.name)
-    return ", ".join(f"{kind} ({name})" if name else kind for kind, name in sorted(seen.items()))
+    named = [f"{kind} ({name})" if name else kind for kind, name in sorted(seen.items())]
+    return ", ".join(named[:_NAMED]) + (f" and {len(named) - _NAMED} more" if named[_NAMED:] else "")
 
 
 def _is_gelu(graph: Graph, erf: NodeProto) -> bool:
