@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import yaml
 from onnx import helper
 
 from hwnas.errors import FileError
@@ -22,6 +23,7 @@ from hwnas.runtimes.onnxruntime import run_once
 from hwnas.runtimes.runtime import Execution, load_runtime
 from hwnas.space.architecture import Architecture
 from hwnas.space.blocks.block import ACTIVATIONS
+from hwnas.system.paths import config_dir
 from hwnas.target import Target
 
 torch = pytest.importorskip("torch")
@@ -29,6 +31,7 @@ pytest.importorskip("ai_edge_litert")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
+ZOO = yaml.safe_load((config_dir() / "zoo" / "default.yaml").read_text())["networks"]
 FP32_ERROR = 3e-5  # of the largest logit
 OPS = ("cn_r1_k3_s2_c12", "cn_r2_k5_s1_c8", "id_r1_k1_s1_c8", "id_r1_k1_s2_c12", "ds_r1_k3_s2_c12_se0.25",
        "ds_r2_k5_s1_c8", "ir_r1_k3_s2_e3_c12_se0.25", "ir_r2_k5_s1_e3_c8", "ir_r1_k3_s1_e3_c8_noskip",
@@ -150,6 +153,17 @@ def test_networks_of_others_run_whole_in_the_delegate(name: str, tmp_path: Path)
     int8 = tmp_path / "int8.onnx"
     quantize_static(path, int8, None, tuned_for="litert")
     execution = load_runtime("litert").compile(int8, Target("t", "litert", "int8", threads=1)).execution
+    assert (execution.fallback_share, execution.outside) == (0, {})
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ZOO)
+def test_the_whole_zoo_can_be_deployed(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    path = exported(Baseline(name).build(3, 10, 64), tmp_path / "model.onnx", (3, 64, 64))
+    check_fp32(path, images(2, 3, 64, 64))
+    quantize_static(path, tmp_path / "int8.onnx", None, tuned_for="litert")
+    execution = load_runtime("litert").compile(tmp_path / "int8.onnx", Target("t", "litert", "int8")).execution
     assert (execution.fallback_share, execution.outside) == (0, {})
 
 
