@@ -180,8 +180,10 @@ class Model:
 
     @property
     def file(self) -> Path:
-        """The ONNX file that the target runs."""
-        return self.folder.model(self.id).deployed(self._target.precision)
+        """The file that the target runs: ONNX, or its runtime's own format."""
+        from hwnas.runtimes.runtime import deployed_of
+
+        return deployed_of(self.folder.model(self.id).deployed(self._target.precision), self._target.runtime)
 
     def session(self) -> Compiled:
         """The deployed file in the target's runtime: `logits(images)`, images as the card says.

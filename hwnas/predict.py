@@ -82,12 +82,12 @@ def _network(options: PredictOptions) -> tuple[Path, Target]:
 
     given = None if options.target is None else Target.from_config(options.target)
     if options.model:
-        path = deployed_file(Path(options.model), given.precision if given else "int8")
+        path = deployed_file(Path(options.model), given.precision if given else "int8", given)
         return path, given or target_of(path)
     folder = RunFolder.open(str(options.run), write=False)
     target = given or Target.from_config(folder.read_environment()["target"])
     row = choose_row(load_front(folder), str(folder.path), id=options.id)
-    return deployed_file(folder.model(row.id).path, target.precision), target
+    return deployed_file(folder.model(row.id).path, target.precision, target), target
 
 
 def _files(folder: Path) -> list[Entry]:

@@ -230,7 +230,13 @@ def _describe_execution(execution: Mapping[str, Any]) -> str:
     share = execution["int8_share"]
     int8 = "" if share is None else f", int8 share {share:.1%}"
     return (f"{execution['precision']}{int8}, fallback {execution['fallback_share']:.1%} "
-            f"(convolutions and matrix products: {counts or 'none'})")
+            f"(convolutions and matrix products: {counts or 'none'}){_outside(execution.get('outside') or {})}")
+
+
+def _outside(nodes: Mapping[str, int]) -> str:
+    """What the runtime's fast kernels left to others."""
+    named = ", ".join(f"{count} {kind}" for kind, count in sorted(nodes.items()))
+    return f"; outside the delegate: {named}" if named else ""
 
 
 def _single(latency: Latency) -> Iterator[tuple[str, str]]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,13 +22,9 @@ from hwnas.latency.harness import Call, Copies, Progress, call_overhead_ms, meas
 from hwnas.latency.table import P99_SAMPLES, Protocol
 from hwnas.latency.timing import TimedFile, bind_copies, noise
 from hwnas.networks.quantize import name_nodes
-from hwnas.runtimes.foreign import ModelInput, check_batches, check_path, input_of, load_checked, sized
+from hwnas.runtimes.foreign import Model, check_batches, check_path, read_model, sized
 from hwnas.runtimes.runtime import Compiled, Runtime, inspected, one_line, quantised_in_file
 from hwnas.target import Target, usable_cores
-
-if TYPE_CHECKING:
-    from onnx import ModelProto
-
 
 _OPERATORS = (r"No conversion rule found for operations: ([^\n]+)", r"No Op registered for (\S+)",
               r"(\S+)\(-?\d+\) is not a registered function/op", r"Could not find an implementation for (\w+)\(\d+\)",
@@ -45,15 +41,16 @@ def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Prog
     """
     label, batches = job["label"], job["batches"]
     check_path(job["path"], job["memory_mb"])
-    proto = load_checked(job["path"])
-    model_input = input_of(proto, label)
+    model = read_model(job["path"], runtime, label)
+    model_input = model.input
     check_batches(model_input, label, batches)
     shape = sized(model_input, label, job["channels"], job["image_size"])
     with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
         progress(0.0, "compiling")
-        file = prepare_file(proto, model_input, shape, job, target, Path(folder))
-        del proto
-        network = Loaded(runtime, file, label, shape, job["memory_mb"])
+        file = prepare_file(model, shape, job, target, Path(folder))
+        can_quantise = model.proto is not None
+        del model
+        network = Loaded(runtime, file, label, shape, job["memory_mb"], can_quantise)
         compiled = {batch: network.compile(replace(target, batch=batch)) for batch in batches}
         reference = _reference(job["reference"], target, Path(folder))
         overhead_ms = call_overhead_ms(_nothing(batches[0]))
@@ -78,11 +75,15 @@ def _reference(path: str, target: Target, folder: Path) -> list[Call]:
     return bind_copies(TimedFile(Path(path), replace(target, batch=1), shape), Protocol().copies, folder)
 
 
-def prepare_file(proto: ModelProto, model_input: ModelInput, shape: Sequence[int], job: Mapping[str, Any],
-                  target: Target, folder: Path) -> Path:
+def prepare_file(model: Model, shape: Sequence[int], job: Mapping[str, Any], target: Target, folder: Path) -> Path:
     """The file itself, or a copy with fixed axes, the batch axis named as runtimes expect, quantised if needed."""
     import onnx
 
+    proto, model_input = model.proto, model.input
+    if proto is None:
+        if job["quantize"]:
+            raise ModelError(f"{job['label']}: quantize=true takes ONNX files. Give the one that this was made from.")
+        return Path(job["path"])
     axes = next(value for value in proto.graph.input if value.name == model_input.name).type.tensor_type.shape.dim
     open_batch = model_input.shape[0] is None and axes[0].dim_param != "batch"
     if not open_batch and None not in model_input.shape[1:] and not job["quantize"]:
@@ -117,8 +118,10 @@ def _quantise(fp32: Path, job: Mapping[str, Any], target: Target) -> Path:
 class Loaded:
     """The model file, compiled for several batch sizes. Runtimes' errors are translated into the user's terms."""
 
-    def __init__(self, runtime: Runtime, file: Path, label: str, shape: Sequence[int], memory_mb: int) -> None:
+    def __init__(self, runtime: Runtime, file: Path, label: str, shape: Sequence[int], memory_mb: int,
+                 can_quantise: bool) -> None:
         self.runtime, self.file, self.label, self.shape, self.memory_mb = runtime, file, label, shape, memory_mb
+        self.can_quantise = can_quantise
 
     def compile(self, target: Target) -> Compiled:
         """Compiled for `target`; ModelError names the operators that the runtime lacks, or what else is wrong."""
@@ -158,7 +161,7 @@ class Loaded:
         if not isinstance(error, FileError):  # of a runtime of another package
             return f"{self.label}: {_NOISE.sub('', str(error))}"
         remedy = error.remedy
-        if target.precision == "int8" and not quantised_in_file(self.file):
+        if target.precision == "int8" and self.can_quantise and not quantised_in_file(self.file):
             remedy = ("Add quantize=true to have it quantised with made-up ranges: right for timing, useless for "
                       "answers.")
         return f"{self.label}: {_NOISE.sub('', error.fact)} {remedy}".rstrip()

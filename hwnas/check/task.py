@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from hwnas.benchmark.task import Loaded, prepare_file
+from hwnas.errors import ModelError
 from hwnas.latency.harness import Progress
 from hwnas.latency.timing import noise
 from hwnas.runtimes.child import WAITING
 from hwnas.runtimes.executed import executed
-from hwnas.runtimes.foreign import check_batches, check_path, input_of, load_checked, sized
+from hwnas.runtimes.foreign import check_batches, check_path, read_model, sized
 from hwnas.runtimes.runtime import Runtime
 from hwnas.target import Target, measuring_lock, usable_cores
 
@@ -25,15 +26,17 @@ def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Prog
     precisions, nodes, operators of the file. ModelError says what the file lacks."""
     label = job["label"]
     check_path(job["path"], job["memory_mb"])
-    proto = load_checked(job["path"])
-    model_input = input_of(proto, label)
+    model = read_model(job["path"], runtime, label)
+    if model.proto is None:
+        raise ModelError(f"{label}: what is executed is told of ONNX files. Give the one that this was made from.")
+    model_input = model.input
     check_batches(model_input, label, [target.batch])
     shape = sized(model_input, label, job["channels"], job["image_size"])
     with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
         progress(0.0, "compiling")
-        file = prepare_file(proto, model_input, shape, job, target, Path(folder))
-        del proto
-        network = Loaded(runtime, file, label, shape, job["memory_mb"])
+        file = prepare_file(model, shape, job, target, Path(folder))
+        del model
+        network = Loaded(runtime, file, label, shape, job["memory_mb"], can_quantise=True)
         compiled = network.inspect(target)
         network.bind(compiled, target)
         with measuring_lock(usable_cores(), partial(_waiting, progress)):

@@ -19,7 +19,7 @@ from hwnas.front.rows import FrontRow
 from hwnas.latency.table import Measurement, Protocol
 from hwnas.networks.network import Shape, read_network
 from hwnas.networks.origin import COMPRESSION
-from hwnas.runtimes.runtime import load_runtime
+from hwnas.runtimes.runtime import deployed_of, load_runtime, write_deployed
 from hwnas.stats import wilson
 from hwnas.system.documents import Document, content_of
 from hwnas.system.paths import write_atomic
@@ -152,12 +152,14 @@ def write_results(steps: Steps, finished: Sequence[Step], latency: Mapping[str, 
     chosen = best(finished, steps.reference, latency, limit)
     told = chosen or nearest(finished, steps.reference)
     deployed, beside = job.folder.int8, _source_files(job)
+    own = deployed_of(deployed, job.target.runtime)
     job.summary.unlink(missing_ok=True)  # an earlier summary may describe another limit
     if chosen is None:
-        for path in (deployed, job.folder.card, *beside):
+        for path in (deployed, own, job.folder.card, *beside):
             path.unlink(missing_ok=True)
     else:
         write_atomic(deployed, chosen.path.read_bytes())
+        write_deployed(deployed, job.target)
         for path, source in beside.items():
             write_atomic(path, source.read_bytes())
     if told is None:
@@ -174,7 +176,7 @@ def write_results(steps: Steps, finished: Sequence[Step], latency: Mapping[str, 
         "host": Host.detect().name, "runtime": load_runtime(job.target.runtime).version(),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}})
     write_atomic(job.summary, json.dumps(summary, indent=1, allow_nan=False) + "\n")
-    files = () if chosen is None else (deployed, *beside)
+    files = () if chosen is None else (deployed, own, *beside)
     if chosen is not None:
         write_atomic(job.folder.card, card(job, summary))
     Manifest.write(job.folder.path, files, hashlib.sha256(json.dumps(dict(job.identity)).encode()).hexdigest()[:16])
@@ -237,7 +239,7 @@ def sentence(summary: Mapping[str, Any], job: CompressJob) -> str:
                 f"Nearest: {facts} ({job.steps / summary['step']}.onnx). Raise max_drop, or train a wider network.")
     kept = summary["kept_in_fp32"]
     fp32 = f"; in fp32: {', '.join(entry['node'] for entry in kept)}" if kept else ""
-    return f"{facts}{fp32}: {job.folder.deployed('int8')}"
+    return f"{facts}{fp32}: {deployed_of(job.folder.int8, job.target.runtime)}"
 
 
 def printed(table: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 from hwnas.data.dataset import Preparation, Task
 from hwnas.front.rows import FrontRow
 from hwnas.networks.network import TimmNetwork
-from hwnas.runtimes.runtime import FP32
+from hwnas.runtimes.runtime import FP32, Shown, deployed_of, load_runtime
 from hwnas.target import Target
 
 if TYPE_CHECKING:
     from hwnas.training.job import TrainingJob
 
 _HINTS = {"int8": "f32", "fp32": "f32", "bf16": "bf16", "fp16": "f16"}
+_ANYWHERE = ("openvino", "onnxruntime")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,7 @@ def card_text(row: FrontRow, given: Input, target: Target, *, date: str, runtime
     parts = [
         f"# {row.id}", _summary(row, given, target),
         "## Input", _input(given),
-        "## OpenVINO", _code(_openvino(file, target)), _speed(row, target, "openvino", file),
-        "## ONNX Runtime", _code(_onnxruntime(file, target)), _speed(row, target, "onnxruntime", file),
+        *(part for name in _shown(target) for part in _used_in(name, row, target, Path(file))),
         *(["## timm (fp32 weights, e.g. to train on)", _code(_timm(row, given))] if row.architecture else []),
         *_commands(row, given),
         "## Measured", _describe_measurement(row, given.task.metric, target, date, runtime),
@@ -118,31 +118,17 @@ def _numbers(values: Sequence[float]) -> str:
     return "[" + ", ".join(f"{value:.6g}" for value in values) + "]"
 
 
-def _openvino(file: str, target: Target) -> str:
-    options = {"INFERENCE_PRECISION_HINT": _HINTS[target.precision], "NUM_STREAMS": "1"}
-    if target.threads:
-        options["INFERENCE_NUM_THREADS"] = str(target.threads)
-    text = ", ".join(f'"{key}": "{value}"' for key, value in options.items())
-    return ("import numpy as np, openvino\n"
-            f'network = openvino.Core().compile_model("{file}", "CPU", {{{text}}})\n'
-            "request = network.create_infer_request()\n"
-            "images = np.ascontiguousarray(images, np.float32)  # write the next images into this very array\n"
-            "request.set_input_tensor(openvino.Tensor(images, shared_memory=True))\n"
-            "request.infer()  # this call is what is timed; `network(images)` copies, and takes longer\n"
-            'logits = request.get_tensor("logits").data')
+def _shown(target: Target) -> list[str]:
+    """Runtimes that a card shows code for: the target's own, and those that read ONNX files."""
+    own = [] if target.runtime in _ANYWHERE or not isinstance(load_runtime(target.runtime), Shown) else [target.runtime]
+    return [*own, *_ANYWHERE]
 
 
-def _onnxruntime(file: str, target: Target) -> str:
-    threads = f"options.intra_op_num_threads = {target.threads}\n" if target.threads else ""
-    return ("import numpy as np, onnxruntime\n"
-            f"options = onnxruntime.SessionOptions()\n{threads}"
-            f'session = onnxruntime.InferenceSession("{file}", options, providers=["CPUExecutionProvider"])\n'
-            "images = onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(images, np.float32))\n"
-            "binding = session.io_binding()\n"
-            'binding.bind_ortvalue_input("images", images)\n'
-            'binding.bind_output("logits")\n'
-            "session.run_with_iobinding(binding)  # this call is what is timed; `session.run` copies\n"
-            "logits = binding.copy_outputs_to_cpu()[0]")
+def _used_in(name: str, row: FrontRow, target: Target, onnx: Path) -> list[str]:
+    runtime = load_runtime(name)
+    assert isinstance(runtime, Shown)
+    file = str(deployed_of(onnx, name))
+    return [f"## {runtime.title}", _code(runtime.usage(file, target)), _speed(row, target, name, file)]
 
 
 def _speed(row: FrontRow, target: Target, runtime: str, file: str) -> str:

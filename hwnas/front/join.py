@@ -20,6 +20,7 @@ from hwnas.networks.network import Network, Shape, read_network
 from hwnas.networks.origin import ORIGIN, Origin
 from hwnas.networks.quantize import calibration_images, quantize_static, tuning_of
 from hwnas.runtimes.child import probe_model
+from hwnas.runtimes.runtime import write_deployed
 from hwnas.system.paths import sync_folder, unwritten, write_atomic
 from hwnas.system.run_folder import Content, Manifest, ModelFolder, RunFolder
 
@@ -143,12 +144,14 @@ def _fill(staged: ModelFolder, joining: Joining, making: Making, memory_mb: int)
         quantised = quantize_static(staged.onnx, staged.int8,
                                     calibration_images(data, making.n_calibration, making.seed),
                                     tuned_for=tuning_of(target), narrow=making.narrow, threads=max(1, making.threads))
+    deployed = write_deployed(staged.deployed(target.precision), target)
     model = joining.network.build()
     facts = {**ORIGIN.header, "origin": joining.origin.told, "from": str(joining.folder.path.absolute()),
              "top1_test_fp32": fp32_top1(staged.onnx, data), "n_test": len(data.test), "params": count_params(model),
              "macs": count_macs(model, joining.network.shape.image),
              "summary": json.loads((joining.folder.path / "summary.json").read_text(encoding="utf-8"))}
     write_atomic(staged.path / ORIGIN_FILE, json.dumps(facts, indent=1) + "\n")
-    files = [staged.path / joining.network.file, staged.weights, staged.onnx, staged.int8, staged.path / ORIGIN_FILE]
+    files = [staged.path / joining.network.file, staged.weights, staged.onnx, staged.int8, deployed,
+             staged.path / ORIGIN_FILE]
     Manifest.write(staged.path, files, joining.manifest.recipe, joining.manifest.parity,
                    quantised.facts if quantised else None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
@@ -15,19 +15,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hwnas.data.dataset import subset
-from hwnas.errors import CandidateError, ConfigError, DataError, HwnasError
+from hwnas.errors import CandidateError, ConfigError, DataError, FileError, HwnasError
 from hwnas.front.score import fp32_top1
 from hwnas.networks.baselines import count_macs, count_params
 from hwnas.networks.export import RECIPE_KEY, Parity, check_parity, export_onnx, parity_images, stored_fingerprint
 from hwnas.networks.network import Network, load_weights
 from hwnas.networks.quantize import Quantised, calibration_images, quantize_static, tuning_of
+from hwnas.networks.tflite import is_tflite, read_tflite
 from hwnas.runtimes.child import probe_model
+from hwnas.runtimes.onnxruntime import run_once
+from hwnas.runtimes.runtime import OwnFormat, deployed_of, load_runtime, write_deployed
 from hwnas.system.paths import write_atomic
 from hwnas.system.processes import Pool
 from hwnas.system.run_folder import MANIFEST, Manifest, ModelFolder, RunFolder
 from hwnas.target import Target
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import nn
 
     from hwnas.data.dataset import Dataset
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
 
 
 Progress = Callable[[int, int], None]
+AGREEMENT = {"fp32": 0.995, "int8": 0.98}  # of answers with ONNX Runtime's; in int8 the last levels may tie
 DECIDING = 2048  # validation images, stratified, that decide whether the last weights or their average are kept
 
 
@@ -108,10 +113,32 @@ def make(network: Network, folder: ModelFolder, making: Making, progress: Progre
         Manifest.write(folder.path, (described, folder.weights), wanted)
     if reused:
         load_weights(model, folder.weights, str(folder.weights), network.shape.classes)
-    parity, quantised = _export(model.eval(), network, folder, making, data)
-    files = described, folder.weights, folder.onnx, folder.deployed(making.target.precision)
-    Manifest.write(folder.path, files, wanted, asdict(parity), quantised.facts if quantised else None)
+    parity, agreement, quantised = _export(model.eval(), network, folder, making, data)
+    onnx = folder.deployed(making.target.precision)
+    files = described, folder.weights, folder.onnx, onnx, deployed_of(onnx, making.target.runtime)
+    Manifest.write(folder.path, files, wanted, {**asdict(parity), **agreement}, quantised.facts if quantised else None)
     return Made(params, macs, parity, reused, remarks)
+
+
+def check_deployable(networks: Iterable[Network], target: Target) -> None:
+    """ConfigError, which names the network, when the target's runtime has a format of its own that cannot say it.
+
+    Asked before anything is trained; untrained networks of the same names are written. TargetError as `Runtime.check`.
+    """
+    runtime = load_runtime(target.runtime)
+    if not isinstance(runtime, OwnFormat):
+        return
+    runtime.check(target)
+    by_name = {network.name: network for network in networks}
+    with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
+        path = Path(folder, "model.onnx")
+        for name, network in by_name.items():
+            try:
+                export_onnx(network.build(), path, network.shape.image)
+                runtime.write(path, target)
+            except CandidateError as error:
+                why = f"{error.fact} {error.remedy}" if isinstance(error, FileError) else str(error)
+                raise ConfigError(f"{name} cannot be deployed on {target.name}: {why}") from None
 
 
 def _stored(folder: ModelFolder, wanted: str) -> tuple[bool, tuple[str, ...]]:
@@ -125,7 +152,7 @@ def _stored(folder: ModelFolder, wanted: str) -> tuple[bool, tuple[str, ...]]:
     if manifest.recipe != wanted:
         return False, ()
     spoilt = manifest.fault(folder.weights)
-    faults = [spoilt, *(manifest.fault(path) for path in (folder.onnx, folder.int8) if path.exists())]
+    faults = [spoilt, *map(manifest.fault, _exported(folder))]
     return not spoilt, tuple(f"{text}; made again" for text in faults if text)
 
 
@@ -139,7 +166,7 @@ def fault_of(network: Network, folder: ModelFolder, making: Making, say: Callabl
     agrees with the weights in torch, and `say` is told; the int8 file can only be asked for its recipe. A child
     process with `memory_mb` opens the files first.
     """
-    deployed = folder.deployed(making.target.precision)
+    deployed = deployed_of(folder.deployed(making.target.precision), making.target.runtime)
     manifest = Manifest.find(folder.path)
     if manifest is not None:
         return "; ".join(manifest.faults(deployed, *(folder.path / name for name in manifest.files if complete)))
@@ -173,10 +200,12 @@ def other_start(network: Network, folder: ModelFolder, making: Making) -> str:
 
 
 def _recipe_in(path: Path) -> str | None:
-    """The recipe that an ONNX file names in its `metadata_props`; None where it is missing, torn or names none."""
+    """The recipe that a file names in its metadata; None where it is missing, torn or names none."""
     import onnx
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
+    if is_tflite(path):
+        return read_tflite(path).metadata.get("recipe")
     try:
         props = onnx.load_model_from_string(path.read_bytes()).metadata_props
     except (OSError, DecodeError):
@@ -194,8 +223,13 @@ def fingerprint(network: Network, making: Making) -> str:
 
 def _discard(folder: ModelFolder) -> None:
     """Remove the files made from other weights: they must not stay beside new weights."""
-    for path in (folder.manifest, folder.card, folder.int8, folder.onnx, folder.weights):
+    for path in (folder.manifest, folder.card, *_exported(folder), folder.weights):
         path.unlink(missing_ok=True)
+
+
+def _exported(folder: ModelFolder) -> list[Path]:
+    """The files that were made of the weights: fp32, int8, and those in a runtime's own format."""
+    return [path for form in (folder.onnx, folder.int8) for path in sorted(folder.path.glob(f"{form.stem}.*"))]
 
 
 def _train(model: nn.Module, data: Dataset, making: Making, recipe: Recipe, progress: Progress | None) -> nn.Module:
@@ -216,8 +250,8 @@ def _weights(model: nn.Module, wanted: str) -> bytes:
 
 
 def _export(model: nn.Module, network: Network, folder: ModelFolder, making: Making,
-            data: Dataset) -> tuple[Parity, Quantised | None]:
-    quantised = None
+            data: Dataset) -> tuple[Parity, dict[str, float], Quantised | None]:
+    quantised, onnx = None, folder.deployed(making.target.precision)
     try:
         export_onnx(model, folder.onnx, network.shape.image, metadata(network, making, data))
         parity = check_parity(model, folder.onnx, parity_images(data, making.seed))
@@ -225,11 +259,25 @@ def _export(model: nn.Module, network: Network, folder: ModelFolder, making: Mak
             images = calibration_images(data, making.n_calibration, making.seed)
             quantised = quantize_static(folder.onnx, folder.int8, images, tuned_for=tuning_of(making.target),
                                         narrow=making.narrow, threads=max(1, making.threads))
+        deployed = write_deployed(onnx, making.target)
+        agreement = {} if deployed == onnx else {"deployed_agreement": _agreement(
+            onnx, deployed, making.target, parity_images(data, making.seed))}
     except CandidateError:
-        folder.onnx.unlink(missing_ok=True)
-        folder.int8.unlink(missing_ok=True)
+        for path in _exported(folder):
+            path.unlink()
         raise
-    return parity, quantised
+    return parity, agreement, quantised
+
+
+def _agreement(onnx: Path, deployed: Path, target: Target, images: NDArray[np.float32]) -> float:
+    """The share of images, 0 to 1, to which the file that was made of an ONNX file answers as that does in ONNX
+    Runtime. CandidateError below `AGREEMENT`."""
+    wanted = run_once(onnx, images).argmax(1)
+    share = float((load_runtime(target.runtime).compile(deployed, target).logits(images).argmax(1) == wanted).mean())
+    if share < AGREEMENT[target.precision]:
+        raise FileError(deployed, f"answers as ONNX Runtime does to {share:.1%} of {len(images)} images only; "
+                                  f"{AGREEMENT[target.precision]:.1%} is the least.")
+    return share
 
 
 def metadata(network: Network, making: Making, data: Dataset) -> Mapping[str, str]:
@@ -243,6 +291,7 @@ def metadata(network: Network, making: Making, data: Dataset) -> Mapping[str, st
         **({"preparation": json.dumps(data.preparation.facts())} if data.preparation else {}),
         "mean": json.dumps(list(data.mean)), "std": json.dumps(list(data.std)),
         "class_names": json.dumps(list(data.class_names), ensure_ascii=False), **network.provenance,
+        **({} if network.pretrained is None else {"licence": network.pretrained.licence}),
     }
 
 

@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 
 from hwnas.errors import BudgetError, StudyError, UnknownName
 from hwnas.networks.network import Network, Shape, read_network
+from hwnas.runtimes.runtime import deployed_of
 from hwnas.study.objective import COSTS, LATENCY, KnownObjective, Objective, Terms
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import ESTIMATED, ModelFolder, RunFolder
@@ -329,7 +330,8 @@ def _cost_of(objective: KnownObjective, row: FrontRow, folder: ModelFolder, term
         return Cost(objective.name, predicted, exact)
     held = next((cost for cost in row.costs if cost.name == objective.name), Cost(objective.name, None, None))
     predicted, exact = held.predicted, held.exact  # these remain if the files were moved away
-    blocks, file = None if row.network is None else row.network.blocks, folder.deployed(terms.precision)
+    blocks = None if row.network is None else row.network.blocks
+    file = deployed_of(folder.deployed(terms.precision), terms.runtime)
     if blocks is not None:
         predicted = float(objective.of(None, blocks, terms))
     if objective.of_file is None:

@@ -14,7 +14,7 @@ from hwnas.errors import CandidateError, TargetError
 from hwnas.front.rows import FrontRow
 from hwnas.latency.table import P99_SAMPLES, Measurement, Protocol
 from hwnas.latency.timing import Reference, TimedFile, time_files
-from hwnas.runtimes.runtime import FP32, load_runtime, predict
+from hwnas.runtimes.runtime import FP32, deployed_of, load_runtime, predict
 from hwnas.space.architecture import Architecture
 from hwnas.stats import wilson
 from hwnas.system.run_folder import RunFolder
@@ -76,7 +76,7 @@ def verify_rows(rows: Sequence[FrontRow], run: RunFolder, dataset: Dataset, targ
             def heard(share: float, at: int = index) -> None:
                 report((at + share) / len(rows), rows[at].id)
 
-            path, reason = run.model(row.id).deployed(target.precision), row.reason
+            path, reason = deployed_of(run.model(row.id).deployed(target.precision), target.runtime), row.reason
             if path.is_file() and row.id not in sizes:
                 reason = f"{path.parent} does not describe the network (no architecture.yaml or baseline.yaml)"
             elif path.is_file():
@@ -91,7 +91,8 @@ def verify_rows(rows: Sequence[FrontRow], run: RunFolder, dataset: Dataset, targ
             scores.rows.append(replace(row, reason=reason))
             heard(1.0)
     scores.executed = {name: _execution(model) for name, model in compiled.items() if name in scores.predicted}
-    paths = {name: run.model(name).deployed(target.precision) for name in scores.predicted}
+    paths = {name: deployed_of(run.model(name).deployed(target.precision), target.runtime)
+             for name in scores.predicted}
     scores.measurements = _time(paths, sizes, dataset, target, timing, console)
     scores.rows = [_fill(row, scores, dataset, target) for row in scores.rows]
     return scores
@@ -100,7 +101,8 @@ def verify_rows(rows: Sequence[FrontRow], run: RunFolder, dataset: Dataset, targ
 def _execution(compiled: Compiled) -> dict[str, Any]:
     execution = compiled.execution
     return {"precision": execution.precision, "precisions": dict(execution.precisions),
-            "int8_share": execution.int8_share, "fallback_share": execution.fallback_share}
+            "int8_share": execution.int8_share, "fallback_share": execution.fallback_share,
+            **({"outside": dict(execution.outside)} if execution.outside else {})}
 
 
 def _time(paths: Mapping[str, Path], sizes: Mapping[str, int], dataset: Dataset, target: Target, timing: Timing,

@@ -21,7 +21,7 @@ from hwnas.front.score import Scores, Timing, verify_rows
 from hwnas.latency.table import Protocol
 from hwnas.networks.network import Network
 from hwnas.runtimes.child import probe_model
-from hwnas.runtimes.runtime import load_runtime
+from hwnas.runtimes.runtime import deployed_of, load_runtime
 from hwnas.study.objective import Objective
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import ENVIRONMENT, Manifest, RunFolder
@@ -111,7 +111,7 @@ def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: Making, timin
 def _refusal(row: FrontRow, run: RunFolder, making: Making, memory_mb: int | None, console: Console) -> str:
     """Why the deployed file of a row must not be opened here; empty where it may, or where there is none."""
     folder = run.model(row.id)
-    path = folder.deployed(making.target.precision)
+    path = deployed_of(folder.deployed(making.target.precision), making.target.runtime)
     if row.network is None or not path.is_file():
         return ""
     if memory_mb is None:

@@ -18,7 +18,7 @@ from hwnas.errors import ExportError
 from hwnas.networks.network import check_tensors
 from hwnas.networks.qdq import Graph
 from hwnas.networks.quantize import calibration_images
-from hwnas.system.libraries import import_onnxruntime
+from hwnas.system.libraries import declare_missing, import_onnxruntime
 from hwnas.system.paths import write_atomic
 
 if TYPE_CHECKING:
@@ -101,6 +101,7 @@ def _trace(model: nn.Module, image_shape: tuple[int, int, int]) -> bytes:
 def _fixed_padding() -> Iterator[None]:
     """Inside, TensorFlow's "same" padding in timm's layers is traced as numbers, those of the image size, and not as
     arithmetic on the shapes of maps, which no runtime folds."""
+    declare_missing()
     from timm.layers import padding
 
     before = padding.get_same_padding

@@ -59,11 +59,11 @@ class Graph:
         if with_swish and kinds == ["Mul", "Sigmoid"]:
             gated = next(reader for reader in readers if reader.op_type == "Mul")
             return str(gated.output[0])
-        if with_swish and kinds == ["Div", "Mul"] and self._gelu_of(tensor):
-            return self._gelu_of(tensor)
+        if with_swish and kinds == ["Div", "Mul"] and self.gelu_of(tensor):
+            return self.gelu_of(tensor)
         return tensor
 
-    def _gelu_of(self, tensor: str) -> str:
+    def gelu_of(self, tensor: str) -> str:
         """The output of a GELU of `tensor` as torch exports it, x · (erf(x / √2) + 1) · 0.5; empty: there is none."""
         following = [tensor]
         for kind in ("Div", "Erf", "Add", "Mul", "Mul"):
@@ -78,6 +78,22 @@ class Graph:
         """Whether `node` sums two maps, as residuals do, and not a map and a constant."""
         return node.op_type == "Add" and all(
             name not in self.weights and self.kind(name) != "Constant" for name in node.input)
+
+    def maps(self) -> set[str]:
+        """The tensors that images decide, and not their shapes alone."""
+        names = {value.name for value in self.proto.graph.input} - self.weights.keys()
+        for node in self.proto.graph.node:
+            if node.op_type != "Shape" and names.intersection(node.input):
+                names.update(node.output)
+        return names
+
+    def multiplies_maps(self, node: NodeProto) -> bool:
+        """Whether `node` multiplies two maps or a map and its gate: not by a constant, nor inside a GELU or a gate."""
+        if node.op_type != "Mul" or any(
+                name in self.weights or self.kind(name) in ("Constant", "Add") for name in node.input):
+            return False
+        before = self.producer.get(self.before_activation(node.output[0]))
+        return before is None or before.op_type != "Conv" or not self.is_gate(before)
 
     def before_activation(self, tensor: str) -> str:
         """The input of the activation that made `tensor`; `tensor` itself where no activation made it."""
@@ -149,8 +165,9 @@ def quantised_tensors(graph: Graph, tuned_for: str, kept: Collection[str] = ()) 
     """Activations that get a pair: what quantised nodes read and write, both sides of residual sums, pooled maps.
 
     Around swish, hard-swish and GELU runtimes differ. OpenVINO fuses convolution and activation only where no pair
-    stands between them; ONNX Runtime runs the convolution in int8 only where a pair does. A tensor that only nodes of
-    `kept` read gets no pair for them.
+    stands between them; ONNX Runtime and LiteRT run the convolution in int8 only where a pair does. LiteRT's operators
+    read and write one precision: it needs pairs on gates, products of maps, what pools write, and the logits. A tensor
+    that only nodes of `kept` read gets no pair for them.
     """
     names: dict[str, None] = {}
     with_swish = tuned_for == "openvino"
@@ -165,8 +182,32 @@ def quantised_tensors(graph: Graph, tuned_for: str, kept: Collection[str] = ()) 
             names.update(dict.fromkeys(node.input))
         elif node.op_type in _POOLS and node.name not in kept:
             names[node.input[0]] = None
+    if tuned_for == "litert":
+        names.update(dict.fromkeys(_in_one_precision(graph, kept)))
+        return [name for name in names if name not in graph.weights]
     outputs = {value.name for value in graph.proto.graph.output}
     return [name for name in names if name not in outputs and name not in graph.weights]
+
+
+def _in_one_precision(graph: Graph, kept: Collection[str]) -> Iterator[str]:
+    """What else must have a pair where an operator reads and writes one precision."""
+    for node in quantised_nodes(graph, kept):
+        yield graph.after_activation(node.output[0], with_swish=False)
+    maps = graph.maps()
+    for node in graph.proto.graph.node:
+        if node.name in kept or graph.read_only_by(node.output[0], kept):
+            continue
+        if graph.multiplies_maps(node) or (node.op_type == "Concat" and maps.issuperset(node.input)):
+            yield from (*node.input, node.output[0])
+        elif graph.adds_maps(node) or node.op_type == "ReduceMean":
+            yield from (node.input[0], graph.after_activation(node.output[0], with_swish=False))
+        elif node.op_type in _POOLS:
+            yield node.output[0]
+
+
+def fixed_range(graph: Graph, tensor: str) -> Range | None:
+    """The range that LiteRT asks for, whatever the images: a sigmoid's steps are 1/256."""
+    return (0.0, _LEVELS / (_LEVELS + 1)) if graph.kind(tensor) == "Sigmoid" else None
 
 
 def head_nodes(graph: Graph) -> tuple[str, ...]:
@@ -199,6 +240,7 @@ def insert_pairs(graph: Graph, ranges: Mapping[str, Range], *, kept: Collection[
     inserter = _Inserter(graph, {name: scale_of(low, high) for name, (low, high) in ranges.items()}, per_channel,
                          64 if narrow else 127)
     inputs = {value.name for value in graph.proto.graph.input}
+    results = {value.name for value in graph.proto.graph.output}
     nodes = [pair for name in ranges if name in inputs for pair in inserter.pair(name)]
     quantised = {node.name for node in quantised_nodes(graph, kept)}
     for node in graph.proto.graph.node:
@@ -208,9 +250,11 @@ def insert_pairs(graph: Graph, ranges: Mapping[str, Range], *, kept: Collection[
             if name in ranges and node.name not in kept:
                 node.input[index] = f"{name}_dequantised"
         nodes.append(node)
-        for name in node.output:
+        for index, name in enumerate(node.output):
+            if name in ranges and name in results:  # the pair's result has the name then
+                node.output[index] = f"{name}_computed"
             if name in ranges:
-                nodes += inserter.pair(name)
+                nodes += inserter.pair(name, node.output[index], name if name in results else "")
     used = {name for node in nodes for name in node.input}
     kept = [weight for weight in graph.proto.graph.initializer if weight.name in used]
     kept += [numpy_helper.from_array(array, name) for name, array in inserter.constants.items()]
@@ -228,16 +272,16 @@ class _Inserter:
     largest: int = 127
     constants: dict[str, NDArray[np.generic]] = field(default_factory=dict)
 
-    def pair(self, name: str) -> Iterator[NodeProto]:
-        """Quantise and dequantise the activation `name`."""
+    def pair(self, name: str, read: str = "", written: str = "") -> Iterator[NodeProto]:
+        """Quantise and dequantise the activation `name`, or what is `read` in its place; `written` is the result."""
         from onnx import helper
 
         scale, zero_point = self.scales[name]
         parameters = [self._add(f"{name}_scale", np.float32(scale)), self._add(f"{name}_zero", np.uint8(zero_point))]
-        yield helper.make_node("QuantizeLinear", [name, *parameters], [f"{name}_quantised"],
+        yield helper.make_node("QuantizeLinear", [read or name, *parameters], [f"{name}_quantised"],
                                name=f"{name}_QuantizeLinear")
-        yield helper.make_node("DequantizeLinear", [f"{name}_quantised", *parameters], [f"{name}_dequantised"],
-                               name=f"{name}_DequantizeLinear")
+        yield helper.make_node("DequantizeLinear", [f"{name}_quantised", *parameters],
+                               [written or f"{name}_dequantised"], name=f"{name}_DequantizeLinear")
 
     def weights(self, node: NodeProto) -> Iterator[NodeProto]:
         """Quantise weights and bias of `node`; the bias has the product of input and weight scale, as int32 sums do."""

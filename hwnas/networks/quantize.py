@@ -14,6 +14,7 @@ from hwnas.errors import QuantizeError
 from hwnas.networks.qdq import (
     Graph,
     Range,
+    fixed_range,
     head_nodes,
     insert_pairs,
     quantised_nodes,
@@ -111,7 +112,7 @@ def _add_to_bias(proto: ModelProto, node: NodeProto, shift: NDArray[np.float64])
 Method = Literal["mse", "minmax", "percentile", "entropy"]
 METHODS: tuple[Method, ...] = get_args(Method)
 VNNI = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
-TunedFor = Literal["openvino", "onnxruntime"]
+TunedFor = Literal["openvino", "onnxruntime", "litert"]
 MIN_OPSET = 13
 _BATCH = 32
 _SAMPLES = 4096  # values kept of one tensor in one batch
@@ -126,7 +127,7 @@ _WORTH = 0.5  # layers in fp32 take time: they must halve the cost
 
 def tuning_of(target: Target) -> TunedFor:
     """Which runtime's kernels a target's QDQ file should suit."""
-    return "onnxruntime" if target.runtime == "onnxruntime" else "openvino"
+    return cast(TunedFor, target.runtime) if target.runtime in get_args(TunedFor) else "openvino"
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,8 +279,10 @@ def quantise_graph(proto: ModelProto, ranges: Mapping[str, Range], *, note: str,
     import onnx
 
     graph = Graph(proto)
-    insert_pairs(graph, {name: ranges[name] for name in quantised_tensors(graph, tuned_for, kept)}, kept=kept,
-                 per_channel=per_channel, narrow=narrow)
+    paired = {name: ranges[name] for name in quantised_tensors(graph, tuned_for, kept)}
+    if tuned_for == "litert":
+        paired = {name: fixed_range(graph, name) or range for name, range in paired.items()}
+    insert_pairs(graph, paired, kept=kept, per_channel=per_channel, narrow=narrow)
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
     metadata["quantisation"] = f"qdq u8s8 {'per-channel' if per_channel else 'per-tensor'}, {note}"
     onnx.helper.set_model_props(proto, metadata)

@@ -180,10 +180,10 @@ def serve(task: Task) -> int:
 def _probe(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Progress) -> None:
     import numpy as np
 
-    from hwnas.runtimes.foreign import check_path, input_of, load_checked, sized
+    from hwnas.runtimes.foreign import check_path, read_model, sized
 
     check_path(job["path"], job["memory_mb"])
-    shape = sized(input_of(load_checked(job["path"]), job["path"]), job["path"], None, None)
+    shape = sized(read_model(job["path"], runtime).input, job["path"], None, None)
     compiled = runtime.compile(job["path"], target)
     compiled.bind(np.zeros((target.batch, *shape), np.float32))()
 

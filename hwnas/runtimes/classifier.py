@@ -30,7 +30,7 @@ _CHUNK = 256  # images in memory
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """A network's ONNX file, and what its `metadata_props` say: how an image is prepared, normalised and called."""
+    """A network's file, and what its metadata say: how an image is prepared, normalised and called."""
 
     path: Path
     preparation: Preparation
@@ -43,21 +43,24 @@ class ModelFile:
         """Once a child process with limited memory has run the file for `target`. ModelError when that fails, or hwnas
         did not export it; TargetError as `Runtime.check`."""
         from hwnas.runtimes.child import probe_model
-        from hwnas.runtimes.foreign import input_of, load_checked
+        from hwnas.runtimes.foreign import read_model
         from hwnas.runtimes.runtime import load_runtime
 
-        load_runtime(target.runtime).check(target)
+        runtime = load_runtime(target.runtime)
+        runtime.check(target)
         try:
             probe_model(path, target, memory_mb=memory_mb)
         except CandidateError as error:
             raise ModelError(str(error)) from None
-        proto = load_checked(path)
-        about = {entry.key: entry.value for entry in proto.metadata_props}
+        model = read_model(path, runtime)
+        about = model.metadata
         try:
             mean, std, classes = (tuple(json.loads(about[key])) for key in ("mean", "std", "class_names"))
             preparation = Preparation.of_facts(json.loads(about["preparation"]))
             image = (preparation.channels, preparation.sizes[-1], preparation.sizes[-1])
-            if input_of(proto, str(path)).shape[1:] != image or not len(mean) == len(std) == image[0]:
+            given = model.input.shape[1:]
+            own = model.proto is None  # whose axes are [n, h, w, c]
+            if (given[-1:] + given[:-1] if own else given) != image or not len(mean) == len(std) == image[0]:
                 raise ValueError(f"its input is not {image}")
             return cls(path, preparation, tuple(map(float, mean)), tuple(map(float, std)), tuple(map(str, classes)))
         except (KeyError, ValueError, TypeError) as error:
@@ -66,15 +69,20 @@ class ModelFile:
                              ) from None
 
 
-def deployed_file(model: Path, precision: str = "int8") -> Path:
-    """The file that `model`, a model folder, deploys: int8 where that is asked for and there. A file is itself.
+def deployed_file(model: Path, precision: str = "int8", target: Target | None = None) -> Path:
+    """The file that `model`, a model folder, deploys: int8 where that is asked for and there, and in the format of the
+    `target`'s runtime where it has one. A file is itself.
 
     ConfigError where there is none, StudyError when it is not the one that was made.
     """
+    from hwnas.runtimes.runtime import deployed_of
+
     if not model.is_dir():
         return model
     folder = ModelFolder(model)
     path = folder.int8 if folder.int8.is_file() and precision == "int8" else folder.onnx
+    if target is not None and (own := deployed_of(path, target.runtime)).is_file():
+        path = own
     manifest = Manifest.find(model)
     if not path.is_file():
         raise ConfigError(f"model: {model} has no {path.name}. Give models/ID of a run, or the folder of a finished "

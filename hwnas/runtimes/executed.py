@@ -279,7 +279,7 @@ def _composite(node: NodeProto, graph: Graph) -> tuple[str, tuple[str, ...], tup
         name = "Swish" if node.op_type == "Sigmoid" else "HardSwish"
         return (name, tuple(gated[0].output), (node, gated[0])) if gated else nothing
     if node.op_type == "Div":
-        end = graph._gelu_of(node.input[0])
+        end = graph.gelu_of(node.input[0])
         parts = _between(node.input[0], end, graph) if end else ()
         return ("Gelu", (end,), parts) if node in parts else nothing
     return nothing

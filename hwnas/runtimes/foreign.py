@@ -10,15 +10,18 @@ import graphlib
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hwnas.errors import ModelError
+from hwnas.networks.tflite import SUFFIX, is_tflite, read_tflite
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, TensorProto
+
+    from hwnas.runtimes.runtime import Runtime
 
 
 MAX_NESTING = 16  # graphs inside graphs (bodies of If, Loop, Scan)
@@ -34,6 +37,36 @@ class ModelInput:
 
     name: str
     shape: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What was read of a file: its input, what it says of itself, and the network where the file is an ONNX file."""
+
+    input: ModelInput
+    metadata: Mapping[str, str]
+    proto: ModelProto | None = None
+
+
+def read_model(path: str | os.PathLike[str], runtime: Runtime, label: str = "") -> Model:
+    """Read a file for `runtime`: ONNX, or the runtime's own format. ModelError, which calls it `label`, as by
+    `load_checked` and `input_of`, and for a file of another format."""
+    where = label or os.fspath(path)
+    if not is_tflite(path):
+        proto = load_checked(path)
+        return Model(input_of(proto, where), {entry.key: entry.value for entry in proto.metadata_props}, proto)
+    if getattr(runtime, "suffix", "") != SUFFIX:
+        raise ModelError(f"{where} is a TFLite file; {runtime.name} takes ONNX files. Give one, or a target of litert: "
+                         "+target=edge_int8.")
+    graph = read_tflite(path)
+    if len(graph.inputs) != 1 or len(graph.outputs) != 1:
+        raise ModelError(f"{where} has {len(graph.inputs)} inputs and {len(graph.outputs)} outputs; only networks of "
+                         "one image input and one output can be timed.")
+    image = graph.tensors[graph.inputs[0]]
+    if image.kind not in ("float32", "int8", "uint8") or len(image.shape) < 2:
+        raise ModelError(f"{where}: input {image.name!r} takes {image.kind} {list(image.shape)}; [batch, height, "
+                         "width, channels] of float32, int8 or uint8 is expected.")
+    return Model(ModelInput(image.name, (None, *image.shape[1:])), graph.metadata)  # an interpreter sets the batch
 
 
 def check_path(path: str | os.PathLike[str], memory_mb: int) -> None:
@@ -75,6 +108,9 @@ def load_checked(path: str | os.PathLike[str]) -> ModelProto:
     except Exception as error:  # protobuf's exceptions depend on its implementation
         if re.search("depth|recursion", str(error), re.IGNORECASE):
             raise ModelError(f"{where} nests graphs deeper than ONNX files may; it is refused.") from None
+        if is_tflite(path):
+            raise ModelError(f"{where} is a TFLite file, and an ONNX file is needed here. Give the one that it was "
+                             "made from.") from None
         raise ModelError(f"{where} is not an ONNX file, or is torn. Export it again.") from None
     if not proto.opset_import or not proto.graph.node or not proto.graph.output:
         raise ModelError(f"{where} is not an ONNX file, or is torn: it holds no network. Export it again.")

@@ -38,6 +38,7 @@ class OnnxRuntime:
     """ONNX Runtime's CPU provider: fp32 and int8 (QDQ files)."""
 
     name = "onnxruntime"
+    title = "ONNX Runtime"
 
     def version(self) -> str:
         return f"onnxruntime {package_version('onnxruntime')}"
@@ -64,6 +65,19 @@ class OnnxRuntime:
                 raise _unwritten(folder, error.__cause__ or error) from error
             executed = _count_executed(optimised)
         return OnnxRuntimeCompiled(session, judge(onnx_path, target, executed, meant, refuse), target, onnx_path)
+
+    def usage(self, file: str, target: Target) -> str:
+        """The code that a card shows."""
+        threads = f"options.intra_op_num_threads = {target.threads}\n" if target.threads else ""
+        return ("import numpy as np, onnxruntime\n"
+                f"options = onnxruntime.SessionOptions()\n{threads}"
+                f'session = onnxruntime.InferenceSession("{file}", options, providers=["CPUExecutionProvider"])\n'
+                "images = onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(images, np.float32))\n"
+                "binding = session.io_binding()\n"
+                'binding.bind_ortvalue_input("images", images)\n'
+                'binding.bind_output("logits")\n'
+                "session.run_with_iobinding(binding)  # this call is what is timed; `session.run` copies\n"
+                "logits = binding.copy_outputs_to_cpu()[0]")
 
 
 def _session(path: str | os.PathLike[str], target: Target, *, optimised: Path | None = None,

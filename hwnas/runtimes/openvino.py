@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hwnas.target import Target
 
 # int8 networks keep their floating-point parts in f32. With the default hint those would be bf16 on CPUs that have it.
-_HINTS = {"fp32": "f32", "int8": "f32", "bf16": "bf16"}
+_HINTS = {"fp32": "f32", "int8": "f32", "bf16": "bf16", "fp16": "f16"}
 _CAPABILITIES = {"fp32": "FP32", "int8": "INT8", "bf16": "BF16"}
 _WEIGHTED = ("Convolution", "GroupConvolution", "FullyConnected", "MatMul")
 _PRECISIONS = {"f32": "fp32", "bf16": "bf16", "f16": "fp16", "u8": "int8", "i8": "int8"}
@@ -77,6 +77,7 @@ class OpenVinoRuntime:
     """OpenVINO's CPU plugin: fp32, bf16 and int8 (QDQ files)."""
 
     name = "openvino"
+    title = "OpenVINO"
 
     @cached_property
     def _core(self) -> Any:
@@ -101,6 +102,20 @@ class OpenVinoRuntime:
         compiled = self._compile(onnx_path, target, counters=True)
         execution = judge(onnx_path, target, _count_executed(compiled), quantised_in_file(onnx_path), refuse=False)
         return OpenVinoCompiled(compiled, execution, target, lambda: compiled)
+
+    def usage(self, file: str, target: Target) -> str:
+        """The code that a card shows."""
+        options = {"INFERENCE_PRECISION_HINT": _HINTS[target.precision], "NUM_STREAMS": "1"}
+        if target.threads:
+            options["INFERENCE_NUM_THREADS"] = str(target.threads)
+        text = ", ".join(f'"{key}": "{value}"' for key, value in options.items())
+        return ("import numpy as np, openvino\n"
+                f'network = openvino.Core().compile_model("{file}", "CPU", {{{text}}})\n'
+                "request = network.create_infer_request()\n"
+                "images = np.ascontiguousarray(images, np.float32)  # write the next images into this very array\n"
+                "request.set_input_tensor(openvino.Tensor(images, shared_memory=True))\n"
+                "request.infer()  # this call is what is timed; `network(images)` copies, and takes longer\n"
+                'logits = request.get_tensor("logits").data')
 
     def _wrap(self, compiled: Any, onnx_path: str | os.PathLike[str], target: Target,
               content: bytes | None = None) -> OpenVinoCompiled:

@@ -11,11 +11,13 @@ import importlib
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 from hwnas.errors import FileError, TargetError, UnknownName
+from hwnas.system.paths import write_atomic
 from hwnas.target import PRECISIONS, Target
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ GROUP = "hwnas.runtimes"
 _BUILT_IN = {
     "openvino": ("hwnas.runtimes.openvino", "OpenVinoRuntime"),
     "onnxruntime": ("hwnas.runtimes.onnxruntime", "OnnxRuntime"),
+    "litert": ("hwnas.runtimes.litert", "LiteRtRuntime"),
     "torch": ("hwnas.runtimes.torch", "TorchRuntime"),
     "null": ("hwnas.runtimes.runtime", "NullRuntime"),
 }
@@ -44,13 +47,14 @@ class Execution:
     `precisions` counts them by executed precision. `int8_share`: share executed in int8 (None unless int8 was asked
     for). `fallback_share`: of those meant for the asked precision, the share that runs in another one.
     Squeeze-and-excite, which the int8 recipe leaves in floating point, is not meant for int8: it lowers `int8_share`
-    only.
+    only. `outside` counts, by kind, the nodes of any sort that the runtime's fast kernels (a delegate) left to others.
     """
 
     precision: str
     precisions: Mapping[str, int]
     int8_share: float | None
     fallback_share: float
+    outside: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,45 @@ class Runtime(Protocol):
         A runtime may also have `inspect`, with the same parameters, which refuses nothing for what falls back: the
         compiled network tells it. See `inspected`.
         """
+
+
+@runtime_checkable
+class OwnFormat(Protocol):
+    """What a runtime with a file format of its own has besides. Its networks are deployed in that format: `compile`
+    takes such a file in place of the ONNX file, and gives the same."""
+
+    @property
+    def suffix(self) -> str:
+        """Of such a file's name, with its dot."""
+
+    def write(self, onnx_path: str | os.PathLike[str], target: Target) -> bytes:
+        """The file's bytes, made from an ONNX file. Errors as `Runtime.compile`."""
+
+
+@runtime_checkable
+class Shown(Protocol):
+    """What a runtime has besides for cards to show how a network is run in it."""
+
+    @property
+    def title(self) -> str:
+        """What people call it."""
+
+    def usage(self, file: str, target: Target) -> str:
+        """Python that runs `file` on `images`, float32 [n, c, h, w], as the target does, and ends with `logits`."""
+
+
+def deployed_of(onnx_path: Path, runtime: str) -> Path:
+    """The file that the runtime of this name runs of an ONNX file: itself, or the one beside it in its own format."""
+    own = load_runtime(runtime)
+    return onnx_path.with_suffix(own.suffix) if isinstance(own, OwnFormat) else onnx_path
+
+
+def write_deployed(onnx_path: Path, target: Target) -> Path:
+    """Make the file of `deployed_of`, if it is another; CandidateError when the runtime cannot say the network."""
+    runtime, path = load_runtime(target.runtime), deployed_of(onnx_path, target.runtime)
+    if isinstance(runtime, OwnFormat):
+        write_atomic(path, runtime.write(onnx_path, target))
+    return path
 
 
 def load_runtime(name: str) -> Runtime:

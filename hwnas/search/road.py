@@ -199,6 +199,7 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
     from omegaconf import OmegaConf
 
     from hwnas.data.loading import inspect_dataset
+    from hwnas.front.make import check_deployable
     from hwnas.samplers.loading import read_sampler
     from hwnas.study.objective import read_objective
     from hwnas.study.storage import parse_url
@@ -222,6 +223,8 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
     recipe = Recipe.from_config({"threads": options.threads, **options.finalists.recipe}, FULL_TRAINING,
                                 "finalists.recipe")
     baselines = () if trials_only else _baselines(options, space, start, console)
+    if not options.zoo:  # a zoo is timed before any of it is trained
+        check_deployable(baselines, deployment.target)
     name = options.space if options.around is None else space.name
     out = Path(options.out) if options.out else default_out(deployment.target.name, name, info.name)
     return Plan(options, deployment, space, start, out, accuracy, section(config, accuracy), sampler, objective, recipe,
@@ -668,7 +671,7 @@ def _tried_first(plan: Plan) -> list[dict[str, Any]]:
         return [*known.values()]
     known.pop(WHOLE, None)
     smaller = [{**setting, "image_size": px} for setting in known.values()
-               for px in dict.fromkeys((sizes[len(sizes) // 2], sizes[0])) if px < setting.get("image_size", px)]
+               for px in dict.fromkeys((sizes[len(sizes) // 2], sizes[0])) if setting.get("image_size", px) != px]
 
     def last_map_px(network: Architecture) -> float:
         stride = network.stem_stride * math.prod(stage[0].stride for stage in network.block_defs())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -197,3 +199,12 @@ def test_randomised_networks_are_reproducible_and_have_no_zeroed_branch() -> Non
     for name in norms:
         assert one[name].all()
         assert torch.equal(one[name], two[name])
+
+
+def test_a_process_that_never_imported_timm_can_export(tmp_path: Path) -> None:
+    """timm imports torchvision, which lacks its operators beside some builds of torch."""
+    script = ("import sys\nfrom torch import nn\nfrom hwnas.networks.export import export_onnx\n"
+              "export_onnx(nn.Conv2d(1, 2, 3), sys.argv[1], (1, 8, 8))\n")
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "model.onnx")], capture_output=True, text=True,
+                          timeout=300)
+    assert done.returncode == 0, done.stderr

@@ -13,7 +13,8 @@ from onnx import helper
 
 from hwnas.errors import CandidateError, ModelError
 from hwnas.runtimes.child import probe_model
-from hwnas.runtimes.foreign import check_batches, check_path, input_of, load_checked, sized
+from hwnas.runtimes.foreign import check_batches, check_path, input_of, load_checked, read_model, sized
+from hwnas.runtimes.runtime import load_runtime
 from hwnas.target import Target
 
 TARGET = Target("t", "onnxruntime", "fp32")
@@ -184,3 +185,40 @@ def test_a_fixed_batch_axis() -> None:
     with pytest.raises(ModelError, match=r"fixed to 1; batch=4 cannot"):
         check_batches(found, "m", [1, 4])
     check_batches(input_of(model(relu()), "m"), "m", [1, 4])
+
+
+def tflite(path: Path, inputs: int = 1, kind: str = "", outputs: int = 1) -> Path:
+    """A file of sums, as others write them."""
+    pytest.importorskip("ai_edge_litert")
+    from hwnas.networks.tflite import TfliteFile
+
+    made, names = TfliteFile(), [f"in{index}" for index in range(inputs)]
+    given = {name: made.tensor(name, (1, 8, 8, 3), kind=kind) for name in names}
+    told = {f"out{index}": made.tensor(f"out{index}", (1, 8, 8, 3), kind=kind) for index in range(outputs)}
+    for index in told.values():
+        made.operator("ADD", [given["in0"], given["in0"]], [index], "AddOptions")
+    path.write_bytes(made.pack(given, told, {"class_names": "[]"}))
+    return path
+
+
+def test_a_tflite_file_tells_its_input_and_leaves_the_batch_open(tmp_path: Path) -> None:
+    read = read_model(tflite(tmp_path / "m.tflite"), load_runtime("litert"))
+    assert (read.input.shape, read.input.name, read.proto) == ((None, 8, 8, 3), "in0", None)
+    assert read.metadata == {"class_names": "[]"}
+    assert sized(read.input, "m", 3, 8) == (8, 8, 3)
+
+
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"inputs": 2}, "has 2 inputs and 1 outputs"), ({"outputs": 2}, "has 1 inputs and 2 outputs"),
+    ({"kind": "int32"}, "takes int32")])
+def test_a_tflite_file_that_cannot_be_timed_is_told_why(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ModelError, match=said):
+        read_model(tflite(tmp_path / "m.tflite", **changes), load_runtime("litert"))
+
+
+def test_a_tflite_file_is_told_where_it_does_not_belong(tmp_path: Path) -> None:
+    path = tflite(tmp_path / "m.tflite")
+    with pytest.raises(ModelError, match=r"is a TFLite file; onnxruntime takes ONNX files\. .*\+target=edge_int8"):
+        read_model(path, load_runtime("onnxruntime"))
+    with pytest.raises(ModelError, match="is a TFLite file, and an ONNX file is needed here"):
+        load_checked(path)

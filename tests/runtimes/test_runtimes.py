@@ -210,7 +210,7 @@ print("quiet")
 
 
 @pytest.mark.parametrize(("runtime", "state"), [
-    ("openvino", "fresh"), ("openvino", "loaded"), ("onnxruntime", "loaded")])
+    ("openvino", "fresh"), ("openvino", "loaded"), ("onnxruntime", "loaded"), ("litert", "loaded")])
 def test_no_runtime_contacts_the_network(files: dict[str, Path], runtime: str, state: str) -> None:
     done = subprocess.run([sys.executable, "-c", NO_NETWORK, runtime, "int8", str(files["int8"]), state],
                           capture_output=True, text=True, timeout=300)

@@ -1,0 +1,782 @@
+"""An exported ONNX network as a TFLite file: fp32, or int8 from its QDQ version.
+
+Maps lie as [n, h, w, c] there and as [n, c, h, w] in ONNX. Every value keeps the order of its axes beside it, so that a
+transposition costs nothing: the next operator that needs another order asks for it. An operator runs in int8 where all
+that it reads is dequantised and what it writes is quantised; levels of uint8 become those of int8, 128 less. All else
+runs in fp32 between DEQUANTIZE and QUANTIZE, as ONNX says it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hwnas.errors import FileError
+from hwnas.networks.qdq import Graph
+from hwnas.networks.tflite import Levels, TfliteFile, schema
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from onnx import ModelProto, NodeProto
+
+Attributes = Mapping[str, Any]
+Order = tuple[int, ...]
+_MAPS: Order = (0, 2, 3, 1)  # ONNX's axes in the order in which a map's lie here
+_GATE = Levels(np.asarray(1 / 256, np.float32), -128)  # what LOGISTIC writes in int8, always
+_RELU6 = 6.0
+_NAMED = 4
+_LEAST, _MOST = {"ADD": 2.0**-10, "MUL": 2.0**-16}, 2.0**8  # scales that XNNPACK's int8 kernels take, over the result's
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """An activation: its shape in ONNX's axes, which of them lie where, and its tensors, in fp32, in int8 or both."""
+
+    shape: tuple[int, ...]
+    order: Order
+    fp32: int | None = None
+    int8: int | None = None
+    levels: Levels | None = None
+
+    @property
+    def laid(self) -> tuple[int, ...]:
+        """The shape as it lies in the file."""
+        return tuple(self.shape[axis] for axis in self.order)
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A stored tensor in ONNX's axes, with the levels that its integers stand for where it is dequantised."""
+
+    array: NDArray[Any]
+    levels: Levels | None = None
+
+    @property
+    def numbers(self) -> NDArray[np.float32]:
+        """Its values in fp32."""
+        if self.levels is None:
+            return self.array.astype(np.float32)
+        shape = [1] * self.array.ndim
+        if self.levels.scale.size > 1:
+            shape[self.levels.axis] = -1
+        return np.asarray((self.array.astype(np.float32) - self.levels.zero) * self.levels.scale.reshape(shape))
+
+
+class _Refused(Exception):
+    """The network has what the file cannot say; the message names it."""
+
+
+def write_tflite(onnx_path: str | os.PathLike[str], batch: int = 1) -> bytes:
+    """The bytes of a TFLite file for an ONNX network of one image input, for batches of `batch`.
+
+    It takes float32 [batch, h, w, c] and gives float32 logits. Its metadata are those of the ONNX file, with the
+    SHA-256 of that file as `onnx_sha256`. FileError names the operators, and the nodes, that cannot be written.
+    """
+    import onnx
+
+    try:
+        content = Path(onnx_path).read_bytes()
+        proto = onnx.load_model_from_string(content)
+        proto = _inferred(_without_constants(_fixed(proto, batch)))
+    except Exception as error:  # a foreign file may fail in protobuf, onnx or the file system
+        raise FileError(onnx_path, f"cannot be read: {' '.join(str(error).split())[:300]}") from error
+    if unknown := _unknown(proto):
+        raise FileError(onnx_path, f"LiteRT has no operator {unknown} here.",
+                        "Choose another network, or a target of another runtime.")
+    about = {entry.key: entry.value for entry in proto.metadata_props}
+    try:
+        return _Lowering(proto).file({**about, "onnx_sha256": hashlib.sha256(content).hexdigest()})
+    except _Refused as error:
+        raise FileError(onnx_path, f"LiteRT cannot run {error}.",
+                        "Choose another network, or a target of another runtime.") from None
+
+
+def _fixed(proto: ModelProto, batch: int) -> ModelProto:
+    """The network with its batch axis fixed and the shape of every value inferred."""
+    stored = {weight.name for weight in proto.graph.initializer}
+    for value in proto.graph.input:
+        if value.name not in stored:
+            value.type.tensor_type.shape.dim[0].dim_value = batch
+    return _inferred(proto)
+
+
+def _inferred(proto: ModelProto) -> ModelProto:
+    import onnx
+
+    for value in proto.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    del proto.graph.value_info[:]
+    return onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
+
+
+def _without_constants(proto: ModelProto) -> ModelProto:
+    """The network, in place, with every node that no image decides replaced by its result, shapes of maps included."""
+    from onnx import numpy_helper
+    from onnx.reference import ReferenceEvaluator
+
+    known = {weight.name: weight for weight in proto.graph.initializer}
+    shapes = _shapes(proto)
+    kept = []
+    for node in proto.graph.node:
+        if node.op_type == "Shape" and not node.attribute and 0 not in shapes.get(node.input[0], (0,)):
+            results: list[Any] = [np.asarray(shapes[node.input[0]], np.int64)]
+        elif node.op_type.endswith("Linear") or not all(name in known for name in node.input if name):
+            kept.append(node)
+            continue
+        else:
+            feeds = {name: numpy_helper.to_array(known[name]) for name in node.input if name}
+            results = list(ReferenceEvaluator(node).run(None, feeds))
+        for name, result in zip(node.output, results, strict=True):
+            known[name] = numpy_helper.from_array(np.asarray(result), name)
+            proto.graph.initializer.append(known[name])
+    del proto.graph.node[:]
+    proto.graph.node.extend(kept)
+    return proto
+
+
+def _shapes(proto: ModelProto) -> dict[str, tuple[int, ...]]:
+    """The shapes of a network's values; an axis that is not known is 0."""
+    infos = [*proto.graph.input, *proto.graph.value_info, *proto.graph.output]
+    return {info.name: tuple(axis.dim_value for axis in info.type.tensor_type.shape.dim) for info in infos}
+
+
+def _unknown(proto: ModelProto) -> str:
+    """Kinds of operators that cannot be written, each with the name of its first node; empty where all can. The first
+    four are named."""
+    seen: dict[str, str] = {}
+    for node in proto.graph.node:
+        if node.op_type not in _LOWERED and not (node.op_type == "Erf" and _is_gelu(Graph(proto), node)):
+            seen.setdefault(node.op_type, node.name)
+    named = [f"{kind} ({name})" if name else kind for kind, name in sorted(seen.items())]
+    return ", ".join(named[:_NAMED]) + (f" and {len(named) - _NAMED} more" if named[_NAMED:] else "")
+
+
+def _is_gelu(graph: Graph, erf: NodeProto) -> bool:
+    divided = graph.producer.get(erf.input[0])
+    return divided is not None and bool(graph.gelu_of(divided.input[0]))
+
+
+class _Lowering:
+    """One pass over the nodes, in their order, which ONNX guarantees to be one of execution."""
+
+    def __init__(self, proto: ModelProto) -> None:
+        from onnx import numpy_helper
+
+        self.graph = Graph(proto)
+        self.nodes = list(proto.graph.node)
+        self.made = TfliteFile()
+        self.weights = {name: Weight(numpy_helper.to_array(tensor)) for name, tensor in self.graph.weights.items()}
+        self.values: dict[str, Value] = {}
+        self.done: set[str] = set()  # results of nodes that were written with an earlier one
+        self.shapes = _shapes(proto)
+        self.inputs = [info.name for info in proto.graph.input if info.name not in self.graph.weights]
+        self.outputs = [info.name for info in proto.graph.output]
+
+    def file(self, metadata: Mapping[str, str]) -> bytes:
+        """Write every node, and pack the file."""
+        ends = {}
+        for name in self.inputs:
+            shape = self.shapes[name]
+            value = Value(shape, _MAPS if len(shape) == 4 else tuple(range(len(shape))))
+            ends[name] = self.made.tensor(name, value.laid)
+            self.values[name] = replace(value, fp32=ends[name])
+        for node in self.nodes:
+            if node.output[0] not in self.done:
+                _LOWERED[node.op_type](self, node, _attributes(node))
+        results = {name: self.fp32(self.laid(self.values[name], tuple(range(len(self.shapes[name])))), name)
+                   for name in self.outputs}
+        return self.made.pack(ends, results, metadata)
+
+    # What operators read
+
+    def read(self, name: str) -> Value:
+        """The activation called `name`."""
+        if name not in self.values:
+            raise _Refused(f"{name}, which does not depend on the images")
+        return self.values[name]
+
+    def stored(self, node: NodeProto, index: int) -> Weight:
+        """The weight that `node` reads at `index`."""
+        name = node.input[index]
+        if name not in self.weights:
+            raise _Refused(f"{node.op_type} {node.name}, whose input {index} is computed")
+        return self.weights[name]
+
+    def optional(self, node: NodeProto, index: int) -> Weight | None:
+        """As `stored`, None where the node has no such input."""
+        return self.stored(node, index) if len(node.input) > index and node.input[index] else None
+
+    def fp32(self, value: Value, name: str) -> int:
+        """The tensor of an activation in fp32."""
+        if value.fp32 is not None:
+            return value.fp32
+        assert value.int8 is not None
+        index = self.made.tensor(f"{name}/fp32", value.laid)
+        self.made.operator("DEQUANTIZE", [value.int8], [index], version=2)
+        return index
+
+    def laid(self, value: Value, order: Order) -> Value:
+        """The activation with its axes in `order`."""
+        if value.order == order:
+            return value
+        around = [value.order.index(axis) for axis in order]
+        moved = replace(value, order=order, fp32=None, int8=None)
+        small = [axis for axis in value.order if value.shape[axis] > 1] == [axis for axis in order
+                                                                             if value.shape[axis] > 1]
+
+        def turned(source: int | None, levels: Levels | None) -> int | None:
+            if source is None:
+                return None
+            index = self.made.tensor(f"transposed_{source}_{order}", moved.laid, levels)
+            if small:
+                self._reshape(source, index, moved.laid)
+            else:
+                self.made.operator("TRANSPOSE", [source, self._numbers(around)], [index], "TransposeOptions",
+                                   version=2 if levels else 1)
+            return index
+
+        if value.int8 is not None:
+            return replace(moved, int8=turned(value.int8, value.levels))
+        return replace(moved, fp32=turned(value.fp32, None))
+
+    def _numbers(self, values: Sequence[int]) -> int:
+        return self.made.constant(f"numbers_{'_'.join(map(str, values))}", np.asarray(values, np.int32))
+
+    def _reshape(self, source: int, index: int, shape: Sequence[int]) -> None:
+        whole = [-1, *shape[1:]]  # the batch stays open, for interpreters that resize the input
+        self.made.operator("RESHAPE", [source, self._numbers(whole)], [index], "ReshapeOptions", newShape=whole)
+
+    # What operators write
+
+    def levels_of(self, name: str) -> Levels | None:
+        """The levels that `name` is quantised to; None where nothing quantises it."""
+        for reader in self.graph.consumers.get(name, []):
+            if reader.op_type == "QuantizeLinear" and reader.input[0] == name:
+                return _levels(self.stored(reader, 1).array, self.stored(reader, 2).array)
+        return None
+
+    def write(self, name: str, shape: tuple[int, ...], order: Order, levels: Levels | None, label: str) -> int:
+        """A new tensor for the activation `name`, int8 where it has `levels`; operators of kinds that have names are
+        known by `label`."""
+        value = Value(shape, order)
+        index = self.made.tensor(label, value.laid, levels)
+        self.values[name] = replace(value, int8=index, levels=levels) if levels else replace(value, fp32=index)
+        return index
+
+    def after_clamp(self, node: NodeProto, output: str, levels_of: Callable[[str], Levels | None]
+                    ) -> tuple[str, int, Levels | None]:
+        """The activation that `node` writes once its clamp is part of it: name, fused activation, levels."""
+        readers = self.graph.consumers.get(output, [])
+        activations = schema().ActivationFunctionType
+        if len(readers) == 1 and readers[0].op_type in ("Relu", "Clip") and output not in self.outputs:
+            clamped = readers[0].output[0]
+            low, high = self._bounds(readers[0])
+            levels = levels_of(clamped)
+            fused = {(0.0, math.inf): activations.RELU, (0.0, _RELU6): activations.RELU6,
+                     (-1.0, 1.0): activations.RELU_N1_TO_1}.get((low, high))
+            if fused is None and levels is not None and _within(levels, low, high):
+                fused = activations.NONE  # levels end there anyway
+            if fused is not None:
+                self.done.add(clamped)
+                return clamped, fused, levels
+        return output, activations.NONE, levels_of(output)
+
+    def _bounds(self, node: NodeProto) -> tuple[float, float]:
+        if node.op_type == "Relu":
+            return 0.0, math.inf
+        bounds = [self.optional(node, index) for index in (1, 2)]
+        low, high = (None if each is None else float(each.numbers) for each in bounds)
+        return -math.inf if low is None else low, math.inf if high is None else high
+
+    def whole_int8(self, node: NodeProto, inputs: Sequence[Value], output: str) -> Levels | None:
+        """The levels that the node's result has in int8, None where it must run in fp32."""
+        if not all(value.int8 is not None for value in inputs):
+            return None
+        return self.levels_of(output)
+
+    def source(self, value: Value, levels: Levels | None, name: str) -> int:
+        """The tensor that an operator reads: int8 where it writes `levels`."""
+        if levels is None:
+            return self.fp32(value, name)
+        assert value.int8 is not None
+        return value.int8
+
+    def padded(self, value: Value, pads: Sequence[int], levels: Levels | None, label: str, filler: float = 0.0
+               ) -> tuple[int, tuple[int, int]]:
+        """The tensor of a map with [top, left, bottom, right] more pixels, and its new height and width."""
+        top, left, bottom, right = pads
+        source = self.source(value, levels, label)
+        height, width = value.shape[2] + top + bottom, value.shape[3] + left + right
+        if not any(pads):
+            return source, (height, width)
+        index = self.made.tensor(f"{label}/pad", (value.shape[0], height, width, value.shape[1]),
+                                 value.levels if levels else None)
+        amounts = self.made.constant(f"{label}/pads", np.array([[0, 0], [top, bottom], [left, right], [0, 0]],
+                                                               np.int32))
+        version = 2 if levels else 1
+        if filler == 0:
+            self.made.operator("PAD", [source, amounts], [index], "PadOptions", version)
+        else:
+            least = np.asarray(-128, np.int8) if levels else np.asarray(filler, np.float32)
+            with_levels = value.levels if levels else None
+            constant = self.made.constant(f"{label}/filler", least, with_levels)
+            self.made.operator("PADV2", [source, amounts, constant], [index], "PadV2Options", version)
+        return index, (height, width)
+
+
+def _attributes(node: NodeProto) -> Attributes:
+    import onnx
+
+    return {entry.name: onnx.helper.get_attribute_value(entry) for entry in node.attribute}
+
+
+def _levels(scale: NDArray[Any], zero: NDArray[Any]) -> Levels:
+    """ONNX's levels of uint8 or int8 as those of int8."""
+    shift = 128 if zero.dtype == np.uint8 else 0
+    return Levels(np.asarray(scale, np.float32), int(zero) - shift)
+
+
+def _within(levels: Levels, low: float, high: float) -> bool:
+    """Whether the levels end where a clamp to `low`..`high` does, to half a level."""
+    scale = float(levels.scale)
+    first, last = (-128 - levels.zero) * scale, (127 - levels.zero) * scale
+    return first >= low - scale / 2 and last <= high + scale / 2
+
+
+def _same_padding(size: int, kernel: int, stride: int, dilation: int) -> tuple[int, int]:
+    """What TensorFlow's "same" adds before and behind."""
+    total = max((-(-size // stride) - 1) * stride + (kernel - 1) * dilation + 1 - size, 0)
+    return total // 2, total - total // 2
+
+
+def _check_window(node: NodeProto, a: Attributes) -> None:
+    if a.get("auto_pad", b"NOTSET") not in (b"NOTSET", b""):
+        raise _Refused(f"{node.op_type} {node.name}, whose padding has no numbers (auto_pad)")
+
+
+def _quantize(self: _Lowering, node: NodeProto, a: Attributes) -> None:
+    value, levels = self.read(node.input[0]), self.levels_of(node.input[0])
+    assert levels is not None
+    if value.int8 is None or value.levels is None or not value.levels.same(levels):
+        source = value.fp32 if value.int8 is None else value.int8
+        assert source is not None
+        index = self.made.tensor(node.name, value.laid, levels)
+        self.made.operator("QUANTIZE", [source], [index], version=1 if value.int8 is None else 2)
+        value = replace(value, int8=index, levels=levels)
+    self.values[node.output[0]] = replace(value, fp32=None)
+
+
+def _dequantize(self: _Lowering, node: NodeProto, a: Attributes) -> None:
+    if node.input[0] in self.values:
+        self.values[node.output[0]] = self.values[node.input[0]]
+        return
+    array, scale = self.stored(node, 0).array, self.stored(node, 1).array
+    zero = self.optional(node, 2)
+    if zero is not None and np.any(zero.array != zero.array.flat[0]):
+        raise _Refused(f"{node.name}, whose zero points differ")
+    offset = 0 if zero is None else int(zero.array.flat[0])
+    self.weights[node.output[0]] = Weight(array, Levels(np.asarray(scale, np.float32), offset, a.get("axis", 1)))
+
+
+def _conv(self: _Lowering, node: NodeProto, a: Attributes) -> None:
+    _check_window(node, a)
+    value, weight, bias = self.read(node.input[0]), self.stored(node, 1), self.optional(node, 2)
+    if weight.array.ndim != 4:
+        raise _Refused(f"Conv {node.name} over {weight.array.ndim - 2} axes")
+    value = self.laid(value, _MAPS)
+    output, fused, levels = self.after_clamp(
+        node, node.output[0],
+        lambda name: self.whole_int8(node, [value], name) if _int8_weights(weight, bias) else None)
+    group, strides, dilations = a.get("group", 1), a.get("strides", [1, 1]), a.get("dilations", [1, 1])
+    depthwise = group > 1 and group == value.shape[1] and weight.array.shape[1] == 1
+    options: dict[str, Any] = {"strideH": strides[0], "strideW": strides[1], "dilationHFactor": dilations[0],
+                               "dilationWFactor": dilations[1], "fusedActivationFunction": fused}
+    pads = a.get("pads", [0, 0, 0, 0])
+    same = [_same_padding(value.shape[2 + axis], weight.array.shape[2 + axis], strides[axis], dilations[axis])
+            for axis in (0, 1)]
+    if any(pads) and [tuple(pads[0::2]), tuple(pads[1::2])] == same:
+        source, options["padding"] = self.source(value, levels, node.name), schema().Padding.SAME
+    else:
+        source, _ = self.padded(value, pads, levels, node.name)
+        options["padding"] = schema().Padding.VALID
+    turned, axis = (weight.array.transpose(1, 2, 3, 0), 3) if depthwise else (weight.array.transpose(0, 2, 3, 1), 0)
+    if depthwise:
+        turned = turned.reshape(1, *turned.shape[1:])
+        options["depthMultiplier"] = weight.array.shape[0] // value.shape[1]
+    operands = [source, *_weights(self, node, replace(weight, array=turned), axis, bias, levels)]
+    index = self.write(output, self.shapes[output], _MAPS, levels, node.name)
+    self.made.operator("DEPTHWISE_CONV_2D" if depthwise else "CONV_2D", operands, [index],
+                       "DepthwiseConv2DOptions" if depthwise else "Conv2DOptions",
+                       version=6 if group > 1 and not depthwise else 3 if levels else 1, **options)
+
+
+def _int8_weights(weight: Weight, bias: Weight | None) -> bool:
+    return weight.array.dtype == np.int8 and weight.levels is not None and weight.levels.zero == 0 and (
+        bias is None or bias.array.dtype == np.int32)
+
+
+def _weights(self: _Lowering, node: NodeProto, weight: Weight, axis: int, bias: Weight | None, levels: Levels | None
+             ) -> list[int]:
+    """The tensors of weights, channels along `axis`, and of a bias, zeros where there is none."""
+    channels = weight.array.shape[axis]
+    label = f"{node.name}/weight", f"{node.name}/bias"
+    if weight.levels is not None:
+        weight = replace(weight, levels=replace(weight.levels, axis=axis))
+    if levels is None:
+        numbers = np.zeros(channels, np.float32) if bias is None else bias.numbers
+        return [self.made.constant(label[0], np.ascontiguousarray(weight.numbers)),
+                self.made.constant(label[1], numbers.reshape(-1))]
+    assert weight.levels is not None
+    read = self.read(node.input[0]).levels
+    assert read is not None
+    summed = Levels(np.asarray(read.scale * weight.levels.scale, np.float32))
+    array = np.zeros(channels, np.int32) if bias is None else bias.array
+    return [self.made.constant(label[0], np.ascontiguousarray(weight.array), weight.levels),
+            self.made.constant(label[1], array, summed)]
+
+
+def _gemm(self: _Lowering, node: NodeProto, a: Attributes) -> None:
+    if a.get("transA", 0) or a.get("alpha", 1.0) != 1 or a.get("beta", 1.0) != 1:
+        raise _Refused(f"Gemm {node.name}, which scales or transposes what it reads")
+    value, weight, bias = self.read(node.input[0]), self.stored(node, 1), self.optional(node, 2)
+    value = self.laid(value, (0, 1))
+    if not a.get("transB", 0):
+        weight = Weight(weight.numbers.T)
+    output, fused, levels = self.after_clamp(
+        node, node.output[0],
+        lambda name: self.whole_int8(node, [value], name) if _int8_weights(weight, bias) else None)
+    operands = [self.source(value, levels, node.name), *_weights(self, node, weight, 0, bias, levels)]
+    index = self.write(output, self.shapes[output], (0, 1), levels, node.name)
+    self.made.operator("FULLY_CONNECTED", operands, [index], "FullyConnectedOptions", version=4 if levels else 1,
+                       fusedActivationFunction=fused)
+
+
+def _binary(kind: str) -> Callable[[_Lowering, NodeProto, Attributes], None]:
+    options = f"{kind.capitalize()}Options"
+
+    def lower(self: _Lowering, node: NodeProto, a: Attributes) -> None:
+        first = next((name for name in node.input if name in self.values), None)
+        if first is None:
+            raise _Refused(f"{node.op_type} {node.name}, which does not depend on the images")
+        if node.op_type == "Div" and (gelu := self.graph.gelu_of(node.input[0])):
+            _gelu(self, node, gelu)
+            return
+        order = self.values[first].order
+        maps = [self.laid(self.values[name], order) for name in node.input
+                if name in self.values and len(self.values[name].order) == len(order)]
+        two = len(maps) == len(node.input)
+        output, fused, levels = self.after_clamp(
+            node, node.output[0],
+            lambda name: _rescaled(kind, maps, self.whole_int8(node, maps, name)) if two and kind in _LEAST else None)
+        if two:
+            operands = [self.source(value, levels, f"{node.name}/{index}") for index, value in enumerate(maps)]
+        else:
+            operands = [_operand(self, node, name, order) for name in node.input]
+        index = self.write(output, self.shapes[output], order, levels, node.name)
+        self.made.operator(kind, operands, [index], options, version=2 if levels else 1, fusedActivationFunction=fused)
+
+    return lower
+
+
+def _rescaled(kind: str, maps: Sequence[Value], levels: Levels | None) -> Levels | None:
+    """The levels, if the delegate takes an operator whose scales lie that far apart. Else it is quicker in fp32."""
+    if levels is None:
+        return None
+    scales = [float(value.levels.scale) for value in maps if value.levels is not None]
+    ratios = [scale / float(levels.scale) for scale in (scales if kind == "ADD" else [math.prod(scales)])]
+    return levels if all(_LEAST[kind] <= ratio < _MOST for ratio in ratios) else None
+
+
+def _operand(self: _Lowering, node: NodeProto, name: str, order: Order) -> int:
+    """An operand of a sum or product in fp32: an activation, or a weight with its axes in `order`."""
+    if name in self.values:
+        value = self.values[name]
+        if len(value.order) != len(order):
+            raise _Refused(f"{node.op_type} {node.name}, whose inputs have {len(value.order)} and {len(order)} axes")
+        return self.fp32(self.laid(value, order), name)
+    numbers = self.weights[name].numbers
+    if numbers.ndim > len(order):
+        raise _Refused(f"{node.op_type} {node.name}, whose weight has {numbers.ndim} axes")
+    if numbers.ndim:
+        numbers = numbers.reshape((1,) * (len(order) - numbers.ndim) + numbers.shape).transpose(order)
+    return self.made.constant(name, np.ascontiguousarray(numbers))
+
+
+def _gelu(self: _Lowering, node: NodeProto, output: str) -> None:
+    """GELU, which torch exports as five nodes."""
+    following = node.output[0]
+    for kind in ("Erf", "Add", "Mul", "Mul"):
+        reader = next(each for each in self.graph.consumers[following] if each.op_type == kind)
+        following = reader.output[0]
+        self.done.add(following)
+    value = self.read(node.input[0])
+    source = self.fp32(value, node.name)
+    index = self.write(output, value.shape, value.order, None, node.name)
+    self.made.operator("GELU", [source], [index], "GeluOptions", approximate=False)
+
+
+def _unary(kind: str, options: str = "") -> Callable[[_Lowering, NodeProto, Attributes], None]:
+    """An operator of one input that runs in fp32."""
+
+    def lower(self: _Lowering, node: NodeProto, a: Attributes) -> None:
+        value = self.read(node.input[0])
+        source = self.fp32(value, node.name)
+        index = self.write(node.output[0], value.shape, value.order, None, node.name)
+        self.made.operator(kind, [source], [index], options)
+
+    return lower
+
+
+def _sigmoid(self: _Lowering, node: NodeProto, a: Attributes) -> None:
+    value = self.read(node.input[0])
+    levels = self.whole_int8(node, [value], node.output[0])
+    source = self.source(value, levels and _GATE, node.name)
+    index = self.write(node.output[0], value.shape, value.order, levels and _GATE, node.name)
+    self.made.operator("LOGISTIC", [source], [index], version=2 if levels else 1)
+
+
+def _hard_sigmoid(self: _Lowering, node: NodeProto, a: Attributes) -> None:
+    """max(0, min(1, alpha x + beta)), as min(6, max(0, 6 alpha x + 6 beta)) / 6."""
+    value, activations = self.read(node.input[0]), schema().ActivationFunctionType
+    alpha, beta = round(6 * a.get("alpha", 0.2), 6), 6 * a.get("beta", 0.5)
+    source = self.fp32(value, node.name)
+
+    def times(source: int, factor: float, label: str) -> int:
+        index = self.made.tensor(label, value.laid)
+        constant = self.made.constant(f"times_{factor}", np.asarray(factor, np.float32))
+        self.made.operator("MUL", [source, constant], [index], "MulOptions")
+        return index
+
+    scaled = source if alpha == 1 else times(source, alpha, f"{node.name}/scaled")
+    shifted = self.made.tensor(f"{node.name}/shifted", value.laid)
+    self.made.operator("ADD", [scaled, self.made.constant(f"plus_{beta}", np.asarray(beta, np.float32))], [shifted],
+                       "AddOptions", fusedActivationFunction=activations.RELU6)
+    self.values[node.output[0]] = replace(value, fp32=times(shifted, 1 / 6, node.name), int8=None, levels=None)
+
+
+def _clamp(self: _Lowering, node: NodeProto, a: Attributes) -> None:
+    """Relu and Clip that are not part of what stands before them."""
+    value, (low, high) = self.read(node.input[0]), self._bounds(node)
+    known = {(0.0, math.inf): "RELU", (0.0, _RELU6): "RELU6", (-1.0, 1.0): "RELU_N1_TO_1", (0.0, 1.0): "RELU_0_TO_1"}
+    source = self.fp32(value, node.name)
+    steps = [(known[low, high], None)] if (low, high) in known else [
+        (kind, bound) for kind, bound in (("MAXIMUM", low), ("MINIMUM", high)) if math.isfinite(bound)]
+    for number, (kind, bound) in enumerate(steps):
+        last = number == len(steps) - 1
+        index = (self.write(node.output[0], value.shape, value.order, None, node.name) if last
+                 else self.made.tensor(f"{node.name}/{kind}", value.laid))
+        operands = [source] if bound is None else [
+            source, self.made.constant(f"bound_{bound}", np.asarray(bound, np.float32))]
+        self.made.operator(kind, operands, [index], "" if bound is None else "MaximumMinimumOptions")
+        source = index
+    if not steps:
+        self.values[node.output[0]] = value
+
+
+def _mean(self: _Lowering, node: NodeProto, a: Attributes) -> None:
+    """GlobalAveragePool and ReduceMean, which keeps its axes."""
+    value = self.read(node.input[0])
+    axes = [axis % len(value.shape) for axis in a.get("axes", (2, 3))]
+    if len(node.input) > 1:
+        axes = [int(axis) % len(value.shape) for axis in self.stored(node, 1).array]
+    if not a.get("keepdims", 1):
+        raise _Refused(f"ReduceMean {node.name}, which drops axes")
+    levels = self.whole_int8(node, [value], node.output[0])
+    _reduce(self, value, axes, self.source(value, levels, node.name),
+            self.write(node.output[0], self.shapes[node.output[0]], value.order, levels, node.name), levels)
+
+
+def _reduce(self: _Lowering, value: Value, axes: Sequence[int], source: int, index: int, levels: Levels | None) -> None:
+    places = self._numbers(sorted(value.order.index(axis) for axis in axes))
+    self.made.operator("MEAN", [source, places], [index], "ReducerOptions", version=2 if levels else 1, keepDims=True)
+
+
+def _pool(self: _Lowering, node: NodeProto, a: Attributes) -> None:
+    """Pooling over windows. Padding, and what ceil_mode adds behind, are pixels of their own before it; an average that
+    leaves padding out is corrected behind it."""
+    _check_window(node, a)
+    if any(step != 1 for step in a.get("dilations", [1, 1])) or len(a["kernel_shape"]) != 2 or len(node.output) > 1:
+        raise _Refused(f"{node.op_type} {node.name}, which is dilated, of other axes or tells places")
+    value = self.laid(self.read(node.input[0]), _MAPS)
+    average, name = node.op_type == "AveragePool", node.output[0]
+    kernel, strides, pads = a["kernel_shape"], a.get("strides", [1, 1]), list(a.get("pads", [0, 0, 0, 0]))
+    shape = self.shapes[name]
+    ends = [max((shape[2 + axis] - 1) * strides[axis] + kernel[axis] - value.shape[2 + axis] - pads[axis], 0)
+            for axis in (0, 1)]
+    counts = _counts(value.shape[2:], shape[2:], kernel, strides, pads, bool(a.get("count_include_pad", 0)))
+    correction = math.prod(kernel) / counts if average else np.ones_like(counts)
+    exact = bool((correction == 1).all())
+    # An average of int8 leaves the delegate, and then takes five times as long as in fp32. Levels pass a maximum
+    # unchanged: what it reads decides, and QUANTIZE follows where others are asked for.
+    levels = value.levels if value.int8 is not None and not average and self.levels_of(name) else None
+    filler = 0.0 if average or self.graph.non_negative(_plain(self, node.input[0])) else float(np.finfo("f4").min)
+    source, _ = self.padded(value, [*pads[:2], *ends], levels, node.name, filler)
+    index = (self.write(name, shape, _MAPS, levels, node.name) if exact else
+             self.made.tensor(f"{node.name}/sums", replace(value, shape=shape).laid))
+    self.made.operator("AVERAGE_POOL_2D" if average else "MAX_POOL_2D", [source], [index], "Pool2DOptions",
+                       version=2 if levels else 1, padding=schema().Padding.VALID, strideH=strides[0],
+                       strideW=strides[1], filterHeight=kernel[0], filterWidth=kernel[1])
+    if not exact:
+        factor = self.made.constant(f"{node.name}/correction", correction[None, :, :, None].astype(np.float32))
+        result = self.write(name, shape, _MAPS, None, node.name)
+        self.made.operator("MUL", [index, factor], [result], "MulOptions")
+
+
+def _plain(self: _Lowering, name: str) -> str:
+    """The activation that a dequantised one was before its pair."""
+    for _ in range(2):
+        node = self.graph.producer.get(name)
+        if node is not None and node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+            name = node.input[0]
+    return name
+
+
+def _counts(before: Sequence[int], after: Sequence[int], kernel: Sequence[int], strides: Sequence[int],
+            pads: Sequence[int], with_pads: bool) -> NDArray[np.float64]:
+    """How many pixels each window [h, w] of an average counts: those of the map, and of the padding where it counts;
+    never those beyond both, which ceil_mode reaches."""
+    sides = []
+    for axis in (0, 1):
+        starts = np.arange(after[axis]) * strides[axis] - pads[axis]
+        first, last = (-pads[axis], before[axis] + pads[2 + axis]) if with_pads else (0, before[axis])
+        sides.append(np.minimum(starts + kernel[axis], last) - np.maximum(starts, first))
+    return np.asarray(np.multiply.outer(*sides), np.float64)
+
+
+def _flatten(self: _Lowering, node: NodeProto, a: Attributes) -> None:
+    """Flatten and Reshape, by the shape that they give; levels pass."""
+    value, shape = self.read(node.input[0]), self.shapes[node.output[0]]
+    if not shape or shape[0] != value.shape[0]:
+        raise _Refused(f"{node.op_type} {node.name}, which changes the batch")
+    value = self.laid(value, tuple(range(len(value.shape))))
+    source = value.fp32 if value.int8 is None else value.int8
+    assert source is not None
+    index = self.write(node.output[0], shape, tuple(range(len(shape))), value.levels if value.int8 is not None
+                       else None, node.name)
+    self._reshape(source, index, shape)
+
+
+def _transpose(self: _Lowering, node: NodeProto, a: Attributes) -> None:
+    """Only the axes' names change: nothing is written."""
+    value, around = self.read(node.input[0]), tuple(a["perm"])
+    self.values[node.output[0]] = replace(value, shape=tuple(value.shape[axis] for axis in around),
+                                          order=tuple(around.index(axis) for axis in value.order))
+
+
+def _identity(self: _Lowering, node: NodeProto, a: Attributes) -> None:
+    self.values[node.output[0]] = self.read(node.input[0])
+
+
+def _layer_norm(self: _Lowering, node: NodeProto, a: Attributes) -> None:
+    """(x - mean) / sqrt(variance + epsilon) * gain + bias over the last axis, in fp32."""
+    value = self.read(node.input[0])
+    last = len(value.shape) - 1
+    if a.get("axis", -1) % len(value.shape) != last or len(node.output) > 1:
+        raise _Refused(f"LayerNormalization {node.name} over more than the last axis")
+    mean_of = replace(value, shape=(*value.shape[:-1], 1))
+    label, source = node.name, self.fp32(value, node.name)
+
+    def step(kind: str, operands: list[int], shape: Value, name: str, options: str = "") -> int:
+        index = self.made.tensor(f"{label}/{name}", shape.laid)
+        self.made.operator(kind, operands, [index], options)
+        return index
+
+    mean = self.made.tensor(f"{label}/mean", mean_of.laid)
+    _reduce(self, value, [last], source, mean, None)
+    centred = step("SUB", [source, mean], value, "centred", "SubOptions")
+    squares = step("MUL", [centred, centred], value, "squares", "MulOptions")
+    variance = self.made.tensor(f"{label}/variance", mean_of.laid)
+    _reduce(self, value, [last], squares, variance, None)
+    epsilon = self.made.constant(f"{label}/epsilon", np.asarray(a.get("epsilon", 1e-5), np.float32))
+    raised = step("ADD", [variance, epsilon], mean_of, "raised", "AddOptions")
+    result = step("MUL", [centred, step("RSQRT", [raised], mean_of, "rsqrt")], value, "normalised", "MulOptions")
+    shape = [value.shape[axis] if axis == last else 1 for axis in value.order]
+    for index, kind in ((1, "MUL"), (2, "ADD")):
+        if (weight := self.optional(node, index)) is not None:
+            operand = self.made.constant(node.input[index], weight.numbers.reshape(shape))
+            result = step(kind, [result, operand], value, kind.lower(), f"{kind.capitalize()}Options")
+    self.values[node.output[0]] = replace(value, fp32=result, int8=None, levels=None)
+
+
+def _concat(self: _Lowering, node: NodeProto, a: Attributes) -> None:
+    values = [self.read(name) for name in node.input]
+    order, name = values[0].order, node.output[0]
+    values = [self.laid(value, order) for value in values]
+    levels = self.whole_int8(node, values, name)
+    if levels is not None and not all(value.levels is not None and value.levels.same(levels) for value in values):
+        values = [_releveled(self, value, levels, f"{node.name}/{index}") for index, value in enumerate(values)]
+    operands = [self.source(value, levels, f"{node.name}/{index}") for index, value in enumerate(values)]
+    index = self.write(name, self.shapes[name], order, levels, node.name)
+    self.made.operator("CONCATENATION", operands, [index], "ConcatenationOptions", version=2 if levels else 1,
+                       axis=order.index(a["axis"] % len(order)))
+
+
+def _releveled(self: _Lowering, value: Value, levels: Levels, label: str) -> Value:
+    assert value.int8 is not None
+    index = self.made.tensor(f"{label}/levels", value.laid, levels)
+    self.made.operator("QUANTIZE", [value.int8], [index], version=2)
+    return replace(value, int8=index, levels=levels)
+
+
+def _slices(self: _Lowering, node: NodeProto, value: Value, parts: Sequence[tuple[str, dict[int, tuple[int, int]]]]
+            ) -> None:
+    """Each part is a name, and begin and end along some axes; levels pass."""
+    source = value.fp32 if value.int8 is None else value.int8
+    levels = value.levels if value.int8 is not None else None
+    assert source is not None
+    for number, (name, ends) in enumerate(parts):
+        begin = [ends.get(axis, (0, 0))[0] for axis in value.order]
+        size = [self.shapes[name][axis] for axis in value.order]
+        index = self.write(name, self.shapes[name], value.order, levels, f"{node.name}/{number}" if number
+                           else node.name)
+        self.made.operator("SLICE", [source, self._numbers(begin), self._numbers(size)], [index], "SliceOptions",
+                           version=2 if levels else 1)
+
+
+def _split(self: _Lowering, node: NodeProto, a: Attributes) -> None:
+    value = self.read(node.input[0])
+    axis = a.get("axis", 0) % len(value.shape)
+    ends = np.cumsum([0, *(self.shapes[name][axis] for name in node.output)])
+    _slices(self, node, value, [(name, {axis: (int(ends[i]), int(ends[i + 1]))})
+                                for i, name in enumerate(node.output)])
+
+
+def _slice(self: _Lowering, node: NodeProto, a: Attributes) -> None:
+    value = self.read(node.input[0])
+    starts, _, *rest = (self.stored(node, index).array for index in range(1, len(node.input)))
+    axes = [int(axis) % len(value.shape) for axis in (rest[0] if rest else range(len(starts)))]
+    if len(rest) > 1 and any(rest[1] != 1):
+        raise _Refused(f"Slice {node.name}, which takes steps")
+    begins = [int(np.clip(start + (value.shape[axis] if start < 0 else 0), 0, value.shape[axis]))
+              for start, axis in zip(starts, axes, strict=True)]
+    _slices(self, node, value, [(node.output[0], {axis: (begin, 0) for axis, begin in zip(axes, begins, strict=True)})])
+
+
+def _pad(self: _Lowering, node: NodeProto, a: Attributes) -> None:
+    """A Pad that is no part of the convolution or pooling behind it."""
+    value, amounts = self.laid(self.read(node.input[0]), _MAPS), self.stored(node, 1).array
+    filler = self.optional(node, 2)
+    if a.get("mode", b"constant") != b"constant" or len(node.input) > 3 or len(amounts) != 8 or any(
+            amounts[[0, 1, 4, 5]]) or min(amounts) < 0:
+        raise _Refused(f"Pad {node.name}, which is not of a fixed value around a map")
+    number = 0.0 if filler is None else float(filler.numbers)
+    pads = [int(amounts[index]) for index in (2, 3, 6, 7)]
+    source, _ = self.padded(replace(value, fp32=self.fp32(value, node.name), int8=None), pads, None, node.name, number)
+    self.values[node.output[0]] = replace(value, shape=self.shapes[node.output[0]], fp32=source, int8=None, levels=None)
+
+
+_LOWERED: dict[str, Callable[[_Lowering, NodeProto, Attributes], None]] = {
+    "Add": _binary("ADD"), "AveragePool": _pool, "Clip": _clamp, "Concat": _concat, "Conv": _conv,
+    "DequantizeLinear": _dequantize, "Div": _binary("DIV"), "Flatten": _flatten, "Gemm": _gemm,
+    "GlobalAveragePool": _mean, "HardSigmoid": _hard_sigmoid, "HardSwish": _unary("HARD_SWISH", "HardSwishOptions"),
+    "Identity": _identity, "LayerNormalization": _layer_norm, "MaxPool": _pool, "Mul": _binary("MUL"), "Pad": _pad,
+    "QuantizeLinear": _quantize, "ReduceMean": _mean, "Relu": _clamp, "Reshape": _flatten, "Sigmoid": _sigmoid,
+    "Slice": _slice, "Split": _split, "Sub": _binary("SUB"), "Tanh": _unary("TANH"), "Transpose": _transpose,
+}

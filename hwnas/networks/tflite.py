@@ -1,0 +1,313 @@
+"""TFLite files: tensors and operators added one by one, packed into a flatbuffer; and what a file says of itself.
+
+The schema ships with LiteRT: https://github.com/google-ai-edge/LiteRT, tflite/schema/schema.fbs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hwnas.errors import ConfigError, ModelError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+SUFFIX = ".tflite"
+_IDENTIFIER = b"TFL3"
+_ALIGNMENT = 16  # bytes; kernels read weights as vectors
+_METADATA = "hwnas"  # the name of our entry in a file's metadata: JSON
+_TYPES = {"float32": "FLOAT32", "int8": "INT8", "int32": "INT32"}
+
+
+@cache
+def schema() -> Any:
+    """The module of the file format's classes; ConfigError where LiteRT is not installed."""
+    if find_spec("ai_edge_litert") is None:
+        raise ConfigError("LiteRT is not installed. Install it: pip install 'hwnas[edge]'")
+    import ai_edge_litert.schema_py_generated as module
+
+    return module
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """How int8 stands for numbers: (level - zero) * scale, with one scale, or one for each channel along `axis`."""
+
+    scale: NDArray[np.float32]
+    zero: int = 0
+    axis: int = 0
+
+    def same(self, other: Levels) -> bool:
+        """Whether a level means the same number in both."""
+        return self.zero == other.zero and np.array_equal(self.scale, other.scale)
+
+
+@dataclass(slots=True)
+class TfliteFile:
+    """A graph of one subgraph under construction. Tensors are known by their index."""
+
+    _tensors: list[Any] = field(default_factory=list)
+    _operators: list[Any] = field(default_factory=list)
+    _codes: dict[tuple[int, int], int] = field(default_factory=dict)
+    _buffers: list[NDArray[np.uint8] | None] = field(default_factory=lambda: [None])
+    _constants: dict[tuple[str, tuple[int, ...], bytes], int] = field(default_factory=dict)
+
+    def tensor(self, name: str, shape: Sequence[int], levels: Levels | None = None, kind: str = "",
+               data: NDArray[Any] | None = None) -> int:
+        """A new tensor: int8 where it has `levels`, otherwise float32, or of the `kind` given; `data` for weights."""
+        s = schema()
+        tensor = s.TensorT()
+        tensor.name, tensor.shape = name, list(map(int, shape))
+        tensor.type = getattr(s.TensorType, _TYPES[kind or ("int8" if levels else "float32")])
+        if levels is not None:
+            tensor.quantization = s.QuantizationParametersT()
+            tensor.quantization.scale = np.atleast_1d(levels.scale).astype(np.float32)
+            tensor.quantization.zeroPoint = np.full(len(tensor.quantization.scale), levels.zero, np.int64)
+            tensor.quantization.quantizedDimension = levels.axis
+        if data is not None:
+            self._buffers.append(np.frombuffer(np.ascontiguousarray(data).tobytes(), np.uint8))
+            tensor.buffer = len(self._buffers) - 1
+        self._tensors.append(tensor)
+        return len(self._tensors) - 1
+
+    def constant(self, name: str, array: NDArray[Any], levels: Levels | None = None) -> int:
+        """A tensor that holds `array` (float32, int8, int32); equal ones without levels are stored once."""
+        key = (str(array.dtype), array.shape, array.tobytes() if array.nbytes < 4096 else name.encode())
+        if levels is None and key in self._constants:
+            return self._constants[key]
+        index = self.tensor(name, array.shape, levels, str(array.dtype), array)
+        if levels is None:
+            self._constants[key] = index
+        return index
+
+    def operator(self, kind: str, inputs: Sequence[int], outputs: Sequence[int], options: str = "", version: int = 1,
+                 **values: Any) -> None:
+        """Append the operator `kind` (a name of BuiltinOperator) with `values` for the fields of its `options`."""
+        s = schema()
+        code = self._codes.setdefault((getattr(s.BuiltinOperator, kind), version), len(self._codes))
+        operator = s.OperatorT()
+        operator.opcodeIndex, operator.inputs, operator.outputs = code, list(inputs), list(outputs)
+        if options:
+            operator.builtinOptionsType = getattr(s.BuiltinOptions, options)
+            operator.builtinOptions = getattr(s, f"{options}T")()
+            for name, value in values.items():
+                setattr(operator.builtinOptions, name, value)
+        self._operators.append(operator)
+
+    def pack(self, inputs: Mapping[str, int], outputs: Mapping[str, int], metadata: Mapping[str, str]) -> bytes:
+        """The bytes of the file. `inputs` and `outputs` are the names of its signature, with their tensors."""
+        import flatbuffers
+
+        s = schema()
+        model, graph = s.ModelT(), s.SubGraphT()
+        graph.name, graph.tensors, graph.operators = "main", self._tensors, self._operators
+        graph.inputs, graph.outputs = list(inputs.values()), list(outputs.values())
+        model.version, model.description, model.subgraphs = 3, "made by hwnas", [graph]
+        model.operatorCodes = [self._code(*key) for key in self._codes]
+        about = s.MetadataT()
+        about.name, about.buffer = _METADATA, len(self._buffers)
+        content = np.frombuffer(json.dumps(dict(metadata), ensure_ascii=False).encode(), np.uint8)
+        model.buffers = [_buffer(data) for data in [*self._buffers, content]]
+        model.metadata, model.signatureDefs = [about], [_signature(inputs, outputs)]
+        builder = flatbuffers.Builder(1 << 16)
+        builder.Finish(model.Pack(builder), _IDENTIFIER)
+        return bytes(builder.Output())
+
+    @staticmethod
+    def _code(builtin: int, version: int) -> Any:
+        s = schema()
+        code = s.OperatorCodeT()
+        code.builtinCode, code.version = builtin, version
+        code.deprecatedBuiltinCode = min(builtin, s.BuiltinOperator.PLACEHOLDER_FOR_GREATER_OP_CODES)
+        return code
+
+
+def _signature(inputs: Mapping[str, int], outputs: Mapping[str, int]) -> Any:
+    s = schema()
+
+    def maps(names: Mapping[str, int]) -> list[Any]:
+        made = []
+        for name, index in names.items():
+            entry = s.TensorMapT()
+            entry.name, entry.tensorIndex = name, index
+            made.append(entry)
+        return made
+
+    signature = s.SignatureDefT()
+    signature.signatureKey, signature.subgraphIndex = "serving_default", 0
+    signature.inputs, signature.outputs = maps(inputs), maps(outputs)
+    return signature
+
+
+def _buffer(data: NDArray[np.uint8] | None) -> Any:
+    """A buffer whose bytes are aligned, which the schema asks for and its Python classes do not do."""
+    s = schema()
+
+    class Aligned(s.BufferT):  # type: ignore[misc, name-defined]
+        def Pack(self, builder: Any) -> Any:  # flatbuffers' name
+            if data is None:
+                return super().Pack(builder)
+            builder.StartVector(1, data.size, _ALIGNMENT)
+            builder.head -= data.size
+            builder.Bytes[builder.head : builder.head + data.size] = data.tobytes()
+            vector = builder.EndVector()
+            s.BufferStart(builder)
+            s.BufferAddData(builder, vector)
+            return s.BufferEnd(builder)
+
+    return Aligned()
+
+
+def is_tflite(path: str | os.PathLike[str]) -> bool:
+    """Whether a file has the mark of TFLite files; False where it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(8)[4:] == _IDENTIFIER
+    except OSError:
+        return False
+
+
+def single_operators(content: bytes) -> Iterator[tuple[str, str, bytes]]:
+    """Each operator of a file as a file of its own: the name of what it writes, its kind, the bytes. A padding comes
+    with the operator behind it, of which the delegate makes it a part."""
+    s = schema()
+    kinds, whole = _names(s.BuiltinOperator), s.ModelT.InitFromPackedBuf(content)
+    codes = [kinds[max(code.builtinCode, code.deprecatedBuiltinCode)] for code in whole.operatorCodes]
+    unit: list[Any] = []
+    for operator in whole.subgraphs[0].operators:
+        if unit and unit[-1].outputs[0] not in operator.inputs:
+            yield _part(whole, unit, codes)
+            unit = []
+        unit.append(operator)
+        if codes[operator.opcodeIndex] != "PAD":
+            yield _part(whole, unit, codes)
+            unit = []
+    if unit:
+        yield _part(whole, unit, codes)
+
+
+def _part(whole: Any, unit: Sequence[Any], codes: Sequence[str]) -> tuple[str, str, bytes]:
+    """A file of the operators `unit`, which follow each other; name and kind of the last."""
+    import flatbuffers
+
+    s, before = schema(), whole.subgraphs[0]
+    used = (int(tensor) for operator in unit for tensor in (*operator.inputs, *operator.outputs))
+    places = {tensor: number for number, tensor in enumerate(dict.fromkeys(tensor for tensor in used if tensor >= 0))}
+    model, graph = s.ModelT(), s.SubGraphT()
+    graph.tensors, graph.operators = [copy(before.tensors[tensor]) for tensor in places], [copy(each) for each in unit]
+    data = [whole.buffers[tensor.buffer].data for tensor in graph.tensors]
+    for number, tensor in enumerate(graph.tensors):
+        tensor.buffer = number + 1
+    for number, operator in enumerate(graph.operators):
+        operator.opcodeIndex = number
+        operator.inputs = [places.get(int(tensor), -1) for tensor in operator.inputs]
+        operator.outputs = [places[int(tensor)] for tensor in operator.outputs]
+    made = {tensor for operator in graph.operators for tensor in operator.outputs}
+    graph.outputs = graph.operators[-1].outputs
+    graph.inputs = [number for number in range(len(places)) if data[number] is None and number not in made]
+    model.version, model.subgraphs = whole.version, [graph]
+    model.operatorCodes = [whole.operatorCodes[operator.opcodeIndex] for operator in unit]
+    model.buffers = [_buffer(None), *map(_buffer, data)]
+    builder = flatbuffers.Builder(1 << 12)
+    builder.Finish(model.Pack(builder), _IDENTIFIER)
+    name = (graph.tensors[graph.outputs[0]].name or b"").decode(errors="replace")
+    return name, codes[unit[-1].opcodeIndex], bytes(builder.Output())
+
+
+def _names(enumeration: Any) -> dict[int, str]:
+    return {value: name for name, value in vars(enumeration).items() if isinstance(value, int)}
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor of a file: its name, shape, and type in numpy's words; `levels` of an int8 one."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str
+    stored: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """An operator of a file: the name of its kind, and the tensors that it reads and writes (-1: none)."""
+
+    kind: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TfliteGraph:
+    """What a file holds, without its weights. `metadata` is what hwnas wrote into it, empty in files of others."""
+
+    tensors: tuple[Tensor, ...]
+    operators: tuple[Operator, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    metadata: Mapping[str, str]
+
+
+def read_tflite(path: str | os.PathLike[str]) -> TfliteGraph:
+    """Read a file; ModelError for one that is torn, of another kind, or of several subgraphs."""
+    where = os.fspath(path)
+    s = schema()
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise ModelError(f"{where} cannot be read: {error.strerror}.") from None
+    try:
+        model = s.Model.GetRootAs(content, 0)
+        if content[4:8] != _IDENTIFIER or not model.SubgraphsLength():
+            raise ValueError("no network")
+        if model.SubgraphsLength() > 1:
+            raise ModelError(f"{where} holds {model.SubgraphsLength()} graphs; networks of one are run here.")
+        return _graph(model)
+    except ModelError:
+        raise
+    except MemoryError:
+        raise
+    except Exception:  # a torn flatbuffer may fail in struct, numpy or an index
+        raise ModelError(f"{where} is not a TFLite file, or is torn. Export it again.") from None
+
+
+def _graph(model: Any) -> TfliteGraph:
+    s, graph = schema(), model.Subgraphs(0)
+    kinds, types = _names(s.BuiltinOperator), _names(s.TensorType)
+
+    def tensor(index: int) -> Tensor:
+        entry = graph.Tensors(index)
+        shape = tuple(int(entry.Shape(axis)) for axis in range(entry.ShapeLength()))
+        stored = model.Buffers(entry.Buffer()).DataLength() > 0
+        return Tensor((entry.Name() or b"").decode(errors="replace"), shape, types[entry.Type()].lower(), stored)
+
+    def operator(index: int) -> Operator:
+        entry = graph.Operators(index)
+        code = model.OperatorCodes(entry.OpcodeIndex())
+        return Operator(kinds[max(code.BuiltinCode(), code.DeprecatedBuiltinCode())],
+                        tuple(int(entry.Inputs(i)) for i in range(entry.InputsLength())),
+                        tuple(int(entry.Outputs(i)) for i in range(entry.OutputsLength())))
+
+    return TfliteGraph(tuple(map(tensor, range(graph.TensorsLength()))),
+                       tuple(map(operator, range(graph.OperatorsLength()))),
+                       tuple(int(graph.Inputs(i)) for i in range(graph.InputsLength())),
+                       tuple(int(graph.Outputs(i)) for i in range(graph.OutputsLength())), _metadata(model))
+
+
+def _metadata(model: Any) -> dict[str, str]:
+    for index in range(model.MetadataLength()):
+        entry = model.Metadata(index)
+        if entry.Name() == _METADATA.encode():
+            said = json.loads(model.Buffers(entry.Buffer()).DataAsNumpy().tobytes())
+            return {str(key): str(value) for key, value in said.items()}
+    return {}

@@ -1,0 +1,262 @@
+"""LiteRT on the CPU, once TensorFlow Lite: the runtime of phones and small boards. Its XNNPACK delegate runs what it
+can.
+
+A network is written as a .tflite file first (hwnas/networks/lowering.py). An interpreter holds one input: each bound
+call has its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from importlib.metadata import version as package_version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hwnas.errors import FileError, TargetError
+from hwnas.networks.lowering import write_tflite
+from hwnas.networks.tflite import SUFFIX, is_tflite, single_operators
+from hwnas.runtimes.runtime import Execution, NodeTime, judge, one_line, quantised_in_file, require, threads_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from hwnas.target import Target
+
+_PACKAGE = "ai-edge-litert"
+_WEIGHTED = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV", "BATCH_MATMUL")
+_DELEGATE = "DELEGATE"
+_WARM_UP = 3
+_MAX_BOOKKEEPING_MS = 0.003
+_NHWC = (0, 2, 3, 1)
+
+
+class LiteRtRuntime:
+    """LiteRT's interpreter with the XNNPACK delegate: fp32 and int8 (QDQ files), and .tflite files of others."""
+
+    name = "litert"
+    title = "LiteRT"
+    suffix = SUFFIX
+
+    def version(self) -> str:
+        _check_installed(self.name)
+        return f"litert {package_version(_PACKAGE)}"
+
+    def check(self, target: Target) -> None:
+        require(target, self.name, ("fp32", "int8"), "cpu")
+        _check_installed(f"target {target.name}")
+        import ai_edge_litert.interpreter  # noqa: F401  before a child limits its memory
+
+    def write(self, onnx_path: str | os.PathLike[str], target: Target) -> bytes:
+        """The .tflite file of an ONNX network for the target's batch; FileError names what it cannot say."""
+        self.check(target)
+        return write_tflite(onnx_path, target.batch)
+
+    def compile(self, onnx_path: str | os.PathLike[str], target: Target) -> LiteRtCompiled:
+        """As the protocol has it; the file may be a .tflite file, too."""
+        self.check(target)
+        if is_tflite(onnx_path):
+            content, meant = Path(onnx_path).read_bytes(), None
+        else:
+            meant = quantised_in_file(onnx_path)
+            content = write_tflite(onnx_path, target.batch)
+        interpreter = _Interpreter(onnx_path, content, target)
+        executed, stored = _count_executed(interpreter.nodes)
+        execution = judge(onnx_path, target, executed, stored if meant is None else meant)
+        outside = Counter(node["op_name"] for node in _outside(interpreter.nodes))
+        return LiteRtCompiled(interpreter, Execution(execution.precision, execution.precisions, execution.int8_share,
+                                                     execution.fallback_share, dict(sorted(outside.items()))))
+
+    def usage(self, file: str, target: Target) -> str:
+        """The code that a card shows."""
+        threads = f", num_threads={target.threads}" if target.threads else ", num_threads=os.cpu_count()"
+        return ("import numpy as np" + ("" if target.threads else ", os") + "\n"
+                "from ai_edge_litert.interpreter import Interpreter\n"
+                f'interpreter = Interpreter("{file}"{threads})\n'
+                "interpreter.allocate_tensors()\n"
+                "(given,), (told,) = interpreter.get_input_details(), interpreter.get_output_details()\n"
+                "images = images.transpose(0, 2, 3, 1)  # it takes [n, height, width, channels]\n"
+                'interpreter.set_tensor(given["index"], np.ascontiguousarray(images, np.float32))\n'
+                "interpreter.invoke()  # this call is what is timed\n"
+                'logits = interpreter.get_tensor(told["index"])')
+
+
+def _check_installed(who: str) -> None:
+    if find_spec("ai_edge_litert") is None:
+        raise TargetError(f"{who}: LiteRT is not installed. Install it: pip install 'hwnas[edge]'")
+
+
+class _Interpreter:
+    """A network in an interpreter of its own, its tensors allocated for the target's batch."""
+
+    def __init__(self, path: str | os.PathLike[str], content: bytes, target: Target) -> None:
+        self.path, self.content, self.target = path, content, target
+        try:
+            with _announced():
+                self.native = _make(content, threads_of(target))
+                self.input, = self.native.get_input_details()
+                if self.input["shape"][0] != target.batch:
+                    self.native.resize_tensor_input(self.input["index"], [target.batch, *self.input["shape"][1:]])
+                self.native.allocate_tensors()
+            self.input, = self.native.get_input_details()
+            self.output, = self.native.get_output_details()
+            self.nodes: list[dict[str, Any]] = self.native._get_ops_details()
+        except (RuntimeError, ValueError) as error:
+            raise FileError(path, f"LiteRT cannot compile it: {one_line(error)}") from error
+
+    def again(self) -> _Interpreter:
+        """Another one of the same network."""
+        return _Interpreter(self.path, self.content, self.target)
+
+    def feed(self, images: NDArray[np.float32]) -> None:
+        """Set the input: images [batch, c, h, w], or as the file has its axes."""
+        if len(images) != self.target.batch:
+            raise ValueError(f"bind takes one batch of {self.target.batch} images, got {len(images)}")
+        shape = tuple(self.input["shape"][1:])
+        if images.shape[1:] != shape and images.ndim == 4:
+            images = images.transpose(_NHWC)
+        self.native.set_tensor(self.input["index"], _as_levels(np.ascontiguousarray(images, np.float32), self.input))
+
+    def answer(self) -> NDArray[np.float32]:
+        """The output as fp32."""
+        values = self.native.get_tensor(self.output["index"])
+        scale, zero = self.output["quantization"]
+        numbers = values.astype(np.float32) - np.float32(zero if scale else 0)
+        return np.asarray(numbers * np.float32(scale or 1.0))
+
+
+def _as_levels(images: NDArray[np.float32], given: dict[str, Any]) -> NDArray[Any]:
+    """Images in the type that a network takes: files of others may take levels."""
+    kind, (scale, zero) = np.dtype(given["dtype"]), given["quantization"]
+    if kind == np.float32:
+        return images
+    ends = np.iinfo(kind)
+    return np.asarray(np.clip(np.rint(images / (scale or 1.0)) + zero, ends.min, ends.max).astype(kind))
+
+
+def _make(content: bytes, threads: int) -> Any:
+    from ai_edge_litert.interpreter import Interpreter
+
+    return Interpreter(model_content=content, num_threads=threads)
+
+
+_announcements: list[str] = []
+
+
+@contextlib.contextmanager
+def _announced() -> Iterator[None]:
+    """Inside, LiteRT may say once that it made its delegate, which it prints to the process's stderr; later lines
+    are shown."""
+    if _announcements:
+        yield
+        return
+    kept = os.dup(2)
+    silent = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(silent, 2)
+        yield
+        _announcements.append("made")
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(silent)
+
+
+def _count_executed(nodes: Sequence[dict[str, Any]]) -> tuple[dict[str, int], int]:
+    """Convolutions and matrix products by the types that they read, and how many have int8 weights."""
+    counts: Counter[str] = Counter()
+    stored = 0
+    for node in nodes:
+        if node["op_name"] in _WEIGHTED:
+            read, weights = (np.dtype(kind) for kind in node["operand_types"][:2])
+            levels = weights in (np.int8, np.uint8)
+            stored += levels
+            counts["fp32" if read == np.float32 and not levels else "int8" if read == weights else "mixed"] += 1
+    return dict(counts), stored
+
+
+def _outside(nodes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The nodes that no delegate runs. A delegate names what it reads and writes; the nodes between are its own."""
+    made_by = {int(tensor): node for node in nodes if node["op_name"] != _DELEGATE for tensor in node["outputs"]}
+    inside: set[int] = set()
+    for delegate in (node for node in nodes if node["op_name"] == _DELEGATE):
+        read, waiting = {int(tensor) for tensor in delegate["inputs"]}, [int(tensor) for tensor in delegate["outputs"]]
+        while waiting:
+            tensor = waiting.pop()
+            node = made_by.get(tensor)
+            if node is not None and tensor not in read and node["index"] not in inside:
+                inside.add(node["index"])
+                waiting += [int(each) for each in node["inputs"]]
+    return [node for node in nodes if node["op_name"] != _DELEGATE and node["index"] not in inside]
+
+
+class LiteRtCompiled:
+    """A network in LiteRT with a fixed batch."""
+
+    def __init__(self, interpreter: _Interpreter, execution: Execution) -> None:
+        self.execution = execution
+        self._interpreter = interpreter
+
+    def bind(self, images: NDArray[np.float32]) -> Callable[[], None]:
+        interpreter = self._interpreter.again()
+        interpreter.feed(images)
+        return _Call(interpreter)
+
+    def logits(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
+        batch, parts = self._interpreter.target.batch, []
+        for start in range(0, len(images), batch):
+            chunk = images[start : start + batch]
+            self._interpreter.feed(np.concatenate([chunk, np.zeros((batch - len(chunk), *chunk.shape[1:]),
+                                                                   np.float32)]))
+            self._interpreter.native.invoke()
+            parts.append(self._interpreter.answer()[: len(chunk)].reshape(len(chunk), -1))
+        return np.concatenate(parts).astype(np.float32)
+
+    def profile(self, images: NDArray[np.float32], repeats: int) -> list[NodeTime]:
+        """As the protocol has it. LiteRT tells no times from Python: each operator is timed in an interpreter of its
+        own, on zeros, over the quickest three quarters of `repeats`."""
+        times = []
+        for name, kind, run in self._operators:
+            times.append((name, kind, _mean_ms(run, repeats)))
+        quickest = min((ms for _, _, ms in times), default=0.0)
+        called = min(_MAX_BOOKKEEPING_MS, quickest)  # what it costs to call an interpreter
+        return [NodeTime(name, kind, ms - called) for name, kind, ms in times]
+
+    @cached_property
+    def _operators(self) -> list[tuple[str, str, Callable[[], None]]]:
+        """Name, kind and a call of each operator."""
+        threads, made = threads_of(self._interpreter.target), []
+        for name, kind, content in single_operators(self._interpreter.content):
+            native = _make(content, threads)
+            native.allocate_tensors()
+            made.append((name, kind, native.invoke))
+        return made
+
+
+def _mean_ms(run: Callable[[], None], repeats: int) -> float:
+    times = []
+    for _ in range(_WARM_UP + repeats):
+        start = time.perf_counter()
+        run()
+        times.append((time.perf_counter() - start) * 1e3)
+    return float(np.mean(sorted(times[_WARM_UP:])[: max(1, repeats * 3 // 4)]))
+
+
+class _Call:
+    """A bound inference, with what it needs to stay valid."""
+
+    __slots__ = ("_interpreter", "_run")
+
+    def __init__(self, interpreter: _Interpreter) -> None:
+        self._run: Callable[[], None] = interpreter.native.invoke
+        self._interpreter = interpreter
+
+    def __call__(self) -> None:
+        self._run()

@@ -1,0 +1,138 @@
+"""A search for LiteRT, whole and small: what is deployed, verified, shown on the card and asked is its own file."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from search_fixtures import rows_of
+from table_fixtures import write_table
+
+pytest.importorskip("ai_edge_litert")
+
+from hwnas import predict, verify
+from hwnas.cli.command import run_command
+from hwnas.front import make
+from hwnas.networks.tflite import read_tflite
+from hwnas.runtimes.runtime import Execution, load_runtime
+from hwnas.search.__main__ import main
+from hwnas.system.run_folder import Manifest
+from hwnas.target import Target
+
+pytestmark = pytest.mark.usefixtures("any_machine")
+SMALL = ["+target=edge_int8", "dataset=digits", "dataset.image_size=16", "n_trials=2", "workers=1",
+         "proxy.epochs=1", "proxy.min_steps=2", "proxy.train_images=256", "finalists.k=1",
+         "finalists.recipe.max_steps=8", "baselines=[]", "controls=0", "verification.seconds=10", "space=mnasnet_small"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, any_machine: None) -> Path:
+    """A run on a made-up table of this host."""
+    out = tmp_path_factory.mktemp("edge") / "run"
+    write_table(Path(os.environ["HWNAS_HOME"]), "edge_int8", 16)
+    few = make.calibration_images
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(make, "calibration_images", lambda data, n, seed: few(data, 96, seed))
+        assert run_command(main, "search", "usage", [*SMALL, f"out={out}"]) == 0
+    return out
+
+
+def model_of(run: Path) -> Path:
+    row, = rows_of(run / "front.csv")
+    return run / "models" / row["id"]
+
+
+def test_the_file_that_is_deployed_is_the_one_verified(run: Path) -> None:
+    row, = rows_of(run / "front.csv")
+    assert row["verified"] == "true", row["reason"]
+    assert (row["precision"], row["fallback_share"], row["target"]) == ("int8", "0", "edge_int8")
+    assert float(row["latency_ms"]) > 0
+    model = model_of(run)
+    manifest = Manifest.find(model)
+    assert manifest is not None
+    assert manifest.faults(model / "model_int8.tflite", model / "model_int8.onnx") == []
+    assert manifest.parity["deployed_agreement"] >= 0.98
+
+
+def test_the_file_says_how_to_use_it_and_runs_in_the_plain_interpreter(run: Path) -> None:
+    from ai_edge_litert.interpreter import Interpreter
+
+    path = model_of(run) / "model_int8.tflite"
+    said = read_tflite(path).metadata
+    assert json.loads(said["class_names"]) == [str(digit) for digit in range(10)]
+    assert len(json.loads(said["mean"])) == len(json.loads(said["std"])) == 1
+    assert said["onnx_sha256"] == Manifest.find(path.parent).files["model_int8.onnx"].sha256
+    assert said["hwnas_id"] == path.parent.name
+    interpreter = Interpreter(str(path), num_threads=1)
+    interpreter.allocate_tensors()
+    (given,), (told,) = interpreter.get_input_details(), interpreter.get_output_details()
+    images = np.random.default_rng(0).standard_normal((1, 16, 16, 1), np.float32)
+    interpreter.set_tensor(given["index"], images)
+    interpreter.invoke()
+    compiled = load_runtime("litert").compile(path, Target("t", "litert", "int8"))
+    assert np.array_equal(interpreter.get_tensor(told["index"]), compiled.logits(images.transpose(0, 3, 1, 2)))
+
+
+def test_the_card_shows_code_that_gives_these_answers(run: Path) -> None:
+    card = (model_of(run) / "card.md").read_text()
+    section = card.split("## LiteRT")[1].split("## ")[0]
+    code = section.split("```python\n")[1].split("```")[0]
+    assert "Measured:" in section
+    names = {"images": np.zeros((1, 1, 16, 16), np.float32)}
+    before = os.getcwd()
+    try:
+        os.chdir(model_of(run))
+        exec(code, names)
+    finally:
+        os.chdir(before)
+    assert names["logits"].shape == (1, 10)
+
+
+def test_a_run_answers_through_its_file(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.fromarray(np.arange(256, dtype=np.uint8).reshape(16, 16)).save(tmp_path / "a.png")
+    opened = []
+    real = type(load_runtime("litert")).compile
+    monkeypatch.setattr(type(load_runtime("litert")), "compile",
+                        lambda self, path, target: opened.append(Path(path).name) or real(self, path, target))
+    assert run_command(predict.run, "predict", "usage", [
+        f"run={run}", f"images={tmp_path}", f"out={tmp_path / 'a.csv'}"], target=False) == 0
+    assert opened == ["model_int8.tflite"]
+    assert (tmp_path / "a.csv").read_text().count("\n") == 2
+
+
+def test_a_damaged_file_is_not_verified_again(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    path = model_of(copy) / "model_int8.tflite"
+    path.write_bytes(path.read_bytes()[:-64] + bytes(64))
+    assert run_command(verify.run, "verify", "usage", [f"run={copy}"], target=False) == 1
+    assert "model_int8.tflite is not the file that was made" in capsys.readouterr().err
+
+
+def test_a_baseline_that_cannot_be_deployed_is_named_before_anything_is_done(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    assert run_command(main, "search", "usage", [*SMALL, "baselines=[hrnet_w18_small]", "dataset.image_size=32",
+                                                 f"out={out}"]) == 2
+    said = capsys.readouterr().err
+    assert "hrnet_w18_small cannot be deployed on edge_int8: LiteRT has no operator Resize" in said
+    assert not out.exists()
+
+
+def test_answers_unlike_onnx_runtime_s_are_no_deployment(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Other:
+        execution = Execution("int8", {}, None, 0.0)
+
+        def logits(self, images: np.ndarray) -> np.ndarray:
+            return np.eye(10, dtype=np.float32)[np.arange(len(images)) % 10]
+
+    monkeypatch.setattr(type(load_runtime("litert")), "compile", lambda self, path, target: Other())
+    images = np.random.default_rng(0).standard_normal((64, 1, 16, 16), np.float32)
+    with pytest.raises(make.CandidateError, match=r"answers as ONNX Runtime does to .* of 64 images only; 98\.0%"):
+        make._agreement(model_of(run) / "model_int8.onnx", model_of(run) / "model_int8.tflite",
+                        Target("t", "litert", "int8"), images)
