@@ -16,6 +16,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 from hwnas.errors import FileError, TargetError, UnknownName
+from hwnas.runtimes.wire import nodes_of
 from hwnas.target import PRECISIONS, Target
 
 if TYPE_CHECKING:
@@ -165,15 +166,12 @@ def judge(path: str | os.PathLike[str], target: Target, precisions: Mapping[str,
 
 def quantised_in_file(onnx_path: str | os.PathLike[str]) -> int:
     """Convolutions and matrix products of an ONNX file whose data and weights are both dequantised."""
-    import onnx
-
     try:
-        graph = onnx.load(os.fspath(onnx_path)).graph
-    except Exception as error:  # a foreign file may fail in protobuf, onnx or the file system
+        nodes = nodes_of(onnx_path)
+    except (OSError, ValueError) as error:
         raise FileError(onnx_path, f"cannot be read: {one_line(error)}") from error
-    dequantised = {name for node in graph.node if node.op_type == "DequantizeLinear" for name in node.output}
-    return sum(node.op_type in ("Conv", "Gemm", "MatMul") and set(node.input[:2]) <= dequantised
-               for node in graph.node)
+    dequantised = {name for node in nodes if node.op_type == "DequantizeLinear" for name in node.outputs}
+    return sum(node.op_type in ("Conv", "Gemm", "MatMul") and set(node.inputs[:2]) <= dequantised for node in nodes)
 
 
 def one_line(error: BaseException) -> str:
