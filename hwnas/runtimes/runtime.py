@@ -33,6 +33,8 @@ _BUILT_IN = {
     "torch": ("hwnas.runtimes.torch", "TorchRuntime"),
     "null": ("hwnas.runtimes.runtime", "NullRuntime"),
 }
+PACKAGES = {"openvino": "openvino", "onnxruntime": "onnxruntime", "torch": "torch",
+            "litert": "ai-edge-litert"}  # what pip calls them
 _MIN_HONOURED = 0.5
 _CHUNK = 512  # images normalised at a time
 FP32 = Target("fp32 reference", "onnxruntime", "fp32", threads=0, batch=64)
