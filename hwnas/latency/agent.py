@@ -42,6 +42,7 @@ MOST_FILE = 2 << 30  # bytes of one file, and of all that are kept
 MOST_KEPT = 4 << 30
 MOST_COPIES, MOST_NETWORKS, MOST_REPEATS = 64, 10_000, 10_000
 MOST_BATCH, MOST_STREAMS = 4096, 1024
+KEPT_AGENTS = 4
 SILENCE_S = 120.0  # the caller is heard at least every half minute while it waits
 NOTE_EVERY_S = 1.0
 WAITING = "waiting"
@@ -174,11 +175,15 @@ class _Keeper:
         return self.files / name
 
     def _tidy(self) -> None:
-        """Remove what agents left that were killed, and the files used longest ago where there are too many."""
+        """Remove what agents left that were killed, old agents, and the files used longest ago where there are too
+        many."""
         self.own.mkdir(parents=True, exist_ok=True, mode=0o700)
         for folder in self.own.parent.iterdir():
             if not (folder.name.isdigit() and Path("/proc", folder.name).exists()):
                 shutil.rmtree(folder, ignore_errors=True)
+        # zips of a caller that works now are among the newest: each connection writes its own anew
+        for path in sorted(self.files.parent.glob("agent-*"), key=lambda path: path.stat().st_mtime)[:-KEPT_AGENTS]:
+            path.unlink(missing_ok=True)
         files = sorted((path for path in self.files.glob("*") if path.is_file()), key=lambda path: path.stat().st_mtime)
         total = sum(map(_size, files))
         for path in files:
