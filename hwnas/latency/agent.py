@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from hwnas.errors import FileError, HwnasError, TargetError
+from hwnas.errors import DeviceError, FileError, HwnasError, TargetError
 from hwnas.latency.copies import TimedFile, compile_copies, noise
 from hwnas.latency.table import Protocol
 from hwnas.system.documents import check_shape
 from hwnas.system.frames import MOST_BYTES, Frame, LinkLost, Untrusted, receive, send
-from hwnas.system.paths import no_space
+from hwnas.system.paths import no_space, unwritten
 from hwnas.system.processes import die_with_parent
 from hwnas.target import Host, Target
 
@@ -155,11 +155,14 @@ class _Keeper:
         offset, size = values["offset"], values["size"]
         if not 0 <= offset <= offset + len(frame.content) <= size <= MOST_FILE:
             raise ValueError(f"a piece at {offset} of a file of {size} bytes")
-        self.files.mkdir(parents=True, exist_ok=True, mode=0o700)
         part = _part(path)
-        with open(part, "ab") as file:
-            file.truncate(offset)
-            file.write(frame.content)
+        try:
+            self.files.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with open(part, "ab") as file:
+                file.truncate(offset)
+                file.write(frame.content)
+        except OSError as error:
+            raise DeviceError(str(unwritten(self.files, error))) from None
         if _size(part) == size:
             with open(part, "rb") as file:
                 checksum = hashlib.file_digest(file, "sha256").hexdigest()
