@@ -9,6 +9,7 @@
     │   ├── SpaceError         a search space or architecture file: file, line or key, rule, value
     │   ├── DataError          a data set: missing, empty, one class, unreadable image
     │   ├── TargetError        a target this host cannot run (precision, device, make)
+    │   ├── DeviceError        another machine that was to time networks: unreachable, refused, lacking something
     │   ├── TableError         a latency table: torn, foreign, of another version
     │   │   └── MissingLatency   no entry, and the command that measures it
     │   ├── SamplerError       what a sampler was told cannot be searched with
@@ -97,6 +98,10 @@ class DataError(UserError):
 
 class TargetError(UserError):
     """This host cannot run the target."""
+
+
+class DeviceError(UserError):
+    """Another machine cannot time networks: not reached, not trusted, or without what that needs."""
 
 
 class TableError(UserError):

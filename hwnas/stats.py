@@ -6,7 +6,9 @@ held against each other by correlations with bootstrap intervals, and by what is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -32,9 +34,34 @@ def wilson(n_correct: int, n: int, level: float = LEVEL) -> tuple[float, float]:
 
 def student_t(share: float, freedom: int) -> float:
     """Quantile of Student's t with `freedom` degrees; NaN where they are fewer than 1."""
-    from scipy.special import stdtrit  # what scipy.stats.t.ppf calls, without a second of imports
-
+    try:
+        from scipy.special import stdtrit  # what scipy.stats.t.ppf calls, without a second of imports
+    except ModuleNotFoundError:  # a device has numpy and a runtime alone
+        return plain_student_t(share, freedom)
     return float(stdtrit(freedom, share))
+
+
+@cache
+def plain_student_t(share: float, freedom: int) -> float:
+    """`student_t` without scipy, to twelve digits: the finite series for whole degrees of freedom (Abramowitz and
+    Stegun 26.7.3 and 26.7.4), inverted by bisection over the angle atan(t / sqrt(freedom))."""
+    if freedom < 1:
+        return math.nan
+    low, high, inside = 0.0, math.pi / 2, abs(2 * share - 1)
+    while (angle := (low + high) / 2) not in (low, high):
+        low, high = (angle, high) if _within(angle, freedom) < inside else (low, angle)
+    return math.copysign(math.sqrt(freedom) * math.tan(low), share - 0.5)
+
+
+def _within(angle: float, freedom: int) -> float:
+    """The probability that t lies within ± sqrt(freedom) tan(angle)."""
+    odd = freedom % 2
+    term = math.cos(angle) if odd else 1.0
+    total = term if freedom > 1 else 0.0
+    for step in range(2 + odd, freedom - 1, 2):
+        term *= (step - 1) / step * math.cos(angle) ** 2
+        total += term
+    return 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total
 
 
 def binomial_std(share: float, n: int) -> float:

@@ -15,6 +15,7 @@ from typing import Any
 
 from hwnas.cli.options import Config, option, read_options
 from hwnas.errors import TargetError
+from hwnas.system.documents import check_shape
 from hwnas.system.paths import hold, holder
 
 PRECISIONS = ("fp32", "bf16", "fp16", "int8")
@@ -45,9 +46,13 @@ class Target:
 ISA_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16",
              "asimd", "asimddp", "i8mm", "bf16", "sve")
 CPUINFO = Path("/proc/cpuinfo")
-_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,80}")
+PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,80}")
 LOCK_FOLDERS = (Path("/dev/shm"), Path("/run/lock"))
 _VENDORS = {"AuthenticAMD": "amd", "GenuineIntel": "intel", "HygonGenuine": "hygon"}
+
+
+_FINGERPRINT = {"name": str, "cpu": str, "vendor": str, "family": int, "model": int, "stepping": int, "flags": [str],
+                "cores": int, "memory_gib": float, "kernel": str, "governor": str, "parts": str, "given": str}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +97,17 @@ class Host:
         return {"name": self.name, **asdict(self), "flags": list(self.flags)}
 
     @classmethod
+    def from_dict(cls, data: Any, where: str) -> Host:
+        """Inverse of `to_dict`, for what another machine says of itself; ValueError where that is no fingerprint,
+        TargetError where it has no plain name."""
+        check_shape(data, _FINGERPRINT)
+        host = cls(**{key: data[key] for key in _FINGERPRINT if key != "name"} | {"flags": tuple(data["flags"])})
+        if not PLAIN_NAME.fullmatch(host.name):
+            raise TargetError(f"{where} calls itself {host.name[:100]!a}, which is no plain name. Name it: "
+                              "device_name=my-board-4c")
+        return host
+
+    @classmethod
     def detect(cls) -> Host:
         """Read this machine's fingerprint from /proc and /sys (fields it cannot read are empty or 0).
 
@@ -99,7 +115,7 @@ class Host:
         """
         cores = _cpuinfo()
         info, given = cores[0], os.environ.get("HWNAS_HOST", "")
-        if given and not _PLAIN.fullmatch(given):
+        if given and not PLAIN_NAME.fullmatch(given):
             raise TargetError(f"HWNAS_HOST={given!r} is no plain name. Use letters, digits, dots and dashes.")
         flags = set((info.get("flags") or info.get("Features") or "").split())
         vendor = info.get("vendor_id", platform.machine())

@@ -17,7 +17,7 @@ from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, HwnasError, MeasurementInvalid, TableError, UserError
 from hwnas.latency.agreement import finite
-from hwnas.latency.deployment import CalibrationOptions, Deployment, SpaceOptions, latency_model
+from hwnas.latency.deployment import CalibrationOptions, Deployment, MeasuringOptions, latency_model
 from hwnas.latency.held_out_networks import ANCHOR, TimedOne, chosen_anchors, held_out_networks, pace
 from hwnas.latency.table import LatencyTable, Measurement, Protocol
 from hwnas.space.architecture import Architecture
@@ -42,7 +42,7 @@ PARTIAL = replace(VALIDATION, format="hwnas-validation-partial", name="an unfini
 
 
 @dataclass(frozen=True)
-class ValidateOptions(SpaceOptions):
+class ValidateOptions(MeasuringOptions):
     """Options of `conf/validate.yaml`. `n` networks are measured, and `anchors` of the table again."""
 
     n: int = option(low=4, high=5000)
@@ -201,9 +201,9 @@ def main(config: Config, console: Console) -> None:
     if options.measured:
         judge_again(options, deployment, Path(options.measured), out, console)
         return
-    if not deployment.here:
+    if not deployment.at_hand:
         raise ConfigError(f"host={deployment.host_name} is not this machine, and a validation measures. Give the "
-                          "command over there, or judge its report here: measured=FILE.")
+                          "command over there, or device=user@host, or judge its report here: measured=FILE.")
     measure_and_judge(job_of(options, deployment, console), options, out, console)
 
 
@@ -230,10 +230,8 @@ def job_of(options: ValidateOptions, deployment: Deployment, console: Console) -
 
 def measure_and_judge(job: Job, options: ValidateOptions, out: Path, console: Console) -> None:
     """Measure networks that the table does not hold, and some that it does, and report."""
-    from hwnas.runtimes.runtime import load_runtime
-
     n, seed = options.n, options.seed
-    version = load_runtime(job.deployment.target.runtime).version()
+    version = job.deployment.device.runtime(job.deployment.target.runtime).version()
     known = {network.architecture.id for network in job.table.networks}
     chosen = held_out_networks(job.space, job.model, n, seed, known)
     chosen += [(ANCHOR, architecture) for architecture in chosen_anchors(job.table, job.space.name, options.anchors)]
@@ -260,10 +258,9 @@ def measure_chosen(job: Job, chosen: Sequence[tuple[str, Architecture]], seed: i
     import random
 
     from hwnas.latency.timing import time_networks
-    from hwnas.runtimes.runtime import load_runtime
 
     target, table = job.deployment.target, job.table
-    runtime = load_runtime(target.runtime)
+    runtime = job.deployment.device.runtime(target.runtime)
     runtime.check(target)
     if partial.foreign:
         console.say(f"note: {partial.path} is of another table, seed or n; it is replaced.")
@@ -278,6 +275,7 @@ def measure_chosen(job: Job, chosen: Sequence[tuple[str, Architecture]], seed: i
             measurements |= time_networks(waiting, target, runtime, table.reference,
                                           replace(table.protocol, max_seconds=seconds), seed=seed,
                                           quiet_ms=table.quiet_ms or None, progress=report,
+                                          device=job.deployment.device,
                                           timed=lambda network, measurement, _: partial.add(network, measurement))
     return [TimedOne(group, architecture, measurements[architecture.id])
             for group, architecture in chosen if architecture.id in measurements]
@@ -286,7 +284,7 @@ def measure_chosen(job: Job, chosen: Sequence[tuple[str, Architecture]], seed: i
 def judge_again(options: ValidateOptions, deployment: Deployment, path: Path, out: Path, console: Console) -> None:
     """Compare a report's measurements with the predictions of the present table; nothing is measured."""
     stored = load(path)
-    job = job_of(options, replace(deployment, here=False), console)
+    job = job_of(options, replace(deployment, at_hand=False), console)
     check_same(stored, job, path)
     known = {network.architecture.id for network in job.table.networks}
     networks = [network for network in stored.networks if network.architecture.id not in known]

@@ -1,4 +1,4 @@
-"""Scores and times the finalists of a run on this machine: python -m hwnas.verify run=DIR
+"""Scores and times the finalists of a run, here or on a device: python -m hwnas.verify run=DIR
 
 Completes the front of a search that was made elsewhere, or times a front again. Everything it needs is in the run
 folder and the data set: dataset.root=DIR says where the images lie here.
@@ -18,6 +18,7 @@ from hwnas.cli.command import opened_run, unresolved
 from hwnas.cli.options import Config, option, read_command
 from hwnas.errors import ConfigError, DataError, StudyError
 from hwnas.front.rows import load_front, with_networks
+from hwnas.latency.device import DeviceOptions
 from hwnas.system.run_folder import RunFolder
 from hwnas.target import Host, Target
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from hwnas.cli.progress import Console
     from hwnas.front.make import Making
     from hwnas.front.score import Timing
+    from hwnas.latency.device import Device
     from hwnas.study.objective import Objective
 
 
@@ -35,8 +37,8 @@ class TimingOptions:
     seconds: float | None = option(low=1, high=86_400)
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyOptions:
+@dataclass(frozen=True)
+class VerifyOptions(DeviceOptions):
     """Options of `conf/verify.yaml` beside the run folder."""
 
     host: str | None
@@ -53,18 +55,20 @@ def run(config: Config, console: Console) -> None:
     `add` are folders of networks that join the front, `dataset` holds what differs here (its root),
     `verification.seconds` the most seconds of timing (null: as before), `memory_mb` what opening one file may take.
     """
+    from hwnas.latency.deployment import open_device
+
     options, folder = read_command(VerifyOptions, config), opened_run(config)
     with folder.hold("results", console.say):
-        _verify(folder, options, console)
+        _verify(folder, options, open_device(options, console), console)
 
 
-def _verify(folder: RunFolder, options: VerifyOptions, console: Console) -> None:
+def _verify(folder: RunFolder, options: VerifyOptions, device: Device, console: Console) -> None:
     rows, trials = load_front(folder), folder.read_trials()
     environment = folder.read_environment()
     check_target(environment["target"], options.target, folder)
-    check_host(environment, options.host)
+    check_host(environment, options.host, device.host.name)
     search = folder.read_config()
-    making = making_of(folder, search, environment, options.dataset, console)
+    making = making_of(folder, search, environment, options.dataset, device.host, console)
     from hwnas.front.join import join, joined_rows
     from hwnas.front.verification import check_verified, verify_front, write_results
     from hwnas.networks.network import Shape
@@ -79,11 +83,11 @@ def _verify(folder: RunFolder, options: VerifyOptions, console: Console) -> None
                          Shape(data.channels, data.image_size, len(data.class_names)))
     results = verify_front(
         [*rows, *joined], folder, making,
-        timing_of(environment, options.verification.seconds), objective_of(search, making.target), environment, console,
-        options.memory_mb)
+        timing_of(environment, options.verification.seconds, device), objective_of(search, making.target), environment,
+        console, options.memory_mb)
     write_results(folder, results, making, trials, folder.config_text())
     n_verified = sum(row.verified for row in results.rows)
-    console.say(f"{n_verified} of {len(results.rows)} networks verified on {Host.detect().name}: {folder.report}")
+    console.say(f"{n_verified} of {len(results.rows)} networks verified on {device.host.name}: {folder.report}")
     check_verified(results.rows, folder)
 
 
@@ -106,16 +110,17 @@ def check_target(searched: Mapping[str, Any], asked: Mapping[str, Any] | None, r
                       f"python -m hwnas.benchmark +target={asked.get('name')} model={run.path}/models/ID/model.onnx")
 
 
-def check_host(environment: Mapping[str, Any], accepted: str | None) -> None:
-    """StudyError when this is not the machine searched for, unless `accepted` names this one."""
-    here, wanted = Host.detect().name, environment.get("searched_for")
+def check_host(environment: Mapping[str, Any], accepted: str | None, here: str) -> None:
+    """StudyError when `here`, the machine to verify on, is not the one searched for, unless `accepted` names it."""
+    wanted = environment.get("searched_for")
     if here not in (wanted, accepted):
-        raise StudyError(f"the search was for {wanted}; this is {here}. Give the command there, or add host={here} to "
-                         "verify on this machine: latencies were predicted for the other.")
+        raise StudyError(f"the search was for {wanted}; this is {here}. Give the command there, or device=user@host to "
+                         f"reach it over ssh, or add host={here} to verify on this machine: latencies were predicted "
+                         "for the other.")
 
 
 def making_of(folder: RunFolder, config: Config, environment: Mapping[str, Any],
-              overrides: Mapping[str, Any], console: Console) -> Making:
+              overrides: Mapping[str, Any], host: Host, console: Console) -> Making:
     """Data set, recipe and target of the run; DataError when the data here are not those of the search."""
     from hwnas.data.loading import load_dataset
     from hwnas.front.make import Making
@@ -136,19 +141,19 @@ def making_of(folder: RunFolder, config: Config, environment: Mapping[str, Any],
                         f"trained on {wanted['fingerprint']}. Point dataset.root at the same images.")
     known = {name: value for name, value in environment["recipe"].items() if hasattr(FULL_TRAINING, name)}
     recipe = Recipe.from_config(known, FULL_TRAINING, "environment.json: recipe")  # for the cards; nothing is trained
-    target, host = Target.from_config(environment["target"]), Host.detect()
+    target = Target.from_config(environment["target"])
     return Making(dataset, recipe, config["seed"], target, narrow=needs_narrow_weights(target, host.vendor, host.flags))
 
 
-def timing_of(environment: Mapping[str, Any], seconds: float | None) -> Timing:
+def timing_of(environment: Mapping[str, Any], seconds: float | None, device: Device) -> Timing:
     """How the run times networks. The quiet time counts only on the machine where it was measured."""
     from hwnas.front.score import Timing
     from hwnas.space.architecture import Architecture
 
     measuring = environment["measuring"]
-    quiet = measuring["quiet_ms"] if environment.get("searched_for") == Host.detect().name else None
+    quiet = measuring["quiet_ms"] if environment.get("searched_for") == device.host.name else None
     return Timing(Architecture.from_dict(measuring["reference"], "environment.json: reference"), quiet,
-                  measuring["seconds"] if seconds is None else seconds, measuring["seed"])
+                  measuring["seconds"] if seconds is None else seconds, measuring["seed"], device)
 
 
 def command(argv: Sequence[str] | None = None) -> int:

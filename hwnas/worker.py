@@ -14,6 +14,7 @@ from hwnas.cli.command import as_data, opened_run, refuse_code, run_command, unr
 from hwnas.cli.options import Config, section
 from hwnas.cli.progress import Console
 from hwnas.errors import StudyError
+from hwnas.latency.device import DEVICE
 from hwnas.system.documents import load_yaml
 from hwnas.system.run_folder import RunFolder
 
@@ -40,7 +41,7 @@ def _options(folder: RunFolder, config: Config) -> Config:
     enough."""
     from hwnas.study.study import study_url
 
-    options = folder.read_config()
+    options = {**folder.read_config(), **dict.fromkeys(DEVICE)}  # no folder says where to connect to
     options["storage"] = study_url(folder.path, options.get("storage"), config["storage"])
     if root := config["dataset"]["root"]:
         options["dataset"] = {**section(options, "dataset"), "root": root}

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from clock_fixtures import VirtualClock
+from device_fixtures import board, sshd  # noqa: F401  fixtures of several files
 from postgresql_fixtures import place, server  # noqa: F401  fixtures of several files
 
 STARTED = time.monotonic()

@@ -329,6 +329,7 @@ def _verified(folder: Path) -> None:
     """What `hwnas.verify` reads before it measures."""
     from hwnas.cli.progress import Console
     from hwnas.front.rows import load_front, with_networks
+    from hwnas.latency.timing import HERE
     from hwnas.system.run_folder import RunFolder
     from hwnas.target import Host
     from hwnas.verify import check_host, making_of, objective_of, timing_of
@@ -337,11 +338,11 @@ def _verified(folder: Path) -> None:
     rows, environment = load_front(run), run.read_environment()
     search = run.read_config()
     environment = {**environment, "dataset": {**environment["dataset"], "fingerprint": _fingerprint(folder)}}
-    making = making_of(run, search, environment, {}, Console(quiet=True))
-    timing_of(environment, None)
+    making = making_of(run, search, environment, {}, Host.detect(), Console(quiet=True))
+    timing_of(environment, None, HERE)
     objective_of(search, making.target)
     with_networks(rows[:1], run, _shape())
-    check_host(environment, Host.detect().name)
+    check_host(environment, Host.detect().name, Host.detect().name)
 
 
 @cache

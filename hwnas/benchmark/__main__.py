@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any
 from hwnas.benchmark.files import Asked, noting_waits
 from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, given, option, read_command
-from hwnas.cli.progress import Console, show
+from hwnas.cli.progress import Console, Report, show
 from hwnas.errors import ConfigError, MeasurementInvalid
+from hwnas.latency.device import DeviceOptions
 from hwnas.networks.baselines import TIMM
 from hwnas.system.run_folder import check_replaceable
 from hwnas.target import Target
 
 if TYPE_CHECKING:
     from hwnas.benchmark.report import Benchmark
+    from hwnas.latency.device import Device
 
 USAGE = """Time one network on this host: an ONNX file, or a timm network by name.
 
@@ -35,7 +37,7 @@ def _differ(batches: tuple[int, ...]) -> bool:
 
 
 @dataclass(frozen=True)
-class BenchmarkOptions:
+class BenchmarkOptions(DeviceOptions):
     """Options of `conf/benchmark.yaml`. None: the network or the target decides; no `streams`: no throughput."""
 
     target: Target
@@ -108,18 +110,16 @@ def benchmark(config: Config, console: Console) -> Benchmark:
 
 
 def measured(options: BenchmarkOptions, console: Console) -> Benchmark:
-    """Make the files and time them in a child process."""
+    """Make the files and time them, in a child process here or on another machine."""
     from hwnas.benchmark.report import Benchmark
-    from hwnas.latency.deployment import Deployment
+    from hwnas.latency.deployment import Deployment, open_device
     from hwnas.latency.timing import QuietTimes, reference_file
-    from hwnas.runtimes.child import run_child
-    from hwnas.runtimes.runtime import load_runtime
-    from hwnas.target import Host
 
     if not options.model:
         raise ConfigError("which network? Add model=PATH of an .onnx file, or model=timm:NAME.")
-    target = Deployment.of(options.target, None, console).target
-    runtime, host = load_runtime(target.runtime), Host.detect()
+    device = open_device(options, console)
+    target, host = Deployment.of(options.target, None, console, device).target, device.host
+    runtime = device.runtime(target.runtime)
     runtime.check(target)
     quiet = QuietTimes(host, runtime.version(), target)
     job = {**options.job(), "quiet_ms": quiet.load()}
@@ -129,14 +129,36 @@ def measured(options: BenchmarkOptions, console: Console) -> Benchmark:
             job |= {"channels": None, "image_size": None, "quantize": False}
         job |= {"path": str(file), "label": options.model, "reference": str(reference_file(target, Path(folder)))}
         with console.step("time") as report:
-            raw = run_child("hwnas.benchmark.task", job, target, timeout_s=options.timeout,
-                            memory_mb=options.memory_mb, progress=noting_waits(report, console))
+            raw = _timed(job, options, device, Path(folder), noting_waits(report, console))
     made_up = target.precision == "int8" and (built or options.quantize)
     result = Benchmark.of(raw, model=options.model, target=target, host=host, runtime=runtime.version(),
                           seed=options.seed, made_up=made_up, stored_quiet_ms=job["quiet_ms"])
     if not result.invalid:
         quiet.store(min(latency.measurement.quiet_ms for latency in result.latency))
     return result
+
+
+def _timed(job: Mapping[str, Any], options: BenchmarkOptions, device: Device, folder: Path, report: Report
+           ) -> dict[str, Any]:
+    """What the task returns. For another machine the child checks and prepares the file, which then goes there."""
+    from hwnas.runtimes.child import run_child
+
+    def child(job: Mapping[str, Any], target: Target) -> dict[str, Any]:
+        return dict(run_child("hwnas.benchmark.task", job, target, timeout_s=options.timeout,
+                              memory_mb=options.memory_mb, progress=report))
+
+    from hwnas.benchmark.task import reference_of
+    from hwnas.latency.copies import TimedFile
+    from hwnas.latency.remote import RemoteDevice
+    from hwnas.networks.quantize import tuning_of
+
+    if not isinstance(device, RemoteDevice):
+        return child(job, options.target)
+    keep = tempfile.mkdtemp(dir=folder)
+    prepare = Target("prepare", "null", options.target.precision)  # this machine may lack the runtime
+    made = child({**job, "keep": keep, "tuned_for": tuning_of(options.target)}, prepare)
+    file = TimedFile(Path(made["file"]), options.target, tuple(made["input"]["image"]))
+    return {"input": made["input"], **device.curve(file, reference_of(job["reference"], options.target), job, report)}
 
 
 def _picture_path(options: BenchmarkOptions) -> Path | None:

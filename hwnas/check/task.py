@@ -10,10 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hwnas.benchmark.task import Loaded, prepare_file
+from hwnas.benchmark.task import prepare_file
 from hwnas.errors import ModelError
+from hwnas.latency.copies import noise
+from hwnas.latency.curve import Loaded
 from hwnas.latency.harness import Progress
-from hwnas.latency.timing import noise
 from hwnas.runtimes.child import WAITING
 from hwnas.runtimes.executed import executed
 from hwnas.runtimes.foreign import check_batches, check_path, read_model, sized
@@ -36,7 +37,7 @@ def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Prog
         progress(0.0, "compiling")
         file = prepare_file(model, shape, job, target, Path(folder))
         del model
-        network = Loaded(runtime, file, label, shape, job["memory_mb"], can_quantise=True)
+        network = Loaded(runtime, file, label, shape, job["memory_mb"])
         compiled = network.inspect(target)
         network.bind(compiled, target)
         with measuring_lock(usable_cores(), partial(_waiting, progress)):

@@ -24,8 +24,9 @@ from hwnas.compress.job import CompressJob
 from hwnas.errors import CandidateError, MeasurementInvalid
 from hwnas.front.comparison import paired_bootstrap
 from hwnas.front.score import LEAST_ROUNDS
+from hwnas.latency.copies import TimedFile
 from hwnas.latency.table import Measurement, Protocol
-from hwnas.latency.timing import Reference, TimedFile, time_files
+from hwnas.latency.timing import Reference, time_files
 from hwnas.networks.qdq import Graph, Range, quantised_nodes
 from hwnas.networks.quantize import (
     Method,

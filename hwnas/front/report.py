@@ -208,7 +208,9 @@ def _svg(text: str) -> str:
 
 def _lead(data: ReportData) -> str:
     verified = [row for row in data.rows if row.verified]
-    where = (f"scored and timed on {data.info.host}" if verified else
+    caller = data.environment.get("verified_from")
+    over = f", over ssh from {caller}" if caller else ""
+    where = (f"scored and timed on {data.info.host}{over}" if verified else
              f"searched for {data.info.host}, where nothing was verified yet: run "
              "`python -m hwnas.verify run=DIR` on that machine")
     front = [row for row in data.rows if row.on_front]

@@ -1,4 +1,4 @@
-"""Scores and times exported networks in the deployment runtime: all of them together, on this machine."""
+"""Scores and times exported networks in the deployment runtime: all of them together, on one machine."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 from hwnas.cli.progress import Console
 from hwnas.errors import CandidateError, TargetError
 from hwnas.front.rows import FrontRow
+from hwnas.latency.copies import TimedFile
+from hwnas.latency.device import Device
 from hwnas.latency.table import P99_SAMPLES, Measurement, Protocol
-from hwnas.latency.timing import Reference, TimedFile, time_files
+from hwnas.latency.timing import HERE, Reference, time_files
 from hwnas.runtimes.runtime import FP32, deployed_of, load_runtime, predict
 from hwnas.space.architecture import Architecture
 from hwnas.stats import wilson
 from hwnas.system.run_folder import RunFolder
-from hwnas.target import Host, Target
+from hwnas.target import Target
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,12 +36,14 @@ LEAST_CALLS = -(-P99_SAMPLES // LEAST_ROUNDS)  # of a turn, so that all together
 
 @dataclass(frozen=True)
 class Timing:
-    """How networks are timed: reference network, its quiet time if known, most seconds, seed of the order."""
+    """How networks are timed: reference network, its quiet time if known, most seconds, seed of the order; and where,
+    which is where they are scored too."""
 
     reference: Architecture
     quiet_ms: float | None = None
     seconds: float = 45.0
     seed: int = 0
+    device: Device = HERE
 
 
 @dataclass
@@ -63,9 +67,9 @@ def verify_rows(rows: Sequence[FrontRow], run: RunFolder, dataset: Dataset, targ
     """Compile, score and time every row that has an exported file; the others keep their reason.
 
     `refused` has the reasons, by id, not to open a file.
-    A row is verified when it was scored and its timing is valid. TargetError when this host cannot run the target.
+    A row is verified when it was scored and its timing is valid. TargetError when the device cannot run the target.
     """
-    runtime = load_runtime(target.runtime)
+    runtime = timing.device.runtime(target.runtime)
     runtime.check(target)
     scores = Scores([])
     compiled: dict[str, Compiled] = {}
@@ -94,7 +98,8 @@ def verify_rows(rows: Sequence[FrontRow], run: RunFolder, dataset: Dataset, targ
     paths = {name: deployed_of(run.model(name).deployed(target.precision), target.runtime)
              for name in scores.predicted}
     scores.measurements = _time(paths, sizes, dataset, target, timing, console)
-    scores.rows = [_fill(row, scores, dataset, target) for row in scores.rows]
+    host_name = timing.device.host.name
+    scores.rows = [_fill(row, scores, dataset, target, host_name) for row in scores.rows]
     return scores
 
 
@@ -114,16 +119,16 @@ def _time(paths: Mapping[str, Path], sizes: Mapping[str, int], dataset: Dataset,
              for name, path in paths.items()}
     with console.step("time networks") as report:
         measurements = time_files(files, target, Reference(timing.reference, timing.quiet_ms, target.batch), protocol,
-                                  seed=timing.seed, progress=report)
+                                  seed=timing.seed, progress=report, device=timing.device)
     quiet_ms = next(iter(measurements.values())).quiet_ms
     if timing.quiet_ms and quiet_ms > timing.quiet_ms * (1 + protocol.drift):
         above = f"{quiet_ms / timing.quiet_ms - 1:.0%}"
-        console.say(f"note: the reference network takes {quiet_ms:.4f} ms, {above} more than when this host was "
+        console.say(f"note: the reference network takes {quiet_ms:.4f} ms, {above} more than when that host was "
                     "calibrated: latencies are those of a slower moment.")
     return measurements
 
 
-def _fill(row: FrontRow, scores: Scores, dataset: Dataset, target: Target) -> FrontRow:
+def _fill(row: FrontRow, scores: Scores, dataset: Dataset, target: Target, host_name: str) -> FrontRow:
     """The row with its results. Figures of an earlier verification are removed."""
     row = replace(row, verified=False, top1_test=None, top1_test_low=None, top1_test_high=None, latency_ms=None,
                   latency_ms_low=None, latency_ms_high=None, latency_ms_p50=None, latency_ms_p90=None,
@@ -135,7 +140,7 @@ def _fill(row: FrontRow, scores: Scores, dataset: Dataset, target: Target) -> Fr
     executed = scores.executed[row.id]
     row = replace(row, top1_test=right / len(dataset.test), top1_test_low=low, top1_test_high=high,
                   n_test=len(dataset.test), precision=executed["precision"], int8_share=executed["int8_share"],
-                  fallback_share=executed["fallback_share"], host=Host.detect().name)
+                  fallback_share=executed["fallback_share"], host=host_name)
     timed = scores.measurements[row.id]
     if not timed.valid:
         return replace(row, reason=f"timing INVALID: {timed.reason}")

@@ -21,7 +21,7 @@ from hwnas.front.score import Scores, Timing, verify_rows
 from hwnas.latency.table import Protocol
 from hwnas.networks.network import Network
 from hwnas.runtimes.child import probe_model
-from hwnas.runtimes.runtime import deployed_of, load_runtime
+from hwnas.runtimes.runtime import deployed_of
 from hwnas.study.objective import Objective
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import ENVIRONMENT, Manifest, RunFolder
@@ -85,7 +85,7 @@ def make_rows(rows: Sequence[FrontRow], run: RunFolder, making: Making, workers:
 
 def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: Making, timing: Timing, objective: Objective,
                  environment: Mapping[str, Any], console: Console, memory_mb: int | None = None) -> Results:
-    """Score and time `rows` on this host, and mark the front by the measurements.
+    """Score and time `rows` on the device of `timing`, and mark the front by the measurements.
 
     With `memory_mb`, the files are not known to be of this process: a child with that much memory opens each first. So
     it does with those that joined.
@@ -93,8 +93,9 @@ def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: Making, timin
     refused = {row.id: _refusal(row, run, making, memory_mb or (MEMORY_MB if row.origin else None), console)
                for row in rows}
     scores = verify_rows(rows, run, making.dataset, making.target, timing, console, refused)
-    environment = {**environment, "created": now(), "host": Host.detect().to_dict(), "verified_here": True,
-                   "runtime": load_runtime(making.target.runtime).version(), "executed": scores.executed,
+    environment = {**environment, "created": now(), "host": timing.device.host.to_dict(), "verified_here": True,
+                   **({} if timing.device.is_here else {"verified_from": Host.detect().name}),
+                   "runtime": timing.device.runtime(making.target.runtime).version(), "executed": scores.executed,
                    "versions": versions()}
     results = results_of(scores, run, making, objective, environment)
     for row in results.rows:
@@ -193,7 +194,8 @@ def environment_of(making: Making, facts: Facts, networks: Iterable[Network] = (
     recipe = making.recipe_of(networks[0]) if begun and all(begun) else making.recipe
     return {
         **ENVIRONMENT.header, "created": now(), "searched_for": facts.host, "verified_here": False,
-        "host": Host.detect().to_dict(), "target": asdict(target), "runtime": load_runtime(target.runtime).version(),
+        "host": Host.detect().to_dict(), "target": asdict(target),
+        "runtime": facts.timing.device.runtime(target.runtime).version(),
         "versions": versions(), "space": facts.space, "cap_ms": facts.cap_ms,
         "cap_p99_ms": facts.cap_p99_ms,
         "training": {"steps": recipe.steps_for(len(data.train)),

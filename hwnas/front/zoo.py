@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hwnas.errors import ConfigError, HwnasError
+from hwnas.latency.copies import TimedFile
 from hwnas.latency.table import Protocol
-from hwnas.latency.timing import Reference, TimedFile, prepare_untrained, time_files
+from hwnas.latency.timing import Reference, prepare_untrained, time_files
 from hwnas.system.documents import Document
 from hwnas.system.paths import write_atomic
 
@@ -94,9 +95,7 @@ def _judged(rows: Sequence[Timed]) -> list[Timed]:
 
 def _latencies(zoo: Mapping[str, TimmNetwork], target: Target, timing: Timing, report: Report) -> dict[str, float]:
     """Median latency in ms of each network that can be exported, compiled and timed, all in the same rounds."""
-    from hwnas.runtimes.runtime import load_runtime
-
-    runtime = load_runtime(target.runtime)
+    runtime = timing.device.runtime(target.runtime)
     with tempfile.TemporaryDirectory(prefix="hwnas-") as name:
         files = {}
         for index, (id, network) in enumerate(zoo.items()):
@@ -110,7 +109,8 @@ def _latencies(zoo: Mapping[str, TimmNetwork], target: Target, timing: Timing, r
             report(0.0, f"exported {index + 1} of {len(zoo)}")
         protocol = Protocol(min_rounds=_ROUNDS, min_calls=_CALLS, max_seconds=_MOST_SECONDS, copies=1)
         reference = Reference(timing.reference, timing.quiet_ms, target.batch)
-        measured = time_files(files, target, reference, protocol, seed=timing.seed, progress=report) if files else {}
+        measured = time_files(files, target, reference, protocol, seed=timing.seed, progress=report,
+                              device=timing.device) if files else {}
     return {id: each.latency_ms for id, each in measured.items() if each.valid}
 
 

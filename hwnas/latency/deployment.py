@@ -6,7 +6,7 @@ A calibration times whole networks of a space in waves until held-out ones are p
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +17,8 @@ import numpy as np
 from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console, Report
 from hwnas.errors import ConfigError, MeasurementInvalid, MissingLatency, UnknownName
-from hwnas.latency.harness import call_overhead_ms
+from hwnas.latency.copies import noise
+from hwnas.latency.device import Device, DeviceOptions
 from hwnas.latency.model import LatencyModel
 from hwnas.latency.prior import learnt_model
 from hwnas.latency.table import (
@@ -31,7 +32,7 @@ from hwnas.latency.table import (
     known_hosts,
     table_path,
 )
-from hwnas.latency.timing import WAVE, NetworkTimer, QuietTimes, image_shape, noise, reference_network
+from hwnas.latency.timing import HERE, WAVE, NetworkTimer, QuietTimes, image_shape, reference_network
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace, spread
 from hwnas.system.paths import hold, home
@@ -125,15 +126,15 @@ class CalibrationOptions:
 
 
 def calibrate(target: Target, space: SearchSpace, runtime: Runtime, options: CalibrationOptions, console: Console,
-              table: LatencyTable | None = None, *, fresh: bool = False) -> LatencyTable:
-    """Measure `space` on this host for `target` and save the table in the user's folder.
+              table: LatencyTable | None = None, *, fresh: bool = False, device: Device = HERE) -> LatencyTable:
+    """Measure `space` on `device`, whose `runtime` it is, for `target` and save the table in the user's folder.
 
     Every finished wave is saved at once beside the table (`.partial.json`). The same call goes on from there, unless
     `fresh` starts anew. An existing table of the same key is extended: its networks are not timed again, whatever space
     they were drawn from. MeasurementInvalid when the machine was too restless to time enough networks.
     """
     runtime.check(target)
-    host = Host.detect()
+    host = device.host
     key = TableKey.of(target, space.image_sizes, space.channels, space.classes)
     path = table_path(home() / "latency_tables", host.name, key)
     before = (len(table.networks), table.spent_s.get(space.name, 0.0)) if table else (0, 0.0)
@@ -141,8 +142,8 @@ def calibrate(target: Target, space: SearchSpace, runtime: Runtime, options: Cal
         partial_path(path).unlink(missing_ok=True)
     table = _resume(path, key, host, runtime, console) or table or LatencyTable(
         key, host.to_dict(), runtime.version(), _now(), Protocol(),
-        reference_network(space.channels, space.classes, max(space.image_sizes)), 0.0, call_overhead_ms(_nothing))
-    _Calibration(table, space, target, runtime, options, partial_path(path), console, before).run()
+        reference_network(space.channels, space.classes, max(space.image_sizes)), 0.0, device.overhead_ms())
+    _Calibration(table, space, target, runtime, options, partial_path(path), console, before, device).run()
     table.created = _now()
     model, notes = learnt_model(table, space)
     for note in notes:
@@ -172,7 +173,9 @@ class _Calibration:
     """One run of waves; everything that is finished is in the table and in the partial file."""
 
     def __init__(self, table: LatencyTable, space: SearchSpace, target: Target, runtime: Runtime,
-                 options: CalibrationOptions, partial: Path, console: Console, before: tuple[int, float]) -> None:
+                 options: CalibrationOptions, partial: Path, console: Console, before: tuple[int, float],
+                 device: Device) -> None:
+        self.device = device
         self.table, self.space, self.target, self.runtime = table, space, target, runtime
         self.options, self.partial, self.console = options, partial, console
         self.plan = Plan(space, options.seed, {network.architecture.id for network in table.networks})
@@ -191,7 +194,7 @@ class _Calibration:
         deadline = start + self.options.minutes * 60 - (spent - self.spent_before_s)
         protocol = self.table.protocol
         with NetworkTimer(self.target, self.runtime, self.table.reference, protocol,
-                          quiet_ms=self.table.quiet_ms or None) as timer:
+                          quiet_ms=self.table.quiet_ms or None, device=self.device) as timer:
             with self.console.step("calibrate") as report:
                 self._prepare(timer)
                 seed, wave_s, reached = self.options.seed, 0.0, False
@@ -228,7 +231,7 @@ class _Calibration:
             return
         network = TimedNetwork(self.space.name, architecture, measurement, origin=self.origins[architecture.id])
         if architecture.id in self.to_profile:
-            network = _profile(network, compiled, self.table.key.batch)
+            network = _profile(network, compiled, self.table.key.batch, self.device)
         self.table.networks.append(network)
 
     def _settle(self, measurements: dict[str, Measurement], timer: NetworkTimer) -> None:
@@ -260,14 +263,14 @@ class _Calibration:
         return n >= MIN_FOR_GOAL and self.error["within_5"] >= self.options.goal_within_5
 
 
-def _profile(network: TimedNetwork, compiled: Compiled, batch: int) -> TimedNetwork:
+def _profile(network: TimedNetwork, compiled: Compiled, batch: int, device: Device = HERE) -> TimedNetwork:
     """Per-node times summed to blocks and scaled to the unprofiled wall time (in-context timing)."""
     from hwnas.networks.export import block_of_node
 
     names = block_names(network.architecture)
     times = dict.fromkeys(names, 0.0)
     other = 0.0
-    with measuring_lock(usable_cores()):
+    with measuring_lock(usable_cores()) if device.is_here else nullcontext():
         nodes = compiled.profile(noise(batch, image_shape(network.architecture)), PROFILE_REPEATS)
     for node in nodes:
         name = block_of_node(node.name)
@@ -286,33 +289,48 @@ def block_names(architecture: Architecture) -> list[str]:
     return ["stem", *(f"blocks.{i}.{j}" for i, stage in enumerate(stages) for j in range(len(stage))), "head"]
 
 
-def _nothing() -> None:
-    """What the harness's own overhead is timed with."""
-
-
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
+def open_device(options: DeviceOptions, console: Console) -> Device:
+    """The machine that the options name, connected; this one where they name none. ConfigError for a name that is none,
+    DeviceError where it cannot be used."""
+    if options.device is None:
+        if options.device_name is not None:
+            raise ConfigError("device_name goes with device=user@host. This machine is named by HWNAS_HOST=NAME.")
+        return HERE
+    from hwnas.latency.remote import RemoteDevice
+    from hwnas.system.ssh import Address
+
+    return RemoteDevice(Address.read(options.device, options.device_python or "python3"), options.device_name, console)
+
+
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Where networks shall run. `here`: this is that machine, so that it can be measured now."""
+    """Where networks shall run: on the machine called `host_name`. `at_hand`: that is `device`, this machine or one
+    over ssh, so that it can be measured now."""
 
     target: Target
     host_name: str
-    here: bool
+    at_hand: bool
+    device: Device = HERE
 
     @classmethod
-    def of(cls, target: Target, wanted: str | None, console: Console) -> Deployment:
-        """`target` on the host `wanted` (None: this one). An unknown host is an error. A CPU of another make than the
-        target names only gets a note."""
-        host = Host.detect()
+    def of(cls, target: Target, wanted: str | None, console: Console, device: Device = HERE) -> Deployment:
+        """`target` on the host `wanted` (None: `device`, which is this machine unless the user named one). An unknown
+        host is an error. A CPU of another make than the target names only gets a note."""
+        host = device.host
         wanted = wanted or host.name
         if wanted == host.name:
             if target.device == "cpu" and target.vendor and target.vendor != host.vendor:
-                console.say(f"note: {target.name} names the CPU make {target.vendor}; this host is {host.cpu}. "
+                machine = "this host" if device.is_here else "the device"
+                console.say(f"note: {target.name} names the CPU make {target.vendor}; {machine} is {host.cpu}. "
                             f"Every number will be of {host.name}.")
-            return cls(target, host.name, True)
+            return cls(target, host.name, True, device)
+        if not device.is_here:
+            raise ConfigError(f"the device is {host.name}, and host={wanted} is another. Leave host out; to name the "
+                              f"device otherwise: device_name={wanted}")
         if wanted not in known_hosts():
             raise UnknownName("host", wanted, [*known_hosts(), host.name])
         console.say(f"note: searching for {wanted}, which is not this host: finalists stay unverified until "
@@ -352,7 +370,16 @@ class SpaceOptions:
 
 
 @dataclass(frozen=True)
-class ProfileOptions(SpaceOptions):
+class MeasuringOptions(SpaceOptions, DeviceOptions):
+    """The same for a command that measures, here or on a device."""
+
+    def deployment(self, console: Console) -> Deployment:
+        """The target on the device, which is connected."""
+        return Deployment.of(self.target, self.host, console, open_device(self, console))
+
+
+@dataclass(frozen=True)
+class ProfileOptions(MeasuringOptions):
     """Options of `conf/profile.yaml`."""
 
     fresh: bool = option()
@@ -363,16 +390,17 @@ def latency_model(deployment: Deployment, space: SearchSpace, options: Calibrati
                   ) -> tuple[LatencyTable, LatencyModel]:
     """The table of this deployment and space, and the model fitted on it.
 
-    This host is measured first where it has no table.
+    A host that is at hand is measured first where it has no table.
     """
     from hwnas.latency.prior import model_of
 
     table = _find(deployment, space)
     if table is None or space.name not in table.spaces():
-        if not deployment.here:
+        if not deployment.at_hand:
             key = key_of(deployment, space)
             raise MissingLatency(
-                f"no latency table of {deployment.host_name} for {key} with networks of {space.name}. Over there run "
+                f"no latency table of {deployment.host_name} for {key} with networks of {space.name}. Reach it over "
+                "ssh: device=user@host. Or over there run "
                 f"python -m hwnas.profile +target={deployment.target.name} "
                 f"space={space.source if space.definition.around else space.name}, then copy "
                 f"{table_path(Path('latency_tables'), deployment.host_name, key)} into {home()}.")
@@ -412,10 +440,8 @@ def _find(deployment: Deployment, space: SearchSpace) -> LatencyTable | None:
 
 def _calibrate(deployment: Deployment, space: SearchSpace, options: CalibrationOptions, console: Console,
                ) -> LatencyTable:
-    """Measure this host, unless another process has done so while this process waited for it."""
-    from hwnas.runtimes.runtime import load_runtime
-
-    runtime = load_runtime(deployment.target.runtime)
+    """Measure the host, unless another process has done so while this process waited for it."""
+    runtime = deployment.device.runtime(deployment.target.runtime)
     runtime.check(deployment.target)
     with calibration_lock(deployment.host_name, key_of(deployment, space), console):
         table = _find(deployment, space)
@@ -423,23 +449,21 @@ def _calibrate(deployment: Deployment, space: SearchSpace, options: CalibrationO
             return table
         console.say(f"calibrating {deployment.host_name} for {deployment.target.name} and space {space.name}: "
                     f"{options.networks} networks")
-        return calibrate(deployment.target, space, runtime, options, console, table)
+        return calibrate(deployment.target, space, runtime, options, console, table, device=deployment.device)
 
 
 def profile(config: Config, console: Console) -> LatencyTable:
-    """Measure this host as `conf/profile.yaml` asks. Says where the table lies and how good its predictions are."""
-    from hwnas.runtimes.runtime import load_runtime
-
+    """Measure a machine as `conf/profile.yaml` asks. Says where the table lies and how good its predictions are."""
     options = read_command(ProfileOptions, config)
     deployment, space = options.deployment(console), options.search_space()
-    runtime = load_runtime(deployment.target.runtime)
+    runtime = deployment.device.runtime(deployment.target.runtime)
     key = key_of(deployment, space)
     with calibration_lock(deployment.host_name, key, console):
         table = None if options.fresh else find_table(deployment.host_name, key)
         if table is not None:
             table.check(key, deployment.host_name, runtime.version())
         table = calibrate(deployment.target, space, runtime, options.calibration, console, table,
-                          fresh=options.fresh)
+                          fresh=options.fresh, device=deployment.device)
     console.say(f"{table.path}: {len(table.networks)} networks")
     console.say(error_line(table, space))
     return table
@@ -452,9 +476,5 @@ def calibration_lock(host_name: str, key: TableKey, console: Console) -> Abstrac
 
 
 def _version_here(deployment: Deployment) -> str | None:
-    """The runtime's version where the target is this machine; elsewhere the version in the table counts."""
-    if not deployment.here:
-        return None
-    from hwnas.runtimes.runtime import load_runtime
-
-    return load_runtime(deployment.target.runtime).version()
+    """The runtime's version on a machine that is at hand; elsewhere the version in the table counts."""
+    return deployment.device.runtime(deployment.target.runtime).version() if deployment.at_hand else None

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hwnas.errors import CandidateError, TableError, TargetError
+from hwnas.latency.copies import noise
 from hwnas.latency.table import TableKey, table_path
-from hwnas.latency.timing import image_shape, noise, prepare_network
+from hwnas.latency.timing import image_shape, prepare_network
 from hwnas.runtimes.runtime import inspected
 from hwnas.space.architecture import Architecture, BlockDef
 from hwnas.space.blocks.block import BlockSpec

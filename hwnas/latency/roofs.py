@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hwnas.errors import MeasurementInvalid
+from hwnas.latency.copies import TimedFile, bind_copies, noise
 from hwnas.latency.harness import measure, undisturbed
 from hwnas.latency.table import Protocol
-from hwnas.latency.timing import TimedFile, bind_copies, image_shape, noise, reference_file
+from hwnas.latency.timing import image_shape, reference_file
 from hwnas.runtimes.runtime import threads_of
 from hwnas.target import Target, measuring_lock, usable_cores
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import tempfile
 import time
 from collections import deque
@@ -17,10 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from hwnas.errors import CandidateError, MeasurementInvalid, TableError
-from hwnas.latency.harness import Progress, measure
+from hwnas.latency.copies import TimedFile, bind_copies, noise
+from hwnas.latency.device import Device
+from hwnas.latency.harness import Copies, Progress, call_overhead_ms, measure
 from hwnas.latency.table import Measurement, Protocol
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
@@ -110,58 +109,60 @@ class QuietTimes:
         return content
 
 
-@dataclass(frozen=True, slots=True)
-class TimedFile:
-    """An ONNX file as it is timed: compiled for `target`, fed batches of noise images `shape` [channels, h, w]."""
+class ThisMachine:
+    """The machine that this process runs on, as a device."""
 
-    path: Path
-    target: Target
-    shape: tuple[int, ...]
+    is_here = True
+
+    @property
+    def host(self) -> Host:
+        """As it is now: a process may be given fewer cores."""
+        return Host.detect()
+
+    def runtime(self, name: str) -> Runtime:
+        from hwnas.runtimes.runtime import load_runtime
+
+        return load_runtime(name)
+
+    def measure(self, candidates: Mapping[str, Copies], reference: Copies, protocol: Protocol, *, seed: int = 0,
+                quiet_ms: float | None = None, progress: Progress | None = None, threads: int = 1,
+                idle: Callable[[], bool] = lambda: False) -> dict[str, Measurement]:
+        return measure(candidates, reference, protocol, seed=seed, quiet_ms=quiet_ms, progress=progress,
+                       threads=threads, idle=idle)
+
+    def overhead_ms(self) -> float:
+        return call_overhead_ms(_nothing)
+
+
+HERE = ThisMachine()
+
+
+def _nothing() -> None:
+    """What the harness's own overhead is timed with."""
 
 
 def time_files(files: Mapping[str, TimedFile], target: Target, reference: Reference, protocol: Protocol, *,
-               seed: int = 0, progress: Progress | None = None) -> dict[str, Measurement]:
+               seed: int = 0, progress: Progress | None = None, device: Device | None = None
+               ) -> dict[str, Measurement]:
     """Latency of every file, all in the same interleaved rounds beside `reference`; INVALID ones with their reason.
 
     All run in the runtime and on the threads of `target`, in `protocol.copies` compilations each; so does the
-    reference, in the precision of `target`. CandidateError for a file that cannot be compiled.
+    reference, in the precision of `target`; on this machine, unless another `device` is given. CandidateError for a
+    file that cannot be compiled.
     """
+    device = device or HERE
     with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
         calls = {}
         for index, (name, file) in enumerate(files.items()):
-            calls[name] = bind_copies(file, protocol.copies, Path(folder))
+            calls[name] = bind_copies(file, protocol.copies, Path(folder), device.runtime(target.runtime))
             if progress:
                 progress(0.0, f"compiled {index + 1} of {len(files)}")
         network, beside = reference.network, replace(target, batch=reference.batch)
         path = reference_file(beside, Path(folder), network)
-        reference_calls = bind_copies(TimedFile(path, beside, image_shape(network)), protocol.copies, Path(folder))
-        return measure(calls, reference_calls, protocol, seed=seed, quiet_ms=reference.quiet_ms, progress=progress,
-                       threads=target.threads)
-
-
-def bind_copies(file: TimedFile, copies: int, folder: Path) -> list[Callable[[], None]]:
-    """Bound calls of as many compilations, each with another place in memory; `folder` is for what they leave.
-
-    Where the runtime can keep a compiled network, it is compiled once and loaded instead.
-    """
-    from hwnas.runtimes.runtime import load_runtime
-
-    runtime = load_runtime(file.target.runtime)
-    images = noise(file.target.batch, file.shape)
-    save, load = getattr(runtime, "save_compiled", None), getattr(runtime, "load_compiled", None)
-    if save is None or load is None:
-        return [runtime.compile(file.path, file.target).bind(images) for _ in range(copies)]
-    copy = Path(tempfile.mkdtemp(dir=folder), file.path.name)
-    copy.write_bytes(file.path.read_bytes())  # what is compiled lands beside its file
-    saved = save(copy, file.target)
-    calls = [load(saved, copy, file.target).bind(images) for _ in range(copies)]
-    shutil.rmtree(copy.parent)
-    return calls
-
-
-def noise(batch: int, shape: Sequence[int]) -> np.ndarray:
-    """A fixed random batch of normalised images, float32 [batch, *shape]."""
-    return np.random.default_rng(0).standard_normal((batch, *shape), dtype=np.float32)
+        reference_calls = bind_copies(TimedFile(path, beside, image_shape(network)), protocol.copies, Path(folder),
+                                      device.runtime(target.runtime))
+        return device.measure(calls, reference_calls, protocol, seed=seed, quiet_ms=reference.quiet_ms,
+                              progress=progress, threads=target.threads)
 
 
 def image_shape(architecture: Architecture) -> tuple[int, int, int]:
@@ -220,6 +221,11 @@ def reference_file(target: Target, folder: Path, network: Architecture | None = 
     return path
 
 
+def prepare_alone(architecture: Architecture, target: Target, folder: Path) -> tuple[Path, Path | None]:
+    """`prepare_network` for another machine, which compiles the file itself."""
+    return prepare_network(architecture, target, folder), None
+
+
 def prepare_compiled(architecture: Architecture, target: Target, folder: Path) -> tuple[Path, Path | None]:
     """`prepare_network`, and the compiled network beside it where the runtime can keep one (else None)."""
     from hwnas.runtimes.runtime import load_runtime
@@ -243,12 +249,13 @@ class NetworkTimer:
     """Measures waves of networks beside one reference; a context manager, since it keeps processes and files.
 
     `prepare` starts the export of a wave; `time_next` compiles and measures the wave prepared first. Where measuring
-    needs every core, it waits for the exports first.
+    needs every core, it waits for the exports first. Another `device` than this machine leaves all cores to them.
     """
 
     def __init__(self, target: Target, runtime: Runtime, reference: Architecture, protocol: Protocol, *,
-                 quiet_ms: float | None = None) -> None:
+                 quiet_ms: float | None = None, device: Device | None = None) -> None:
         self.target, self.runtime, self.reference, self.protocol = target, runtime, reference, protocol
+        self.device = device or HERE
         self.quiet_ms = quiet_ms
         self.measuring_s = 0.0
         self.failed: dict[str, str] = {}
@@ -256,6 +263,8 @@ class NetworkTimer:
         self._folder = tempfile.TemporaryDirectory(prefix="hwnas-")
         cores = usable_cores()
         self._spare = cores[: -target.threads] if 0 < target.threads < len(cores) else []
+        if not self.device.is_here:
+            self._spare = cores
         self._pool = Pool(max(1, len(self._spare or cores)), _settle, (self._spare or cores,))
         self._reference: list[Callable[[], None]] = []
         self._reference_export = self._start_export(reference, Path(self._folder.name, "reference"))
@@ -298,8 +307,9 @@ class NetworkTimer:
                 for _, job in later:
                     job.exception()
         start = time.monotonic()
-        measurements = measure(calls, self._reference, self.protocol, seed=seed, quiet_ms=self.quiet_ms,
-                               progress=progress, threads=self.target.threads, idle=self._next_unready)
+        measurements = self.device.measure(
+            calls, self._reference, self.protocol, seed=seed, quiet_ms=self.quiet_ms, progress=progress,
+            threads=self.target.threads, idle=self._next_unready)
         self.measuring_s += time.monotonic() - start
         for architecture, job in wave:
             if timed is not None and architecture.id in measurements:
@@ -311,7 +321,8 @@ class NetworkTimer:
 
     def _start_export(self, architecture: Architecture, folder: Path) -> _Export:
         try:
-            return self._pool.submit(prepare_compiled, architecture, self.target, folder)
+            prepared = prepare_compiled if self.device.is_here else prepare_alone
+            return self._pool.submit(prepared, architecture, self.target, folder)
         except BrokenProcessPool:
             raise MeasurementInvalid(_ENDED) from None
 
@@ -349,11 +360,12 @@ class NetworkTimer:
 
 def time_networks(architectures: Sequence[Architecture], target: Target, runtime: Runtime, reference: Architecture,
                   protocol: Protocol, *, seed: int = 0, quiet_ms: float | None = None,
-                  progress: Progress | None = None, timed: OnTimed | None = None) -> dict[str, Measurement]:
+                  progress: Progress | None = None, timed: OnTimed | None = None, device: Device | None = None
+                  ) -> dict[str, Measurement]:
     """Measure all of `architectures` in waves; `protocol.max_seconds` caps each wave. As `NetworkTimer.time_next`."""
     measurements: dict[str, Measurement] = {}
     waves = [architectures[start : start + WAVE] for start in range(0, len(architectures), WAVE)]
-    with NetworkTimer(target, runtime, reference, protocol, quiet_ms=quiet_ms) as timer:
+    with NetworkTimer(target, runtime, reference, protocol, quiet_ms=quiet_ms, device=device) as timer:
         for index, wave in enumerate(waves):
             if index == 0:
                 timer.prepare(wave)

@@ -130,7 +130,7 @@ def _end(process: subprocess.Popen[str]) -> None:
     process.stdin.close()
 
 
-def _limit_memory(megabytes: int) -> None:
+def limit_memory(megabytes: int) -> None:
     """Let this process allocate `megabytes` more than it has now; writes no core file."""
     try:
         import resource
@@ -163,7 +163,7 @@ def serve(task: Task) -> int:
         runtime = load_runtime(target.runtime)
         runtime.check(target)
         if target.device == "cpu":  # CUDA reserves far more address space than it uses
-            _limit_memory(job["memory_mb"])
+            limit_memory(job["memory_mb"])
         send(result=task(job, target, runtime, lambda share, note: send(share=share, note=note)))
     except HwnasError as error:
         send(error=type(error).__name__, message=str(error))

@@ -17,6 +17,7 @@ import numpy as np
 
 from hwnas.errors import FileError, UserError
 from hwnas.runtimes.runtime import Execution, NodeTime, judge, one_line, quantised_in_file, require, threads_of
+from hwnas.runtimes.wire import nodes_of
 from hwnas.system.libraries import import_onnxruntime
 from hwnas.target import Target
 
@@ -118,10 +119,8 @@ def _unwritten(folder: str, error: BaseException) -> UserError:
 
 def _count_executed(optimised: Path) -> dict[str, int]:
     """Convolutions and matrix products of the optimised graph, counted by the precision they run in."""
-    import onnx
-
     counts: Counter[str] = Counter()
-    for node in onnx.load(str(optimised)).graph.node:
+    for node in nodes_of(optimised):
         if node.op_type in _INT8:
             counts["int8"] += 1
         elif node.op_type in _FLOAT:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 from hwnas.errors import FileError, TargetError, UnknownName
+from hwnas.runtimes.wire import nodes_of
 from hwnas.system.paths import write_atomic
 from hwnas.target import PRECISIONS, Target
 
@@ -35,6 +36,8 @@ _BUILT_IN = {
     "torch": ("hwnas.runtimes.torch", "TorchRuntime"),
     "null": ("hwnas.runtimes.runtime", "NullRuntime"),
 }
+PACKAGES = {"openvino": "openvino", "onnxruntime": "onnxruntime", "torch": "torch",
+            "litert": "ai-edge-litert"}  # what pip calls them
 _MIN_HONOURED = 0.5
 _CHUNK = 512  # images normalised at a time
 FP32 = Target("fp32 reference", "onnxruntime", "fp32", threads=0, batch=64)
@@ -228,15 +231,12 @@ def judge(path: str | os.PathLike[str], target: Target, precisions: Mapping[str,
 
 def quantised_in_file(onnx_path: str | os.PathLike[str]) -> int:
     """Convolutions and matrix products of an ONNX file whose data and weights are both dequantised."""
-    import onnx
-
     try:
-        graph = onnx.load(os.fspath(onnx_path)).graph
-    except Exception as error:  # a foreign file may fail in protobuf, onnx or the file system
+        nodes = nodes_of(onnx_path)
+    except (OSError, ValueError) as error:
         raise FileError(onnx_path, f"cannot be read: {one_line(error)}") from error
-    dequantised = {name for node in graph.node if node.op_type == "DequantizeLinear" for name in node.output}
-    return sum(node.op_type in ("Conv", "Gemm", "MatMul") and set(node.input[:2]) <= dequantised
-               for node in graph.node)
+    dequantised = {name for node in nodes if node.op_type == "DequantizeLinear" for name in node.outputs}
+    return sum(node.op_type in ("Conv", "Gemm", "MatMul") and set(node.inputs[:2]) <= dequantised for node in nodes)
 
 
 def one_line(error: BaseException) -> str:

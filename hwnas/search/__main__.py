@@ -12,7 +12,6 @@ from hwnas.cli.progress import Console
 from hwnas.errors import WorkerError
 from hwnas.search.road import SearchResult, search
 from hwnas.study.objective import COSTS
-from hwnas.target import Host
 
 USAGE = """Search, train, quantise and verify networks for a target. Results lie in out=FOLDER
 (default runs/<target>-<space>-<dataset>).
@@ -49,7 +48,7 @@ def main(config: Config, console: Console) -> None:
 
     result = search(config, console)
     conclude(result, console)
-    if result.rows and result.rows[0].host == Host.detect().name:
+    if result.at_hand:
         check_verified(result.rows, result.run)
     if result.early:
         raise WorkerError(result.early)

@@ -18,7 +18,8 @@ from hwnas.cli.command import default_out, kept
 from hwnas.cli.options import Config, option, plain, read_command, section
 from hwnas.cli.progress import Console, Report
 from hwnas.errors import BudgetError, ConfigError, MissingWeights, SamplerError, StudyError
-from hwnas.latency.deployment import CalibrationOptions, Deployment, error_line, latency_model
+from hwnas.latency.deployment import CalibrationOptions, Deployment, error_line, latency_model, open_device
+from hwnas.latency.device import DEVICE, DeviceOptions
 from hwnas.networks.network import EARLY, EarlyNetwork, FoundNetwork
 from hwnas.networks.weights import PretrainedOptions
 from hwnas.search.minutes import (
@@ -116,7 +117,7 @@ class EarlierOptions:
 
 
 @dataclass(frozen=True)
-class PlanOptions:
+class PlanOptions(DeviceOptions):
     """Options of `conf/search.yaml`, without those of the estimators. Zero `workers`: one a core."""
 
     target: Target
@@ -210,7 +211,7 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
     if options.storage is not None:
         parse_url(options.storage)
     sampler = read_sampler(options.sampler, options.seed, options.sampler_options)
-    deployment = Deployment.of(options.target, options.host, console)
+    deployment = Deployment.of(options.target, options.host, console, open_device(options, console))
     objective = read_objective(options.objective, deployment.target)
     if objective.kind == "cap" and not options.budget.latency_ms:
         raise ConfigError("objective=cap needs the cap: budget.latency_ms=NUMBER (ms).")
@@ -227,9 +228,12 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
         check_deployable(baselines, deployment.target)
     name = options.space if options.around is None else space.name
     out = Path(options.out) if options.out else default_out(deployment.target.name, name, info.name)
+    named: Any = config  # workers time nothing: they know the device by the name of its table
+    if not deployment.device.is_here:
+        named = OmegaConf.merge(config, {"host": deployment.host_name, **dict.fromkeys(DEVICE)})
     return Plan(options, deployment, space, start, out, accuracy, section(config, accuracy), sampler, objective, recipe,
                 baselines, options.workers or len(usable_cores()), _earlier_run(options.search.reuse),
-                kept(config), OmegaConf.to_yaml(config, resolve=True))
+                kept(named), OmegaConf.to_yaml(named, resolve=True))
 
 
 def _sized(options: PlanOptions) -> dict[str, Any]:
@@ -404,7 +408,7 @@ class SearchResult:
     """A search that has ended: rows of trials.csv, rows of the front and their comparisons with the baselines.
 
     `trials` and `rows` are empty where another process verifies the front. `early` has a line for each worker that
-    ended early: their trials were evaluated by the others.
+    ended early: their trials were evaluated by the others. `at_hand`: the rows were to be verified by this search.
     """
 
     run: RunFolder
@@ -413,6 +417,7 @@ class SearchResult:
     rows: Sequence[FrontRow] = ()
     comparisons: Sequence[Mapping[str, Any]] = ()
     early: Sequence[str] = ()
+    at_hand: bool = False
 
 
 def search(config: Config, console: Console) -> SearchResult:
@@ -435,9 +440,10 @@ def search(config: Config, console: Console) -> SearchResult:
     if plan.options.around is not None:
         write_atomic(plan.space.source, plan.space.text)
     trials_s = _divide(prepared, console)
-    early = prepared.clock is not None and plan.deployment.here and not _read_held(run)[0]
+    early = prepared.clock is not None and plan.deployment.at_hand and not _read_held(run)[0]
     if early and not _early_front(prepared, trials_s, console):
-        return SearchResult(run, prepared.study, run.read_trials(), _read_held(run)[0], run.read_comparisons())
+        return SearchResult(run, prepared.study, run.read_trials(), _read_held(run)[0], run.read_comparisons(),
+                            at_hand=True)
     ended = searched(prepared, console)
     with run.hold("verify", wait=False) as held:
         if not held:
@@ -448,7 +454,7 @@ def search(config: Config, console: Console) -> SearchResult:
         run.write_trials(trials)
         with run.hold("results", console.say):
             rows, comparisons = verified(prepared, trials, console)
-    return SearchResult(run, prepared.study, trials, rows, comparisons, ended)
+    return SearchResult(run, prepared.study, trials, rows, comparisons, ended, plan.deployment.at_hand)
 
 
 def _divide(prepared: Prepared, console: Console) -> float:
@@ -591,7 +597,7 @@ def prepare(plan: Plan, run: RunFolder, console: Console, clock: Clock | None = 
     estimator = _estimator(plan, chosen, dataset)
     table, model = latency_model(plan.deployment, plan.space, plan.options.calibration, console)
     _tell_fallbacks(plan, table, console)
-    if plan.options.zoo and plan.deployment.here:
+    if plan.options.zoo and plan.deployment.at_hand:
         plan = replace(plan, baselines=_worth_training(plan, run, table, console))
     pace = _pace(plan, dataset, console) if clock is not None else None
     if length := _fitting(plan, chosen, estimator, dataset, url, model, clock, pace, console):
@@ -637,7 +643,8 @@ def _worth_training(plan: Plan, run: RunFolder, table: LatencyTable, console: Co
     options, origin = plan.options, plan.space.definition.around.partition("+")[0]
     published = published_of(options.zoo or {})
     published.pop(origin, None)  # the cuts' original stays, whatever is faster
-    timing = Timing(table.reference, table.quiet_ms, options.verification.seconds, options.seed)
+    timing = Timing(table.reference, table.quiet_ms, options.verification.seconds, options.seed,
+                    plan.deployment.device)
     return tuple(worth_training(plan.baselines, published, run, plan.deployment.target, timing, console))
 
 
@@ -718,7 +725,7 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
              of: type[FoundNetwork] = FoundNetwork) -> tuple[Sequence[FrontRow], Sequence[Mapping[str, Any]]]:
     """Make, verify and write finalists, controls and baselines; returns the rows and the comparisons.
 
-    A verified front of the same networks in the run folder is read instead. If this host is not the one searched for,
+    A verified front of the same networks in the run folder is read instead. If the host searched for is not at hand,
     nothing is verified: the rows keep their predictions, and `python -m hwnas.verify run=DIR` on that host completes
     them. Finalists are networks `of` this kind.
     """
@@ -753,7 +760,7 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     rows = [*_made(prepared, rows, wanted, making, console), *joined]
     facts, objective = _facts(prepared, trials, len(rows)), prepared.options.objective
     environment = environment_of(making, facts, [row.network for row in rows if row.network is not None])
-    if deployment.here:
+    if deployment.at_hand:
         results = verify_front(rows, run, making, facts.timing, objective, environment, console)
     else:
         results = results_of(Scores(rows), run, making, objective, environment)
@@ -1022,7 +1029,8 @@ def _facts(prepared: Prepared, trials: Sequence[Mapping[str, Any]], n: int) -> F
     seconds = options.verification.seconds
     if prepared.clock is not None:
         seconds = timing_seconds(prepared.clock, n)
-    timing = Timing(table.reference, table.quiet_ms if plan.deployment.here else None, seconds, options.seed)
+    timing = Timing(table.reference, table.quiet_ms if plan.deployment.at_hand else None, seconds, options.seed,
+                    plan.deployment.device)
     latency = {**table.error[plan.space.name], "line": error_line(table, plan.space), "table": str(table.key),
                "created": table.created, "overhead_ms": table.overhead_ms}
     certificate = certificate_facts(prepared.certificate, prepared.dataset, plan.space, chosen.accuracy,

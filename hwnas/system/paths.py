@@ -155,7 +155,10 @@ def hold(path: Path, waiting: Callable[[], None] | None = None, *, wait: bool = 
     most (-1: without end). With `wait` false the block is entered at once, without the lock. UserError where the file
     cannot be written or the lock cannot be had.
     """
-    from filelock import FileLock, Timeout
+    try:
+        from filelock import FileLock, Timeout
+    except ModuleNotFoundError:  # a device has numpy and a runtime alone
+        from hwnas.system.flock import FileLock, Timeout  # type: ignore[assignment]
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -253,7 +253,8 @@ class Manifest:
 _NAMED = ({"name?": str}, None)
 _OPTIONAL = {  # what is read from any run, be it unfinished or of an earlier version
     "target?": _NAMED, "host?": _NAMED, "created?": str, "runtime?": str, "searched_for?": str,
-    "verified_here?": bool, "space?": (str, None), "cap_ms?": (float, None), "cap_p99_ms?": (float, None),
+    "verified_here?": bool, "verified_from?": str,
+    "space?": (str, None), "cap_ms?": (float, None), "cap_p99_ms?": (float, None),
     "dataset?": ({"name?": str, "title?": str, "image_size?": int, "class_names?": [str],
                   "left_out?": ({"*": int}, None)}, None), "latency_model?": (dict, None),
     "search?": ({"accuracy?": str, "objective?": str}, None), "training?": {"steps?": int}, "spent_s?": {"*": float},

@@ -92,7 +92,7 @@ class Timer:
         self.breaks_after, self.invalid, self.missing = breaks_after, invalid, missing
 
     def __call__(self, architectures, target, runtime, reference, protocol, *, seed=0, quiet_ms=None, progress=None,
-                 timed=None):
+                 timed=None, device=None):
         assert quiet_ms == QUIET_MS
         found = {}
         for index, one in enumerate(architectures[self.missing :]):

@@ -425,7 +425,7 @@ def test_the_length_of_trials_is_decided_once_and_never_where_one_was_given(
 def test_no_first_front_is_made_for_a_machine_that_stands_elsewhere(
         bench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     of = road.Deployment.of
-    monkeypatch.setattr(road.Deployment, "of", lambda *given: replace(of(*given), here=False))
+    monkeypatch.setattr(road.Deployment, "of", lambda *given: replace(of(*given), at_hand=False))
     monkeypatch.setattr(road, "_early_front", lambda *args: pytest.fail("made"))
     main([*SEARCH, "budget.minutes=600"])
     row, = rows_of(bench / "run" / "front.csv")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hwnas.stats import Z90, bootstrap_mean, log_odds, student_t, wilson
+from hwnas.stats import Z90, bootstrap_mean, log_odds, plain_student_t, student_t, wilson
 
 
 def test_wilson_matches_the_textbook() -> None:
@@ -42,7 +42,10 @@ def test_intervals_are_those_of_scipy_to_the_bit() -> None:
         assert wilson(hits, n, 0.9) == (theirs.low, theirs.high)
     for freedom in (1, 2, 11, 299):
         assert student_t(0.95, freedom) == t.ppf(0.95, freedom)
+        assert plain_student_t(0.95, freedom) == pytest.approx(t.ppf(0.95, freedom), rel=1e-12)
+        assert plain_student_t(0.025, freedom) == pytest.approx(t.ppf(0.025, freedom), rel=1e-12)
     assert math.isnan(student_t(0.95, 0))
+    assert math.isnan(plain_student_t(0.95, 0))
 
 
 def test_log_odds_keep_off_the_ends() -> None:

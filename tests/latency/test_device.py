@@ -1,0 +1,356 @@
+"""Another machine as a device, over an `ssh` that runs the agent here: what it needs, loses and believes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from device_fixtures import Board, agents, cut, program
+from process_fixtures import descendants
+
+from hwnas.errors import CandidateError, ConfigError, DeviceError, FileError, TargetError
+from hwnas.latency import remote
+from hwnas.latency.copies import TimedFile, noise
+from hwnas.latency.table import Protocol
+from hwnas.latency.timing import Reference, prepare_network, reference_network, time_files
+from hwnas.runtimes.runtime import load_runtime
+from hwnas.system.frames import send
+from hwnas.target import Host, Target
+
+ORT = Target("ort_fp32", "onnxruntime", "fp32")
+QUICK = Protocol(max_seconds=0.5, copies=2, min_rounds=2, max_rounds=2)
+SHAPE = (1, 32, 32)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """An fp32 and an int8 network for grey images of 32 px."""
+    return {precision: prepare_network(reference_network(), replace(ORT, precision=precision),
+                                       tmp_path_factory.mktemp(precision))
+            for precision in ("fp32", "int8")}
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No long pauses between attempts."""
+    monkeypatch.setattr(remote, "WAITS_S", (0.01, 0.01, 0.01))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(tmp_path: Path) -> Iterator[None]:
+    """No process of an agent outlives its caller, however the test ended."""
+    made: list[weakref.ref[remote.RemoteDevice]] = []
+    begin = remote.RemoteDevice.__init__
+
+    def noting(self: remote.RemoteDevice, *given: Any) -> None:
+        made.append(weakref.ref(self))
+        begin(self, *given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(remote.RemoteDevice, "__init__", noting)
+        yield
+    for device in filter(None, (reference() for reference in made)):
+        device.close()
+    deadline = time.monotonic() + 10
+    while left := agents(tmp_path):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+def timed(device: Any, path: Path, target: Target = ORT, protocol: Protocol = QUICK) -> Any:
+    named = {"mine": TimedFile(path, target, SHAPE)}
+    return time_files(named, target, Reference(reference_network()), protocol, device=device)["mine"]
+
+
+def test_numpy_and_a_runtime_are_enough_and_the_wall_clock_may_jump(board: Board, files: dict[str, Path]) -> None:
+    device = board.bare("numpy", "onnxruntime").device()
+    assert device.host.name == "board-2c"
+    runtime, here = device.runtime("onnxruntime"), load_runtime("onnxruntime")
+    assert runtime.version() == here.version()
+    images = np.random.default_rng(0).standard_normal((5, *SHAPE), dtype=np.float32)
+    for precision, path in files.items():
+        target = replace(ORT, precision=precision)
+        compiled, local = runtime.compile(path, target), here.compile(path, target)
+        assert compiled.execution == local.execution
+        assert (compiled.logits(images) == local.logits(images)).all()
+    names = {node.name for node in compiled.profile(noise(1, SHAPE), 3)}
+    assert len(names & {node.name for node in local.profile(noise(1, SHAPE), 3)}) > 20
+    compiled.bind(noise(1, SHAPE))()
+    measurement = timed(device, files["fp32"])
+    assert len(measurement.turns) >= 1
+    assert device.overhead_ms() >= 0
+    device.close()
+    kept = {path.parent.name for path in (board.folder / "home").rglob("*") if path.is_file()}
+    assert kept == {"files", "hwnas-agent"}
+
+
+@pytest.mark.parametrize(("packages", "why"), [
+    ((), r"has no numpy\. Install it there: .* -m pip install numpy"),
+    (("numpy",), r"has no onnxruntime\. Install it there: .* -m pip install onnxruntime==[\d.]+")])
+def test_what_is_missing_there_is_named_with_the_command(board: Board, packages: tuple[str, ...], why: str) -> None:
+    bare = board.bare(*packages)
+    with pytest.raises((DeviceError, TargetError), match=why) as caught:
+        bare.device().runtime("onnxruntime").check(ORT)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_python_that_is_missing_or_old_is_named(board: Board) -> None:
+    with pytest.raises(DeviceError, match=r"has no no-such-python .*device_python="):
+        Board(board.folder, "no-such-python").device()
+    old = program(board.folder / "old", '#!/bin/sh\nread line; echo "its old is Python 3.9.2." >&2; exit 78\n')
+    with pytest.raises(DeviceError, match=r"me@board: its old is Python 3\.9\.2"):
+        Board(board.folder, str(old)).device()
+
+
+@pytest.mark.parametrize(("name", "why"), [("../up", "plain name"), ("a b", "plain name"), ("", "plain name")])
+def test_a_device_is_called_by_a_plain_name(board: Board, name: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        board.device(name)
+
+
+def test_a_file_that_cannot_be_compiled_is_told_by_its_name_here(board: Board, tmp_path: Path) -> None:
+    torn = tmp_path / "torn.onnx"
+    torn.write_bytes(b"nothing of a network")
+    runtime = board.device().runtime("onnxruntime")
+    with pytest.raises(FileError, match=r"torn\.onnx: ") as caught:
+        runtime.compile(torn, ORT)
+    assert "hwnas-agent" not in str(caught.value)
+    with pytest.raises(FileError, match="cannot be read"):
+        runtime.compile(tmp_path / "none.onnx", ORT)
+    with pytest.raises(TargetError, match="fp32, int8"):
+        runtime.check(replace(ORT, precision="bf16"))
+
+
+def test_a_runtime_that_crashes_is_one_failed_file(board: Board, files: dict[str, Path]) -> None:
+    """The worker is ended as a crash would; the next request has a new one."""
+    device = board.device()
+    runtime = device.runtime("onnxruntime")
+    compiled = runtime.compile(files["fp32"], ORT)
+    worker = descendants(device._open[0].process.pid)[-1]
+    crash = threading.Timer(0.5, os.kill, (worker, signal.SIGSEGV))
+    crash.start()
+    with pytest.raises(CandidateError, match="runtime on me@board was ended by SIGSEGV"):
+        timed(device, files["fp32"], protocol=Protocol(max_seconds=60.0, half_width=0.0, max_rounds=10**6))
+    crash.join()
+    compiled.bind(noise(1, SHAPE))()
+    assert board.calls == 1
+
+
+def test_a_format_of_its_own_is_made_here(board: Board, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+                                          ) -> None:
+    """What writes the file may need packages that are not there."""
+    own = type("Own", (), {"suffix": ".tflite",
+                           "write": lambda self, path, target: path.read_bytes() + b"\x98\x06\x01"})
+    monkeypatch.setattr("hwnas.runtimes.runtime.load_runtime", lambda name: own())
+    compiled = board.device().runtime("onnxruntime").compile(files["fp32"], ORT)
+    assert compiled.execution.precision == "fp32"
+    sent, = board.files.iterdir()
+    assert sent.suffix == ".tflite"
+    assert sent.read_bytes() == files["fp32"].read_bytes() + b"\x98\x06\x01"
+
+
+# Connections that are lost
+
+
+def test_a_connection_is_not_kept_while_nothing_is_asked(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = board.device()
+    device.overhead_ms()
+    assert board.calls == 1
+    monkeypatch.setattr(remote, "IDLE_S", 0.0)
+    device.overhead_ms()
+    assert board.calls == 2
+
+
+@pytest.mark.usefixtures("any_machine")
+@pytest.mark.parametrize("n_bytes", [20, 60, 900, 1800])
+def test_a_connection_torn_in_an_answer_is_made_again(board: Board, files: dict[str, Path], n_bytes: int) -> None:
+    board.relayed(f"$(( calls < 3 ? {n_bytes} : 1000000000 ))", 65536)
+    if n_bytes < 900:  # it never says hello: then there is nothing to go on with
+        with pytest.raises(DeviceError, match="cannot be reached"):
+            board.device()
+        return
+    measurement = timed(board.device(), files["fp32"], protocol=replace(QUICK, max_seconds=20.0, min_rounds=6,
+                                                                            min_calls=64))
+    assert measurement.valid
+    assert board.calls == 3
+
+
+def test_an_upload_goes_on_where_it_was_torn(board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    big = tmp_path / "big.bin"
+    big.write_bytes(np.random.default_rng(0).bytes(5 << 20))
+    device, sent = board.device(), []
+    request = device._request
+
+    def torn(connection: Any, operation: str, values: Any, progress: Any, content: bytes = b"") -> Any:
+        if operation == "put":
+            sent.append(values["offset"])
+            if len(sent) == 3:
+                cut(device)
+        return request(connection, operation, values, progress, content)
+
+    monkeypatch.setattr(device, "_request", torn)
+    file = remote.SentFile.of(big)
+    device.ask("have", {"files": []}, [file])
+    assert (board.files / file.name).read_bytes() == big.read_bytes()
+    assert sent[:3] == [0, 1 << 20, 2 << 20]
+    assert sent[3] in (2 << 20, 3 << 20)
+    device.ask("have", {"files": []}, [file])
+    assert max(sent) == sent[-1] == 4 << 20
+
+
+def test_a_machine_that_stays_away_is_told_with_the_next_step(board: Board, files: dict[str, Path]) -> None:
+    device = board.device()
+    runtime = device.runtime("onnxruntime")
+    board.reached(before="echo 'ssh: connect to host board port 22: No route to host' >&2; exit 255")
+    cut(device)
+    with pytest.raises(DeviceError, match=r"has gone.* No route to host.*the same command goes on from there"):
+        runtime.compile(files["fp32"], ORT)
+    assert board.calls == 1 + len(remote.WAITS_S)
+
+
+def test_another_machine_under_the_same_name_is_refused(board: Board) -> None:
+    device = board.device()
+    device._name = "other-4c"
+    cut(device)
+    with pytest.raises(DeviceError, match="was board-2c, and is other-4c now"):
+        device.runtime("onnxruntime").version()
+
+
+@pytest.mark.usefixtures("any_machine")
+def test_a_slow_link_delivers_all(board: Board, files: dict[str, Path]) -> None:
+    board.relayed("1000000000", 13)
+    assert timed(board.device(), files["int8"], replace(ORT, precision="int8")).valid
+
+
+@pytest.mark.parametrize(("blocks", "what"), [(8, r"cannot write .*agent-\w+\.zip\.?\d*: File too large"),
+                                              (150, "cannot write .*hwnas-agent/files: File too large")])
+def test_a_full_disk_there_is_one_line(board: Board, tmp_path: Path, blocks: int, what: str) -> None:
+    board.reached(before=f"ulimit -f {blocks}")
+    big = tmp_path / "big.onnx"
+    big.write_bytes(bytes(1 << 20))
+    with pytest.raises(DeviceError, match=what) as caught:
+        board.device().runtime("onnxruntime").compile(big, ORT)
+    assert "\n" not in str(caught.value)
+    assert "me@board" in str(caught.value)
+
+
+# What it believes
+
+EVIL = """#!{python}
+import os, re, sys
+if sys.argv[1] == "-G":
+    sys.exit(0)
+marker = re.search("marker = '([^']+)'", sys.stdin.readline())[1]
+os.write(1, (marker + "\\n").encode() + open({answers!r}, "rb").read())
+while os.read(0, 65536):
+    pass
+"""
+GOOD = {"host": {**Host.detect().to_dict(), "name": "evil", "given": "evil"}, "python": "3.11", "executable": "python"}
+
+
+def frame(values: Any) -> bytes:
+    back, to = os.pipe()
+    send(to, values)
+    os.close(to)
+    content = os.read(back, 1 << 16)
+    os.close(back)
+    return content
+
+
+@pytest.mark.parametrize("answers", [
+    struct.pack(">II", 2**31, 0), b"HTTP/1.1 200 OK\r\n\r\n", struct.pack(">II", 4, 0) + b"true",
+    frame({"result": []}), frame({"result": {**GOOD, "host": {}}}), frame({"result": {**GOOD, "python": 3}}),
+    frame({"result": {**GOOD, "host": {**GOOD["host"], "given": "../../etc"}}}),
+    frame({"result": {**GOOD, "host": {**GOOD["host"], "given": "", "vendor": "../x"}}}),
+    frame({"result": {**GOOD, "host": {**GOOD["host"], "cores": "two"}}}),
+    frame({"error": "SystemExit", "message": "\x1b[2Jgone"}), frame({"error": ["x"], "message": {}}), frame({})])
+def test_what_is_no_hello_is_not_believed(board: Board, answers: bytes) -> None:
+    (board.folder / "answers").write_bytes(answers)
+    evil = EVIL.format(python=shutil.which("python3"), answers=str(board.folder / "answers"))
+    program(board.folder / "bin/ssh", evil)
+    with pytest.raises((DeviceError, TargetError)) as caught:
+        board.device(None)
+    assert "me@board" in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(("operation", "result", "content"), [
+    ("compile", {"precision": "int8", "precisions": {}, "int8_share": 7.0, "fallback_share": 0.0}, b""),
+    ("compile", {"precision": "int8"}, b""), ("logits", {"shape": [1, 10**9]}, b"1234"),
+    ("logits", {"shape": [-1, -1]}, b"1234"), ("logits", {"shape": [2, 1]}, b"12345678"),
+    ("profile", [["a", "b"]], b""), ("profile", [["a", "b", -1.0]], b""), ("measure", {}, b""),
+    ("measure", {"0": {"quiet_us": -1, "samples_us": [], "reference_us": [], "steal": []}}, b""),
+    ("measure", {"0": {"quiet_us": 1e999, "samples_us": [[1]], "reference_us": [1], "steal": [0]}}, b""),
+    ("overhead", "long", b""), ("check", {"version": None}, b"")])
+def test_an_answer_that_is_none_is_not_believed(board: Board, files: dict[str, Path], operation: str, result: Any,
+                                                content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent is honest but for one answer."""
+    from hwnas.system.frames import Frame
+
+    device, received = board.device(), remote.receive
+    compiled = None if operation in ("compile", "check") else device.runtime("onnxruntime").compile(files["fp32"], ORT)
+    asked: list[str] = []
+    request = device._request
+
+    def noting(connection: Any, name: str, *rest: Any) -> Any:
+        asked.append(name)
+        return request(connection, name, *rest)
+
+    def lying(*line: Any) -> Frame:
+        frame = received(*line)
+        lies = asked[-1] == operation and "note" not in frame.values
+        return Frame({"result": json.loads(json.dumps(result))}, content) if lies else frame
+
+    monkeypatch.setattr(device, "_request", noting)
+    monkeypatch.setattr(remote, "receive", lying)
+    ask = {"compile": lambda: device.runtime("onnxruntime").compile(files["fp32"], ORT),
+           "check": lambda: device.runtime("onnxruntime").version(), "overhead": device.overhead_ms,
+           "logits": lambda: compiled.logits(noise(1, SHAPE)), "profile": lambda: compiled.profile(noise(1, SHAPE), 1),
+           "measure": lambda: device.measure({"x": compiled.bind(noise(1, SHAPE))}, compiled.bind(noise(1, SHAPE)),
+                                             replace(QUICK, max_seconds=0.01))}
+    with pytest.raises(DeviceError, match="no answer of an agent"):
+        ask[operation]()
+
+
+@pytest.mark.parametrize("values", [
+    {"op": "shell"}, {"op": "put", "file": "../../x", "offset": 0, "size": 1},
+    {"op": "put", "file": "0" * 64, "offset": -5, "size": 1},
+    {"op": "put", "file": "0" * 64, "offset": 0, "size": 2**60},
+    {"op": "have", "files": ["/etc/passwd"]}, {"op": "measure", "networks": {}}, {"op": ["put"]}, {}])
+def test_the_agent_does_not_believe_its_caller_either(board: Board, values: dict[str, Any]) -> None:
+    device = board.device()
+    connection = device._open[0]
+    send(connection.to, values, b"x")
+    with pytest.raises(remote.LinkLost):
+        remote.receive(connection.back, 60)
+    assert not [path for path in board.files.glob("*") if path.stat().st_size] if board.files.exists() else True
+
+
+def test_a_file_whose_checksum_is_wrong_is_not_kept(board: Board, tmp_path: Path) -> None:
+    device = board.device()
+    (tmp_path / "x").write_bytes(b"content")
+    with pytest.raises(TargetError, match="arrived torn"):
+        device.ask("have", {"files": []}, [remote.SentFile("0" * 64, tmp_path / "x")])
+    assert not list(board.files.iterdir())
+
+
+def test_a_call_of_this_machine_is_not_timed_elsewhere(board: Board) -> None:
+    with pytest.raises(TypeError, match="only calls"):
+        board.device().measure({"x": lambda: None}, lambda: None, QUICK)
+
+
+def test_the_least_that_is_sent_along_is_complete() -> None:
+    assert len(remote.agent_zip()) < 250_000
+    assert remote.agent_zip() == remote.agent_zip.__wrapped__()

@@ -1,0 +1,142 @@
+"""A device over OpenSSH itself: a server on the loopback address with keys of its own, under this user."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from device_fixtures import Server, agents, key
+
+from hwnas.cli.progress import Console
+from hwnas.errors import DeviceError
+from hwnas.latency import remote
+from hwnas.latency.copies import TimedFile, noise
+from hwnas.latency.table import Protocol
+from hwnas.latency.timing import Reference, prepare_network, reference_network, time_files
+from hwnas.system import ssh
+from hwnas.system.ssh import Address
+from hwnas.target import Target
+
+ORT = Target("ort_fp32", "onnxruntime", "fp32")
+QUICK = Protocol(max_seconds=2.0, copies=2, min_rounds=2, max_rounds=3)
+GONE_S = 10  # after which no process may be left, on either side
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A network for grey images of 32 px."""
+    return prepare_network(reference_network(), ORT, tmp_path_factory.mktemp("file"))
+
+
+def gone(server: Server) -> None:
+    """Nothing is left within the time for it."""
+    deadline = time.monotonic() + GONE_S
+    while left := agents(server.folder):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+@pytest.mark.usefixtures("any_machine")
+def test_it_is_timed_over_there_and_nothing_is_left_but_the_cache(sshd: Server, file: Path) -> None:
+    device = sshd.device()
+    assert device.host.name == "loopback-2c"
+    named = {"mine": TimedFile(file, ORT, (1, 32, 32))}
+    measurement = time_files(named, ORT, Reference(reference_network()), QUICK, device=device)["mine"]
+    assert measurement.turns
+    device.close()
+    gone(sshd)
+    cache = sshd.folder / ".cache/hwnas-agent"
+    left = {path.relative_to(cache).parts[0] for path in cache.rglob("*") if path.is_file()}
+    assert {name.partition("-")[0] for name in left} == {"agent", "files"}
+
+
+def test_a_connection_that_is_killed_is_made_again_and_its_agent_ends(sshd: Server, file: Path) -> None:
+    device = sshd.device()
+    compiled = device.runtime("onnxruntime").compile(file, ORT)
+    process = device._open[0].process
+    before = agents(sshd.folder)
+    assert len(before) > 1
+    process.kill()
+    compiled.bind(noise(1, (1, 32, 32)))()
+    assert device._open[0].process.pid != process.pid
+    deadline = time.monotonic() + GONE_S
+    while set(before) & set(agents(sshd.folder)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    del compiled, device
+    gone(sshd)
+
+
+def test_an_unknown_and_a_changed_host_key_are_told_apart(sshd: Server) -> None:
+    known = sshd.folder / "known_hosts"
+    before = known.read_text()
+    try:
+        known.write_text("")
+        with pytest.raises(DeviceError, match=rf"host key that is not known .* by hand .*: ssh -p {sshd.port} "):
+            sshd.device()
+        known.write_text(f"[127.0.0.1]:{sshd.port} {key(sshd.folder / 'another')}")
+        with pytest.raises(DeviceError, match=rf"another host key .* ssh-keygen -R '\[127\.0\.0\.1\]:{sshd.port}'"):
+            sshd.device()
+    finally:
+        known.write_text(before)
+
+
+def test_a_server_that_wants_a_password_is_told(sshd: Server) -> None:
+    allowed = sshd.folder / "authorized_keys"
+    before = allowed.read_text()
+    try:
+        allowed.write_text("")
+        with pytest.raises(DeviceError, match=rf"takes no key of yours .* ssh-copy-id -p {sshd.port} "):
+            sshd.device()
+    finally:
+        allowed.write_text(before)
+
+
+def test_a_port_where_nobody_listens_is_told(sshd: Server) -> None:
+    with pytest.raises(DeviceError, match=r"cannot be reached: .*refused.* Try by hand: ssh -p 1 nobody@127\.0\.0\.1"):
+        remote.RemoteDevice(Address.read("nobody@127.0.0.1:1"), None, _quiet())
+
+
+def _quiet() -> Console:
+    return Console(quiet=True)
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("any_machine")
+def test_of_twenty_killed_connections_nothing_is_lost(sshd: Server, file: Path, monkeypatch: pytest.MonkeyPatch
+                                                      ) -> None:
+    """ssh is killed at moments spread over connecting, sending and timing; every measurement comes back whole."""
+
+
+    monkeypatch.setattr(remote, "WAITS_S", (0.1,) * 7)
+    device = sshd.device()
+    kills: list[int] = []
+    made = remote.connect
+
+    def noting(address: Address, code: str) -> ssh.Connection:
+        connection = made(address, code)
+        if len(kills) < 20:
+            kills.append(connection.process.pid)
+            threading.Timer(0.15 * len(kills), connection.process.kill).start()
+        return connection
+
+    monkeypatch.setattr(remote, "connect", noting)
+    device._open[0].process.kill()
+    names = [f"n{number}" for number in range(3)]
+    measured = 0
+    while len(kills) < 20:
+        calls = {name: [device.runtime("onnxruntime").compile(file, replace(ORT, batch=1 + index)).bind(
+            noise(1 + index, (1, 32, 32)))] for index, name in enumerate(names)}
+        measurements = device.measure(calls, calls["n0"], QUICK)
+        assert list(measurements) == names
+        assert all(measurement.valid for measurement in measurements.values())
+        measured += 1
+    print(f"{len(kills)} connections killed, {measured} measurements")
+    assert not any(subprocess.run(["kill", "-0", str(pid)], capture_output=True, check=False).returncode == 0
+                   for pid in kills[:-1])
+    del calls, device
+    gone(sshd)

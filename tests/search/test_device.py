@@ -1,0 +1,125 @@
+"""Whole commands whose networks are timed elsewhere: search, profile, benchmark, verify, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from device_fixtures import Board
+from search_fixtures import rows_of
+from table_fixtures import write_table
+
+from hwnas.benchmark.__main__ import main as benchmark
+from hwnas.cli.command import run_command
+from hwnas.latency.table import LatencyTable
+from hwnas.profile import main as profile
+from hwnas.search.__main__ import main as search
+from hwnas.system.documents import load_yaml
+from hwnas.target import Host
+from hwnas.verify import run as verify
+
+pytestmark = pytest.mark.usefixtures("any_machine")
+SMALL = ["+target=ort_fp32", "dataset=digits", "dataset.image_size=24", "n_trials=2", "workers=2", "proxy.epochs=1",
+         "proxy.min_steps=4", "proxy.train_images=256", "finalists.k=1", "finalists.recipe.max_steps=4", "baselines=[]",
+         "verification.seconds=20", "controls=0"]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user folder of its own."""
+    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def options(board: Board, name: str = "board-2c") -> list[str]:
+    return ["device=me@board", f"device_python={board.python}", f"device_name={name}"]
+
+
+def test_a_front_is_searched_here_and_verified_there(board: Board, home: Path, tmp_path: Path,
+                                                     capsys: pytest.CaptureFixture[str]) -> None:
+    write_table(home, "ort_fp32", 24, host_name="board-2c")
+    out = tmp_path / "run"
+    assert run_command(search, "search", "", [*SMALL, *options(board), f"out={out}"]) == 0, capsys.readouterr().err
+    row, = rows_of(out / "front.csv")
+    assert (row["verified"], row["host"]) == ("true", "board-2c")
+    environment = json.loads((out / "environment.json").read_text())
+    assert (environment["host"]["name"], environment["searched_for"]) == ("board-2c", "board-2c")
+    assert environment["verified_from"] == Host.detect().name
+    assert f"scored and timed on board-2c, over ssh from {Host.detect().name}" in (out / "report.html").read_text()
+    kept = load_yaml((out / "config.yaml").read_text())
+    assert (kept["host"], kept["device"], kept["device_name"]) == ("board-2c", None, None)
+    assert board.calls >= 1
+    capsys.readouterr()
+    assert run_command(verify, "verify", "", [f"run={out}"], target=False) == 2  # this is another machine
+    assert "device=user@host" in capsys.readouterr().err
+    calls = board.calls
+    assert run_command(verify, "verify", "", [f"run={out}", *options(board)], target=False) == 0
+    again, = rows_of(out / "front.csv")
+    assert (again["host"], again["top1_test"]) == (row["host"], row["top1_test"])
+    assert board.calls == calls + 1
+    assert run_command(verify, "verify", "", [f"run={out}", *options(board, "other-4c")], target=False) == 2
+    assert "the search was for board-2c; this is other-4c" in capsys.readouterr().err
+
+
+def test_a_device_is_calibrated_under_its_name(board: Board, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    quick = ["+target=ort_fp32", "calibration.networks=12", "calibration.profiles=1", "calibration.minutes=60"]
+    assert run_command(profile, "profile", "", [*quick, *options(board)]) == 0, capsys.readouterr().err
+    path, = (home / "latency_tables/board-2c").glob("*.json")
+    table = LatencyTable.load(path)
+    assert table.host["given"] == "board-2c"
+    assert len(table.networks) == 12
+    assert sum(bool(network.block_ms) for network in table.networks) == 1
+
+
+def test_a_table_of_another_runtime_version_is_refused(board: Board, home: Path,
+                                                       capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_table(home, "ort_fp32", 24, host_name="board-2c")
+    table = LatencyTable.load(path)
+    replace(table, runtime_version="onnxruntime 0.1").save(path)
+    assert run_command(profile, "profile", "", ["+target=ort_fp32", "image_size=24", *options(board)]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "measured for runtime onnxruntime 0.1, asked for onnxruntime 1." in said
+    assert "python -m hwnas.profile" in said
+
+
+def test_a_file_is_benchmarked_there(board: Board, home: Path, tmp_path: Path,
+                                     capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["+target=ort_fp32", "model=timm:mobilenetv3_small_050", "image_size=32", "batch=1,2", "seconds=3",
+             f"out={tmp_path / 'b.json'}", *options(board)]
+    assert run_command(benchmark, "benchmark", "", given, lists=("batch",)) == 0, capsys.readouterr().err
+    saved = json.loads((tmp_path / "b.json").read_text())
+    assert saved["host"]["name"] == "board-2c"
+    assert [row["batch"] for row in saved["latency"]] == [1, 2]
+    torn = tmp_path / "torn.onnx"
+    torn.write_bytes(os.urandom(100))
+    assert run_command(benchmark, "benchmark", "", ["+target=ort_fp32", f"model={torn}", *options(board)]) == 2
+    assert "torn.onnx is not an ONNX file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("given", "why"), [
+    (["device=me@board;reboot"], "device must be user@host"), (["device=-oProxyCommand=x"], "device must be user@host"),
+    (["device=me@board", "device_python='a b'"], "device_python must be"),
+    (["device_name=x"], "device_name goes with device=user@host"),
+    (["device=me@board", "device_python=no-such"], "has no no-such")])
+def test_what_names_no_device_ends_with_2_in_one_line(board: Board, given: list[str], why: str,
+                                                      capsys: pytest.CaptureFixture[str]) -> None:
+    for main, name in ((search, "search"), (profile, "profile")):
+        assert run_command(main, name, "", ["+target=ort_fp32", *given]) == 2
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == 1
+        assert why in lines[0]
+
+
+def test_no_folder_says_where_to_connect_to(board: Board, tmp_path: Path) -> None:
+    """A run folder of somebody else may name a device; a worker does not go there."""
+    from hwnas.system.run_folder import RunFolder
+    from hwnas.worker import _options
+
+    folder = RunFolder.create(tmp_path / "run")
+    folder.write_config("device: me@board\ndevice_python: python3\nhost: null\nstorage: null\ndataset: {root: null}\n")
+    read = _options(folder, {"storage": "sqlite:///x.db", "dataset": {"root": None}})
+    assert read["device"] is None
+    assert board.calls == 0
