@@ -60,7 +60,8 @@ MOST_LOST = 40  # connections lost in the middle of one request
 _ERRORS = ("TargetError", "CandidateError", "MeasurementInvalid", "ModelError", "UserError")
 _PATH_THERE = re.compile(r"\S*[0-9a-f]{64}\S*")  # of a file that was sent
 _EXECUTION: dict[str, Any] = {
-    "precision": str, "precisions": {"*": int}, "int8_share": (float, None), "fallback_share": float}
+    "precision": str, "precisions": {"*": int}, "int8_share": (float, None), "fallback_share": float,
+    "outside": {"*": int}}
 _ROW = {"batch": int, "execution": _EXECUTION, "measurement": dict}
 _ANSWERS: dict[str, Any] = {  # what each answer holds
     "hello": {"host": dict, "python": str, "executable": str}, "have": {"sizes": {"*": int}}, "put": {"size": int},
@@ -484,7 +485,7 @@ def _pinned(package: str) -> str:
 
 def _execution(values: Mapping[str, Any]) -> Execution:
     share, fallback = values["int8_share"], values["fallback_share"]
-    counts = values["precisions"], values.get("outside", {})
+    counts = values["precisions"], values["outside"]
     if not all(0 <= part <= 1 for part in (share or 0.0, fallback)) or max(map(len, counts)) > _MOST_COUNTS:
         raise ValueError("shares outside 0 to 1, or too many precisions")
     precisions, outside = ({one_line(name): int(count) for name, count in part.items()} for part in counts)

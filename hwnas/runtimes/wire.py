@@ -12,18 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _GRAPH, _NODE = 7, 1  # of ModelProto, of GraphProto
-_INPUT, _OUTPUT, _OP_TYPE = 1, 2, 4  # of NodeProto
+_INPUT, _OUTPUT, _NAME, _OP_TYPE, _DOMAIN = 1, 2, 3, 4, 7  # of NodeProto
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
 _FIXED = {_FIXED64: 8, _FIXED32: 4}
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node of the outermost graph: its operator, and the names of what it reads and writes."""
+    """One node of the outermost graph: its operator, the names of what it reads and writes, its own name, and the
+    domain of its operator."""
 
     op_type: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    name: str = ""
+    domain: str = ""
 
 
 def nodes_of(path: str | os.PathLike[str]) -> list[Node]:
@@ -36,11 +39,11 @@ def nodes_of(path: str | os.PathLike[str]) -> list[Node]:
 
 
 def _node(content: memoryview) -> Node:
-    texts: dict[int, list[str]] = {_INPUT: [], _OUTPUT: [], _OP_TYPE: [""]}
+    texts: dict[int, list[str]] = {_INPUT: [], _OUTPUT: [], _OP_TYPE: [""], _NAME: [""], _DOMAIN: [""]}
     for number, part in _fields(content):
         if number in texts:
             texts[number].append(bytes(part).decode())
-    return Node(texts[_OP_TYPE][-1], tuple(texts[_INPUT]), tuple(texts[_OUTPUT]))
+    return Node(texts[_OP_TYPE][-1], tuple(texts[_INPUT]), tuple(texts[_OUTPUT]), texts[_NAME][-1], texts[_DOMAIN][-1])
 
 
 def _fields(content: memoryview) -> Iterator[tuple[int, memoryview]]:

@@ -120,6 +120,6 @@ def test_no_folder_says_where_to_connect_to(board: Board, tmp_path: Path) -> Non
 
     folder = RunFolder.create(tmp_path / "run")
     folder.write_config("device: me@board\ndevice_python: python3\nhost: null\nstorage: null\ndataset: {root: null}\n")
-    read = _options(folder, {"storage": "sqlite:///x.db", "dataset": {"root": None}})
+    read = _options(folder, {"storage": "sqlite:///x.db", "dataset": {"root": None}, "pretrained": {"folder": None}})
     assert read["device"] is None
     assert board.calls == 0
