@@ -17,7 +17,7 @@ NODES = st.lists(st.tuples(NAMES, st.lists(NAMES, max_size=3), st.lists(NAMES, m
 
 
 def written(path: Path, nodes: list[tuple[str, list[str], list[str]]]) -> bytes:
-    made = [helper.make_node(kind, inputs, outputs, alpha=1.5, axes=[1, 2], name="x", body=helper.make_graph(
+    made = [helper.make_node(kind, inputs, outputs, alpha=1.5, axes=[1, 2], name=f"{kind} of x", domain=kind[:2], body=helper.make_graph(
         [helper.make_node("Inner", ["a"], ["b"])], "g", [], [])) for kind, inputs, outputs in nodes]
     weight = helper.make_tensor("w", onnx.TensorProto.FLOAT, [3], [1.0, 2.0, 3.0])
     proto = helper.make_model(helper.make_graph(made, "g", [], [], [weight]), ir_version=9)
@@ -39,7 +39,8 @@ def test_the_outermost_nodes_are_those_of_onnx(tmp_path_factory: pytest.TempPath
                                                nodes: list[tuple[str, list[str], list[str]]]) -> None:
     path = tmp_path_factory.getbasetemp() / "wire.onnx"
     written(path, nodes)
-    assert nodes_of(path) == [Node(kind, tuple(inputs), tuple(outputs)) for kind, inputs, outputs in nodes]
+    assert nodes_of(path) == [Node(kind, tuple(inputs), tuple(outputs), f"{kind} of x", kind[:2])
+                              for kind, inputs, outputs in nodes]
 
 
 def test_a_torn_graph_is_an_error_and_never_fewer_nodes(tmp_path: Path) -> None:
