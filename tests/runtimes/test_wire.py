@@ -17,8 +17,9 @@ NODES = st.lists(st.tuples(NAMES, st.lists(NAMES, max_size=3), st.lists(NAMES, m
 
 
 def written(path: Path, nodes: list[tuple[str, list[str], list[str]]]) -> bytes:
-    made = [helper.make_node(kind, inputs, outputs, alpha=1.5, axes=[1, 2], name=f"{kind} of x", domain=kind[:2], body=helper.make_graph(
-        [helper.make_node("Inner", ["a"], ["b"])], "g", [], [])) for kind, inputs, outputs in nodes]
+    inner = helper.make_graph([helper.make_node("Inner", ["a"], ["b"])], "g", [], [])
+    made = [helper.make_node(kind, inputs, outputs, name=f"{kind} of x", domain=kind[:2], alpha=1.5, axes=[1, 2],
+                             body=inner) for kind, inputs, outputs in nodes]
     weight = helper.make_tensor("w", onnx.TensorProto.FLOAT, [3], [1.0, 2.0, 3.0])
     proto = helper.make_model(helper.make_graph(made, "g", [], [], [weight]), ir_version=9)
     content: bytes = proto.SerializeToString()
