@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 LEAST = 8  # networks that two devices must have in common for a tau
 MACS = "MACs"  # the column that no device measured
 _CERTAIN = 2.0  # standard errors by which a pair must differ on both devices to count as flipped
+_DRAWS = 200  # of the bootstrap
 _FLIPS = 3  # pairs named for two devices
-_MOST_NETWORKS = 400  # of those in common, for pairs
+_MOST_NETWORKS = 100  # of those in common, for pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class Flip:
 
 def read_devices(sources: Sequence[Path]) -> list[Device]:
     """The devices of latency tables (files, or folders of them) and of run folders, in their order; ConfigError for
-    what is neither. A device that several tables of several inputs describe has the networks of all."""
+    what is neither. Images of another size are another device: ranks are compared for the same images."""
     merged: dict[str, Device] = {}
     for device in itertools.chain.from_iterable(map(_devices_of, sources)):
         if device.networks:
@@ -118,7 +119,8 @@ def _of_table(path: Path) -> Device:
     key = table.key
     threads = "" if key.threads == 1 else f" {key.threads or 'all'} threads"
     batch = "" if key.batch == 1 else f" batch {key.batch}"
-    return Device(f"{table.host_name} {key.runtime} {key.precision}{threads}{batch}", str(path), {
+    px = "-".join(map(str, key.sizes))
+    return Device(f"{table.host_name} {key.runtime} {key.precision}{threads}{batch} {px} px", str(path), {
         each.architecture.id: Timed(each.measurement.latency_ms, each.measurement.std_ms, each.architecture,
                                     each.architecture.macs)
         for each in table.networks if each.measurement.valid})
@@ -148,12 +150,13 @@ def agreements(devices: Sequence[Device], seed: int = 0) -> list[Agreement]:
         if len(common) < LEAST:
             continue
         x, y = (np.array([device.networks[id].ms for id in common]) for device in (first, second))
-        drawn = draws(len(common), seed)
+        drawn = draws(len(common), seed, _DRAWS)
         taus = kendall_tau(x[drawn], y[drawn])
         low, high = percentiles(taus[np.isfinite(taus)])
-        flips = [first_ > 0 > second_ for first_, second_, _ in _certain_pairs(first, second, common, both=True)]
+        pairs = [] if second.name == MACS else list(_certain_pairs(first, second, common, both=True))
+        turned = [there < 0 for _, there, _ in pairs]
         rows.append(Agreement(first.name, second.name, len(common), float(kendall_tau(x[None], y[None])[0]), low, high,
-                              sum(flips) / len(flips) if flips and second.name != MACS else None))
+                              sum(turned) / len(turned) if turned else None))
     return rows
 
 
@@ -208,7 +211,7 @@ def _work(network: Architecture) -> Counter[str]:
             name = f"{role} {kernel}x{kernel}" if role in ("depthwise", "dense") else role
             work[name] += (1 if role == "depthwise" else n_in) * n_out * kernel * kernel * out * out
     total = sum(work.values()) or 1
-    return Counter({role: macs / total for role, macs in work.items()})  # type: ignore[misc]
+    return Counter({role: macs / total for role, macs in work.items()})
 
 
 def lines(rows: Sequence[Agreement], turned: Sequence[Flip], n: int = 12) -> Iterator[str]:
