@@ -235,7 +235,7 @@ def devices_figure(devices: Sequence[Device], rows: Sequence[Agreement]) -> Figu
                     "Kendall tau over networks that both timed; ranks of those that the most devices share",
                     left=0.02) as figure:
         left, right = figure.subplots(1, 2, width_ratios=(1.1, 1))
-        figure.subplots_adjust(left=0.215, right=0.985, top=1 - 1.15 / (2.6 + 0.42 * len(names)), bottom=0.2,
+        figure.subplots_adjust(left=0.215, right=0.985, top=1 - 1.15 / (2.6 + 0.42 * len(names)), bottom=0.07,
                                wspace=0.12)
         _draw_taus(left, names, rows)
         _draw_ranks(right, devices)
@@ -248,7 +248,7 @@ def _draw_taus(axes: Axes, names: Sequence[str], rows: Sequence[Agreement]) -> N
         at = names.index(row.first), names.index(row.second)
         taus[at] = taus[at[::-1]] = row.tau
     title(axes, "Kendall tau (empty: too few networks in common)")
-    axes.imshow(taus, cmap="YlGnBu", vmin=0.5, vmax=1.0, aspect="auto")
+    axes.imshow(taus, cmap="YlGnBu", vmin=0.2, vmax=1.0, aspect="auto")
     for (i, j), tau in np.ndenumerate(taus):
         if np.isfinite(tau):
             axes.text(j, i, f"{tau:.2f}", ha="center", va="center", fontsize=7, color="white" if tau > 0.85 else INK)
