@@ -1,12 +1,18 @@
-"""Writes the pictures and the report of a run again, from its own files: python -m hwnas.report run=DIR"""
+"""Writes the pictures and the report of a run again, from its own files; or compares devices.
+
+    python -m hwnas.report run=DIR
+    python -m hwnas.report compare=[runs/a,latency_tables] out=devices.png
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hwnas.cli.command import opened_run
-from hwnas.cli.options import Config
+from hwnas.cli.options import Config, given, read_value
+from hwnas.errors import ConfigError
 from hwnas.front.report import read_report, write_report
 
 if TYPE_CHECKING:
@@ -14,11 +20,30 @@ if TYPE_CHECKING:
 
 
 def run(config: Config, console: Console) -> None:
-    """The command: `run` names the folder."""
+    """The command: `run` names the folder; or `compare` what tells the times of several devices."""
+    if config.get("compare"):
+        return _compare(config, console)
     folder = opened_run(config)
     with folder.hold("results", console.say):
         write_report(folder, read_report(folder))
     console.say(f"report: {folder.report}")
+
+
+def _compare(config: Config, console: Console) -> None:
+    from hwnas.cli.progress import show
+    from hwnas.front.devices import compare
+    from hwnas.system.run_folder import check_replaceable
+
+    if config.get("run"):
+        raise ConfigError("run and compare are two commands: give one of them.")
+    sources = read_value(given(config)["compare"], tuple[str, ...], "compare")
+    out = Path(read_value(config["out"], str, "out"))
+    check_replaceable(*(out.with_suffix(suffix) for suffix in (".png", ".csv", ".json")))
+    text, files = compare([Path(source) for source in sources], out)
+    for line in text:
+        show(line)
+    for file in files:
+        console.say(f"written: {file}")
 
 
 def command(argv: Sequence[str] | None = None) -> int:

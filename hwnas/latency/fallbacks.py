@@ -4,8 +4,7 @@ latency tables.
 Three blocks of a kind in a row are compiled in each precision of the runtime; the middle one's nodes are looked at.
 
 Format history
-    1   first: key, host, runtime, space, blocks (kind, squeeze-and-excite, activation, precision, times, shares,
-        falls).
+    1   first: key, host, runtime, space, blocks (kind, activation, precision, time, shares, what falls back).
 """
 
 from __future__ import annotations

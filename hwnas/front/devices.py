@@ -1,0 +1,307 @@
+"""The same networks on several devices: how ranks agree (Kendall tau), which pairs flip, and what they are made of.
+
+A device here is a host with a runtime, precision, threads and batch. Its times come from latency tables (whole networks
+that were measured) or from a run's verified front; networks are the same where their blocks are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hwnas.cli.progress import UNKNOWN, text_table
+from hwnas.errors import ConfigError
+from hwnas.front.rows import load_front
+from hwnas.latency.table import LatencyTable
+from hwnas.pictures import INK, figure_bytes, new_figure, title
+from hwnas.space.architecture import Architecture
+from hwnas.stats import draws, kendall_tau, percentiles
+from hwnas.system.paths import write_atomic
+from hwnas.system.run_folder import RunFolder
+from hwnas.system.tables import table_csv
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+LEAST = 8  # networks that two devices must have in common for a tau
+MACS = "MACs"  # the column that no device measured
+_CERTAIN = 2.0  # standard errors by which a pair must differ on both devices to count as flipped
+_DRAWS = 200  # of the bootstrap
+_FLIPS = 3  # pairs named for two devices
+_MOST_NETWORKS = 100  # of those in common, for pairs
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A network's time on a device with its standard error; `architecture` and `macs` where they are known."""
+
+    ms: float
+    std_ms: float
+    architecture: Architecture | None
+    macs: float | None
+
+
+@dataclass(frozen=True)
+class Device:
+    """Networks by id as one device times them. `source`: the file or folder that says so."""
+
+    name: str
+    source: str
+    networks: Mapping[str, Timed]
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How two devices rank the networks that both timed: tau with its 90 % bootstrap interval, and the share of pairs
+    that are ranked the other way round, of those that differ on both for certain."""
+
+    first: str
+    second: str
+    n: int
+    tau: float
+    low: float
+    high: float
+    flipped: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """Two networks of which one is faster on the first device and the other on the second. Factors say how much
+    slower the second network is on each device; `why` the kind of operator in which their work differs most."""
+
+    first: str
+    second: str
+    quick: str
+    slow: str
+    factor_first: float
+    factor_second: float
+    why: str
+
+
+def read_devices(sources: Sequence[Path]) -> list[Device]:
+    """The devices of latency tables (files, or folders of them) and of run folders, in their order; ConfigError for
+    what is neither. Images of another size are another device: ranks are compared for the same images."""
+    merged: dict[str, Device] = {}
+    for device in itertools.chain.from_iterable(map(_devices_of, sources)):
+        if device.networks:
+            before = merged.get(device.name, Device(device.name, device.source, {}))
+            merged[device.name] = Device(device.name, before.source, {**before.networks, **device.networks})
+    if len(merged) < 2:
+        raise ConfigError(f"compare: {len(merged)} device in {', '.join(map(str, sources))}, and two are needed. Give "
+                          "run folders, latency tables or folders of these: compare=[runs/a,latency_tables].")
+    return list(merged.values())
+
+
+def _devices_of(source: Path) -> Iterator[Device]:
+    if source.is_file():
+        yield _of_table(source)
+    elif (source / "front.csv").is_file():
+        yield _of_run(source)
+    else:
+        files = sorted(path for path in source.rglob("*.json*") if path.parent.name != "blocks"
+                       and path.name.endswith((".json", ".json.gz")) and ".partial" not in path.name)
+        if not files:
+            raise ConfigError(f"compare: {source} is neither a run folder with a front nor a latency table, nor a "
+                              "folder of tables. Give one of these.")
+        yield from map(_of_table, files)
+
+
+def _of_table(path: Path) -> Device:
+    table = LatencyTable.load(path)
+    key = table.key
+    threads = "" if key.threads == 1 else f" {key.threads or 'all'} threads"
+    batch = "" if key.batch == 1 else f" batch {key.batch}"
+    px = "-".join(map(str, key.sizes))
+    return Device(f"{table.host_name} {key.runtime} {key.precision}{threads}{batch} {px} px", str(path), {
+        each.architecture.id: Timed(each.measurement.latency_ms, each.measurement.std_ms, each.architecture,
+                                    each.architecture.macs)
+        for each in table.networks if each.measurement.valid})
+
+
+def _of_run(path: Path) -> Device:
+    run = RunFolder.open(path, write=False)
+    facts = run.find_environment()
+    target = facts.get("target") or {}
+    rows = [row for row in load_front(run) if row.verified and row.latency_ms is not None]
+    name = f"{(facts.get('host') or {}).get('name', '')} {target.get('runtime', '')} {target.get('precision', '')}"
+    return Device(name.strip() or str(path), str(path), {
+        row.id: Timed(float(row.latency_ms or 0.0), _std(row.latency_ms_low, row.latency_ms_high), None,
+                      None if row.macs is None else float(row.macs)) for row in rows})
+
+
+def _std(low: float | None, high: float | None) -> float:
+    """A standard error from a 90 % interval."""
+    return 0.0 if low is None or high is None else (high - low) / 3.29
+
+
+def agreements(devices: Sequence[Device], seed: int = 0) -> list[Agreement]:
+    """Every pair of devices with enough networks in common, and each device with MACs."""
+    rows = []
+    for first, second in itertools.combinations([*devices, _by_macs(devices)], 2):
+        common = sorted({*first.networks} & {*second.networks})
+        if len(common) < LEAST:
+            continue
+        x, y = (np.array([device.networks[id].ms for id in common]) for device in (first, second))
+        drawn = draws(len(common), seed, _DRAWS)
+        taus = kendall_tau(x[drawn], y[drawn])
+        low, high = percentiles(taus[np.isfinite(taus)])
+        pairs = [] if second.name == MACS else list(_certain_pairs(first, second, common, both=True))
+        turned = [there < 0 for _, there, _ in pairs]
+        rows.append(Agreement(first.name, second.name, len(common), float(kendall_tau(x[None], y[None])[0]), low, high,
+                              sum(turned) / len(turned) if turned else None))
+    return rows
+
+
+def _by_macs(devices: Sequence[Device]) -> Device:
+    known = {id: each for device in devices for id, each in device.networks.items() if each.macs}
+    return Device(MACS, "", {id: Timed(float(each.macs or 0), 0.0, each.architecture, each.macs)
+                             for id, each in known.items()})
+
+
+def _certain_pairs(first: Device, second: Device, common: Sequence[str], both: bool = False
+                   ) -> Iterator[tuple[float, float, tuple[str, str]]]:
+    """Log ratios of times on both devices for each pair that differs on both for certain, positive on the first."""
+    for a, b in itertools.combinations(common[:_MOST_NETWORKS], 2):
+        ratios = []
+        for device in (first, second):
+            p, q = device.networks[a], device.networks[b]
+            ratio = float(np.log(q.ms / p.ms))
+            error = float(np.hypot(p.std_ms / p.ms, q.std_ms / q.ms))
+            ratios.append(ratio if abs(ratio) > _CERTAIN * error else 0.0)
+        if all(ratios):
+            sign = 1 if ratios[0] > 0 else -1
+            if both or ratios[0] * ratios[1] < 0:
+                yield sign * ratios[0], sign * ratios[1], (a, b) if sign > 0 else (b, a)
+
+
+def flips(devices: Sequence[Device]) -> list[Flip]:
+    """For each two devices the pairs that flip most: by the smaller of both differences."""
+    rows = []
+    for first, second in itertools.combinations(devices, 2):
+        common = sorted({*first.networks} & {*second.networks})
+        pairs = sorted(_certain_pairs(first, second, common), key=lambda pair: -min(pair[0], -pair[1]))
+        for here, there, (quick, slow) in pairs[:_FLIPS]:
+            rows.append(Flip(first.name, second.name, quick, slow, float(np.exp(here)), float(np.exp(there)),
+                             _why(first.networks[quick].architecture, first.networks[slow].architecture)))
+    return sorted(rows, key=lambda flip: -min(np.log(flip.factor_first), -np.log(flip.factor_second)))
+
+
+def _why(quick: Architecture | None, slow: Architecture | None) -> str:
+    """The kind of operator whose share of the MACs differs most between two networks."""
+    if quick is None or slow is None:
+        return ""
+    shares = [_work(network) for network in (quick, slow)]
+    most = max({*shares[0], *shares[1]}, key=lambda role: (abs(shares[0][role] - shares[1][role]), role))
+    return f"{most}: {shares[0][most]:.0%} and {shares[1][most]:.0%} of the MACs"
+
+
+def _work(network: Architecture) -> Counter[str]:
+    """Share of the MACs by the convolutions' role: dense, pointwise, depthwise (with its kernel), se, linear."""
+    work: Counter[str] = Counter()
+    for block in network.blocks():
+        for role, n_in, n_out, kernel, _, out in block.convolutions():
+            name = f"{role} {kernel}x{kernel}" if role in ("depthwise", "dense") else role
+            work[name] += (1 if role == "depthwise" else n_in) * n_out * kernel * kernel * out * out
+    total = sum(work.values()) or 1
+    return Counter({role: macs / total for role, macs in work.items()})
+
+
+def lines(rows: Sequence[Agreement], turned: Sequence[Flip], n: int = 12) -> Iterator[str]:
+    """The table that is printed, and the pairs that flip most."""
+    head = ("device", "and", "networks", "tau", "90 %", "flipped")
+    table = [head, *((row.first, row.second, str(row.n), f"{row.tau:.2f}", f"{row.low:.2f} to {row.high:.2f}",
+                      UNKNOWN if row.flipped is None else f"{row.flipped:.1%}")
+                     for row in sorted(rows, key=lambda row: row.tau))]
+    yield from text_table(table, words=(0, 1))
+    yield ""
+    yield "flipped: of pairs that differ on both devices for certain, the share that is ranked the other way round"
+    for flip in turned[:n]:
+        yield (f"{flip.slow} takes {flip.factor_first:.2f} times {flip.quick}'s time on {flip.first}, and "
+               f"{flip.factor_second:.2f} times on {flip.second}{f' ({flip.why})' if flip.why else ''}")
+
+
+def devices_figure(devices: Sequence[Device], rows: Sequence[Agreement]) -> Figure:
+    """Left: tau between every two devices and MACs. Right: ranks of the networks that most devices have in common."""
+    names = [*(device.name for device in devices), MACS]
+    with new_figure(15.0, 2.6 + 0.42 * len(names), "The same networks on every device",
+                    "Kendall tau over networks that both timed; ranks of those that the most devices share",
+                    left=0.02) as figure:
+        left, right = figure.subplots(1, 2, width_ratios=(1.1, 1))
+        figure.subplots_adjust(left=0.215, right=0.985, top=1 - 1.15 / (2.6 + 0.42 * len(names)), bottom=0.07,
+                               wspace=0.12)
+        _draw_taus(left, names, rows)
+        _draw_ranks(right, devices)
+    return figure
+
+
+def _draw_taus(axes: Axes, names: Sequence[str], rows: Sequence[Agreement]) -> None:
+    taus = np.full((len(names), len(names)), np.nan)
+    for row in rows:
+        at = names.index(row.first), names.index(row.second)
+        taus[at] = taus[at[::-1]] = row.tau
+    title(axes, "Kendall tau (empty: too few networks in common)")
+    axes.imshow(taus, cmap="YlGnBu", vmin=0.2, vmax=1.0, aspect="auto")
+    for (i, j), tau in np.ndenumerate(taus):
+        if np.isfinite(tau):
+            axes.text(j, i, f"{tau:.2f}", ha="center", va="center", fontsize=7, color="white" if tau > 0.85 else INK)
+    axes.set_yticks(range(len(names)), [f"{index + 1}  {name}" for index, name in enumerate(names)], fontsize=7.5)
+    axes.set_xticks(range(len(names)), [str(index + 1) for index in range(len(names))], fontsize=7.5)
+    axes.grid(visible=False)
+
+
+def _draw_ranks(axes: Axes, devices: Sequence[Device]) -> None:
+    """Lines of ranks over the devices of the largest group that shares networks, colour by rank on the first."""
+    group, common = largest_group(devices)
+    title(axes, f"Ranks of {len(common)} networks on {len(group)} devices (numbers as left)")
+    if len(common) < 2:
+        return
+    order = [device.name for device in devices]
+    ranks = np.array([np.argsort(np.argsort([device.networks[id].ms for id in common])) + 1 for device in group])
+    import matplotlib
+
+    colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.95, len(common)))
+    for index in range(len(common)):
+        axes.plot(range(len(group)), ranks[:, index], color=colours[int(ranks[0, index]) - 1], lw=1.0, alpha=0.8)
+    axes.set_xticks(range(len(group)), [str(order.index(device.name) + 1) for device in group], fontsize=8)
+    axes.set_ylabel("rank (1: fastest)")
+    axes.invert_yaxis()
+
+
+def largest_group(devices: Sequence[Device]) -> tuple[list[Device], list[str]]:
+    """The devices that share at least LEAST networks with the first of them and all others, grown greedily from each
+    device; the group of most devices, then of most networks."""
+    groups = []
+    for start in devices:
+        group, common = [start], {*start.networks}
+        for other in sorted(devices, key=lambda device: -len({*device.networks} & {*start.networks})):
+            if other is not start and len(common & {*other.networks}) >= LEAST:
+                group, common = [*group, other], common & {*other.networks}
+        groups.append(([device for device in devices if device in group], sorted(common)))
+    return max(groups, key=lambda entry: (len(entry[0]), len(entry[1])))
+
+
+def compare(sources: Sequence[Path], out: Path) -> tuple[list[str], list[Path]]:
+    """Compare the devices of `sources`; write `out` (.png), and beside it .csv (every pair of devices) and .json.
+
+    Returns the lines to print and the files.
+    """
+    devices = read_devices(sources)
+    rows, turned = agreements(devices), flips(devices)
+    if not rows:
+        raise ConfigError(f"compare: no two of {', '.join(map(str, sources))} have {LEAST} networks in common. Give "
+                          "tables of one space and image size, or runs over the same networks.")
+    picture, csv, whole = (out.with_suffix(suffix) for suffix in (".png", ".csv", ".json"))
+    write_atomic(csv, table_csv([asdict(row) for row in rows]))
+    data = {"devices": [{"name": device.name, "networks": len(device.networks)} for device in devices],
+            "agreements": [asdict(row) for row in rows], "flips": [asdict(flip) for flip in turned]}
+    write_atomic(whole, json.dumps(data, indent=1))
+    write_atomic(picture, figure_bytes(devices_figure(devices, rows), "png"))
+    return list(lines(rows, turned)), [picture, csv, whole]
