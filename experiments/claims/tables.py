@@ -57,6 +57,7 @@ def tables() -> list[Table]:
         Table("| int8 by weights |", _int8_by_weights),
         Table("| changed, on the cut |", _tuning_tries), Table("| network, data set |", _tuning_finals),
         Table("| arm | trials |", _hour), Table("| arm, network |", _hour_networks),
+        Table("| seed, arm | trials |", _hour_seeds), Table("| ours less |", _hour_ahead),
         Table("| search | trials |", _against_random), Table("| search, network |", _against_random_networks),
         *(table for runtime in INT8_RUNTIMES for table in (
             Table(f"| top-1 lost, {runtime} |", partial(_int8_lost, runtime)),
@@ -415,6 +416,28 @@ def _hour() -> Rows:
     for name, ahead in told["ahead_of"].items():
         rows[name] = [*rows[name], *(ahead[end] for end in ("value", "low", "high"))]
     return rows
+
+
+HOUR_SEEDS = "hour/results/eurosat_64px_beside"
+
+
+def _hour_seeds() -> Rows:
+    """Trials, steps, hypervolume and the level of each third, by seed and arm."""
+    told = document(f"{HOUR_SEEDS}/summary.json")
+    runs = dict.fromkeys((row["seed"], row["arm"]) for row in lines(f"{HOUR_SEEDS}/networks.csv"))
+    levels = {arm: iter(rows) for arm, rows in told["thirds"]["level"].items()}
+    table: Rows = {}
+    for seed, arm in runs:
+        facts = told["seeds"][int(seed.removeprefix("seed"))]
+        table[f"{seed}, {arm}"] = [facts["trials"][arm], facts["steps"][arm], facts["hypervolume"][arm],
+                                   *next(levels[arm])]
+    return table
+
+
+def _hour_ahead() -> Rows:
+    """The points by which ours is ahead in each third, with their interval."""
+    return {name: [part[end] for part in parts for end in ("value", "low", "high")]
+            for name, parts in document(f"{HOUR_SEEDS}/summary.json")["thirds"]["ahead_of"].items()}
 
 
 def _hour_networks() -> Rows:

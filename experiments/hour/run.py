@@ -165,19 +165,22 @@ LOOK = {"ours": ("#1f5fbf", "o", "searched around the network"),
 
 
 def draw(results: Path, title: str, out: Path) -> None:
-    """Every network of every arm, and each arm's front."""
+    """Every network of every arm and seed, and the front of each."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     rows, facts = pd.read_csv(results / "networks.csv"), json.loads((results / "summary.json").read_text())
+    rows = rows if "seed" in rows else rows.assign(seed=0)  # a run of one seed, of before there were several
+    told = facts.get("seeds", [facts])
     figure, axes = pyplot.subplots(figsize=(8.4, 4.6), layout="constrained")
     for arm in reversed(ARMS):
         colour, marker, label = LOOK[arm]
         part = rows[rows.arm == arm].sort_values("latency_ms")
-        front = part[part.top1_test > part.top1_test.cummax().shift(fill_value=0)]
-        axes.step(front.latency_ms, 100 * front.top1_test, where="post", color=colour, linewidth=1.2, alpha=0.7)
+        for _, run in part.groupby("seed"):
+            front = run[run.top1_test > run.top1_test.cummax().shift(fill_value=0)]
+            axes.step(front.latency_ms, 100 * front.top1_test, where="post", color=colour, linewidth=1.2, alpha=0.6)
         axes.scatter(part.latency_ms, 100 * part.top1_test, color=colour, marker=marker, s=26, label=label, zorder=3)
     axes.set_xscale("log")
     ticks = [tick for tick in (0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5)
@@ -185,7 +188,8 @@ def draw(results: Path, title: str, out: Path) -> None:
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.set(xlabel="latency of one image, int8, one thread (ms, log scale)", ylabel="test top-1 (%)")
-    axes.set_title(f"{facts['host']}, {facts['runtime']}, {facts['images']} test images, one seed", loc="left",
+    seeds = "one seed" if len(told) == 1 else f"{len(told)} seeds"
+    axes.set_title(f"{told[0]['host']}, {told[0]['runtime']}, {told[0]['images']} test images, {seeds}", loc="left",
                    fontsize=8, color="#667085")
     figure.suptitle(f"{title}: what the same minutes give, from the same pretrained network", x=0.01, ha="left",
                     fontsize=11, fontweight="bold")
