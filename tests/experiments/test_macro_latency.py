@@ -103,7 +103,7 @@ class Timer:
         self.breaks_after, self.invalid = breaks_after, invalid
 
     def __call__(self, architectures, target, runtime, reference, protocol, *, seed=0, quiet_ms=None, progress=None,
-                 timed=None):
+                 timed=None, device=None):
         found = {}
         for index, one in enumerate(architectures):
             if index == self.breaks_after:

@@ -47,7 +47,8 @@ def test_the_study_holds_what_came_before_the_trials(tmp_path, monkeypatch, esti
                               budget=SimpleNamespace(minutes=None))
     plan = SimpleNamespace(deployment=None, space=None, reuse=None, options=options)
     made = {"_load_data": None, "look_up": None, "_chosen": SimpleNamespace(why="", accuracy="x"),
-            "_estimator": estimator, "latency_model": (None, None), "search_options": None, "_identity": {},
+            "_estimator": estimator, "latency_model": (None, None), "_tell_fallbacks": None,
+            "search_options": None, "_identity": {},
             "_identity_unmeasured": {}, "_open_study": study}
     for name, value in made.items():
         monkeypatch.setattr(road, name, lambda *_, value=value: value)
@@ -201,7 +202,7 @@ def begin(tmp_path, monkeypatch):
     fill(tmp_path / "data", 100)
     (tmp_path / "run").mkdir()
     made = {"look_up": None, "_chosen": SimpleNamespace(why="", accuracy="x"), "latency_model": (None, None),
-            "_estimator": SimpleNamespace(fingerprint="proxy"), "search_options": None,
+            "_tell_fallbacks": None, "_estimator": SimpleNamespace(fingerprint="proxy"), "search_options": None,
             "_identity_unmeasured": {}}
     for name, value in made.items():
         monkeypatch.setattr(road, name, lambda *_, value=value: value)
