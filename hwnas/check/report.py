@@ -111,12 +111,12 @@ def grouped(nodes: Iterable[ExecutedNode], key: Callable[[ExecutedNode], _Key]
 def advice(executed: Executed, target: Target) -> Iterator[str]:
     """What follows, a line each: what falls back and what that costs, what is left in floating point and by whom, what
     was inserted, what each activation costs."""
-    if not any(node.precision for node in executed.nodes):
-        yield "The runtime does not tell what its nodes are executed in: only times are shown."
     falling = [node for node in executed.nodes if node.falls_back]
     for (role, finding), part in grouped(falling, lambda node: (node.role, node.findings[0])):
         yield _falls_back(role, finding, part, executed, target)
-    if not falling:
+    if not any(node.precision for node in executed.nodes):
+        yield f"{target.runtime} does not tell what its nodes are executed in: what falls back is not known."
+    elif not falling:
         yield "Nothing that the runtime tells of falls back."
     left = [node for node in executed.nodes if LEFT in node.findings]
     if left:
@@ -202,7 +202,10 @@ def block_lines(rows: Sequence[CheckedBlock], target: Target) -> Iterator[str]:
                       f"{row.inserted_share:.0%}", row.refused or row.falls))
     yield from text_table(table, words=(0, 1, 2, 3, 4, 9))
     yield ""
-    yield warning(rows, target) or f"{target.name} runs every kind of block as it is asked."
+    told = all(row.told for row in rows if row.precision == target.precision)
+    yield warning(rows, target) or (
+        f"{target.name} runs every kind of block as it is asked." if told else
+        f"{target.runtime} does not tell what its nodes are executed in: what falls back is not known.")
     slower = [row for row in rows if row.precision == target.precision != "fp32" and row.ms
               and (fp32 := plain.get((row.block, row.activation))) and row.ms > fp32]
     if slower:

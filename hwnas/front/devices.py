@@ -117,10 +117,8 @@ def _devices_of(source: Path) -> Iterator[Device]:
 def _of_table(path: Path) -> Device:
     table = LatencyTable.load(path)
     key = table.key
-    threads = "" if key.threads == 1 else f" {key.threads or 'all'} threads"
-    batch = "" if key.batch == 1 else f" batch {key.batch}"
     px = "-".join(map(str, key.sizes))
-    return Device(f"{table.host_name} {key.runtime} {key.precision}{threads}{batch} {px} px", str(path), {
+    return Device(_name(table.host_name, key.runtime, key.precision, key.threads, key.batch, px), str(path), {
         each.architecture.id: Timed(each.measurement.latency_ms, each.measurement.std_ms, each.architecture,
                                     each.architecture.macs)
         for each in table.networks if each.measurement.valid})
@@ -131,10 +129,18 @@ def _of_run(path: Path) -> Device:
     facts = run.find_environment()
     target = facts.get("target") or {}
     rows = [row for row in load_front(run) if row.verified and row.latency_ms is not None]
-    name = f"{(facts.get('host') or {}).get('name', '')} {target.get('runtime', '')} {target.get('precision', '')}"
-    return Device(name.strip() or str(path), str(path), {
+    name = _name((facts.get("host") or {}).get("name", path.name), target.get("runtime", ""),
+                 target.get("precision", ""), target.get("threads", 1), target.get("batch", 1),
+                 (facts.get("dataset") or {}).get("image_size", "?"))
+    return Device(name, str(path), {
         row.id: Timed(float(row.latency_ms or 0.0), _std(row.latency_ms_low, row.latency_ms_high), None,
                       None if row.macs is None else float(row.macs)) for row in rows})
+
+
+def _name(host: str, runtime: str, precision: str, threads: int, batch: int, px: object) -> str:
+    """What decides a network's latency besides the network."""
+    many = "" if threads == 1 else f" {threads or 'all'} threads"
+    return f"{host} {runtime} {precision}{many}{'' if batch == 1 else f' batch {batch}'} {px} px"
 
 
 def _std(low: float | None, high: float | None) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import tempfile
@@ -15,13 +16,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hwnas.data.dataset import subset
-from hwnas.errors import CandidateError, ConfigError, DataError, FileError, HwnasError
+from hwnas.errors import CandidateError, ConfigError, DataError, FileError, HwnasError, StudyError
 from hwnas.front.score import fp32_top1
 from hwnas.networks.baselines import count_macs, count_params
 from hwnas.networks.export import RECIPE_KEY, Parity, check_parity, export_onnx, parity_images, stored_fingerprint
 from hwnas.networks.network import Network, load_weights
 from hwnas.networks.quantize import Quantised, calibration_images, quantize_static, tuning_of
-from hwnas.networks.tflite import is_tflite, read_tflite
+from hwnas.networks.tflite import SUFFIX, is_tflite, read_tflite
 from hwnas.runtimes.child import probe_model
 from hwnas.runtimes.onnxruntime import run_once
 from hwnas.runtimes.runtime import OwnFormat, deployed_of, load_runtime, write_deployed
@@ -228,8 +229,15 @@ def _discard(folder: ModelFolder) -> None:
 
 
 def _exported(folder: ModelFolder) -> list[Path]:
-    """The files that were made of the weights: fp32, int8, and those in a runtime's own format."""
-    return [path for form in (folder.onnx, folder.int8) for path in sorted(folder.path.glob(f"{form.stem}.*"))]
+    """The files that were made of the weights: fp32, int8, and those in a runtime's own format, by the names that
+    hwnas gives and those of the manifest. Whatever else lies there is the user's."""
+    forms = folder.onnx, folder.int8
+    names = {f"{form.stem}{suffix}" for form in forms for suffix in (form.suffix, SUFFIX)}
+    with contextlib.suppress(StudyError):  # a torn one names none
+        manifest = Manifest.find(folder.path)
+        names |= {name for name in (manifest.files if manifest else ())
+                  if Path(name).name == name and Path(name).stem in {form.stem for form in forms}}
+    return [path for name in sorted(names) if (path := folder.path / name).is_file()]
 
 
 def _train(model: nn.Module, data: Dataset, making: Making, recipe: Recipe, progress: Progress | None) -> nn.Module:

@@ -279,6 +279,8 @@ def _told(error: BaseException) -> dict[str, Any]:
         return {"error": type(error).__name__, "message": str(error)}
     if isinstance(error, OSError) and (told := no_space(error)) is not None:
         return {"error": "DeviceError", "message": str(told)}
+    if isinstance(error, ImportError):
+        return {"error": "TargetError", "message": f"its {sys.executable} cannot load what the runtime needs: {error}"}
     return {"error": "DeviceError", "message": f"{type(error).__name__}: {error}"}
 
 
@@ -307,7 +309,7 @@ class _Worker:
                 return
             except MemoryError:
                 send(self.back, {"error": "CandidateError", "message": "out of memory there"})
-            except (HwnasError, OSError, ValueError, RuntimeError) as error:
+            except Exception as error:  # whatever it is, the caller hears it: a library may be half installed here
                 send(self.back, _told(error))
 
     def tell(self, share: float, note: str) -> None:

@@ -48,6 +48,7 @@ class CheckedBlock:
     """One kind of block in one precision. `ms` is of one block, from the runtime's instrumented profile; shares are of
     that. `falls`: what falls back, in words; empty for nothing. `refused`: why it cannot be run at all.
 
+    `told`: the runtime tells in what its nodes are executed; where not, nothing is known to fall back or not to.
     `fallback_share` counts the conversions around what falls back too, `inserted_share` all conversions.
     """
 
@@ -62,6 +63,7 @@ class CheckedBlock:
     falls: str
     weighted_falls: bool = False
     refused: str = ""
+    told: bool = True
 
     @property
     def in_fallback(self) -> bool:
@@ -79,12 +81,12 @@ def kinds_of(space: SearchSpace, seed: int = 0) -> list[BlockSpec]:
     networks drawn from it the one of median MACs, smallest maps first among equals."""
     rng = np.random.default_rng(seed)
     drawn = [space.decode(space.to_params(row)) for row in space.sample(rng, _DRAWN)]
-    blocks: dict[tuple[int, bool, str], set[BlockSpec]] = {}
+    blocks: dict[tuple[int, bool, bool, str], set[BlockSpec]] = {}
     for network in [*space.known.values(), *drawn]:
         for stage in network.staged_blocks()[1:-1]:
             for block in stage:
                 if not block.rules.vanishes:
-                    blocks.setdefault((block.rank, block.se > 0, block.activation), set()).add(block)
+                    blocks.setdefault((block.rank, block.se > 0, block.hard_gate, block.activation), set()).add(block)
     return [sorted(occurring, key=lambda block: (block.macs, block.size, block.key))[len(occurring) // 2]
             for _, occurring in sorted(blocks.items())]
 
@@ -92,7 +94,7 @@ def kinds_of(space: SearchSpace, seed: int = 0) -> list[BlockSpec]:
 def network_of(block: BlockSpec, channels: int, classes: int) -> Architecture:
     """A network of three blocks of this kind, width, kernel and map, one behind the other."""
     three = BlockDef(block.kind, 3, block.kernel, 1, block.expansion, block.out_channels, block.se,
-                     block.rules.adds_input)
+                     block.rules.adds_input, hard_gate=block.hard_gate)
     return Architecture.parse(f"stem{block.out_channels}s1 {three} head0 {block.activation}@{block.out_size}",
                               channels, classes)
 
@@ -149,7 +151,8 @@ def _told(said: tuple[str, bool, str, str, str], whole: Executed) -> CheckedBloc
     inserted = [node for node in nodes if INSERTED in node.findings]
     weighted = {each.name for each in whole.operators if each.weighted}
     return CheckedBlock(*said, ms, _share([*falling, *around], ms), _share(inserted, ms), _words(falling),
-                        any({*node.made_of} & weighted for node in falling))
+                        any({*node.made_of} & weighted for node in falling),
+                        told=any(node.precision for node in whole.nodes))
 
 
 def _share(nodes: Sequence[ExecutedNode], ms: float) -> float:

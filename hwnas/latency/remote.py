@@ -211,7 +211,7 @@ class RemoteDevice:
 
         ModelError says what the file lacks.
         """
-        files = [SentFile.of(each.path) for each in (file, reference)]
+        files = [RemoteRuntime(each.target.runtime, self).sent(each.path, each.target) for each in (file, reference)]
         networks = [{"file": sent.name, "target": asdict(each.target), "shape": list(each.shape)}
                     for sent, each in zip(files, (file, reference), strict=True)]
         asked = {key: job[key] for key in CURVE if key != "label"}
@@ -442,7 +442,7 @@ class RemoteRuntime:
         return held
 
     def compile(self, onnx_path: str | os.PathLike[str], target: Target) -> RemoteCompiled:
-        file = self._file(Path(onnx_path), target)
+        file = self.sent(Path(onnx_path), target)
         execution = self._device.executions.get((file.name, target))
         if execution is None:
             asked = {"file": file.name, "target": asdict(target), "shape": [1], "copies": 1}
@@ -456,7 +456,7 @@ class RemoteRuntime:
         return RemoteCompiled(self._device, file, target, execution)
 
 
-    def _file(self, path: Path, target: Target) -> SentFile:
+    def sent(self, path: Path, target: Target) -> SentFile:
         """The file to send: in the runtime's own format where it has one, made here, as that takes more than there is
         there."""
         from hwnas.runtimes.runtime import load_runtime

@@ -84,6 +84,7 @@ def write_tflite(onnx_path: str | os.PathLike[str], batch: int = 1) -> bytes:
     try:
         content = Path(onnx_path).read_bytes()
         proto = onnx.load_model_from_string(content)
+        onnx.load_external_data_for_model(proto, str(Path(onnx_path).parent))
         proto = _inferred(_without_constants(_fixed(proto, batch)))
     except Exception as error:  # a foreign file may fail in protobuf, onnx or the file system
         raise FileError(onnx_path, f"cannot be read: {' '.join(str(error).split())[:300]}") from error
@@ -96,6 +97,10 @@ def write_tflite(onnx_path: str | os.PathLike[str], batch: int = 1) -> bytes:
     except _Refused as error:
         raise FileError(onnx_path, f"LiteRT cannot run {error}.",
                         "Choose another network, or a target of another runtime.") from None
+    except (LookupError, TypeError, ValueError, AssertionError, StopIteration) as error:  # of a foreign file
+        raise FileError(onnx_path, f"it cannot be written for LiteRT ({type(error).__name__}: "
+                                   f"{' '.join(str(error).split())[:200]}).",
+                        "Choose another network, or a target of another runtime.") from error
 
 
 def _fixed(proto: ModelProto, batch: int) -> ModelProto:

@@ -624,13 +624,17 @@ def prepare(plan: Plan, run: RunFolder, console: Console, clock: Clock | None = 
 def _tell_fallbacks(plan: Plan, table: LatencyTable, console: Console) -> None:
     """Say which kinds of blocks the target runs in fallback, where this was measured."""
     from hwnas.latency.fallbacks import find_blocks, warning
+    from hwnas.latency.timing import HERE
 
     name = plan.deployment.target.name
     rows = find_blocks(table.host_name, table.key, plan.space.name, table.runtime_version)
     if rows is None:
-        source = plan.space.source if plan.space.definition.around else plan.space.name
-        console.note(f"which blocks {name} runs in fallback is not known: python -m hwnas.check +target={name} "
-                     f"space={source} measures it")
+        if plan.deployment.at_hand and plan.deployment.device is HERE:
+            space = plan.space
+            source = space.source if space.definition.around else space.name
+            size = f" image_size={space.image_sizes[0]}" if len(space.image_sizes) == 1 else ""
+            console.note(f"which blocks {name} runs in fallback is not known: python -m hwnas.check +target={name} "
+                         f"space={source}{size} channels={space.channels} classes={space.classes} measures it")
     elif line := warning(rows, plan.deployment.target):
         console.say(f"note: {line}. The search asks for them too; a space without them is a YAML file.")
 

@@ -101,6 +101,19 @@ def test_fp32_target_makes_no_int8_file(folder: ModelFolder) -> None:
     assert names(folder) == {"baseline.yaml", "weights.safetensors", "model.onnx", "manifest.json"}
 
 
+def test_files_that_a_user_put_beside_the_network_stay(folder: ModelFolder) -> None:
+    make(tiny_baseline(), folder, tiny_making())
+    theirs = [folder.path / name for name in ("model.xml", "model.bin", "model_int8.engine")]
+    for path in theirs:
+        path.write_bytes(b"theirs")
+    (folder.path / "model.d").mkdir()
+    making = tiny_making()
+    made = make(tiny_baseline(), folder, replace(making, seed=making.seed + 1))
+    assert not made.reused
+    assert not made.remarks
+    assert all(path.read_bytes() == b"theirs" for path in theirs)
+
+
 def test_second_call_trains_nothing_and_changes_no_weight(folder: ModelFolder, monkeypatch) -> None:
     make(tiny_network(), folder, tiny_making())
     weights = folder.weights.read_bytes()
