@@ -344,6 +344,8 @@ def _attributes(node: NodeProto) -> Attributes:
 
 def _levels(scale: NDArray[Any], zero: NDArray[Any]) -> Levels:
     """ONNX's levels of uint8 or int8 as those of int8."""
+    if zero.dtype not in (np.uint8, np.int8) or zero.size != 1:
+        raise _Refused(f"levels of {zero.dtype} with {zero.size} zero points; uint8 and int8 with one are what it has")
     shift = 128 if zero.dtype == np.uint8 else 0
     return Levels(np.asarray(scale, np.float32), int(zero) - shift)
 
@@ -367,8 +369,8 @@ def _check_window(node: NodeProto, a: Attributes) -> None:
 
 
 def _quantize(self: _Lowering, node: NodeProto, a: Attributes) -> None:
-    value, levels = self.read(node.input[0]), self.levels_of(node.input[0])
-    assert levels is not None
+    value = self.read(node.input[0])
+    levels = _levels(self.stored(node, 1).array, self.stored(node, 2).array)  # its own: others may read the same tensor
     if value.int8 is None or value.levels is None or not value.levels.same(levels):
         source = value.fp32 if value.int8 is None else value.int8
         assert source is not None
