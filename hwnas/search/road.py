@@ -675,7 +675,7 @@ def search_options(plan: Plan, model: LatencyModel) -> SearchOptions:
 def _tried_first(plan: Plan) -> list[dict[str, Any]]:
     """Parameters of the networks that are tried first: those that the space knows, and around a pretrained network the
     obvious cuts on smaller images too, as long as their last map has two pixels a side. The whole network is not: it
-    costs as much as ten cuts, and stands on the front as a baseline."""
+    costs as much as several cuts, and stands on the front as a baseline."""
     space, sizes = plan.space, sorted(plan.space.image_sizes)
     known = {name: space.encode(network) for name, network in space.known.items()}
     if plan.start is None:
