@@ -11,7 +11,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hwnas.benchmark.files import Asked, noting_waits
+from hwnas.benchmark.files import NetworkOptions, noting_waits
 from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, given, option, read_command
 from hwnas.cli.progress import Console, Report, show
@@ -37,24 +37,15 @@ def _differ(batches: tuple[int, ...]) -> bool:
 
 
 @dataclass(frozen=True)
-class BenchmarkOptions(DeviceOptions):
+class BenchmarkOptions(NetworkOptions, DeviceOptions):
     """Options of `conf/benchmark.yaml`. None: the network or the target decides; no `streams`: no throughput."""
 
-    target: Target
-    model: str | None
     batch: tuple[int, ...] | None = option(low=1, high=4096, check=_differ, what=(
         "one or several different whole numbers from 1 to 4096, e.g. batch=1,2,4"))
     streams: int | None = option(low=1, high=1024)
     seconds: float = option(low=1, high=86_400)
-    seed: int = option(low=0)
-    quantize: bool = option()
-    image_size: int | None = option(low=1, high=65_536)
-    channels: int | None = option(low=1, high=4096)
-    classes: int | None = option(low=2, high=1_000_000)
     out: str | None = option()
     plot: str | None = option()
-    memory_mb: int = option(low=1)
-    timeout: float = option(low=1)
 
     @classmethod
     def from_config(cls, config: Config) -> BenchmarkOptions:
@@ -67,12 +58,6 @@ class BenchmarkOptions(DeviceOptions):
     def batches(self) -> list[int]:
         """Batch sizes, rising."""
         return sorted(self.batch or [self.target.batch])
-
-    @property
-    def network(self) -> Asked:
-        """The network that they ask for."""
-        return Asked(self.model or "", self.target, self.quantize, self.image_size, self.channels, self.classes,
-                     self.seed, self.memory_mb)
 
     def job(self) -> dict[str, Any]:
         """What the child process is told of them."""

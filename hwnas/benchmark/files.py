@@ -6,11 +6,33 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from hwnas.cli.options import option
 from hwnas.cli.progress import Console, Report
 from hwnas.errors import ConfigError, HwnasError, ModelError
 from hwnas.networks.baselines import TIMM
 from hwnas.runtimes.foreign import check_path
 from hwnas.target import Target
+
+
+@dataclass(frozen=True)
+class NetworkOptions:
+    """The options by which a command is told of one network, and of the child process that reads it."""
+
+    target: Target
+    model: str | None
+    seed: int = option(low=0)
+    quantize: bool = option()
+    image_size: int | None = option(low=1, high=65_536)
+    channels: int | None = option(low=1, high=4096)
+    classes: int | None = option(low=2, high=1_000_000)
+    memory_mb: int = option(low=1)
+    timeout: float = option(low=1)
+
+    @property
+    def network(self) -> Asked:
+        """The network that they ask for."""
+        return Asked(self.model or "", self.target, self.quantize, self.image_size, self.channels, self.classes,
+                     self.seed, self.memory_mb)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hwnas.benchmark.files import Asked, noting_waits
+from hwnas.benchmark.files import NetworkOptions, noting_waits
 from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console, show
 from hwnas.errors import ConfigError
 from hwnas.networks.baselines import TIMM
 from hwnas.system.run_folder import check_replaceable
-from hwnas.target import Target
 
 if TYPE_CHECKING:
     from hwnas.check.report import Check
@@ -30,28 +29,13 @@ USAGE = """Which operators of a network run where, in which precision, what fall
 
 
 @dataclass(frozen=True)
-class CheckOptions:
+class CheckOptions(NetworkOptions):
     """Options of `conf/check.yaml`. None: the network, the space or the target decides."""
 
-    target: Target
-    dataset: dict[str, Any]
-    model: str | None
-    space: str | None
+    dataset: dict[str, Any] = option()
+    space: str | None = option()
     repeats: int = option(low=1, high=100_000)
-    seed: int = option(low=0)
-    quantize: bool = option()
-    image_size: int | None = option(low=1, high=65_536)
-    channels: int | None = option(low=1, high=4096)
-    classes: int | None = option(low=2, high=1_000_000)
     out: str | None = option()
-    memory_mb: int = option(low=1)
-    timeout: float = option(low=1)
-
-    @property
-    def network(self) -> Asked:
-        """The network that they ask for."""
-        return Asked(self.model or "", self.target, self.quantize, self.image_size, self.channels, self.classes,
-                     self.seed, self.memory_mb)
 
 
 def main(config: Config, console: Console) -> None:

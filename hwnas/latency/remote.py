@@ -455,7 +455,6 @@ class RemoteRuntime:
             self._device.executions[file.name, target] = execution
         return RemoteCompiled(self._device, file, target, execution)
 
-
     def sent(self, path: Path, target: Target) -> SentFile:
         """The file to send: in the runtime's own format where it has one, made here, as that takes more than there is
         there."""
