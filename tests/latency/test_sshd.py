@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,29 +73,31 @@ def test_a_connection_that_is_killed_is_made_again_and_its_agent_ends(sshd: Serv
     gone(sshd)
 
 
-def test_an_unknown_and_a_changed_host_key_are_told_apart(sshd: Server) -> None:
-    known = sshd.folder / "known_hosts"
-    before = known.read_text()
+@contextmanager
+def kept(path: Path) -> Iterator[Path]:
+    """Inside, a file of all tests may be changed."""
+    before = path.read_text()
     try:
+        yield path
+    finally:
+        path.write_text(before)
+
+
+def test_an_unknown_and_a_changed_host_key_are_told_apart(sshd: Server) -> None:
+    with kept(sshd.folder / "known_hosts") as known:
         known.write_text("")
         with pytest.raises(DeviceError, match=rf"host key that is not known .* by hand .*: ssh -p {sshd.port} "):
             sshd.device()
         known.write_text(f"[127.0.0.1]:{sshd.port} {key(sshd.folder / 'another')}")
         with pytest.raises(DeviceError, match=rf"another host key .* ssh-keygen -R '\[127\.0\.0\.1\]:{sshd.port}'"):
             sshd.device()
-    finally:
-        known.write_text(before)
 
 
 def test_a_server_that_wants_a_password_is_told(sshd: Server) -> None:
-    allowed = sshd.folder / "authorized_keys"
-    before = allowed.read_text()
-    try:
+    with kept(sshd.folder / "authorized_keys") as allowed:
         allowed.write_text("")
         with pytest.raises(DeviceError, match=rf"takes no key of yours .* ssh-copy-id -p {sshd.port} "):
             sshd.device()
-    finally:
-        allowed.write_text(before)
 
 
 def test_a_port_where_nobody_listens_is_told(sshd: Server) -> None:
