@@ -237,3 +237,39 @@ def test_stored_weights_are_aligned(tmp_path: Path) -> None:
     for index in range(1, model.BuffersLength()):
         data = model.Buffers(index).DataAsNumpy()
         assert (data.__array_interface__["data"][0] - places[0]) % 16 == 0
+
+
+def test_weights_that_lie_beside_the_file_are_those_of_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+                                                                      ) -> None:
+    path = exported(nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()), tmp_path / "whole.onnx",
+                    (3, 16, 16))
+    (tmp_path / "apart").mkdir()
+    apart = tmp_path / "apart" / "model.onnx"
+    onnx.save_model(onnx.load(str(path)), str(apart), save_as_external_data=True, location="model.data",
+                    size_threshold=0)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.data").write_bytes(b"\1" * (apart.parent / "model.data").stat().st_size)  # of another network
+    given = images(4, 3, 16, 16)
+    whole, parted = (load_runtime("litert").compile(file, Target("t", "litert", "fp32", threads=1)).logits(given)
+                     for file in (path, apart))
+    assert (whole == parted).all()
+    (apart.parent / "model.data").unlink()
+    with pytest.raises(FileError, match="cannot be read"):
+        write_tflite(apart)
+
+
+@pytest.mark.parametrize("wide", [True, False])
+def test_levels_that_litert_lacks_are_refused(wide: bool, tmp_path: Path) -> None:
+    path = quantised(exported(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)), tmp_path / "m.onnx",
+                              (3, 16, 16)), (3, 16, 16))
+    proto = onnx.load(str(path))
+    node = next(each for each in proto.graph.node if each.op_type == "QuantizeLinear")
+    if wide:
+        zero = next(each for each in proto.graph.initializer if each.name == node.input[2])
+        zero.CopyFrom(helper.make_tensor(zero.name, onnx.TensorProto.UINT16, [], [32768]))
+        proto.opset_import[0].version = 21
+    else:
+        del node.input[2]  # it may be left out: 0 then
+    onnx.save_model(proto, str(path))
+    with pytest.raises(FileError, match="LiteRT"):
+        write_tflite(path)
