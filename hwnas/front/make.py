@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from hwnas.data.dataset import Dataset
+    from hwnas.training.first import FirstTraining
     from hwnas.training.recipe import Recipe
 
 
@@ -49,6 +50,7 @@ class Making:
     """The settings that all finalists and baselines of a run share: data, recipe, seed, target, calibration images.
 
     `narrow`: the target's CPU needs int8 weights of 7 bits (`hwnas.networks.quantize.needs_narrow_weights`).
+    `first`: what networks with pretrained weights are trained for before, as the trials of the search were.
     """
 
     dataset: Dataset
@@ -58,6 +60,17 @@ class Making:
     n_calibration: int = 768
     threads: int = 0
     narrow: bool = False
+    first: FirstTraining | None = None
+
+    def first_of(self, network: Network) -> FirstTraining | None:
+        """The network's training before its last; None for one that begins with random weights."""
+        return self.first if network.provenance else None
+
+    def steps_before(self, network: Network) -> float:
+        """What that training still takes, in steps of the recipe that see as many images; 0 where the weights of the
+        network's trial are kept."""
+        first, n = self.first_of(network), len(self.dataset.train)
+        return 0.0 if first is None or first.is_kept(network.name) else first.images(n) / self.recipe.batch_for(n)
 
     def recipe_of(self, network: Network) -> Recipe:
         """The recipe, or for a network that begins with pretrained weights that of fine-tuning, on as many images, with
@@ -109,6 +122,8 @@ def make(network: Network, folder: ModelFolder, making: Making, progress: Progre
         write_atomic(described, network.describe())
         if not reused:
             _discard(folder)
+            if (first := making.first_of(network)) is not None:
+                model = first.trained(model, network.name, data)
             model = _train(model, data, making, making.recipe_of(network), progress)
             write_atomic(folder.weights, _weights(model, wanted))
         Manifest.write(folder.path, (described, folder.weights), wanted)
@@ -217,8 +232,9 @@ def _recipe_in(path: Path) -> str | None:
 def fingerprint(network: Network, making: Making) -> str:
     """Names everything that decides the weights: network, recipe, seed, data."""
     size, kept = network.shape.image_size, "the better weights"  # earlier versions kept the average always
+    first = making.first_of(network)
     content = "|".join((network.identity, making.recipe_of(network).fingerprint, str(making.seed),
-                        making.dataset.fingerprint_at(size), str(size), kept))
+                        making.dataset.fingerprint_at(size), str(size), kept, *((first.fingerprint,) if first else ())))
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 

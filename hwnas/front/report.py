@@ -166,7 +166,8 @@ def plot_info(environment: Mapping[str, Any]) -> PlotInfo:
     batch, training = (environment.get("target") or {}).get("batch"), environment.get("training") or {}
     begun = "from scratch or, if so named, pretrained" if training.get("pretrained") else "from scratch"
     begun = "from pretrained weights" if training.get("all_pretrained") else begun
-    told = f"trained {begun}, {training['steps']} steps" if training.get("steps") else ""
+    steps = f"{training.get('first_steps')} + " * bool(training.get("first_steps") and training.get("all_pretrained"))
+    told = f"trained {begun}, {steps}{training['steps']} steps" if training.get("steps") else ""
     size = (environment.get("dataset") or {}).get("image_size")
     return PlotInfo(text("target", "name"), host, text("dataset", "title") or text("dataset", "name"),
                     str(environment.get("created", ""))[:10],

@@ -180,6 +180,8 @@ def _card(row: FrontRow, network: Network, making: Making, environment: Mapping[
     by = making.recipe_of(network)
     recipe = f"Recipe `{by.name}`, seed {making.seed}, {len(data.train)} images of {data.name}: " \
              f"{', '.join(f'{key} {value}' for key, value in asdict(by).items() if key != 'name')}."
+    if (first := making.first_of(network)) is not None:
+        recipe += f" Before that {first.steps(len(data.train))} steps by `{first.recipe.name}`, as in a trial."
     if row.origin:
         recipe = f"{row.origin[0].upper()}{row.origin[1:]}; `origin.json` and `manifest.json` say more."
     return card_text(row, given, making.target, date=str(environment["created"])[:10],
@@ -199,6 +201,7 @@ def environment_of(making: Making, facts: Facts, networks: Iterable[Network] = (
         "versions": versions(), "space": facts.space, "cap_ms": facts.cap_ms,
         "cap_p99_ms": facts.cap_p99_ms,
         "training": {"steps": recipe.steps_for(len(data.train)),
+                     "first_steps": making.first.steps(len(data.train)) if making.first is not None else 0,
                      "pretrained": any(begun), "all_pretrained": bool(begun) and all(begun)},
         "dataset": {"name": data.name, "title": data.title, "fingerprint": data.fingerprint,
                     "image_size": data.image_size,

@@ -12,7 +12,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -84,26 +84,29 @@ class Clock:
 class Pace:
     """How fast this machine is: seconds of a training step by network id, and of making a network's files besides.
 
-    `answers`: the images that a network answers after its training (validation, test), in steps.
+    `answers`: the images that a network answers after its training (validation, test), in steps. `before`: the steps
+    that a network is trained for before its last training, by id (0 where it is missing).
     """
 
     step_s: Mapping[str, float]
     making_s: float
     answers: float = 0.0
+    before: Mapping[str, float] = field(default_factory=dict)
 
     def with_networks(self, networks: Iterable[Network], making: Making) -> Pace:
         """The same, which knows these networks' steps too: each new one is trained for a moment.
 
         One that cannot be trained counts as the slowest known: its row of the front says later why it failed.
         """
-        known = dict(self.step_s)
+        known, before = dict(self.step_s), dict(self.before)
         for network in networks:
+            before[network.id] = making.steps_before(network)
             if network.id not in known:
                 try:
                     known[network.id] = step_seconds(network, making)
                 except CandidateError:
                     known[network.id] = max(known.values())
-        return replace(self, step_s=known)
+        return replace(self, step_s=known, before=before)
 
     def seconds(self, networks: Sequence[Network], steps: int, workers: int) -> float:
         """Seconds to train and export `networks` with `steps` each, the last one first, on so many processes."""
@@ -111,7 +114,8 @@ class Pace:
         beside = BESIDE if workers > 1 else 1.0
         ends = [STARTING_S if workers > 1 else 0.0] * workers
         for network in reversed(networks):
-            seconds = self.making_s + (steps + self.answers) * self.step_s[network.id]
+            all_steps = self.before.get(network.id, 0.0) + steps + self.answers
+            seconds = self.making_s + all_steps * self.step_s[network.id]
             heapq.heapreplace(ends, ends[0] + beside * seconds)
         return max(ends)
 
@@ -181,7 +185,7 @@ def mean_step_seconds(networks: Sequence[Network], making: Making, image_size: i
 
 
 def _short(making: Making) -> Making:
-    return replace(making, recipe=with_steps(making.recipe, _PROBED))
+    return replace(making, recipe=with_steps(making.recipe, _PROBED), first=None)
 
 
 def with_steps(recipe: Recipe, steps: int) -> Recipe:

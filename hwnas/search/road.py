@@ -44,6 +44,7 @@ from hwnas.search.minutes import (
     with_steps,
 )
 from hwnas.space.search_space import WHOLE
+from hwnas.stats import layers
 from hwnas.study.objective import CAP_QUANTILES, Objective
 from hwnas.system.paths import write_atomic
 from hwnas.system.processes import crew
@@ -71,11 +72,13 @@ if TYPE_CHECKING:
     from hwnas.search.trial import SearchOptions
     from hwnas.space.architecture import Architecture
     from hwnas.space.search_space import SearchSpace
+    from hwnas.training.first import FirstTraining
     from hwnas.training.recipe import Recipe
 
 
 UNTIL = "search_until"  # of the study: when its trials end, seconds since 1970
 LENGTH = {"epochs", "min_steps", "max_steps", "image_size", "train_images", "seeds"}  # options of the proxy
+KEPT_LAYERS = 3  # fronts of trials whose weights are kept for the finalists
 MOST_TIMES = 10  # as many steps as the recipe's own a budget of minutes gives at most
 LARGEST_PX = 224  # of the images of cut networks, where no size is given
 DEFAULT_TRIALS, UNLIMITED = 24, 1_000_000  # the second: the minutes end the search
@@ -401,6 +404,7 @@ class Prepared:
     study: optuna.Study
     clock: Clock | None = None
     pace: Pace | None = None
+    first: FirstTraining | None = None
 
 
 @dataclass(frozen=True)
@@ -618,7 +622,24 @@ def prepare(plan: Plan, run: RunFolder, console: Console, clock: Clock | None = 
 
         n = reuse_trials(study, plan.reuse, plan.space, model.predict, options)
         console.note(f"reused: the accuracies of {n} networks of {plan.reuse}")
-    return Prepared(plan, run, dataset, certificate, chosen, estimator, table, model, options, study, clock, pace)
+    first = _first_training(plan, run, estimator)
+    return Prepared(plan, run, dataset, certificate, chosen, estimator, table, model, options, study, clock, pace,
+                    first)
+
+
+def _first_training(plan: Plan, run: RunFolder, estimator: AccuracyEstimator) -> FirstTraining | None:
+    """The training of trials that begin with pretrained weights, from which finalists go on: the estimator keeps what
+    its trainings end with. None where trials are judged otherwise."""
+    from hwnas.accuracy.proxy import Proxy
+    from hwnas.training.first import FirstTraining
+
+    if plan.start is None or not isinstance(estimator, Proxy):
+        return None
+    options = estimator.options
+    first = FirstTraining(estimator.recipe, options.train_images, options.image_size, plan.options.seed,
+                          run.trial_weights)
+    estimator.keep = first.keep
+    return first
 
 
 def _tell_fallbacks(plan: Plan, table: LatencyTable, console: Console) -> None:
@@ -711,6 +732,7 @@ def searched(prepared: Prepared, console: Console) -> list[str]:
 def search_trials(prepared: Prepared, console: Console) -> None:
     """Evaluate architectures until the study is done, as one of its workers."""
     from hwnas.search.loop import run_search
+    from hwnas.study.record import EVALUATED
 
     plan = prepared.plan
     options = replace(prepared.options, until=prepared.study.user_attrs.get(UNTIL))
@@ -719,10 +741,29 @@ def search_trials(prepared: Prepared, console: Console) -> None:
     console.note(f"search: {n} of {plan.space.n_architectures:.3g} in space "
                  f"{plan.space.name}, {options.objective.shown}, sampler {plan.options.sampler}")
     with console.step("search") as report:
-        outcome = run_search(prepared.study, plan.space, prepared.model.predict, prepared.estimator, options,
-                             _tell(report, options.until))
+        tell = _tell(report, options.until)
+
+        def heard(event: SearchEvent) -> None:
+            tell(event)
+            if event.kind == EVALUATED:
+                _forget_beaten(prepared)
+
+        outcome = run_search(prepared.study, plan.space, prepared.model.predict, prepared.estimator, options, heard)
     console.note(f"search ended: {outcome.reason} ({outcome.n_asks} asks, {outcome.n_pruned} over the cap, "
                  f"{outcome.n_duplicates} duplicates, {outcome.n_failed} failed)")
+
+
+def _forget_beaten(prepared: Prepared) -> None:
+    """Remove the weights of trials that will hardly be finalists: those behind KEPT_LAYERS fronts of better ones."""
+    from hwnas.study.record import EVALUATED, outcome
+
+    if prepared.first is None:
+        return
+    trials = [trial for trial in prepared.study.get_trials(deepcopy=False) if outcome(trial) == EVALUATED]
+    points = np.array([[-trial.user_attrs["top1_proxy"], trial.user_attrs["latency_ms_predicted"]] for trial in trials])
+    names = [trial.user_attrs["architecture_id"] for trial in trials]
+    kept = {names[index] for layer in layers(points, [True, True])[:KEPT_LAYERS] for index in layer}
+    prepared.first.keep_only(kept, set(names))
 
 
 def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: Console,
@@ -741,7 +782,8 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     plan, run, deployment = prepared.plan, prepared.run, prepared.plan.deployment
     target, host = deployment.target, deployment.host_name
     wanted = rows = _wanted(prepared, trials, console, of)
-    making = Making(prepared.dataset, plan.recipe, plan.options.seed, target, narrow=_narrow(prepared))
+    making = Making(prepared.dataset, plan.recipe, plan.options.seed, target, narrow=_narrow(prepared),
+                    first=prepared.first)
     if prepared.clock is not None and prepared.pace is not None:
         rows, making, pace = _in_time(prepared, rows, making, console)
         prepared = replace(prepared, pace=pace)
@@ -773,6 +815,8 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     write_results(run, results, making, trials, plan.yaml)
     if of is FoundNetwork:
         run.remove_models(EARLY)
+        if prepared.first is not None:
+            prepared.first.forget()
     return results.rows, [comparison.to_dict() for comparison in results.comparisons]
 
 

@@ -426,6 +426,11 @@ class RunFolder(WorkFolder):
         for path in self.path.glob(f"models/*{end}"):
             shutil.rmtree(path, ignore_errors=True)
 
+    @property
+    def trial_weights(self) -> Path:
+        """Folder of the weights that trials ended with, until their finalists have gone on from them."""
+        return self.path / "trial_weights"
+
     def write_trials(self, trials: Iterable[Mapping[str, Any]]) -> None:
         """`trials.csv`: one line a trial, columns in the order they first appear."""
         write_atomic(self.trials_csv, table_csv(list(trials)))

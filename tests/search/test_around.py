@@ -27,6 +27,7 @@ from hwnas.search.__main__ import main
 from hwnas.search.road import make_plan, search_options
 from hwnas.space.search_space import SearchSpace
 from hwnas.system.run_folder import ModelFolder, RunFolder
+from hwnas.training.first import FirstTraining
 from hwnas.training.job import make_job
 from hwnas.worker import main as work
 
@@ -86,6 +87,9 @@ def test_cuts_are_searched_and_fine_tuned_from_what_they_keep(home, tmp_path, ca
         assert "Origin: a test" in folder.card.read_text()
         if isinstance(network, FoundNetwork):
             assert FoundNetwork(network.architecture).provenance == {}
+    assert not (out / "trial_weights").exists()
+    assert json.loads((out / "environment.json").read_text())["training"]["first_steps"] == 2
+    assert "Before that 2 steps by `inherited`, as in a trial" in RunFolder(out).model(cuts[0]["id"]).card.read_text()
     known = {row["id"] for row in cuts if row["is_control"] == "true" and not row["control_of"]}
     space = SearchSpace.load(out / "space.yaml", channels=1, classes=10)
     assert known <= {network.id for network in space.known.values()}
@@ -109,6 +113,18 @@ def test_cuts_are_searched_and_fine_tuned_from_what_they_keep(home, tmp_path, ca
     save_weights(home / "weights")  # others than those of the trials
     assert run_command(main, "search", "usage", given) == 2
     assert "accuracy was inherited" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_finalists_go_on_from_their_trials(home, tmp_path, monkeypatch):
+    begun: dict[str, bool] = {}
+    read = FirstTraining.is_kept
+    monkeypatch.setattr(FirstTraining, "trained", lambda self, model, name, data: begun.setdefault(
+        name, read(self, name)) is None or model)
+    out = tmp_path / "run"
+    assert run_command(main, "search", "usage", [*SMALL, "finalists.k=2", "controls=0", f"out={out}"]) == 0
+    rows = rows_of(out / "front.csv")
+    assert begun == {NAME: False, **{row["id"]: True for row in rows if row["is_baseline"] != "true"}}
+    assert len(begun) == 3
 
 
 def test_the_written_space_can_be_searched_by_its_file(home):

@@ -96,7 +96,8 @@ def test_a_network_that_cannot_be_trained_ends_no_search_and_counts_as_slow(monk
         raise TrainingError("the loss is not finite")
 
     monkeypatch.setattr(minutes, "step_seconds", fail)
-    assert PACE.with_networks(networks("fast", "broken"), None).step_s == {"fast": 0.1, "slow": 0.4, "broken": 0.4}
+    making: Any = SimpleNamespace(steps_before=lambda network: 0.0)
+    assert PACE.with_networks(networks("fast", "broken"), making).step_s == {"fast": 0.1, "slow": 0.4, "broken": 0.4}
 
 
 def rows(finalists: int, controls: int, baselines: int) -> list[Any]:
