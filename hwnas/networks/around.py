@@ -348,16 +348,47 @@ def begin(architecture: Architecture, pretrained: Pretrained | None) -> nn.Modul
     fit."""
     if pretrained is None:
         return build(architecture)
-    model: Any = build(architecture)
-    source: Any = _source(architecture.around, architecture.channels, pretrained, str(pretrained.path))
+    model = build(architecture)
+    source = _source(architecture.around, architecture.channels, pretrained, str(pretrained.path))
+    own = model.state_dict()
     with torch.no_grad():
-        read = _stem(source, model)
-        for its, mine in zip(source.blocks, model.blocks, strict=False):
-            read = _stage_from(its, mine, read)
-        if len(model.blocks) == len(source.blocks) and architecture.head and isinstance(source.conv_head, nn.Conv2d):
-            _head_from(source, model, read)
-    network: nn.Module = model.train()
-    return network
+        for name, tensor in kept(source, model).items():
+            own[name].copy_(tensor)
+    return model.train()
+
+
+def kept(source: Any, model: Any) -> dict[str, Tensor]:
+    """What `model`, a cut, keeps of `source`, the whole network: values of its parameters and of its norms' statistics
+    by name, in autograd expressions of the source's. What is not named, such as the classifier, it has not from
+    there."""
+    fill = _Kept(model)
+    read = _stem(source, model, fill)
+    for its, mine in zip(source.blocks, model.blocks, strict=False):
+        read = _stage_from(its, mine, read, fill)
+    if len(model.blocks) == len(source.blocks) and all(isinstance(network.conv_head, nn.Conv2d)
+                                                       for network in (source, model)):
+        _head_from(source, model, read, fill)
+    return fill.values
+
+
+class _Kept:
+    """Values of a cut's parameters, put together layer by layer."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.values: dict[str, Tensor] = {}
+        self._names = {id(module): name for name, module in model.named_modules()}
+
+    def layer(self, layer: nn.Module, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._put(layer, "weight", weight)
+        if bias is not None:
+            self._put(layer, "bias", bias)
+
+    def norm(self, its: nn.Module, mine: nn.Module, rows: Tensor) -> None:
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            self._put(mine, name, getattr(its, name)[rows])
+
+    def _put(self, layer: nn.Module, name: str, value: Tensor) -> None:
+        self.values[f"{self._names[id(layer)]}.{name}"] = value
 
 
 @lru_cache(maxsize=2)
@@ -371,77 +402,67 @@ def _source(around: str, channels: int, pretrained: Pretrained, path: str) -> nn
 
 def _best(importance: Tensor, n: int) -> Tensor:
     """Indices of the `n` most important channels, in their order."""
+    importance = importance.detach()
     if n > len(importance):
         raise ConfigError(f"a cut network cannot have {n} channels where the original has {len(importance)}.")
     return importance.argsort(descending=True, stable=True)[:n].sort().values
 
 
-def _put(layer: Any, weight: Tensor, bias: Tensor | None = None) -> None:
-    layer.weight.copy_(weight)
-    if bias is not None:
-        layer.bias.copy_(bias)
-
-
-def _put_norm(its: Any, mine: Any, rows: Tensor) -> None:
-    for name in ("weight", "bias", "running_mean", "running_var"):
-        getattr(mine, name).copy_(getattr(its, name)[rows])
-
-
-def _stem(source: Any, model: Any) -> Tensor:
+def _stem(source: Any, model: Any, fill: _Kept) -> Tensor:
     """Fill the stem; the channels that it keeps."""
     rows = _best(source.bn1.weight.abs(), model.conv_stem.out_channels)
-    _put(model.conv_stem, source.conv_stem.weight[rows])
-    _put_norm(source.bn1, model.bn1, rows)
+    fill.layer(model.conv_stem, source.conv_stem.weight[rows])
+    fill.norm(source.bn1, model.bn1, rows)
     return rows
 
 
-def _stage_from(its: Any, mine: Any, read: Tensor) -> Tensor:
+def _stage_from(its: Any, mine: Any, read: Tensor, fill: _Kept) -> Tensor:
     """Fill a stage from the original's blocks in their order; the channels that it hands on."""
     scales = [getattr(block, _LAST_NORM[str(_kind(block))]).weight.abs() for block in its]
     kind = str(_kind(mine[0]))
     rows = _best(torch.stack(scales[:len(mine)]).sum(0), getattr(mine[0], _PARTS[kind][3]).out_channels)
     for source, block in zip(its, mine, strict=False):
-        _fill(source, block, read, rows)
+        _fill(source, block, read, rows, fill)
         read = rows
     return rows
 
 
-def _head_from(source: Any, model: Any, read: Tensor) -> None:
+def _head_from(source: Any, model: Any, read: Tensor, fill: _Kept) -> None:
     """Fill the head's convolution, which reads the channels `read`, and its norm, if it has one."""
     its, mine, norm = source.conv_head, model.conv_head, getattr(source, "bn2", None)
     rows = _best(its.weight.flatten(1).norm(dim=1) if norm is None else norm.weight.abs(), mine.out_channels)
-    _put(mine, its.weight[rows][:, read], None if mine.bias is None else its.bias[rows])
+    fill.layer(mine, its.weight[rows][:, read], None if mine.bias is None else its.bias[rows])
     if norm is not None:
-        _put_norm(norm, model.bn2, rows)
+        fill.norm(norm, model.bn2, rows)
 
 
-def _fill(its: Any, mine: Any, read: Tensor, write: Tensor) -> None:
+def _fill(its: Any, mine: Any, read: Tensor, write: Tensor, fill: _Kept) -> None:
     """Fill one block that reads the channels `read` and writes `write`."""
     old, new = (str(_kind(block)) for block in (its, mine))
     if new == "cn":
-        _put(mine.conv, _cropped(its.conv.weight[write][:, read], mine.conv))
-        _put_norm(its.bn1, mine.bn1, write)
+        fill.layer(mine.conv, _cropped(its.conv.weight[write][:, read], mine.conv))
+        fill.norm(its.bn1, mine.bn1, write)
         return
     if new in _SEPARABLE:
         inner = read
-        _put(mine.conv_dw, _cropped(its.conv_dw.weight[inner], mine.conv_dw))
-        _put_norm(its.bn1, mine.bn1, inner)
+        fill.layer(mine.conv_dw, _cropped(its.conv_dw.weight[inner], mine.conv_dw))
+        fill.norm(its.bn1, mine.bn1, inner)
     else:
         norm, last = getattr(its, _PARTS[old][1]), its.conv_pwl.weight
         inner = _best(norm.weight.abs() * last[write].flatten(2).norm(dim=(0, 2)), mine.conv_pwl.in_channels)
         if new == "ir":
-            _put(mine.conv_pw, its.conv_pw.weight[inner][:, read])
-            _put_norm(its.bn1, mine.bn1, inner)
-            _put(mine.conv_dw, _cropped(its.conv_dw.weight[inner], mine.conv_dw))
+            fill.layer(mine.conv_pw, its.conv_pw.weight[inner][:, read])
+            fill.norm(its.bn1, mine.bn1, inner)
+            fill.layer(mine.conv_dw, _cropped(its.conv_dw.weight[inner], mine.conv_dw))
         else:
             dense = its.conv_exp.weight[inner][:, read] if old == "er" else _dense(its, inner, read)
-            _put(mine.conv_exp, _cropped(dense, mine.conv_exp))
-        _put_norm(norm, getattr(mine, _PARTS[new][1]), inner)
+            fill.layer(mine.conv_exp, _cropped(dense, mine.conv_exp))
+        fill.norm(norm, getattr(mine, _PARTS[new][1]), inner)
     if hasattr(getattr(mine, "se", None), "conv_reduce"):
-        _fill_squeeze(its.se, mine.se, inner)
+        _fill_squeeze(its.se, mine.se, inner, fill)
     last_name = _PARTS[new][3]
-    _put(getattr(mine, last_name), getattr(its, _PARTS[old][3]).weight[write][:, inner])
-    _put_norm(getattr(its, _LAST_NORM[old]), getattr(mine, _LAST_NORM[new]), write)
+    fill.layer(getattr(mine, last_name), getattr(its, _PARTS[old][3]).weight[write][:, inner])
+    fill.norm(getattr(its, _LAST_NORM[old]), getattr(mine, _LAST_NORM[new]), write)
 
 
 def _cropped(weight: Tensor, layer: Any) -> Tensor:
@@ -460,7 +481,7 @@ def _dense(its: Any, inner: Tensor, read: Tensor) -> Tensor:
     return kernel
 
 
-def _fill_squeeze(its: Any, mine: Any, inner: Tensor) -> None:
+def _fill_squeeze(its: Any, mine: Any, inner: Tensor, fill: _Kept) -> None:
     rows = _best(its.conv_reduce.weight.flatten(1).norm(dim=1), mine.conv_reduce.out_channels)
-    _put(mine.conv_reduce, its.conv_reduce.weight[rows][:, inner], its.conv_reduce.bias[rows])
-    _put(mine.conv_expand, its.conv_expand.weight[inner][:, rows], its.conv_expand.bias[inner])
+    fill.layer(mine.conv_reduce, its.conv_reduce.weight[rows][:, inner], its.conv_reduce.bias[rows])
+    fill.layer(mine.conv_expand, its.conv_expand.weight[inner][:, rows], its.conv_expand.bias[inner])
