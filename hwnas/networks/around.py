@@ -352,30 +352,32 @@ def begin(architecture: Architecture, pretrained: Pretrained | None) -> nn.Modul
     source = _source(architecture.around, architecture.channels, pretrained, str(pretrained.path))
     own = model.state_dict()
     with torch.no_grad():
-        for name, tensor in kept(source, model).items():
+        for name, tensor in kept(source, model).values.items():
             own[name].copy_(tensor)
     return model.train()
 
 
-def kept(source: Any, model: Any) -> dict[str, Tensor]:
-    """What `model`, a cut, keeps of `source`, the whole network: values of its parameters and of its norms' statistics
-    by name, in autograd expressions of the source's. What is not named, such as the classifier, it has not from
-    there."""
-    fill = _Kept(model)
+def kept(source: Any, model: Any) -> Kept:
+    """What `model`, a cut, keeps of `source`, the whole network."""
+    fill = Kept(model)
     read = _stem(source, model, fill)
     for its, mine in zip(source.blocks, model.blocks, strict=False):
         read = _stage_from(its, mine, read, fill)
     if len(model.blocks) == len(source.blocks) and all(isinstance(network.conv_head, nn.Conv2d)
                                                        for network in (source, model)):
         _head_from(source, model, read, fill)
-    return fill.values
+    fill.rows = read
+    return fill
 
 
-class _Kept:
-    """Values of a cut's parameters, put together layer by layer."""
+class Kept:
+    """What a cut keeps: `values` of its parameters and of its norms' statistics by name, in autograd expressions of the
+    whole network's; `rows`, the channels of the whole network that its last stage hands on. What is not among the
+    values, such as the classifier, is not from there."""
 
     def __init__(self, model: nn.Module) -> None:
         self.values: dict[str, Tensor] = {}
+        self.rows = torch.arange(0)
         self._names = {id(module): name for name, module in model.named_modules()}
 
     def layer(self, layer: nn.Module, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -408,7 +410,7 @@ def _best(importance: Tensor, n: int) -> Tensor:
     return importance.argsort(descending=True, stable=True)[:n].sort().values
 
 
-def _stem(source: Any, model: Any, fill: _Kept) -> Tensor:
+def _stem(source: Any, model: Any, fill: Kept) -> Tensor:
     """Fill the stem; the channels that it keeps."""
     rows = _best(source.bn1.weight.abs(), model.conv_stem.out_channels)
     fill.layer(model.conv_stem, source.conv_stem.weight[rows])
@@ -416,7 +418,7 @@ def _stem(source: Any, model: Any, fill: _Kept) -> Tensor:
     return rows
 
 
-def _stage_from(its: Any, mine: Any, read: Tensor, fill: _Kept) -> Tensor:
+def _stage_from(its: Any, mine: Any, read: Tensor, fill: Kept) -> Tensor:
     """Fill a stage from the original's blocks in their order; the channels that it hands on."""
     scales = [getattr(block, _LAST_NORM[str(_kind(block))]).weight.abs() for block in its]
     kind = str(_kind(mine[0]))
@@ -427,7 +429,7 @@ def _stage_from(its: Any, mine: Any, read: Tensor, fill: _Kept) -> Tensor:
     return rows
 
 
-def _head_from(source: Any, model: Any, read: Tensor, fill: _Kept) -> None:
+def _head_from(source: Any, model: Any, read: Tensor, fill: Kept) -> None:
     """Fill the head's convolution, which reads the channels `read`, and its norm, if it has one."""
     its, mine, norm = source.conv_head, model.conv_head, getattr(source, "bn2", None)
     rows = _best(its.weight.flatten(1).norm(dim=1) if norm is None else norm.weight.abs(), mine.out_channels)
@@ -436,7 +438,7 @@ def _head_from(source: Any, model: Any, read: Tensor, fill: _Kept) -> None:
         fill.norm(norm, model.bn2, rows)
 
 
-def _fill(its: Any, mine: Any, read: Tensor, write: Tensor, fill: _Kept) -> None:
+def _fill(its: Any, mine: Any, read: Tensor, write: Tensor, fill: Kept) -> None:
     """Fill one block that reads the channels `read` and writes `write`."""
     old, new = (str(_kind(block)) for block in (its, mine))
     if new == "cn":
@@ -481,7 +483,7 @@ def _dense(its: Any, inner: Tensor, read: Tensor) -> Tensor:
     return kernel
 
 
-def _fill_squeeze(its: Any, mine: Any, inner: Tensor, fill: _Kept) -> None:
+def _fill_squeeze(its: Any, mine: Any, inner: Tensor, fill: Kept) -> None:
     rows = _best(its.conv_reduce.weight.flatten(1).norm(dim=1), mine.conv_reduce.out_channels)
     fill.layer(mine.conv_reduce, its.conv_reduce.weight[rows][:, inner], its.conv_reduce.bias[rows])
     fill.layer(mine.conv_expand, its.conv_expand.weight[inner][:, rows], its.conv_expand.bias[inner])
