@@ -180,8 +180,8 @@ def _card(row: FrontRow, network: Network, making: Making, environment: Mapping[
     by = making.recipe_of(network)
     recipe = f"Recipe `{by.name}`, seed {making.seed}, {len(data.train)} images of {data.name}: " \
              f"{', '.join(f'{key} {value}' for key, value in asdict(by).items() if key != 'name')}."
-    if (first := making.first_of(network)) is not None:
-        recipe += f" Before that {first.steps(len(data.train))} steps by `{first.recipe.name}`, as in a trial."
+    if (first := (environment.get("training") or {}).get("first_steps")) and network.provenance:
+        recipe += f" Before that {first} steps, as a trial of the search."
     if row.origin:
         recipe = f"{row.origin[0].upper()}{row.origin[1:]}; `origin.json` and `manifest.json` say more."
     return card_text(row, given, making.target, date=str(environment["created"])[:10],

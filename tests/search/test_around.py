@@ -29,6 +29,7 @@ from hwnas.space.search_space import SearchSpace
 from hwnas.system.run_folder import ModelFolder, RunFolder
 from hwnas.training.first import FirstTraining
 from hwnas.training.job import make_job
+from hwnas.verify import run as verify
 from hwnas.worker import main as work
 
 NAME = "test_efficientnet"
@@ -89,7 +90,8 @@ def test_cuts_are_searched_and_fine_tuned_from_what_they_keep(home, tmp_path, ca
             assert FoundNetwork(network.architecture).provenance == {}
     assert not (out / "trial_weights").exists()
     assert json.loads((out / "environment.json").read_text())["training"]["first_steps"] == 2
-    assert "Before that 2 steps by `inherited`, as in a trial" in RunFolder(out).model(cuts[0]["id"]).card.read_text()
+    card = RunFolder(out).model(cuts[0]["id"]).card
+    assert "Before that 2 steps, as a trial of the search." in card.read_text()
     known = {row["id"] for row in cuts if row["is_control"] == "true" and not row["control_of"]}
     space = SearchSpace.load(out / "space.yaml", channels=1, classes=10)
     assert known <= {network.id for network in space.known.values()}
@@ -100,6 +102,9 @@ def test_cuts_are_searched_and_fine_tuned_from_what_they_keep(home, tmp_path, ca
                                          f"weights={RunFolder(out).model(finalist).weights}", "dataset=digits",
                                          f"out={tmp_path / 'on'}"], target=False), Console(quiet=True))
         assert (job.dataset.mean, job.dataset.std) == ((0.5,), (0.25,))
+    capsys.readouterr()
+    assert run_command(verify, "verify", "usage", [f"run={out}"], target=False) == 0, capsys.readouterr().err
+    assert "Before that 2 steps, as a trial of the search." in card.read_text()
     capsys.readouterr()
     assert run_command(main, "search", "usage", given) == 0
     assert "is verified already" in capsys.readouterr().err
