@@ -4,8 +4,8 @@
     python -m experiments.cut_estimates.run estimate TRUTH --space space.yaml --weights DIR --results DIR [--arms …]
     python -m experiments.cut_estimates.run table DIR...
 
-`estimate` asks every network of the certificate's folder TRUTH of each arm, and writes networks.csv; what it holds
-already is not asked again. One core, CPU seconds counted, setup and all. The arms:
+`estimate` asks each arm for every network of the certificate's folder TRUTH, and writes networks.csv with what the full
+trainings that are done came to; what it holds already is not asked again. One core, CPU seconds counted, setup and all. The arms:
 
     inherited    the default: the cut's weights, fine-tuned for 160 steps of 32 images
     whole_first  the same, cut from the whole network that was fine-tuned on the data first (312 steps of 32)
@@ -301,21 +301,20 @@ ARMS: dict[str, Callable[[Bench], Ask]] = {"inherited": inherited, "whole_first"
 
 
 def estimate(truth: Path, space: Path, weights: Path, results: Path, arms: Sequence[str]) -> None:
-    """Ask each arm for every network that has a full training."""
+    """Ask each arm for every network."""
     bench, plan = bench_of(truth, space, weights), read_plan(truth)
     assert plan is not None
     path = results / "networks.csv"
-    rows = pd.read_csv(path).to_dict("records") if path.exists() else []
+    rows: list[dict[str, Any]] = pd.read_csv(path).to_dict("records") if path.exists() else []
     full = {}
     for network in plan.networks:
         trained = [read_training(plan, network, seed) for seed in range(plan.seeds)]
         tops = [training.top1 for training in trained if training is not None and training.top1 is not None]
-        if tops:
-            full[network.id] = float(np.mean(tops)), len(tops)
-    rows = [{**row, "top1_test": full[row["id"]][0], "seeds": full[row["id"]][1]} for row in rows]
+        full[network.id] = {"top1_test": float(np.mean(tops)) if tops else math.nan, "seeds": len(tops)}
+    rows = [{**row, **full[row["id"]]} for row in rows]
+    asked = {(row["id"], row["arm"]) for row in rows}
     for arm in arms:
-        missing = [network for network in plan.networks if network.id in full
-                   and (network.id, arm) not in {(row["id"], row["arm"]) for row in rows}]
+        missing = [network for network in plan.networks if (network.id, arm) not in asked]
         if not missing:
             continue
         began = time.process_time()
@@ -324,16 +323,17 @@ def estimate(truth: Path, space: Path, weights: Path, results: Path, arms: Seque
         for network in missing:
             began = time.process_time()
             value = ask(network.architecture)
-            rows.append({"id": network.id, "latency_ms": network.cost, "top1_test": full[network.id][0],
-                         "seeds": full[network.id][1], "arm": arm, "estimate": value,
-                         "cpu_seconds": round(time.process_time() - began, 2), "setup_cpu_seconds": round(setup_s, 1)})
+            rows.append({"id": network.id, "latency_ms": network.cost, **full[network.id], "arm": arm,
+                         "estimate": value, "cpu_seconds": round(time.process_time() - began, 2),
+                         "setup_cpu_seconds": round(setup_s, 1)})
             save_csv(path, rows)
             print(f"{arm} {network.id} {value:.3f}", flush=True)
-    save_csv(path, rows)
+    if rows:
+        save_csv(path, rows)
 
 
 def table(folder: Path) -> None:
-    rows = pd.read_csv(folder / "networks.csv")
+    rows = pd.read_csv(folder / "networks.csv").dropna(subset="top1_test")
     wide = rows.pivot(index="id", columns="arm", values="estimate").dropna()
     facts = rows.drop_duplicates("id").set_index("id").loc[wide.index]
     resampled = np.random.default_rng(0).integers(0, len(wide), (RESAMPLES, len(wide)))
