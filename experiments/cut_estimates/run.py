@@ -4,8 +4,9 @@
     python -m experiments.cut_estimates.run estimate TRUTH --space space.yaml --weights DIR --results DIR [--arms …]
     python -m experiments.cut_estimates.run table DIR...
 
-`estimate` asks each arm for every network of the certificate's folder TRUTH, and writes networks.csv with what the full
-trainings that are done came to; what it holds already is not asked again. One core, CPU seconds counted, setup and all. The arms:
+`estimate` asks each arm for every network of the certificate's folder TRUTH, and writes networks.csv, with what those
+full trainings came to that are done. What the file holds is not asked again. One core; CPU seconds are counted, setup
+and all. The arms:
 
     inherited    the default: the cut's weights, fine-tuned for 160 steps of 32 images
     whole_first  the same, cut from the whole network that was fine-tuned on the data first (312 steps of 32)
