@@ -74,8 +74,8 @@ def _facts(check: Check) -> Iterator[tuple[str, str]]:
     yield "host", f"{check.host.name} ({check.host.cpu})"
     yield "executed", ("convolutions and matrix products: "
                        + (", ".join(f"{count} in {name}" for name, count in sorted(counts.items())) or UNKNOWN))
-    yield "time", (f"{check.executed.ms:.4g} ms in {len(check.executed.nodes)} nodes, instrumented (undisturbed: "
-                   "python -m hwnas.benchmark)")
+    yield "time", (f"{check.executed.ms:.4g} ms, the sum of {len(check.executed.nodes)} nodes' (undisturbed: python -m "
+                   "hwnas.benchmark)")
 
 
 _HEAD = ("operator", "nodes", "asked", "runs in", "kernel", "ms", "share", "")
@@ -134,7 +134,7 @@ def advice(executed: Executed, target: Target) -> Iterator[str]:
 
 
 _CAUSE = {
-    PRECISION: "{asked} was asked for, and {runs} runs", REFERENCE: "a reference kernel runs ({kernel})",
+    PRECISION: "{asked} was asked for, and {runs} runs", REFERENCE: "no fast kernel takes it ({kernel} runs)",
     DEVICE: "it runs on {device}, and not on {wanted}"}
 
 
