@@ -4,7 +4,8 @@ latency tables.
 Three blocks of a kind in a row are compiled in each precision of the runtime; the middle one's nodes are looked at.
 
 Format history
-    1   first: key, host, runtime, space, blocks (kind, activation, precision, time, shares, what falls back).
+    1   first: key, host, runtime, space, blocks (kind, activation, precision, time, shares, what falls back), later
+        hard_gate too.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from hwnas.latency.timing import image_shape, prepare_network
 from hwnas.runtimes.runtime import inspected
 from hwnas.space.architecture import Architecture, BlockDef
 from hwnas.space.blocks.block import BlockSpec
+from hwnas.space.restriction import Variant
 from hwnas.system.documents import WRONG, Document
 from hwnas.system.paths import home, table_dirs, write_atomic
 from hwnas.target import PRECISIONS, Host, Target, measuring_lock, usable_cores
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from hwnas.space.search_space import SearchSpace
 
 MATERIAL = 0.05  # share of a block's time from which what falls back counts; a convolution that does always counts
+COSTLY = 0.2  # share from which a search leaves the kind out: docs/decisions/fallbacks.md
 _DRAWN = 200  # networks of the space whose blocks stand for its kinds
 _MIDDLE = "blocks.0.1"
 _SHAPE = {"host": {"name": str}, "key": str, "runtime": str, "space": str, "blocks": [dict]}
@@ -64,6 +67,7 @@ class CheckedBlock:
     weighted_falls: bool = False
     refused: str = ""
     told: bool = True
+    hard_gate: bool = False
 
     @property
     def in_fallback(self) -> bool:
@@ -74,6 +78,11 @@ class CheckedBlock:
     def name(self) -> str:
         """As people say it: `ir with squeeze-and-excite, hard_swish`."""
         return f"{self.kind}{' with squeeze-and-excite' * self.se}, {self.activation}"
+
+    @property
+    def variant(self) -> Variant:
+        """What a search space can leave out."""
+        return Variant.named(self.kind, self.se, self.hard_gate, self.activation)
 
 
 def kinds_of(space: SearchSpace, seed: int = 0) -> list[BlockSpec]:
@@ -135,9 +144,9 @@ def _checked(block: BlockSpec, network: Architecture, target: Target, runtime: R
         path = prepare_network(network, target, folder)
         compiled = inspected(runtime, path, target)
     except CandidateError as error:
-        return CheckedBlock(*said, None, 0.0, 0.0, "", refused=str(error))
+        return CheckedBlock(*said, None, 0.0, 0.0, "", refused=str(error), hard_gate=block.hard_gate)
     nodes = compiled.profile(noise(target.batch, image_shape(network)), repeats)
-    return _told(said, executed(nodes, path, target))
+    return replace(_told(said, executed(nodes, path, target)), hard_gate=block.hard_gate)
 
 
 def _told(said: tuple[str, bool, str, str, str], whole: Executed) -> CheckedBlock:
@@ -202,7 +211,30 @@ def _read(data: Mapping[str, Any], path: Path) -> Iterator[CheckedBlock]:
 def warning(rows: Sequence[CheckedBlock], target: Target) -> str:
     """One line that names the kinds which the target runs in fallback; empty where it runs none so."""
     falling = [row for row in rows if row.precision == target.precision and row.in_fallback]
-    words = "; ".join(f"{row.name}: {row.refused or f'{row.falls}, {row.fallback_share:.0%} of its time'}"
-                      for row in falling)
     every = sum(row.precision == target.precision for row in rows)
+    words = "; ".join(f"{row.name}: {_cost(row, None)}" for row in falling)
     return f"{target.name} runs {len(falling)} of {every} kinds of blocks in fallback: {words}" if falling else ""
+
+
+def left_out(rows: Sequence[CheckedBlock], target: Target) -> dict[Variant, str]:
+    """The variants of blocks that a search leaves out, and what each of them costs, in words. See `costly`."""
+    fp32 = {(row.block, row.activation): row.ms for row in rows if row.precision == "fp32" != target.precision}
+    ours = [(row, fp32.get((row.block, row.activation))) for row in rows if row.precision == target.precision]
+    return {row.variant: f"{row.name}: {_cost(row, plain_ms)}" for row, plain_ms in ours if costly(row, plain_ms)}
+
+
+def costly(row: CheckedBlock, fp32_ms: float | None) -> bool:
+    """Whether what falls back costs a kind of block what its precision was to give: it cannot be run, one of its
+    convolutions falls back, COSTLY of its time is lost, or it takes no less time than in fp32 (None: not known)."""
+    if row.refused or row.weighted_falls:
+        return True
+    slower = bool(row.ms and fp32_ms and row.ms >= fp32_ms)
+    return row.in_fallback and (row.fallback_share >= COSTLY or slower)
+
+
+def _cost(row: CheckedBlock, fp32_ms: float | None) -> str:
+    """What falls back of a kind of block, and what that takes."""
+    if row.refused:
+        return row.refused
+    against = f", {row.ms / fp32_ms:.2f} times that of fp32" if row.ms and fp32_ms else ""
+    return f"{row.falls}, {row.fallback_share:.0%} of its time{against}"

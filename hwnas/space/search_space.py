@@ -142,17 +142,16 @@ class SearchSpace:
         for name, network in self.known.items():
             moved = [(f"{name}_{activation}", replace(network, activation=activation))
                      for activation in definition.activations if name != WHOLE]
-            fitting = [pair for pair in [(name, network), *moved] if part.holds(pair[1])][:1]
+            fitting = [pair for pair in [(name, network), *moved] if part.find(pair[1]) is not None][:1]
             part.known |= dict(fitting)
         return part
 
-    def holds(self, architecture: Architecture) -> bool:
-        """Whether a network is of this space."""
+    def find(self, architecture: Architecture) -> dict[str, Value] | None:
+        """As `encode`, None for a network that is not of this space."""
         try:
-            self.encode(architecture)
+            return self.encode(architecture)
         except SpaceError:
-            return False
-        return True
+            return None
 
     @property
     def size(self) -> int:

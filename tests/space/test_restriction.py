@@ -79,8 +79,7 @@ def test_what_is_left_out_never_comes_and_all_else_stays(seed: int, name: str) -
     able = {key for key, network in networks.items() if not variants(network) & left}
     try:
         part = space.without(left)
-    except SpaceError as error:
-        assert str(error).startswith(f"space {space.name}: ")
+    except SpaceError:
         assert len(able) < 2 or name != "single"  # others may have parts that are no product of choices
         return
     ours = networks_of(part)
@@ -89,7 +88,7 @@ def test_what_is_left_out_never_comes_and_all_else_stays(seed: int, name: str) -
     assert len(ours) == part.n_architectures
     assert part.unrestricted is space
     assert (part.name, part.source, part.text) == (space.name, space.source, space.text)
-    assert all(part.holds(network) for network in part.known.values())
+    assert all(part.find(network) is not None for network in part.known.values())
     if not left & {variant for network in networks.values() for variant in variants(network)}:
         assert part is space
 
@@ -132,5 +131,5 @@ def test_variants_read_what_they_print(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "ir", "ir/xx/relu", "/relu", "ir/se/x/y"])
 def test_other_text_is_no_variant(text: str) -> None:
-    with pytest.raises(ValueError, match="no variant|not enough|unpack"):
+    with pytest.raises(ValueError, match=r"no variant|unpack"):
         Variant.read(text)
