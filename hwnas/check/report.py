@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hwnas.cli.progress import UNKNOWN, text_table
-from hwnas.latency.fallbacks import CheckedBlock, warning
+from hwnas.latency.fallbacks import CheckedBlock, left_out, warning
 from hwnas.runtimes.executed import DEVICE, FALLBACKS, INSERTED, LEFT, PRECISION, REFERENCE, Executed, ExecutedNode
 from hwnas.system.documents import Document
 from hwnas.system.paths import write_atomic
@@ -206,6 +206,8 @@ def block_lines(rows: Sequence[CheckedBlock], target: Target) -> Iterator[str]:
     yield warning(rows, target) or (
         f"{target.name} runs every kind of block as it is asked." if told else
         f"{target.runtime} does not tell what its nodes are executed in: what falls back is not known.")
+    if left := left_out(rows, target):
+        yield f"a search leaves out, unless fallbacks=true: {'; '.join(left.values())}"
     slower = [row for row in rows if row.precision == target.precision != "fp32" and row.ms
               and (fp32 := plain.get((row.block, row.activation))) and row.ms > fp32]
     if slower:

@@ -110,7 +110,7 @@ def network_of(block: BlockSpec, channels: int, classes: int) -> Architecture:
 
 def check_blocks(space: SearchSpace, target: Target, runtime: Runtime, repeats: int,
                  progress: Callable[[float, str], None]) -> list[CheckedBlock]:
-    """Every kind of the space in every precision that the runtime has on this host, the target's first."""
+    """Every kind of the space in every precision that the runtime has on its host, the target's first."""
     kinds, precisions = kinds_of(space), _precisions(target, runtime)
     rows = []
     with tempfile.TemporaryDirectory(prefix="hwnas-") as folder, measuring_lock(usable_cores()):

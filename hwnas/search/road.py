@@ -692,14 +692,13 @@ def _read_left_out(text: str, url: str) -> list[Variant]:
 
 def _tell_how_to_check(plan: Plan, console: Console) -> None:
     """Name the command that measures what falls back, where it would measure what the search is for."""
-    from hwnas.latency.timing import HERE
-
-    if plan.deployment.at_hand and plan.deployment.device is HERE:
+    if plan.deployment.at_hand:
         space, name = plan.space, plan.deployment.target.name
         source = space.source if space.definition.around else space.name
         size = f" image_size={space.image_sizes[0]}" if len(space.image_sizes) == 1 else ""
+        device = "" if plan.options.device is None else f" device={plan.options.device}"
         console.note(f"which blocks {name} runs in fallback is not known: python -m hwnas.check +target={name} "
-                     f"space={source}{size} channels={space.channels} classes={space.classes} measures it")
+                     f"space={source}{size} channels={space.channels} classes={space.classes}{device} measures it")
 
 
 def _worth_training(plan: Plan, run: RunFolder, table: LatencyTable, console: Console) -> tuple[TimmNetwork, ...]:
