@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from hwnas.space.search_space import SearchSpace
 
 MATERIAL = 0.05  # share of a block's time from which what falls back counts; a convolution that does always counts
-COSTLY = 0.2  # share from which a search leaves the kind out: docs/decisions/fallbacks.md
+# From which a search leaves the kind out: a share of its time, and times that of fp32. Why: docs/decisions/fallbacks.md
+COSTLY, SLOWER = 0.2, 1.15
 _DRAWN = 200  # networks of the space whose blocks stand for its kinds
 _MIDDLE = "blocks.0.1"
 _SHAPE = {"host": {"name": str}, "key": str, "runtime": str, "space": str, "blocks": [dict]}
@@ -225,10 +226,10 @@ def left_out(rows: Sequence[CheckedBlock], target: Target) -> dict[Variant, str]
 
 def costly(row: CheckedBlock, fp32_ms: float | None) -> bool:
     """Whether what falls back costs a kind of block what its precision was to give: it cannot be run, one of its
-    convolutions falls back, COSTLY of its time is lost, or it takes no less time than in fp32 (None: not known)."""
+    convolutions falls back, COSTLY of its time is lost, or it takes SLOWER times that of fp32 (None: not known)."""
     if row.refused or row.weighted_falls:
         return True
-    slower = bool(row.ms and fp32_ms and row.ms >= fp32_ms)
+    slower = bool(row.ms and fp32_ms and row.ms >= SLOWER * fp32_ms)
     return row.in_fallback and (row.fallback_share >= COSTLY or slower)
 
 

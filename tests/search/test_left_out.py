@@ -148,16 +148,17 @@ def test_accuracies_of_another_target_count_for_the_networks_that_stay(home: Pat
 def test_leaving_out_needs_a_measured_cost() -> None:
     assert not costly(FINE, 0.1)  # slower in int8, and nothing falls back: that is no fallback
     assert not costly(CHEAP, 2.0)
-    assert costly(CHEAP, 1.0)  # no faster than in fp32
+    assert not costly(CHEAP, 1.0)  # within noise
+    assert costly(CHEAP, 0.8)  # slower than in fp32, and something falls back
     assert not costly(CHEAP, None)
-    assert not costly(replace(CHEAP, fallback_share=0.01), 0.9)
+    assert not costly(replace(CHEAP, fallback_share=0.01), 0.5)
     assert costly(SQUEEZED, 9.0)
     assert costly(replace(FINE, weighted_falls=True), 9.0)
     assert costly(replace(FINE, refused="no operator Frob", ms=None), 9.0)
     target = Target("edge", "litert", "int8")
-    fp32 = replace(CHEAP, precision="fp32", fallback_share=0.0, ms=0.9)
+    fp32 = replace(CHEAP, precision="fp32", fallback_share=0.0, ms=0.8)
     assert left_out([FINE, CHEAP, fp32], target) == {
-        Variant("ir", "", "relu"): "ir, relu: Add in fp32, 10% of its time, 1.11 times that of fp32"}
+        Variant("ir", "", "relu"): "ir, relu: Add in fp32, 10% of its time, 1.25 times that of fp32"}
     assert left_out([FINE, SQUEEZED], Target("edge", "litert", "fp32")) == {}
 
 
