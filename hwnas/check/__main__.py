@@ -14,7 +14,7 @@ from hwnas.benchmark.files import NetworkOptions, noting_waits
 from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console, Report, show
-from hwnas.errors import ConfigError
+from hwnas.errors import ConfigError, FileError, ModelError
 from hwnas.latency.device import DeviceOptions
 from hwnas.networks.baselines import TIMM
 from hwnas.system.run_folder import check_replaceable
@@ -108,8 +108,11 @@ def _looked_at(job: Mapping[str, Any], options: CheckOptions, runtime: Runtime, 
     keep.mkdir()
     prepare = Target("prepare", "null", options.target.precision, batch=options.target.batch)  # it may be missing here
     made = child({**job, "keep": str(keep), "tuned_for": tuning_of(options.target)}, prepare)
-    there = runtime.inspect(made["file"], options.target, options.memory_mb)
-    execution, nodes = there.inspected(made["input"]["image"], options.repeats)
+    try:
+        there = runtime.inspect(made["file"], options.target, options.memory_mb)
+        execution, nodes = there.inspected(made["input"]["image"], options.repeats)
+    except FileError as error:  # of the copy, which nobody knows
+        raise ModelError(f"{options.model}: {error.fact} {error.remedy}".rstrip()) from None
     told.write_text(json.dumps([asdict(node) for node in nodes]))
     judged = child({**job, "path": made["file"], "told": str(told)}, prepare)
     return {"input": made["input"], "execution": {**asdict(execution), "precisions": dict(execution.precisions)},

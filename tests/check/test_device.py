@@ -58,19 +58,18 @@ def test_a_network_is_looked_at_there_as_here(board: Board, file: Path, tmp_path
 @pytest.mark.parametrize("lie", [{"ms": -1.0}, {"reference": "no"}, {"name": 3}, {"kind": None}])
 def test_what_is_no_answer_is_not_believed(board: Board, file: Path, monkeypatch: pytest.MonkeyPatch,
                                            lie: dict[str, Any]) -> None:
-    device, ask = board.device(), RemoteDevice._request
+    device, checked = board.device(), RemoteDevice._checked
 
-    def lying(self: RemoteDevice, connection: Any, operation: str, *given: Any, **more: Any) -> Frame:
-        answer = ask(self, connection, operation, *given, **more)
+    def lying(self: RemoteDevice, operation: str, frame: Frame) -> Frame:
         if operation == "inspect":
-            answer.values["result"]["nodes"][0].update(lie)
-        return answer
+            frame.values["result"]["nodes"][0].update(lie)
+        return checked(self, operation, frame)
 
     compiled = device.runtime("onnxruntime").inspect(file, ORT)
     nodes = compiled.profile(contract_images(file, 1), 1)
     here = load_runtime("onnxruntime").inspect(file, ORT).profile(contract_images(file, 1), 1)  # type: ignore[attr-defined]
     assert [(node.kind, node.precision) for node in nodes] == [(node.kind, node.precision) for node in here]
-    monkeypatch.setattr(RemoteDevice, "_request", lying)
+    monkeypatch.setattr(RemoteDevice, "_checked", lying)
     with pytest.raises(DeviceError, match="no answer of an agent"):
         compiled.profile(contract_images(file, 1), 1)
     device.close()
