@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from hwnas.space.search_space import SearchSpace
 
 MATERIAL = 0.05  # share of a block's time from which what falls back counts; a convolution that does always counts
-# From which a search leaves the kind out: a share of its time, and times that of fp32. Why: docs/decisions/fallbacks.md
-COSTLY, SLOWER = 0.2, 1.15
+COSTLY = 0.15  # share from which a search leaves the kind out: docs/decisions/fallbacks.md
 _DRAWN = 200  # networks of the space whose blocks stand for its kinds
 _MIDDLE = "blocks.0.1"
 _SHAPE = {"host": {"name": str}, "key": str, "runtime": str, "space": str, "blocks": [dict]}
@@ -74,6 +73,17 @@ class CheckedBlock:
     def in_fallback(self) -> bool:
         """Whether so much falls back that the kind is no longer what was asked for."""
         return bool(self.refused) or self.weighted_falls or self.fallback_share >= MATERIAL
+
+    @property
+    def costly(self) -> bool:
+        """Whether the fallback costs a kind what its precision was to give: it cannot be run, one of its convolutions
+        falls back, or COSTLY of its time is lost."""
+        return bool(self.refused) or self.weighted_falls or self.fallback_share >= COSTLY
+
+    @property
+    def cost(self) -> str:
+        """What falls back, and what that takes, with its name."""
+        return f"{self.name}: {self.refused or f'{self.falls}, {self.fallback_share:.0%} of its time'}"
 
     @property
     def name(self) -> str:
@@ -213,29 +223,10 @@ def warning(rows: Sequence[CheckedBlock], target: Target) -> str:
     """One line that names the kinds which the target runs in fallback; empty where it runs none so."""
     falling = [row for row in rows if row.precision == target.precision and row.in_fallback]
     every = sum(row.precision == target.precision for row in rows)
-    words = "; ".join(f"{row.name}: {_cost(row, None)}" for row in falling)
+    words = "; ".join(row.cost for row in falling)
     return f"{target.name} runs {len(falling)} of {every} kinds of blocks in fallback: {words}" if falling else ""
 
 
 def left_out(rows: Sequence[CheckedBlock], target: Target) -> dict[Variant, str]:
-    """The variants of blocks that a search leaves out, and what each of them costs, in words. See `costly`."""
-    fp32 = {(row.block, row.activation): row.ms for row in rows if row.precision == "fp32" != target.precision}
-    ours = [(row, fp32.get((row.block, row.activation))) for row in rows if row.precision == target.precision]
-    return {row.variant: f"{row.name}: {_cost(row, plain_ms)}" for row, plain_ms in ours if costly(row, plain_ms)}
-
-
-def costly(row: CheckedBlock, fp32_ms: float | None) -> bool:
-    """Whether what falls back costs a kind of block what its precision was to give: it cannot be run, one of its
-    convolutions falls back, COSTLY of its time is lost, or it takes SLOWER times that of fp32 (None: not known)."""
-    if row.refused or row.weighted_falls:
-        return True
-    slower = bool(row.ms and fp32_ms and row.ms >= SLOWER * fp32_ms)
-    return row.in_fallback and (row.fallback_share >= COSTLY or slower)
-
-
-def _cost(row: CheckedBlock, fp32_ms: float | None) -> str:
-    """What falls back of a kind of block, and what that takes."""
-    if row.refused:
-        return row.refused
-    against = f", {row.ms / fp32_ms:.2f} times that of fp32" if row.ms and fp32_ms else ""
-    return f"{row.falls}, {row.fallback_share:.0%} of its time{against}"
+    """The variants of blocks that a search leaves out, and what each of them costs, in words."""
+    return {row.variant: row.cost for row in rows if row.precision == target.precision and row.costly}

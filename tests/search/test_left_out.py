@@ -14,7 +14,7 @@ from hwnas.accuracy.estimator import Estimate
 from hwnas.cli.command import compose
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, StudyError
-from hwnas.latency.fallbacks import CheckedBlock, costly, left_out, save_blocks
+from hwnas.latency.fallbacks import CheckedBlock, left_out, save_blocks
 from hwnas.latency.table import TableKey
 from hwnas.networks.around import space_content
 from hwnas.runtimes.runtime import load_runtime
@@ -146,19 +146,16 @@ def test_accuracies_of_another_target_count_for_the_networks_that_stay(home: Pat
 
 
 def test_leaving_out_needs_a_measured_cost() -> None:
-    assert not costly(FINE, 0.1)  # slower in int8, and nothing falls back: that is no fallback
-    assert not costly(CHEAP, 2.0)
-    assert not costly(CHEAP, 1.0)  # within noise
-    assert costly(CHEAP, 0.8)  # slower than in fp32, and something falls back
-    assert not costly(CHEAP, None)
-    assert not costly(replace(CHEAP, fallback_share=0.01), 0.5)
-    assert costly(SQUEEZED, 9.0)
-    assert costly(replace(FINE, weighted_falls=True), 9.0)
-    assert costly(replace(FINE, refused="no operator Frob", ms=None), 9.0)
+    assert [row.costly for row in (FINE, CHEAP, SQUEEZED)] == [False, False, True]
+    assert replace(FINE, weighted_falls=True).costly
+    assert replace(FINE, refused="no operator Frob", ms=None).costly
+    assert CHEAP.in_fallback  # which is told
     target = Target("edge", "litert", "int8")
-    fp32 = replace(CHEAP, precision="fp32", fallback_share=0.0, ms=0.8)
-    assert left_out([FINE, CHEAP, fp32], target) == {
-        Variant("ir", "", "relu"): "ir, relu: Add in fp32, 10% of its time, 1.25 times that of fp32"}
+    assert left_out([FINE, CHEAP, SQUEEZED, replace(SQUEEZED, kind="ds", precision="fp32")], target) == {
+        Variant("ir", "se", "relu"): "ir with squeeze-and-excite, relu: Sigmoid in fp32, 30% of its time"}
+    hard = replace(SQUEEZED, hard_gate=True, refused="no operator Frob", ms=None)
+    assert left_out([hard], target) == {
+        Variant("ir", "sh", "relu"): "ir with squeeze-and-excite, relu: no operator Frob"}
     assert left_out([FINE, SQUEEZED], Target("edge", "litert", "fp32")) == {}
 
 
