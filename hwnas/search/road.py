@@ -650,9 +650,10 @@ def _without_fallbacks(plan: Plan, table: LatencyTable, url: str, console: Conso
     if held is not None and not plan.options.fallbacks:
         left = _read_left_out(held.get(LEFT_OUT, ""), url)
         costs = {variant: costs.get(variant, str(variant)) for variant in left}
+    tell = console.say if held is None else console.note  # workers, who are quiet, find a study
     if rows is not None and (line := warning(rows, target)):
-        console.say(f"note: {line}")
-    return plan if plan.options.fallbacks else _without(plan, costs, console)
+        tell(f"note: {line}")
+    return plan if plan.options.fallbacks else _without(plan, costs, tell)
 
 
 def _space_of(folder: Path, plan: Plan) -> SearchSpace:
@@ -663,8 +664,8 @@ def _space_of(folder: Path, plan: Plan) -> SearchSpace:
     return plan.space.unrestricted.without(_read_left_out((held_identity(url) or {}).get(LEFT_OUT, ""), url))
 
 
-def _without(plan: Plan, costs: Mapping[Variant, str], console: Console) -> Plan:
-    """The plan without the variants in `costs`, which says what each of them costs."""
+def _without(plan: Plan, costs: Mapping[Variant, str], tell: Callable[[str], None]) -> Plan:
+    """The plan without the variants in `costs`, which says what each of them costs; `tell` hears it."""
     words = "; ".join(costs.values())
     try:
         space = plan.space.without(costs)
@@ -674,8 +675,8 @@ def _without(plan: Plan, costs: Mapping[Variant, str], console: Console) -> Plan
     if space is plan.space:
         return plan
     _check_controls(plan.options, space)
-    console.say(f"left out of the search, for what it costs in fallback: {words}. fallbacks=true keeps it "
-                f"({space.n_architectures:.3g} of {plan.space.n_architectures:.3g} networks stay).")
+    tell(f"left out of the search, for what it costs in fallback: {words}. fallbacks=true keeps it "
+         f"({space.n_architectures:.3g} of {plan.space.n_architectures:.3g} networks stay).")
     return replace(plan, space=space, left_out=" ".join(sorted(map(str, costs))))
 
 

@@ -61,11 +61,11 @@ def keep(*rows: CheckedBlock, space: str = "mnasnet_small") -> Path:
                        space)
 
 
-def prepared(folder: Path, *given: str) -> Prepared:
+def prepared(folder: Path, *given: str, quiet: bool = False) -> Prepared:
     config = compose("search", ["+target=epyc_int8", f"out={folder}", "baselines=[]", "n_trials=6", "workers=1",
                                 "sampler=random", *given])
     folder.mkdir(exist_ok=True)
-    return road.prepare(make_plan(config, Console()), RunFolder(folder), Console())
+    return road.prepare(make_plan(config, Console(quiet)), RunFolder(folder), Console(quiet))
 
 
 def variants(space: SearchSpace, n: int = 200) -> set[Variant]:
@@ -118,6 +118,8 @@ def test_a_study_keeps_the_space_that_it_began_with(home: Path, capsys: pytest.C
     assert again.plan.left_out == "ir/se/relu"
     assert Variant("ir", "se", "relu") not in variants(again.plan.space)
     assert "in fallback: ir/se/relu. fallbacks=true" in capsys.readouterr().err
+    assert prepared(home / "after", quiet=True).plan.left_out == "ir/se/relu"  # as workers find it
+    assert "left out" not in capsys.readouterr().err
     with pytest.raises(StudyError, match="cannot resume, left out was ir/se/relu, now not set"):
         prepared(home / "after", "fallbacks=true")
 
