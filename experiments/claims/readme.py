@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -53,6 +55,9 @@ def claims() -> list[Claim]:
         Claim("(multi-fidelity's {} to {} and {} to {})", lambda: [
             held.content["estimators"]["multi_fidelity"][end]
             for held in (eurosat, fashion) for end in ("low", "high")]),
+        Claim("(in `edge_int8` the same hard-swishes took {} % with the conversions around;",
+              lambda: _advice("edge_int8", "falls back: ")[-1:]),
+        *(Claim(line, partial(_advice, "ort_int8", line.partition(" ")[0])) for line in _CHECKED),
         Claim("in OpenVINO int8 by {} % on one shipped host, by {} % on the other", lambda: [
             _copy_spread("amd-epyc-f26m2s1-2c/openvino-int8-t1-b1-32px-c1-k10"),
             _copy_spread("intel-xeon-f6m167s1-2c/openvino-int8-t1-b1-128px-c3-k10")]),
@@ -70,6 +75,28 @@ ALLOWED = {
     "for 80 steps (AdamW at 0.005,": "a recipe",
     "predicted within 5 % often enough": "a goal",
 }
+
+
+_CHECKED = (
+    "falls back: {} of {} HardSwish: int8 was asked for, and fp32 runs: {}% of the time, {}% with the conversions "
+    "around; Relu in its place",
+    "left in fp32 by the file: {} Conv, {}% of the time (such as",
+    "inserted: {} conversions and reorders, {}% of the time: {}% around HardSwish, {}% around Mul, {}% around "
+    "ReduceMean",
+    "activations: HardSwish {}% ({} of {} in nodes of their own), Relu {} % (all {} fused or folded), HardSigmoid {} % "
+    "(all {} fused or folded)")
+
+
+def _advice(target: str, begin: str) -> list[float]:
+    """The numbers of a line that `hwnas.check` says, from the nodes that it stored of a target."""
+    from hwnas.check.report import advice
+    from hwnas.runtimes.executed import Executed
+    from hwnas.target import Target
+
+    stored = document(f"check/mobilenetv3_small_050-{target}.json")
+    line = next(line for line in advice(Executed.from_dict(stored), Target.from_config(stored["target"]))
+                if line.startswith(begin))
+    return [float(number) for number in re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?![\w])", line)]
 
 
 def ask() -> list[float]:

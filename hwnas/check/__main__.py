@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hwnas.benchmark.files import NetworkOptions, noting_waits
 from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, option, read_command
-from hwnas.cli.progress import Console, show
-from hwnas.errors import ConfigError
+from hwnas.cli.progress import Console, Report, show
+from hwnas.errors import ConfigError, FileError, ModelError
+from hwnas.latency.device import DeviceOptions
 from hwnas.networks.baselines import TIMM
 from hwnas.system.run_folder import check_replaceable
+from hwnas.target import Target
 
 if TYPE_CHECKING:
     from hwnas.check.report import Check
     from hwnas.latency.fallbacks import CheckedBlock
+    from hwnas.runtimes.runtime import Runtime
 
 USAGE = """Which operators of a network run where, in which precision, what falls back, and what that costs.
 
     python -m hwnas.check +target=xeon_int8 model=path/to/model.onnx
     python -m hwnas.check +target=ort_int8 model=timm:mobilenetv3_small_050 image_size=64 out=check.json
-    python -m hwnas.check +target=xeon_int8 space=mnasnet"""
+    python -m hwnas.check +target=xeon_int8 space=mnasnet
+    python -m hwnas.check +target=edge_int8 model=path/to/model.onnx device=pi@raspberry"""
 
 
 @dataclass(frozen=True)
-class CheckOptions(NetworkOptions):
+class CheckOptions(NetworkOptions, DeviceOptions):
     """Options of `conf/check.yaml`. None: the network, the space or the target decides."""
 
     dataset: dict[str, Any] = option()
@@ -64,16 +69,14 @@ def main(config: Config, console: Console) -> None:
 
 
 def checked(options: CheckOptions, console: Console) -> Check:
-    """Make the file, and have it compiled and profiled in a child process."""
+    """Make the file, and have it compiled and profiled in a child process, here or on another machine."""
     from hwnas.check.report import Check
-    from hwnas.latency.deployment import Deployment
-    from hwnas.runtimes.child import run_child
+    from hwnas.latency.deployment import Deployment, open_device
     from hwnas.runtimes.executed import Executed
-    from hwnas.runtimes.runtime import load_runtime
-    from hwnas.target import Host
 
-    target, model = Deployment.of(options.target, None, console).target, options.model or ""
-    runtime, host = load_runtime(target.runtime), Host.detect()
+    device, model = open_device(options, console), options.model or ""
+    target = Deployment.of(options.target, None, console, device).target
+    runtime = device.runtime(target.runtime)
     runtime.check(target)
     with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
         file, built = options.network.file(Path(folder)), model.startswith(TIMM)
@@ -81,32 +84,59 @@ def checked(options: CheckOptions, console: Console) -> Check:
                "memory_mb": options.memory_mb, "quantize": options.quantize and not built,
                "channels": None if built else options.channels, "image_size": None if built else options.image_size}
         with console.step("check") as report:
-            raw = run_child("hwnas.check.task", job, target, timeout_s=options.timeout, memory_mb=options.memory_mb,
-                            progress=noting_waits(report, console))
+            raw = _looked_at(job, options, runtime, Path(folder), noting_waits(report, console))
     made_up = target.precision == "int8" and (built or options.quantize)
-    return Check(model, target, host, runtime.version(), made_up, tuple(raw["input"]["image"]), raw["execution"],
-                 Executed.from_dict(raw))
+    return Check(model, target, device.host, runtime.version(), made_up, tuple(raw["input"]["image"]),
+                 raw["execution"], Executed.from_dict(raw))
+
+
+def _looked_at(job: Mapping[str, Any], options: CheckOptions, runtime: Runtime, folder: Path, report: Report
+               ) -> dict[str, Any]:
+    """What the task returns. For another machine a child here prepares the file, which then goes there, and another
+    judges what came back."""
+    from hwnas.latency.remote import RemoteRuntime
+    from hwnas.networks.quantize import tuning_of
+    from hwnas.runtimes.child import run_child
+
+    def child(job: Mapping[str, Any], target: Target) -> dict[str, Any]:
+        return dict(run_child("hwnas.check.task", job, target, timeout_s=options.timeout, memory_mb=options.memory_mb,
+                              progress=report))
+
+    if not isinstance(runtime, RemoteRuntime):
+        return child(job, options.target)
+    keep, told = folder / "kept", folder / "told.json"
+    keep.mkdir()
+    prepare = Target("prepare", "null", options.target.precision, batch=options.target.batch)  # it may be missing here
+    made = child({**job, "keep": str(keep), "tuned_for": tuning_of(options.target)}, prepare)
+    try:
+        there = runtime.inspect(made["file"], options.target, options.memory_mb)
+        execution, nodes = there.inspected(made["input"]["image"], options.repeats)
+    except FileError as error:  # of the copy, which nobody knows
+        raise ModelError(f"{options.model}: {error.fact} {error.remedy}".rstrip()) from None
+    told.write_text(json.dumps([asdict(node) for node in nodes]))
+    judged = child({**job, "path": made["file"], "told": str(told)}, prepare)
+    return {"input": made["input"], "execution": {**asdict(execution), "precisions": dict(execution.precisions)},
+            **judged}
 
 
 def checked_blocks(options: CheckOptions, console: Console) -> tuple[list[CheckedBlock], Path]:
     """Every kind of block of the space, in every precision of the runtime; kept beside the latency tables, in the file
     that is returned."""
-    from hwnas.latency.deployment import Deployment, SpaceOptions, key_of
+    from hwnas.latency.deployment import Deployment, SpaceOptions, key_of, open_device
     from hwnas.latency.fallbacks import check_blocks, save_blocks
-    from hwnas.runtimes.runtime import load_runtime
-    from hwnas.target import Host
 
     if options.quantize:
         raise ConfigError("quantize goes with model=PATH; the blocks of a space are quantised as a search does it. "
                           "Leave it out.")
-    deployment = Deployment.of(options.target, None, console)
+    device = open_device(options, console)
+    deployment = Deployment.of(options.target, None, console, device)
     space = SpaceOptions(options.target, None, str(options.space), options.dataset, options.channels, options.classes,
                          options.image_size).search_space()
-    runtime = load_runtime(deployment.target.runtime)
+    runtime = device.runtime(deployment.target.runtime)
     runtime.check(deployment.target)
     with console.step("check") as report:
         rows = check_blocks(space, deployment.target, runtime, options.repeats, report)
-    kept = save_blocks(rows, key_of(deployment, space), Host.detect(), runtime.version(), space.name)
+    kept = save_blocks(rows, key_of(deployment, space), device.host, runtime.version(), space.name)
     return rows, kept
 
 

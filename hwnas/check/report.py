@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hwnas.cli.progress import UNKNOWN, text_table
-from hwnas.latency.fallbacks import CheckedBlock, warning
+from hwnas.latency.fallbacks import CheckedBlock, left_out, warning
 from hwnas.runtimes.executed import DEVICE, FALLBACKS, INSERTED, LEFT, PRECISION, REFERENCE, Executed, ExecutedNode
 from hwnas.system.documents import Document
 from hwnas.system.paths import write_atomic
@@ -74,8 +74,8 @@ def _facts(check: Check) -> Iterator[tuple[str, str]]:
     yield "host", f"{check.host.name} ({check.host.cpu})"
     yield "executed", ("convolutions and matrix products: "
                        + (", ".join(f"{count} in {name}" for name, count in sorted(counts.items())) or UNKNOWN))
-    yield "time", (f"{check.executed.ms:.4g} ms in {len(check.executed.nodes)} nodes, instrumented (undisturbed: "
-                   "python -m hwnas.benchmark)")
+    yield "time", (f"{check.executed.ms:.4g} ms, the sum of {len(check.executed.nodes)} nodes' (undisturbed: python -m "
+                   "hwnas.benchmark)")
 
 
 _HEAD = ("operator", "nodes", "asked", "runs in", "kernel", "ms", "share", "")
@@ -134,7 +134,7 @@ def advice(executed: Executed, target: Target) -> Iterator[str]:
 
 
 _CAUSE = {
-    PRECISION: "{asked} was asked for, and {runs} runs", REFERENCE: "a reference kernel runs ({kernel})",
+    PRECISION: "{asked} was asked for, and {runs} runs", REFERENCE: "no fast kernel takes it ({kernel} runs)",
     DEVICE: "it runs on {device}, and not on {wanted}"}
 
 
@@ -206,6 +206,8 @@ def block_lines(rows: Sequence[CheckedBlock], target: Target) -> Iterator[str]:
     yield warning(rows, target) or (
         f"{target.name} runs every kind of block as it is asked." if told else
         f"{target.runtime} does not tell what its nodes are executed in: what falls back is not known.")
+    if left := left_out(rows, target):
+        yield f"a search leaves out, unless fallbacks=true: {'; '.join(left.values())}"
     slower = [row for row in rows if row.precision == target.precision != "fp32" and row.ms
               and (fp32 := plain.get((row.block, row.activation))) and row.ms > fp32]
     if slower:

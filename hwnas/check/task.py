@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -18,14 +19,21 @@ from hwnas.latency.harness import Progress
 from hwnas.runtimes.child import WAITING
 from hwnas.runtimes.executed import executed
 from hwnas.runtimes.foreign import check_batches, check_path, read_model, sized
-from hwnas.runtimes.runtime import Runtime
+from hwnas.runtimes.runtime import NodeTime, Runtime
 from hwnas.target import Target, measuring_lock, usable_cores
 
 
 def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Progress) -> dict[str, Any]:
     """What the target executes of the network of `job` (see `hwnas.check`), as plain values: input, executed
-    precisions, nodes, operators of the file. ModelError says what the file lacks."""
+    precisions, nodes, operators of the file. ModelError says what the file lacks.
+
+    For another machine it is two tasks: with `keep`, a folder, the file that is to be looked at is written there, and
+    its path is the result's; with `told`, the path of what that machine told of its nodes, these are judged.
+    """
     label = job["label"]
+    if told := job.get("told"):
+        nodes = [NodeTime(**node) for node in json.loads(Path(told).read_text())]
+        return executed(nodes, job["path"], target).to_dict()
     check_path(job["path"], job["memory_mb"])
     model = read_model(job["path"], runtime, label)
     if model.proto is None:
@@ -33,6 +41,9 @@ def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Prog
     model_input = model.input
     check_batches(model_input, label, [target.batch])
     shape = sized(model_input, label, job["channels"], job["image_size"])
+    about = {"input": {"name": model_input.name, "image": list(shape)}}
+    if keep := job.get("keep"):
+        return {**about, "file": str(prepare_file(model, shape, job, target, Path(keep)))}
     with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
         progress(0.0, "compiling")
         file = prepare_file(model, shape, job, target, Path(folder))
@@ -45,7 +56,7 @@ def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Prog
             nodes = compiled.profile(noise(target.batch, shape), job["repeats"])
         result = executed(nodes, file, target)
     execution = {**asdict(compiled.execution), "precisions": dict(compiled.execution.precisions)}
-    return {"input": {"name": model_input.name, "image": list(shape)}, "execution": execution, **result.to_dict()}
+    return {**about, "execution": execution, **result.to_dict()}
 
 
 def _waiting(progress: Progress, who: str) -> None:

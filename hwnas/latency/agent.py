@@ -52,7 +52,8 @@ _SHAPES: dict[str, Any] = {  # what each request holds
     "hello": {}, "ping": {}, "overhead": {},
     "have": {"files": [str]}, "put": {"file": str, "offset": int, "size": int},
     "check": {"target": dict, "version": bool, "package": str}, "compile": {**_NETWORK, "copies": int}, "run": _NETWORK,
-    "profile": {**_NETWORK, "repeats": int}, "logits": {**_NETWORK, "images": str},
+    "profile": {**_NETWORK, "repeats": int}, "inspect": {**_NETWORK, "repeats": int, "memory_mb": int},
+    "logits": {**_NETWORK, "images": str},
     "measure": {"networks": {"*": {**_NETWORK, "copies": int}}, "reference": {**_NETWORK, "copies": int},
                 "protocol": dict, "seed": int, "quiet_ms": (float, None), "threads": int},
     "curve": {"network": _NETWORK, "reference": _NETWORK, "job": {
@@ -198,7 +199,7 @@ class _Keeper:
     # the worker
 
     def _ask_worker(self, frame: Frame) -> None:
-        self.once = frame.values["op"] == "curve"
+        self.once = frame.values["op"] in ("curve", "inspect")
         if self.worker is not None and self.once:  # its memory is limited: nothing else may fill it
             self._end_worker()
         if self.worker is None:
@@ -384,6 +385,21 @@ class _Worker:
         compiled = self.copies(asked["file"], file.target, 1)[0]
         nodes = compiled.profile(noise(file.target.batch, file.shape), min(max(asked["repeats"], 1), MOST_REPEATS))
         return [[node.name, node.kind, node.ms] for node in nodes]
+
+    def _inspect(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        from hwnas.runtimes.child import limit_memory
+        from hwnas.runtimes.runtime import inspected
+        from hwnas.target import measuring_lock, usable_cores
+
+        file = timed_file(asked, self.path(asked["file"]))
+        runtime, repeats = self.runtime(file.target), min(max(asked["repeats"], 1), MOST_REPEATS)
+        if file.target.device == "cpu":
+            limit_memory(asked["memory_mb"])
+        compiled = inspected(runtime, file.path, file.target)
+        with measuring_lock(usable_cores()):
+            nodes = compiled.profile(noise(file.target.batch, file.shape), repeats)
+        execution = {**asdict(compiled.execution), "precisions": dict(compiled.execution.precisions)}
+        return {"execution": execution, "nodes": [asdict(node) for node in nodes]}
 
     def _logits(self, asked: Mapping[str, Any]) -> np.ndarray:
         import zlib

@@ -4,7 +4,8 @@ latency tables.
 Three blocks of a kind in a row are compiled in each precision of the runtime; the middle one's nodes are looked at.
 
 Format history
-    1   first: key, host, runtime, space, blocks (kind, activation, precision, time, shares, what falls back).
+    1   first: key, host, runtime, space, blocks (kind, activation, precision, time, shares, what falls back), later
+        hard_gate too.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from hwnas.latency.timing import image_shape, prepare_network
 from hwnas.runtimes.runtime import inspected
 from hwnas.space.architecture import Architecture, BlockDef
 from hwnas.space.blocks.block import BlockSpec
+from hwnas.space.restriction import Variant
 from hwnas.system.documents import WRONG, Document
 from hwnas.system.paths import home, table_dirs, write_atomic
 from hwnas.target import PRECISIONS, Host, Target, measuring_lock, usable_cores
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from hwnas.space.search_space import SearchSpace
 
 MATERIAL = 0.05  # share of a block's time from which what falls back counts; a convolution that does always counts
+COSTLY = 0.15  # share from which a search leaves the kind out: docs/decisions/fallbacks.md
 _DRAWN = 200  # networks of the space whose blocks stand for its kinds
 _MIDDLE = "blocks.0.1"
 _SHAPE = {"host": {"name": str}, "key": str, "runtime": str, "space": str, "blocks": [dict]}
@@ -64,6 +67,7 @@ class CheckedBlock:
     weighted_falls: bool = False
     refused: str = ""
     told: bool = True
+    hard_gate: bool = False
 
     @property
     def in_fallback(self) -> bool:
@@ -71,9 +75,25 @@ class CheckedBlock:
         return bool(self.refused) or self.weighted_falls or self.fallback_share >= MATERIAL
 
     @property
+    def costly(self) -> bool:
+        """Whether the fallback costs a kind what its precision was to give: it cannot be run, one of its convolutions
+        falls back, or COSTLY of its time is lost."""
+        return bool(self.refused) or self.weighted_falls or self.fallback_share >= COSTLY
+
+    @property
+    def cost(self) -> str:
+        """What falls back, and what that takes, with its name."""
+        return f"{self.name}: {self.refused or f'{self.falls}, {self.fallback_share:.0%} of its time'}"
+
+    @property
     def name(self) -> str:
         """As people say it: `ir with squeeze-and-excite, hard_swish`."""
         return f"{self.kind}{' with squeeze-and-excite' * self.se}, {self.activation}"
+
+    @property
+    def variant(self) -> Variant:
+        """What a search space can leave out."""
+        return Variant.named(self.kind, self.se, self.hard_gate, self.activation)
 
 
 def kinds_of(space: SearchSpace, seed: int = 0) -> list[BlockSpec]:
@@ -101,7 +121,7 @@ def network_of(block: BlockSpec, channels: int, classes: int) -> Architecture:
 
 def check_blocks(space: SearchSpace, target: Target, runtime: Runtime, repeats: int,
                  progress: Callable[[float, str], None]) -> list[CheckedBlock]:
-    """Every kind of the space in every precision that the runtime has on this host, the target's first."""
+    """Every kind of the space in every precision that the runtime has on its host, the target's first."""
     kinds, precisions = kinds_of(space), _precisions(target, runtime)
     rows = []
     with tempfile.TemporaryDirectory(prefix="hwnas-") as folder, measuring_lock(usable_cores()):
@@ -135,9 +155,9 @@ def _checked(block: BlockSpec, network: Architecture, target: Target, runtime: R
         path = prepare_network(network, target, folder)
         compiled = inspected(runtime, path, target)
     except CandidateError as error:
-        return CheckedBlock(*said, None, 0.0, 0.0, "", refused=str(error))
+        return CheckedBlock(*said, None, 0.0, 0.0, "", refused=str(error), hard_gate=block.hard_gate)
     nodes = compiled.profile(noise(target.batch, image_shape(network)), repeats)
-    return _told(said, executed(nodes, path, target))
+    return replace(_told(said, executed(nodes, path, target)), hard_gate=block.hard_gate)
 
 
 def _told(said: tuple[str, bool, str, str, str], whole: Executed) -> CheckedBlock:
@@ -202,7 +222,11 @@ def _read(data: Mapping[str, Any], path: Path) -> Iterator[CheckedBlock]:
 def warning(rows: Sequence[CheckedBlock], target: Target) -> str:
     """One line that names the kinds which the target runs in fallback; empty where it runs none so."""
     falling = [row for row in rows if row.precision == target.precision and row.in_fallback]
-    words = "; ".join(f"{row.name}: {row.refused or f'{row.falls}, {row.fallback_share:.0%} of its time'}"
-                      for row in falling)
     every = sum(row.precision == target.precision for row in rows)
+    words = "; ".join(row.cost for row in falling)
     return f"{target.name} runs {len(falling)} of {every} kinds of blocks in fallback: {words}" if falling else ""
+
+
+def left_out(rows: Sequence[CheckedBlock], target: Target) -> dict[Variant, str]:
+    """The variants of blocks that a search leaves out, and what each of them costs, in words."""
+    return {row.variant: row.cost for row in rows if row.precision == target.precision and row.costly}

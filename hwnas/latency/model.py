@@ -327,6 +327,10 @@ class LatencyModel:
                         held_out.summary(), prior_name)
         return cls(space, fit, learnt, run_to_run)
 
+    def of_part(self, space: SearchSpace) -> LatencyModel:
+        """The same model for the codes of `space`, a part of its own space."""
+        return LatencyModel(space, self._fit, self.learnt, self._run_to_run)
+
     def predict(self, codes: np.ndarray) -> Predictions:
         """Latency of the architectures that rows of `codes` [n, parameters] stand for."""
         segments = self.space.segments(codes)

@@ -53,6 +53,7 @@ _PARTS = ("__init__.py", "errors.py", "face.py", "stats.py", "target.py", "cli/_
 _PIECE = 1 << 20  # bytes of a file in one frame
 _MOST_IMAGES = 32 << 20  # bytes of images in one file
 _MOST_COUNTS = 100
+_MOST_NAMES = 100_000  # letters of what one node was made of
 PING_S, SILENCE_S = 20.0, 900.0  # the second: of a machine that works on one request without a word
 IDLE_S = 60.0  # without a request, after which a connection is ended
 WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # before each new attempt to connect
@@ -66,7 +67,9 @@ _ROW = {"batch": int, "execution": _EXECUTION, "measurement": dict}
 _ANSWERS: dict[str, Any] = {  # what each answer holds
     "hello": {"host": dict, "python": str, "executable": str}, "have": {"sizes": {"*": int}}, "put": {"size": int},
     "check": {"version": str}, "logits": {"shape": [int]}, "overhead": float,
-    "run": None, "profile": [list],
+    "run": None, "profile": [list], "inspect": {"execution": _EXECUTION, "nodes": [{
+        "name": str, "kind": str, "ms": float, "precision": str, "implementation": str, "device": str,
+        "reference": bool}]},
     "curve": {"overhead_us": float, "protocol": dict, "latency": [_ROW], "load": [
         {"batch": int, "streams": int, "threads_each": int, "images_per_s_windows": [float], "windows": dict}]},
     "compile": _EXECUTION}
@@ -455,6 +458,10 @@ class RemoteRuntime:
             self._device.executions[file.name, target] = execution
         return RemoteCompiled(self._device, file, target, execution)
 
+    def inspect(self, onnx_path: str | os.PathLike[str], target: Target, memory_mb: int = 4096) -> RemoteInspected:
+        """See `hwnas.runtimes.runtime.inspected`; `memory_mb` bounds what that may take there."""
+        return RemoteInspected(self._device, self.sent(Path(onnx_path), target), target, Path(onnx_path), memory_mb)
+
     def sent(self, path: Path, target: Target) -> SentFile:
         """The file to send: in the runtime's own format where it has one, made here, as that takes more than there is
         there."""
@@ -532,6 +539,39 @@ class RemoteCompiled:
     def asked(self, shape: Sequence[int]) -> dict[str, Any]:
         """What a request says of it."""
         return {"file": self.file.name, "target": asdict(self.target), "shape": list(shape)}
+
+
+@dataclass(frozen=True)
+class RemoteInspected:
+    """A file that another machine looks at: compiled there, whatever falls back, and profiled in one request."""
+
+    device: RemoteDevice
+    file: SentFile
+    target: Target
+    path: Path
+    memory_mb: int
+
+    def inspected(self, shape: Sequence[int], repeats: int) -> tuple[Execution, list[NodeTime]]:
+        """What is executed, and its nodes, for images [batch, *shape]."""
+        asked = {"file": self.file.name, "target": asdict(self.target), "shape": list(shape), "repeats": repeats,
+                 "memory_mb": self.memory_mb}
+        try:
+            values = self.device.ask("inspect", asked, [self.file]).values["result"]
+        except FileError as error:
+            raise FileError(self.path, error.fact, error.remedy) from None
+        with self.device.believed():
+            return _execution(values["execution"]), [_node(node) for node in values["nodes"]]
+
+    def profile(self, images: NDArray[np.float32], repeats: int) -> list[NodeTime]:
+        """See `hwnas.runtimes.runtime.Compiled`; other kinds of nodes are told than by `RemoteCompiled`."""
+        return self.inspected(images.shape[1:], repeats)[1]
+
+
+def _node(values: Mapping[str, Any]) -> NodeTime:
+    kind, precision, kernel, device = (one_line(values[key]) for key in ("kind", "precision", "implementation",
+                                                                         "device"))
+    name = "".join(filter(str.isprintable, values["name"][:_MOST_NAMES]))  # of all that was fused: longer than a line
+    return NodeTime(name, kind, _positive(values["ms"]), precision, kernel, device, values["reference"])
 
 
 def _step(images: NDArray[np.float32]) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -177,27 +177,36 @@ def is_tflite(path: str | os.PathLike[str]) -> bool:
         return False
 
 
-def single_operators(content: bytes) -> Iterator[tuple[str, str, bytes]]:
-    """Each operator of a file as a file of its own: the name of what it writes, its kind, the bytes. A padding comes
-    with the operator behind it, of which the delegate makes it a part."""
+class Part(NamedTuple):
+    """One operator of a file as a file of its own: what it writes, its kind and its place in the file."""
+
+    name: str
+    kind: str
+    place: int
+    content: bytes
+
+
+def single_operators(content: bytes) -> Iterator[Part]:
+    """Each operator of a file, in order. A padding comes with the operator behind it, of which the delegate makes it a
+    part."""
     s = schema()
     kinds, whole = _names(s.BuiltinOperator), s.ModelT.InitFromPackedBuf(content)
     codes = [kinds[max(code.builtinCode, code.deprecatedBuiltinCode)] for code in whole.operatorCodes]
     unit: list[Any] = []
-    for operator in whole.subgraphs[0].operators:
+    for place, operator in enumerate(whole.subgraphs[0].operators):
         if unit and unit[-1].outputs[0] not in operator.inputs:
-            yield _part(whole, unit, codes)
+            yield _part(whole, unit, codes, place - 1)
             unit = []
         unit.append(operator)
         if codes[operator.opcodeIndex] != "PAD":
-            yield _part(whole, unit, codes)
+            yield _part(whole, unit, codes, place)
             unit = []
     if unit:
-        yield _part(whole, unit, codes)
+        yield _part(whole, unit, codes, place)
 
 
-def _part(whole: Any, unit: Sequence[Any], codes: Sequence[str]) -> tuple[str, str, bytes]:
-    """A file of the operators `unit`, which follow each other; name and kind of the last."""
+def _part(whole: Any, unit: Sequence[Any], codes: Sequence[str], place: int) -> Part:
+    """A file of the operators `unit`, which follow each other; name, kind and `place` of the last."""
     import flatbuffers
 
     s, before = schema(), whole.subgraphs[0]
@@ -221,7 +230,7 @@ def _part(whole: Any, unit: Sequence[Any], codes: Sequence[str]) -> tuple[str, s
     builder = flatbuffers.Builder(1 << 12)
     builder.Finish(model.Pack(builder), _IDENTIFIER)
     name = (graph.tensors[graph.outputs[0]].name or b"").decode(errors="replace")
-    return name, codes[unit[-1].opcodeIndex], bytes(builder.Output())
+    return Part(name, codes[unit[-1].opcodeIndex], place, bytes(builder.Output()))
 
 
 def _names(enumeration: Any) -> dict[int, str]:

@@ -30,9 +30,10 @@ ACTIVATIONS = ("Relu", "Clip", "HardSwish", "HardSigmoid", "Sigmoid", "Tanh", "L
 _PAIRS = ("QuantizeLinear", "DequantizeLinear")
 _MOVES = ("MaxPool", "Flatten", "Reshape", "Identity", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Split", "Pad",
           "Concat", "Resize", "DepthToSpace", "SpaceToDepth")  # values pass unchanged: what is behind them decides
-_CONVERSIONS = re.compile(r"Reorder|Convert|Memcpy|Quantize|Dequantize|Cast")  # kinds of executed nodes
-_WEIGHTED_KINDS = re.compile(r"Conv(?!ert)|Gemm|MatMul|FullyConnected")
-_ARRANGES = re.compile(r"Transpose|Reshape|Reorder|Convert|Memcpy|Cast")  # runtimes insert them under other names
+# Kinds of executed nodes: LiteRT writes CONV_2D and DEQUANTIZE where others write Conv and DequantizeLinear.
+_CONVERSIONS = re.compile(r"Reorder|Convert|Memcpy|Quantize|Dequantize|Cast", re.IGNORECASE)
+_WEIGHTED_KINDS = re.compile(r"Conv(?!ert)|Gemm|MatMul|Fully_?Connected", re.IGNORECASE)
+_ARRANGES = re.compile(r"Transpose(?!_Conv)|Reshape|Reorder|Convert|Memcpy|Cast", re.IGNORECASE)  # under other names
 _ENDS = re.compile(r"[/_:.]")  # where what a runtime adds to a name may begin
 
 
@@ -88,7 +89,7 @@ class Executed:
 
     @property
     def ms(self) -> float:
-        """Sum of the nodes' times; the network was instrumented, so that it is slower than undisturbed."""
+        """Sum of the nodes' times, as the runtime profiles them: it may be slower than undisturbed."""
         return sum(node.ms for node in self.nodes)
 
     def share(self, *findings: str) -> float:
@@ -144,7 +145,13 @@ def _judged(node: NodeTime, share: float, file: _File, target: Target) -> Execut
         made_of=tuple(each.name for each in operators), block=_block(node.name), ms=node.ms, share=share,
         meant="" if inserted else ",".join(sorted(wanted)), precision=node.precision,
         implementation=node.implementation, device=node.device,
-        serves=file.served_by(pairs[0]) if inserted and pairs else "", findings=tuple(findings))
+        serves=_served(pairs, first, file) if inserted else "", findings=tuple(findings))
+
+
+def _served(pairs: Sequence[str], first: Operator | None, file: _File) -> str:
+    """The role of the operator that a conversion stands beside: a pair of the file tells it, or the conversion is
+    called after the operator."""
+    return file.served_by(pairs[0]) if pairs else first.role if first is not None else ""
 
 
 def _block(names: str) -> str:

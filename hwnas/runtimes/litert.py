@@ -12,6 +12,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from importlib.metadata import version as package_version
 from importlib.util import find_spec
@@ -32,7 +33,10 @@ if TYPE_CHECKING:
 
 _PACKAGE = "ai-edge-litert"
 _WEIGHTED = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV", "BATCH_MATMUL")
+_LEVELS = (np.int8, np.uint8)
+_TYPES = {"float32": "fp32", "float16": "fp16"}
 _DELEGATE = "DELEGATE"
+_XNNPACK, _BUILT_IN = "XNNPACK", "built-in"  # whose kernels run
 _WARM_UP = 3
 _MAX_BOOKKEEPING_MS = 0.003
 _NHWC = (0, 2, 3, 1)
@@ -61,6 +65,13 @@ class LiteRtRuntime:
 
     def compile(self, onnx_path: str | os.PathLike[str], target: Target) -> LiteRtCompiled:
         """As the protocol has it; the file may be a .tflite file, too."""
+        return self._compile(onnx_path, target, refuse=True)
+
+    def inspect(self, onnx_path: str | os.PathLike[str], target: Target) -> LiteRtCompiled:
+        """See `hwnas.runtimes.runtime.inspected`."""
+        return self._compile(onnx_path, target, refuse=False)
+
+    def _compile(self, onnx_path: str | os.PathLike[str], target: Target, *, refuse: bool) -> LiteRtCompiled:
         self.check(target)
         if is_tflite(onnx_path):
             content, meant = Path(onnx_path).read_bytes(), None
@@ -69,7 +80,7 @@ class LiteRtRuntime:
             content = write_tflite(onnx_path, target.batch)
         interpreter = _Interpreter(onnx_path, content, target)
         executed, stored = _count_executed(interpreter.nodes)
-        execution = judge(onnx_path, target, executed, stored if meant is None else meant)
+        execution = judge(onnx_path, target, executed, stored if meant is None else meant, refuse)
         outside = Counter(node["op_name"] for node in _outside(interpreter.nodes))
         return LiteRtCompiled(interpreter, Execution(execution.precision, execution.precisions, execution.int8_share,
                                                      execution.fallback_share, dict(sorted(outside.items()))))
@@ -171,15 +182,19 @@ def _announced() -> Iterator[None]:
 
 def _count_executed(nodes: Sequence[dict[str, Any]]) -> tuple[dict[str, int], int]:
     """Convolutions and matrix products by the types that they read, and how many have int8 weights."""
-    counts: Counter[str] = Counter()
-    stored = 0
-    for node in nodes:
-        if node["op_name"] in _WEIGHTED:
-            read, weights = (np.dtype(kind) for kind in node["operand_types"][:2])
-            levels = weights in (np.int8, np.uint8)
-            stored += levels
-            counts["fp32" if read == np.float32 and not levels else "int8" if read == weights else "mixed"] += 1
-    return dict(counts), stored
+    weighted = [node for node in nodes if node["op_name"] in _WEIGHTED]
+    stored = sum(np.dtype(node["operand_types"][1]) in _LEVELS for node in weighted)
+    return dict(Counter(map(_precision, weighted))), stored
+
+
+def _precision(node: dict[str, Any]) -> str:
+    """What a node computes in: convolutions and matrix products by what they read, others by what they write. Empty for
+    types that are none of a target's."""
+    read, written = ([np.dtype(kind) for kind in node[f"{side}_types"]] for side in ("operand", "result"))
+    if node["op_name"] in _WEIGHTED and (read[0] in _LEVELS) != (read[1] in _LEVELS):
+        return "mixed"
+    kind = read[0] if node["op_name"] in _WEIGHTED else written[0]
+    return "int8" if kind in _LEVELS else _TYPES.get(kind.name, "")
 
 
 def _outside(nodes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -221,22 +236,23 @@ class LiteRtCompiled:
 
     def profile(self, images: NDArray[np.float32], repeats: int) -> list[NodeTime]:
         """As the protocol has it. LiteRT tells no times from Python: each operator is timed in an interpreter of its
-        own, on zeros, over the quickest three quarters of `repeats`."""
-        times = []
-        for name, kind, run in self._operators:
-            times.append((name, kind, _mean_ms(run, repeats)))
-        quickest = min((ms for _, _, ms in times), default=0.0)
-        called = min(_MAX_BOOKKEEPING_MS, quickest)  # what it costs to call an interpreter
-        return [NodeTime(name, kind, ms - called) for name, kind, ms in times]
+        own, on zeros, over the quickest three quarters of `repeats`. What it is executed in, and by whose kernel, is
+        read off the whole network."""
+        means = [_mean_ms(run, repeats) for _, run in self._operators]
+        called = min([_MAX_BOOKKEEPING_MS, *means])  # what it costs to call an interpreter
+        return [replace(told, ms=ms - called) for (told, _), ms in zip(self._operators, means, strict=True)]
 
     @cached_property
-    def _operators(self) -> list[tuple[str, str, Callable[[], None]]]:
-        """Name, kind and a call of each operator."""
-        threads, made = threads_of(self._interpreter.target), []
-        for name, kind, content in single_operators(self._interpreter.content):
+    def _operators(self) -> list[tuple[NodeTime, Callable[[], None]]]:
+        """What is told of each operator, without a time, and a call of it."""
+        nodes, threads, made = self._interpreter.nodes, threads_of(self._interpreter.target), []
+        outside = {node["index"] for node in _outside(nodes)}
+        for name, kind, place, content in single_operators(self._interpreter.content):
             native = _make(content, threads)
             native.allocate_tensors()
-            made.append((name, kind, native.invoke))
+            left = place in outside
+            made.append((NodeTime(name, kind, 0.0, _precision(nodes[place]), _BUILT_IN if left else _XNNPACK, "cpu",
+                                  left), native.invoke))
         return made
 
 

@@ -65,8 +65,8 @@ class NodeTime:
     """Mean time of one executed node. `name` holds the ONNX names it was made of, for `export.block_of_node`.
 
     What a runtime does not tell stays empty. `precision` is the executed one (fp32, bf16, fp16, int8), `implementation`
-    the kernel's name, `device` where it ran in the words of targets (cpu, cuda). `reference`: the runtime has no
-    optimised kernel for it.
+    the kernel's name, `device` where it ran in the words of targets (cpu, cuda). `reference`: none of the runtime's
+    fast kernels takes it.
     """
 
     name: str
@@ -96,7 +96,8 @@ class Compiled(Protocol):
     def profile(self, images: NDArray[np.float32], repeats: int) -> list[NodeTime]:
         """Mean time per executed node over `repeats` inferences of [batch,c,h,w], interruptions left out.
 
-        The network is instrumented, so the sum is slower. The clock of both CPU runtimes counts whole microseconds.
+        The network is instrumented, so the sum is slower, or each node is timed by itself. The clocks of OpenVINO and
+        ONNX Runtime count whole microseconds.
         """
 
 

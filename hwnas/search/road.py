@@ -17,7 +17,7 @@ from hwnas.accuracy.estimator import Prepares
 from hwnas.cli.command import default_out, kept
 from hwnas.cli.options import Config, option, plain, read_command, section
 from hwnas.cli.progress import Console, Report
-from hwnas.errors import BudgetError, ConfigError, MissingWeights, SamplerError, StudyError
+from hwnas.errors import BudgetError, ConfigError, MissingWeights, SamplerError, SpaceError, StudyError
 from hwnas.latency.deployment import CalibrationOptions, Deployment, error_line, latency_model, open_device
 from hwnas.latency.device import DEVICE, DeviceOptions
 from hwnas.networks.network import EARLY, EarlyNetwork, FoundNetwork
@@ -71,11 +71,13 @@ if TYPE_CHECKING:
     from hwnas.search.loop import SearchEvent
     from hwnas.search.trial import SearchOptions
     from hwnas.space.architecture import Architecture
+    from hwnas.space.restriction import Variant
     from hwnas.space.search_space import SearchSpace
     from hwnas.training.first import FirstTraining
     from hwnas.training.recipe import Recipe
 
 
+LEFT_OUT = "left out"  # of a study's identity: variants of blocks that its space does without
 UNTIL = "search_until"  # of the study: when its trials end, seconds since 1970
 LENGTH = {"epochs", "min_steps", "max_steps", "image_size", "train_images", "seeds"}  # options of the proxy
 KEPT_LAYERS = 3  # fronts of trials whose weights are kept for the finalists
@@ -148,6 +150,7 @@ class PlanOptions(DeviceOptions):
     controls: int = option(0, low=0, high=100)
     pretrained: PretrainedOptions = option(PretrainedOptions())
     image_sizes: tuple[int, ...] | None = option(None, low=8, high=1024)
+    fallbacks: bool = option(False)
     cuts: bool = option(False)
     around: str | None = option(None)
     zoo: dict[str, Any] | None = option(None)
@@ -164,7 +167,8 @@ class Plan:
 
     `out` is the run folder, which need not exist yet. `start`: the weights that networks of the space begin with, where
     these are cut from a pretrained one. If the user gave no T, `objective` has none until the latency model is there.
-    `sampler` makes the sampler from the Context that ours needs. `yaml` is the configuration as it may be kept,
+    `sampler` makes the sampler from the Context that ours needs. `left_out` names the variants of blocks that `space`
+    does without, once it is prepared. `yaml` is the configuration as it may be kept,
     `config` as it is, with passwords.
     """
 
@@ -183,6 +187,7 @@ class Plan:
     reuse: Path | None
     yaml: str
     config: str
+    left_out: str = ""
 
     @property
     def whole(self) -> str:
@@ -221,9 +226,7 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
     info = inspect_dataset(options.dataset)
     space, start = _space(options, info, console)
     accuracy = options.accuracy or ("proxy" if start is None else "inherited")
-    if options.controls > space.n_architectures - options.finalists.k:
-        raise ConfigError(f"controls={options.controls} and {options.finalists.k} finalists are more than the "
-                          f"{space.n_architectures} networks of space {space.name}. Lower controls.")
+    _check_controls(options, space)
     recipe = Recipe.from_config({"threads": options.threads, **options.finalists.recipe}, FULL_TRAINING,
                                 "finalists.recipe")
     baselines = () if trials_only else _baselines(options, space, start, console)
@@ -237,6 +240,12 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
     return Plan(options, deployment, space, start, out, accuracy, section(config, accuracy), sampler, objective, recipe,
                 baselines, options.workers or len(usable_cores()), _earlier_run(options.search.reuse),
                 kept(named), OmegaConf.to_yaml(named, resolve=True))
+
+
+def _check_controls(options: PlanOptions, space: SearchSpace) -> None:
+    if options.controls > space.n_architectures - options.finalists.k:
+        raise ConfigError(f"controls={options.controls} and {options.finalists.k} finalists are more than the "
+                          f"{space.n_architectures} networks of space {space.name}. Lower controls.")
 
 
 def _sized(options: PlanOptions) -> dict[str, Any]:
@@ -470,7 +479,7 @@ def _divide(prepared: Prepared, console: Console) -> float:
         return math.inf
     trials_s = _trials_s(plan, clock, pace)
     rest_s, timing_s = clock.left_s - trials_s, timing_reserve_s(clock)
-    n_known = len(plan.space.known) - bool(plan.whole) if plan.options.controls else 0
+    n_known = len({*plan.space.known} - ({WHOLE} if plan.whole else set())) if plan.options.controls else 0
     console.note(f"plan for {clock.minutes:g} min: {clock.spent_s / 60:.1f} to prepare (done), {trials_s / 60:.1f} for "
                  f"trials, about {(rest_s - timing_s) / 60:.1f} to train and export {plan.options.finalists.k} "
                  f"finalists, {plan.options.controls} controls, up to {n_known} known networks and "
@@ -600,7 +609,9 @@ def prepare(plan: Plan, run: RunFolder, console: Console, clock: Clock | None = 
         console.note(chosen.why)
     estimator = _estimator(plan, chosen, dataset)
     table, model = latency_model(plan.deployment, plan.space, plan.options.calibration, console)
-    _tell_fallbacks(plan, table, console)
+    plan = _without_fallbacks(plan, table, url, console)
+    if plan.left_out:
+        model = model.of_part(plan.space)
     if plan.options.zoo and plan.deployment.at_hand:
         plan = replace(plan, baselines=_worth_training(plan, run, table, console))
     pace = _pace(plan, dataset, console) if clock is not None else None
@@ -620,7 +631,7 @@ def prepare(plan: Plan, run: RunFolder, console: Console, clock: Clock | None = 
     if plan.reuse is not None:
         from hwnas.search.trial import reuse_trials
 
-        n = reuse_trials(study, plan.reuse, plan.space, model.predict, options)
+        n = reuse_trials(study, plan.reuse, plan.space, _space_of(plan.reuse, plan), model.predict, options)
         console.note(f"reused: the accuracies of {n} networks of {plan.reuse}")
     first = _first_training(plan, run, estimator)
     return Prepared(plan, run, dataset, certificate, chosen, estimator, table, model, options, study, clock, pace,
@@ -642,22 +653,74 @@ def _first_training(plan: Plan, run: RunFolder, estimator: AccuracyEstimator) ->
     return first
 
 
-def _tell_fallbacks(plan: Plan, table: LatencyTable, console: Console) -> None:
-    """Say which kinds of blocks the target runs in fallback, where this was measured."""
-    from hwnas.latency.fallbacks import find_blocks, warning
-    from hwnas.latency.timing import HERE
+def _without_fallbacks(plan: Plan, table: LatencyTable, url: str, console: Console) -> Plan:
+    """The plan without the variants of blocks that a study began without; a new one without those whose fallback costs
+    too much on the target, where this was measured. Lines say what falls back, and what was left out.
 
-    name = plan.deployment.target.name
+    ConfigError where nothing would be left to search, StudyError for a study that cannot be read.
+    """
+    from hwnas.latency.fallbacks import find_blocks, left_out, warning
+    from hwnas.study.study import held_identity
+
+    target = plan.deployment.target
     rows = find_blocks(table.host_name, table.key, plan.space.name, table.runtime_version)
     if rows is None:
-        if plan.deployment.at_hand and plan.deployment.device is HERE:
-            space = plan.space
-            source = space.source if space.definition.around else space.name
-            size = f" image_size={space.image_sizes[0]}" if len(space.image_sizes) == 1 else ""
-            console.note(f"which blocks {name} runs in fallback is not known: python -m hwnas.check +target={name} "
-                         f"space={source}{size} channels={space.channels} classes={space.classes} measures it")
-    elif line := warning(rows, plan.deployment.target):
-        console.say(f"note: {line}. The search asks for them too; a space without them is a YAML file.")
+        _tell_how_to_check(plan, console)
+    held = held_identity(url)
+    costs = left_out(rows or (), target)
+    if held is not None and not plan.options.fallbacks:
+        left = _read_left_out(held.get(LEFT_OUT, ""), url)
+        costs = {variant: costs.get(variant, str(variant)) for variant in left}
+    tell = console.say if held is None else console.note  # workers, who are quiet, find a study
+    if rows is not None and (line := warning(rows, target)):
+        tell(f"note: {line}")
+    return plan if plan.options.fallbacks else _without(plan, costs, tell)
+
+
+def _space_of(folder: Path, plan: Plan) -> SearchSpace:
+    """The part of the plan's space that an earlier run searched."""
+    from hwnas.study.study import database_path, held_identity
+
+    url = database_path(folder)
+    return plan.space.unrestricted.without(_read_left_out((held_identity(url) or {}).get(LEFT_OUT, ""), url))
+
+
+def _without(plan: Plan, costs: Mapping[Variant, str], tell: Callable[[str], None]) -> Plan:
+    """The plan without the variants in `costs`, which says what each of them costs; `tell` hears it."""
+    words = "; ".join(costs.values())
+    try:
+        space = plan.space.without(costs)
+    except SpaceError as error:
+        raise ConfigError(f"{error} without what {plan.deployment.target.name} runs in fallback ({words}). Search it "
+                          "all the same: fallbacks=true. Or choose another space or target.") from None
+    if space is plan.space:
+        return plan
+    _check_controls(plan.options, space)
+    tell(f"left out of the search, for what it costs in fallback: {words}. fallbacks=true keeps it "
+         f"({space.n_architectures:.3g} of {plan.space.n_architectures:.3g} networks stay).")
+    return replace(plan, space=space, left_out=" ".join(sorted(map(str, costs))))
+
+
+def _read_left_out(text: str, url: str) -> list[Variant]:
+    """The variants that a study's identity names; StudyError for text that names none."""
+    from hwnas.space.restriction import Variant
+    from hwnas.study.storage import shown
+
+    try:
+        return [Variant.read(word) for word in text.split()]
+    except ValueError as error:
+        raise StudyError(f"study {shown(url)}: {LEFT_OUT}: {error}. Start another run with out=FOLDER.") from None
+
+
+def _tell_how_to_check(plan: Plan, console: Console) -> None:
+    """Name the command that measures what falls back, where it would measure what the search is for."""
+    if plan.deployment.at_hand:
+        space, name = plan.space, plan.deployment.target.name
+        source = space.source if space.definition.around else space.name
+        size = f" image_size={space.image_sizes[0]}" if len(space.image_sizes) == 1 else ""
+        device = "" if plan.options.device is None else f" device={plan.options.device}"
+        console.note(f"which blocks {name} runs in fallback is not known: python -m hwnas.check +target={name} "
+                     f"space={source}{size} channels={space.channels} classes={space.classes}{device} measures it")
 
 
 def _worth_training(plan: Plan, run: RunFolder, table: LatencyTable, console: Console) -> tuple[TimmNetwork, ...]:
@@ -954,7 +1017,7 @@ def _estimator(plan: Plan, chosen: Chosen, dataset: Dataset) -> AccuracyEstimato
         options = {"threads": plan.options.threads, **options}
     if name == "inherited":
         options["pretrained"] = plain(plan.options.pretrained)
-    return load_estimator(name, dataset=dataset, space=plan.space, config=options)
+    return load_estimator(name, dataset=dataset, space=plan.space.unrestricted, config=options)
 
 
 def _identity(plan: Plan, table: LatencyTable, dataset: Dataset, accuracy: str, options: SearchOptions
@@ -962,14 +1025,15 @@ def _identity(plan: Plan, table: LatencyTable, dataset: Dataset, accuracy: str, 
     """What the study's trials depend on."""
     return {**_identity_unmeasured(plan, dataset), "target": f"{plan.deployment.target.name} ({table.key})",
             "latency table": f"{table.key} of {table.created}", "accuracy": accuracy,
-            "objective": str(options.objective)}
+            "objective": str(options.objective), **({LEFT_OUT: plan.left_out} if plan.left_out else {})}
 
 
 def _identity_unmeasured(plan: Plan, dataset: Dataset) -> dict[str, str]:
     """The part of it that is known before this host is measured."""
     cap_ms = plan.options.budget.latency_ms
     return {
-        "space": f"{plan.space.name} ({plan.space.fingerprint})", "data set": f"{dataset.name} ({dataset.fingerprint})",
+        "space": f"{plan.space.name} ({plan.space.unrestricted.fingerprint})",
+        "data set": f"{dataset.name} ({dataset.fingerprint})",
         "host": plan.deployment.host_name, "budget.latency_ms": "none" if cap_ms is None else f"{cap_ms:g} ms",
         "seed": str(plan.options.seed)}
 
@@ -1081,8 +1145,8 @@ def _facts(prepared: Prepared, trials: Sequence[Mapping[str, Any]], n: int) -> F
                     plan.deployment.device)
     latency = {**table.error[plan.space.name], "line": error_line(table, plan.space), "table": str(table.key),
                "created": table.created, "overhead_ms": table.overhead_ms}
-    certificate = certificate_facts(prepared.certificate, prepared.dataset, plan.space, chosen.accuracy,
-                                    chosen.options, prepared.estimator.fingerprint)
+    certificate = certificate_facts(prepared.certificate, prepared.dataset, plan.space.unrestricted,
+                                    chosen.accuracy, chosen.options, prepared.estimator.fingerprint)
     outcome = {"accuracy": chosen.accuracy, "sampler": options.sampler,
                "objective": prepared.options.objective.shown,
                "n_trials": sum(row["outcome"] == "evaluated" for row in trials), "asks": len(trials)}

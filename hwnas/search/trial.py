@@ -255,12 +255,13 @@ _KEPT = ("architecture_id", "architecture", "codes", "top1_proxy", "top1_std", "
          "curve_epochs")
 
 
-def reuse_trials(study: optuna.Study, folder: Path, space: SearchSpace, predict: Predict, options: SearchOptions
-                 ) -> int:
+def reuse_trials(study: optuna.Study, folder: Path, space: SearchSpace, their_space: SearchSpace, predict: Predict,
+                 options: SearchOptions) -> int:
     """Add the evaluated networks of the run in `folder` to `study` with this search's costs.
 
     Returns the number of added networks; a second call adds none. They count as known, but not as evaluated here.
-    Networks over the cap are left out. Networks whose training was stopped are left out too: they could not enter the
+    `their_space`: the part of the space that the run searched. Networks over the cap, or not of `space`, are left out.
+    Networks whose training was stopped are left out too: they could not enter the
     other search's front, but they may enter this one. StudyError when the runs differ in space, data set or accuracy.
     """
     earlier = load_study(database_path(folder))
@@ -277,7 +278,9 @@ def reuse_trials(study: optuna.Study, folder: Path, space: SearchSpace, predict:
                   and trial.user_attrs["architecture_id"] not in held]
         added = 0
         for trial in usable:
-            carried = _carried_over(trial, folder, space, predict, options)
+            architecture = their_space.decode(trial.params)
+            params = trial.params if their_space.definition == space.definition else space.find(architecture)
+            carried = None if params is None else _carried_over(trial, params, folder, space, predict, options)
             if carried is not None and carried.user_attrs["architecture_id"] not in held:
                 held[carried.user_attrs["architecture_id"]] = carried
                 study.add_trial(carried)
@@ -285,13 +288,13 @@ def reuse_trials(study: optuna.Study, folder: Path, space: SearchSpace, predict:
     return added
 
 
-def _carried_over(trial: FrozenTrial, folder: Path, space: SearchSpace, predict: Predict, options: SearchOptions
-                  ) -> FrozenTrial | None:
-    predicted = predict(space.to_codes(trial.params).reshape(1, -1))
+def _carried_over(trial: FrozenTrial, params: Mapping[str, Any], folder: Path, space: SearchSpace, predict: Predict,
+                  options: SearchOptions) -> FrozenTrial | None:
+    predicted = predict(space.to_codes(params).reshape(1, -1))
     if options.cap_ms is not None and float(upper_ms(predicted, options.cap_quantile)[0]) > options.cap_ms:
         return None
     latency_ms, top1 = float(predicted.mean[0]), float(trial.user_attrs["top1_proxy"])
-    objective, architecture = options.objective, space.decode(trial.params)
+    objective, architecture = options.objective, space.decode(params)
     attrs: Mapping[str, Any] = {
         **{key: trial.user_attrs[key] for key in _KEPT if key in trial.user_attrs},
         "outcome": EVALUATED, REUSED: str(folder), "seconds": 0.0, "seed": trial.user_attrs.get("seed"),
@@ -300,5 +303,5 @@ def _carried_over(trial: FrozenTrial, folder: Path, space: SearchSpace, predict:
         "reward": objective.reward(top1, latency_ms), **objective.costs(latency_ms, architecture)}
     distributions: dict[str, BaseDistribution] = {
         parameter.name: CategoricalDistribution(parameter.choices) for parameter in space.parameters}
-    return optuna.create_trial(state=TrialState.COMPLETE, params=trial.params, distributions=distributions,
+    return optuna.create_trial(state=TrialState.COMPLETE, params=dict(params), distributions=distributions,
                                values=list(objective.values(top1, latency_ms, architecture)), user_attrs=dict(attrs))

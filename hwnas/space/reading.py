@@ -357,7 +357,8 @@ def _op_rule() -> str:
             f"{' or '.join(fixed)}, or several joined by +: the first block's, the second's and so on")
 
 
-def _op(value: Any) -> Op:
+def read_op(value: Any) -> Op:
+    """An operation from its text; ValueError for text that is none."""
     first, *behind = map(_single_op, str(value).split("+"))
     if behind and ((first, *behind)[-2] == behind[-1] or not all(op.takes_repeats for op in (first, *behind))):
         raise ValueError
@@ -385,7 +386,7 @@ _TOP: dict[str, Rule] = {
 }
 _STEM: dict[str, Rule] = {"width": _whole(1, 4096), "stride": _whole(1, 2)}
 _STAGE: dict[str, Rule] = {
-    "op": Rule(_op_rule(), _op),
+    "op": Rule(_op_rule(), read_op),
     "kernel": _whole(1, 11, odd=True), "se": _real(0, 1), "skip": Rule("must be true or false", _flag),
     "channels": _whole(1, 8192), "multipliers": _real(0.05, 8), "repeats": _whole(1, 64), "stride": _whole(1, 2),
     "activation": Rule(f"must be one of {', '.join(OWN_ACTIVATIONS)}, or not be there", _own_activation),

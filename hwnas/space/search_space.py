@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from hwnas.space.architecture import Architecture
 from hwnas.space.blocks.block import BlockSpec
 from hwnas.space.coding import Codes, Coding, count_networks, match
 from hwnas.space.reading import SpaceDef, SpaceFile, Value, fields, known_settings, read_space
+from hwnas.space.restriction import Variant, without
 from hwnas.system.paths import search_space_dirs
 
 _MAX_BYTES = 1 << 20
@@ -62,6 +63,8 @@ class SearchSpace:
 
     Codes are integer arrays [n, len(parameters)] of choice indices. Canonical codes are equal exactly where the
     networks' blocks are equal: parameters that change nothing are 0 there.
+
+    `unrestricted` is the space that this one is a part of (see `without`), otherwise itself.
     """
 
     def __init__(self, definition: SpaceDef, *, name: str, source: Path, channels: int, classes: int) -> None:
@@ -75,6 +78,7 @@ class SearchSpace:
         self._codes_of = [{_plain(c): i for i, c in enumerate(p.choices)} for p in self.parameters]
         self.known: dict[str, Architecture] = {}
         self.text = ""  # of the file, where there is one
+        self.unrestricted: SearchSpace = self
         self._figures: dict[tuple[Figure, ...], tuple[NDArray[np.bool_], NDArray[np.float64]]] = {}
 
     @classmethod
@@ -116,6 +120,38 @@ class SearchSpace:
             codes = np.array([[settings[index] for index in space._columns]], dtype=np.int64)
             space.known[name] = space.coding.architecture(space.coding.canonical(space._full(codes))[0])
         return space
+
+    def without(self, left: Collection[Variant]) -> SearchSpace:
+        """The largest part of this space that has no block of a variant in `left`, of the same name and file; this
+        space where it has none anyway. SpaceError where fewer than two networks would stay.
+
+        Known networks stay as far as they are in it, or would be with another of its activations: then under another
+        name. A whole network that others are cut from never changes.
+        """
+        try:
+            definition = without(self.definition, left)
+        except SpaceError as error:
+            raise SpaceError(f"space {self.name}: {error}") from None
+        if definition == self.definition:
+            return self
+        part = SearchSpace(definition, name=self.name, source=self.source, channels=self.channels,
+                           classes=self.classes)
+        if not part.parameters:
+            raise SpaceError(f"space {self.name}: one network alone would stay")
+        part.text, part.unrestricted = self.text, self.unrestricted
+        for name, network in self.known.items():
+            moved = [(f"{name}_{activation}", replace(network, activation=activation))
+                     for activation in definition.activations if name != WHOLE]
+            fitting = [pair for pair in [(name, network), *moved] if part.find(pair[1]) is not None][:1]
+            part.known |= dict(fitting)
+        return part
+
+    def find(self, architecture: Architecture) -> dict[str, Value] | None:
+        """As `encode`, None for a network that is not of this space."""
+        try:
+            return self.encode(architecture)
+        except SpaceError:
+            return None
 
     @property
     def size(self) -> int:

@@ -7,6 +7,7 @@ import io
 import json
 import re
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from hwnas.check import __main__ as command
 from hwnas.check import task
 from hwnas.check.report import CHECK, advice
 from hwnas.cli.command import run_command
+from hwnas.errors import FileError
 from hwnas.networks.baselines import Baseline
 from hwnas.networks.export import export_onnx, randomise
 from hwnas.networks.quantize import quantize_static, tuning_of
@@ -32,6 +34,8 @@ from hwnas.target import Target
 from hwnas.testing import contract_images
 
 OPENVINO, ORT = Target("ov", "openvino", "int8"), Target("ort", "onnxruntime", "int8")
+LITERT = Target("edge", "litert", "int8")
+RUNTIMES = (OPENVINO, ORT, LITERT) if find_spec("ai_edge_litert") else (OPENVINO, ORT)
 NETWORKS = {
     "plain": "stem8s2 ds_r1_k3_s1_c8 ir_r1_k3_s2_e3_c16 head16 relu@16",
     "squeezed": "stem8s2 ir_r2_k3_s1_e3_c8_se0.25 cn_r1_k3_s2_c16 head16 hard_swish@16",
@@ -44,7 +48,7 @@ def files_of(network: Any, folder: Path, shape: tuple[int, int, int]) -> dict[st
     """Its fp32 file, and one in int8 for each runtime."""
     files = {"fp32": folder / "model.onnx"}
     export_onnx(randomise(network.eval(), 0), files["fp32"], shape)
-    for target in (OPENVINO, ORT):
+    for target in RUNTIMES:
         files[target.runtime] = folder / f"{target.runtime}.onnx"
         quantize_static(files["fp32"], files[target.runtime], None, tuned_for=tuning_of(target))
     return files
@@ -99,29 +103,106 @@ def unfused_in_onnx_runtime(path: Path, target: Target, folder: Path) -> list[st
             and node.op_type != "QuantizeLinear" and {*readers.get(node.output[0], ["nothing"])} == {"QuantizeLinear"}]
 
 
+def in_floating_point_in_litert(path: Path) -> tuple[list[str], list[str], list[str]]:
+    """By the types of the file that LiteRT is given: names of what runs in fp32 between DEQUANTIZE on every side and
+    QUANTIZE, with no weights among it; of the conversions; and, by a delegate that may take one operator at a time
+    only, of what it does not take."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    from hwnas.networks.lowering import write_tflite
+    from hwnas.networks.tflite import read_tflite
+
+    content = write_tflite(path)
+    file = path.with_suffix(".tflite")
+    file.write_bytes(content)
+    graph = read_tflite(file)
+    made = {operator.outputs[0]: operator for operator in graph.operators}
+    floats = [each for each in graph.operators if each.kind not in ("DEQUANTIZE", "QUANTIZE")
+              and graph.tensors[each.outputs[0]].kind == "float32"]
+    islands = {each.outputs[0]: each.outputs[0] for each in floats}
+    for each in floats:
+        for tensor in each.inputs:
+            if tensor in islands and islands[tensor] != islands[each.outputs[0]]:
+                old, new = islands[tensor], islands[each.outputs[0]]
+                islands = {key: new if value == old else value for key, value in islands.items()}
+    fallen = []
+    for island in {*islands.values()}:
+        part = [each for each in floats if islands[each.outputs[0]] == island]
+        data = [tensor for each in part for tensor in each.inputs
+                if tensor >= 0 and not graph.tensors[tensor].stored and tensor not in islands]
+        outward = [reader for reader in graph.operators if reader not in part
+                   and {*reader.inputs} & {each.outputs[0] for each in part}]
+        asked = data and all(tensor in made and made[tensor].kind == "DEQUANTIZE" for tensor in data)
+        if asked and outward and {reader.kind for reader in outward} == {"QUANTIZE"} \
+                and not any(each.kind in ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED") for each in part):
+            fallen += [graph.tensors[each.outputs[0]].name for each in part
+                       if each.kind != "RESHAPE" or each.inputs[0] not in islands]  # it moves what another wrote
+    interpreter = Interpreter(model_content=content, experimental_disable_delegate_node_fusion=True)
+    interpreter.allocate_tensors()
+    nodes = interpreter._get_ops_details()
+    taken = {int(tensor) for node in nodes if node["op_name"] == "DELEGATE" for tensor in node["outputs"]}
+    left = [graph.tensors[each.outputs[0]].name for each in graph.operators if each.outputs[0] not in taken]
+    return fallen, [graph.tensors[each.outputs[0]].name for each in graph.operators
+                    if each.kind in ("DEQUANTIZE", "QUANTIZE")], left
+
+
 def assert_nothing_is_missed(paths: dict[str, Path], folder: Path) -> None:
-    """In both runtimes and precisions."""
+    """In every runtime and precision."""
     for precision in ("int8", "fp32"):
-        for base in (OPENVINO, ORT):
-            target = Target("t", base.runtime, precision)
-            path = paths["fp32" if precision == "fp32" else base.runtime]
-            result = check(path, target, repeats=2)
-            assert sum(node.share for node in result.nodes) == pytest.approx(1)
-            kinds = [node.kind for node in result.nodes]
-            if base is OPENVINO:
-                layers = openvino_layers(path, target)
-                assert len(kinds) == len(layers)
-                references = [name for name, _, kernel, _ in layers if kernel.startswith("ref")]
-                assert sum(REFERENCE in node.findings for node in result.nodes) == len(references)
-                conversions = [kind for _, kind, *_ in layers if kind in ("Reorder", "Convert")]
-            else:
-                alone = unfused_in_onnx_runtime(path, target, folder)
-                told = [node.kind for node in result.nodes if {PRECISION, INSERTED} & {*node.findings}]
-                assert not [kind for kind in alone if kind not in told]
-                assert sum(told.count(kind) for kind in {*alone}) >= len(alone)
-                conversions = [kind for kind in kinds if kind.startswith("Reorder") or kind.endswith("eLinear")]
-            assert sum(INSERTED in node.findings for node in result.nodes) >= len(conversions)
-            assert_weighted_are_counted(result, inspected(load_runtime(base.runtime), path, target).execution)
+        for base in RUNTIMES:
+            assert_found(base, precision, paths["fp32" if precision == "fp32" else base.runtime], folder)
+
+
+def refusal(path: Path) -> str:
+    """What LiteRT's writer says of a network that it cannot say; empty for others."""
+    from hwnas.networks.lowering import write_tflite
+
+    try:
+        write_tflite(path)
+    except FileError as error:
+        return error.fact
+    return ""
+
+
+def assert_found(base: Target, precision: str, path: Path, folder: Path) -> None:
+    target = Target("t", base.runtime, precision)
+    if base is LITERT and (why := refusal(path)):  # by name, and nothing of it runs anywhere
+        assert {node.op_type for node in onnx.load(str(path)).graph.node} & {*re.findall(r"\w+", why)}
+        with pytest.raises(FileError, match=re.escape(why)):
+            check(path, target, repeats=2)
+        return
+    result = check(path, target, repeats=2)
+    assert sum(node.share for node in result.nodes) == pytest.approx(1)
+    kinds = [node.kind for node in result.nodes]
+    if base is OPENVINO:
+        layers = openvino_layers(path, target)
+        assert len(kinds) == len(layers)
+        references = [name for name, _, kernel, _ in layers if kernel.startswith("ref")]
+        assert sum(REFERENCE in node.findings for node in result.nodes) == len(references)
+        conversions = [kind for _, kind, *_ in layers if kind in ("Reorder", "Convert")]
+    elif base is ORT:
+        alone = unfused_in_onnx_runtime(path, target, folder)
+        told = [node.kind for node in result.nodes if {PRECISION, INSERTED} & {*node.findings}]
+        assert not [kind for kind in alone if kind not in told]
+        assert sum(told.count(kind) for kind in {*alone}) >= len(alone)
+        conversions = [kind for kind in kinds if kind.startswith("Reorder") or kind.endswith("eLinear")]
+    else:
+        fallen, conversions, left = in_floating_point_in_litert(path)
+        assert len(profiled(path, target)) == len(result.nodes)
+        nodes = dict(zip(profiled(path, target), result.nodes, strict=True))
+        missed = [name for name in fallen if not {PRECISION, INSERTED} & {*nodes[name].findings}]
+        assert not missed, [nodes[name] for name in missed]
+        assert {name for name, node in nodes.items() if PRECISION in node.findings} <= {*fallen}
+        assert {name for name, node in nodes.items() if REFERENCE in node.findings} == {*left} & {*nodes}
+        assert [name for name in conversions if INSERTED not in nodes[name].findings] == []
+    assert sum(INSERTED in node.findings for node in result.nodes) >= len(conversions)
+    assert_weighted_are_counted(result, inspected(load_runtime(base.runtime), path, target).execution)
+
+
+def profiled(path: Path, target: Target) -> list[str]:
+    """LiteRT's names of the nodes that it is profiled by, in their order."""
+    compiled = inspected(load_runtime("litert"), path, target)
+    return [node.name for node in compiled.profile(contract_images(path, target.batch), 1)]
 
 
 def assert_weighted_are_counted(result: Executed, execution: Execution) -> None:
@@ -170,6 +251,23 @@ def test_an_activation_that_is_not_fused_is_named_with_what_it_costs(files: dict
     assert f"HardSwish 0 % (all {n} fused or folded)" in fused
 
 
+@pytest.mark.skipif(LITERT not in RUNTIMES, reason="LiteRT is not installed")
+def test_litert_tells_what_runs_in_floating_point_inside_an_int8_file(files: dict[str, dict[str, Path]]) -> None:
+    result = check(files["squeezed"]["litert"], LITERT)
+    fallen = [node for node in result.nodes if node.role == "HardSwish"]
+    assert {(node.precision, node.implementation, node.findings) for node in fallen if node.meant} == {
+        ("fp32", "XNNPACK", (PRECISION,))}
+    serving = [node.kind for node in result.nodes if INSERTED in node.findings and node.serves == "HardSwish"]
+    n = sum(bool(node.meant) for node in fallen)
+    assert serving.count("DEQUANTIZE") >= n
+    assert serving.count("QUANTIZE") >= n
+    assert {node.precision for node in result.nodes if node.role == "Conv (depthwise)"} == {"int8"}
+    text = "\n".join(advice(result, LITERT))
+    assert f"falls back: {n} of {len(fallen)} HardSwish: int8 was asked for, and fp32 runs: " in text
+    assert "left in fp32 by the file: 4 Conv" in text  # of two squeeze-and-excites
+    assert "does not tell" not in text
+
+
 @pytest.mark.parametrize("target", [OPENVINO, ORT])
 def test_what_the_file_leaves_in_floating_point_is_no_fallback(files: dict[str, dict[str, Path]],
                                                               target: Target) -> None:
@@ -210,7 +308,7 @@ def test_other_devices_and_reference_kernels_are_found_by_what_the_runtime_says(
     assert [node.findings for node in result.nodes] == [(DEVICE,), (REFERENCE,)]
     text = "\n".join(advice(result, Target("t", "onnxruntime", "int8", device="cuda")))
     assert "1 Conv: it runs on cpu, and not on cuda: 33.3% of the time" in re.sub(r"1 of \d+", "1", text)
-    assert "a reference kernel runs (plain): 66.7% of the time" in text
+    assert "no fast kernel takes it (plain runs): 66.7% of the time" in text
 
 
 def test_a_runtime_that_tells_only_times_is_not_believed_to_run_in_int8(files: dict[str, dict[str, Path]]) -> None:

@@ -27,7 +27,7 @@ from hwnas.latency.fallbacks import (
 from hwnas.latency.table import TableKey
 from hwnas.latency.timing import HERE
 from hwnas.runtimes.runtime import load_runtime
-from hwnas.search.road import _tell_fallbacks
+from hwnas.search.road import _without_fallbacks
 from hwnas.space.blocks import KINDS
 from hwnas.space.search_space import SearchSpace
 from hwnas.target import Host, Target
@@ -86,17 +86,20 @@ def test_they_are_kept_beside_the_tables_and_told_to_a_search(tmp_path: Path, mo
     host, key = Host.detect(), TableKey.of(ORT, (32,), 1, 10)
     space = SearchSpace.load("mnasnet_small", channels=1, classes=10)
     deployment = SimpleNamespace(target=ORT, at_hand=True, device=HERE)
-    plan: Any = SimpleNamespace(deployment=deployment, space=space)
+    options = SimpleNamespace(fallbacks=True, device=None)
+    plan: Any = SimpleNamespace(deployment=deployment, space=space, options=options)
     table: Any = SimpleNamespace(host_name=host.name, key=key, runtime_version="onnxruntime 1")
 
     def told() -> str:
-        _tell_fallbacks(plan, table, Console())
+        _without_fallbacks(plan, table, "sqlite:///none/study.db", Console())
         return capsys.readouterr().err
 
     assert ("python -m hwnas.check +target=ort_int8 space=mnasnet_small image_size=32 channels=1 classes=10 measures it"
             in told())  # with these the table is kept where the search looks
-    deployment.device = object()
-    assert told() == ""  # it would measure this machine, not the one that is meant
+    options.device = "pi@board"
+    assert "classes=10 device=pi@board measures it" in told()
+    deployment.at_hand = False
+    assert told() == ""  # nothing here can measure it
     rows = [ROW, replace(ROW, kind="ir", fallback_share=0.3, falls="HardSwish in fp32")]
     path = save_blocks(rows, key, host, "onnxruntime 1", space.name)
     assert path == blocks_path(tmp_path / "latency_tables", host.name, key, space.name)

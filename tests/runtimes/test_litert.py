@@ -102,6 +102,9 @@ def test_files_of_others_run_with_what_left_the_delegate_named(tmp_path: Path, i
     compiled = RUNTIME.compile(path, target("int8"))
     assert compiled.execution.outside["AVERAGE_POOL_2D"] == 1
     assert compiled.execution.precisions == {"int8": 1}
+    told = {node.kind: node for node in compiled.profile(np.zeros((1, 8, 8, 4), np.float32), 2)}
+    assert [(told[kind].precision, told[kind].implementation, told[kind].reference)
+            for kind in ("AVERAGE_POOL_2D", "CONV_2D")] == [("int8", "built-in", True), ("int8", "XNNPACK", False)]
     given = np.random.default_rng(0).standard_normal((3, 8, 8, 4), np.float32)
     mean = np.clip(given, -131 * 0.02, 124 * 0.02).reshape(3, 4, 2, 4, 2, 4).mean((2, 4))
     expected = np.clip(mean @ (np.arange(16).reshape(4, 4).T * 0.01), -131 * 0.02, 124 * 0.02)
@@ -151,13 +154,17 @@ def test_without_the_extra_one_line_names_the_command(monkeypatch: pytest.Monkey
 def test_a_profile_names_blocks_and_every_operator(files: dict[str, Path]) -> None:
     nodes = RUNTIME.compile(files["int8"], target("int8")).profile(contract_images(files["int8"], 1), 3)
     names = {block_of_node(node.name) for node in nodes}
+    assert {node.precision for node in nodes if node.kind == "HARD_SWISH"} == {"fp32"}
+    assert {node.precision for node in nodes if node.kind == "DEPTHWISE_CONV_2D"} == {"int8"}
+    assert sum(node.precision == "fp32" for node in nodes if node.kind == "CONV_2D") == 2  # the gate's
     assert {"stem", "blocks.0.0", "blocks.1.0", "head"} <= names
     operators = read_tflite(files["int8.tflite"]).operators
     paddings = sum(operator.kind == "PAD" for operator in operators)
     assert paddings
     assert len(nodes) == len(operators) - paddings
     parts = list(single_operators(files["int8.tflite"].read_bytes()))
-    assert sum(map(len, (content for *_, content in parts))) < 6 * files["int8.tflite"].stat().st_size
+    assert [operators[part.place].kind for part in parts] == [part.kind for part in parts]
+    assert sum(len(part.content) for part in parts) < 6 * files["int8.tflite"].stat().st_size
 
 
 def test_nothing_is_printed(files: dict[str, Path]) -> None:

@@ -45,9 +45,9 @@ def test_the_study_holds_what_came_before_the_trials(tmp_path, monkeypatch, esti
     study = optuna.create_study()
     options = SimpleNamespace(calibration=None, storage="sqlite:///none/study.db", zoo=None,
                               budget=SimpleNamespace(minutes=None))
-    plan = SimpleNamespace(deployment=None, space=None, reuse=None, options=options)
+    plan = SimpleNamespace(deployment=None, space=None, reuse=None, options=options, left_out="")
     made = {"_load_data": None, "look_up": None, "_chosen": SimpleNamespace(why="", accuracy="x"),
-            "_estimator": estimator, "latency_model": (None, None), "_tell_fallbacks": None,
+            "_estimator": estimator, "latency_model": (None, None), "_without_fallbacks": plan,
             "search_options": None, "_identity": {},
             "_identity_unmeasured": {}, "_open_study": study}
     for name, value in made.items():
@@ -202,10 +202,10 @@ def begin(tmp_path, monkeypatch):
     fill(tmp_path / "data", 100)
     (tmp_path / "run").mkdir()
     made = {"look_up": None, "_chosen": SimpleNamespace(why="", accuracy="x"), "latency_model": (None, None),
-            "_tell_fallbacks": None, "_estimator": SimpleNamespace(fingerprint="proxy"), "search_options": None,
-            "_identity_unmeasured": {}}
+            "_estimator": SimpleNamespace(fingerprint="proxy"), "search_options": None, "_identity_unmeasured": {}}
     for name, value in made.items():
         monkeypatch.setattr(road, name, lambda *_, value=value: value)
+    monkeypatch.setattr(road, "_without_fallbacks", lambda plan, *_: plan)
     monkeypatch.setattr(road, "_identity", lambda plan, table, data, *_: {"data set": f"{data.name} "
                                                                                       f"({data.fingerprint})"})
     monkeypatch.setattr(road, "_open_study", lambda plan, url, identity, *_: open_study(
@@ -216,7 +216,7 @@ def begin(tmp_path, monkeypatch):
         monkeypatch.setattr(road, "_load_data", lambda *given: road._as_begun(data, *given))
         said = []
         options = SimpleNamespace(calibration=None, storage=None, budget=SimpleNamespace(minutes=None), zoo=None)
-        road.prepare(SimpleNamespace(deployment=None, space=None, reuse=None, options=options),
+        road.prepare(SimpleNamespace(deployment=None, space=None, reuse=None, options=options, left_out=""),
                      RunFolder(tmp_path / "run"), SimpleNamespace(say=said.append, note=said.append))
         return said
 
