@@ -381,11 +381,13 @@ class Kept:
         self._names = {id(module): name for name, module in model.named_modules()}
 
     def layer(self, layer: nn.Module, weight: Tensor, bias: Tensor | None = None) -> None:
+        """Note what a layer of the cut has."""
         self._put(layer, "weight", weight)
         if bias is not None:
             self._put(layer, "bias", bias)
 
     def norm(self, its: nn.Module, mine: nn.Module, rows: Tensor) -> None:
+        """Note what the cut's norm `mine` has of the whole network's: these `rows`."""
         for name in ("weight", "bias", "running_mean", "running_var"):
             self._put(mine, name, getattr(its, name)[rows])
 

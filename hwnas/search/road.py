@@ -644,7 +644,7 @@ def _first_training(plan: Plan, run: RunFolder, estimator: AccuracyEstimator) ->
     from hwnas.accuracy.proxy import Proxy
     from hwnas.training.first import FirstTraining
 
-    if plan.start is None or not isinstance(estimator, Proxy):
+    if not isinstance(estimator, Proxy) or plan.start is None:
         return None
     options = estimator.options
     first = FirstTraining(estimator.recipe, options.train_images, options.image_size, plan.options.seed,
