@@ -23,6 +23,7 @@ from hwnas.runtimes.torch import OnnxModule
 from hwnas.system.paths import write_atomic
 from hwnas.training.batches import Batches
 from hwnas.training.loop import Training, lay_out, predict, seeded
+from hwnas.training.place import CPU
 from hwnas.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class FakeQuantised(OnnxModule):
         for weight in proto.graph.initializer:
             if weight.name in self.weight_names:
                 tensor = getattr(self, self.weight_names[weight.name]).detach().contiguous()
-                weight.CopyFrom(numpy_helper.from_array(tensor.numpy(), weight.name))
+                weight.CopyFrom(numpy_helper.from_array(tensor.cpu().numpy(), weight.name))
         return proto
 
 
@@ -149,7 +150,7 @@ def fine_tune(job: CompressJob, base: Quantisation, console: Console) -> tuple[F
     with seeded(job.options.seed, job.threads), console.step("fine-tune for int8") as report:
         training = _FineTuning(job, base)
         training.run(training.report(report))
-        return training.network.eval(), training.rows
+        return training.network.eval().to(CPU), training.rows
 
 
 class _FineTuning(Training):
@@ -163,11 +164,11 @@ class _FineTuning(Training):
         self.job, options = job, job.options
         tuning = asdict(options.qat)
         distil = tuning.pop("distil")
-        recipe = replace(QAT, **tuning)
+        recipe = replace(QAT, **tuning, device=options.training.device)
         self.network = FakeQuantised(job.source.path, base.ranges, base.tuned_for)
         batches = Batches(job.dataset.train, job.dataset, recipe, options.seed)
         super().__init__(lay_out(self.network, recipe), batches, recipe)
-        self.teacher = OnnxModule(job.source.path).eval() if distil else None
+        self.teacher = OnnxModule(job.source.path).eval().to(recipe.device) if distil else None
         self.identity = {**job.identity, **options.tuning(), "ranges": base.note}
         self.resume(checkpoint_of(job), self.identity)
 
