@@ -66,6 +66,7 @@ def _verify(folder: RunFolder, options: VerifyOptions, device: Device, console: 
     rows, trials = load_front(folder), folder.read_trials()
     environment = folder.read_environment()
     check_target(environment["target"], options.target, folder)
+    device = device.for_target(Target.from_config(environment["target"]))
     check_host(environment, options.host, device.host.name)
     search = folder.read_config()
     making = making_of(folder, search, environment, options.dataset, device.host, console)

@@ -236,7 +236,7 @@ def _describe_execution(execution: Mapping[str, Any]) -> str:
 def _outside(nodes: Mapping[str, int]) -> str:
     """What the runtime's fast kernels left to others."""
     named = ", ".join(f"{count} {kind}" for kind, count in sorted(nodes.items()))
-    return f"; outside the delegate: {named}" if named else ""
+    return f"; left to other kernels: {named}" if named else ""
 
 
 def _single(latency: Latency) -> Iterator[tuple[str, str]]:

@@ -70,10 +70,10 @@ def checked(options: CheckOptions, console: Console) -> Check:
     from hwnas.runtimes.child import run_child
     from hwnas.runtimes.executed import Executed
     from hwnas.runtimes.runtime import load_runtime
-    from hwnas.target import Host
 
-    target, model = Deployment.of(options.target, None, console).target, options.model or ""
-    runtime, host = load_runtime(target.runtime), Host.detect()
+    deployment, model = Deployment.of(options.target, None, console), options.model or ""
+    target, host = deployment.target, deployment.device.host
+    runtime = load_runtime(target.runtime)
     runtime.check(target)
     with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
         file, built = options.network.file(Path(folder)), model.startswith(TIMM)
@@ -94,7 +94,6 @@ def checked_blocks(options: CheckOptions, console: Console) -> tuple[list[Checke
     from hwnas.latency.deployment import Deployment, SpaceOptions, key_of
     from hwnas.latency.fallbacks import check_blocks, save_blocks
     from hwnas.runtimes.runtime import load_runtime
-    from hwnas.target import Host
 
     if options.quantize:
         raise ConfigError("quantize goes with model=PATH; the blocks of a space are quantised as a search does it. "
@@ -106,7 +105,7 @@ def checked_blocks(options: CheckOptions, console: Console) -> tuple[list[Checke
     runtime.check(deployment.target)
     with console.step("check") as report:
         rows = check_blocks(space, deployment.target, runtime, options.repeats, report)
-    kept = save_blocks(rows, key_of(deployment, space), Host.detect(), runtime.version(), space.name)
+    kept = save_blocks(rows, key_of(deployment, space), deployment.device.host, runtime.version(), space.name)
     return rows, kept
 
 

@@ -17,7 +17,7 @@ from hwnas.compress.job import CompressJob
 from hwnas.compress.steps import Quantisation, Step, Steps
 from hwnas.data.dataset import top1
 from hwnas.errors import QuantizeError
-from hwnas.networks.qdq import Graph, Range, quantised_nodes, quantised_tensors, scale_of
+from hwnas.networks.qdq import Graph, Range, quantised_nodes, quantised_tensors, scale_of, symmetric_scale_of
 from hwnas.networks.quantize import TunedFor, load_fp32
 from hwnas.runtimes.torch import OnnxModule
 from hwnas.system.paths import write_atomic
@@ -47,7 +47,10 @@ class FakeQuantised(OnnxModule):
     def __init__(self, path: str | os.PathLike[str], ranges: Mapping[str, Range], tuned_for: TunedFor) -> None:
         super().__init__(path)
         graph = Graph(load_fp32(path))
-        self._pairs = {name: scale_of(*ranges[name]) for name in quantised_tensors(graph, tuned_for)}
+        self._symmetric = tuned_for == "tensorrt"
+        scaled = symmetric_scale_of if self._symmetric else scale_of
+        self._levels = (-128, 127) if self._symmetric else (0, 255)
+        self._pairs = {name: scaled(*ranges[name]) for name in quantised_tensors(graph, tuned_for)}
         self._quantised = {node.name for node in quantised_nodes(graph)}
         for name in {name for node, _ in self.nodes if node.op_type in _WEIGHTED for name in node.input[1:]}:
             if name in self.weight_names:
@@ -61,7 +64,7 @@ class FakeQuantised(OnnxModule):
             key = f"{name}_dequantised"
             if key not in values:
                 scale, zero_point = self._pairs[name]
-                values[key] = torch.fake_quantize_per_tensor_affine(values[name], scale, zero_point, 0, 255)
+                values[key] = torch.fake_quantize_per_tensor_affine(values[name], scale, zero_point, *self._levels)
             return values[key]
         if node.name in self._quantised and name in self.weight_names:
             weight, bias = self._weights(node, values)
@@ -75,11 +78,13 @@ class FakeQuantised(OnnxModule):
             weight, input_scale = values[node.input[1]], self._pairs[node.input[0]][0]
             bias = values[node.input[2]] if len(node.input) > 2 else weight.new_zeros(len(weight))
             scale = weight.detach().abs().flatten(1).amax(1) / 127
-            scale = torch.maximum(scale, bias.detach().abs() / (input_scale * 2**30)).clamp_min(1e-12)
+            if not self._symmetric:
+                scale = torch.maximum(scale, bias.detach().abs() / (input_scale * 2**30))
+            scale = scale.clamp_min(1e-12)
             zeros = torch.zeros_like(scale, dtype=torch.int32)
             values[keys[0]] = torch.fake_quantize_per_channel_affine(weight, scale, zeros, 0, -127, 127)
             step = scale * input_scale
-            values[keys[1]] = bias + ((bias / step).round() * step - bias).detach()
+            values[keys[1]] = bias if self._symmetric else bias + ((bias / step).round() * step - bias).detach()
         return values[keys[0]], values[keys[1]]
 
     def network(self, proto: ModelProto) -> ModelProto:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hwnas import errors
-from hwnas.errors import CandidateError, ConfigError, DeviceError, FileError, HwnasError
+from hwnas.errors import CandidateError, ConfigError, DeviceError, FileError, HwnasError, TargetError
 from hwnas.latency.agent import CURVE, WAITING
 from hwnas.latency.copies import TimedFile
 from hwnas.latency.harness import Copies, Progress, Throughput
@@ -186,6 +186,12 @@ class RemoteDevice:
         """Its fingerprint, as it said when it was connected first."""
         assert self._host is not None
         return self._host
+
+    def for_target(self, target: Target) -> RemoteDevice:
+        if target.device != "cpu":
+            raise TargetError(f"target {target.name} runs on a GPU, and GPUs are timed on this machine only. Leave "
+                              "device= out, and give the command over there.")
+        return self
 
     def runtime(self, name: str) -> RemoteRuntime:
         return RemoteRuntime(name, self)

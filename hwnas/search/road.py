@@ -635,12 +635,10 @@ def prepare(plan: Plan, run: RunFolder, console: Console, clock: Clock | None = 
 def _tell_fallbacks(plan: Plan, table: LatencyTable, console: Console) -> None:
     """Say which kinds of blocks the target runs in fallback, where this was measured."""
     from hwnas.latency.fallbacks import find_blocks, warning
-    from hwnas.latency.timing import HERE
-
     name = plan.deployment.target.name
     rows = find_blocks(table.host_name, table.key, plan.space.name, table.runtime_version)
     if rows is None:
-        if plan.deployment.at_hand and plan.deployment.device is HERE:
+        if plan.deployment.at_hand and plan.deployment.device.is_here:
             space = plan.space
             source = space.source if space.definition.around else space.name
             size = f" image_size={space.image_sizes[0]}" if len(space.image_sizes) == 1 else ""

@@ -15,6 +15,7 @@ import platform
 import threading
 from collections.abc import Iterator
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,19 @@ def import_onnxruntime() -> Any:
             os.environ[_SWITCH] = given
     onnxruntime.disable_telemetry_events()  # where others had imported it before
     return onnxruntime
+
+
+_IN_PLACE_OF = {"onnxruntime": "onnxruntime-gpu"}  # both are the module onnxruntime, so that one of them is installed
+
+
+def version_of(package: str) -> str:
+    """The version of an installed package, or of the one that takes its place; PackageNotFoundError."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        if package not in _IN_PLACE_OF:
+            raise
+        return version(_IN_PLACE_OF[package])
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4  # of mallopt(3)

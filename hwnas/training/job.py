@@ -14,7 +14,6 @@ import os
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +43,7 @@ from hwnas.runtimes.runtime import FP32, load_runtime
 from hwnas.space.architecture import Architecture
 from hwnas.stats import wilson
 from hwnas.system.documents import check_identity, content_of, load_json, read_json, yaml_text
+from hwnas.system.libraries import version_of
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import Manifest, ModelFolder, RunFolder, WorkFolder
 from hwnas.system.tables import finite, table_csv
@@ -492,7 +492,7 @@ def write_results(job: TrainingJob, trained: Trained, console: Console) -> dict[
         "params": count_params(trained.model), "macs": macs, "parity_max_abs_error": parity.max_abs_error,
         "parity_top1_agreement": parity.top1_agreement, "seconds_training": sum(row["seconds"] for row in trained.rows),
         "identity": job.identity, "device": job.device, "threads": job.threads, "host": Host.detect().name,
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}})
+        "versions": {"python": platform.python_version(), **{name: version_of(name) for name in _PACKAGES}}})
     _list_files(job, parity)
     write_atomic(job.summary, json.dumps(summary, indent=1, allow_nan=False) + "\n")
     job.checkpoint.unlink(missing_ok=True)
