@@ -256,11 +256,11 @@ class TensorRtRuntime(CudaRuntime):
     writes_graph = False  # not of an engine
 
     def version(self) -> str:
-        found = super().version()
+        base = super().version()
         for package in ("tensorrt", "tensorrt-cu13", "tensorrt-cu12"):
             with contextlib.suppress(PackageNotFoundError):
-                return f"{found}, TensorRT {version(package)}"
-        return found
+                return f"{base}, TensorRT {version(package)}"
+        return base
 
     def providers(self) -> Providers:
         kept = home() / "tensorrt"  # timings of kernels: without them every compilation takes long
