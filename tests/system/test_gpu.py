@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from hwnas.benchmark.report import describe_states
 from hwnas.errors import TargetError
 from hwnas.latency import harness
 from hwnas.latency.remote import RemoteDevice
@@ -108,6 +109,12 @@ def test_the_state_is_kept_with_each_turn_and_heat_voids_it(virtual_clock: Any) 
     assert [turn.throttled for turn in measured.turns] == [True, False, False, False]
     assert [turn.gpu for turn in measured.turns] == [GpuState(900, 90, 0x40), *[GpuState(1650, 62)] * 3]
     assert measured.latency_ms == pytest.approx(0.2)
+
+
+def test_a_benchmark_shows_it_in_one_line() -> None:
+    states = [GpuState(1700, 60, 0x4), GpuState(1650, 62)]
+    assert describe_states(states) == "clock 1650 to 1700 MHz, up to 62 °C, held down by power limit"
+    assert describe_states(states[1:]) == "clock 1650 to 1650 MHz, up to 62 °C"
 
 
 def test_measurements_come_back_with_and_without_a_gpu() -> None:
