@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hwnas.cli.options import option
 from hwnas.errors import TargetError
@@ -91,15 +91,13 @@ def repeatable() -> Iterator[None]:
     """Inside, cuDNN takes deterministic kernels, and fp32 is fp32: GPUs would round factors to TF32's ten bits."""
     import torch
 
-    backends: Any = torch.backends
-    cudnn, products = backends.cudnn, backends.cuda.matmul
-    before = cudnn.deterministic, cudnn.benchmark, cudnn.conv.fp32_precision, products.fp32_precision
-    cudnn.deterministic, cudnn.benchmark = True, False
-    cudnn.conv.fp32_precision = products.fp32_precision = "ieee"
+    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, products.allow_tf32
+    cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, products.allow_tf32 = True, False, False, False
     try:
         yield
     finally:
-        cudnn.deterministic, cudnn.benchmark, cudnn.conv.fp32_precision, products.fp32_precision = before
+        cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, products.allow_tf32 = before
 
 
 def used_generators() -> list[int]:

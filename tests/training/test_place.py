@@ -177,10 +177,10 @@ def test_few_processes_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_arithmetic_is_as_before_after_a_training() -> None:
-    backends: Any = torch.backends
-    before = backends.cudnn.deterministic, backends.cudnn.conv.fp32_precision, backends.cuda.matmul.fp32_precision
+    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.deterministic, cudnn.allow_tf32, products.allow_tf32
     with loop.seeded(0, 1):
-        assert backends.cudnn.deterministic
-        assert backends.cudnn.conv.fp32_precision == backends.cuda.matmul.fp32_precision == "ieee"
-    assert before == (backends.cudnn.deterministic, backends.cudnn.conv.fp32_precision,
-                      backends.cuda.matmul.fp32_precision)
+        assert (cudnn.deterministic, cudnn.allow_tf32, products.allow_tf32) == (True, False, False)
+        with cudnn.flags():  # others may ask what is set
+            pass
+    assert before == (cudnn.deterministic, cudnn.allow_tf32, products.allow_tf32)
