@@ -437,6 +437,7 @@ def search(config: Config, console: Console) -> SearchResult:
 
     began = Clock.start(0.0)
     plan = make_plan(config, console)
+    tell_idle(plan.options.training.device, console.say)
     run = RunFolder.create(plan.out, plan.options.overwrite)
     _read_held(run)  # what cannot be read is refused now, not after the trials
     minutes = plan.options.budget.minutes
@@ -599,7 +600,6 @@ def prepare(plan: Plan, run: RunFolder, console: Console, clock: Clock | None = 
 
     url = plan.options.storage or database_path(run.path)
     dataset = _load_data(plan, url, run.path, console)
-    tell_idle(plan.options.training.device, console.say)
     check_resumable(url, _identity_unmeasured(plan, dataset))
     certificate = look_up(dataset, plan.space)
     chosen = _chosen(plan, dataset, certificate)
