@@ -14,11 +14,14 @@ import pytest
 from table_fixtures import write_table
 
 from hwnas.cli.command import run_command
+from hwnas.cli.progress import Console
 from hwnas.latency.timing import HERE
 from hwnas.runtimes.onnxruntime_gpu import CudaRuntime
 from hwnas.search.__main__ import main
 from hwnas.system import gpu
+from hwnas.system.run_folder import RunFolder
 from hwnas.target import Host, Target
+from hwnas.verify import making_of
 
 pytestmark = pytest.mark.usefixtures("any_machine")
 TARGET = Target("cuda_fp32", "onnxruntime_cuda", "fp32", device="cuda")
@@ -67,6 +70,15 @@ def test_the_front_is_verified_on_the_gpu(run: Path) -> None:
     card = (run / "models" / row["id"] / "card.md").read_text()
     assert "## ONNX Runtime on CUDA" in card
     assert "there.update_inplace(images)" in card
+
+
+def test_a_machine_without_a_gpu_verifies_what_one_has_trained(run: Path) -> None:
+    folder = RunFolder.open(run)
+    environment = folder.read_environment()
+    assert environment["recipe"]["device"] == "cpu"
+    trained_there = {**environment, "recipe": {**environment["recipe"], "device": "cuda"}}
+    making = making_of(folder, folder.read_config(), trained_there, {}, Host.detect(), Console(quiet=True))
+    assert making.recipe.device == "cpu"
 
 
 def test_its_condition_and_its_driver_are_kept(run: Path) -> None:
