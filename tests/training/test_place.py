@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from training_fixtures import AWAY, stripes
 
 from hwnas.accuracy.estimator import load_estimator
@@ -20,6 +21,7 @@ from hwnas.accuracy.proxy import Proxy
 from hwnas.cli.progress import Console
 from hwnas.data.dataset import Dataset
 from hwnas.errors import TargetError
+from hwnas.networks.baselines import Baseline, build_timm
 from hwnas.networks.build import build
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
@@ -28,6 +30,7 @@ from hwnas.training.batches import Batches, normalised, sent
 from hwnas.training.loop import train
 from hwnas.training.recipe import FINE_TUNING, FULL_TRAINING, PROXY, Recipe, SupernetOptions
 from hwnas.training.supernet import SupernetJob, SupernetTraining
+from hwnas.training.teacher import TeacherOptions, teacher_of
 
 ARCHITECTURE = Architecture((("ds_r1_k3_s2_c8",), ("ir_r1_k3_s2_e3_c16",)), 8, 1, 0, "relu", 16, 1, 4)
 QUIET = Console(quiet=True)
@@ -86,7 +89,16 @@ def test_estimators_train_and_validate_where_they_are_told(dataset: Dataset, awa
     assert away == {AWAY}
 
 
-def test_a_long_training_and_its_teacher_go_there(dataset: Dataset, away: set[str], tmp_path: Path) -> None:
+def test_a_teacher_answers_where_its_student_trains(dataset: Dataset, tmp_path: Path) -> None:
+    network = build_timm(Baseline("resnet10t"), 1, 4, 16, "teacher.model")
+    save_file(network.state_dict(), str(tmp_path / "teacher.safetensors"))
+    options = TeacherOptions("timm:resnet10t", tmp_path / "teacher.safetensors", image_size=32, mean=(0.5,), std=(0.5,))
+    with teacher_of(options, dataset, 8, 1, AWAY) as teach:
+        answers = teach(torch.zeros(8, 1, 16, 16, device=AWAY))
+    assert (answers.device.type, tuple(answers.shape)) == (AWAY, (8, 4))
+
+
+def test_a_long_training_goes_there(dataset: Dataset, away: set[str], tmp_path: Path) -> None:
     from hwnas.cli.command import as_typed, compose
     from hwnas.training.job import make_job
     from hwnas.training.job import train as train_job
