@@ -12,6 +12,7 @@ import ctypes
 import importlib.util
 import os
 import platform
+import sys
 import threading
 from collections.abc import Iterator
 from functools import cache
@@ -123,7 +124,11 @@ def kept_memory() -> Iterator[None]:
 
 
 def release_memory() -> None:
-    """Give freed memory back to the system: glibc keeps it, and hundreds of trials add up."""
+    """Give freed memory back to the system: glibc keeps it, and hundreds of trials add up. So does torch with a GPU's,
+    which other processes and runtimes need."""
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 

@@ -25,6 +25,7 @@ from hwnas.networks.baselines import Baseline, build_timm
 from hwnas.networks.build import build
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
+from hwnas.system.libraries import release_memory
 from hwnas.training import loop, place
 from hwnas.training.batches import Batches, normalised, sent
 from hwnas.training.loop import train
@@ -186,6 +187,16 @@ def test_few_processes_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(place, "usable_cores", lambda: list(range(32)))
     assert [place.processes(0, "cpu"), place.processes(0, "cuda"), place.processes(9, "cuda")] == [
         32, place.MOST_ON_A_GPU, 9]
+
+
+def test_memory_of_a_gpu_is_given_back_after_a_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: seen.append("emptied"))
+    release_memory()
+    assert not seen, "there is none in use"
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    release_memory()
+    assert seen == ["emptied"]
 
 
 def test_arithmetic_is_as_before_after_a_training() -> None:
