@@ -214,6 +214,8 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
         parse_url(options.storage)
     sampler = read_sampler(options.sampler, options.seed, options.sampler_options)
     deployment = Deployment.of(options.target, options.host, console, open_device(options, console))
+    if deployment.target.device != "cpu" and deployment.at_hand and not trials_only:
+        deployment.device.runtime(deployment.target.runtime).check(deployment.target)  # not after the trials
     objective = read_objective(options.objective, deployment.target)
     if objective.kind == "cap" and not options.budget.latency_ms:
         raise ConfigError("objective=cap needs the cap: budget.latency_ms=NUMBER (ms).")

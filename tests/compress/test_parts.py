@@ -150,7 +150,7 @@ def as_written(path: Path, images: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize(("name", "tuned_for"), [
     ("semnasnet_050", "openvino"), ("mobilenetv3_small_050", "openvino"), ("mobilenetv3_small_050", "onnxruntime"),
-    ("resnet10t", "onnxruntime")])
+    ("resnet10t", "onnxruntime"), ("mobilenetv3_small_050", "tensorrt"), ("resnet10t", "tensorrt")])
 def test_torch_rounds_where_the_file_does(tmp_path: Path, name: str, tuned_for: str) -> None:
     """Far nearer to the file than fp32 is, whatever the network is made of."""
     path = exported(tmp_path, name)

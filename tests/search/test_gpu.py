@@ -13,11 +13,14 @@ from types import SimpleNamespace
 import pytest
 from table_fixtures import write_table
 
-from hwnas.cli.command import run_command
+from hwnas.cli.command import as_typed, compose, run_command
 from hwnas.cli.progress import Console
+from hwnas.errors import TargetError
 from hwnas.latency.timing import HERE
+from hwnas.runtimes import onnxruntime_gpu
 from hwnas.runtimes.onnxruntime_gpu import CudaRuntime
 from hwnas.search.__main__ import main
+from hwnas.search.road import make_plan
 from hwnas.system import gpu
 from hwnas.system.run_folder import RunFolder
 from hwnas.target import Host, Target
@@ -70,6 +73,17 @@ def test_the_front_is_verified_on_the_gpu(run: Path) -> None:
     card = (run / "models" / row["id"] / "card.md").read_text()
     assert "## ONNX Runtime on CUDA" in card
     assert "there.update_inplace(images)" in card
+
+
+def test_a_provider_that_does_not_load_is_told_before_the_trials(run: Path, tmp_path: Path,
+                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CudaRuntime, "providers", lambda self: [("AzureExecutionProvider", {})])
+    monkeypatch.setattr(CudaRuntime, "_check_taken", lambda self, taken, who, why="": (_ for _ in ()).throw(
+        self._unloaded(who, why)))
+    monkeypatch.setattr(onnxruntime_gpu, "_LOADED", set())
+    with pytest.raises(TargetError, match="could not load its AzureExecutionProvider"):
+        make_plan(compose("search", as_typed([*SMALL, f"out={tmp_path}"])), Console(quiet=True))
+    assert make_plan(compose("search", as_typed([*SMALL, f"out={tmp_path}"])), Console(quiet=True), trials_only=True)
 
 
 def test_a_machine_without_a_gpu_verifies_what_one_has_trained(run: Path) -> None:
