@@ -1007,7 +1007,7 @@ def _read_verified(run: RunFolder, rows: Sequence[FrontRow], wanted: Sequence[Fr
     names, earlier = {row.id for row in held}, environment.get("recipe")
     # Fronts of earlier versions have no known networks, and their recipes lack later fields.
     same = {row.id for row in rows if not row.is_known} <= names <= {row.id for row in wanted}
-    place = {"device": recipe.get("device")}  # where they were trained does not count
+    place = {key: recipe[key] for key in ("device",) if key in recipe}  # where they were trained does not count
     alike = isinstance(earlier, dict) and {**_defaults(recipe, earlier), **earlier, **place} == recipe
     usable = same and alike and environment.get("cap_p99_ms") == p99_ms and all(row.verified for row in held)
     return held if usable else []
