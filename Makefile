@@ -1,4 +1,4 @@
-# make search | test | soak | check | claims | bench | setup | clean.  Overrides for the search: make search ARGS="n_trials=50 out=runs/mine"
+# make search | test | test-gpu | soak | check | claims | bench | setup | clean.  Overrides for the search: make search ARGS="n_trials=50 out=runs/mine"
 PYTHON ?= python3
 VENV ?= .venv
 TARGET ?= xeon_int8
@@ -8,7 +8,7 @@ PY := $(VENV)/bin/python
 # The stamp carries a checksum of what is installed, so that a change of either file sets up again.
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | tr ' \t' '--')
 
-.PHONY: search test soak check lint types claims bench setup clean
+.PHONY: search test test-gpu soak check lint types claims bench setup clean
 .DEFAULT_GOAL := search
 
 # Alone it asks for five minutes; with ARGS for what they say.
@@ -20,7 +20,19 @@ PYTEST := $(PY) -m pytest -p no:benchmark --durations=10
 BESIDE := -n 3 --dist loadfile --no-loadscope-reorder
 
 test: $(STAMP)
-	@$(PYTEST) $(BESIDE) -m "not soak" $(ARGS)
+	@$(PYTEST) $(BESIDE) -m "not soak and not gpu" $(ARGS)
+
+# On a machine with an NVIDIA GPU: installs what its targets need (EXTRA=cuda: without TensorRT, which is large), proves
+# them in about ten minutes and prints figures. onnxruntime and onnxruntime-gpu are one module: the second takes the
+# place of the first in this .venv, until the next `make setup`.
+EXTRA ?= tensorrt
+
+test-gpu: $(STAMP)
+	@$(PY) -m pip install --disable-pip-version-check --no-input --quiet -c constraints.txt -e '.[$(EXTRA)]'
+	@$(PY) -m pip uninstall --disable-pip-version-check --yes --quiet onnxruntime
+	@$(PY) -m pip install --disable-pip-version-check --no-input --quiet -c constraints.txt --force-reinstall --no-deps onnxruntime-gpu
+	@rm -f $(STAMP)
+	@$(PYTEST) -m gpu -rs tests/gpu $(ARGS)
 
 # What takes long: loops of kills, races, real data. ARGS=--minutes=20 starts no test after that, and names those left out.
 soak: $(STAMP)

@@ -8,7 +8,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,7 @@ _VENDORS = {"AuthenticAMD": "amd", "GenuineIntel": "intel", "HygonGenuine": "hyg
 
 _FINGERPRINT = {"name": str, "cpu": str, "vendor": str, "family": int, "model": int, "stepping": int, "flags": [str],
                 "cores": int, "memory_gib": float, "kernel": str, "governor": str, "parts": str, "given": str}
+_OF_GPU = ("gpu", "gpu_driver", "gpu_cuda", "gpu_memory_gib")  # only where a target runs on one
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,8 @@ class Host:
     """A machine as its latencies see it: CPU make, model and stepping, ISA flags, cores usable, memory, kernel.
 
     `parts`: on ARM, implementer, part and revision of each kind of core. `given`: the user's name for it, $HWNAS_HOST.
+    `gpu`: the GPU that a target runs on, with the version of its driver and the newest CUDA that this knows; empty for
+    targets on the CPU.
     """
 
     cpu: str
@@ -74,10 +77,15 @@ class Host:
     governor: str
     parts: str = ""
     given: str = ""
+    gpu: str = ""
+    gpu_driver: str = ""
+    gpu_cuda: str = ""
+    gpu_memory_gib: float = 0.0
 
     @property
     def name(self) -> str:
-        """Folder name in `latency_tables/`: the CPU's identity and the cores usable, e.g. `amd-epyc-f26m2s1-2c`.
+        """Folder name in `latency_tables/`: the CPU's identity and the cores usable, e.g. `amd-epyc-f26m2s1-2c`, then
+        the GPU.
 
         TargetError for a CPU that looks like others: its latencies would be taken for theirs.
         """
@@ -87,14 +95,16 @@ class Host:
             raise TargetError(f"this machine's CPU ({self.cpu or self.vendor}) tells neither family nor part, so that "
                               "its latencies could be taken for another's. Name the machine: HWNAS_HOST=my-board-4c")
         text = re.sub(r"\(r\)|\(tm\)|\bcpu\b|@.*|\d+-core|processor", " ", self.cpu.lower())
-        text = re.sub(r"[^a-z0-9]+", "-", text).strip("-") or platform.machine().lower()
+        text = _plain(text) or platform.machine().lower()
         prefix = "" if text.startswith(self.vendor) else f"{self.vendor}-"
         kind = self.parts or f"f{self.family}m{self.model}s{self.stepping}"
-        return f"{prefix}{text}-{kind}-{self.cores}c"
+        gpu = f"-{_plain(self.gpu.lower())}" if self.gpu else ""
+        return f"{prefix}{text}-{kind}-{self.cores}c{gpu}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for tables and `environment.json`."""
-        return {"name": self.name, **asdict(self), "flags": list(self.flags)}
+        values = {"name": self.name, **asdict(self), "flags": list(self.flags)}
+        return {key: value for key, value in values.items() if self.gpu or key not in _OF_GPU}
 
     @classmethod
     def from_dict(cls, data: Any, where: str) -> Host:
@@ -106,6 +116,13 @@ class Host:
             raise TargetError(f"{where} calls itself {host.name[:100]!a}, which is no plain name. Name it: "
                               "device_name=my-board-4c")
         return host
+
+    def with_gpu(self) -> Host:
+        """This machine as targets see it that run on its GPU. TargetError where it has none, or NVML is missing."""
+        from hwnas.system.gpu import first_gpu
+
+        gpu = first_gpu()
+        return replace(self, gpu=gpu.name, gpu_driver=gpu.driver, gpu_cuda=gpu.cuda, gpu_memory_gib=gpu.memory_gib)
 
     @classmethod
     def detect(cls) -> Host:
@@ -127,6 +144,10 @@ class Host:
             flags=tuple(flag for flag in ISA_FLAGS if flag in flags), cores=len(usable_cores()),
             memory_gib=_memory_gib(), kernel=platform.release(), governor=_governor(), parts=_arm_parts(cores),
             given=given)
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text).strip("-")
 
 
 def usable_cores() -> list[int]:

@@ -66,6 +66,7 @@ def _verify(folder: RunFolder, options: VerifyOptions, device: Device, console: 
     rows, trials = load_front(folder), folder.read_trials()
     environment = folder.read_environment()
     check_target(environment["target"], options.target, folder)
+    device = device.for_target(Target.from_config(environment["target"]))
     check_host(environment, options.host, device.host.name)
     search = folder.read_config()
     making = making_of(folder, search, environment, options.dataset, device.host, console)
@@ -139,7 +140,8 @@ def making_of(folder: RunFolder, config: Config, environment: Mapping[str, Any],
     if dataset.fingerprint != wanted["fingerprint"]:
         raise DataError(f"the data set {dataset.name} here has fingerprint {dataset.fingerprint}, the finalists were "
                         f"trained on {wanted['fingerprint']}. Point dataset.root at the same images.")
-    known = {name: value for name, value in environment["recipe"].items() if hasattr(FULL_TRAINING, name)}
+    known = {name: value for name, value in environment["recipe"].items()
+             if hasattr(FULL_TRAINING, name) and name != "device"}  # this machine may lack the GPU that trained
     recipe = Recipe.from_config(known, FULL_TRAINING, "environment.json: recipe")  # for the cards; nothing is trained
     target = Target.from_config(environment["target"])
     return Making(dataset, recipe, config["seed"], target, narrow=needs_narrow_weights(target, host.vendor, host.flags))

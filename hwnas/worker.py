@@ -47,6 +47,8 @@ def _options(folder: RunFolder, config: Config) -> Config:
         options["dataset"] = {**section(options, "dataset"), "root": root}
     if weights := config["pretrained"]["folder"]:
         options["pretrained"] = {**section(options, "pretrained"), "folder": weights}
+    if device := config["training"]["device"]:
+        options["training"] = {**section(options, "training"), "device": device}
     if keys := [*unresolved(options, "")]:
         step = "Add dataset.root=DIR." if keys == ["dataset.root"] else \
             "Give the command of the search instead: it joins as a worker."

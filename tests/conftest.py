@@ -17,6 +17,7 @@ import pytest
 from clock_fixtures import VirtualClock
 from device_fixtures import board, sshd  # noqa: F401  fixtures of several files
 from postgresql_fixtures import place, server  # noqa: F401  fixtures of several files
+from training_fixtures import away  # noqa: F401  a fixture of several files
 
 STARTED = time.monotonic()
 ANY_MACHINE = Path(__file__).with_name("any_machine")

@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
+OF_A_GPU = {"pynvml": "nvidia-ml-py", "tensorrt": "tensorrt-cu13"}  # not among what `make setup` installs
 
 
 def pins() -> dict[str, str]:
@@ -44,7 +45,7 @@ def test_what_is_imported_is_what_is_declared() -> None:
     names |= {str(node.args[0].value).split(".")[0] for node in nodes if isinstance(node, ast.Call) and node.args
               and getattr(node.func, "attr", "") == "import_module" and isinstance(node.args[0], ast.Constant)}
     owners = packages_distributions()
-    imported = {name: {canonicalize_name(owner) for owner in owners.get(name, ["not installed"])}
+    imported = {name: {canonicalize_name(owner) for owner in owners.get(name, [OF_A_GPU.get(name, "not installed")])}
                 for name in names - {"hwnas"} - set(sys.stdlib_module_names)}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = {canonicalize_name(Requirement(text).name) for text in project["dependencies"]}

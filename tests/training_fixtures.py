@@ -1,10 +1,16 @@
-"""Images that a network learns in seconds."""
+"""Images that a network learns in seconds, and a place to train that is not the CPU."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
+import pytest
 
 from hwnas.data.dataset import Split
+
+AWAY = "meta"
 
 
 def stripes(n: int, seed: int) -> Split:
@@ -16,3 +22,35 @@ def stripes(n: int, seed: int) -> Split:
     images[labels == 2, :, :8] += 120
     images[labels == 3, :, :, :8] += 120
     return Split(images.astype(np.uint8), labels.astype(np.int64))
+
+
+@pytest.fixture
+def away(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
+    """The devices on which modules compute. Meanwhile torch's device `meta` can be trained on as a GPU can: it has no
+    values, so that all numbers are made up, and a tensor that was left on the CPU shows."""
+    import torch
+    from torch import Tensor, nn
+
+    from hwnas.training.place import device_of
+
+    to, cpu, number, generator = nn.Module.to, Tensor.cpu, Tensor.__float__, torch.Generator
+
+    def moved(self: nn.Module, *args: Any, **options: Any) -> nn.Module:
+        if args == ("cpu",) and device_of(self).type == AWAY:
+            return self.to_empty(device="cpu")
+        return to(self, *args, **options)
+
+    monkeypatch.setattr(nn.Module, "to", moved)
+    monkeypatch.setattr(Tensor, "cpu", lambda self: torch.zeros(self.shape, dtype=self.dtype)
+                        if self.device.type == AWAY else cpu(self))
+    monkeypatch.setattr(Tensor, "__float__", lambda self: 1.0 if self.device.type == AWAY else number(self))
+    monkeypatch.setattr(torch, "Generator", lambda device=None: generator())
+    seen: set[str] = set()
+
+    def watch(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        seen.update(value.device.type for value in inputs if isinstance(value, Tensor))
+        seen.update(parameter.device.type for parameter in module.parameters(recurse=False))
+
+    hook = nn.modules.module.register_module_forward_pre_hook(watch)
+    yield seen
+    hook.remove()

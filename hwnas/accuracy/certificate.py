@@ -357,7 +357,7 @@ def _other_images(certificate: Certificate, dataset: Dataset) -> str:
 
 def _decisive(accuracy: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """An estimator's options that decide its values. A missing score gets its default."""
-    decisive = {key: value for key, value in options.items() if key not in ("threads", "path")}
+    decisive = {key: value for key, value in options.items() if key not in ("threads", "device", "path")}
     if accuracy == "zero_cost":
         decisive.setdefault("score", SCORE)
     return decisive

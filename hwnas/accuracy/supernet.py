@@ -117,7 +117,7 @@ class Supernet:
         from hwnas.training.supernet import inherit
 
         assert self._bank is not None
-        return inherit(self._bank, architecture, self._recalibration, self._data)
+        return inherit(self._bank, architecture, self._recalibration, self._data, self.recipe.device)
 
     def _job(self, path: Path) -> SupernetJob:
         from hwnas.training.supernet import SupernetJob

@@ -448,6 +448,7 @@ def _tau_of(scores: Array, top1: Array) -> float:
 
 
 LEAST_ANCHORS = 4
+_OF_ANCHORS = ("threads", "device", "precision")  # options of their training that the whole search has
 
 
 @dataclass(frozen=True, slots=True)
@@ -575,16 +576,17 @@ def _table(good: Sequence[Anchor], names: Sequence[str]) -> NDArray[np.float64]:
 
 def all_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Every option with its value, for `--show-config`."""
-    return {**plain(read_options(ZeroCostOptions, given, "zero_cost", others=("threads",))), "threads": 0}
+    return {**plain(read_options(ZeroCostOptions, given, "zero_cost", others=_OF_ANCHORS)), "threads": 0}
 
 
 def load(config: Config, dataset: Dataset, space: SearchSpace | None = None) -> ZeroCost:
-    """The door of `hwnas.accuracy.load_estimator`. `threads` is the anchors' training threads."""
+    """The door of `hwnas.accuracy.load_estimator`. `threads`, `device` and `precision` are of the anchors' training;
+    untrained networks are scored on the CPU."""
     import hwnas.networks.build
     import hwnas.training.loop  # noqa: F401  no network's seconds hold their import
 
     if space is None:
         raise ConfigError("accuracy=zero_cost needs a search space: its anchors are networks of it.")
-    options = read_options(ZeroCostOptions, config, "zero_cost", others=("threads",))
-    threads = {"threads": config["threads"]} if "threads" in config else {}
-    return ZeroCost(dataset, space, options, Proxy.from_config({**threads, **options.proxy}, dataset))
+    options = read_options(ZeroCostOptions, config, "zero_cost", others=_OF_ANCHORS)
+    given = {key: config[key] for key in _OF_ANCHORS if key in config}
+    return ZeroCost(dataset, space, options, Proxy.from_config({**given, **options.proxy}, dataset))

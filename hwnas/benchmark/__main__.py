@@ -102,8 +102,8 @@ def measured(options: BenchmarkOptions, console: Console) -> Benchmark:
 
     if not options.model:
         raise ConfigError("which network? Add model=PATH of an .onnx file, or model=timm:NAME.")
-    device = open_device(options, console)
-    target, host = Deployment.of(options.target, None, console, device).target, device.host
+    deployment = Deployment.of(options.target, None, console, open_device(options, console))
+    target, device, host = deployment.target, deployment.device, deployment.device.host
     runtime = device.runtime(target.runtime)
     runtime.check(target)
     quiet = QuietTimes(host, runtime.version(), target)

@@ -20,6 +20,7 @@ from hwnas.latency.harness import Throughput
 from hwnas.latency.table import P90_SAMPLES, P99_SAMPLES, Measurement, Protocol
 from hwnas.pictures import MUTED, new_figure, title
 from hwnas.system.documents import Document
+from hwnas.system.gpu import GpuState
 from hwnas.system.paths import write_atomic
 from hwnas.target import Host, Target
 
@@ -236,7 +237,7 @@ def _describe_execution(execution: Mapping[str, Any]) -> str:
 def _outside(nodes: Mapping[str, int]) -> str:
     """What the runtime's fast kernels left to others."""
     named = ", ".join(f"{count} {kind}" for kind, count in sorted(nodes.items()))
-    return f"; outside the delegate: {named}" if named else ""
+    return f"; left to other kernels: {named}" if named else ""
 
 
 def _single(latency: Latency) -> Iterator[tuple[str, str]]:
@@ -250,6 +251,15 @@ def _single(latency: Latency) -> Iterator[tuple[str, str]]:
         yield from _spread(measurement)
         yield "throughput", f"{latency.images_per_s:.4g} images/s, one call after another"
     yield "noise", _noise(measurement)
+    if states := [turn.gpu for turn in measurement.turns if turn.gpu]:
+        yield "GPU", describe_states(states)
+
+
+def describe_states(states: Sequence[GpuState]) -> str:
+    """The condition of a GPU during a measurement, in one line."""
+    clocks, held = [state.sm_mhz for state in states], sorted({state.told for state in states if state.told})
+    return (f"clock {min(clocks)} to {max(clocks)} MHz, up to {max(state.celsius for state in states)} °C"
+            f"{', held down by ' + '; '.join(held) if held else ''}")
 
 
 def _spread(measurement: Measurement) -> Iterator[tuple[str, str]]:

@@ -15,7 +15,8 @@ from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, WorkerError
 from hwnas.latency.deployment import CalibrationOptions
 from hwnas.system.run_folder import WorkFolder
-from hwnas.target import Target, usable_cores
+from hwnas.target import Target
+from hwnas.training.place import processes, resolved, tell_idle
 
 if TYPE_CHECKING:
     from hwnas.certify.results import Judged
@@ -99,8 +100,9 @@ def prepare(config: Config, console: Console) -> CertifyJob:
     least, most = plan.networks[0].cost, plan.networks[-1].cost
     console.note(f"{options.n} networks of space {space.name}, spread over {source}: {_format_cost(cost, least)} to "
                  f"{_format_cost(cost, most)}")
-    return CertifyJob(plan, space, judged, options.estimator_seeds, options.workers or len(usable_cores()),
-                      options.only)
+    device = resolved(training["device"])
+    tell_idle(device, console.say)
+    return CertifyJob(plan, space, judged, options.estimator_seeds, processes(options.workers, device), options.only)
 
 
 def _begun(training: Mapping[str, Any], space: SearchSpace) -> tuple[dict[str, Any], str]:

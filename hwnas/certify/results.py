@@ -62,6 +62,7 @@ from hwnas.system.documents import Document
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import WorkFolder
 from hwnas.system.tables import finite, table_csv
+from hwnas.training.place import CPU, resolved
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -201,7 +202,7 @@ class _Work:
         self.plan, self.judged = plan, judged
         options = dict(judged.options)
         if judged.accuracy in BUILT_IN and judged.accuracy not in WITHOUT_IMAGES:
-            options = {"threads": 1, **options}
+            options = {"threads": 1, "device": resolved(plan.training.get("device", CPU)), **options}
         if judged.accuracy == "inherited":
             options["pretrained"] = plan.training.get("pretrained", {})
         self.estimator = load_estimator(judged.accuracy, dataset=dataset, space=space, config=options)

@@ -167,7 +167,8 @@ def in_full(training: Mapping[str, Any]) -> dict[str, Any]:
     stock, length = _stock(), ("min_steps", "max_steps")
     recipe = FINE_TUNING if training.get("pretrained") else FULL_TRAINING
     own = {key: value for key, value in recipe.to_dict().items()
-           if key not in ("name", "threads") and value != stock[key] and not ("epochs" in training and key in length)}
+           if key not in ("name", "threads", "device") and value != stock[key]
+           and not ("epochs" in training and key in length)}
     return {**IN_FULL, **own, **training}
 
 

@@ -74,8 +74,8 @@ def checked(options: CheckOptions, console: Console) -> Check:
     from hwnas.latency.deployment import Deployment, open_device
     from hwnas.runtimes.executed import Executed
 
-    device, model = open_device(options, console), options.model or ""
-    target = Deployment.of(options.target, None, console, device).target
+    deployment, model = Deployment.of(options.target, None, console, open_device(options, console)), options.model or ""
+    target, device = deployment.target, deployment.device
     runtime = device.runtime(target.runtime)
     runtime.check(target)
     with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
@@ -136,7 +136,7 @@ def checked_blocks(options: CheckOptions, console: Console) -> tuple[list[Checke
     runtime.check(deployment.target)
     with console.step("check") as report:
         rows = check_blocks(space, deployment.target, runtime, options.repeats, report)
-    kept = save_blocks(rows, key_of(deployment, space), device.host, runtime.version(), space.name)
+    kept = save_blocks(rows, key_of(deployment, space), deployment.device.host, runtime.version(), space.name)
     return rows, kept
 
 

@@ -6,7 +6,6 @@ import hashlib
 import json
 import platform
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from hwnas.networks.origin import COMPRESSION
 from hwnas.runtimes.runtime import deployed_of, load_runtime, write_deployed
 from hwnas.stats import wilson
 from hwnas.system.documents import Document, content_of
+from hwnas.system.libraries import version_of
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import Manifest, ModelFolder
 from hwnas.system.tables import finite, table_csv
@@ -174,7 +174,7 @@ def write_results(steps: Steps, finished: Sequence[Step], latency: Mapping[str, 
         "trained": job.source.trained, "trained_on": job.source.metadata.get("dataset_fingerprint"),
         "kept_in_fp32": told.about.get("why", []), "steps": table, "target": job.target.name, "identity": job.identity,
         "host": Host.detect().name, "runtime": load_runtime(job.target.runtime).version(),
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}})
+        "versions": {"python": platform.python_version(), **{name: version_of(name) for name in _PACKAGES}}})
     write_atomic(job.summary, json.dumps(summary, indent=1, allow_nan=False) + "\n")
     files = () if chosen is None else (deployed, own, *beside)
     if chosen is not None:

@@ -26,6 +26,7 @@ from hwnas.system.documents import check_identity, content_of, load_json, read_j
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import Manifest, ModelFolder, WorkFolder
 from hwnas.target import Target
+from hwnas.training.place import PlaceOptions, resolved
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -83,6 +84,7 @@ class CompressOptions:
     qat: TuningOptions = option()
     memory_mb: int = option(low=1)
     timeout: float = option(low=1)
+    training: PlaceOptions = option()
 
     def deciding(self) -> dict[str, int | None]:
         """The options that decide every step, by key: all but the limit and those that only cost time."""
@@ -299,6 +301,7 @@ def make_job(config: Config, console: Console) -> CompressJob:
     from hwnas.target import Host
 
     options = read_command(CompressOptions, config)
+    options = replace(options, training=PlaceOptions(resolved(options.training.device)))
     target = _target(options.target, console)
     if not options.model:
         raise ConfigError("which network? Add model=FOLDER (models/ID of a search, or hwnas.train's) or "

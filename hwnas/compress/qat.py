@@ -17,12 +17,13 @@ from hwnas.compress.job import CompressJob
 from hwnas.compress.steps import Quantisation, Step, Steps
 from hwnas.data.dataset import top1
 from hwnas.errors import QuantizeError
-from hwnas.networks.qdq import Graph, Range, quantised_nodes, quantised_tensors, scale_of
+from hwnas.networks.qdq import Graph, Range, quantised_nodes, quantised_tensors, scale_of, symmetric_scale_of
 from hwnas.networks.quantize import TunedFor, load_fp32
 from hwnas.runtimes.torch import OnnxModule
 from hwnas.system.paths import write_atomic
 from hwnas.training.batches import Batches
 from hwnas.training.loop import Training, lay_out, predict, seeded
+from hwnas.training.place import CPU
 from hwnas.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -46,7 +47,10 @@ class FakeQuantised(OnnxModule):
     def __init__(self, path: str | os.PathLike[str], ranges: Mapping[str, Range], tuned_for: TunedFor) -> None:
         super().__init__(path)
         graph = Graph(load_fp32(path))
-        self._pairs = {name: scale_of(*ranges[name]) for name in quantised_tensors(graph, tuned_for)}
+        self._symmetric = tuned_for == "tensorrt"
+        scaled = symmetric_scale_of if self._symmetric else scale_of
+        self._levels = (-128, 127) if self._symmetric else (0, 255)
+        self._pairs = {name: scaled(*ranges[name]) for name in quantised_tensors(graph, tuned_for)}
         self._quantised = {node.name for node in quantised_nodes(graph)}
         for name in {name for node, _ in self.nodes if node.op_type in _WEIGHTED for name in node.input[1:]}:
             if name in self.weight_names:
@@ -60,7 +64,7 @@ class FakeQuantised(OnnxModule):
             key = f"{name}_dequantised"
             if key not in values:
                 scale, zero_point = self._pairs[name]
-                values[key] = torch.fake_quantize_per_tensor_affine(values[name], scale, zero_point, 0, 255)
+                values[key] = torch.fake_quantize_per_tensor_affine(values[name], scale, zero_point, *self._levels)
             return values[key]
         if node.name in self._quantised and name in self.weight_names:
             weight, bias = self._weights(node, values)
@@ -74,11 +78,13 @@ class FakeQuantised(OnnxModule):
             weight, input_scale = values[node.input[1]], self._pairs[node.input[0]][0]
             bias = values[node.input[2]] if len(node.input) > 2 else weight.new_zeros(len(weight))
             scale = weight.detach().abs().flatten(1).amax(1) / 127
-            scale = torch.maximum(scale, bias.detach().abs() / (input_scale * 2**30)).clamp_min(1e-12)
+            if not self._symmetric:
+                scale = torch.maximum(scale, bias.detach().abs() / (input_scale * 2**30))
+            scale = scale.clamp_min(1e-12)
             zeros = torch.zeros_like(scale, dtype=torch.int32)
             values[keys[0]] = torch.fake_quantize_per_channel_affine(weight, scale, zeros, 0, -127, 127)
             step = scale * input_scale
-            values[keys[1]] = bias + ((bias / step).round() * step - bias).detach()
+            values[keys[1]] = bias if self._symmetric else bias + ((bias / step).round() * step - bias).detach()
         return values[keys[0]], values[keys[1]]
 
     def network(self, proto: ModelProto) -> ModelProto:
@@ -88,7 +94,7 @@ class FakeQuantised(OnnxModule):
         for weight in proto.graph.initializer:
             if weight.name in self.weight_names:
                 tensor = getattr(self, self.weight_names[weight.name]).detach().contiguous()
-                weight.CopyFrom(numpy_helper.from_array(tensor.numpy(), weight.name))
+                weight.CopyFrom(numpy_helper.from_array(tensor.cpu().numpy(), weight.name))
         return proto
 
 
@@ -149,7 +155,7 @@ def fine_tune(job: CompressJob, base: Quantisation, console: Console) -> tuple[F
     with seeded(job.options.seed, job.threads), console.step("fine-tune for int8") as report:
         training = _FineTuning(job, base)
         training.run(training.report(report))
-        return training.network.eval(), training.rows
+        return training.network.eval().to(CPU), training.rows
 
 
 class _FineTuning(Training):
@@ -163,11 +169,11 @@ class _FineTuning(Training):
         self.job, options = job, job.options
         tuning = asdict(options.qat)
         distil = tuning.pop("distil")
-        recipe = replace(QAT, **tuning)
+        recipe = replace(QAT, **tuning, device=options.training.device)
         self.network = FakeQuantised(job.source.path, base.ranges, base.tuned_for)
         batches = Batches(job.dataset.train, job.dataset, recipe, options.seed)
         super().__init__(lay_out(self.network, recipe), batches, recipe)
-        self.teacher = OnnxModule(job.source.path).eval() if distil else None
+        self.teacher = OnnxModule(job.source.path).eval().to(recipe.device) if distil else None
         self.identity = {**job.identity, **options.tuning(), "ranges": base.note}
         self.resume(checkpoint_of(job), self.identity)
 

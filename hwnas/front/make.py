@@ -79,7 +79,8 @@ class Making:
 
         if not network.provenance:
             return self.recipe
-        fine = replace(FINE_TUNING, epochs=1, threads=self.recipe.threads, **other_than_full(self.recipe))
+        fine = replace(FINE_TUNING, epochs=1, threads=self.recipe.threads, device=self.recipe.device,
+                       **other_than_full(self.recipe))
         n = len(self.dataset.train)
         steps = self.recipe.steps_for(n) * self.recipe.batch_for(n) // fine.batch_for(n)
         return replace(fine, min_steps=steps, max_steps=steps)

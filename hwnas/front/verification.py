@@ -7,7 +7,7 @@ import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError
 from typing import Any
 
 from hwnas.cli.progress import Console
@@ -23,6 +23,7 @@ from hwnas.networks.network import Network
 from hwnas.runtimes.child import probe_model
 from hwnas.runtimes.runtime import deployed_of
 from hwnas.study.objective import Objective
+from hwnas.system.libraries import version_of
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import ENVIRONMENT, Manifest, RunFolder
 from hwnas.target import Host
@@ -224,7 +225,7 @@ def versions() -> dict[str, str]:
     installed = {"python": platform.python_version(), "hwnas": __version__}
     for name in _PACKAGES:
         try:
-            installed[name] = version(name)
+            installed[name] = version_of(name)
         except PackageNotFoundError:
             continue
     return installed

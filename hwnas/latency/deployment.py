@@ -134,6 +134,7 @@ def calibrate(target: Target, space: SearchSpace, runtime: Runtime, options: Cal
     they were drawn from. MeasurementInvalid when the machine was too restless to time enough networks.
     """
     runtime.check(target)
+    device = device.for_target(target)
     host = device.host
     key = TableKey.of(target, space.image_sizes, space.channels, space.classes)
     path = table_path(home() / "latency_tables", host.name, key)
@@ -272,6 +273,8 @@ def _profile(network: TimedNetwork, compiled: Compiled, batch: int, device: Devi
     other = 0.0
     with measuring_lock(usable_cores()) if device.is_here else nullcontext():
         nodes = compiled.profile(noise(batch, image_shape(network.architecture)), PROFILE_REPEATS)
+    if not any(block_of_node(node.name) in times for node in nodes):
+        return network  # the runtime made one node of all, and tells no block from another
     for node in nodes:
         name = block_of_node(node.name)
         if name in times:
@@ -320,6 +323,7 @@ class Deployment:
     def of(cls, target: Target, wanted: str | None, console: Console, device: Device = HERE) -> Deployment:
         """`target` on the host `wanted` (None: `device`, which is this machine unless the user named one). An unknown
         host is an error. A CPU of another make than the target names only gets a note."""
+        device = device.for_target(target)
         host = device.host
         wanted = wanted or host.name
         if wanted == host.name:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from hwnas.latency.table import Measurement
     from hwnas.latency.table import Protocol as TimingProtocol
     from hwnas.runtimes.runtime import Runtime
-    from hwnas.target import Host
+    from hwnas.target import Host, Target
 
 
 class Device(Protocol):
@@ -24,6 +24,10 @@ class Device(Protocol):
     @property
     def host(self) -> Host:
         """Its fingerprint, whose name its tables have."""
+
+    def for_target(self, target: Target) -> Device:
+        """This machine as a target sees it: for one on a GPU, this is part of the fingerprint and watched while it
+        measures. TargetError where it has none, or cannot be timed there."""
 
     def runtime(self, name: str) -> Runtime:
         """A runtime of its; UnknownName where hwnas knows none of this name."""

@@ -22,6 +22,7 @@ import numpy as np
 
 from hwnas.latency.table import Measurement, Protocol, Turn, robust_error
 from hwnas.stats import student_t
+from hwnas.system.gpu import GpuState
 from hwnas.target import measuring_lock, usable_cores
 
 Call = Callable[[], None]
@@ -33,7 +34,8 @@ LEAST_REFERENCE_CALLS = 4  # of each copy in a turn
 
 def measure(candidates: Mapping[str, Copies], reference: Copies, protocol: Protocol | None = None, *, seed: int = 0,
             quiet_ms: float | None = None, progress: Progress | None = None, threads: int = 1,
-            idle: Callable[[], bool] = lambda: False) -> dict[str, Measurement]:
+            idle: Callable[[], bool] = lambda: False, gpu: Callable[[], GpuState] | None = None
+            ) -> dict[str, Measurement]:
     """Time every candidate by `protocol`; INVALID ones come back with their reason and no number.
 
     A call is one inference with its inputs bound. Of a network compiled several times give all calls, as the protocol's
@@ -43,7 +45,8 @@ def measure(candidates: Mapping[str, Copies], reference: Copies, protocol: Proto
     as quiet: a run at half speed is INVALID. `progress` hears the share done (by networks or by time, whichever is
     further) and a note. Meanwhile the process keeps to `threads` cores (0: every core that it may use), and other
     processes' measurements there wait. While `idle` says that nothing else is to be done, rounds go on up to
-    `max_rounds`, even if the interval is narrow enough.
+    `max_rounds`, even if the interval is narrow enough. `gpu` tells the state of the GPU that the calls run on: it is
+    asked before and after each block, and kept.
     """
     protocol = protocol or Protocol()
     def queued(who: str) -> None:
@@ -51,7 +54,7 @@ def measure(candidates: Mapping[str, Copies], reference: Copies, protocol: Proto
             progress(0.0, f"waiting for another measurement on this host: {who}")
 
     with measuring_lock(usable_cores(), queued), undisturbed(threads):
-        run = _Run(candidates, reference, protocol, random.Random(seed), quiet_ms)
+        run = _Run(candidates, reference, protocol, random.Random(seed), quiet_ms, gpu)
         run.warm_up()
         deadline = time.monotonic() + protocol.max_seconds
         rounds = 0
@@ -73,7 +76,8 @@ def call_overhead_ms(compiled_call: Call, calls: int = 2000) -> float:
 
 class _Run:
     def __init__(self, candidates: Mapping[str, Copies], reference: Copies, protocol: Protocol, rng: random.Random,
-                 quiet_ms: float | None) -> None:
+                 quiet_ms: float | None, gpu: Callable[[], GpuState] | None = None) -> None:
+        self.gpu = gpu
         self.candidates = {name: _calls(copies) for name, copies in candidates.items()}
         self.reference, self.protocol, self.rng = _calls(reference), protocol, rng
         self.stored_quiet_ms = quiet_ms
@@ -119,13 +123,17 @@ class _Run:
         order = self.rng.sample(names, len(names))
         before = self._time_reference()
         for start in range(0, len(order), self.protocol.block):
+            state = self.gpu() if self.gpu else None
             steal, throttled, clock = stolen_seconds(self.cores), throttle_count(), time.monotonic()
             block = {name: self._turn(name) for name in order[start : start + self.protocol.block]}
             after = self._time_reference()
             stolen = (stolen_seconds(self.cores) - steal) / max(time.monotonic() - clock, 1e-6)
             hot = throttle_count() > throttled
+            if self.gpu and state:
+                state = state.worse(self.gpu())
+                hot |= state.slowed
             for name, samples in block.items():
-                self.turns[name].append(Turn(samples, max(before, after), stolen, hot))
+                self.turns[name].append(Turn(samples, max(before, after), stolen, hot, state))
             quiet |= not hot and max(before, after) <= self.quiet_ms * (1 + self.protocol.drift)
             before = after
             if time.monotonic() > deadline:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hwnas import errors
-from hwnas.errors import CandidateError, ConfigError, DeviceError, FileError, HwnasError
+from hwnas.errors import CandidateError, ConfigError, DeviceError, FileError, HwnasError, TargetError
 from hwnas.latency.agent import CURVE, WAITING
 from hwnas.latency.copies import TimedFile
 from hwnas.latency.harness import Copies, Progress, Throughput
@@ -50,6 +50,7 @@ _PARTS = ("__init__.py", "errors.py", "face.py", "stats.py", "target.py", "cli/_
           "networks/__init__.py", "networks/qdq.py", "networks/lowering.py", "networks/tflite.py",
           "latency/__init__.py", "latency/agent.py", "latency/copies.py", "latency/curve.py", "latency/harness.py",
           "latency/table.py")
+_HERE_ONLY = ("runtimes/onnxruntime_gpu.py",)  # GPUs are timed on this machine only
 _PIECE = 1 << 20  # bytes of a file in one frame
 _MOST_IMAGES = 32 << 20  # bytes of images in one file
 _MOST_COUNTS = 100
@@ -125,7 +126,8 @@ def agent_zip() -> bytes:
     """The agent and what it needs of hwnas; the same bytes for the same code."""
     root, made = Path(errors.__file__).parent, io.BytesIO()
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as file:
-        for path in sorted({path for part in _PARTS for path in root.glob(part)}):
+        paths = {path for part in _PARTS for path in root.glob(part)} - {root / part for part in _HERE_ONLY}
+        for path in sorted(paths):
             entry = zipfile.ZipInfo(f"hwnas/{path.relative_to(root).as_posix()}", (2026, 1, 1, 0, 0, 0))
             entry.compress_type = zipfile.ZIP_DEFLATED
             file.writestr(entry, path.read_bytes())
@@ -189,6 +191,12 @@ class RemoteDevice:
         """Its fingerprint, as it said when it was connected first."""
         assert self._host is not None
         return self._host
+
+    def for_target(self, target: Target) -> RemoteDevice:
+        if target.device != "cpu":
+            raise TargetError(f"target {target.name} runs on a GPU, and GPUs are timed on this machine only. Leave "
+                              "device= out, and give the command over there.")
+        return self
 
     def runtime(self, name: str) -> RemoteRuntime:
         return RemoteRuntime(name, self)

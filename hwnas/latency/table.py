@@ -7,7 +7,8 @@ Format history
     1   first: host, runtime, target, input, protocol, reference, overhead, networks (architecture, raw samples,
         in-context block times), held-out error.
     2   networks: how each was chosen (`origin`), turns slowed by heat (`throttled`); the protocol's `copies`; `spent_s`
-        of each space and what its model learnt slowly (`learnt`). Files may be compressed (.json.gz).
+        of each space and what its model learnt slowly (`learnt`). Files may be compressed (.json.gz). Networks that
+        ran on a GPU have its state at each turn (`gpu`: MHz, degrees Celsius, NVML's reasons); older readers ignore it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from hwnas.errors import HwnasError, TableError
 from hwnas.space.architecture import Architecture
 from hwnas.stats import student_t
 from hwnas.system.documents import WRONG, Document
+from hwnas.system.gpu import GpuState
 from hwnas.system.paths import table_dirs, write_atomic
 from hwnas.target import Target
 
@@ -78,12 +80,13 @@ class Protocol:
 @dataclass(frozen=True, slots=True)
 class Turn:
     """One candidate's calls in one round, the reference beside them, the share of time stolen, and whether heat
-    slowed it."""
+    slowed it; the GPU's state at the worse of the block's two ends, where one ran it."""
 
     samples_ms: tuple[float, ...]
     reference_ms: float
     steal: float = 0.0
     throttled: bool = False
+    gpu: GpuState | None = None
 
     def low_ms(self, quantile: float) -> float:
         """The sample at `quantile`, from below (sorting a few floats beats numpy at this size)."""
@@ -238,6 +241,8 @@ class Measurement:
                 "steal": [round(turn.steal, 4) for turn in self.turns],
                 **({"throttled": [turn.throttled for turn in self.turns]} if any(
                     turn.throttled for turn in self.turns) else {}),
+                **({"gpu": [astuple(turn.gpu or GpuState()) for turn in self.turns]} if any(
+                    turn.gpu for turn in self.turns) else {}),
                 "samples_us": [[round(ms * 1e3, 1) for ms in turn.samples_ms] for turn in self.turns]}
 
     @classmethod
@@ -245,9 +250,10 @@ class Measurement:
         """Inverse of `to_dict`; TableError on negative, zero or missing times, naming `where`."""
         try:
             hot = data.get("throttled") or [False] * len(data["steal"])
-            times = zip(data["samples_us"], data["reference_us"], data["steal"], hot, strict=True)
-            turns = tuple(Turn(_positive(samples), _positive([reference])[0], float(steal), bool(throttled))
-                          for samples, reference, steal, throttled in times)
+            states = [GpuState(*map(int, state)) for state in data["gpu"]] if data.get("gpu") else [None] * len(hot)
+            times = zip(data["samples_us"], data["reference_us"], data["steal"], hot, states, strict=True)
+            turns = tuple(Turn(_positive(samples), _positive([reference])[0], float(steal), bool(throttled), state)
+                          for samples, reference, steal, throttled, state in times)
             return cls(turns, _positive([data["quiet_us"]])[0], protocol)
         except WRONG as error:
             raise TableError(f"{where}: {error or 'times are missing'}") from None

@@ -24,6 +24,7 @@ from hwnas.latency.table import Measurement, Protocol
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
 from hwnas.system.documents import read_json
+from hwnas.system.gpu import gpu_state
 from hwnas.system.paths import home, write_atomic
 from hwnas.system.processes import Pool
 from hwnas.target import Host, Target, usable_cores
@@ -63,7 +64,7 @@ class Reference:
     def of_host(cls, target: Target, runtime_version: str, network: Architecture | None = None) -> Reference:
         """The reference network (or `network`) on this host, with the least time that it took here so far."""
         network = network or reference_network()
-        times = QuietTimes(Host.detect(), runtime_version, target, network)
+        times = QuietTimes(HERE.for_target(target).host, runtime_version, target, network)
         return cls(network, times.load(), quiet_times=times)
 
     def keep(self, measurements: Iterable[Measurement]) -> None:
@@ -110,14 +111,21 @@ class QuietTimes:
 
 
 class ThisMachine:
-    """The machine that this process runs on, as a device."""
+    """The machine that this process runs on, as a device: its CPU, or its GPU too."""
 
     is_here = True
+
+    def __init__(self, on_gpu: bool = False) -> None:
+        self.on_gpu = on_gpu
 
     @property
     def host(self) -> Host:
         """As it is now: a process may be given fewer cores."""
-        return Host.detect()
+        host = Host.detect()
+        return host.with_gpu() if self.on_gpu else host
+
+    def for_target(self, target: Target) -> ThisMachine:
+        return ThisMachine(on_gpu=True) if target.device == "cuda" else HERE
 
     def runtime(self, name: str) -> Runtime:
         from hwnas.runtimes.runtime import load_runtime
@@ -128,7 +136,7 @@ class ThisMachine:
                 quiet_ms: float | None = None, progress: Progress | None = None, threads: int = 1,
                 idle: Callable[[], bool] = lambda: False) -> dict[str, Measurement]:
         return measure(candidates, reference, protocol, seed=seed, quiet_ms=quiet_ms, progress=progress,
-                       threads=threads, idle=idle)
+                       threads=threads, idle=idle, gpu=gpu_state if self.on_gpu else None)
 
     def overhead_ms(self) -> float:
         return call_overhead_ms(_nothing)
@@ -150,7 +158,7 @@ def time_files(files: Mapping[str, TimedFile], target: Target, reference: Refere
     reference, in the precision of `target`; on this machine, unless another `device` is given. CandidateError for a
     file that cannot be compiled.
     """
-    device = device or HERE
+    device = (device or HERE).for_target(target)
     with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
         calls = {}
         for index, (name, file) in enumerate(files.items()):
@@ -255,7 +263,7 @@ class NetworkTimer:
     def __init__(self, target: Target, runtime: Runtime, reference: Architecture, protocol: Protocol, *,
                  quiet_ms: float | None = None, device: Device | None = None) -> None:
         self.target, self.runtime, self.reference, self.protocol = target, runtime, reference, protocol
-        self.device = device or HERE
+        self.device = (device or HERE).for_target(target)
         self.quiet_ms = quiet_ms
         self.measuring_s = 0.0
         self.failed: dict[str, str] = {}

@@ -1,7 +1,8 @@
 """Where QuantizeLinear/DequantizeLinear pairs go in an fp32 ONNX graph, and the pass that puts them there.
 
 The recipe and the timings behind it: docs/decisions/qdq-recipe.md. Activations are uint8 (asymmetric; zero point 0
-where nothing is negative), weights int8 per output channel (symmetric), biases int32.
+where nothing is negative), weights int8 per output channel (symmetric), biases int32. For TensorRT, which knows no zero
+points, activations are int8 (symmetric) and biases stay fp32.
 """
 
 from __future__ import annotations
@@ -164,13 +165,13 @@ def _is_linear(node: NodeProto) -> bool:
 def quantised_tensors(graph: Graph, tuned_for: str, kept: Collection[str] = ()) -> list[str]:
     """Activations that get a pair: what quantised nodes read and write, both sides of residual sums, pooled maps.
 
-    Around swish, hard-swish and GELU runtimes differ. OpenVINO fuses convolution and activation only where no pair
-    stands between them; ONNX Runtime and LiteRT run the convolution in int8 only where a pair does. LiteRT's operators
-    read and write one precision: it needs pairs on gates, products of maps, what pools write, and the logits. A tensor
-    that only nodes of `kept` read gets no pair for them.
+    Around swish, hard-swish and GELU runtimes differ. OpenVINO and TensorRT fuse convolution and activation only where
+    no pair stands between them; ONNX Runtime and LiteRT run the convolution in int8 only where a pair does. LiteRT's
+    operators read and write one precision: it needs pairs on gates, products of maps, what pools write, and the logits.
+    A tensor that only nodes of `kept` read gets no pair for them.
     """
     names: dict[str, None] = {}
-    with_swish = tuned_for == "openvino"
+    with_swish = tuned_for in ("openvino", "tensorrt")
     for node in quantised_nodes(graph, kept):
         names[node.input[0]] = None
         if node.op_type == "Conv":
@@ -228,17 +229,19 @@ def range_source(graph: Graph, tensor: str) -> str:
 
 
 def insert_pairs(graph: Graph, ranges: Mapping[str, Range], *, kept: Collection[str] = (),
-                 per_channel: bool = True, narrow: bool = False) -> None:
+                 per_channel: bool = True, narrow: bool = False, symmetric: bool = False) -> None:
     """Rewrite the graph in place: a pair on every tensor of `ranges`, quantised weights and biases.
 
     Nodes named in `kept` read and compute in fp32. Weights have a scale for each output channel, or one for the whole
-    tensor; `narrow` ones lie in -64..64, so that the sum of two products with uint8 fits in 16 bits. The structure
-    depends on the names in `ranges` and on which tensors can be negative, never on the values.
+    tensor; `narrow` ones lie in -64..64, so that the sum of two products with uint8 fits in 16 bits. `symmetric`:
+    activations are int8 with zero point 0, and biases stay in fp32. The structure depends on the names in `ranges` and
+    on which tensors can be negative, never on the values.
     """
     from onnx import numpy_helper
 
-    inserter = _Inserter(graph, {name: scale_of(low, high) for name, (low, high) in ranges.items()}, per_channel,
-                         64 if narrow else 127)
+    scaled = symmetric_scale_of if symmetric else scale_of
+    inserter = _Inserter(graph, {name: scaled(low, high) for name, (low, high) in ranges.items()}, per_channel,
+                         64 if narrow else 127, symmetric)
     inputs = {value.name for value in graph.proto.graph.input}
     results = {value.name for value in graph.proto.graph.output}
     nodes = [pair for name in ranges if name in inputs for pair in inserter.pair(name)]
@@ -270,6 +273,7 @@ class _Inserter:
     scales: dict[str, tuple[float, int]]
     per_channel: bool = True
     largest: int = 127
+    symmetric: bool = False
     constants: dict[str, NDArray[np.generic]] = field(default_factory=dict)
 
     def pair(self, name: str, read: str = "", written: str = "") -> Iterator[NodeProto]:
@@ -277,7 +281,8 @@ class _Inserter:
         from onnx import helper
 
         scale, zero_point = self.scales[name]
-        parameters = [self._add(f"{name}_scale", np.float32(scale)), self._add(f"{name}_zero", np.uint8(zero_point))]
+        parameters = [self._add(f"{name}_scale", np.float32(scale)),
+                      self._add(f"{name}_zero", (np.int8 if self.symmetric else np.uint8)(zero_point))]
         yield helper.make_node("QuantizeLinear", [read or name, *parameters], [f"{name}_quantised"],
                                name=f"{name}_QuantizeLinear")
         yield helper.make_node("DequantizeLinear", [f"{name}_quantised", *parameters],
@@ -290,7 +295,7 @@ class _Inserter:
         weight = numpy_helper.to_array(self.graph.weights[node.input[1]])
         input_scale = self.scales[node.input[0]][0]
         bias = None
-        if len(node.input) > 2 and node.input[2] in self.graph.weights:
+        if len(node.input) > 2 and node.input[2] in self.graph.weights and not self.symmetric:
             bias = numpy_helper.to_array(self.graph.weights[node.input[2]])
         scale = np.abs(weight).reshape(len(weight), -1).max(1) / self.largest
         if bias is not None:  # a near-dead channel must not push its bias out of int32
@@ -326,3 +331,8 @@ def scale_of(low: float, high: float) -> tuple[float, int]:
     low, high = min(low, 0.0), max(high, 0.0)
     scale = max(high - low, 1e-6) / _LEVELS
     return scale, int(np.clip(round(-low / scale), 0, _LEVELS))
+
+
+def symmetric_scale_of(low: float, high: float) -> tuple[float, int]:
+    """Scale and zero point, which is 0, of an int8 tensor that spans `low`..`high`."""
+    return max(-low, high, 1e-6) / 127, 0

@@ -112,7 +112,8 @@ def _add_to_bias(proto: ModelProto, node: NodeProto, shift: NDArray[np.float64])
 Method = Literal["mse", "minmax", "percentile", "entropy"]
 METHODS: tuple[Method, ...] = get_args(Method)
 VNNI = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
-TunedFor = Literal["openvino", "onnxruntime", "litert"]
+TunedFor = Literal["openvino", "onnxruntime", "litert", "tensorrt"]
+_KERNELS: dict[str, TunedFor] = {"onnxruntime_tensorrt": "tensorrt"}  # of runtimes that have another name
 MIN_OPSET = 13
 _BATCH = 32
 _SAMPLES = 4096  # values kept of one tensor in one batch
@@ -127,7 +128,8 @@ _WORTH = 0.5  # layers in fp32 take time: they must halve the cost
 
 def tuning_of(target: Target) -> TunedFor:
     """Which runtime's kernels a target's QDQ file should suit."""
-    return cast(TunedFor, target.runtime) if target.runtime in get_args(TunedFor) else "openvino"
+    name = _KERNELS.get(target.runtime, target.runtime)
+    return cast(TunedFor, name) if name in get_args(TunedFor) else "openvino"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +177,9 @@ def quantize_static(fp32_path: str | os.PathLike[str], int8_path: str | os.PathL
     (`activation_ranges`), and the others choose the one of least `Quantised.cost`; few images do both. Where even that
     costs more than half a point, the last layers stay in fp32 if this helps. A `method` that is given is taken.
     None gives made-up ranges: right for timing, useless for answers; the graph has the same structure as that of real
-    ranges with all layers in int8. `tuned_for` matters only around swish, hard-swish and GELU. `narrow`: weights of 7
-    bits, for CPUs whose sums of products saturate (`needs_narrow_weights`).
+    ranges with all layers in int8. `tuned_for` matters around swish, hard-swish and GELU; TensorRT takes int8 without
+    zero points, and biases in fp32. `narrow`: weights of 7 bits, for CPUs whose sums of products saturate
+    (`needs_narrow_weights`).
     QuantizeError, which calls it `label`, when the network cannot be quantised; UserError when the file cannot be
     written.
     """
@@ -282,9 +285,11 @@ def quantise_graph(proto: ModelProto, ranges: Mapping[str, Range], *, note: str,
     paired = {name: ranges[name] for name in quantised_tensors(graph, tuned_for, kept)}
     if tuned_for == "litert":
         paired = {name: fixed_range(graph, name) or range for name, range in paired.items()}
-    insert_pairs(graph, paired, kept=kept, per_channel=per_channel, narrow=narrow)
+    symmetric = tuned_for == "tensorrt"
+    insert_pairs(graph, paired, kept=kept, per_channel=per_channel, narrow=narrow, symmetric=symmetric)
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
-    metadata["quantisation"] = f"qdq u8s8 {'per-channel' if per_channel else 'per-tensor'}, {note}"
+    kinds = f"{'s8s8' if symmetric else 'u8s8'} {'per-channel' if per_channel else 'per-tensor'}"
+    metadata["quantisation"] = f"qdq {kinds}, {note}"
     onnx.helper.set_model_props(proto, metadata)
     try:
         onnx.checker.check_model(proto)

@@ -9,7 +9,6 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,19 +17,19 @@ import numpy as np
 from hwnas.errors import FileError, UserError
 from hwnas.runtimes.runtime import Execution, NodeTime, judge, one_line, quantised_in_file, require, threads_of
 from hwnas.runtimes.wire import Node, nodes_of
-from hwnas.system.libraries import import_onnxruntime
+from hwnas.system.libraries import import_onnxruntime, version_of
 from hwnas.target import Target
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_INT8 = ("QLinearConv", "QLinearMatMul", "QGemm", "ConvInteger", "MatMulInteger", "MatMulIntegerToFloat")
-_FLOAT = ("Conv", "FusedConv", "Gemm", "FusedGemm", "MatMul", "FusedMatMul")
+INT8 = ("QLinearConv", "QLinearMatMul", "QGemm", "ConvInteger", "MatMulInteger", "MatMulIntegerToFloat")
+FLOAT = ("Conv", "FusedConv", "Gemm", "FusedGemm", "MatMul", "FusedMatMul")
 _SUFFIX = "_kernel_time"
 _TYPES = {"float": "fp32", "float16": "fp16", "bfloat16": "bf16", "uint8": "int8", "int8": "int8"}
 _DEVICES = {"CPUExecutionProvider": "cpu", "CUDAExecutionProvider": "cuda", "TensorrtExecutionProvider": "cuda"}
 _TOKEN = re.compile(r"_token_\d+$")  # what ONNX Runtime adds to a name that it gives once more
-_WARM_UP = 5
+WARM_UP = 5
 _MAX_BOOKKEEPING_MS = 0.003
 
 
@@ -41,7 +40,7 @@ class OnnxRuntime:
     title = "ONNX Runtime"
 
     def version(self) -> str:
-        return f"onnxruntime {package_version('onnxruntime')}"
+        return f"onnxruntime {version_of('onnxruntime')}"
 
     def check(self, target: Target) -> None:
         require(target, self.name, ("fp32", "int8"), "cpu")
@@ -62,7 +61,7 @@ class OnnxRuntime:
                 session = _session(onnx_path, target, optimised=optimised)
             except FileError as error:
                 _session(onnx_path, target)  # the file is to blame if this fails, too
-                raise _unwritten(folder, error.__cause__ or error) from error
+                raise unwritten(folder, error.__cause__ or error) from error
             executed = _count_executed(optimised)
         return OnnxRuntimeCompiled(session, judge(onnx_path, target, executed, meant, refuse), target, onnx_path)
 
@@ -110,7 +109,7 @@ def run_once(path: str | os.PathLike[str], images: NDArray[Any]) -> NDArray[np.f
     return logits
 
 
-def _unwritten(folder: str, error: BaseException) -> UserError:
+def unwritten(folder: str, error: BaseException) -> UserError:
     """What to say where ONNX Runtime could not write in a folder of temporary files; it does not tell why itself."""
     return UserError(f"{folder}: ONNX Runtime cannot write there ({one_line(error)}). Free space, or set TMPDIR to a "
                      "folder on another disk; then give the same command again.")
@@ -120,9 +119,9 @@ def _count_executed(optimised: Path) -> dict[str, int]:
     """Convolutions and matrix products of the optimised graph, counted by the precision they run in."""
     counts: Counter[str] = Counter()
     for node in nodes_of(optimised):
-        if node.op_type in _INT8:
+        if node.op_type in INT8:
             counts["int8"] += 1
-        elif node.op_type in _FLOAT:
+        elif node.op_type in FLOAT:
             counts["fp32"] += 1
     return dict(counts)
 
@@ -166,15 +165,15 @@ class OnnxRuntimeCompiled:
             try:
                 session = _session(self._path, self._target, optimised=optimised, profile=Path(folder, "profile"))
             except FileError as error:  # of a file that was compiled before
-                raise _unwritten(folder, error.__cause__ or error) from error
+                raise unwritten(folder, error.__cause__ or error) from error
             run = self._bind(session, images)
-            for _ in range(_WARM_UP + repeats):
+            for _ in range(WARM_UP + repeats):
                 run()
             try:
                 events = json.loads(Path(session.end_profiling()).read_text())
             except (OSError, ValueError) as error:
-                raise _unwritten(folder, error) from error
-            return _node_times(events, repeats, _Named.of(optimised, self._path))
+                raise unwritten(folder, error) from error
+            return node_times(events, repeats, Named.of(optimised, self._path))
 
 
 class _Call:
@@ -190,17 +189,17 @@ class _Call:
         self._run(self._binding)
 
 
-_Events = list[dict[str, Any]]  # as the profile's JSON has them
+Events = list[dict[str, Any]]  # as the profile's JSON has them
 
 
 @dataclass(frozen=True, slots=True)
-class _Named:
+class Named:
     """Nodes of the optimised graph in the order in which they run: operator, domain and a name of the file's."""
 
     nodes: tuple[tuple[str, str, str], ...]
 
     @classmethod
-    def of(cls, optimised: Path, original: str | os.PathLike[str]) -> _Named:
+    def of(cls, optimised: Path, original: str | os.PathLike[str]) -> Named:
         """Nodes that ONNX Runtime made and left without a name are called by the file's tensor that they end in."""
         file, nodes = nodes_of(original), nodes_of(optimised)
         tensors, by_name = {name for node in file for name in node.outputs}, {node.name: node for node in file}
@@ -220,7 +219,7 @@ class _Named:
 
         return cls(tuple((node.op_type, node.domain, node.name or ends_in(node)) for node in nodes))
 
-    def beside(self, run: _Events) -> list[tuple[str, str]]:
+    def beside(self, run: Events) -> list[tuple[str, str]]:
         """(domain, name) of the node of each event of one run. Where ONNX Runtime ran others than it wrote, its own
         names and no domain."""
         if [event["args"]["op_name"] for event in run] == [kind for kind, _, _ in self.nodes]:
@@ -228,14 +227,14 @@ class _Named:
         return [("", str(event["name"]).removesuffix(_SUFFIX)) for event in run]
 
 
-def _node_times(events: _Events, repeats: int, named: _Named) -> list[NodeTime]:
+def node_times(events: Events, repeats: int, named: Named) -> list[NodeTime]:
     """Mean time of each node over the quickest three quarters of the last `repeats` runs, which leaves interruptions
     out.
 
     ONNX Runtime records whole microseconds, rounded down, so that half of one is added. The time of the quickest node
     is taken as the cost of recording.
     """
-    nodes: dict[tuple[str, str], _Events] = defaultdict(list)
+    nodes: dict[tuple[str, str], Events] = defaultdict(list)
     for event in events:
         name = str(event.get("name", ""))
         if event.get("cat") == "Node" and name.endswith(_SUFFIX):
@@ -245,16 +244,16 @@ def _node_times(events: _Events, repeats: int, named: _Named) -> list[NodeTime]:
              for own in nodes.values()]
     bookkeeping = min(_MAX_BOOKKEEPING_MS, min(means, default=0.0))
     last = [own[-1] for own in nodes.values()]
-    return [NodeTime(name, event["args"]["op_name"], max(0.0, ms - bookkeeping), _precision(event["args"]),
+    return [NodeTime(name, event["args"]["op_name"], max(0.0, ms - bookkeeping), precision_of(event["args"]),
                      ":".join(filter(None, (domain, event["args"]["op_name"]))),
                      _DEVICES.get(event["args"].get("provider", ""), ""))
             for event, ms, (domain, name) in zip(last, means, named.beside(last), strict=True)]
 
 
-def _precision(said: Mapping[str, Any]) -> str:
+def precision_of(said: Mapping[str, Any]) -> str:
     """The executed precision of a profiled node: int8 where its operator is ONNX Runtime's own for it, otherwise the
     type that it writes."""
-    if said["op_name"] in _INT8 or str(said["op_name"]).startswith("QLinear"):
+    if said["op_name"] in INT8 or str(said["op_name"]).startswith("QLinear"):
         return "int8"
     return _TYPES.get(_type(said.get("output_type_shape", ())), "")
 

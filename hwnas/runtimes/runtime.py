@@ -32,12 +32,15 @@ GROUP = "hwnas.runtimes"
 _BUILT_IN = {
     "openvino": ("hwnas.runtimes.openvino", "OpenVinoRuntime"),
     "onnxruntime": ("hwnas.runtimes.onnxruntime", "OnnxRuntime"),
+    "onnxruntime_cuda": ("hwnas.runtimes.onnxruntime_gpu", "CudaRuntime"),
+    "onnxruntime_tensorrt": ("hwnas.runtimes.onnxruntime_gpu", "TensorRtRuntime"),
     "litert": ("hwnas.runtimes.litert", "LiteRtRuntime"),
     "torch": ("hwnas.runtimes.torch", "TorchRuntime"),
     "null": ("hwnas.runtimes.runtime", "NullRuntime"),
 }
 PACKAGES = {"openvino": "openvino", "onnxruntime": "onnxruntime", "torch": "torch",
             "litert": "ai-edge-litert"}  # what pip calls them
+_UNITS = {"cpu": "CPU", "cuda": "GPU"}
 _MIN_HONOURED = 0.5
 _CHUNK = 512  # images normalised at a time
 FP32 = Target("fp32 reference", "onnxruntime", "fp32", threads=0, batch=64)
@@ -50,7 +53,8 @@ class Execution:
     `precisions` counts them by executed precision. `int8_share`: share executed in int8 (None unless int8 was asked
     for). `fallback_share`: of those meant for the asked precision, the share that runs in another one.
     Squeeze-and-excite, which the int8 recipe leaves in floating point, is not meant for int8: it lowers `int8_share`
-    only. `outside` counts, by kind, the nodes of any sort that the runtime's fast kernels (a delegate) left to others.
+    only. `outside` counts, by kind, the nodes of any sort that the runtime's fast kernels (a delegate, a GPU's) left to
+    others.
     """
 
     precision: str
@@ -97,7 +101,8 @@ class Compiled(Protocol):
         """Mean time per executed node over `repeats` inferences of [batch,c,h,w], interruptions left out.
 
         The network is instrumented, so the sum is slower, or each node is timed by itself. The clocks of OpenVINO and
-        ONNX Runtime count whole microseconds.
+        ONNX Runtime count whole microseconds. A runtime may make one
+        node of all.
         """
 
 
@@ -221,11 +226,14 @@ def judge(path: str | os.PathLike[str], target: Target, precisions: Mapping[str,
         fallback = (total - asked) / total if total else 0.0
     limit = 1.0 if not refuse else 0.0 if target.precision == "fp32" else _MIN_HONOURED
     if fallback > limit and target.precision == "int8":
+        from hwnas.networks.quantize import tuning_of
+
         raise FileError(path, f"int8 was forced but not honoured by {target.runtime}: convolutions and matrix products "
-                              f"run as {counts}.", f"Quantise with tuned_for={target.runtime!r}.")
+                              f"run as {counts}.", f"Quantise with tuned_for={tuning_of(target)!r}.")
     if fallback > limit:
         raise TargetError(f"target {target.name}: {target.precision} was forced but not honoured: convolutions and "
-                          f"matrix products of {os.fspath(path)} run as {counts}. Choose a precision this CPU has.")
+                          f"matrix products of {os.fspath(path)} run as {counts}. Choose a precision that this "
+                          f"{_UNITS.get(target.device, target.device)} has.")
     share = asked / total if target.precision == "int8" else None
     return Execution(target.precision, dict(precisions), share, fallback)
 

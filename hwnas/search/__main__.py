@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hwnas.cli.command import run_command
@@ -35,10 +35,15 @@ def all_options(config: Any) -> dict[str, dict[str, Any]]:
     recipe = all_recipe(Recipe.from_config(section(config.finalists, "recipe"), FULL_TRAINING, "finalists.recipe"))
     known = {name: options_of(name, section(config, name)) for name in BUILT_IN}
     for name, options in known.items():
-        if "threads" in options:
-            options["threads"] = config[name].get("threads", config.threads)
-    return {**known, "finalists.recipe": {**recipe, "threads": config.finalists.recipe.get("threads", config.threads)},
+        options |= _whole(config, config[name], options)
+    return {**known, "finalists.recipe": {**recipe, **_whole(config, config.finalists.recipe, recipe)},
             "sampler_options": default_options(str(config.sampler))}
+
+
+def _whole(config: Any, given: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a section's `options` that the whole search has, with the values of `given` or of the search."""
+    whole = {"threads": config.threads, **config.training}
+    return {key: given.get(key, value) for key, value in whole.items() if key in options}
 
 
 def main(config: Config, console: Console) -> None:

@@ -49,7 +49,8 @@ from hwnas.study.objective import CAP_QUANTILES, Objective
 from hwnas.system.paths import write_atomic
 from hwnas.system.processes import crew
 from hwnas.system.run_folder import RunFolder
-from hwnas.target import Target, usable_cores
+from hwnas.target import Target
+from hwnas.training.place import TrainingOptions, check_precision, processes, resolved, tell_idle
 
 if TYPE_CHECKING:
     import optuna
@@ -123,7 +124,7 @@ class EarlierOptions:
 
 @dataclass(frozen=True)
 class PlanOptions(DeviceOptions):
-    """Options of `conf/search.yaml`, without those of the estimators. Zero `workers`: one a core."""
+    """Options of `conf/search.yaml`, without those of the estimators. Zero `workers`: one a core, on a GPU a few."""
 
     target: Target
     host: str | None
@@ -147,6 +148,7 @@ class PlanOptions(DeviceOptions):
     baselines: tuple[str, ...] | None = option(what="a list of timm names")
     verification: VerificationOptions = option()
     overwrite: bool = option(False)  # runs of earlier versions have none of these
+    training: TrainingOptions = option(TrainingOptions())
     controls: int = option(0, low=0, high=100)
     pretrained: PretrainedOptions = option(PretrainedOptions())
     image_sizes: tuple[int, ...] | None = option(None, low=8, high=1024)
@@ -215,11 +217,13 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
     from hwnas.training.recipe import FULL_TRAINING, Recipe
 
     options = read_command(PlanOptions, config)
-    options = replace(options, calibration=_calibration(options), dataset=_sized(options))
+    options = replace(options, calibration=_calibration(options), dataset=_sized(options), training=_place(options))
     if options.storage is not None:
         parse_url(options.storage)
     sampler = read_sampler(options.sampler, options.seed, options.sampler_options)
     deployment = Deployment.of(options.target, options.host, console, open_device(options, console))
+    if deployment.target.device != "cpu" and deployment.at_hand and not trials_only:
+        deployment.device.runtime(deployment.target.runtime).check(deployment.target)  # not after the trials
     objective = read_objective(options.objective, deployment.target)
     if objective.kind == "cap" and not options.budget.latency_ms:
         raise ConfigError("objective=cap needs the cap: budget.latency_ms=NUMBER (ms).")
@@ -227,8 +231,8 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
     space, start = _space(options, info, console)
     accuracy = options.accuracy or ("proxy" if start is None else "inherited")
     _check_controls(options, space)
-    recipe = Recipe.from_config({"threads": options.threads, **options.finalists.recipe}, FULL_TRAINING,
-                                "finalists.recipe")
+    recipe = Recipe.from_config({"threads": options.threads, **plain(options.training), **options.finalists.recipe},
+                                FULL_TRAINING, "finalists.recipe")
     baselines = () if trials_only else _baselines(options, space, start, console)
     if not options.zoo:  # a zoo is timed before any of it is trained
         check_deployable(baselines, deployment.target)
@@ -238,7 +242,7 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
     if not deployment.device.is_here:
         named = OmegaConf.merge(config, {"host": deployment.host_name, **dict.fromkeys(DEVICE)})
     return Plan(options, deployment, space, start, out, accuracy, section(config, accuracy), sampler, objective, recipe,
-                baselines, options.workers or len(usable_cores()), _earlier_run(options.search.reuse),
+                baselines, processes(options.workers, options.training.device), _earlier_run(options.search.reuse),
                 kept(named), OmegaConf.to_yaml(named, resolve=True))
 
 
@@ -246,6 +250,14 @@ def _check_controls(options: PlanOptions, space: SearchSpace) -> None:
     if options.controls > space.n_architectures - options.finalists.k:
         raise ConfigError(f"controls={options.controls} and {options.finalists.k} finalists are more than the "
                           f"{space.n_architectures} networks of space {space.name}. Lower controls.")
+
+
+def _place(options: PlanOptions) -> TrainingOptions:
+    """Where networks are trained; TargetError where this machine cannot."""
+    asked = options.training
+    place = replace(asked, device=resolved(asked.device))
+    check_precision(place.precision, place.device, "training.precision")
+    return place
 
 
 def _sized(options: PlanOptions) -> dict[str, Any]:
@@ -440,6 +452,7 @@ def search(config: Config, console: Console) -> SearchResult:
 
     began = Clock.start(0.0)
     plan = make_plan(config, console)
+    tell_idle(plan.options.training.device, console.say)
     run = RunFolder.create(plan.out, plan.options.overwrite)
     _read_held(run)  # what cannot be read is refused now, not after the trials
     minutes = plan.options.budget.minutes
@@ -1014,7 +1027,7 @@ def _estimator(plan: Plan, chosen: Chosen, dataset: Dataset) -> AccuracyEstimato
 
     name, options = chosen.accuracy, dict(chosen.options)
     if name in BUILT_IN and name not in WITHOUT_IMAGES:
-        options = {"threads": plan.options.threads, **options}
+        options = {"threads": plan.options.threads, **plain(plan.options.training), **options}
     if name == "inherited":
         options["pretrained"] = plain(plan.options.pretrained)
     return load_estimator(name, dataset=dataset, space=plan.space.unrestricted, config=options)
@@ -1104,7 +1117,8 @@ def _read_verified(run: RunFolder, rows: Sequence[FrontRow], wanted: Sequence[Fr
     names, earlier = {row.id for row in held}, environment.get("recipe")
     # Fronts of earlier versions have no known networks, and their recipes lack later fields.
     same = {row.id for row in rows if not row.is_known} <= names <= {row.id for row in wanted}
-    alike = isinstance(earlier, dict) and {**_defaults(recipe, earlier), **earlier} == recipe
+    place = {key: recipe[key] for key in ("device",) if key in recipe}  # where they were trained does not count
+    alike = isinstance(earlier, dict) and {**_defaults(recipe, earlier), **earlier, **place} == recipe
     usable = same and alike and environment.get("cap_p99_ms") == p99_ms and all(row.verified for row in held)
     return held if usable else []
 

@@ -12,9 +12,11 @@ import ctypes
 import importlib.util
 import os
 import platform
+import sys
 import threading
 from collections.abc import Iterator
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +84,19 @@ def import_onnxruntime() -> Any:
     return onnxruntime
 
 
+_IN_PLACE_OF = {"onnxruntime": "onnxruntime-gpu"}  # both are the module onnxruntime, so that one of them is installed
+
+
+def version_of(package: str) -> str:
+    """The version of an installed package, or of the one that takes its place; PackageNotFoundError."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        if package not in _IN_PLACE_OF:
+            raise
+        return version(_IN_PLACE_OF[package])
+
+
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4  # of mallopt(3)
 _NEVER = -1
 # Outside the block: the values that glibc reaches by itself once large blocks have been freed. Any mallopt ends glibc's
@@ -109,7 +124,11 @@ def kept_memory() -> Iterator[None]:
 
 
 def release_memory() -> None:
-    """Give freed memory back to the system: glibc keeps it, and hundreds of trials add up."""
+    """Give freed memory back to the system: glibc keeps it, and hundreds of trials add up. So does torch with a GPU's,
+    which other processes and runtimes need."""
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 

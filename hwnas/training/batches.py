@@ -1,4 +1,8 @@
-"""Batches of images for a training, changed at random, with their targets. Seeds decide all of it."""
+"""Batches of images for a training, changed at random, with their targets. Seeds decide all of it.
+
+On a GPU uint8 images are normalised and moved there; the random numbers that move them are drawn on the CPU, so that
+both see the same batches.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +20,11 @@ from torch.nn.functional import affine_grid, grid_sample
 from hwnas.data.dataset import Dataset, Images, Split
 from hwnas.errors import ConfigError
 from hwnas.system.libraries import declare_missing
+from hwnas.training.place import CPU
 from hwnas.training.ranks import ALONE, Ranks
 from hwnas.training.recipe import Moves, Recipe
 
+_MOST_HELD = 1 << 30  # bytes of images that a training keeps on a GPU; more are sent batch by batch
 _STRONGEST = 9.999  # at 10 timm posterises to 0 bits, which Pillow refuses
 
 
@@ -31,17 +37,18 @@ def reseed(*key: int) -> None:
 
 
 class Batches:
-    """The training images `split` of `dataset` in batches on `device`; each process gets its share of every batch.
+    """The training images `split` of `dataset` in batches where `recipe` trains; each process gets its share of every
+    batch.
 
     (seed, epoch, step) alone decide every batch, its augmentation and its targets. A training that was interrupted
     after any epoch goes on with the batches that it would have seen without. ConfigError where no batch is full.
     """
 
-    def __init__(self, split: Split, dataset: Dataset, recipe: Recipe, seed: int, device: str = "cpu",
-                 ranks: Ranks = ALONE) -> None:
+    def __init__(self, split: Split, dataset: Dataset, recipe: Recipe, seed: int, ranks: Ranks = ALONE) -> None:
         declare_missing()
         self.split, self.dataset, self.recipe, self.seed = split, dataset, recipe, seed
-        self.device, self.ranks = device, ranks
+        self.device, self.ranks = recipe.device, ranks
+        self._held: Tensor | None = None
         self.batch, self.per_epoch, self.steps = self._lengths()
         self._change = _rand_augment(recipe, dataset) if recipe.rand_augment else None
         self._erase = _random_erasing(recipe) if recipe.erase else None
@@ -77,18 +84,25 @@ class Batches:
             yield self._make(rows, torch.Generator().manual_seed(int(torch.randint(1 << 62, ()))))
 
     def _make(self, rows: NDArray[np.int64], generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        pixels: Images = np.asarray(self.split.images[rows])
-        if self._change is not None:
-            pixels = np.stack([_change_image(image, self._change) for image in pixels])
-        images = augment(torch.from_numpy(self.dataset.normalise(pixels)), self.recipe.moves, self.dataset.flip,
-                         generator)
-        targets = torch.from_numpy(self.split.labels[rows])
+        images = augment(self._fed(rows), self.recipe.moves, self.dataset.flip, generator)
+        targets = torch.from_numpy(self.split.labels[rows]).to(self.device)
         if self._erase is not None:
             images = self._erase(images)
         if self._mix is not None:
             images, targets = self._mix(images, targets)
         layout = torch.channels_last if self.recipe.channels_last else torch.contiguous_format
-        return images.contiguous(memory_format=layout).to(self.device), targets.to(self.device)
+        return images.contiguous(memory_format=layout), targets
+
+    def _fed(self, rows: NDArray[np.int64]) -> Tensor:
+        """The normalised images in these rows."""
+        if self._change is None and self.device != CPU and self.split.images.nbytes <= _MOST_HELD:
+            if self._held is None:
+                self._held = sent(np.asarray(self.split.images), self.device)
+            return normalised(self._held[torch.from_numpy(rows).to(self.device)], self.dataset)
+        pixels: Images = np.asarray(self.split.images[rows])
+        if self._change is not None:
+            pixels = np.stack([_change_image(image, self._change) for image in pixels])
+        return fed(pixels, self.dataset, self.device)
 
 
 class Stream(Batches):
@@ -119,8 +133,29 @@ class Stream(Batches):
             yield self._make(rows if self.recipe.mixes else np.sort(rows), self._generator)
 
 
+def fed(pixels: Images, dataset: Dataset, device: str) -> Tensor:
+    """Images uint8 [n, c, h, w] as a network on `device` is fed them, float32 there."""
+    if device == CPU:
+        return torch.from_numpy(dataset.normalise(pixels))
+    return normalised(sent(pixels, device), dataset)
+
+
+def sent(pixels: Images, device: str) -> Tensor:
+    """Images on `device`, of which a GPU gets a quarter of the bytes that float32 would take."""
+    tensor = torch.from_numpy(np.ascontiguousarray(pixels))
+    return tensor.pin_memory().to(device, non_blocking=True) if device == "cuda" else tensor.to(device)
+
+
+def normalised(pixels: Tensor, dataset: Dataset) -> Tensor:
+    """As `Dataset.normalise`, to the last bit, for images uint8 [n, c, h, w] on any device."""
+    scale = torch.tensor([1 / (255 * each) for each in dataset.std], device=pixels.device)
+    shift = torch.tensor([each / spread for each, spread in zip(dataset.mean, dataset.std, strict=True)],
+                         device=pixels.device)
+    return pixels.float().mul_(scale[:, None, None]).sub_(shift[:, None, None])
+
+
 def augment(images: Tensor, moves: Moves, flip: bool, generator: torch.Generator) -> Tensor:
-    """Float images [n, c, h, w] shifted, mirrored, zoomed and rotated at random, within `moves`.
+    """Float images [n, c, h, w] shifted, mirrored, zoomed and rotated at random, within `moves`, where they are.
 
     Shifts and mirrorings alone move whole pixels (edges repeated); zoom and rotation sample bilinearly.
     """
@@ -134,8 +169,9 @@ def augment(images: Tensor, moves: Moves, flip: bool, generator: torch.Generator
             mirrored = torch.rand(n, 1, generator=generator) < 0.5
             columns = torch.where(mirrored, columns.flip(1), columns)
         columns = columns + _offsets(n, moves.shift * width, generator)
-        rows, columns = rows.clamp_(0, height - 1), columns.clamp_(0, width - 1)
-        picked = images.permute(0, 2, 3, 1)[torch.arange(n)[:, None, None], rows[:, :, None], columns[:, None, :]]
+        rows, columns = rows.clamp_(0, height - 1).to(images.device), columns.clamp_(0, width - 1).to(images.device)
+        each = torch.arange(n, device=images.device)[:, None, None]
+        picked = images.permute(0, 2, 3, 1)[each, rows[:, :, None], columns[:, None, :]]
         images = picked.permute(0, 3, 1, 2)
     return images
 
@@ -158,7 +194,7 @@ def _affine(images: Tensor, moves: Moves, flip: bool, generator: torch.Generator
     theta = torch.stack([
         torch.stack([cosine * mirror, -sine, 2 * moves.shift * uniform()], 1),
         torch.stack([sine * mirror, cosine, 2 * moves.shift * uniform()], 1)], 1)
-    grid = affine_grid(theta, list(images.shape), align_corners=False)
+    grid = affine_grid(theta.to(images.device), list(images.shape), align_corners=False)
     return grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 
@@ -184,7 +220,7 @@ def _rand_augment(recipe: Recipe, dataset: Dataset) -> Callable[[Any], Any]:
 def _random_erasing(recipe: Recipe) -> Callable[[Tensor], Tensor]:
     from timm.data.random_erasing import RandomErasing
 
-    erase: Callable[[Tensor], Tensor] = RandomErasing(recipe.erase, mode=recipe.erase_mode, device="cpu")
+    erase: Callable[[Tensor], Tensor] = RandomErasing(recipe.erase, mode=recipe.erase_mode, device=recipe.device)
     return erase
 
 

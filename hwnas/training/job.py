@@ -12,9 +12,8 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console
 from hwnas.data.dataset import Dataset, DatasetInfo, Split, top1
-from hwnas.errors import ConfigError, DataError, ExportError, StudyError, TargetError
+from hwnas.errors import ConfigError, DataError, ExportError, StudyError
 from hwnas.networks.baselines import TIMM, Baseline, count_macs, count_params
 from hwnas.networks.export import RECIPE_KEY, Parity, check_parity, export_onnx, parity_images, stored_fingerprint
 from hwnas.networks.network import (
@@ -44,12 +43,14 @@ from hwnas.runtimes.runtime import FP32, load_runtime
 from hwnas.space.architecture import Architecture
 from hwnas.stats import wilson
 from hwnas.system.documents import check_identity, content_of, load_json, read_json, yaml_text
+from hwnas.system.libraries import version_of
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import Manifest, ModelFolder, RunFolder, WorkFolder
 from hwnas.system.tables import finite, table_csv
 from hwnas.target import Host, usable_cores
 from hwnas.training.batches import Batches, reseed
 from hwnas.training.loop import Training, lay_out, plain, predict, seeded
+from hwnas.training.place import CPU, PLACES, check_precision, resolved
 from hwnas.training.ranks import ALONE, Ranks
 from hwnas.training.recipe import Recipe, recipe_of
 from hwnas.training.teacher import Teacher, TeacherOptions, distilled, teacher_of
@@ -58,7 +59,6 @@ _LARGEST_PX = 224  # largest size that timm networks are trained at, unless data
 _INITIAL = 1 << 32  # no epoch: the key of the random numbers that weights are made of
 # Identities leave these out: trainings begun earlier do not know them.
 _LATER = {"min_steps": 0, "max_steps": 0, "body_rate": 1.0, "layer_decay": 1.0}
-_BF16 = {"avx512_bf16", "amx_bf16", "bf16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +78,14 @@ class TrainOptions:
     split_seed: int = option(low=0)
     train_images: int | None = option(low=2)
     validation_images: int | None = option(low=2)
-    device: str = option(choices=("auto", "cpu", "cuda"))
+    device: str = option(choices=PLACES)
     threads: int = option(low=0, high=4096)
     teacher: dict[str, Any] = option()
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """A network, the data and the recipe. `device` is `cpu` or `cuda`; it and `threads` change rounding only."""
+    """A network, the data and the recipe. Its `device` and `threads` change rounding only."""
 
     network: Network
     dataset: Dataset
@@ -96,10 +96,14 @@ class TrainingJob:
     weights: Path | None
     seed: int
     threads: int
-    device: str
     folder: ModelFolder
     identity: Mapping[str, Any]
     ranks: Ranks = ALONE
+
+    @property
+    def device(self) -> str:
+        """Where it is trained: `cpu` or `cuda`."""
+        return self.recipe.device
 
     @property
     def checkpoint(self) -> Path:
@@ -146,8 +150,8 @@ def make_job(config: Config, console: Console, within: Path | None = None) -> Tr
 
     ranks = Ranks.of_environment()
     recipe, options = recipe_of(config), read_command(TrainOptions, config)
-    device = _device(options.device)
-    _check_precision(recipe.precision, device)
+    recipe = replace(recipe, device=resolved(options.device, "device"))
+    check_precision(recipe.precision, recipe.device)
     info = inspect_dataset(options.dataset)
     source = _begun(_source(options, info), options, info.channels)
     network = _network(source, options.dataset.get("image_size"), info)
@@ -176,7 +180,7 @@ def make_job(config: Config, console: Console, within: Path | None = None) -> Tr
         **({"processes": ranks.world} if ranks.world > 1 else {})}
     threads = options.threads or max(1, len(usable_cores()) // ranks.world)
     return TrainingJob(network, dataset, train, validation, recipe, teacher, options.weights, options.seed, threads,
-                       device, ModelFolder(out), identity, ranks)
+                       ModelFolder(out), identity, ranks)
 
 
 def _note_other_images(run: RunFolder, dataset: Dataset, console: Console) -> None:
@@ -225,7 +229,7 @@ def _images(options: TrainOptions, size: int, console: Console) -> tuple[Dataset
 def _identity(recipe: Recipe) -> dict[str, Any]:
     """The recipe in an identity, by key."""
     return {key: value for key, value in recipe.to_dict().items()
-            if key not in ("name", "threads") and (key, value) not in _LATER.items()}
+            if key not in ("name", "threads", "device") and (key, value) not in _LATER.items()}
 
 
 def identity_of(network: Network) -> str:
@@ -328,13 +332,6 @@ def _network(source: FoundNetwork | Baseline, asked: int | None, info: DatasetIn
     return source
 
 
-def _device(asked: str) -> str:
-    if asked == "cuda" and not torch.cuda.is_available():
-        raise TargetError(f"device=cuda: torch {torch.__version__} finds no CUDA here. Use device=cpu, or install a "
-                          "CUDA build of torch on a machine that has a GPU.")
-    return "cuda" if asked != "cpu" and torch.cuda.is_available() else "cpu"
-
-
 def _check_shares(recipe: Recipe, ranks: Ranks) -> None:
     """Check that every process takes as many images of a batch, and that images which are mixed come in pairs."""
     part = 2 * ranks.world if recipe.mixes else ranks.world
@@ -342,17 +339,6 @@ def _check_shares(recipe: Recipe, ranks: Ranks) -> None:
         raise ConfigError(f"batch_size={recipe.batch_size} cannot be shared by {ranks.world} processes"
                           f"{' in pairs to be mixed' if recipe.mixes else ''}. Set "
                           f"batch_size={max(part, recipe.batch_size // part * part)}.")
-
-
-def _check_precision(precision: str, device: str) -> None:
-    from hwnas.target import Host
-
-    if precision != "bf16":
-        return
-    has = torch.cuda.is_bf16_supported() if device == "cuda" else bool(_BF16 & set(Host.detect().flags))
-    if not has:
-        raise TargetError(f"precision=bf16: this {'GPU' if device == 'cuda' else 'CPU'} has no bf16. Use "
-                          "precision=fp32.")
 
 
 def _default_out(network: Network, dataset: str) -> Path:
@@ -375,7 +361,7 @@ def train(job: TrainingJob, console: Console) -> Trained:
     only the first validates, and has rows. StudyError for a checkpoint of another training, TrainingError when the loss
     is not finite or memory runs out.
     """
-    with seeded(job.seed, job.threads), deterministic(job.device), contextlib.ExitStack() as held:
+    with seeded(job.seed, job.threads), contextlib.ExitStack() as held:
         training = _JobTraining(job)
         training.resume(job.checkpoint, job.identity)
         if training.epoch:
@@ -389,18 +375,6 @@ def train(job: TrainingJob, console: Console) -> Trained:
         return training.result()
 
 
-@contextlib.contextmanager
-def deterministic(device: str) -> Iterator[None]:
-    """cuDNN's deterministic kernels inside; nothing to do on a CPU."""
-    before = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
-    if device == "cuda":
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before
-
-
 class _JobTraining(Training):
     """A job's network in training, with a teacher where there is one; validated and kept after each epoch."""
 
@@ -409,9 +383,9 @@ class _JobTraining(Training):
     def __init__(self, job: TrainingJob) -> None:
         self.job = job
         self.teacher: Teacher | None = None
-        batches = Batches(job.train, job.dataset, job.recipe, job.seed, job.device, job.ranks)
+        batches = Batches(job.train, job.dataset, job.recipe, job.seed, job.ranks)
         reseed(job.seed, _INITIAL)
-        super().__init__(lay_out(job.build().to(job.device), job.recipe), batches, job.recipe)
+        super().__init__(lay_out(job.build(), job.recipe), batches, job.recipe)
         self.advice = (f"The last whole epoch stays in {job.folder.path}; set a smaller lr or clip_norm, or a longer "
                        "warmup, and another out=FOLDER.")
 
@@ -432,7 +406,7 @@ class _JobTraining(Training):
 
     def _top1(self, model: nn.Module) -> float:
         part = self.job.validation
-        return top1(predict(_FromCpu(model, self.job.device), part.images, self.job.dataset), part.labels)
+        return top1(predict(model, part.images, self.job.dataset), part.labels)
 
     def keep(self) -> None:
         if self.job.ranks.first:
@@ -442,23 +416,10 @@ class _JobTraining(Training):
     def result(self) -> Trained:
         """The better of the two on validation images, the average where both are as good."""
         if not self.job.ranks.first:
-            return Trained(self.model.cpu().eval(), [], False)
+            return Trained(self.model.to(CPU).eval(), [], False)
         last = self.rows[-1]
         averaged = self.average is not None and last["top1_validation_ema"] >= last["top1_validation"]
-        return Trained((self.current if averaged else self.model).cpu().eval(), self.rows, averaged)
-
-
-class _FromCpu(nn.Module):
-    """A network on `device` for images and answers in main memory."""
-
-    def __init__(self, network: nn.Module, device: str) -> None:
-        super().__init__()
-        self.network, self._device = network, device
-        self.training = network.training
-
-    def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.network(images.to(self._device)).float().cpu()
-        return logits
+        return Trained((self.current if averaged else self.model).to(CPU).eval(), self.rows, averaged)
 
 
 _PACKAGES = ("torch", "timm", "onnx", "onnxruntime")
@@ -531,7 +492,7 @@ def write_results(job: TrainingJob, trained: Trained, console: Console) -> dict[
         "params": count_params(trained.model), "macs": macs, "parity_max_abs_error": parity.max_abs_error,
         "parity_top1_agreement": parity.top1_agreement, "seconds_training": sum(row["seconds"] for row in trained.rows),
         "identity": job.identity, "device": job.device, "threads": job.threads, "host": Host.detect().name,
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}})
+        "versions": {"python": platform.python_version(), **{name: version_of(name) for name in _PACKAGES}}})
     _list_files(job, parity)
     write_atomic(job.summary, json.dumps(summary, indent=1, allow_nan=False) + "\n")
     job.checkpoint.unlink(missing_ok=True)

@@ -31,7 +31,8 @@ from hwnas.system.documents import WRONG, Document, check_identity, load_json
 from hwnas.system.libraries import kept_memory
 from hwnas.system.paths import write_atomic
 from hwnas.target import usable_cores
-from hwnas.training.batches import Batches, Stream
+from hwnas.training.batches import Batches, Stream, fed
+from hwnas.training.place import CPU, device_of, repeatable, used_generators
 from hwnas.training.recipe import Recipe
 
 OnEpoch = Callable[[int, nn.Module], "bool | None"]
@@ -42,10 +43,10 @@ def seeded(seed: int, threads: int = 0) -> Iterator[None]:
     """Inside, every global generator (torch, numpy, Python) follows from `seed`, and torch has `threads` (0: every
     core).
 
-    Freed memory is kept inside. Afterwards everything is as before.
+    Freed memory is kept inside, and a GPU computes repeatably. Afterwards everything is as before.
     """
     before, drawn = torch.get_num_threads(), (random.getstate(), np.random.get_state())
-    with torch.random.fork_rng(devices=[]), kept_memory():
+    with torch.random.fork_rng(devices=used_generators()), kept_memory(), repeatable():
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % (1 << 32))
@@ -99,11 +100,15 @@ class Training:
 
     def learn(self, images: Tensor, targets: Tensor, step: int) -> float:
         """Add the gradients of step `step` of the training (from 0). Returns its loss, the mean over the ranks."""
-        device = self.batches.device
-        with torch.autocast(device, torch.bfloat16, enabled=self.recipe.precision == "bf16"):
+        with self.in_precision():
             loss = self.loss(images, targets)
         loss.backward()
-        return self.batches.ranks.mean(float(loss.detach()), device)
+        return self.batches.ranks.mean(float(loss.detach()), self.batches.device)
+
+    def in_precision(self) -> contextlib.AbstractContextManager[None]:
+        """What computes losses stands in it: autocast where the recipe asks for bf16."""
+        kind = torch.device(self.batches.device).type
+        return torch.autocast(kind, torch.bfloat16) if self.recipe.precision == "bf16" else contextlib.nullcontext()
 
     def look(self) -> Mapping[str, Any] | None:
         """What the log says of the finished epoch besides its loss; None ends the training."""
@@ -229,7 +234,8 @@ def train(model: nn.Module, split: Split, *, recipe: Recipe, dataset: Dataset, s
     An epoch is `epoch_images` of the split (0: all), each epoch going on where the last one ended.
 
     `on_epoch(epoch, network)` is called after each epoch (from 1) with the network as it would be returned then;
-    returning True ends the training. `progress(step, steps)` counts steps. The result is in eval mode. With
+    returning True ends the training; that network is where the recipe trains. `progress(step, steps)` counts steps. The
+    result is on the CPU, in eval mode. With
     `validation` images it is the last weights where those answer them better than the average, as after few steps.
     TrainingError when the loss is not finite or memory runs out.
     """
@@ -237,11 +243,12 @@ def train(model: nn.Module, split: Split, *, recipe: Recipe, dataset: Dataset, s
         training = _Short(lay_out(model, recipe), Stream(split, dataset, recipe, seed, epoch_images), recipe, on_epoch)
         training.run(progress)
         with training.in_memory():
-            return (training.current if validation is None else training.better(validation)).eval()
+            return (training.current if validation is None else training.better(validation)).eval().to(CPU)
 
 
 def lay_out(model: nn.Module, recipe: Recipe) -> nn.Module:
-    """`model` in the memory layout of `recipe`."""
+    """`model` where `recipe` trains, in its memory layout."""
+    model = model.to(recipe.device)
     return model.to(memory_format=torch.channels_last) if recipe.channels_last else model  # type: ignore[call-overload]
 
 
@@ -328,8 +335,9 @@ def make_average(model: nn.Module, recipe: Recipe) -> Any:
 @torch.inference_mode()
 def predict(model: nn.Module, images: Images | NDArray[np.float32], dataset: Dataset | None = None,
             batch_size: int = 256) -> NDArray[np.float32]:
-    """Logits float32 [n, classes] in eval mode; uint8 images are normalised by `dataset` first, batch by batch."""
-    was_training = model.training
+    """Logits float32 [n, classes] in eval mode, computed where the model is; uint8 images are normalised by `dataset`
+    first, batch by batch."""
+    was_training, device = model.training, str(device_of(model))
     model.eval()
     parts = []
     for start in range(0, len(images), batch_size):
@@ -337,9 +345,10 @@ def predict(model: nn.Module, images: Images | NDArray[np.float32], dataset: Dat
         if part.dtype == np.uint8:
             if dataset is None:
                 raise TypeError("predict: uint8 images need the data set that normalises them")
-            part = dataset.normalise(np.asarray(part, np.uint8))
-        batch = torch.from_numpy(np.ascontiguousarray(part, np.float32)).contiguous(memory_format=torch.channels_last)
-        parts.append(model(batch).float().numpy())
+            batch = fed(np.asarray(part, np.uint8), dataset, device)
+        else:
+            batch = torch.from_numpy(np.ascontiguousarray(part, np.float32)).to(device)
+        parts.append(model(batch.contiguous(memory_format=torch.channels_last)).float().cpu().numpy())
     model.train(was_training)
     return np.concatenate(parts)
 

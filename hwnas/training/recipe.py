@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from hwnas.cli.options import Config, names_of, option, plain, read_options
 from hwnas.errors import ConfigError
 from hwnas.networks.weights import PretrainedOptions
+from hwnas.training.place import CPU, PLACES, check_precision, resolved
 
 Own = TypeVar("Own")
 
@@ -24,7 +25,7 @@ Own = TypeVar("Own")
 # default, so its default must do what a recipe without the field did.
 _NAMED = ("epochs", "min_steps", "max_steps", "batch_size", "optimizer", "lr", "weight_decay", "schedule", "warmup",
           "label_smoothing", "ema_decay", "clip_norm", "shift", "zoom", "rotate", "erase", "channels_last")
-_UNNAMED = ("name", "threads")  # threads change rounding, not what is asked
+_UNNAMED = ("name", "threads", "device")  # the last two change rounding, not what is asked
 _LENGTH = ("epochs", "min_steps", "max_steps")
 
 
@@ -54,7 +55,7 @@ class Recipe:
     `epochs` are raised until `min_steps` optimiser steps are done and cut at `max_steps` (0: no limit). Small data sets
     are thus learnt, and large ones end in time. `warmup` and `decay_every` are shares of all steps. `ema_decay` 0: no
     moving average. Mirroring is the data set's (`flip`). `clip_norm` 0: gradients are not clipped. `threads` 0: every
-    core the process may use.
+    core the process may use. `device`: cpu or cuda.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Recipe:
     precision: str = option("fp32", choices=("fp32", "bf16"), help="bf16: autocast, where the device has it")
     channels_last: bool = option(True, help="memory layout of the images")
     threads: int = option(0, low=0, high=4096, help="0: every core")
+    device: str = option(CPU, choices=PLACES, help="that trains: cpu, cuda, or auto (cuda where torch finds a GPU)")
 
     @classmethod
     def from_config(cls, config: Config, preset: Recipe, where: str = "recipe") -> Recipe:
@@ -101,13 +103,15 @@ class Recipe:
         if "epochs" in config:
             config = {"min_steps": 0, "max_steps": 0, **config}
         recipe = read_options(cls, config, where, base=preset)
+        prefix = f"{where}." if where else ""
         if "lr_end" in config and recipe.lr_end > recipe.lr:
-            prefix = f"{where}." if where else ""
             raise ConfigError(f"{prefix}lr_end must not be above {prefix}lr={recipe.lr:g}, got {recipe.lr_end:g}.")
         if recipe.mixes and recipe.batch_size % 2:
-            raise ConfigError(f"{where + '.' if where else ''}batch_size must be even with mixup or cutmix, got "
-                              f"{recipe.batch_size}.")
-        return replace(recipe, lr_end=min(recipe.lr_end, recipe.lr))
+            raise ConfigError(f"{prefix}batch_size must be even with mixup or cutmix, got {recipe.batch_size}.")
+        device = resolved(recipe.device, f"{prefix}device")
+        if device != CPU:
+            check_precision(recipe.precision, device, f"{prefix}precision")
+        return replace(recipe, lr_end=min(recipe.lr_end, recipe.lr), device=device)
 
     @property
     def fingerprint(self) -> str:
@@ -225,7 +229,7 @@ class SupernetOptions:
         own, others = set(names_of(SupernetOptions)), replace(recipe, lr_end=SUPERNET.lr_end)
         text = ";".join(f"{key}={getattr(self if key in own else recipe, key)!r}" for key in _SUPERNET_NAMED)
         later = [f"{key}={value!r}" for key, value in others.to_dict().items()
-                 if key not in (*_SUPERNET_NAMED, "name", "threads") and value != getattr(SUPERNET, key)]
+                 if key not in (*_SUPERNET_NAMED, *_UNNAMED) and value != getattr(SUPERNET, key)]
         return ";".join([text, *later])
 
 
@@ -234,7 +238,7 @@ def recipe_of(config: Config) -> Recipe:
     for, otherwise LONG_TRAINING's; UnknownName, ConfigError."""
     given = {key: config[key] for key in names_of(Recipe) if config.get(key) is not None}
     begun = read_options(PretrainedOptions, config.get("pretrained") or {}, "pretrained").asked
-    return Recipe.from_config({key: value for key, value in given.items() if key not in ("name", "threads")},
+    return Recipe.from_config({key: value for key, value in given.items() if key not in _UNNAMED},
                               FINE_TUNING if begun else LONG_TRAINING, "")
 
 

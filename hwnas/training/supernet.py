@@ -25,8 +25,9 @@ from hwnas.errors import DataError, SpaceError
 from hwnas.networks.build import build
 from hwnas.networks.network import check_tensors
 from hwnas.system.documents import load_json
-from hwnas.training.batches import Batches, reseed
+from hwnas.training.batches import Batches, fed, reseed
 from hwnas.training.loop import CHECKPOINT, CHECKPOINT_KEY, Checkpoint, Training, seeded
+from hwnas.training.place import CPU, device_of
 from hwnas.training.recipe import Recipe, SupernetOptions
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ class Bank(nn.Module):
     def forward(self, images: Tensor, architecture: Architecture) -> Tensor:
         """Logits [n, classes] of `architecture` for `images` [n, c, h, w] with the statistics of this batch."""
         skeleton = build(architecture)
-        logits: Tensor = functional_call(skeleton, dict(self.slices(skeleton, architecture)), (images,))
+        buffers = {name: buffer.to(images.device) for name, buffer in skeleton.named_buffers()}
+        logits: Tensor = functional_call(skeleton, {**buffers, **dict(self.slices(skeleton, architecture))}, (images,))
         return logits
 
     def slices(self, network: nn.Module, architecture: Architecture) -> Iterator[tuple[str, Tensor]]:
@@ -252,7 +254,7 @@ class SupernetTraining(Training):
         self.job = job
         batches = Batches(job.train, job.dataset, job.recipe, job.options.seed)
         reseed(job.options.seed, _INITIAL)
-        self.bank = bank_of(job.space)
+        self.bank = bank_of(job.space).to(job.recipe.device)
         super().__init__(self.bank, batches, job.recipe)
         options = job.options
         self.curriculum = Curriculum(job.space, options.n_random, options.sandwich, options.warmup_largest,
@@ -294,8 +296,9 @@ class SupernetTraining(Training):
         taught: Tensor | None = None
         losses = []
         for architecture in step.networks:
-            logits = self.bank(images, architecture)
-            loss = self.of_logits(logits, labels if taught is None else taught)
+            with self.in_precision():
+                logits = self.bank(images, architecture).float()
+                loss = self.of_logits(logits, labels if taught is None else taught)
             (loss / len(step.networks)).backward()
             losses.append(float(loss.detach()))
             if step.distil and taught is None:
@@ -312,15 +315,15 @@ class SupernetTraining(Training):
 _BATCH = 128  # images of one pass to measure batch norm
 
 
-def inherit(bank: Bank, architecture: Architecture, images: Images, dataset: Dataset) -> nn.Module:
-    """The network in eval mode with copies of the shared weights and the batch norm statistics of `images`.
+def inherit(bank: Bank, architecture: Architecture, images: Images, dataset: Dataset, device: str = CPU) -> nn.Module:
+    """The network on `device` in eval mode with copies of the shared weights and the batch norm statistics of `images`.
 
     Sub-networks see other statistics than the supernet did; without their own they score near chance (Yu and Huang,
     2019).
     """
     network = build(architecture)
     copy_weights(bank, architecture, network)
-    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    network.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     recalibrate(network, images, dataset)
     return network.eval()
 
@@ -341,6 +344,7 @@ def recalibrate(network: nn.Module, images: Images, dataset: Dataset) -> None:
     statistics. A last batch of one image is left out: maps of one pixel have no variance there.
     """
     order = np.random.default_rng(0).permutation(len(images))
+    device = str(device_of(network))
     norms = [module for module in network.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     momenta = [module.momentum for module in norms]
     for module in norms:
@@ -348,16 +352,16 @@ def recalibrate(network: nn.Module, images: Images, dataset: Dataset) -> None:
         module.momentum = None  # the plain mean over batches
     network.train()
     for start in range(0, max(1, len(images) - 1), _BATCH):
-        part = dataset.normalise(np.asarray(images[order[start:start + _BATCH]]))
-        network(torch.from_numpy(part).contiguous(memory_format=torch.channels_last))
+        part = fed(np.asarray(images[order[start:start + _BATCH]]), dataset, device)
+        network(part.contiguous(memory_format=torch.channels_last))
     for module, momentum in zip(norms, momenta, strict=True):
         module.momentum = momentum
 
 
 def bank_in(checkpoint: Checkpoint) -> Bank:
-    """The weights of a trained supernet: the average where there is one."""
+    """The weights of a trained supernet, on the CPU: the average where there is one."""
     tensors = checkpoint.average or checkpoint.model
-    return Bank({name.removeprefix("shared."): tensor for name, tensor in tensors.items()}).requires_grad_(False)
+    return Bank({name.removeprefix("shared."): tensor.cpu() for name, tensor in tensors.items()}).requires_grad_(False)
 
 
 def load_inherited(network: nn.Module, architecture: Architecture, path: Path) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from compress_fixtures import QUIET, job_of
+from training_fixtures import AWAY
 
 from hwnas.compress import qat as compress_qat
 from hwnas.compress.qat import FakeQuantised, fine_tune
@@ -23,6 +24,7 @@ from hwnas.runtimes.runtime import load_runtime
 from hwnas.system.libraries import declare_missing
 from hwnas.target import Target
 from hwnas.training.loop import Checkpoint, predict
+from hwnas.training.place import PlaceOptions, device_of
 
 declare_missing()
 
@@ -148,7 +150,7 @@ def as_written(path: Path, images: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize(("name", "tuned_for"), [
     ("semnasnet_050", "openvino"), ("mobilenetv3_small_050", "openvino"), ("mobilenetv3_small_050", "onnxruntime"),
-    ("resnet10t", "onnxruntime")])
+    ("resnet10t", "onnxruntime"), ("mobilenetv3_small_050", "tensorrt"), ("resnet10t", "tensorrt")])
 def test_torch_rounds_where_the_file_does(tmp_path: Path, name: str, tuned_for: str) -> None:
     """Far nearer to the file than fp32 is, whatever the network is made of."""
     path = exported(tmp_path, name)
@@ -180,6 +182,18 @@ def test_a_fine_tuned_network_and_its_file_agree(trained: Path, tmp_path: Path, 
         assert execution.fallback_share == 0
         assert execution.int8_share > 0.8  # all but squeeze-and-excite
     assert [row["epoch"] for row in rows] == [1, 2]
+
+
+def test_fine_tuning_for_int8_goes_where_it_is_told(trained: Path, tmp_path: Path, away: set[str],
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("fake_quantize_per_tensor_affine", "fake_quantize_per_channel_affine"):  # `meta` has no such kernels
+        monkeypatch.setattr(torch, name, lambda values, *levels: values.clone())
+    job = job_of(trained, tmp_path, "qat.epochs=1")
+    base = PostTraining(Steps(job, Scorer(job)), QUIET).quantisation("minmax")
+    job = replace(job, options=replace(job.options, training=PlaceOptions(AWAY)))
+    model, _ = fine_tune(job, base, QUIET)
+    assert device_of(model).type == "cpu"
+    assert away == {AWAY}
 
 
 def test_fine_tuning_goes_on_bit_for_bit(trained: Path, tmp_path: Path, monkeypatch) -> None:

@@ -120,6 +120,8 @@ def test_no_folder_says_where_to_connect_to(board: Board, tmp_path: Path) -> Non
 
     folder = RunFolder.create(tmp_path / "run")
     folder.write_config("device: me@board\ndevice_python: python3\nhost: null\nstorage: null\ndataset: {root: null}\n")
-    read = _options(folder, {"storage": "sqlite:///x.db", "dataset": {"root": None}, "pretrained": {"folder": None}})
+    given = {"storage": "sqlite:///x.db", "dataset": {"root": None}, "pretrained": {"folder": None}}
+    read = _options(folder, {**given, "training": {"device": "cpu"}})
+    assert read["training"] == {"device": "cpu"}
     assert read["device"] is None
     assert board.calls == 0

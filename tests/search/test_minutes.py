@@ -202,6 +202,16 @@ def test_the_front_that_stands_is_taken_with_what_was_made_late(
     assert road._read_verified(None, kept, wanted, {}, None) == (stands if taken else [])
 
 
+@pytest.mark.parametrize(("now", "taken"), [
+    ({"device": "cuda", "lr": 0.1}, True), ({"device": "cpu", "lr": 0.2}, False)])
+def test_a_front_stands_wherever_it_was_trained(now: dict[str, Any], taken: bool, monkeypatch: pytest.MonkeyPatch
+                                               ) -> None:
+    stands = [make_row("f0", verified=True)]
+    earlier = {"recipe": {"device": "cpu", "lr": 0.1}, "cap_p99_ms": None}
+    monkeypatch.setattr(road, "_read_held", lambda run: (stands, earlier))
+    assert road._read_verified(None, [make_row("f0")], [make_row("f0")], now, None) == (stands if taken else [])
+
+
 def test_known_networks_of_the_space_are_the_last_wanted_controls(clock: Time) -> None:
     wanted = rows(2, 3, 1)
     wanted[3].is_known = True

@@ -41,6 +41,7 @@ from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import ModelFolder, RunFolder
 from hwnas.train import main
 from hwnas.training import job as training_job
+from hwnas.training import place
 from hwnas.training.batches import Batches
 from hwnas.training.job import TrainingJob, make_job, read_summary, train
 from hwnas.training.loop import Checkpoint, make_optimizer, make_schedule, seeded
@@ -420,7 +421,7 @@ def test_what_this_machine_lacks_is_said(overrides: list[str], monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(TargetError, match=r"device=cuda: torch .* finds no CUDA"):
         job_of(overrides, "device=cuda")
-    monkeypatch.setattr(training_job, "_BF16", set())
+    monkeypatch.setattr(place, "_BF16", set())
     with pytest.raises(TargetError, match="this CPU has no bf16"):
         job_of(overrides, "precision=bf16")
 

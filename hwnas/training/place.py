@@ -1,0 +1,107 @@
+"""Where networks are trained: on the CPU, or on the GPU that CUDA shows first. Why: docs/decisions/gpu.md."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from hwnas.cli.options import option
+from hwnas.errors import TargetError
+from hwnas.target import Host, usable_cores
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+CPU = "cpu"
+PLACES = ("cpu", "cuda", "auto")
+MOST_ON_A_GPU = 4  # processes: each holds a context and images of its own in the GPU's memory
+_BF16 = {"avx512_bf16", "amx_bf16", "bf16"}
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceOptions:
+    """The option that says where networks are trained; `Recipe.device` is what follows from it."""
+
+    device: str = option(CPU, choices=PLACES, help="auto: cuda where torch finds a GPU")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOptions(PlaceOptions):
+    """Where, and in which precision; the recipes of a search have both, unless their own sections say otherwise."""
+
+    precision: str = option("fp32", choices=("fp32", "bf16"), help="bf16: autocast")
+
+
+def resolved(asked: str, option: str = "training.device") -> str:
+    """`cpu` or `cuda` for what was asked; TargetError, which names the `option`, where torch finds no GPU for it."""
+    if asked not in PLACES[1:]:
+        return asked
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    if asked == "auto":
+        return CPU
+    raise TargetError(f"{option}=cuda: torch {torch.__version__} finds no CUDA here. Use {option}=cpu, or install a "
+                      "CUDA build of torch on a machine that has a GPU.")
+
+
+def check_precision(precision: str, device: str, option: str = "precision") -> None:
+    """TargetError, which names the `option`, where the device has no bf16 and it is asked for."""
+    if precision != "bf16":
+        return
+    import torch
+
+    has = torch.cuda.is_bf16_supported() if device == "cuda" else bool(_BF16 & set(Host.detect().flags))
+    if not has:
+        raise TargetError(f"{option}=bf16: this {'GPU' if device == 'cuda' else 'CPU'} has no bf16. Use {option}=fp32.")
+
+
+def processes(asked: int, device: str) -> int:
+    """Trainings side by side: as many as asked; for 0 one a core, on a GPU a few at most."""
+    cores = len(usable_cores())
+    return asked or (cores if device == CPU else min(cores, MOST_ON_A_GPU))
+
+
+def tell_idle(device: str, say: Callable[[str], None], option: str = "training.device") -> None:
+    """Say so where torch sees a GPU and networks are trained on the CPU."""
+    if device != CPU:
+        return
+    import torch
+
+    if torch.cuda.is_available():
+        say(f"note: torch sees a GPU ({torch.cuda.get_device_name()}), which stays idle: networks are trained on the "
+            f"CPU. {option}=cuda trains them there.")
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where a network's parameters are, or its buffers where it has no parameters; the CPU where it has neither."""
+    import torch
+
+    tensor = next(chain(model.parameters(), model.buffers()), None)
+    return torch.device(CPU) if tensor is None else tensor.device
+
+
+@contextlib.contextmanager
+def repeatable() -> Iterator[None]:
+    """Inside, cuDNN takes deterministic kernels, and fp32 is fp32: GPUs would round factors to TF32's ten bits."""
+    import torch
+
+    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, products.allow_tf32
+    cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, products.allow_tf32 = True, False, False, False
+    try:
+        yield
+    finally:
+        cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, products.allow_tf32 = before
+
+
+def used_generators() -> list[int]:
+    """The CUDA devices whose generators a training may move; none where CUDA is not in use."""
+    import torch
+
+    return [torch.cuda.current_device()] if torch.cuda.is_initialized() else []

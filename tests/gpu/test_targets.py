@@ -1,0 +1,147 @@
+"""What a GPU must show of its targets: who executes the nodes, answers, tables, a front with cards. `make test-gpu`."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hwnas.cli.command import run_command
+from hwnas.latency.copies import TimedFile
+from hwnas.latency.table import LatencyTable, Protocol
+from hwnas.latency.timing import Reference, reference_network, time_files
+from hwnas.networks.export import export_onnx, randomise
+from hwnas.networks.quantize import quantize_static
+from hwnas.runtimes.runtime import load_runtime
+from hwnas.system.gpu import first_gpu
+from hwnas.target import Target
+from hwnas.testing import check_runtime, contract_images
+
+pytestmark = pytest.mark.gpu
+TARGETS = ("cuda_fp32", "cuda_fp16", "trt_int8")
+ERRORS = {"cuda_fp32": 1e-3, "cuda_fp16": 0.05, "trt_int8": 0.5}  # of the largest logit
+FEW = {"cuda_fp32": 24, "cuda_fp16": 24, "trt_int8": 12}  # networks of a calibration
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """MobileNetV3 with squeeze-and-excite and hard-swish, plain and for TensorRT."""
+    from hwnas.networks.baselines import Baseline, build_timm
+
+    folder = tmp_path_factory.mktemp("models")
+    torch.manual_seed(0)
+    model = randomise(build_timm(Baseline("mobilenetv3_small_050"), 3, 10, 64, "tests"), 0)
+    plain, int8 = folder / "model.onnx", folder / "model_int8.onnx"
+    export_onnx(model, plain, (3, 64, 64))
+    quantize_static(plain, int8, contract_images(plain, 64), method="mse", tuned_for="tensorrt")
+    return {"cuda_fp32": plain, "cuda_fp16": plain, "trt_int8": int8}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_the_contract_and_the_answers(name: str, files: dict[str, Path], needs: Callable[[str], Target]) -> None:
+    cpu = load_runtime("onnxruntime").compile(files["cuda_fp32"], Target("t", "onnxruntime", "fp32"))
+    for batch in (1, 4):
+        target = replace(needs(name), batch=batch)
+        check_runtime(load_runtime(target.runtime), files[name], target, relative_error=ERRORS[name],
+                      reference=cpu.logits(contract_images(files["cuda_fp32"], 8)))
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_the_gpu_executes_every_convolution(name: str, files: dict[str, Path], needs: Callable[[str], Target],
+                                            shown: Callable[[str], None]) -> None:
+    target = needs(name)
+    compiled = load_runtime(target.runtime).compile(files[name], target)
+    execution = compiled.execution
+    shown(f"{name}: {dict(execution.precisions)}, left to others: {dict(execution.outside) or 'nothing'}")
+    assert execution.fallback_share == 0
+    assert set(execution.precisions) <= {target.precision, "fp32"}
+    assert not [kind for kind in execution.outside if "Conv" in kind or "Gemm" in kind]
+    times = compiled.profile(contract_images(files[name], 1), 20)
+    assert {time.device for time in times if time.kind in ("Conv", "FusedConv", "Gemm")} <= {"cuda"}
+    assert sum(time.ms for time in times) > 0
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_the_same_file_timed_twice(name: str, files: dict[str, Path], needs: Callable[[str], Target],
+                                   shown: Callable[[str], None]) -> None:
+    target = needs(name)
+    protocol = Protocol(max_seconds=30.0)
+    timed = TimedFile(files[name], target, (3, 64, 64))
+    runs = [time_files({"first": timed, "second": timed}, target, Reference(reference_network(3, 10, 64)), protocol,
+                       seed=seed) for seed in range(2)]
+    measured = [measurement for run in runs for measurement in run.values()]
+    assert all(measurement.valid for measurement in measured), [measurement.reason for measurement in measured]
+    times = np.array([measurement.latency_ms for measurement in measured])
+    states = [turn.gpu for measurement in measured for turn in measurement.turns if turn.gpu]
+    reasons = {state.told for state in states if state.told}
+    shown(f"{name}: {times.mean():.4f} ms, four timings differ by {np.ptp(times) / times.mean():.1%} at most; one "
+          f"compilation from the next by {np.median([m.copy_spread for m in measured]):.1%}; clock "
+          f"{min(state.sm_mhz for state in states)} to {max(state.sm_mhz for state in states)} MHz, up to "
+          f"{max(state.celsius for state in states)} °C, slowed by: {', '.join(sorted(reasons)) or 'nothing'}")
+    assert states, "the GPU's condition is kept with every turn"
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_calibration(name: str, needs: Callable[[str], Target], shown: Callable[[str], None]) -> None:
+    from hwnas.profile import main
+
+    target = needs(name)
+    code = run_command(main, "profile", "usage", [
+        f"+target={name}", "space=mnasnet_small", "channels=1", "classes=10", "image_size=32", "budget.minutes=2",
+        f"calibration.networks={FEW[name]}", "calibration.profiles=2"])
+    assert code == 0
+    path, = Path(os.environ["HWNAS_HOME"]).glob(f"latency_tables/*/{target.runtime}-{target.precision}-*.json")
+    table = LatencyTable.load(path)
+    assert table.host["gpu"] == first_gpu().name
+    assert all(turn.gpu for network in table.networks for turn in network.measurement.turns)
+    error = table.error["mnasnet_small"]
+    shown(f"{name}: {len(table.networks)} networks, held-out error {error['mean_error']:.1%}, within 10 % "
+          f"{error['within_10']:.0%} (noise of the same run {error['noise_mean']:.1%})")
+
+
+def test_a_search_that_trains_and_measures_on_the_gpu(needs: Callable[[str], Target], tmp_path: Path,
+                                                      shown: Callable[[str], None]) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("torch finds no CUDA GPU")
+    from hwnas.search.__main__ import main
+
+    needs("cuda_fp16")
+    out = tmp_path / "run"
+    assert run_command(main, "search", "usage", [
+        "+target=cuda_fp16", "dataset=digits", "dataset.image_size=16", "space=mnasnet_small", "n_trials=6",
+        "workers=2", "training.device=cuda", "training.precision=fp32", "finalists.k=2", "controls=1",
+        "baselines=[mobilenetv3_small_050]", "calibration.networks=24", "calibration.minutes=1.5", f"out={out}"]) == 0
+    with (out / "front.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert all(row["verified"] == "true" for row in rows if not row["reason"]), rows
+    assert [row for row in rows if row["verified"] == "true"]
+    for row in rows:
+        shown(f"front: {row['id']} {float(row['top1_test'] or 'nan'):.1%} in {row['latency_ms']} ms, predicted "
+              f"{row['latency_ms_predicted']}")
+        if row["verified"] == "true":
+            assert "CUDAExecutionProvider" in (out / "models" / row["id"] / "card.md").read_text()
+    environment: dict[str, Any] = json.loads((out / "environment.json").read_text())
+    assert environment["host"]["gpu"] == first_gpu().name
+    assert (out / "report.html").is_file()
+
+
+def test_a_hidden_gpu_is_an_error_and_not_the_cpu(needs: Callable[[str], Target], files: dict[str, Path]) -> None:
+    needs("cuda_fp32")
+    script = ("import sys; from hwnas.runtimes.runtime import load_runtime; from hwnas.target import Target; "
+              "load_runtime('onnxruntime_cuda').compile(sys.argv[1], Target('cuda_fp32', 'onnxruntime_cuda', 'fp32', "
+              "device='cuda'))")
+    done = subprocess.run([sys.executable, "-c", script, str(files["cuda_fp32"])], capture_output=True, text=True,
+                          env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, timeout=300, check=False)
+    assert done.returncode != 0
+    assert "TargetError" in done.stderr
+    assert "could not load its CUDAExecutionProvider" in done.stderr

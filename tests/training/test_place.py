@@ -1,0 +1,209 @@
+"""Where networks are trained: every training goes where its recipe says, and what is refused or told in one line.
+
+The fixture `away` stands in for a GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from training_fixtures import AWAY, stripes
+
+from hwnas.accuracy.estimator import load_estimator
+from hwnas.accuracy.multi_fidelity import MULTI_FIDELITY, FidelityOptions, MultiFidelity
+from hwnas.accuracy.proxy import Proxy
+from hwnas.cli.progress import Console
+from hwnas.data.dataset import Dataset
+from hwnas.errors import TargetError
+from hwnas.networks.baselines import Baseline, build_timm
+from hwnas.networks.build import build
+from hwnas.space.architecture import Architecture
+from hwnas.space.search_space import SearchSpace
+from hwnas.system.libraries import release_memory
+from hwnas.training import loop, place
+from hwnas.training.batches import Batches, normalised, sent
+from hwnas.training.loop import train
+from hwnas.training.recipe import FINE_TUNING, FULL_TRAINING, PROXY, Recipe, SupernetOptions
+from hwnas.training.supernet import SupernetJob, SupernetTraining
+from hwnas.training.teacher import TeacherOptions, teacher_of
+
+ARCHITECTURE = Architecture((("ds_r1_k3_s2_c8",), ("ir_r1_k3_s2_e3_c16",)), 8, 1, 0, "relu", 16, 1, 4)
+QUIET = Console(quiet=True)
+SHORT = replace(PROXY, min_steps=2, max_steps=2, batch_size=16, threads=1, device=AWAY, ema_decay=0.9)
+SPACE = """
+image_size: 16
+stem: {width: [8, 16], stride: 2}
+head: [16]
+activation: relu
+stages:
+  - {channels: [8, 16], repeats: [1, 2], stride: 2, op: [ds, ir_e2], kernel: 3, se: 0, skip: true}
+"""
+
+
+@pytest.fixture(scope="module")
+def dataset() -> Dataset:
+    return Dataset("stripes", stripes(96, 0), stripes(40, 1), stripes(40, 2), ("a", "b", "c", "d"), 1, 16,
+                   (0.3,), (0.2,), "stripes", flip=True)
+
+
+def test_a_short_training_goes_where_its_recipe_says_and_comes_back(dataset: Dataset, away: set[str]) -> None:
+    everything = replace(SHORT, erase=0.5, mixup=0.2, rotate=10.0, zoom=0.1)
+    for recipe in (SHORT, everything, replace(FINE_TUNING, epochs=1, batch_size=16, device=AWAY, threads=1)):
+        network = train(build(ARCHITECTURE), dataset.train, recipe=recipe, dataset=dataset, seed=0,
+                        validation=dataset.validation)
+        assert place.device_of(network).type == "cpu"
+    assert away == {AWAY}
+
+
+def test_images_that_are_changed_one_by_one_are_sent_too(dataset: Dataset) -> None:
+    for recipe in (SHORT, replace(SHORT, rand_augment=5)):
+        images, targets = next(Batches(dataset.train, dataset, recipe, 0).epoch(1))
+        assert (images.device.type, targets.device.type, images.shape[0]) == (AWAY, AWAY, 16)
+
+
+def test_estimators_train_and_validate_where_they_are_told(dataset: Dataset, away: set[str], tmp_path: Path,
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HWNAS_HOME", str(tmp_path))
+    space_file = tmp_path / "small.yaml"
+    space_file.write_text(SPACE)
+    space = SearchSpace.load(space_file, channels=1, classes=4)
+    Proxy(dataset, SHORT).evaluate(ARCHITECTURE, (), 0)
+    fidelity = replace(MULTI_FIDELITY, batch_size=16, threads=1, device=AWAY)
+    MultiFidelity(dataset, fidelity, FidelityOptions(rungs=(1, 2), train_images=32, untrained=0.0)).evaluate(
+        ARCHITECTURE, (), 0)
+    assert away == {AWAY}
+    supernet: Any = load_estimator("supernet", dataset=dataset, space=space, config={
+        "epochs": 1, "min_steps": 0, "batch_size": 32, "threads": 1, "train_images": 96, "recalibration_images": 32,
+        "sandwich": 1.0})
+    supernet.recipe = replace(supernet.recipe, device=AWAY)
+    supernet.prepare(QUIET)
+    assert away == {AWAY}
+    away.clear()
+    supernet.evaluate(next(iter(space.decode(space.to_params(row)) for row in space.sample(
+        np.random.default_rng(0), 1))), (), 0)
+    assert away == {AWAY}
+
+
+def test_a_teacher_answers_where_its_student_trains(dataset: Dataset, tmp_path: Path) -> None:
+    network = build_timm(Baseline("resnet10t"), 1, 4, 16, "teacher.model")
+    save_file(network.state_dict(), str(tmp_path / "teacher.safetensors"))
+    options = TeacherOptions("timm:resnet10t", tmp_path / "teacher.safetensors", image_size=32, mean=(0.5,), std=(0.5,))
+    with teacher_of(options, dataset, 8, 1, AWAY) as teach:
+        answers = teach(torch.zeros(8, 1, 16, 16, device=AWAY))
+    assert (answers.device.type, tuple(answers.shape)) == (AWAY, (8, 4))
+
+
+def test_a_long_training_goes_there(dataset: Dataset, away: set[str], tmp_path: Path) -> None:
+    from hwnas.cli.command import as_typed, compose
+    from hwnas.training.job import make_job
+    from hwnas.training.job import train as train_job
+
+    (tmp_path / "architecture.yaml").write_text(replace(ARCHITECTURE, classes=10, image_size=8).to_yaml())
+    config = compose("train", as_typed([
+        f"architecture={tmp_path / 'architecture.yaml'}", f"out={tmp_path / 'out'}", "dataset=digits", "epochs=1",
+        "train_images=96", "batch_size=32", "threads=1", "device=cpu"]), target=False)
+    job = make_job(config, QUIET)
+    job = replace(job, recipe=replace(job.recipe, device=AWAY))
+    done = train_job(job, QUIET)
+    assert place.device_of(done.model).type == "cpu"
+    assert away == {AWAY}
+    assert job.checkpoint.is_file()
+    identity = make_job(config, QUIET).identity
+    assert identity == job.identity, "a checkpoint resumes on either device"
+
+
+def test_a_supernet_heeds_its_precision(dataset: Dataset, tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(SPACE)
+    space = SearchSpace.load(tmp_path / "small.yaml", channels=1, classes=4)
+    options, recipe = SupernetOptions.from_config({"batch_size": 32, "threads": 1})
+    losses = []
+    for precision in ("fp32", "bf16"):
+        job = SupernetJob(space, dataset, dataset.train, options, replace(recipe, precision=precision), {}, tmp_path)
+        with loop.seeded(0, 1):
+            training = SupernetTraining(job)
+            images, labels = next(iter(training.batches.epoch(1)))
+            losses.append(training.learn(images, labels, 0))
+    assert losses[0] != losses[1]
+    assert losses[0] == pytest.approx(losses[1], rel=0.05)
+
+
+def test_a_device_and_the_cpu_see_the_same_batches(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels = dataset.train.images[:20]
+    assert torch.equal(normalised(sent(pixels, "cpu"), dataset), torch.from_numpy(dataset.normalise(pixels)))
+    recipe = replace(SHORT, device="cpu", rotate=5.0)
+    there = replace(recipe, device="cpu:0")  # the way of a GPU
+    for most in (1 << 30, 0):  # kept there, or sent batch by batch
+        monkeypatch.setattr("hwnas.training.batches._MOST_HELD", most)
+        pairs = zip(Batches(dataset.train, dataset, recipe, 3).epoch(1),
+                    Batches(dataset.train, dataset, there, 3).epoch(1), strict=True)
+        assert all(torch.equal(mine, its) for batch in pairs for mine, its in zip(*batch, strict=True))
+
+
+def test_a_gpu_is_refused_or_looked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert (place.resolved("auto"), place.resolved("cpu")) == ("cpu", "cpu")
+    with pytest.raises(TargetError, match=r"^training\.device=cuda: torch .* finds no CUDA here\. Use "
+                                          r"training\.device=cpu, .*\.$"):
+        place.resolved("cuda")
+    with pytest.raises(TargetError, match=r"^proxy\.device=cuda: "):
+        Recipe.from_config({"device": "cuda"}, PROXY, "proxy")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
+    assert Recipe.from_config({"device": "auto"}, PROXY, "proxy").device == "cuda"
+    with pytest.raises(TargetError, match=r"^proxy\.precision=bf16: this GPU has no bf16"):
+        Recipe.from_config({"device": "cuda", "precision": "bf16"}, PROXY, "proxy")
+
+
+def test_the_place_names_no_weights(dataset: Dataset) -> None:
+    for recipe in (PROXY, FULL_TRAINING):
+        assert replace(recipe, device="cuda").fingerprint == recipe.fingerprint
+    assert Proxy(dataset, replace(PROXY, device="cuda")).fingerprint == Proxy(dataset, PROXY).fingerprint
+    options, recipe = SupernetOptions.from_config({})
+    assert options.training(replace(recipe, device="cuda")) == options.training(recipe)
+
+
+def test_a_gpu_that_stays_idle_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA L4")
+    place.tell_idle("cuda", said.append)
+    assert not said
+    place.tell_idle("cpu", said.append)
+    line, = said
+    assert "NVIDIA L4" in line
+    assert "training.device=cuda trains them there" in line
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    place.tell_idle("cpu", said.append)
+    assert len(said) == 1
+
+
+def test_few_processes_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(place, "usable_cores", lambda: list(range(32)))
+    assert [place.processes(0, "cpu"), place.processes(0, "cuda"), place.processes(9, "cuda")] == [
+        32, place.MOST_ON_A_GPU, 9]
+
+
+def test_memory_of_a_gpu_is_given_back_after_a_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: seen.append("emptied"))
+    release_memory()
+    assert not seen, "there is none in use"
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    release_memory()
+    assert seen == ["emptied"]
+
+
+def test_arithmetic_is_as_before_after_a_training() -> None:
+    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.deterministic, cudnn.allow_tf32, products.allow_tf32
+    with loop.seeded(0, 1):
+        assert (cudnn.deterministic, cudnn.allow_tf32, products.allow_tf32) == (True, False, False)
+        with cudnn.flags():  # others may ask what is set
+            pass
+    assert before == (cudnn.deterministic, cudnn.allow_tf32, products.allow_tf32)
