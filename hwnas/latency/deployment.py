@@ -474,8 +474,8 @@ def _shared(device: Device) -> str:
     """What to know of the name of another machine's table, unless the user gave one: twins have the same."""
     if device.is_here or device.host.given:
         return ""
-    return (f"; any device with this CPU is {device.host.name} and shares this table: device_name=NAME keeps one of its "
-            "own")
+    return (f"; any device with this CPU is {device.host.name} and shares this table: device_name=NAME keeps one of "
+            "its own")
 
 
 def calibration_lock(host_name: str, key: TableKey, console: Console) -> AbstractContextManager[bool]:
