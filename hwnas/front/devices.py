@@ -37,6 +37,10 @@ from hwnas.target import PLAIN_NAME
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
+
+    Ratios = NDArray[np.float64]
+    Places = NDArray[np.int64]
 
 DEVICES = Document("hwnas-devices", 1, "a comparison of devices", "Compare them again.", two_fields=True)
 LEAST = 8  # networks that two devices must have in common for a tau
@@ -191,10 +195,9 @@ def agreements(devices: Sequence[Device], seed: int = 0) -> list[Agreement]:
         drawn = draws(len(common), seed, _DRAWS)
         taus = kendall_tau(x[drawn], y[drawn])
         low, high = percentiles(taus[np.isfinite(taus)])
-        pairs = [] if second.name == MACS else list(_certain_pairs(first, second, common, both=True))
-        turned = [there < 0 for _, there, _ in pairs]
+        there = np.zeros(0) if second.name == MACS else _certain_pairs(first, second, common)[1]
         rows.append(Agreement(first.name, second.name, len(common), float(kendall_tau(x[None], y[None])[0]), low, high,
-                              sum(turned) / len(turned) if turned else None))
+                              float((there < 0).mean()) if len(there) else None))
     return rows
 
 
@@ -204,20 +207,26 @@ def _by_macs(devices: Sequence[Device]) -> Device:
                              for id, each in known.items()})
 
 
-def _certain_pairs(first: Device, second: Device, common: Sequence[str], both: bool = False
-                   ) -> Iterator[tuple[float, float, tuple[str, str]]]:
-    """Log ratios of times on both devices for each pair that differs on both for certain, positive on the first."""
-    for a, b in itertools.combinations(common[:_MOST_NETWORKS], 2):
-        ratios = []
-        for device in (first, second):
-            p, q = device.networks[a], device.networks[b]
-            ratio = float(np.log(q.ms / p.ms))
-            error = float(np.hypot(p.std_ms / p.ms, q.std_ms / q.ms))
-            ratios.append(ratio if abs(ratio) > _CERTAIN * error else 0.0)
-        if all(ratios):
-            sign = 1 if ratios[0] > 0 else -1
-            if both or ratios[0] * ratios[1] < 0:
-                yield sign * ratios[0], sign * ratios[1], (a, b) if sign > 0 else (b, a)
+def _certain_pairs(first: Device, second: Device, common: Sequence[str]
+                   ) -> tuple[Ratios, Ratios, list[tuple[int, int]]]:
+    """Log ratios of times on both devices for each pair of `common` that differs on both for certain, positive on the
+    first; and the pairs' places in `common`, the quicker one on the first device before the other."""
+    names = common[:_MOST_NETWORKS]
+    rows, columns = np.triu_indices(len(names), 1)
+    here, there = (_certain_ratios(device, names, rows, columns) for device in (first, second))
+    kept = (here != 0) & (there != 0)
+    turned = here[kept] < 0
+    sign = np.where(turned, -1.0, 1.0)
+    quick, slow = (np.where(turned, ends[1][kept], ends[0][kept]) for ends in ((rows, columns), (columns, rows)))
+    return sign * here[kept], sign * there[kept], list(zip(quick.tolist(), slow.tolist(), strict=True))
+
+
+def _certain_ratios(device: Device, names: Sequence[str], rows: Places, columns: Places) -> Ratios:
+    """Log ratios of the times of the networks at `columns` to those at `rows`, 0 where they are not certain."""
+    timed = [device.networks[id] for id in names]
+    ms, share = np.array([each.ms for each in timed]), np.array([each.std_ms / each.ms for each in timed])
+    ratio = np.log(ms[columns] / ms[rows])
+    return np.where(np.abs(ratio) > _CERTAIN * np.hypot(share[rows], share[columns]), ratio, 0.0)
 
 
 def flips(devices: Sequence[Device]) -> list[Flip]:
@@ -225,9 +234,12 @@ def flips(devices: Sequence[Device]) -> list[Flip]:
     rows = []
     for first, second in itertools.combinations(devices, 2):
         common = sorted({*first.networks} & {*second.networks})
-        pairs = sorted(_certain_pairs(first, second, common), key=lambda pair: -min(pair[0], -pair[1]))
-        for here, there, (quick, slow) in pairs[:_FLIPS]:
-            rows.append(Flip(first.name, second.name, quick, slow, float(np.exp(here)), float(np.exp(there)),
+        here, there, pairs = _certain_pairs(first, second, common)
+        for at in np.argsort(-np.minimum(here, -there), kind="stable")[:_FLIPS]:
+            if there[at] >= 0:
+                break
+            quick, slow = (common[place] for place in pairs[at])
+            rows.append(Flip(first.name, second.name, quick, slow, float(np.exp(here[at])), float(np.exp(there[at])),
                              _why(first.networks[quick].architecture, first.networks[slow].architecture)))
     return sorted(rows, key=lambda flip: -min(np.log(flip.factor_first), -np.log(flip.factor_second)))
 
