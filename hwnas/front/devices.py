@@ -109,7 +109,7 @@ class Flip:
 
 def read_devices(sources: Sequence[Path]) -> list[Device]:
     """The devices of latency tables (files, or folders of them) and of run folders, in their order; ConfigError for
-    what is neither. Images of another size are another device: ranks are compared for the same images."""
+    what is neither. Images of another size or depth are another device: ranks are compared for the same images."""
     merged: dict[str, Device] = {}
     for device in itertools.chain.from_iterable(map(_devices_of, sources)):
         if device.networks:
@@ -137,8 +137,9 @@ def _devices_of(source: Path) -> Iterator[Device]:
 
 def _of_table(table: LatencyTable) -> Device:
     key = table.key
-    px = "-".join(map(str, key.sizes))
-    return Device.of(_name(table.host_name, key.runtime, key.precision, key.threads, key.batch, px), str(table.path), {
+    images = f"{'-'.join(map(str, key.sizes))} px {key.channels} ch"
+    name = _name(table.host_name, key.runtime, key.precision, key.threads, key.batch, images)
+    return Device.of(name, str(table.path), {
         each.architecture.id: Timed(each.measurement.latency_ms, each.measurement.std_ms, each.architecture,
                                     each.architecture.macs)
         for each in table.networks if each.measurement.valid})
@@ -153,7 +154,7 @@ def _of_run(run: RunFolder) -> Iterator[Device]:
     rows = [row for row in load_front(run) if row.verified and row.latency_ms is not None]
     host = (facts.get("host") or {}).get("name", run.path.name)
     name = _name(host, target.get("runtime", ""), target.get("precision", ""), target.get("threads", 1),
-                 target.get("batch", 1), data.get("image_size", "?"))
+                 target.get("batch", 1), f"{data.get('image_size', '?')} px {data.get('channels', '?')} ch")
     images = Shape(data.get("channels", 3), data.get("image_size", 32), max(2, len(data.get("class_names", ()))))
     yield Device.of(name, run.path, {row.id: _timed(row) for row in with_networks(rows, run, images)})
 
@@ -173,10 +174,10 @@ def _timed(row: FrontRow) -> Timed:
                  float(row.macs) or None)
 
 
-def _name(host: str, runtime: str, precision: str, threads: int, batch: int, px: object) -> str:
+def _name(host: str, runtime: str, precision: str, threads: int, batch: int, images: str) -> str:
     """What decides a network's latency besides the network."""
     many = "" if threads == 1 else f" {threads or 'all'} threads"
-    return f"{host} {runtime} {precision}{many}{'' if batch == 1 else f' batch {batch}'} {px} px"
+    return f"{host} {runtime} {precision}{many}{'' if batch == 1 else f' batch {batch}'} {images}"
 
 
 def _std(low: float | None, high: float | None) -> float:
@@ -288,7 +289,7 @@ def devices_figure(devices: Sequence[Device], rows: Sequence[Agreement]) -> Figu
                     "Kendall tau over networks that both timed; ranks of those that the most devices share",
                     left=0.02) as figure:
         left, right = figure.subplots(1, 2, width_ratios=(1.1, 1))
-        figure.subplots_adjust(left=0.215, right=0.985, top=1 - 1.15 / (2.6 + 0.42 * len(names)), bottom=0.07,
+        figure.subplots_adjust(left=0.235, right=0.985, top=1 - 1.15 / (2.6 + 0.42 * len(names)), bottom=0.07,
                                wspace=0.12)
         _draw_taus(left, names, rows)
         _draw_ranks(right, devices)
@@ -304,7 +305,7 @@ def _draw_taus(axes: Axes, names: Sequence[str], rows: Sequence[Agreement]) -> N
     axes.imshow(taus, cmap="YlGnBu", vmin=0.2, vmax=1.0, aspect="auto")
     for (i, j), tau in np.ndenumerate(taus):
         if np.isfinite(tau):
-            axes.text(j, i, f"{tau:.2f}", ha="center", va="center", fontsize=7, color="white" if tau > 0.85 else INK)
+            axes.text(j, i, f"{tau:.2f}", ha="center", va="center", fontsize=7, color="white" if tau > 0.6 else INK)
     axes.set_yticks(range(len(names)), [f"{index + 1}  {name}" for index, name in enumerate(names)], fontsize=7.5)
     axes.set_xticks(range(len(names)), [str(index + 1) for index in range(len(names))], fontsize=7.5)
     axes.grid(visible=False)
@@ -325,7 +326,7 @@ def _draw_ranks(axes: Axes, devices: Sequence[Device]) -> None:
         axes.plot(range(len(group)), ranks[:, index], color=colours[int(ranks[0, index]) - 1], lw=1.0, alpha=0.8)
     axes.set_xticks(range(len(group)), [str(order.index(device.name) + 1) for device in group], fontsize=8)
     axes.set_ylabel("rank (1: fastest)")
-    axes.invert_yaxis()
+    axes.set_ylim(len(common) + 1, 0)
 
 
 def largest_group(devices: Sequence[Device]) -> tuple[list[Device], list[str]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,8 @@ QUICK = Protocol(max_seconds=2.0, copies=1, min_rounds=2, max_rounds=2)
 
 @pytest.fixture
 def arm(board: Board) -> Board:
-    """A board whose Python is of another architecture."""
+    """A board whose Python is of another architecture. The CPU is the one that the folder's /proc/cpuinfo tells of:
+    with QEMU's `max`, XNNPACK takes instructions for int8 whose answers are wrong there."""
     root, qemu = os.environ.get("HWNAS_AARCH64"), shutil.which("qemu-aarch64-static")
     if qemu is None:
         pytest.skip("no qemu-aarch64-static here (Debian, Ubuntu: apt install qemu-user-static)")
@@ -34,8 +36,8 @@ def arm(board: Board) -> Board:
         pytest.skip("HWNAS_AARCH64 does not name a folder that tests/aarch64/make_root.sh made")
     root = os.path.abspath(root)
     python = program(board.folder / "python", "#!/bin/sh\n"
-                     f"exec {qemu} -L {root} -E PYTHONHOME={root}/usr -E PYTHONPATH={root}/packages "
-                     f'{root}/usr/bin/python3.11 "$@"\n')
+                     f"exec {qemu} -cpu cortex-a76 -L {root} -E PYTHONHOME={root}/usr "
+                     f'-E PYTHONPATH={root}/packages {root}/usr/bin/python3.11 "$@"\n')
     return Board(board.folder, str(python))
 
 
@@ -43,7 +45,7 @@ def arm(board: Board) -> Board:
 @pytest.mark.parametrize("runtime", ["litert", "onnxruntime"])
 def test_answers_are_those_of_here_within_two_levels(arm: Board, tmp_path: Path, runtime: str, precision: str) -> None:
     target = Target("t", runtime, precision)
-    path = prepare_network(reference_network(), target, tmp_path)
+    path = prepare_network(reference_network(), replace(target, runtime="litert"), tmp_path)  # its logits have levels
     images = noise(16, (1, 32, 32))
     device = arm.device()
     assert device.host.parts == "i41pd0br4p1"
