@@ -98,7 +98,8 @@ def claims() -> list[Claim]:
         Claim("ranks networks as MACs do (tau {}) and as the other runtimes in fp32 do ({} to {})", lambda: [
             *_taus("litert fp32", "MACs"), *_ends(_taus("litert fp32", "onnxruntime fp32", "openvino fp32"))]),
         Claim("int8 on one thread ({} to {}) than to its own fp32 ({})", lambda: [
-            *_ends(_taus("litert int8", "openvino bf16", "openvino int8 32 px")), *_taus("litert fp32", "litert int8")]),
+            *_ends(_taus("litert int8", "openvino bf16", "openvino int8 32 px")),
+            *_taus("litert fp32", "litert int8")]),
         Claim("calibrated in {} s)", lambda: [litert_table().spent_s["mnasnet_small"]]),
         Claim("Finalists lose {} points at most, baselines up to {},", lambda: [
             max(lost for lost, kind in _edge_lost() if kind == which) for which in ("finalist", "baseline")]),
