@@ -112,6 +112,9 @@ def test_a_python_that_is_missing_or_old_is_named(board: Board) -> None:
     old = program(board.folder / "old", '#!/bin/sh\nread line; echo "its old is Python 3.9.2." >&2; exit 78\n')
     with pytest.raises(DeviceError, match=r"me@board: its old is Python 3\.9\.2"):
         Board(board.folder, str(old)).device()
+    old.chmod(0o644)  # its "Permission denied" is not about a key
+    with pytest.raises(DeviceError, match=rf"has no {old} to run .*denied.*device_python="):
+        Board(board.folder, str(old)).device()
 
 
 @pytest.mark.parametrize(("name", "why"), [("../up", "plain name"), ("a b", "plain name"), ("", "plain name")])
