@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import struct
-import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -136,17 +135,25 @@ def test_a_file_that_cannot_be_compiled_is_told_by_its_name_here(board: Board, t
         runtime.check(replace(ORT, precision="bf16"))
 
 
-def test_a_runtime_that_crashes_is_one_failed_file(board: Board, files: dict[str, Path]) -> None:
-    """The worker is ended as a crash would; the next request has a new one."""
+def test_a_runtime_that_crashes_is_one_failed_file(board: Board, files: dict[str, Path],
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker is ended as a crash would, at its first word about the work; the next request has a new one."""
     device = board.device()
     runtime = device.runtime("onnxruntime")
     compiled = runtime.compile(files["fp32"], ORT)
     worker = descendants(device._open[0].process.pid)[-1]
-    crash = threading.Timer(0.5, os.kill, (worker, signal.SIGSEGV))
-    crash.start()
+    ask, told = device.ask, []
+
+    def crash(share: float, note: str) -> None:
+        if not told:
+            os.kill(worker, signal.SIGSEGV)
+        told.append(note)
+
+    monkeypatch.setattr(device, "ask", lambda operation, values, files=(), progress=None: ask(
+        operation, values, files, crash if operation == "measure" else progress))
     with pytest.raises(CandidateError, match="runtime on me@board was ended by SIGSEGV"):
         timed(device, files["fp32"], protocol=Protocol(max_seconds=60.0, half_width=0.0, max_rounds=10**6))
-    crash.join()
+    assert told
     compiled.bind(noise(1, SHAPE))()
     assert board.calls == 1
 
