@@ -300,6 +300,7 @@ def _plain(value: Any) -> Any:
 class RooflineOptions(SpaceOptions):
     """Options of `conf/roofline.yaml`."""
 
+    device: str | None = option()
     against: str | None = option()
     times: str = option(choices=tuple(SOURCES))
     seconds: float = option(low=1, high=3600)
@@ -318,6 +319,10 @@ def out_path(text: str) -> Path:
 def main(config: Config, console: Console) -> None:
     """Do what `conf/roofline.yaml` asks: measure, print, draw and store."""
     options = read_command(RooflineOptions, config)
+    if options.device is not None:
+        raise ConfigError("a roofline's bandwidth and peak are of the machine that it runs on, so that device= cannot "
+                          f"be given. Install hwnas on {options.device} and give the command there; what kinds of "
+                          "blocks take there tells python -m hwnas.check +target=NAME space=NAME device=user@host.")
     out = out_path(options.out)
     finish(make_roofline(options, console), out, console)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hwnas.system.paths import shipped
 
-HOSTS = sorted({path.parent.name for path in shipped("latency_tables").rglob("*.json.gz")})
+HOSTS = sorted({path.parent.name for path in shipped("latency_tables").rglob("openvino-*.json.gz")})
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from experiments.claims.check import Claim, Figures, Table
-from experiments.claims.readme import OPTUNA, TABLES, ask
+from experiments.claims.readme import OPTUNA, TABLES, ask, litert_table
 from experiments.claims.readme import sampler_figure as _sampler
 from experiments.claims.sources import EXPERIMENTS, Certificate, document, lines, numbers
 from experiments.contest.controls import contest_networks, random_networks, rival, times_as_fast
@@ -21,6 +21,7 @@ Rows = dict[str, Figures]
 EPYC, XEON = "amd-epyc-f26m2s1-2c", "intel-xeon-f6m167s1-2c"
 PICKS = "contest/results/fashion_mnist/picks.json"
 INT8_RUNTIMES = ("openvino",)
+EDGE_RUNS = {"eurosat": "EuroSAT", "fashion_mnist": "Fashion-MNIST"}
 MARKS = (25, 50, 100, 200, 250, 400)
 EARLY = MARKS[:3]
 KINDS = ("average", "last", "average, set", "last, set")  # of weights, in experiments/full_training
@@ -62,6 +63,7 @@ def tables() -> list[Table]:
         *(table for runtime in INT8_RUNTIMES for table in (
             Table(f"| top-1 lost, {runtime} |", partial(_int8_lost, runtime)),
             Table(f"| ms, {runtime} |", partial(_int8_latency, runtime)))),
+        Table("| table | networks |", _edge_validation), Table("| network | int8 top-1 |", _edge_fronts),
         Table("| estimator |", _certificates), Table("| network | ms |", _controls),
         *(Table("| network | stem |", partial(_deployed, data), nth, keys=2)
           for nth, data in enumerate(("fashion_mnist", "eurosat")))]
@@ -93,6 +95,14 @@ def claims() -> list[Claim]:
         Claim("ours finds {} % at {} ms, NSGA-II {} % at {} ms.", lambda: _front_ends("default")),
         Claim("NSGA-II's front reaches {} % at {} ms.", lambda: _front_ends("longer_proxy")[2:]),
         Claim("by {} ({} to {}) and {} ({} to {}): not shown beyond chance", ahead),
+        Claim("ranks networks as MACs do (tau {}) and as the other runtimes in fp32 do ({} to {})", lambda: [
+            *_taus("litert fp32", "MACs"), *_ends(_taus("litert fp32", "onnxruntime fp32", "openvino fp32"))]),
+        Claim("int8 on one thread ({} to {}) than to its own fp32 ({})", lambda: [
+            *_ends(_taus("litert int8", "openvino bf16", "openvino int8 32 px")),
+            *_taus("litert fp32", "litert int8")]),
+        Claim("calibrated in {} s)", lambda: [litert_table().spent_s["mnasnet_small"]]),
+        Claim("Finalists lose {} points at most, baselines up to {},", lambda: [
+            max(lost for lost, kind in _edge_lost() if kind == which) for which in ("finalist", "baseline")]),
         *_tuning_claims(),
         Claim("multi-fidelity has {} and {} (EuroSAT), {} and {} (Fashion-MNIST), the proxy {} and {}, {} and {}.",
               lambda: [float(kendall_tau(held.told[label], held.seeds[:, seed]))
@@ -155,6 +165,46 @@ def _validation(host: str) -> Rows:
         quiet = [of["n_invalid"], 100 * (of["reference"]["ratio"] - 1)] if host == EPYC else []
         rows[label] = [of["n"], *figures, *quiet]
     return rows
+
+
+def _taus(device: str, *others: str) -> list[float]:
+    """Of a device of experiments/devices, by a part of its name, with all whose names have a part of `others`."""
+    return [float(row["tau"]) for row in lines("devices/devices.csv")
+            if device in row["first"] and any(other in row["second"] for other in others)]
+
+
+def _ends(values: list[float]) -> list[float]:
+    return [min(values), max(values)]
+
+
+def _edge_validation() -> Rows:
+    rows: Rows = {}
+    for path in sorted((EXPERIMENTS / "edge").glob("*.summary.json")):
+        of = document(f"edge/{path.name}")
+        shares = [100 * of[key] for key in ("within_5", "within_10", "mean_error")]
+        rows[path.name.partition(".")[0]] = [of["n"], *shares, of["spearman"], 100 * of["coverage"],
+                                             100 * of["median_half_width"], of["n_invalid"]]
+    return rows
+
+
+def _edge_fronts() -> Rows:
+    """By search and network: top-1 and points lost, measured and predicted ms, share of equal classes."""
+    rows: Rows = {}
+    for name, title in EDGE_RUNS.items():
+        same = {row["id"]: 100 * float(row["same"]) for row in lines(f"edge/{name}/parity.csv")
+                if row["precision"] == "int8"}
+        for row in lines(f"edge/{name}/front.csv"):
+            int8, fp32 = numbers(row, "top1_test", "top1_test_fp32", times=100)
+            predicted = [float(row["latency_ms_predicted"])] if row["latency_ms_predicted"] else []
+            rows[f"{title}: {row['id']}"] = [int8, fp32 - int8, float(row["latency_ms"]), *predicted, same[row["id"]]]
+    return rows
+
+
+def _edge_lost() -> list[tuple[float, str]]:
+    """Points that int8 lost, and whether a finalist, a baseline or a control did."""
+    return [(float(np.subtract(*numbers(row, "top1_test_fp32", "top1_test", times=100))),
+             "baseline" if row["is_baseline"] == "true" else "control" if row["is_control"] == "true" else "finalist")
+            for name in EDGE_RUNS for row in lines(f"edge/{name}/front.csv")]
 
 
 def _reports(*hosts: str) -> list[tuple[Mapping[str, Any], Path]]:

@@ -14,6 +14,7 @@ from hwnas.cli.options import Config, option, read_command, section
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, WorkerError
 from hwnas.latency.deployment import CalibrationOptions
+from hwnas.latency.device import DeviceOptions
 from hwnas.system.run_folder import WorkFolder
 from hwnas.target import Target
 from hwnas.training.place import processes, resolved, tell_idle
@@ -21,6 +22,7 @@ from hwnas.training.place import processes, resolved, tell_idle
 if TYPE_CHECKING:
     from hwnas.certify.results import Judged
     from hwnas.data.dataset import Dataset
+    from hwnas.latency.deployment import Deployment
     from hwnas.space.search_space import SearchSpace
 
 LEAST_NETWORKS = 4
@@ -35,7 +37,7 @@ The same command again goes on; in another terminal it helps. --show-config prin
 
 
 @dataclass(frozen=True)
-class CertifyOptions:
+class CertifyOptions(DeviceOptions):
     """Options of `conf/certify.yaml`. `target` may be missing: networks are then spread over MACs."""
 
     target: Target | None
@@ -74,6 +76,8 @@ def prepare(config: Config, console: Console) -> CertifyJob:
     from hwnas.space.search_space import SearchSpace
 
     options = read_command(CertifyOptions, config)
+    if options.device is not None and options.target is None:
+        raise ConfigError(f"device={options.device} is asked for latencies only: add +target=NAME, or leave it out.")
     data = options.dataset
     info = inspect_dataset(data)
     space = SearchSpace.load(options.space, channels=info.channels, classes=info.classes,
@@ -82,9 +86,10 @@ def prepare(config: Config, console: Console) -> CertifyJob:
     judged = read_judged(options.estimators, ("inherited",) if begun else DEFAULT)
     training = in_full(given)
     training_config(data, training)
+    deployment = _deployment(options, console) if options.device is not None else None
     identity = {
         "space": f"{space.name} ({space.fingerprint})", "n": options.n, "seed": options.seed,
-        "target": options.target and f"{options.target.name} on {options.host or 'this host'}",
+        "target": options.target and f"{options.target.name} on {_where(options, deployment)}",
         **{f"dataset.{key}": value for key, value in data.items() if key not in ("root", "download")},
         **{f"training.{key}": value for key, value in training.items()
            if key not in ("device", "threads", "pretrained")},
@@ -93,7 +98,7 @@ def prepare(config: Config, console: Console) -> CertifyJob:
     with WorkFolder(out, "certify").take_up(options.overwrite).hold("plan"):
         stored = read_plan(out, identity)
         networks, cost, source = ((stored.networks, stored.cost, stored.cost_source) if stored else
-                                  _choose(options, space, console))
+                                  _choose(options, deployment, space, console))
         plan = CertifyPlan(out, tuple(networks), cost, source, data, training, options.seed, options.seeds,
                            identity)
         plan.write()
@@ -123,13 +128,25 @@ def _begun(training: Mapping[str, Any], space: SearchSpace) -> tuple[dict[str, A
     return {**training, "pretrained": plain(replace(asked, use=True))}, pretrained.key
 
 
-def _choose(options: CertifyOptions, space: SearchSpace, console: Console) -> tuple[list[Network], str, str]:
+def _deployment(options: CertifyOptions, console: Console) -> Deployment:
+    from hwnas.latency.deployment import Deployment, open_device
+
+    assert options.target is not None
+    return Deployment.of(options.target, options.host, console, open_device(options, console))
+
+
+def _where(options: CertifyOptions, deployment: Deployment | None) -> str:
+    return options.host or "this host" if deployment is None else deployment.host_name
+
+
+def _choose(options: CertifyOptions, deployment: Deployment | None, space: SearchSpace, console: Console
+            ) -> tuple[list[Network], str, str]:
     """The networks, the kind of their cost, and its source."""
     if options.target is None:
         return spread(space, options.n, options.seed, macs_of(space)), "macs", "MACs (no target was given)"
-    from hwnas.latency.deployment import Deployment, latency_model
+    from hwnas.latency.deployment import latency_model
 
-    deployment = Deployment.of(options.target, options.host, console)
+    deployment = deployment or _deployment(options, console)
     table, model = latency_model(deployment, space, options.calibration, console)
     source = f"latency predicted for {deployment.target.name} on {deployment.host_name} (table of {table.created})"
     return spread(space, options.n, options.seed, lambda codes: model.predict(codes).mean), "latency_ms", source

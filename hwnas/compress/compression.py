@@ -18,14 +18,13 @@ from hwnas.front.rows import FrontRow
 from hwnas.latency.table import Measurement, Protocol
 from hwnas.networks.network import Shape, read_network
 from hwnas.networks.origin import COMPRESSION
-from hwnas.runtimes.runtime import deployed_of, load_runtime, write_deployed
+from hwnas.runtimes.runtime import deployed_of, write_deployed
 from hwnas.stats import wilson
 from hwnas.system.documents import Document, content_of
 from hwnas.system.libraries import version_of
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import Manifest, ModelFolder
 from hwnas.system.tables import finite, table_csv
-from hwnas.target import Host
 
 TIMING = Document("hwnas-compress-timing", 1, "the timing of a compression", "Remove it to time again.")
 _PACKAGES = ("torch", "onnx", "onnxruntime", "openvino")
@@ -173,7 +172,7 @@ def write_results(steps: Steps, finished: Sequence[Step], latency: Mapping[str, 
         "validation_images": len(steps.reference.right), **_on_test_images(steps, told),
         "trained": job.source.trained, "trained_on": job.source.metadata.get("dataset_fingerprint"),
         "kept_in_fp32": told.about.get("why", []), "steps": table, "target": job.target.name, "identity": job.identity,
-        "host": Host.detect().name, "runtime": load_runtime(job.target.runtime).version(),
+        "host": job.device.host.name, "runtime": job.runtime.version(),
         "versions": {"python": platform.python_version(), **{name: version_of(name) for name in _PACKAGES}}})
     write_atomic(job.summary, json.dumps(summary, indent=1, allow_nan=False) + "\n")
     files = () if chosen is None else (deployed, own, *beside)

@@ -16,6 +16,8 @@ from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console
 from hwnas.data.dataset import Dataset, DatasetInfo, Split
 from hwnas.errors import CandidateError, ConfigError, DataError, ModelError, StudyError
+from hwnas.latency.device import Device, DeviceOptions
+from hwnas.latency.timing import HERE
 from hwnas.networks.export import stored_fingerprint
 from hwnas.networks.origin import told_of
 from hwnas.networks.quantize import load_fp32, name_nodes
@@ -62,8 +64,8 @@ class TuningOptions:
     rotate: float = option(low=0, high=180)
 
 
-@dataclass(frozen=True, slots=True)
-class CompressOptions:
+@dataclass(frozen=True)
+class CompressOptions(DeviceOptions):
     """Options of a compression. `max_drop` is in points of validation top-1; `conf/compress.yaml` explains the rest."""
 
     target: Target
@@ -253,7 +255,8 @@ def metadata_of(proto: ModelProto) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class CompressJob:
-    """The network, data, target and options. `calibration` holds normalised training images [n, c, h, w]."""
+    """The network, data, target and options. `calibration` holds normalised training images [n, c, h, w]. Files are
+    scored and timed on `device`."""
 
     source: Source
     dataset: Dataset
@@ -263,6 +266,12 @@ class CompressJob:
     options: CompressOptions
     folder: ModelFolder
     identity: Mapping[str, Any]
+    device: Device = HERE
+
+    @property
+    def runtime(self) -> Runtime:
+        """The target's runtime on the device."""
+        return self.device.runtime(self.target.runtime)
 
     @property
     def steps(self) -> Path:
@@ -297,12 +306,10 @@ class CompressJob:
 def make_job(config: Config, console: Console) -> CompressJob:
     """Read and check every option, the model and the data; a UserError names the fault."""
     from hwnas.data.loading import inspect_dataset
-    from hwnas.runtimes.runtime import load_runtime
-    from hwnas.target import Host
 
     options = read_command(CompressOptions, config)
     options = replace(options, training=PlaceOptions(resolved(options.training.device)))
-    target = _target(options.target, console)
+    target, device = _target(options, console)
     if not options.model:
         raise ConfigError("which network? Add model=FOLDER (models/ID of a search, or hwnas.train's) or "
                           "model=FILE.onnx.")
@@ -315,21 +322,21 @@ def make_job(config: Config, console: Console) -> CompressJob:
     validation, calibration = _parts(dataset, options)
     dataset = dataset.as_in(_identity_in(out / "steps").get("dataset.fingerprint"), out, console.say)
     identity = {"model": source.content, "dataset": dataset.name, "dataset.fingerprint": dataset.fingerprint,
-                "target": str(replace(target, name="", vendor="", price_per_hour=None)), "host": Host.detect().name,
-                "runtime": load_runtime(target.runtime).version(), **options.deciding()}
-    return CompressJob(source, dataset, validation, calibration, target, options, ModelFolder(out), identity)
+                "target": str(replace(target, name="", vendor="", price_per_hour=None)), "host": device.host.name,
+                "runtime": device.runtime(target.runtime).version(), **options.deciding()}
+    return CompressJob(source, dataset, validation, calibration, target, options, ModelFolder(out), identity, device)
 
 
-def _target(wanted: Target, console: Console) -> Target:
-    from hwnas.latency.deployment import Deployment
-    from hwnas.runtimes.runtime import load_runtime
+def _target(options: CompressOptions, console: Console) -> tuple[Target, Device]:
+    from hwnas.latency.deployment import Deployment, open_device
 
-    target = Deployment.of(wanted, None, console).target
+    target = options.target
     if target.precision != "int8":
         raise ConfigError(f"target {target.name} runs {target.precision}; compressing is for int8 targets, such as "
                           f"+target={target.name.removesuffix(target.precision)}int8.")
-    load_runtime(target.runtime).check(target)
-    return target
+    deployment = Deployment.of(target, None, console, open_device(options, console))
+    deployment.device.runtime(target.runtime).check(target)
+    return target, deployment.device
 
 
 def _dataset(options: CompressOptions, info: DatasetInfo, source: Source, console: Console) -> Dataset:

@@ -37,7 +37,7 @@ from hwnas.networks.quantize import (
     load_fp32,
     quantise_graph,
 )
-from hwnas.runtimes.runtime import load_runtime, predict
+from hwnas.runtimes.runtime import predict
 from hwnas.system.documents import Document, content_of
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import Content
@@ -54,7 +54,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Scorer:
-    """Scores and times files in the job's target. `precision` fp32 means the same runtime, threads and batch."""
+    """Scores and times files in the job's target, on its device. `precision` fp32 means the same runtime, threads and
+    batch."""
 
     job: CompressJob
 
@@ -64,7 +65,7 @@ class Scorer:
 
     def compiled(self, path: Path, precision: str) -> Compiled:
         """The file compiled for the target; CandidateError when the runtime refuses it."""
-        return load_runtime(self.job.target.runtime).compile(path, self.target(precision))
+        return self.job.runtime.compile(path, self.target(precision))
 
     def right(self, path: Path, precision: str, split: Split | None = None) -> tuple[NDArray[np.bool_], dict[str, Any]]:
         """Which images of `split` (None: validation) get the right answer [n], and what was executed."""
@@ -84,13 +85,13 @@ class Scorer:
         MeasurementInvalid when the machine was too restless, or the time was too short, for a file.
         """
         job = self.job
-        reference = Reference.of_host(job.target, load_runtime(job.target.runtime).version())
+        reference = Reference.of_host(job.target, job.runtime.version(), host=job.device.host)
         protocol = Protocol(copies=copies, min_rounds=LEAST_ROUNDS, max_seconds=job.options.seconds)
         timed = {name: TimedFile(path, self.target(precision), job.source.shape)
                  for name, (path, precision) in files.items()}
         with console.step("time") as report:
             measurements = time_files(timed, self.target("int8"), reference, protocol, seed=job.options.seed,
-                                      progress=report)
+                                      progress=report, device=job.device)
         invalid = [f"{name}: {measurement.reason or 'too few turns for an error'}"
                    for name, measurement in measurements.items() if not np.isfinite(measurement.std_ms)]
         if invalid:

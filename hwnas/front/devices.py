@@ -1,7 +1,11 @@
 """The same networks on several devices: how ranks agree (Kendall tau), which pairs flip, and what they are made of.
 
 A device here is a host with a runtime, precision, threads and batch. Its times come from latency tables (whole networks
-that were measured) or from a run's verified front; networks are the same where their blocks are.
+that were measured), or from a run: its verified front, and the table that its search asked. Networks are the same where
+their blocks are.
+
+Format history of the JSON file
+    1   first: devices, agreements, flips.
 """
 
 from __future__ import annotations
@@ -10,27 +14,35 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hwnas.cli.progress import UNKNOWN, text_table
 from hwnas.errors import ConfigError
-from hwnas.front.rows import load_front
-from hwnas.latency.table import LatencyTable
+from hwnas.front.rows import FrontRow, load_front, with_networks
+from hwnas.latency.table import LatencyTable, find_table
+from hwnas.networks.network import FoundNetwork, Shape
 from hwnas.pictures import INK, figure_bytes, new_figure, title
 from hwnas.space.architecture import Architecture
 from hwnas.stats import draws, kendall_tau, percentiles
+from hwnas.system.documents import Document
 from hwnas.system.paths import write_atomic
-from hwnas.system.run_folder import RunFolder
+from hwnas.system.run_folder import RunFolder, check_replaceable
 from hwnas.system.tables import table_csv
+from hwnas.target import PLAIN_NAME
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
 
+    Ratios = NDArray[np.float64]
+    Places = NDArray[np.int64]
+
+DEVICES = Document("hwnas-devices", 1, "a comparison of devices", "Compare them again.", two_fields=True)
 LEAST = 8  # networks that two devices must have in common for a tau
 MACS = "MACs"  # the column that no device measured
 _CERTAIN = 2.0  # standard errors by which a pair must differ on both devices to count as flipped
@@ -51,11 +63,20 @@ class Timed:
 
 @dataclass(frozen=True)
 class Device:
-    """Networks by id as one device times them. `source`: the file or folder that says so."""
+    """Networks by id as one device times them. `sources`: the files and folders that say so, and how many each."""
 
     name: str
-    source: str
+    sources: Mapping[str, int]
     networks: Mapping[str, Timed]
+
+    @classmethod
+    def of(cls, name: str, source: Path | str, networks: Mapping[str, Timed]) -> Device:
+        """What one file or folder says."""
+        return cls(name, {str(source): len(networks)}, networks)
+
+    def and_(self, other: Device) -> Device:
+        """The same device with what `other` says of it besides."""
+        return Device(self.name, {**self.sources, **other.sources}, {**self.networks, **other.networks})
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,59 +109,75 @@ class Flip:
 
 def read_devices(sources: Sequence[Path]) -> list[Device]:
     """The devices of latency tables (files, or folders of them) and of run folders, in their order; ConfigError for
-    what is neither. Images of another size are another device: ranks are compared for the same images."""
+    what is neither. Images of another size or depth are another device: ranks are compared for the same images."""
     merged: dict[str, Device] = {}
     for device in itertools.chain.from_iterable(map(_devices_of, sources)):
         if device.networks:
-            before = merged.get(device.name, Device(device.name, device.source, {}))
-            merged[device.name] = Device(device.name, before.source, {**before.networks, **device.networks})
+            merged[device.name] = merged[device.name].and_(device) if device.name in merged else device
     if len(merged) < 2:
-        raise ConfigError(f"compare: {len(merged)} device in {', '.join(map(str, sources))}, and two are needed. Give "
-                          "run folders, latency tables or folders of these: compare=[runs/a,latency_tables].")
+        only = f"{next(iter(merged))} alone" if merged else "no device"
+        raise ConfigError(f"compare: {only} in {', '.join(map(str, sources))}, and two are needed. Give run folders of "
+                          "several targets, latency tables or folders of these: compare=[runs/a,latency_tables].")
     return list(merged.values())
 
 
 def _devices_of(source: Path) -> Iterator[Device]:
     if source.is_file():
-        yield _of_table(source)
-    elif (source / "front.csv").is_file():
-        yield _of_run(source)
+        yield _of_table(LatencyTable.load(source))
+    elif (source / "config.yaml").exists() or (source / "front.csv").exists():
+        yield from _of_run(RunFolder.open(source, write=False))
     else:
         files = sorted(path for path in source.rglob("*.json*") if path.parent.name != "blocks"
                        and path.name.endswith((".json", ".json.gz")) and ".partial" not in path.name)
         if not files:
-            raise ConfigError(f"compare: {source} is neither a run folder with a front nor a latency table, nor a "
-                              "folder of tables. Give one of these.")
-        yield from map(_of_table, files)
+            raise ConfigError(f"compare: {source} is neither a run folder nor a latency table, nor a folder of tables. "
+                              "Give one of these.")
+        yield from (_of_table(LatencyTable.load(file)) for file in files)
 
 
-def _of_table(path: Path) -> Device:
-    table = LatencyTable.load(path)
+def _of_table(table: LatencyTable) -> Device:
     key = table.key
-    px = "-".join(map(str, key.sizes))
-    return Device(_name(table.host_name, key.runtime, key.precision, key.threads, key.batch, px), str(path), {
+    images = f"{'-'.join(map(str, key.sizes))} px {key.channels} ch"
+    name = _name(table.host_name, key.runtime, key.precision, key.threads, key.batch, images)
+    return Device.of(name, str(table.path), {
         each.architecture.id: Timed(each.measurement.latency_ms, each.measurement.std_ms, each.architecture,
                                     each.architecture.macs)
         for each in table.networks if each.measurement.valid})
 
 
-def _of_run(path: Path) -> Device:
-    run = RunFolder.open(path, write=False)
+def _of_run(run: RunFolder) -> Iterator[Device]:
+    """The table that the search asked, where it is here; then the front, whose measurements are the later ones."""
     facts = run.find_environment()
-    target = facts.get("target") or {}
+    target, data = facts.get("target") or {}, facts.get("dataset") or {}
+    if (table := _table_of(facts)) is not None:
+        yield _of_table(table)
     rows = [row for row in load_front(run) if row.verified and row.latency_ms is not None]
-    name = _name((facts.get("host") or {}).get("name", path.name), target.get("runtime", ""),
-                 target.get("precision", ""), target.get("threads", 1), target.get("batch", 1),
-                 (facts.get("dataset") or {}).get("image_size", "?"))
-    return Device(name, str(path), {
-        row.id: Timed(float(row.latency_ms or 0.0), _std(row.latency_ms_low, row.latency_ms_high), None,
-                      None if row.macs is None else float(row.macs)) for row in rows})
+    host = (facts.get("host") or {}).get("name", run.path.name)
+    name = _name(host, target.get("runtime", ""), target.get("precision", ""), target.get("threads", 1),
+                 target.get("batch", 1), f"{data.get('image_size', '?')} px {data.get('channels', '?')} ch")
+    images = Shape(data.get("channels", 3), data.get("image_size", 32), max(2, len(data.get("class_names", ()))))
+    yield Device.of(name, run.path, {row.id: _timed(row) for row in with_networks(rows, run, images)})
 
 
-def _name(host: str, runtime: str, precision: str, threads: int, batch: int, px: object) -> str:
+def _table_of(facts: Mapping[str, Any]) -> LatencyTable | None:
+    """The table that a search of this environment asked; None where it is not here, or is of another runtime now."""
+    host, key = facts.get("searched_for"), (facts.get("latency_model") or {}).get("table")
+    if not all(isinstance(part, str) and PLAIN_NAME.fullmatch(part) for part in (host, key)):
+        return None  # of an earlier version; or not for a path
+    table = find_table(str(host), str(key))
+    return table if table is not None and table.runtime_version == facts.get("runtime") else None
+
+
+def _timed(row: FrontRow) -> Timed:
+    network = row.network.architecture if isinstance(row.network, FoundNetwork) else None
+    return Timed(float(row.latency_ms or 0.0), _std(row.latency_ms_low, row.latency_ms_high), network,
+                 float(row.macs) or None)
+
+
+def _name(host: str, runtime: str, precision: str, threads: int, batch: int, images: str) -> str:
     """What decides a network's latency besides the network."""
     many = "" if threads == 1 else f" {threads or 'all'} threads"
-    return f"{host} {runtime} {precision}{many}{'' if batch == 1 else f' batch {batch}'} {px} px"
+    return f"{host} {runtime} {precision}{many}{'' if batch == 1 else f' batch {batch}'} {images}"
 
 
 def _std(low: float | None, high: float | None) -> float:
@@ -159,33 +196,38 @@ def agreements(devices: Sequence[Device], seed: int = 0) -> list[Agreement]:
         drawn = draws(len(common), seed, _DRAWS)
         taus = kendall_tau(x[drawn], y[drawn])
         low, high = percentiles(taus[np.isfinite(taus)])
-        pairs = [] if second.name == MACS else list(_certain_pairs(first, second, common, both=True))
-        turned = [there < 0 for _, there, _ in pairs]
+        there = np.zeros(0) if second.name == MACS else _certain_pairs(first, second, common)[1]
         rows.append(Agreement(first.name, second.name, len(common), float(kendall_tau(x[None], y[None])[0]), low, high,
-                              sum(turned) / len(turned) if turned else None))
+                              float((there < 0).mean()) if len(there) else None))
     return rows
 
 
 def _by_macs(devices: Sequence[Device]) -> Device:
     known = {id: each for device in devices for id, each in device.networks.items() if each.macs}
-    return Device(MACS, "", {id: Timed(float(each.macs or 0), 0.0, each.architecture, each.macs)
+    return Device(MACS, {}, {id: Timed(float(each.macs or 0), 0.0, each.architecture, each.macs)
                              for id, each in known.items()})
 
 
-def _certain_pairs(first: Device, second: Device, common: Sequence[str], both: bool = False
-                   ) -> Iterator[tuple[float, float, tuple[str, str]]]:
-    """Log ratios of times on both devices for each pair that differs on both for certain, positive on the first."""
-    for a, b in itertools.combinations(common[:_MOST_NETWORKS], 2):
-        ratios = []
-        for device in (first, second):
-            p, q = device.networks[a], device.networks[b]
-            ratio = float(np.log(q.ms / p.ms))
-            error = float(np.hypot(p.std_ms / p.ms, q.std_ms / q.ms))
-            ratios.append(ratio if abs(ratio) > _CERTAIN * error else 0.0)
-        if all(ratios):
-            sign = 1 if ratios[0] > 0 else -1
-            if both or ratios[0] * ratios[1] < 0:
-                yield sign * ratios[0], sign * ratios[1], (a, b) if sign > 0 else (b, a)
+def _certain_pairs(first: Device, second: Device, common: Sequence[str]
+                   ) -> tuple[Ratios, Ratios, list[tuple[int, int]]]:
+    """Log ratios of times on both devices for each pair of `common` that differs on both for certain, positive on the
+    first; and the pairs' places in `common`, the quicker one on the first device before the other."""
+    names = common[:_MOST_NETWORKS]
+    rows, columns = np.triu_indices(len(names), 1)
+    here, there = (_certain_ratios(device, names, rows, columns) for device in (first, second))
+    kept = (here != 0) & (there != 0)
+    turned = here[kept] < 0
+    sign = np.where(turned, -1.0, 1.0)
+    quick, slow = (np.where(turned, ends[1][kept], ends[0][kept]) for ends in ((rows, columns), (columns, rows)))
+    return sign * here[kept], sign * there[kept], list(zip(quick.tolist(), slow.tolist(), strict=True))
+
+
+def _certain_ratios(device: Device, names: Sequence[str], rows: Places, columns: Places) -> Ratios:
+    """Log ratios of the times of the networks at `columns` to those at `rows`, 0 where they are not certain."""
+    timed = [device.networks[id] for id in names]
+    ms, share = np.array([each.ms for each in timed]), np.array([each.std_ms / each.ms for each in timed])
+    ratio = np.log(ms[columns] / ms[rows])
+    return np.where(np.abs(ratio) > _CERTAIN * np.hypot(share[rows], share[columns]), ratio, 0.0)
 
 
 def flips(devices: Sequence[Device]) -> list[Flip]:
@@ -193,9 +235,12 @@ def flips(devices: Sequence[Device]) -> list[Flip]:
     rows = []
     for first, second in itertools.combinations(devices, 2):
         common = sorted({*first.networks} & {*second.networks})
-        pairs = sorted(_certain_pairs(first, second, common), key=lambda pair: -min(pair[0], -pair[1]))
-        for here, there, (quick, slow) in pairs[:_FLIPS]:
-            rows.append(Flip(first.name, second.name, quick, slow, float(np.exp(here)), float(np.exp(there)),
+        here, there, pairs = _certain_pairs(first, second, common)
+        for at in np.argsort(-np.minimum(here, -there), kind="stable")[:_FLIPS]:
+            if there[at] >= 0:
+                break
+            quick, slow = (common[place] for place in pairs[at])
+            rows.append(Flip(first.name, second.name, quick, slow, float(np.exp(here[at])), float(np.exp(there[at])),
                              _why(first.networks[quick].architecture, first.networks[slow].architecture)))
     return sorted(rows, key=lambda flip: -min(np.log(flip.factor_first), -np.log(flip.factor_second)))
 
@@ -220,8 +265,11 @@ def _work(network: Architecture) -> Counter[str]:
     return Counter({role: macs / total for role, macs in work.items()})
 
 
-def lines(rows: Sequence[Agreement], turned: Sequence[Flip], n: int = 12) -> Iterator[str]:
-    """The table that is printed, and the pairs that flip most."""
+def lines(devices: Sequence[Device], rows: Sequence[Agreement], turned: Sequence[Flip], n: int = 12) -> Iterator[str]:
+    """What is printed: where the times are from, the table, and the pairs that flip most."""
+    for device in devices:
+        yield f"{device.name}: " + ", ".join(f"{count} of {source}" for source, count in device.sources.items())
+    yield ""
     head = ("device", "and", "networks", "tau", "90 %", "flipped")
     table = [head, *((row.first, row.second, str(row.n), f"{row.tau:.2f}", f"{row.low:.2f} to {row.high:.2f}",
                       UNKNOWN if row.flipped is None else f"{row.flipped:.1%}")
@@ -241,7 +289,7 @@ def devices_figure(devices: Sequence[Device], rows: Sequence[Agreement]) -> Figu
                     "Kendall tau over networks that both timed; ranks of those that the most devices share",
                     left=0.02) as figure:
         left, right = figure.subplots(1, 2, width_ratios=(1.1, 1))
-        figure.subplots_adjust(left=0.215, right=0.985, top=1 - 1.15 / (2.6 + 0.42 * len(names)), bottom=0.07,
+        figure.subplots_adjust(left=0.235, right=0.985, top=1 - 1.15 / (2.6 + 0.42 * len(names)), bottom=0.07,
                                wspace=0.12)
         _draw_taus(left, names, rows)
         _draw_ranks(right, devices)
@@ -257,7 +305,7 @@ def _draw_taus(axes: Axes, names: Sequence[str], rows: Sequence[Agreement]) -> N
     axes.imshow(taus, cmap="YlGnBu", vmin=0.2, vmax=1.0, aspect="auto")
     for (i, j), tau in np.ndenumerate(taus):
         if np.isfinite(tau):
-            axes.text(j, i, f"{tau:.2f}", ha="center", va="center", fontsize=7, color="white" if tau > 0.85 else INK)
+            axes.text(j, i, f"{tau:.2f}", ha="center", va="center", fontsize=7, color="white" if tau > 0.6 else INK)
     axes.set_yticks(range(len(names)), [f"{index + 1}  {name}" for index, name in enumerate(names)], fontsize=7.5)
     axes.set_xticks(range(len(names)), [str(index + 1) for index in range(len(names))], fontsize=7.5)
     axes.grid(visible=False)
@@ -278,7 +326,7 @@ def _draw_ranks(axes: Axes, devices: Sequence[Device]) -> None:
         axes.plot(range(len(group)), ranks[:, index], color=colours[int(ranks[0, index]) - 1], lw=1.0, alpha=0.8)
     axes.set_xticks(range(len(group)), [str(order.index(device.name) + 1) for device in group], fontsize=8)
     axes.set_ylabel("rank (1: fastest)")
-    axes.invert_yaxis()
+    axes.set_ylim(len(common) + 1, 0)
 
 
 def largest_group(devices: Sequence[Device]) -> tuple[list[Device], list[str]]:
@@ -297,17 +345,27 @@ def largest_group(devices: Sequence[Device]) -> tuple[list[Device], list[str]]:
 def compare(sources: Sequence[Path], out: Path) -> tuple[list[str], list[Path]]:
     """Compare the devices of `sources`; write `out` (.png), and beside it .csv (every pair of devices) and .json.
 
-    Returns the lines to print and the files.
+    Returns the lines to print and the files. StudyError where a file of somebody else lies there.
     """
+    if out.is_dir() or out.suffix != ".png":
+        raise ConfigError(f"out must be a .png file, got {str(out)!r}: the tables lie beside it as .csv and .json.")
+    picture, csv, whole = (out.with_suffix(suffix) for suffix in (".png", ".csv", ".json"))
+    check_replaceable(picture, whole)
+    check_replaceable(csv, begin=",".join(field.name for field in fields(Agreement)))
     devices = read_devices(sources)
     rows, turned = agreements(devices), flips(devices)
     if not rows:
-        raise ConfigError(f"compare: no two of {', '.join(map(str, sources))} have {LEAST} networks in common. Give "
-                          "tables of one space and image size, or runs over the same networks.")
-    picture, csv, whole = (out.with_suffix(suffix) for suffix in (".png", ".csv", ".json"))
-    write_atomic(csv, table_csv([asdict(row) for row in rows]))
-    data = {"devices": [{"name": device.name, "networks": len(device.networks)} for device in devices],
+        raise ConfigError(f"compare: no two devices of {', '.join(map(str, sources))} have {LEAST} networks in common "
+                          f"({_most_common(devices)} at most). Runs are compared by the tables that they asked and by "
+                          "their fronts: give tables of one space and image size too, such as latency_tables.")
+    data = {**DEVICES.header, "devices": [{"name": device.name, "networks": len(device.networks),
+                                           "sources": dict(device.sources)} for device in devices],
             "agreements": [asdict(row) for row in rows], "flips": [asdict(flip) for flip in turned]}
+    write_atomic(csv, table_csv([asdict(row) for row in rows]))
     write_atomic(whole, json.dumps(data, indent=1))
     write_atomic(picture, figure_bytes(devices_figure(devices, rows), "png"))
-    return list(lines(rows, turned)), [picture, csv, whole]
+    return list(lines(devices, rows, turned)), [picture, csv, whole]
+
+
+def _most_common(devices: Sequence[Device]) -> int:
+    return max(len({*first.networks} & {*second.networks}) for first, second in itertools.combinations(devices, 2))

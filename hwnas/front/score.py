@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
@@ -19,7 +20,7 @@ from hwnas.latency.timing import HERE, Reference, time_files
 from hwnas.runtimes.runtime import FP32, deployed_of, load_runtime, predict
 from hwnas.space.architecture import Architecture
 from hwnas.stats import wilson
-from hwnas.system.run_folder import RunFolder
+from hwnas.system.run_folder import ModelFolder, RunFolder
 from hwnas.target import Target
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from hwnas.data.dataset import Dataset
+    from hwnas.networks.network import Network
     from hwnas.runtimes.runtime import Compiled
 
 
@@ -60,6 +62,21 @@ def fp32_top1(path: Path, dataset: Dataset) -> float:
     """Test top-1 of an fp32 ONNX file, in ONNX Runtime."""
     compiled = load_runtime(FP32.runtime).compile(path, FP32)
     return float((predict(compiled, dataset) == dataset.test.labels).mean())
+
+
+def scoring_seconds(folder: ModelFolder, network: Network, dataset: Dataset, target: Target, device: Device) -> float:
+    """Seconds that `device` takes to score a network that was made, and to compile the copies that are timed.
+
+    It is scored twice: the first time the images are sent, once for all networks.
+    """
+    path = deployed_of(folder.deployed(target.precision), target.runtime)
+    start = time.monotonic()
+    compiled = device.runtime(target.runtime).compile(path, target)
+    compiling_s, data = time.monotonic() - start, network.fed(dataset)
+    predict(compiled, data)
+    start = time.monotonic()
+    predict(compiled, data)
+    return time.monotonic() - start + (1 + Protocol().copies) * compiling_s
 
 
 def verify_rows(rows: Sequence[FrontRow], run: RunFolder, dataset: Dataset, target: Target, timing: Timing,

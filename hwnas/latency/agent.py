@@ -43,6 +43,7 @@ MOST_KEPT = 4 << 30
 MOST_COPIES, MOST_NETWORKS, MOST_REPEATS = 64, 10_000, 10_000
 MOST_BATCH, MOST_STREAMS = 4096, 1024
 KEPT_AGENTS = 4
+KEPT_COMPILED = 32  # files, each in its copies, before another is compiled for its answers
 SILENCE_S = 120.0  # the caller is heard at least every half minute while it waits
 NOTE_EVERY_S = 1.0
 WAITING = "waiting"
@@ -373,6 +374,8 @@ class _Worker:
         if self.measured:  # those were of an earlier round
             self.compiled = {key: held for key, held in self.compiled.items() if key in self.kept}
             self.measured = False
+        while len(self.compiled) >= KEPT_COMPILED:  # a compression asks one file after another
+            self.compiled.pop(next(iter(self.compiled)))
         target = Target.from_config(asked["target"])
         execution = self.copies(asked["file"], target, min(max(asked["copies"], 1), MOST_COPIES))[0].execution
         return {**asdict(execution), "precisions": dict(execution.precisions)}

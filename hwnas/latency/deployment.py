@@ -409,7 +409,8 @@ def latency_model(deployment: Deployment, space: SearchSpace, options: Calibrati
                 f"space={space.source if space.definition.around else space.name}, then copy "
                 f"{table_path(Path('latency_tables'), deployment.host_name, key)} into {home()}.")
         table = _calibrate(deployment, space, options, console)
-    console.note(f"latency table: {table.path} ({table.created}, {table.runtime_version})")
+    about = f"({table.created}, {table.runtime_version}){_shared(deployment.device)}"
+    console.note(f"latency table: {table.path} {about}")
     console.note(error_line(table, space))
     model, notes = model_of(table, space)
     for note in notes:
@@ -468,9 +469,17 @@ def profile(config: Config, console: Console) -> LatencyTable:
             table.check(key, deployment.host_name, runtime.version())
         table = calibrate(deployment.target, space, runtime, options.calibration, console, table,
                           fresh=options.fresh, device=deployment.device)
-    console.say(f"{table.path}: {len(table.networks)} networks")
+    console.say(f"{table.path}: {len(table.networks)} networks{_shared(deployment.device)}")
     console.say(error_line(table, space))
     return table
+
+
+def _shared(device: Device) -> str:
+    """What to know of the name of another machine's table, unless the user gave one: twins have the same."""
+    if device.is_here or device.host.given:
+        return ""
+    return (f"; any device with this CPU is {device.host.name} and shares this table: device_name=NAME keeps one of "
+            "its own")
 
 
 def calibration_lock(host_name: str, key: TableKey, console: Console) -> AbstractContextManager[bool]:

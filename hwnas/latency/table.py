@@ -402,12 +402,12 @@ class LatencyTable:
                                  "Measure this one: python -m hwnas.profile +target=… (fresh=true to replace it).")
 
 
-def table_path(folder: Path, host_name: str, key: TableKey) -> Path:
+def table_path(folder: Path, host_name: str, key: TableKey | str) -> Path:
     """Where a table lies below a `latency_tables` folder."""
     return folder / host_name / f"{key}.json"
 
 
-def find_table(host_name: str, key: TableKey) -> LatencyTable | None:
+def find_table(host_name: str, key: TableKey | str) -> LatencyTable | None:
     """The user's table, else the shipped one, else None. A table that is there but broken is an error."""
     for folder in table_dirs():
         path = table_path(folder, host_name, key)

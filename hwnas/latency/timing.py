@@ -61,10 +61,12 @@ class Reference:
     quiet_times: QuietTimes | None = None
 
     @classmethod
-    def of_host(cls, target: Target, runtime_version: str, network: Architecture | None = None) -> Reference:
-        """The reference network (or `network`) on this host, with the least time that it took here so far."""
+    def of_host(cls, target: Target, runtime_version: str, network: Architecture | None = None,
+                host: Host | None = None) -> Reference:
+        """The reference network (or `network`) on this host (or `host`), with the least time that it took there so
+        far."""
         network = network or reference_network()
-        times = QuietTimes(HERE.for_target(target).host, runtime_version, target, network)
+        times = QuietTimes(host or HERE.for_target(target).host, runtime_version, target, network)
         return cls(network, times.load(), quiet_times=times)
 
     def keep(self, measurements: Iterable[Measurement]) -> None:

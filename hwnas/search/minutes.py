@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hwnas.front.make import Making
     from hwnas.front.rows import FrontRow
     from hwnas.networks.network import Network
+    from hwnas.system.run_folder import ModelFolder
     from hwnas.training.recipe import Recipe
 
 CALIBRATION = 0.15  # of the minutes, at most
@@ -36,7 +37,7 @@ FEWEST_STEPS = 40  # of a finalist's training: with fewer, networks answer littl
 ENOUGH_STEPS = 320  # of a finalist's training, four times a trial's: with so many, no baseline or control makes room
 LEAST_TIMING_S, LEAST_TRIALS_S = 10.0, 10.0
 ENDING_S = 10.0  # pictures, cards and the report; and Python's start, which was before the clock's
-COMPILING_S = 1.5  # of a network, to score and time it
+COMPILING_S = 1.5  # of a network, to score and time it here; another machine is asked (`Pace.scoring_s`)
 STARTING_S = 8.0  # of a process that trains
 BESIDE = 1.15  # times as long takes a step while the other cores train as well
 FEW_TRIALS = 16  # with fewer, the model of all trials knows little: the trials become shorter
@@ -85,13 +86,15 @@ class Pace:
     """How fast this machine is: seconds of a training step by network id, and of making a network's files besides.
 
     `answers`: the images that a network answers after its training (validation, test), in steps. `before`: the steps
-    that a network is trained for before its last training, by id (0 where it is missing).
+    that a network is trained for before its last training, by id (0 where it is missing). `scoring_s`: seconds of
+    scoring a network in the deployment runtime, and of compiling it to be timed.
     """
 
     step_s: Mapping[str, float]
     making_s: float
     answers: float = 0.0
     before: Mapping[str, float] = field(default_factory=dict)
+    scoring_s: float = COMPILING_S
 
     def with_networks(self, networks: Iterable[Network], making: Making) -> Pace:
         """The same, which knows these networks' steps too: each new one is trained for a moment.
@@ -136,10 +139,11 @@ class Pace:
         return low
 
 
-def pace_of(network: Network, making: Making) -> Pace:
+def pace_of(network: Network, making: Making, score: Callable[[ModelFolder], float] | None = None) -> Pace:
     """Make a network's files for real, with a few steps of training, and see what takes how long.
 
-    Twice: the first time reads libraries, which each process does once (STARTING_S).
+    Twice: the first time reads libraries, which each process does once (STARTING_S). `score` says how many seconds
+    scoring them takes, where that is not done here.
     """
     from hwnas.front.make import DECIDING, make
     from hwnas.front.score import fp32_top1
@@ -150,12 +154,14 @@ def pace_of(network: Network, making: Making) -> Pace:
         with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
             make(network, ModelFolder(Path(folder)), _short(making), heard)
             fp32_top1(ModelFolder(Path(folder)).onnx, making.dataset.at_size(network.shape.image_size))
+            took_s = clock.spent_s
+            scoring_s = COMPILING_S if score is None else max(COMPILING_S, score(ModelFolder(Path(folder))))
     data, batch = making.dataset, making.recipe.batch_for(len(making.dataset.train))
     deciding = 2 * min(DECIDING, len(data.validation))  # by the last weights and by their average
     answers = (deciding + len(data.test)) / (FORWARD * batch)
     step_s = heard.step_s * making.steps_in_a_step(network)
-    making_s = clock.spent_s - (_PROBED + answers) * step_s
-    return Pace({network.id: step_s}, max(LEAST_MAKING_S, making_s), answers)
+    making_s = took_s - (_PROBED + answers) * step_s
+    return Pace({network.id: step_s}, max(LEAST_MAKING_S, making_s), answers, scoring_s=scoring_s)
 
 
 def step_seconds(network: Network, making: Making, image_size: int | None = None) -> float:
@@ -218,7 +224,8 @@ class _Stamps:
 def trials_seconds(clock: Clock, pace: Pace, finalists: Sequence[Network], workers: int) -> float:
     """Seconds for the trials. BudgetError, with the least minutes that suffice, where there is no time for two
     `finalists` after them."""
-    rest = pace.seconds(finalists, FEWEST_STEPS, workers) + len(finalists) * COMPILING_S + LEAST_TIMING_S + ENDING_S
+    rest = (pace.seconds(finalists, FEWEST_STEPS, workers) + len(finalists) * pace.scoring_s + LEAST_TIMING_S
+            + ENDING_S)
     if clock.left_s < rest + LEAST_TRIALS_S:
         least = (clock.spent_s + rest + LEAST_TRIALS_S) / 60
         raise BudgetError(f"budget.minutes={clock.minutes:g} is too short for this machine: preparing took "
@@ -257,7 +264,7 @@ def proxy_length(preset: int, validating: float, seconds: float, workers: int, s
 def early_seconds(clock: Clock, pace: Pace, finalists: Sequence[Network]) -> tuple[float, float] | None:
     """Seconds for the first trials, and for a first front of `finalists` after them, which a third of the minutes shall
     show. None where such a front would take more than a quarter of what is left."""
-    front_s = pace.seconds(finalists, FEWEST_STEPS, 1) + len(finalists) * COMPILING_S + LEAST_TIMING_S + ENDING_S
+    front_s = pace.seconds(finalists, FEWEST_STEPS, 1) + len(finalists) * pace.scoring_s + LEAST_TIMING_S + ENDING_S
     if front_s > EARLY_MOST * clock.left_s:
         return None
     front_s = max(front_s, EARLY_LEAST * clock.left_s)
@@ -269,9 +276,9 @@ def timing_reserve_s(clock: Clock) -> float:
     return min(MOST_TIMING_S, max(LEAST_TIMING_S, TIMING * 60 * clock.minutes))
 
 
-def timing_seconds(clock: Clock, n: int) -> float:
-    """Seconds for timing `n` networks that are about to be compiled."""
-    return max(LEAST_TIMING_S, clock.left_s - n * COMPILING_S - ENDING_S)
+def timing_seconds(clock: Clock, n: int, scoring_s: float = COMPILING_S) -> float:
+    """Seconds for timing `n` networks that are about to be compiled, and scored in `scoring_s` each."""
+    return max(LEAST_TIMING_S, clock.left_s - n * scoring_s - ENDING_S)
 
 
 def fitted(rows: Sequence[FrontRow], clock: Clock, pace: Pace, workers: int, steps: tuple[int, int],
@@ -285,7 +292,7 @@ def fitted(rows: Sequence[FrontRow], clock: Clock, pace: Pace, workers: int, ste
     """
     kept = list(rows)
     while True:
-        fit = pace.most_steps(_networks(kept), _making_s(clock, len(kept)), workers, steps[1])
+        fit = pace.most_steps(_networks(kept), _making_s(clock, pace, len(kept)), workers, steps[1])
         dropped = _least_wanted(kept, pace, fit < FEWEST_STEPS, whole)
         if fit >= steps[0] or dropped is None:
             break
@@ -309,7 +316,8 @@ def fitting_too(spare: Sequence[FrontRow], kept: Sequence[FrontRow], clock: Cloc
         every = [*kept, *more]
         row = min(left, key=lambda row: _want(row, every, pace))
         left.remove(row)
-        if LATE_MARGIN * pace.seconds(_networks([*more, row]), steps, workers) <= _making_s(clock, len(every) + 1):
+        left_s = _making_s(clock, pace, len(every) + 1)
+        if LATE_MARGIN * pace.seconds(_networks([*more, row]), steps, workers) <= left_s:
             more.append(row)
     return more
 
@@ -320,9 +328,9 @@ def _want(row: FrontRow, every: Sequence[FrontRow], pace: Pace) -> tuple[int, bo
     return min(alike, 2) if row.is_control or row.is_baseline else -1, row.is_known, _step_s(row, pace)
 
 
-def _making_s(clock: Clock, n: int) -> float:
+def _making_s(clock: Clock, pace: Pace, n: int) -> float:
     """Seconds left to train and export, before `n` networks are scored and timed."""
-    return clock.left_s - timing_reserve_s(clock) - n * COMPILING_S - ENDING_S
+    return clock.left_s - timing_reserve_s(clock) - n * pace.scoring_s - ENDING_S
 
 
 def _networks(rows: Iterable[FrontRow]) -> list[Network]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -503,12 +504,19 @@ def _divide(prepared: Prepared, console: Console) -> float:
 
 
 def _pace(plan: Plan, dataset: Dataset, console: Console) -> Pace:
-    """How fast this machine trains the reference network and the baselines."""
+    """How fast this machine trains the reference network and the baselines, and another one scores them."""
     from hwnas.front.make import Making
+    from hwnas.front.score import scoring_seconds
 
+    device, network = plan.deployment.device, plan.network(plan.space.reference)
     making = Making(dataset, plan.recipe, plan.options.seed, plan.deployment.target)
-    with console.step("time this machine"):
-        return pace_of(plan.network(plan.space.reference), making).with_networks(plan.baselines, making)
+    score = None if device.is_here else partial(scoring_seconds, network=network, dataset=dataset,
+                                                target=making.target, device=device)
+    with console.step("time this machine" if score is None else f"time this machine, and {device.host.name} over ssh"):
+        pace = pace_of(network, making, score).with_networks(plan.baselines, making)
+    if score is not None:
+        console.note(f"{device.host.name} takes {pace.scoring_s:.1f} s to score a network")
+    return pace
 
 
 def _fitting(plan: Plan, chosen: Chosen, estimator: AccuracyEstimator, dataset: Dataset, url: str,
@@ -1153,8 +1161,8 @@ def _facts(prepared: Prepared, trials: Sequence[Mapping[str, Any]], n: int) -> F
     plan, table, chosen = prepared.plan, prepared.table, prepared.chosen
     options = plan.options
     seconds = options.verification.seconds
-    if prepared.clock is not None:
-        seconds = timing_seconds(prepared.clock, n)
+    if prepared.clock is not None and prepared.pace is not None:
+        seconds = timing_seconds(prepared.clock, n, prepared.pace.scoring_s)
     timing = Timing(table.reference, table.quiet_ms if plan.deployment.at_hand else None, seconds, options.seed,
                     plan.deployment.device)
     latency = {**table.error[plan.space.name], "line": error_line(table, plan.space), "table": str(table.key),

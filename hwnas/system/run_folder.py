@@ -112,17 +112,17 @@ class WorkFolder:
             beside.unlink(missing_ok=True)
 
 
-def check_replaceable(*paths: Path) -> None:
+def check_replaceable(*paths: Path, begin: str = "hwnas") -> None:
     """StudyError for a file that hwnas did not write: a command replaces results of its own only.
 
-    Every document and picture of hwnas says so near its beginning.
+    Every document and picture of hwnas says so near its beginning. A table in CSV cannot: `begin` is its first line.
     """
     for path in paths:
         if not path.is_file():
             continue
         with path.open("rb") as file:
-            begin = file.read(_HEAD)
-        if begin and b"hwnas" not in begin:
+            head = file.read(_HEAD)
+        if head and begin.encode() not in (head if begin == "hwnas" else head.splitlines()):
             raise StudyError(f"{path}: hwnas did not write this file, and would replace it. Move it, or name another.")
 
 

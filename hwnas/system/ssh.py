@@ -164,13 +164,13 @@ def _why(said: str, code: int, address: Address) -> LinkLost:
     if "Host key verification failed" in said or "host key is known" in said:
         return Refused(f"{address} has a host key that is not known here. Connect once by hand and compare its "
                        f"fingerprint: {hand}")
-    if "Permission denied" in said:
+    if "Permission denied" in said and code != 126:
         return Refused(f"{address} takes no key of yours ({last}), and passwords are not asked for. Let it take a key: "
                        f"{hand.replace('ssh', 'ssh-copy-id', 1)}")
-    missing = [line for line in lines if re.search(r"not found|[Nn]o such file|[Uu]nknown command", line)]
+    missing = [line for line in lines if re.search(r"not found|[Nn]o such file|[Uu]nknown command|[Pp]ermission", line)]
     if code == 127 or (code == 126 and missing):
-        return Refused(f"{address} has no {address.python} ({(missing or [last])[0]}). Install Python 3.11 or newer "
-                       "there, or name one: device_python=/path/to/python")
+        return Refused(f"{address} has no {address.python} to run ({(missing or [last])[0]}). Install Python 3.11 or "
+                       "newer there, or name one: device_python=/path/to/python")
     if "Bad owner or permissions" in said or "Bad configuration option" in said:
         return Refused(f"ssh cannot use its configuration here: {last}. Mend it; then give the same command again.")
     return LinkLost(f"{last}. Try by hand: {hand} true")

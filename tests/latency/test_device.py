@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import struct
-import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -112,6 +111,9 @@ def test_a_python_that_is_missing_or_old_is_named(board: Board) -> None:
     old = program(board.folder / "old", '#!/bin/sh\nread line; echo "its old is Python 3.9.2." >&2; exit 78\n')
     with pytest.raises(DeviceError, match=r"me@board: its old is Python 3\.9\.2"):
         Board(board.folder, str(old)).device()
+    old.chmod(0o644)  # its "Permission denied" is not about a key
+    with pytest.raises(DeviceError, match=rf"has no {old} to run .*denied.*device_python="):
+        Board(board.folder, str(old)).device()
 
 
 @pytest.mark.parametrize(("name", "why"), [("../up", "plain name"), ("a b", "plain name"), ("", "plain name")])
@@ -133,17 +135,25 @@ def test_a_file_that_cannot_be_compiled_is_told_by_its_name_here(board: Board, t
         runtime.check(replace(ORT, precision="bf16"))
 
 
-def test_a_runtime_that_crashes_is_one_failed_file(board: Board, files: dict[str, Path]) -> None:
-    """The worker is ended as a crash would; the next request has a new one."""
+def test_a_runtime_that_crashes_is_one_failed_file(board: Board, files: dict[str, Path],
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker is ended as a crash would, at its first word about the work; the next request has a new one."""
     device = board.device()
     runtime = device.runtime("onnxruntime")
     compiled = runtime.compile(files["fp32"], ORT)
     worker = descendants(device._open[0].process.pid)[-1]
-    crash = threading.Timer(0.5, os.kill, (worker, signal.SIGSEGV))
-    crash.start()
+    ask, told = device.ask, []
+
+    def crash(share: float, note: str) -> None:
+        if not told:
+            os.kill(worker, signal.SIGSEGV)
+        told.append(note)
+
+    monkeypatch.setattr(device, "ask", lambda operation, values, files=(), progress=None: ask(
+        operation, values, files, crash if operation == "measure" else progress))
     with pytest.raises(CandidateError, match="runtime on me@board was ended by SIGSEGV"):
         timed(device, files["fp32"], protocol=Protocol(max_seconds=60.0, half_width=0.0, max_rounds=10**6))
-    crash.join()
+    assert told
     compiled.bind(noise(1, SHAPE))()
     assert board.calls == 1
 

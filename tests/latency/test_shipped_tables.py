@@ -34,6 +34,13 @@ def test_each_host_has_the_tables_that_are_promised(host: str) -> None:
     assert wanted <= set(NAMES)
 
 
+def test_litert_is_told_in_both_precisions() -> None:
+    wanted = {f"litert-{precision}-t1-b1-32px-c1-k10" for precision in ("int8", "fp32")}
+    hosts = {name.partition("/")[0] for name in NAMES if "/litert-" in name}
+    assert hosts
+    assert all(f"{host}/{table}" in NAMES for host in hosts for table in wanted)
+
+
 @pytest.mark.parametrize("path", [
     pytest.param(path, id=name, marks=[] if f"{HOSTS[0]}/openvino-int8-t1-b1-32px-c1" in name else pytest.mark.soak)
     for path, name in zip(TABLES, NAMES, strict=True)])

@@ -6,18 +6,30 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from certify_fixtures import digits
+from compress_fixtures import NETWORK
 from device_fixtures import Board
 from search_fixtures import rows_of
 from table_fixtures import write_table
 
 from hwnas.benchmark.__main__ import main as benchmark
-from hwnas.cli.command import run_command
+from hwnas.certify import __main__ as certify
+from hwnas.cli.command import compose, run_command
+from hwnas.cli.options import read_command
+from hwnas.cli.progress import Console
+from hwnas.front.score import scoring_seconds
+from hwnas.latency.deployment import ProfileOptions, latency_model
 from hwnas.latency.table import LatencyTable
+from hwnas.latency.timing import prepare_network
 from hwnas.profile import main as profile
+from hwnas.roofline import main as roofline
+from hwnas.runtimes.runtime import FP32
 from hwnas.search.__main__ import main as search
 from hwnas.system.documents import load_yaml
+from hwnas.system.run_folder import ModelFolder
 from hwnas.target import Host
 from hwnas.verify import run as verify
 
@@ -74,6 +86,19 @@ def test_a_device_is_calibrated_under_its_name(board: Board, home: Path, capsys:
     assert sum(bool(network.block_ms) for network in table.networks) == 1
 
 
+@pytest.mark.parametrize("name", [None, "board-2c"])
+def test_the_line_that_names_a_table_says_who_shares_it(board: Board, home: Path, name: str | None,
+                                                        capsys: pytest.CaptureFixture[str]) -> None:
+    write_table(home, "ort_fp32", 16, host_name=name)
+    options = ["device=me@board", f"device_python={board.python}", *([f"device_name={name}"] if name else [])]
+    config = compose("profile", ["+target=ort_fp32", "dataset=digits", "image_size=16", *options])
+    asked = read_command(ProfileOptions, config)
+    latency_model(asked.deployment(Console()), asked.search_space(), asked.calibration, Console())
+    line, = (line for line in capsys.readouterr().err.splitlines() if line.startswith("latency table: "))
+    shared = f"any device with this CPU is {Host.detect().name} and shares this table: device_name=NAME"
+    assert (shared in line) == (name is None)
+
+
 def test_a_table_of_another_runtime_version_is_refused(board: Board, home: Path,
                                                        capsys: pytest.CaptureFixture[str]) -> None:
     path = write_table(home, "ort_fp32", 24, host_name="board-2c")
@@ -124,4 +149,35 @@ def test_no_folder_says_where_to_connect_to(board: Board, tmp_path: Path) -> Non
     read = _options(folder, {**given, "training": {"device": "cpu"}})
     assert read["training"] == {"device": "cpu"}
     assert read["device"] is None
+    assert board.calls == 0
+
+
+def test_images_are_sent_once_when_a_device_is_asked_how_long_it_scores(board: Board, home: Path, tmp_path: Path
+                                                                        ) -> None:
+    folder = ModelFolder(tmp_path / "model")
+    folder.path.mkdir()
+    prepare_network(NETWORK, FP32, folder.path).rename(folder.onnx)
+    before, device = len([*board.files.glob("*")]), board.device()
+    network = SimpleNamespace(fed=lambda data: data)
+    for _ in range(2):
+        assert scoring_seconds(folder, network, digits(), FP32, device) > 0
+    assert len([*board.files.glob("*")]) - before == 2  # the network, and all its images
+    device.close()
+
+
+def test_networks_of_a_certificate_are_spread_over_the_times_there(board: Board, home: Path, tmp_path: Path,
+                                                                   capsys: pytest.CaptureFixture[str]) -> None:
+    write_table(home, "ort_fp32", 16, host_name="board-2c")
+    job = certify.prepare(compose("certify", ["+target=ort_fp32", "dataset=digits", "dataset.image_size=16", "n=4",
+                                              f"out={tmp_path / 'c'}", *options(board)]), Console(quiet=True))
+    assert (job.plan.cost, job.plan.identity["target"]) == ("latency_ms", "ort_fp32 on board-2c")
+    assert "on board-2c" in job.plan.cost_source
+    assert run_command(certify.main, "certify", "", ["device=me@board"], target=False) == 2
+    assert "add +target=NAME" in capsys.readouterr().err
+
+
+def test_a_roofline_says_why_it_is_of_this_machine_alone(board: Board, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(roofline, "roofline", "", ["+target=ort_fp32", "device=me@board"]) == 2
+    said, = capsys.readouterr().err.splitlines()
+    assert "Install hwnas on me@board and give the command there" in said
     assert board.calls == 0

@@ -252,6 +252,50 @@ def test_trials_leave_time_for_a_front_and_timing_takes_what_is_left(clock: Time
     assert timing_seconds(watch, 4) == minutes.LEAST_TIMING_S
 
 
+def test_a_machine_that_scores_slowly_gets_its_time_from_the_trials_and_the_training(clock: Time) -> None:
+    slow, watch = replace(PACE, scoring_s=60.0), Clock.start(10.0)
+    few, many = ([pace.scoring_s for pace in (PACE, slow) if early_seconds(watch, pace, networks("fast") * n)]
+                 for n in (3, 1))
+    assert (few, many) == ([PACE.scoring_s], [PACE.scoring_s, 60.0])
+    chosen = {pace.scoring_s: fitted(rows(2, 1, 1), watch, pace, 1, (80, 1600), lambda line: None)
+              for pace in (PACE, slow)}
+    assert chosen[60.0][1] < chosen[PACE.scoring_s][1]
+    assert timing_seconds(watch, 4, slow.scoring_s) == pytest.approx(600 - 4 * 60 - minutes.ENDING_S)
+    with pytest.raises(BudgetError, match=r"needs 1\d\d s more"):
+        trials_seconds(Clock.start(2.0), slow, networks("fast", "fast"), 1)
+    assert trials_seconds(Clock.start(2.0), PACE, networks("fast", "fast"), 1)
+    assert slow.corrected(networks("fast"), 80, 1, 60.0).scoring_s == 60.0
+
+
+@pytest.mark.parametrize(("px", "told"), [(1.0, minutes.COMPILING_S), (42.0, 42.0)])
+def test_what_another_machine_takes_to_score_is_asked_once_and_no_time_of_making(
+        px: float, told: float, clock: Time, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Path] = []
+
+    def make(network: Any, folder: Any, making: Any, heard: Any) -> None:
+        made.append(folder.path)
+        clock.now += 3.0
+        for step in range(4):
+            clock.now += 0.5
+            heard(step + 1, 4)
+
+    def score(folder: Any) -> float:
+        assert folder.path == made[-1]
+        clock.now += 1000.0
+        return px
+
+    monkeypatch.setattr("hwnas.front.make.make", make)
+    monkeypatch.setattr("hwnas.front.score.fp32_top1", lambda *args: 0.0)
+    monkeypatch.setattr(minutes, "_short", lambda making: making)
+    data = SimpleNamespace(train=[0], validation=[], test=[], at_size=lambda size: None)
+    making = SimpleNamespace(dataset=data, recipe=SimpleNamespace(batch_for=lambda n: 1),
+                             steps_in_a_step=lambda network: 1.0)
+    network = SimpleNamespace(id="a", shape=SimpleNamespace(image_size=8))
+    pace, without = (minutes.pace_of(network, making, how) for how in (score, None))
+    assert pace == replace(without, scoring_s=told)
+    assert len(made) == 4
+
+
 @pytest.mark.parametrize(("seconds", "px", "least_px", "steps", "size"), [
     (75.0, 32, 32, 80, 32), (300.0, 32, 32, None, 32), (3600.0, 32, 32, 320, 32), (8.0, 32, 32, 40, 32),
     (60.0, 64, 32, 80, 32), (60.0, 64, 64, 40, 64), (150.0, 64, 32, 63, 64), (60.0, 128, 32, 80, 32),

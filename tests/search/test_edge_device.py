@@ -1,0 +1,44 @@
+"""A search for LiteRT on another machine, over OpenSSH: a Python there with numpy and LiteRT alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from device_fixtures import Board, Server
+from search_fixtures import rows_of
+from table_fixtures import write_table
+
+pytest.importorskip("ai_edge_litert")
+
+from hwnas.cli.command import run_command
+from hwnas.front import make
+from hwnas.search.__main__ import main
+from hwnas.target import Host
+
+pytestmark = pytest.mark.usefixtures("any_machine")
+
+
+def test_a_front_is_searched_here_and_verified_there(sshd: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                     capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
+    few = make.calibration_images
+    monkeypatch.setattr(make, "calibration_images", lambda data, n, seed: few(data, 96, seed))
+    (tmp_path / "board").mkdir()
+    python = Board(tmp_path / "board").bare("numpy", "ai_edge_litert").python
+    write_table(tmp_path / "home", "edge_int8", 16, host_name="loopback-2c")
+    out = tmp_path / "run"
+    given = ["+target=edge_int8", "dataset=digits", "dataset.image_size=16", "n_trials=1", "workers=1",
+             "proxy.epochs=1", "proxy.min_steps=2", "proxy.train_images=256", "finalists.k=1", "controls=0",
+             "finalists.recipe.max_steps=8", "baselines=[]", "verification.seconds=60", "space=mnasnet_small",
+             f"device={sshd.name}", f"device_python={python}", "device_name=loopback-2c", f"out={out}"]
+    assert run_command(main, "search", "", given) == 0, capsys.readouterr().err
+    row, = rows_of(out / "front.csv")
+    assert (row["verified"], row["host"], row["precision"]) == ("true", "loopback-2c", "int8")
+    environment = json.loads((out / "environment.json").read_text())
+    assert environment["runtime"].startswith("litert ")
+    assert environment["verified_from"] == Host.detect().name
+    sent = {path.suffix for path in (sshd.folder / ".cache/hwnas-agent/files").iterdir()}
+    assert ".tflite" in sent
+    assert ".onnx" not in sent
