@@ -50,10 +50,11 @@ def main(config: Config, console: Console) -> None:
         raise ConfigError("check which network, or which space? Add model=PATH of an .onnx file, model=timm:NAME or "
                           "space=NAME, and only one of them.")
     out = Path(options.out) if options.out else None
-    if out is not None:
-        check_replaceable(out.with_suffix(".csv"), out.with_suffix(".json"))
-    from hwnas.check.report import block_lines, lines, save_rows
+    from hwnas.check.report import BLOCKS_BEGIN, NODES_BEGIN, block_lines, lines, save_rows
 
+    if out is not None:
+        check_replaceable(out.with_suffix(".csv"), begin=BLOCKS_BEGIN if options.space else NODES_BEGIN)
+        check_replaceable(out.with_suffix(".json"))
     if options.space:
         rows, kept = checked_blocks(options, console)
         files = save_rows(rows, out, kept) if out is not None else ()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +25,8 @@ CHECK = Document("hwnas-check", 1, "a check of a network", "Check it again.", tw
 _GATES = ("Sigmoid", "HardSigmoid")  # activations that stand in no other's place
 NAMED = 3  # nodes that a line names
 _SMALL = 0.0005  # share below which a row is put with the others
+# First lines of the tables, by which they are known again.
+NODES_BEGIN, BLOCKS_BEGIN = (",".join(field.name for field in fields(row)) for row in (ExecutedNode, CheckedBlock))
 _Key = TypeVar("_Key", bound=Hashable)
 
 

@@ -122,7 +122,7 @@ def check_replaceable(*paths: Path, begin: str = "hwnas") -> None:
             continue
         with path.open("rb") as file:
             head = file.read(_HEAD)
-        if head and begin.encode() not in (head if begin == "hwnas" else head.splitlines()):
+        if head and begin.encode() not in (head if begin == "hwnas" else head.splitlines()[:1]):
             raise StudyError(f"{path}: hwnas did not write this file, and would replace it. Move it, or name another.")
 
 

@@ -342,8 +342,14 @@ def command_line(*overrides: str) -> int:
 def test_a_file_is_checked_in_a_child(files: dict[str, dict[str, Path]], tmp_path: Path,
                                      capsys: pytest.CaptureFixture[str]) -> None:
     path, out = files["squeezed"]["onnxruntime"], tmp_path / "c.json"
-    assert command_line("+target=ort_int8", f"model={path}", "repeats=3", f"out={out}") == 0
+    given = ("+target=ort_int8", f"model={path}", "repeats=3", f"out={out}")
+    assert [command_line(*given), command_line(*given)] == [0, 0]  # its own files are replaced
+    table = out.with_suffix(".csv").read_text()
     printed = capsys.readouterr().out
+    out.with_suffix(".csv").write_text("mine\n" + table)
+    assert command_line(*given) == 2
+    assert "hwnas did not write this file" in capsys.readouterr().err
+    out.with_suffix(".csv").write_text(table)
     for part in (str(path), "operator", "HardSwish", "another precision", "inserted for HardSwish", "falls back: "):
         assert part in printed
     data = CHECK.read(out)
