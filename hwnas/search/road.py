@@ -652,7 +652,7 @@ def prepare(plan: Plan, run: RunFolder, console: Console, clock: Clock | None = 
     if plan.reuse is not None:
         from hwnas.search.trial import reuse_trials
 
-        n = reuse_trials(study, plan.reuse, plan.space, _space_of(plan.reuse, plan), model.predict, options)
+        n = reuse_trials(study, plan.reuse, plan.space, model.predict, options, _other_part(plan.reuse, plan))
         console.note(f"reused: the accuracies of {n} networks of {plan.reuse}")
     first = _first_training(plan, run, estimator)
     return Prepared(plan, run, dataset, certificate, chosen, estimator, table, model, options, study, clock, pace,
@@ -698,12 +698,13 @@ def _without_fallbacks(plan: Plan, table: LatencyTable, url: str, console: Conso
     return plan if plan.options.fallbacks else _without(plan, costs, tell)
 
 
-def _space_of(folder: Path, plan: Plan) -> SearchSpace:
-    """The part of the plan's space that an earlier run searched."""
+def _other_part(folder: Path, plan: Plan) -> SearchSpace | None:
+    """The part of the plan's space that an earlier run searched; None where it is the plan's own."""
     from hwnas.study.study import database_path, held_identity
 
     url = database_path(folder)
-    return plan.space.unrestricted.without(_read_left_out((held_identity(url) or {}).get(LEFT_OUT, ""), url))
+    theirs = plan.space.unrestricted.without(_read_left_out((held_identity(url) or {}).get(LEFT_OUT, ""), url))
+    return None if theirs.definition == plan.space.definition else theirs
 
 
 def _without(plan: Plan, costs: Mapping[Variant, str], tell: Callable[[str], None]) -> Plan:

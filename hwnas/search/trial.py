@@ -255,20 +255,20 @@ _KEPT = ("architecture_id", "architecture", "codes", "top1_proxy", "top1_std", "
          "curve_epochs")
 
 
-def reuse_trials(study: optuna.Study, folder: Path, space: SearchSpace, their_space: SearchSpace, predict: Predict,
-                 options: SearchOptions) -> int:
+def reuse_trials(study: optuna.Study, folder: Path, space: SearchSpace, predict: Predict, options: SearchOptions,
+                 theirs: SearchSpace | None = None) -> int:
     """Add the evaluated networks of the run in `folder` to `study` with this search's costs.
 
     Returns the number of added networks; a second call adds none. They count as known, but not as evaluated here.
-    `their_space`: the part of the space that the run searched. Networks over the cap, or not of `space`, are left out.
-    Networks whose training was stopped are left out too: they could not enter the
-    other search's front, but they may enter this one. StudyError when the runs differ in space, data set or accuracy.
+    `theirs`: the part of the space that the run searched, where it is not `space`. Networks over the cap, or not of
+    `space`, are left out. Networks whose training was stopped are left out too: they could not enter the other search's
+    front, but they may enter this one. StudyError when the runs differ in space, data set or accuracy.
     """
     earlier = load_study(database_path(folder))
-    theirs, ours = identity_of(earlier), identity_of(study)
+    before, now = identity_of(earlier), identity_of(study)
     for key in SAME:
-        if theirs.get(key) != ours.get(key):
-            raise StudyError(f"search.reuse={folder}: its {key} is {theirs.get(key)}, here it is {ours.get(key)}. "
+        if before.get(key) != now.get(key):
+            raise StudyError(f"search.reuse={folder}: its {key} is {before.get(key)}, here it is {now.get(key)}. "
                              "Accuracies carry over between targets only. Leave search.reuse out.")
     url = storage_of(study).url
     with study_lock(url), storage_errors(url):
@@ -278,8 +278,7 @@ def reuse_trials(study: optuna.Study, folder: Path, space: SearchSpace, their_sp
                   and trial.user_attrs["architecture_id"] not in held]
         added = 0
         for trial in usable:
-            architecture = their_space.decode(trial.params)
-            params = trial.params if their_space.definition == space.definition else space.find(architecture)
+            params = trial.params if theirs is None else space.find(theirs.decode(trial.params))
             carried = None if params is None else _carried_over(trial, params, folder, space, predict, options)
             if carried is not None and carried.user_attrs["architecture_id"] not in held:
                 held[carried.user_attrs["architecture_id"]] = carried
