@@ -57,6 +57,7 @@ def tables() -> list[Table]:
         Table("| table, sampler, evaluations |", _looked_twice), Table("| data set, steps |", _kept_weights),
         Table("| int8 by weights |", _int8_by_weights),
         Table("| changed, on the cut |", _tuning_tries), Table("| network, data set |", _tuning_finals),
+        Table("| cut, px, seed |", _going_on),
         Table("| arm | trials |", _hour), Table("| arm, network |", _hour_networks),
         Table("| seed, arm | trials |", _hour_seeds), Table("| ours less |", _hour_ahead),
         Table("| search | trials |", _against_random), Table("| search, network |", _against_random_networks),
@@ -581,6 +582,21 @@ def _tuning_gain(part: str, data: str = "") -> list[float]:
     return [float(np.mean(gains)), float(np.std(gains, ddof=1) / np.sqrt(len(gains)))]
 
 
+def _going_on() -> Rows:
+    """Top-1 after 400 steps, after 400 behind a trial, after 560."""
+    return {f"{row['cut']}, {row['px']}, {row['seed']}": [100 * float(row[kind])
+                                                          for kind in ("fresh", "after_trial", "as_long")]
+            for row in lines("fine_tuning/go_on.csv")}
+
+
+def _going_on_gains() -> list[float]:
+    """Mean difference of going on from 400 steps alone, then from 560, each with its standard error."""
+    table = np.array(list(_going_on().values()))
+    gains = [table[:, 1] - table[:, 0], table[:, 2] - table[:, 1]]
+    return [value for gain in gains for value in (float(gain.mean()),
+                                                  float(gain.std(ddof=1) / np.sqrt(len(gain))))]
+
+
 def _tuning_claims() -> list[Claim]:
     def gains(tried: str) -> list[float]:
         """Of the whole network's first further seed on each data set, in points of validation."""
@@ -595,6 +611,7 @@ def _tuning_claims() -> list[Claim]:
                   *_tuning_gain("validation"), *_tuning_gain("test"), *(
                       _tuning_gain(part, of)[0] for of in (*TUNING_SETS, "whole", "cut")
                       for part in ("validation", "test"))]),
+        Claim("is {} points (standard error {}) above as many steps alone, and {} ({}) below", _going_on_gains),
         Claim("not by each: {} and {} %, before {} and {} %.", lambda: [
             pair[place] for place in (1, 0) for pair in _tuning_pairs("test")["whole, eurosat"]]),
         Claim("gains {}, {} and {} points of validation on the three, with them {}, {} and {}:", lambda: [
