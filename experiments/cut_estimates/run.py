@@ -333,31 +333,40 @@ def estimate(truth: Path, space: Path, weights: Path, results: Path, arms: Seque
         save_csv(path, rows)
 
 
-def table(folder: Path) -> None:
+def judged(folder: Path) -> dict[str, list[float]]:
+    """Of each arm: tau given latency with its interval, the interval of its difference from the default's, plain tau,
+    CPU seconds of a network, of the setup, and of both for MANY networks."""
     rows = pd.read_csv(folder / "networks.csv").dropna(subset="top1_test")
     wide = rows.pivot(index="id", columns="arm", values="estimate").dropna()
     facts = rows.drop_duplicates("id").set_index("id").loc[wide.index]
-    resampled = np.random.default_rng(0).integers(0, len(wide), (RESAMPLES, len(wide)))
+    every = np.vstack([np.arange(len(wide)), np.random.default_rng(0).integers(0, len(wide), (RESAMPLES, len(wide)))])
     truth, cost = log_odds(facts["top1_test"].to_numpy()), np.log(facts["latency_ms"].to_numpy())
 
-    def ranks(arm: str) -> tuple[Array, Array]:
-        """tau given latency of all networks, then of each resample; and plain tau."""
+    def given(arm: str) -> Array:
+        """tau given latency of all networks, then of each resample."""
         values = log_odds(wide[arm].to_numpy())
-        every = np.vstack([np.arange(len(wide)), resampled])
-        left = [kendall_tau(_rest(values[pick], cost[pick]), _rest(truth[pick], cost[pick])) for pick in every]
-        return np.array(left), np.asarray(kendall_tau(values, truth))
+        return np.array([float(kendall_tau(_rest(values[pick], cost[pick]), _rest(truth[pick], cost[pick])))
+                         for pick in every])
 
-    given, lines = {arm: ranks(arm) for arm in wide.columns}, []
-    for arm in [name for name in ARMS if name in wide]:
-        of, (left, plain) = rows[rows["arm"] == arm], given[arm]
-        low, high = percentiles(left[1:], LEVEL)
-        less, more = percentiles(left[1:] - given["inherited"][0][1:], LEVEL)
-        each, setup = of["cpu_seconds"].mean(), of["setup_cpu_seconds"].iloc[0]
-        lines.append([arm, f"{left[0]:.2f}", f"{low:.2f} to {high:.2f}", f"{less:.2f} to {more:.2f}",
-                      f"{float(plain):.2f}", f"{each:.1f}", f"{setup:.0f}", f"{setup + MANY * each:.0f}"])
-    print(f"{folder.name}: {len(wide)} networks, {facts['seeds'].sum()} full trainings")
+    taus = {arm: given(arm) for arm in ARMS if arm in wide}
+    told = {}
+    for arm, tau in taus.items():
+        of = rows[rows["arm"] == arm]
+        each, setup = float(of["cpu_seconds"].mean()), float(of["setup_cpu_seconds"].iloc[0])
+        told[arm] = [float(tau[0]), *percentiles(tau[1:], LEVEL), *percentiles((tau - taus["inherited"])[1:], LEVEL),
+                     float(kendall_tau(wide[arm].to_numpy(), truth)), each, setup, setup + MANY * each]
+    return told
+
+
+def table(folder: Path) -> None:
+    """Print what `judged` says."""
+    rows = pd.read_csv(folder / "networks.csv").dropna(subset="top1_test").drop_duplicates("id")
+    print(f"{folder.name}: {len(rows)} networks, {rows['seeds'].sum()} full trainings")
     print(text_table([["arm", "tau given latency", f"{LEVEL:.0%}", "less inherited's", "tau", "CPU s each", "setup",
-                       f"{MANY} networks"], *lines]))
+                       f"{MANY} networks"],
+                      *([arm, f"{tau:.2f}", f"{low:.2f} to {high:.2f}", f"{less:.2f} to {more:.2f}", f"{plain:.2f}",
+                         f"{each:.1f}", f"{setup:.0f}", f"{both:.0f}"]
+                        for arm, (tau, low, high, less, more, plain, each, setup, both) in judged(folder).items())]))
 
 
 def _rest(values: Array, cost: Array) -> Array:
