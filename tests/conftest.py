@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from clock_fixtures import VirtualClock
 from device_fixtures import board, sshd  # noqa: F401  fixtures of several files
+from hypothesis import settings
 from postgresql_fixtures import place, server  # noqa: F401  fixtures of several files
 from training_fixtures import away  # noqa: F401  a fixture of several files
 
@@ -28,6 +29,8 @@ LONGEST = ("test_search.py", "test_api.py", "test_calibrate.py", "test_train.py"
            "test_promises.py", "test_runtimes.py", "test_known_objectives.py", "test_verification.py",
            "test_supernet.py", "test_wheel.py")
 
+settings.register_profile("any machine", deadline=None)  # a busy one takes its time
+settings.load_profile("any machine")
 if "PYTEST_XDIST_WORKER" in os.environ:  # a core each, for torch too, which reads it at its import
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
