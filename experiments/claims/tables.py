@@ -15,6 +15,7 @@ from experiments.claims.readme import OPTUNA, TABLES, ask, litert_table
 from experiments.claims.readme import sampler_figure as _sampler
 from experiments.claims.sources import EXPERIMENTS, Certificate, document, lines, numbers
 from experiments.contest.controls import contest_networks, random_networks, rival, times_as_fast
+from experiments.cut_estimates.run import judged
 from hwnas.stats import kendall_tau, spearman
 
 Rows = dict[str, Figures]
@@ -57,7 +58,7 @@ def tables() -> list[Table]:
         Table("| table, sampler, evaluations |", _looked_twice), Table("| data set, steps |", _kept_weights),
         Table("| int8 by weights |", _int8_by_weights),
         Table("| changed, on the cut |", _tuning_tries), Table("| network, data set |", _tuning_finals),
-        Table("| cut, px, seed |", _going_on),
+        Table("| cut, px, seed |", _going_on), Table("| estimate of cuts |", _cut_estimates),
         Table("| arm | trials |", _hour), Table("| arm, network |", _hour_networks),
         Table("| seed, arm | trials |", _hour_seeds), Table("| ours less |", _hour_ahead),
         Table("| search | trials |", _against_random), Table("| search, network |", _against_random_networks),
@@ -582,6 +583,19 @@ def _tuning_gain(part: str, data: str = "") -> list[float]:
     return [float(np.mean(gains)), float(np.std(gains, ddof=1) / np.sqrt(len(gains)))]
 
 
+def _cut_estimates() -> Rows:
+    """Of each estimate: tau given latency, its interval, that of the difference, tau, seconds."""
+    return dict(judged(EXPERIMENTS / "cut_estimates/results/eurosat_64px"))
+
+
+def _cut_certificate() -> list[float]:
+    """Of the certificate of cuts: tau of `inherited` with its interval, of another seed with its, share of the cost."""
+    held = document("certificates/results/eurosat_cuts/certificate.json")
+    one, other = held["estimators"]["inherited"], held["ceiling"]
+    return [one["kendall_tau"], one["low"], one["high"], other["kendall_tau"], other["low"], other["high"],
+            100 * one["share_of_full"]]
+
+
 def _going_on() -> Rows:
     """Top-1 after 400 steps, after 400 behind a trial, after 560."""
     return {f"{row['cut']}, {row['px']}, {row['seed']}": [100 * float(row[kind])
@@ -611,6 +625,8 @@ def _tuning_claims() -> list[Claim]:
                   *_tuning_gain("validation"), *_tuning_gain("test"), *(
                       _tuning_gain(part, of)[0] for of in (*TUNING_SETS, "whole", "cut")
                       for part in ("validation", "test"))]),
+        Claim("Kendall tau {} ({} to {}) with the mean of two full trainings, another seed's full training {} ({} to "
+              "{}), at {} % of", _cut_certificate),
         Claim("is {} points (standard error {}) above as many steps alone, and {} ({}) below", _going_on_gains),
         Claim("not by each: {} and {} %, before {} and {} %.", lambda: [
             pair[place] for place in (1, 0) for pair in _tuning_pairs("test")["whole, eurosat"]]),
