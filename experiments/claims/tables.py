@@ -15,7 +15,7 @@ from experiments.claims.readme import OPTUNA, TABLES, ask, litert_table
 from experiments.claims.readme import sampler_figure as _sampler
 from experiments.claims.sources import EXPERIMENTS, Certificate, document, lines, numbers
 from experiments.contest.controls import contest_networks, random_networks, rival, times_as_fast
-from experiments.cut_estimates.run import judged
+from experiments.cut_estimates.judged import judged
 from hwnas.stats import kendall_tau, spearman
 
 Rows = dict[str, Figures]

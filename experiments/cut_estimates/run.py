@@ -37,6 +37,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from experiments.common import command, save_csv, text_table
+from experiments.cut_estimates.judged import MANY, judged
 from hwnas.certify.truth import read_plan, read_training
 from hwnas.cli.progress import Console
 from hwnas.data.dataset import Dataset, Split, resize, subset, top1
@@ -45,7 +46,7 @@ from hwnas.errors import DataError
 from hwnas.networks.around import begin, find_start, kept
 from hwnas.networks.weights import Pretrained, PretrainedOptions
 from hwnas.space.search_space import WHOLE, SearchSpace
-from hwnas.stats import LEVEL, kendall_tau, log_odds, percentiles
+from hwnas.stats import LEVEL, log_odds
 
 if TYPE_CHECKING:
     from torch import nn
@@ -55,10 +56,8 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 Ask = Callable[["Architecture"], float]
-RESAMPLES = 2000
 TRAIN_IMAGES, NORM_IMAGES, PROBE_IMAGES = 5000, 512, 2000
 WHOLE_STEPS, SHARED_STEPS, BATCH = 312, 1500, 32
-MANY = 40  # networks that a search of minutes tries
 
 
 @dataclass(frozen=True)
@@ -333,31 +332,6 @@ def estimate(truth: Path, space: Path, weights: Path, results: Path, arms: Seque
         save_csv(path, rows)
 
 
-def judged(folder: Path) -> dict[str, list[float]]:
-    """Of each arm: tau given latency with its interval, the interval of its difference from the default's, plain tau,
-    CPU seconds of a network, of the setup, and of both for MANY networks."""
-    rows = pd.read_csv(folder / "networks.csv").dropna(subset="top1_test")
-    wide = rows.pivot(index="id", columns="arm", values="estimate").dropna()
-    facts = rows.drop_duplicates("id").set_index("id").loc[wide.index]
-    every = np.vstack([np.arange(len(wide)), np.random.default_rng(0).integers(0, len(wide), (RESAMPLES, len(wide)))])
-    truth, cost = log_odds(facts["top1_test"].to_numpy()), np.log(facts["latency_ms"].to_numpy())
-
-    def given(arm: str) -> Array:
-        """tau given latency of all networks, then of each resample."""
-        values = log_odds(wide[arm].to_numpy())
-        return np.array([float(kendall_tau(_rest(values[pick], cost[pick]), _rest(truth[pick], cost[pick])))
-                         for pick in every])
-
-    taus = {arm: given(arm) for arm in ARMS if arm in wide}
-    told = {}
-    for arm, tau in taus.items():
-        of = rows[rows["arm"] == arm]
-        each, setup = float(of["cpu_seconds"].mean()), float(of["setup_cpu_seconds"].iloc[0])
-        told[arm] = [float(tau[0]), *percentiles(tau[1:], LEVEL), *percentiles((tau - taus["inherited"])[1:], LEVEL),
-                     float(kendall_tau(wide[arm].to_numpy(), truth)), each, setup, setup + MANY * each]
-    return told
-
-
 def table(folder: Path) -> None:
     """Print what `judged` says."""
     rows = pd.read_csv(folder / "networks.csv").dropna(subset="top1_test").drop_duplicates("id")
@@ -367,11 +341,6 @@ def table(folder: Path) -> None:
                       *([arm, f"{tau:.2f}", f"{low:.2f} to {high:.2f}", f"{less:.2f} to {more:.2f}", f"{plain:.2f}",
                          f"{each:.1f}", f"{setup:.0f}", f"{both:.0f}"]
                         for arm, (tau, low, high, less, more, plain, each, setup, both) in judged(folder).items())]))
-
-
-def _rest(values: Array, cost: Array) -> Array:
-    """What a straight line in `cost` leaves of `values`."""
-    return np.asarray(values - np.polyval(np.polyfit(cost, values, 1), cost))
 
 
 def main() -> None:
