@@ -235,7 +235,7 @@ class Measurement:
         return Measurement(self.turns[start::2], self.quiet_ms, protocol)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for a table; times in microseconds, to a tenth."""
+        """Plain values for a table; times in microseconds, to a hundredth: some networks take ten."""
         return {"quiet_us": round(self.quiet_ms * 1e3, 2),
                 "reference_us": [round(turn.reference_ms * 1e3, 2) for turn in self.turns],
                 "steal": [round(turn.steal, 4) for turn in self.turns],
@@ -243,7 +243,7 @@ class Measurement:
                     turn.throttled for turn in self.turns) else {}),
                 **({"gpu": [astuple(turn.gpu or GpuState()) for turn in self.turns]} if any(
                     turn.gpu for turn in self.turns) else {}),
-                "samples_us": [[round(ms * 1e3, 1) for ms in turn.samples_ms] for turn in self.turns]}
+                "samples_us": [[round(ms * 1e3, 2) for ms in turn.samples_ms] for turn in self.turns]}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], protocol: Protocol, where: str) -> Measurement:

@@ -37,6 +37,12 @@ def timed(width: int) -> TimedNetwork:
                         tuple(0.01 for _ in one.blocks()), 0.02)
 
 
+def test_times_of_a_network_of_ten_microseconds_are_kept_to_a_thousandth() -> None:
+    turns = tuple(Turn((0.01004, 0.01007), 0.15) for _ in range(8))
+    again = Measurement.from_dict(Measurement(turns, 0.15, Protocol()).to_dict(), Protocol(), "here")
+    assert again.turns[0].samples_ms == pytest.approx((0.01004, 0.01007), rel=1e-9)
+
+
 @pytest.fixture
 def table() -> LatencyTable:
     return LatencyTable(KEY, {"name": "amd-epyc-f26m2s1-2c", "cpu": "AMD EPYC"}, "openvino 2026.4.1",
