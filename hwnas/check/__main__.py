@@ -123,22 +123,16 @@ def _looked_at(job: Mapping[str, Any], options: CheckOptions, runtime: Runtime, 
 def checked_blocks(options: CheckOptions, console: Console) -> tuple[list[CheckedBlock], Path]:
     """Every kind of block of the space, in every precision of the runtime; kept beside the latency tables, in the file
     that is returned."""
-    from hwnas.latency.deployment import Deployment, SpaceOptions, key_of, open_device
-    from hwnas.latency.fallbacks import check_blocks, save_blocks
+    from hwnas.latency.deployment import Deployment, SpaceOptions, open_device
+    from hwnas.latency.fallbacks import measure_blocks
 
     if options.quantize:
         raise ConfigError("quantize goes with model=PATH; the blocks of a space are quantised as a search does it. "
                           "Leave it out.")
-    device = open_device(options, console)
-    deployment = Deployment.of(options.target, None, console, device)
+    deployment = Deployment.of(options.target, None, console, open_device(options, console))
     space = SpaceOptions(options.target, None, str(options.space), options.dataset, options.channels, options.classes,
                          options.image_size).search_space()
-    runtime = device.runtime(deployment.target.runtime)
-    runtime.check(deployment.target)
-    with console.step("check") as report:
-        rows = check_blocks(space, deployment.target, runtime, options.repeats, report)
-    kept = save_blocks(rows, key_of(deployment, space), deployment.device.host, runtime.version(), space.name)
-    return rows, kept
+    return measure_blocks(deployment, space, console, options.repeats)
 
 
 def command(argv: Sequence[str] | None = None) -> int:

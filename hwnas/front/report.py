@@ -359,12 +359,14 @@ def _search(data: ReportData) -> str:
     said = data.environment.get("search") or {}
     steps = data.environment.get("spent_s") or {}
     spent = ", ".join(f"{title} {seconds / 60:.1f}" for title, seconds in steps.items() if seconds >= 1)
+    said = {_WORDS.get(key, key): "; ".join(value) if key == "left_out" else value for key, value in said.items()}
     return (f"<p>{len(data.trials)} trials{': ' + escape(known) if known else ''}.</p>"
-            + definitions({_WORDS.get(key, key): value for key, value in said.items()} | {
+            + definitions(said | {
                 "minutes of the command that wrote this": spent}))
 
 
 _WORDS = {"accuracy": "estimator of accuracy", "n_trials": "networks evaluated", "asks": "asked of the sampler",
+          "left_out": "blocks left out, for their fallback on the target",
           "host": "machine", "executed": "precision executed", "measuring": "how it was timed",
           "dataset": "images", "recipe": "training of finalists, controls and baselines"}
 MOST_CLASSES = 12  # whose confusions are shown as a matrix

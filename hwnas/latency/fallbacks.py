@@ -32,12 +32,15 @@ from hwnas.system.paths import home, table_dirs, write_atomic
 from hwnas.target import PRECISIONS, Host, Target, measuring_lock, usable_cores
 
 if TYPE_CHECKING:
+    from hwnas.cli.progress import Console
+    from hwnas.latency.deployment import Deployment
     from hwnas.runtimes.executed import Executed, ExecutedNode
     from hwnas.runtimes.runtime import Runtime
     from hwnas.space.search_space import SearchSpace
 
 MATERIAL = 0.05  # share of a block's time from which what falls back counts; a convolution that does always counts
 COSTLY = 0.15  # share from which a search leaves the kind out: docs/decisions/fallbacks.md
+REPEATS = 100  # inferences of each kind
 _DRAWN = 200  # networks of the space whose blocks stand for its kinds
 _MIDDLE = "blocks.0.1"
 _SHAPE = {"host": {"name": str}, "key": str, "runtime": str, "space": str, "blocks": [dict]}
@@ -76,8 +79,8 @@ class CheckedBlock:
 
     @property
     def costly(self) -> bool:
-        """Whether the fallback costs a kind what its precision was to give: it cannot be run, one of its convolutions
-        falls back, or COSTLY of its time is lost."""
+        """Whether a kind loses much to the fallback: it cannot be run, one of its convolutions falls back, or COSTLY of
+        its time is lost."""
         return bool(self.refused) or self.weighted_falls or self.fallback_share >= COSTLY
 
     @property
@@ -120,10 +123,12 @@ def network_of(block: BlockSpec, channels: int, classes: int) -> Architecture:
 
 
 def check_blocks(space: SearchSpace, target: Target, runtime: Runtime, repeats: int,
-                 progress: Callable[[float, str], None]) -> list[CheckedBlock]:
-    """Every kind of the space in every precision that the runtime has on its host, the target's first."""
-    kinds, precisions = kinds_of(space), _precisions(target, runtime)
-    rows = []
+                 progress: Callable[[float, str], None], precisions: Sequence[str] | None = None
+                 ) -> list[CheckedBlock]:
+    """Every kind of the space in `precisions` (None: in every one that the runtime has on its host, the target's
+    first)."""
+    kinds, rows = kinds_of(space), []
+    precisions = precisions or _precisions(target, runtime)
     with tempfile.TemporaryDirectory(prefix="hwnas-") as folder, measuring_lock(usable_cores()):
         for index, block in enumerate(kinds):
             progress(index / len(kinds), block.key)
@@ -199,6 +204,19 @@ def save_blocks(rows: Sequence[CheckedBlock], key: TableKey, host: Host, runtime
             "blocks": [asdict(row) for row in rows]}
     write_atomic(path, json.dumps(data, indent=1, allow_nan=False))
     return path
+
+
+def measure_blocks(deployment: Deployment, space: SearchSpace, console: Console, repeats: int = REPEATS,
+                   precisions: Sequence[str] | None = None) -> tuple[list[CheckedBlock], Path]:
+    """`check_blocks` on the deployment's device; kept in the file that is returned. TargetError for a target that the
+    device cannot run."""
+    from hwnas.latency.deployment import key_of
+
+    target, runtime = deployment.target, deployment.device.runtime(deployment.target.runtime)
+    runtime.check(target)
+    with console.step("check") as report:
+        rows = check_blocks(space, target, runtime, repeats, report, precisions)
+    return rows, save_blocks(rows, key_of(deployment, space), deployment.device.host, runtime.version(), space.name)
 
 
 def find_blocks(host_name: str, key: TableKey, space_name: str, runtime: str | None) -> list[CheckedBlock] | None:

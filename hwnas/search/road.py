@@ -171,8 +171,8 @@ class Plan:
     `out` is the run folder, which need not exist yet. `start`: the weights that networks of the space begin with, where
     these are cut from a pretrained one. If the user gave no T, `objective` has none until the latency model is there.
     `sampler` makes the sampler from the Context that ours needs. `left_out` names the variants of blocks that `space`
-    does without, once it is prepared. `yaml` is the configuration as it may be kept,
-    `config` as it is, with passwords.
+    does without, once it is prepared, and `left_out_costs` what each of them costs, in words. `yaml` is the
+    configuration as it may be kept, `config` as it is, with passwords.
     """
 
     options: PlanOptions
@@ -191,6 +191,7 @@ class Plan:
     yaml: str
     config: str
     left_out: str = ""
+    left_out_costs: tuple[str, ...] = ()
 
     @property
     def whole(self) -> str:
@@ -676,26 +677,26 @@ def _first_training(plan: Plan, run: RunFolder, estimator: AccuracyEstimator) ->
 
 def _without_fallbacks(plan: Plan, table: LatencyTable, url: str, console: Console) -> Plan:
     """The plan without the variants of blocks that a study began without; a new one without those whose fallback costs
-    too much on the target, where this was measured. Lines say what falls back, and what was left out.
+    too much on the target: a machine that is at hand is asked first. Lines say what falls back, and what was left out.
 
     ConfigError where nothing would be left to search, StudyError for a study that cannot be read.
     """
-    from hwnas.latency.fallbacks import find_blocks, left_out, warning
+    from hwnas.latency.fallbacks import find_blocks, left_out, measure_blocks, warning
     from hwnas.study.study import held_identity
 
-    target = plan.deployment.target
+    target, everything = plan.deployment.target, plan.options.fallbacks
     rows = find_blocks(table.host_name, table.key, plan.space.name, table.runtime_version)
-    if rows is None:
-        _tell_how_to_check(plan, console)
     held = held_identity(url)
+    if rows is None and held is None and plan.deployment.at_hand and not everything:
+        rows = measure_blocks(plan.deployment, plan.space, console, precisions=[target.precision])[0]
     costs = left_out(rows or (), target)
-    if held is not None and not plan.options.fallbacks:
+    if held is not None and not everything:
         left = _read_left_out(held.get(LEFT_OUT, ""), url)
         costs = {variant: costs.get(variant, str(variant)) for variant in left}
     tell = console.say if held is None else console.note  # workers, who are quiet, find a study
     if rows is not None and (line := warning(rows, target)):
         tell(f"note: {line}")
-    return plan if plan.options.fallbacks else _without(plan, costs, tell)
+    return plan if everything else _without(plan, costs, tell)
 
 
 def _other_part(folder: Path, plan: Plan) -> SearchSpace | None:
@@ -720,7 +721,7 @@ def _without(plan: Plan, costs: Mapping[Variant, str], tell: Callable[[str], Non
     _check_controls(plan.options, space)
     tell(f"left out of the search, for what it costs in fallback: {words}. fallbacks=true keeps it "
          f"({space.n_architectures:.3g} of {plan.space.n_architectures:.3g} networks stay).")
-    return replace(plan, space=space, left_out=" ".join(sorted(map(str, costs))))
+    return replace(plan, space=space, left_out=" ".join(sorted(map(str, costs))), left_out_costs=tuple(costs.values()))
 
 
 def _read_left_out(text: str, url: str) -> list[Variant]:
@@ -732,17 +733,6 @@ def _read_left_out(text: str, url: str) -> list[Variant]:
         return [Variant.read(word) for word in text.split()]
     except ValueError as error:
         raise StudyError(f"study {shown(url)}: {LEFT_OUT}: {error}. Start another run with out=FOLDER.") from None
-
-
-def _tell_how_to_check(plan: Plan, console: Console) -> None:
-    """Name the command that measures what falls back, where it would measure what the search is for."""
-    if plan.deployment.at_hand:
-        space, name = plan.space, plan.deployment.target.name
-        source = space.source if space.definition.around else space.name
-        size = f" image_size={space.image_sizes[0]}" if len(space.image_sizes) == 1 else ""
-        device = "" if plan.options.device is None else f" device={plan.options.device}"
-        console.note(f"which blocks {name} runs in fallback is not known: python -m hwnas.check +target={name} "
-                     f"space={source}{size} channels={space.channels} classes={space.classes}{device} measures it")
 
 
 def _worth_training(plan: Plan, run: RunFolder, table: LatencyTable, console: Console) -> tuple[TimmNetwork, ...]:
@@ -1172,6 +1162,7 @@ def _facts(prepared: Prepared, trials: Sequence[Mapping[str, Any]], n: int) -> F
                                     chosen.accuracy, chosen.options, prepared.estimator.fingerprint)
     outcome = {"accuracy": chosen.accuracy, "sampler": options.sampler,
                "objective": prepared.options.objective.shown,
+               "left_out": list(plan.left_out_costs),
                "n_trials": sum(row["outcome"] == "evaluated" for row in trials), "asks": len(trials)}
     return Facts(plan.deployment.host_name, plan.space.name, timing, options.budget.latency_ms, options.budget.p99_ms,
                  latency, outcome, certificate)

@@ -19,8 +19,8 @@ from hwnas.system.run_folder import RunFolder
 ENVIRONMENT = {
     "created": "2026-11-20T12:00:00+00:00", "host": {"name": "intel-xeon-f6m143s8-2c", "cores": 2},
     "target": {"name": "xeon_int8", "runtime": "openvino"}, "dataset": {"name": "digits"}, "space": "mnasnet_small",
-    "latency_model": {"mean_error": 0.061, "line": "mean 6.1%"}, "search": {"reason": "30 trials are done"},
-    "cap_ms": None,
+    "latency_model": {"mean_error": 0.061, "line": "mean 6.1%"}, "cap_ms": None,
+    "search": {"reason": "30 trials are done", "left_out": ["cxl, gelu: Gelu in fp32, 30% of its time", "cxl, relu"]},
     "verified_here": True, "searched_for": "intel-xeon-f6m143s8-2c"}
 
 
@@ -77,6 +77,7 @@ def test_how_baselines_were_changed_is_told_of_those_that_are_there(run: RunFold
 
 @pytest.mark.parametrize("text", [
     "The search beats resnet10t.", "intel-xeon-f6m143s8-2c", "No certificate", "30 trials are done", "mean 6.1%",
+    "30% of its time; cxl, relu",
     "aaaaaaa0", "stem16s1 ir_r1_k3_s1_e3_c16", "2026-11-20", "20 trials", "seed: 0",
     "3 of 4 networks of the space were"])
 def test_report_says(run: RunFolder, text: str) -> None:

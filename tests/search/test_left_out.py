@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from hwnas.accuracy.estimator import Estimate
 from hwnas.cli.command import compose
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, StudyError
+from hwnas.latency import fallbacks
 from hwnas.latency.fallbacks import CheckedBlock, left_out, save_blocks
 from hwnas.latency.table import TableKey
 from hwnas.networks.around import space_content
@@ -107,8 +109,35 @@ def test_predictions_are_those_of_the_whole_space(home: Path) -> None:
     assert np.allclose(made.model.predict(codes).mean, whole.model.predict(same).mean)
 
 
+def test_a_new_study_asks_the_target_once(home: Path, monkeypatch: pytest.MonkeyPatch,
+                                          capsys: pytest.CaptureFixture[str]) -> None:
+    asked = []
+
+    def check(space: SearchSpace, target: Target, *_: Any) -> list[CheckedBlock]:
+        asked.append((space.name, target.name, _[-1]))
+        return [FINE, SQUEEZED]
+
+    monkeypatch.setattr(fallbacks, "check_blocks", check)
+    assert prepared(home / "whole", "fallbacks=true").plan.left_out == ""
+    assert asked == []
+    assert prepared(home / "run").plan.left_out == "ir/se/relu"
+    assert "left out of the search" in capsys.readouterr().err
+    assert asked == [("mnasnet_small", "epyc_int8", ["int8"])]
+    assert prepared(home / "run").plan.left_out == prepared(home / "other").plan.left_out == "ir/se/relu"
+    assert len(asked) == 1  # what was found is kept
+
+
+def test_a_study_that_began_whole_stays_whole(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared(home / "run", "fallbacks=true")
+    database, other = home / "run" / "study.db", home / "again"
+    other.mkdir()
+    shutil.copy(database, other)
+    monkeypatch.setattr(fallbacks, "check_blocks", lambda *_: pytest.fail("asked for a study that has begun"))
+    assert prepared(other).plan.left_out == ""
+
+
 def test_a_study_keeps_the_space_that_it_began_with(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert prepared(home / "before").plan.left_out == ""  # nothing was measured
+    assert prepared(home / "before").plan.left_out == ""  # nothing falls back
     table = keep(FINE, SQUEEZED)
     assert prepared(home / "before").plan.left_out == ""
     assert prepared(home / "after").plan.left_out == "ir/se/relu"
