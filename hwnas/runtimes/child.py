@@ -33,15 +33,21 @@ Task = Callable[[Mapping[str, Any], Target, "Runtime", Progress], Any]
 WAITING = "waiting"  # a note that begins so reports another process's work: the time-out does not run then
 
 
-def probe_model(path: str | os.PathLike[str], target: Target, timeout_s: float = 60.0, memory_mb: int = 2048) -> None:
-    """Check `path`, compile it for `target` and run it once in a child process.
+_PROBED_S = {"cpu": 60.0, "cuda": 900.0}  # of compiling and running once: TensorRT times the kernels of every node
+
+
+def probe_model(path: str | os.PathLike[str], target: Target, timeout_s: float | None = None, memory_mb: int = 2048
+                ) -> None:
+    """Check `path`, compile it for `target` and run it once in a child process, for `timeout_s` at most (None: what
+    the target's device may take).
 
     `memory_mb` bounds what the child may allocate beyond the runtime's own libraries (Linux; elsewhere only the time
     is bounded). CandidateError says why it failed: refused, crashed, out of memory, timed out. TargetError as
     `Runtime.check`.
     """
     try:
-        run_child("hwnas.runtimes.child", {"path": os.fspath(path)}, target, timeout_s=timeout_s, memory_mb=memory_mb)
+        run_child("hwnas.runtimes.child", {"path": os.fspath(path)}, target,
+                  timeout_s=timeout_s or _PROBED_S[target.device], memory_mb=memory_mb)
     except ModelError as error:
         raise CandidateError(str(error)) from None
 

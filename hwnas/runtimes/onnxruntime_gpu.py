@@ -61,17 +61,23 @@ class CudaRuntime:
     title = "ONNX Runtime on CUDA"
     extra = "cuda"
     precisions: tuple[str, ...] = ("fp32", "fp16")
+    provider = _CUDA  # that is to run every node
+    unwanted: tuple[str, ...] = ()  # of ONNX Runtime's optimisers
     memory = "cuda"  # ONNX Runtime's word for where the inputs of a session go
 
     def version(self) -> str:
         self._check_installed(self.name)
         return f"{self.name} {version(_PACKAGE)}"
 
-    def providers(self) -> Providers:
+    def options(self, precision: str = "fp32") -> Providers:
         """What runs the nodes, the first where it can, with its options; the CPU takes what is left, and is told."""
         cuda = {"device_id": "0", "use_tf32": "0", "cudnn_conv_algo_search": "EXHAUSTIVE",
                 "arena_extend_strategy": "kSameAsRequested"}
         return [(_CUDA, cuda), (_CPU, {})]
+
+    def providers(self, precision: str = "fp32") -> Providers:
+        """The same, with what is of this machine alone: where timings of kernels are kept."""
+        return self.options(precision)
 
     def check(self, target: Target) -> None:
         require(target, self.name, self.precisions, "cuda")
@@ -133,7 +139,8 @@ class CudaRuntime:
         if optimised is not None:
             options.optimized_model_filepath = str(optimised)
         try:
-            session = ort.InferenceSession(os.fspath(path), options, providers=self.providers(), enable_fallback=0)
+            session = ort.InferenceSession(os.fspath(path), options, providers=self.providers(target.precision),
+                                           enable_fallback=0, disabled_optimizers=list(self.unwanted))
         except Exception as error:  # ONNX Runtime's exceptions share no base class
             raise FileError(path, f"ONNX Runtime cannot compile it: {one_line(error)}") from error
         self._check_taken(session.get_providers(), f"target {target.name}")
@@ -142,7 +149,7 @@ class CudaRuntime:
     def executed(self, events: Events, path: str | os.PathLike[str], meant: int) -> dict[str, int]:
         """Convolutions and matrix products by the precision in which they ran, with the provider where it is not this
         runtime's."""
-        first = self.providers()[0][0]
+        first = self.provider
         counts: Counter[str] = Counter()
         for said in _nodes(events):
             if said["op_name"] in _WEIGHTED:
@@ -152,7 +159,7 @@ class CudaRuntime:
 
     def outside(self, events: Events) -> dict[str, int]:
         """The nodes that another provider took, by kind and provider."""
-        first = self.providers()[0][0]
+        first = self.provider
         counts = Counter(f"{said['op_name']} on {_short(said['provider'])}"
                          for said in _nodes(events) if said["provider"] != first)
         return dict(sorted(counts.items()))
@@ -178,9 +185,11 @@ class CudaRuntime:
             load = ("import onnx\n"
                     "from onnxruntime.transformers.float16 import convert_float_to_float16\n"
                     f'model = convert_float_to_float16(onnx.load("{file}"), keep_io_types=True).SerializeToString()\n')
+        unwanted = f", disabled_optimizers={list(self.unwanted)}" if self.unwanted else ""
         return (f"import numpy as np, onnxruntime  # pip install {_PACKAGE}, and no onnxruntime beside it\n{load}"
-                f"session = onnxruntime.InferenceSession(model, providers={self.providers()!r})\n"
-                f'assert session.get_providers()[0] == "{self.providers()[0][0]}"  # else it would run on the CPU\n'
+                f"session = onnxruntime.InferenceSession(model, providers={self.options(target.precision)!r}"
+                f"{unwanted})\n"
+                f'assert session.get_providers()[0] == "{self.provider}"  # else it would run on the CPU\n'
                 "images = np.ascontiguousarray(images, np.float32)\n"
                 'there = onnxruntime.OrtValue.ortvalue_from_numpy(images, "cuda", 0)\n'
                 "binding = session.io_binding()\n"
@@ -197,7 +206,7 @@ class CudaRuntime:
         except PackageNotFoundError:
             raise TargetError(f"{who}: ONNX Runtime for GPUs is not installed. Install it: pip install "
                               f"'hwnas[{self.extra}]' && {_MEND}") from None
-        if self.providers()[0][0] not in import_onnxruntime().get_available_providers():
+        if self.provider not in import_onnxruntime().get_available_providers():
             raise TargetError(f"{who}: onnxruntime lies over {_PACKAGE}, as both are one module, so that only the CPU "
                               f"can be used. Take it away: {_MEND}")
 
@@ -232,12 +241,12 @@ class CudaRuntime:
     def _check_taken(self, taken: Sequence[str], who: str, why: str = "") -> None:
         """TargetError unless a session has this runtime's provider first: ONNX Runtime leaves out, in silence, what it
         cannot load."""
-        if list(taken[:1]) != [self.providers()[0][0]]:
+        if list(taken[:1]) != [self.provider]:
             raise self._unloaded(who, why)
 
     def _unloaded(self, who: str, why: str) -> TargetError:
         reason = f" ({why})" if why else ""
-        return TargetError(f"{who}: ONNX Runtime could not load its {self.providers()[0][0]}{reason}, and would have "
+        return TargetError(f"{who}: ONNX Runtime could not load its {self.provider}{reason}, and would have "
                            f"run on something else. See that nvidia-smi works; libraries: pip install "
                            f"'hwnas[{self.extra}]'.")
 
@@ -252,7 +261,10 @@ class TensorRtRuntime(CudaRuntime):
     name = "onnxruntime_tensorrt"
     title = "ONNX Runtime on TensorRT"
     extra = "tensorrt"
-    precisions = ("int8",)
+    precisions = ("int8", "fp32")  # fp32 is what int8 is compared with
+    provider = _TENSORRT
+    # It would give convolutions int32 biases, which TensorRT's parser refuses.
+    unwanted = ("WeightBiasQuantization",)
     writes_graph = False  # not of an engine
 
     def version(self) -> str:
@@ -262,18 +274,18 @@ class TensorRtRuntime(CudaRuntime):
                 return f"{base}, TensorRT {version(package)}"
         return base
 
-    def providers(self) -> Providers:
-        kept = home() / "tensorrt"  # timings of kernels: without them every compilation takes long
-        own = {"device_id": "0", "trt_int8_enable": "1", "trt_timing_cache_enable": "1",
-               "trt_timing_cache_path": str(kept)}
-        return [(_TENSORRT, own), *super().providers()]
+    def options(self, precision: str = "fp32") -> Providers:
+        own = {"device_id": "0", "trt_int8_enable": str(precision == "int8")}  # some versions know no other words
+        return [(self.provider, own), *super().options(precision)]
 
-    def session(self, path: Path, target: Target, profile: Path, optimised: Path | None = None) -> Any:
-        (home() / "tensorrt").mkdir(parents=True, exist_ok=True)
-        return super().session(path, target, profile, optimised)
+    def providers(self, precision: str = "fp32") -> Providers:
+        (own, said), *others = self.options(precision)
+        kept = {"trt_timing_cache_enable": "True", "trt_timing_cache_path": str(_timings())}
+        return [(own, {**said, **kept}), *others]
 
     def preload(self) -> None:
         super().preload()
+        _timings().mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(ImportError):
             import tensorrt  # noqa: F401  loads its libraries
 
@@ -285,6 +297,11 @@ class TensorRtRuntime(CudaRuntime):
         int8 = min(inside, max(0, meant - sum(elsewhere.values())))
         counts = {"int8": int8, "fp32": inside - int8, **elsewhere}
         return {name: count for name, count in counts.items() if count}
+
+
+def _timings() -> Path:
+    """Where timings of kernels are kept: without them every compilation takes long."""
+    return home() / "tensorrt"
 
 
 _LOADED: set[type[CudaRuntime]] = set()  # runtimes whose provider this process has loaded

@@ -10,12 +10,10 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, TypeVar
+from functools import cache, partial
+from typing import Any
 
 from hwnas.errors import TargetError
-
-Value = TypeVar("Value")
 
 # Bits of NVML's reasons for a lower clock: heat and the power supply. The others are no disturbance: an idle GPU, the
 # clocks that the user set, and the power limit, which a long load reaches and stays at.
@@ -65,23 +63,30 @@ def first_gpu() -> Gpu:
     nvml, handle = _opened()
     cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()
     return Gpu(_text(nvml.nvmlDeviceGetName(handle)), _text(nvml.nvmlSystemGetDriverVersion()),
-               f"{cuda // 1000}.{cuda % 1000 // 10}", round(nvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30, 1))
+               f"{cuda // 1000}.{cuda % 1000 // 10}",
+               round(_asked(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total) / 2**30, 1))
 
 
 def gpu_state() -> GpuState:
     """How the GPU is now; TargetError as `first_gpu`."""
     nvml, handle = _opened()
+    return GpuState(_asked(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+                    _asked(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
+                    _asked(*(partial(getattr(nvml, name), handle) for name in _REASON_CALLS if hasattr(nvml, name))))
 
-    def asked(ask: Callable[[], int]) -> int:
-        with contextlib.suppress(nvml.NVMLError):  # a part of a GPU (MIG) does not tell all
-            return int(ask())
-        return 0
 
-    reasons = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None) or \
-        nvml.nvmlDeviceGetCurrentClocksThrottleReasons  # its name before version 12.535
-    return GpuState(asked(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
-                    asked(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
-                    asked(lambda: reasons(handle)))
+# What asks for the reasons of a low clock: drivers and packages before 535 know it by the second name only.
+_REASON_CALLS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
+
+
+def _asked(*calls: Callable[[], int]) -> int:
+    """The first answer that one of `calls` gives; 0 where there is none: a part of a GPU (MIG), or one that shares the
+    machine's memory, does not tell all."""
+    nvml, _ = _opened()
+    for call in calls:
+        with contextlib.suppress(nvml.NVMLError):
+            return int(call())
+    return 0
 
 
 @cache
@@ -95,6 +100,9 @@ def _opened() -> tuple[Any, Any]:
     try:
         pynvml.nvmlInit()
         name = first_visible(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        if name == "":
+            raise TargetError("the target needs an NVIDIA GPU, and CUDA_VISIBLE_DEVICES is empty, which hides all. "
+                              "Unset it, or name one.")
         return pynvml, (pynvml.nvmlDeviceGetHandleByIndex(name) if isinstance(name, int)
                         else pynvml.nvmlDeviceGetHandleByUUID(name))
     except pynvml.NVMLError as error:
@@ -103,10 +111,10 @@ def _opened() -> tuple[Any, Any]:
 
 
 def first_visible(shown: str | None) -> int | str:
-    """Index or UUID of the GPU that programs get first where CUDA_VISIBLE_DEVICES is `shown`. Indices are NVML's where
-    CUDA_DEVICE_ORDER=PCI_BUS_ID, or all GPUs are alike."""
+    """Index or UUID of the GPU that programs get first where CUDA_VISIBLE_DEVICES is `shown`; empty text where it hides
+    all. Indices are NVML's where CUDA_DEVICE_ORDER=PCI_BUS_ID, or all GPUs are alike."""
     first = (shown or "").split(",")[0].strip()
-    return int(first) if re.fullmatch(r"\d+", first) else first or 0
+    return int(first) if re.fullmatch(r"\d+", first) else first if shown is not None else 0
 
 
 def _text(value: str | bytes) -> str:

@@ -40,10 +40,10 @@ INT8 = Target("trt_int8", "onnxruntime_tensorrt", "int8", device="cuda")
 class StandIn(CudaRuntime):
     """The CPU in place of the GPU."""
 
-    memory = "cpu"
+    memory, provider = "cpu", "CPUExecutionProvider"
 
-    def providers(self) -> Providers:
-        return [("CPUExecutionProvider", {})]
+    def options(self, precision: str = "fp32") -> Providers:
+        return [(self.provider, {})]
 
     def version(self) -> str:
         return f"{self.name} stand-in"
@@ -177,8 +177,10 @@ def test_a_provider_that_does_not_load_is_an_error(monkeypatch: pytest.MonkeyPat
     class Alone(StandIn):
         """ONNX Runtime leaves out what it cannot load, and goes on with the CPU."""
 
-        def providers(self) -> Providers:
-            return [("AzureExecutionProvider", {}), ("CPUExecutionProvider", {})]
+        provider = "AzureExecutionProvider"
+
+        def options(self, precision: str = "fp32") -> Providers:
+            return [(self.provider, {}), ("CPUExecutionProvider", {})]
 
     class Silent:
         def __init__(self, *_: Any, **__: Any) -> None: ...
@@ -217,6 +219,34 @@ def test_a_card_shows_code_that_refuses_the_cpu(target: Target) -> None:
     compile(code, "card", "exec")
     assert "assert session.get_providers()[0]" in code
     assert ("convert_float_to_float16" in code) == (target.precision == "fp16")
+
+
+def test_a_card_says_nothing_of_the_machine_that_wrote_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HWNAS_HOME", str(tmp_path))
+    runtime = TensorRtRuntime()
+    assert str(tmp_path) in str(runtime.providers("int8"))
+    assert str(tmp_path) not in runtime.usage("model.onnx", INT8)
+
+
+def test_tensorrt_runs_in_int8_what_is_asked_in_int8() -> None:
+    asked = {precision: TensorRtRuntime().providers(precision)[0][1]["trt_int8_enable"]
+             for precision in TensorRtRuntime.precisions}
+    assert asked == {"int8": "True", "fp32": "False"}
+
+
+def test_biases_stay_as_tensorrt_wants_them(files: dict[str, Path], tmp_path: Path) -> None:
+    """Its parser takes no int32 biases, and ONNX Runtime would make some before it asks the provider."""
+    types = []
+    for unwanted in ((), TensorRtRuntime.unwanted):
+        runtime, made = StandIn(), tmp_path / f"{len(unwanted)}.onnx"
+        runtime.unwanted = unwanted
+        runtime.session(files["int8"], INT8, tmp_path, made)
+        graph = onnx.load(str(made)).graph
+        stored = {each.name: each.data_type for each in graph.initializer}
+        types.append({stored[node.input[0]] for node in graph.node if node.op_type == "DequantizeLinear"
+                      and node.input[0] in stored})
+    assert onnx.TensorProto.INT32 in types[0]
+    assert types[1] == {onnx.TensorProto.INT8}
 
 
 @pytest.mark.parametrize("name", ["cuda_fp16", "cuda_fp32", "trt_int8"])

@@ -56,8 +56,21 @@ def test_its_state_is_read_by_either_name_of_the_reasons(nvml: SimpleNamespace) 
     assert gpu_state() == GpuState(1710, 61, 0x4)
     nvml.nvmlDeviceGetCurrentClocksEventReasons = lambda handle: 0x40
     assert gpu_state().slowed
+    nvml.nvmlDeviceGetCurrentClocksEventReasons = lacks  # as with a driver that knows the other name only
+    assert gpu_state() == GpuState(1710, 61, 0x4)
     nvml.nvmlDeviceGetClockInfo = lacks  # as of a part of a GPU
     assert gpu_state().sm_mhz == 0
+
+
+def test_memory_that_is_shared_with_the_machine_is_not_told(nvml: SimpleNamespace) -> None:
+    nvml.nvmlDeviceGetMemoryInfo = lacks
+    assert first_gpu().memory_gib == 0
+
+
+def test_a_gpu_that_cuda_hides_is_not_taken(nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(TargetError, match="CUDA_VISIBLE_DEVICES is empty, which hides all"):
+        first_gpu()
 
 
 def test_a_power_limit_is_told_and_no_disturbance() -> None:
@@ -68,7 +81,7 @@ def test_a_power_limit_is_told_and_no_disturbance() -> None:
 
 
 @pytest.mark.parametrize(("shown", "first"), [
-    (None, 0), ("", 0), ("2,3", 2), ("GPU-1a2b,GPU-3c", "GPU-1a2b"), ("MIG-1", "MIG-1")])
+    (None, 0), ("", ""), ("2,3", 2), ("GPU-1a2b,GPU-3c", "GPU-1a2b"), ("MIG-1", "MIG-1")])
 def test_the_first_gpu_is_the_one_that_programs_get(shown: str | None, first: int | str) -> None:
     assert first_visible(shown) == first
 
