@@ -25,8 +25,8 @@ CHECK = Document("hwnas-check", 1, "a check of a network", "Check it again.", tw
 _GATES = ("Sigmoid", "HardSigmoid")  # activations that stand in no other's place
 NAMED = 3  # nodes that a line names
 _SMALL = 0.0005  # share below which a row is put with the others
-# First lines of the tables, by which they are known again.
-NODES_BEGIN, BLOCKS_BEGIN = (",".join(field.name for field in fields(row)) for row in (ExecutedNode, CheckedBlock))
+# What the tables begin with, of this version and of earlier ones, by which they are known again.
+NODES_BEGIN, BLOCKS_BEGIN = (",".join(field.name for field in fields(row)[:6]) for row in (ExecutedNode, CheckedBlock))
 _Key = TypeVar("_Key", bound=Hashable)
 
 

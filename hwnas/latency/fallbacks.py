@@ -159,9 +159,9 @@ def _checked(block: BlockSpec, network: Architecture, target: Target, runtime: R
     try:
         path = prepare_network(network, target, folder)
         compiled = inspected(runtime, path, target)
+        nodes = compiled.profile(noise(target.batch, image_shape(network)), repeats)  # another machine compiles it here
     except CandidateError as error:
         return CheckedBlock(*said, None, 0.0, 0.0, "", refused=str(error), hard_gate=block.hard_gate)
-    nodes = compiled.profile(noise(target.batch, image_shape(network)), repeats)
     return replace(_told(said, executed(nodes, path, target)), hard_gate=block.hard_gate)
 
 

@@ -115,14 +115,14 @@ class WorkFolder:
 def check_replaceable(*paths: Path, begin: str = "hwnas") -> None:
     """StudyError for a file that hwnas did not write: a command replaces results of its own only.
 
-    Every document and picture of hwnas says so near its beginning. A table in CSV cannot: `begin` is its first line.
+    Every document and picture of hwnas says so near its beginning. A table in CSV cannot: it begins with `begin`.
     """
     for path in paths:
         if not path.is_file():
             continue
         with path.open("rb") as file:
             head = file.read(_HEAD)
-        if head and begin.encode() not in (head if begin == "hwnas" else head.splitlines()[:1]):
+        if head and not (begin.encode() in head if begin == "hwnas" else head.startswith(begin.encode())):
             raise StudyError(f"{path}: hwnas did not write this file, and would replace it. Move it, or name another.")
 
 

@@ -13,7 +13,8 @@ import pytest
 from hwnas.check import __main__ as command
 from hwnas.cli.command import run_command
 from hwnas.cli.progress import Console
-from hwnas.errors import TableError
+from hwnas.errors import CandidateError, TableError
+from hwnas.latency import fallbacks
 from hwnas.latency.fallbacks import (
     CheckedBlock,
     blocks_path,
@@ -65,6 +66,19 @@ def test_a_layer_norm_and_an_activation_that_stay_in_floating_point_are_found() 
     assert "Gelu in fp32" in int8[folded[0], "gelu"].falls
     assert not any(row.falls for row in rows if row.precision == "fp32")
     assert all(row.ms and row.ms > 0 and 0 <= row.inserted_share <= 1 for row in rows)
+
+
+def test_a_kind_that_another_machine_refuses_is_a_row_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is sent, and compiled when it is profiled."""
+    def refuses(*_: Any) -> Any:
+        raise CandidateError("the device has no such operator")
+
+    sent = SimpleNamespace(profile=refuses)
+    monkeypatch.setattr(fallbacks, "inspected", lambda *_: sent)
+    space = SearchSpace.load("mnasnet_small", channels=1, classes=10, image_size=16)
+    rows = check_blocks(space, ORT, load_runtime("onnxruntime"), 3, quiet, ["fp32"])
+    assert len(rows) == len(kinds_of(space))
+    assert all(row.refused == "the device has no such operator" and row.costly for row in rows)
 
 
 def test_what_counts_as_fallback() -> None:
