@@ -124,7 +124,7 @@ def make(network: Network, folder: ModelFolder, making: Making, progress: Progre
         if not reused:
             _discard(folder)
             if (first := making.first_of(network)) is not None:
-                model = first.trained(model, network.name, data)
+                model = first.trained(model, network.name, data, making.dataset)
             model = _train(model, data, making, making.recipe_of(network), progress)
             write_atomic(folder.weights, _weights(model, wanted))
         Manifest.write(folder.path, (described, folder.weights), wanted)
@@ -210,10 +210,12 @@ def fault_of(network: Network, folder: ModelFolder, making: Making, say: Callabl
 
 
 def other_start(network: Network, folder: ModelFolder, making: Making) -> str:
-    """Why the files in `folder` are not of the pretrained weights that `network` begins with; empty where they are."""
+    """Why the files in `folder` are not of the pretrained weights that `network` begins with, or of what was trained
+    before; empty where they are."""
     manifest = Manifest.find(folder.path) if network.provenance else None
     same = manifest is None or manifest.recipe == fingerprint(network, making)
-    return "" if same else "its pretrained weights, or how they want images normalised, are others"
+    return "" if same else ("its pretrained weights, how they want images normalised, or its training before this one "
+                            "are others")
 
 
 def _recipe_in(path: Path) -> str | None:

@@ -653,7 +653,7 @@ def prepare(plan: Plan, run: RunFolder, console: Console, clock: Clock | None = 
     if plan.reuse is not None:
         from hwnas.search.trial import reuse_trials
 
-        n = reuse_trials(study, plan.reuse, plan.space, model.predict, options, _other_part(plan.reuse, plan))
+        n = reuse_trials(study, plan.reuse, plan.space, model.predict, options, partial(_other_part, plan.reuse, plan))
         console.note(f"reused: the accuracies of {n} networks of {plan.reuse}")
     first = _first_training(plan, run, estimator)
     return Prepared(plan, run, dataset, certificate, chosen, estimator, table, model, options, study, clock, pace,
@@ -670,7 +670,7 @@ def _first_training(plan: Plan, run: RunFolder, estimator: AccuracyEstimator) ->
         return None
     options = estimator.options
     first = FirstTraining(estimator.recipe, options.train_images, options.image_size, plan.options.seed,
-                          run.trial_weights)
+                          run.trial_weights, estimator.fingerprint)
     estimator.keep = first.keep
     return first
 

@@ -256,11 +256,11 @@ _KEPT = ("architecture_id", "architecture", "codes", "top1_proxy", "top1_std", "
 
 
 def reuse_trials(study: optuna.Study, folder: Path, space: SearchSpace, predict: Predict, options: SearchOptions,
-                 theirs: SearchSpace | None = None) -> int:
+                 part: Callable[[], SearchSpace | None] = lambda: None) -> int:
     """Add the evaluated networks of the run in `folder` to `study` with this search's costs.
 
     Returns the number of added networks; a second call adds none. They count as known, but not as evaluated here.
-    `theirs`: the part of the space that the run searched, where it is not `space`. Networks over the cap, or not of
+    `part` gives the part of the space that the run searched, where it is not `space`. Networks over the cap, or not of
     `space`, are left out. Networks whose training was stopped are left out too: they could not enter the other search's
     front, but they may enter this one. StudyError when the runs differ in space, data set or accuracy.
     """
@@ -270,7 +270,7 @@ def reuse_trials(study: optuna.Study, folder: Path, space: SearchSpace, predict:
         if before.get(key) != now.get(key):
             raise StudyError(f"search.reuse={folder}: its {key} is {before.get(key)}, here it is {now.get(key)}. "
                              "Accuracies carry over between targets only. Leave search.reuse out.")
-    url = storage_of(study).url
+    url, theirs = storage_of(study).url, part()
     with study_lock(url), storage_errors(url):
         held = known(study.get_trials(deepcopy=False))
         usable = [trial for trial in earlier.get_trials(deepcopy=False) if outcome(trial) == EVALUATED
@@ -296,6 +296,7 @@ def _carried_over(trial: FrozenTrial, params: Mapping[str, Any], folder: Path, s
     objective, architecture = options.objective, space.decode(params)
     attrs: Mapping[str, Any] = {
         **{key: trial.user_attrs[key] for key in _KEPT if key in trial.user_attrs},
+        "codes": space.to_codes(params).tolist(),
         "outcome": EVALUATED, REUSED: str(folder), "seconds": 0.0, "seed": trial.user_attrs.get("seed"),
         "latency_ms_predicted": latency_ms, "latency_ms_predicted_low": float(np.asarray(predicted.low)[0]),
         "latency_ms_predicted_high": float(np.asarray(predicted.high)[0]),

@@ -31,7 +31,8 @@ _KEY, _SUFFIX = "first_training", ".safetensors"
 class FirstTraining:
     """A trial's training: `recipe`, number of images (0: all), px (0: the network's own), seed.
 
-    `folder` keeps the weights that trials end with, by the network's id.
+    `origin` names what else decides a trial: data and pretrained weights. `folder` keeps the weights that trials end
+    with, by the network's id.
     """
 
     recipe: Recipe
@@ -39,11 +40,12 @@ class FirstTraining:
     image_size: int
     seed: int
     folder: Path
+    origin: str = ""
 
     @property
     def fingerprint(self) -> str:
-        """Names everything that decides the weights besides network and data."""
-        text = f"{self.recipe.fingerprint}|{self.train_images}|{self.image_size}|{self.seed}"
+        """Names everything that decides the weights besides the network."""
+        text = f"{self.recipe.fingerprint}|{self.train_images}|{self.image_size}|{self.seed}|{self.origin}"
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def steps(self, n_images: int) -> int:
@@ -68,7 +70,8 @@ class FirstTraining:
             self.folder.mkdir(exist_ok=True)
             write_atomic(self.path(name), save(tensors, {_KEY: self.fingerprint}))
         except (OSError, UserError):
-            self.path(name).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self.path(name).unlink(missing_ok=True)
 
     def keep_only(self, names: Container[str], known: Container[str]) -> None:
         """Remove the weights of trials that are `known` to have ended and are not among `names`."""
@@ -88,14 +91,15 @@ class FirstTraining:
         """Whether the trial's weights are there, and of this training."""
         return _key_in(self.path(name)) == self.fingerprint
 
-    def trained(self, model: nn.Module, name: str, data: Dataset) -> nn.Module:
-        """`model`, which has its pretrained weights, after this training on `data` (at the network's size, in its
-        normalisation): read where the trial's weights are kept, otherwise trained now. TrainingError as of `train`."""
+    def trained(self, model: nn.Module, name: str, data: Dataset, whole: Dataset) -> nn.Module:
+        """`model`, which has its pretrained weights, after this training: read where the trial's weights are kept,
+        otherwise trained now, on images of `whole` in the normalisation of `data`, whose size is the network's.
+        TrainingError as of `train`."""
         from hwnas.training.loop import train
 
         if self.is_kept(name) and self._read(model, name):
             return model
-        images, _ = Subsets(data, self.train_images, 1).at(self.image_size or data.image_size)
+        images, _ = Subsets(whole, self.train_images, 1).at(self.image_size or data.image_size)
         return train(model, images, recipe=self.recipe, dataset=data, seed=self.seed).train()
 
     def _read(self, model: nn.Module, name: str) -> bool:

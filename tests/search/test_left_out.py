@@ -172,6 +172,7 @@ def test_accuracies_of_another_target_count_for_the_networks_that_stay(home: Pat
     fitting = {network.id for trial in done if space.find(network := whole.plan.space.decode(trial.params)) is not None}
     assert 0 < len(fitting) < len(done)
     assert {space.decode(trial.params).id for trial in part.study.get_trials()} == fitting
+    assert all(trial.user_attrs["codes"] == space.to_codes(trial.params).tolist() for trial in part.study.get_trials())
     back = prepared(home / "third", f"search.reuse={home / 'second'}", "fallbacks=true")
     assert {back.plan.space.decode(trial.params).id for trial in back.study.get_trials()} == fitting
 

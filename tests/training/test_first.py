@@ -54,7 +54,7 @@ def test_training_it_now_gives_what_the_trial_ended_with(tmp_path):
     models = []
     for folder in (first.folder, tmp_path / "none"):
         with seeded(first.seed):
-            models.append(replace(first, folder=folder).trained(one.build(), one.id, data))
+            models.append(replace(first, folder=folder).trained(one.build(), one.id, data, data))
     with seeded(first.seed):
         untrained = one.build()
     assert same(*models)
@@ -71,6 +71,32 @@ def test_a_stopped_trial_keeps_nothing(tmp_path):
     assert not first.folder.exists()
 
 
+def test_images_are_resized_once_as_the_trials_were(tmp_path):
+    one, data = tiny_network(), tiny_dataset()
+    first = first_in(tmp_path / "kept", image_size=data.image_size)
+    Proxy(data, RECIPE, ProxyOptions(train_images=64, validation_images=16, image_size=data.image_size),
+          keep=first.keep).evaluate(one.architecture, seed=first.seed)
+    models = []
+    for folder in (first.folder, tmp_path / "none"):
+        with seeded(first.seed):
+            smaller = data.at_size(data.image_size // 2)
+            models.append(replace(first, folder=folder).trained(one.build(), one.id, smaller, data))
+    assert same(*models)
+
+
+def test_weights_of_other_images_or_other_pretrained_weights_are_not_taken(tmp_path):
+    one, first = tiny_network(), first_in(tmp_path, origin="these images")
+    first.keep(one.id, one.build())
+    assert first.is_kept(one.id)
+    assert not replace(first, origin="others").is_kept(one.id)
+
+
+def test_a_folder_that_takes_no_file_costs_the_weights_not_the_trial(tmp_path):
+    (tmp_path / "kept").write_text("a user's file in its place")
+    first_in(tmp_path / "kept").keep("one", nn.Linear(1, 1))
+    assert (tmp_path / "kept").read_text() == "a user's file in its place"
+
+
 @pytest.mark.parametrize("spoil", ["torn", "another network's", "another training's", "missing"])
 def test_weights_that_are_not_the_trials_are_not_taken(tmp_path, spoil):
     one, data, first = tiny_network(), tiny_dataset(), first_in(tmp_path / "kept")
@@ -84,7 +110,7 @@ def test_weights_that_are_not_the_trials_are_not_taken(tmp_path, spoil):
     models = []
     for folder in (first.folder, tmp_path / "none"):
         with seeded(1):
-            models.append(replace(first, folder=folder).trained(one.build(), one.id, data))
+            models.append(replace(first, folder=folder).trained(one.build(), one.id, data, data))
     assert same(*models)
 
 
