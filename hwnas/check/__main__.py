@@ -116,8 +116,7 @@ def _looked_at(job: Mapping[str, Any], options: CheckOptions, runtime: Runtime, 
         raise ModelError(f"{options.model}: {error.fact} {error.remedy}".rstrip()) from None
     told.write_text(json.dumps([asdict(node) for node in nodes]))
     judged = child({**job, "path": made["file"], "told": str(told)}, prepare)
-    return {"input": made["input"], "execution": {**asdict(execution), "precisions": dict(execution.precisions)},
-            **judged}
+    return {"input": made["input"], "execution": execution.to_dict(), **judged}
 
 
 def checked_blocks(options: CheckOptions, console: Console) -> tuple[list[CheckedBlock], Path]:

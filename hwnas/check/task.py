@@ -6,7 +6,6 @@ import json
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,8 +54,7 @@ def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Prog
             progress(0.5, "profiling")
             nodes = compiled.profile(noise(target.batch, shape), job["repeats"])
         result = executed(nodes, file, target)
-    execution = {**asdict(compiled.execution), "precisions": dict(compiled.execution.precisions)}
-    return {**about, "execution": execution, **result.to_dict()}
+    return {**about, "execution": compiled.execution.to_dict(), **result.to_dict()}
 
 
 def _waiting(progress: Progress, who: str) -> None:

@@ -72,8 +72,7 @@ class Scorer:
         split = self.job.validation if split is None else split
         compiled = self.compiled(path, precision)
         answers = predict(compiled, replace(self.job.dataset, test=split))  # `predict` asks about the test set
-        execution = asdict(replace(compiled.execution, precisions=dict(compiled.execution.precisions)))
-        return answers == split.labels, execution
+        return answers == split.labels, compiled.execution.to_dict()
 
     def logits(self, path: Path, precision: str, images: NDArray[np.float32]) -> NDArray[np.float32]:
         """Logits [n, classes] of normalised images."""

@@ -375,10 +375,10 @@ class _Worker:
             self.compiled = {key: held for key, held in self.compiled.items() if key in self.kept}
             self.measured = False
         while len(self.compiled) >= KEPT_COMPILED:  # a compression asks one file after another
-            self.compiled.pop(next(iter(self.compiled)))
+            self.compiled.pop(next(key for key in self.compiled if key not in self.kept))
         target = Target.from_config(asked["target"])
         execution = self.copies(asked["file"], target, min(max(asked["copies"], 1), MOST_COPIES))[0].execution
-        return {**asdict(execution), "precisions": dict(execution.precisions)}
+        return execution.to_dict()
 
     def _run(self, asked: Mapping[str, Any]) -> None:
         self.calls({**asked, "copies": 1})[0]()
@@ -401,8 +401,7 @@ class _Worker:
         compiled = inspected(runtime, file.path, file.target)
         with measuring_lock(usable_cores()):
             nodes = compiled.profile(noise(file.target.batch, file.shape), repeats)
-        execution = {**asdict(compiled.execution), "precisions": dict(compiled.execution.precisions)}
-        return {"execution": execution, "nodes": [asdict(node) for node in nodes]}
+        return {"execution": compiled.execution.to_dict(), "nodes": [asdict(node) for node in nodes]}
 
     def _logits(self, asked: Mapping[str, Any]) -> np.ndarray:
         import zlib

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -114,12 +114,8 @@ def _time_batches(network: Loaded, compiled: Mapping[int, Compiled], target: Tar
     measurements = measure(calls, reference, protocol, seed=job["seed"], quiet_ms=job["quiet_ms"],
                            threads=target.threads, progress=progress,
                            gpu=gpu_state if target.device == "cuda" else None)
-    return protocol, [{"batch": batch, "execution": _plain(model), "measurement": measurements[str(batch)].to_dict()}
-                      for batch, model in compiled.items()]
-
-
-def _plain(compiled: Compiled) -> dict[str, Any]:
-    return {**asdict(compiled.execution), "precisions": dict(compiled.execution.precisions)}
+    return protocol, [{"batch": batch, "execution": model.execution.to_dict(),
+                       "measurement": measurements[str(batch)].to_dict()} for batch, model in compiled.items()]
 
 
 def _protocol(calls: Sequence[Callable[[], None]], seconds: float) -> Protocol:

@@ -11,10 +11,10 @@ import importlib
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from hwnas.errors import FileError, TargetError, UnknownName
 from hwnas.runtimes.wire import nodes_of
@@ -62,6 +62,10 @@ class Execution:
     int8_share: float | None
     fallback_share: float
     outside: Mapping[str, int] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(replace(self, precisions=dict(self.precisions), outside=dict(self.outside)))
 
 
 @dataclass(frozen=True, slots=True)
