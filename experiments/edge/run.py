@@ -8,8 +8,8 @@
     python experiments/edge/run.py validation=V.json out=experiments/edge
     python experiments/edge/run.py run=RUNS/eurosat out=experiments/edge          # and for the other
 
-`validation` keeps a report without its raw samples, and its picture. `run` keeps front.csv and front.png, and asks the
-two runtimes about every test image: parity.csv has, for each network and precision, the share of images to which both
+`validation` keeps a report without its raw samples, and its picture. `run` keeps the front, what it is compared with and the machine, and asks
+the two runtimes about every test image: parity.csv has, for each network and precision, the share of images to which both
 give the same class, each one's top-1, and how far the answers are apart at most, in levels of the int8 answer (fp32:
 relative to the largest answer).
 """
@@ -74,7 +74,7 @@ def keep_run(run: RunFolder, out: Path) -> None:
     """The run's front, and its networks' answers in both runtimes."""
     rows = parity(run)
     out.mkdir(parents=True, exist_ok=True)
-    for path in (run.front_csv, run.front_png):
+    for path in (run.front_csv, run.front_png, run.comparisons, run.environment):
         shutil.copyfile(path, out / path.name)
     save_csv(out / "parity.csv", rows)
     head = ["network", "precision", "images", "same class", "top-1 ONNX Runtime", "top-1 LiteRT", "apart"]
