@@ -8,10 +8,10 @@
     python experiments/edge/run.py validation=V.json out=experiments/edge
     python experiments/edge/run.py run=RUNS/eurosat out=experiments/edge          # and for the other
 
-`validation` keeps a report without its raw samples, and its picture. `run` keeps the front, what it is compared with and the machine, and asks
-the two runtimes about every test image: parity.csv has, for each network and precision, the share of images to which both
-give the same class, each one's top-1, and how far the answers are apart at most, in levels of the int8 answer (fp32:
-relative to the largest answer).
+`validation` keeps a report without its raw samples, and its picture. `run` keeps the front, what it is compared with
+and the machine, and asks the two runtimes about every test image: parity.csv has, for each network and precision, the
+share of images to which both give the same class, each one's top-1, and how far the answers are apart at most, in
+levels of the int8 answer (fp32: relative to the largest answer).
 """
 
 from __future__ import annotations
