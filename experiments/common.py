@@ -13,7 +13,7 @@ import numpy as np
 from hwnas.cli.options import read_value
 from hwnas.cli.progress import number
 from hwnas.cli.progress import text_table as table_lines
-from hwnas.errors import HwnasError, TableError
+from hwnas.errors import ConfigError, HwnasError, TableError
 from hwnas.latency.agreement import rank_correlation
 from hwnas.latency.model import Timed, timed_networks
 from hwnas.latency.table import LEAST_NETWORKS, LatencyTable, TimedNetwork
@@ -30,6 +30,18 @@ def command(main: Callable[[], None]) -> None:
         main()
     except HwnasError as error:
         sys.exit(f"error: {error}")
+
+
+def arguments_of(given: Sequence[str] | None, known: Sequence[str], doc: str | None) -> dict[str, str]:
+    """`key=value` arguments of a script (None: the command's); prints its `doc` and ends where help is asked for.
+    ConfigError for a key that is not `known`."""
+    values = dict(argument.partition("=")[::2] for argument in (sys.argv[1:] if given is None else given))
+    if {"-h", "--help"} & values.keys():
+        print(doc)
+        sys.exit(0)
+    if unknown := [name for name in values if name not in known]:
+        raise ConfigError(f"no option is called {unknown[0]!r}. There are: {', '.join(known)}.")
+    return values
 
 
 def number_of(given: Mapping[str, Any], key: str, low: float, high: float | None = None, *, whole: bool = False,

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.common import command, save_csv, text_table
+from experiments.common import arguments_of, command, save_csv, text_table
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError
 from hwnas.runtimes.runtime import deployed_of, load_runtime
@@ -44,12 +44,7 @@ KEPT = ("id", "group", "architecture", "predicted_ms", "low_ms", "high_ms", "lat
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Keep what is named."""
-    given = dict(argument.partition("=")[::2] for argument in (sys.argv[1:] if arguments is None else arguments))
-    if {"-h", "--help"} & given.keys():
-        print(__doc__)
-        return
-    if unknown := [name for name in given if name not in KNOWN]:
-        raise ConfigError(f"no option is called {unknown[0]!r}. There are: {', '.join(KNOWN)}.")
+    given = arguments_of(arguments, KNOWN, __doc__)
     if not given.get("out") or not (given.get("run") or given.get("validation")):
         raise ConfigError("out=DIR and run=FOLDER or validation=FILE.json must be given.")
     out = Path(given["out"])

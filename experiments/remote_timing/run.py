@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 
-from experiments.common import command, number_of, percent, save_csv, save_json, text_table
+from experiments.common import arguments_of, command, number_of, percent, save_csv, save_json, text_table
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, MeasurementInvalid
 from hwnas.latency.copies import TimedFile
@@ -39,12 +39,7 @@ NAME = "this-machine-over-ssh"  # its tables would be this host's
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Time, write, print."""
-    given = dict(argument.partition("=")[::2] for argument in (sys.argv[1:] if arguments is None else arguments))
-    if {"-h", "--help"} & given.keys():
-        print(__doc__)
-        return
-    if unknown := [name for name in given if name not in KNOWN]:
-        raise ConfigError(f"no option is called {unknown[0]!r}. There are: {', '.join(KNOWN)}.")
+    given = arguments_of(arguments, KNOWN, __doc__)
     if not given.get("device") or not given.get("out"):
         raise ConfigError("device=user@host and out=DIR must be given.")
     numbers = {name: number_of({name: _number(given.get(name, default))}, name, 1 if name != "seed" else 0, whole=True)

@@ -123,9 +123,10 @@ def make(network: Network, folder: ModelFolder, making: Making, progress: Progre
         write_atomic(described, network.describe())
         if not reused:
             _discard(folder)
+            before, heard = _told_of_both(network, making, progress)
             if (first := making.first_of(network)) is not None:
-                model = first.trained(model, network.name, data, making.dataset)
-            model = _train(model, data, making, making.recipe_of(network), progress)
+                model = first.trained(model, network.name, data, making.dataset, before)
+            model = _train(model, data, making, making.recipe_of(network), heard)
             write_atomic(folder.weights, _weights(model, wanted))
         Manifest.write(folder.path, (described, folder.weights), wanted)
     if reused:
@@ -257,6 +258,17 @@ def _exported(folder: ModelFolder) -> list[Path]:
         names |= {name for name in (manifest.files if manifest else ())
                   if Path(name).name == name and Path(name).stem in {form.stem for form in forms}}
     return [path for name in sorted(names) if (path := folder.path / name).is_file()]
+
+
+def _told_of_both(network: Network, making: Making, progress: Progress | None
+                  ) -> tuple[Progress | None, Progress | None]:
+    """What hears of a network's first training and of its last, where `progress` is to hear of both as one."""
+    if progress is None:
+        return None, None
+    first = making.first_of(network)
+    n = 0 if first is None or first.is_kept(network.name) else first.steps(len(making.dataset.train))
+    last = making.recipe_of(network).steps_for(len(making.dataset.train))
+    return lambda step, steps: progress(step, n + last), lambda step, steps: progress(n + step, n + steps)
 
 
 def _train(model: nn.Module, data: Dataset, making: Making, recipe: Recipe, progress: Progress | None) -> nn.Module:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -91,7 +91,8 @@ class FirstTraining:
         """Whether the trial's weights are there, and of this training."""
         return _key_in(self.path(name)) == self.fingerprint
 
-    def trained(self, model: nn.Module, name: str, data: Dataset, whole: Dataset) -> nn.Module:
+    def trained(self, model: nn.Module, name: str, data: Dataset, whole: Dataset,
+                progress: Callable[[int, int], None] | None = None) -> nn.Module:
         """`model`, which has its pretrained weights, after this training: read where the trial's weights are kept,
         otherwise trained now, on images of `whole` in the normalisation of `data`, whose size is the network's.
         TrainingError as of `train`."""
@@ -100,7 +101,7 @@ class FirstTraining:
         if self.is_kept(name) and self._read(model, name):
             return model
         images, _ = Subsets(whole, self.train_images, 1).at(self.image_size or data.image_size)
-        return train(model, images, recipe=self.recipe, dataset=data, seed=self.seed).train()
+        return train(model, images, recipe=self.recipe, dataset=data, seed=self.seed, progress=progress).train()
 
     def _read(self, model: nn.Module, name: str) -> bool:
         from safetensors import SafetensorError

@@ -175,3 +175,17 @@ def test_minutes_count_the_first_training_where_the_trials_weights_are_not_kept(
     assert known.with_networks([begun], making).seconds([begun], 10, 1) == 1 + 2 * (10 + steps)
     first.keep(begun.name, begun.build())
     assert known.with_networks([begun], making).seconds([begun], 10, 1) == 1 + 2 * 10
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_progress_counts_both_trainings_as_one(tmp_path, begun, kept):
+    first, shares = first_in(tmp_path / "kept", recipe=replace(RECIPE, batch_size=16)), []
+    if kept:
+        first.keep(begun.name, begun.start())
+    making = tiny_making(first=first)
+    make(begun, ModelFolder(tmp_path / "made"), making, lambda step, steps: shares.append((step, steps)))
+    last = making.recipe_of(begun).steps_for(len(making.dataset.train))
+    wanted = last if kept else last + first.steps(len(making.dataset.train))
+    assert {steps for _, steps in shares} == {wanted}
+    assert [step for step, _ in shares] == sorted(step for step, _ in shares)
+    assert shares[-1][0] == wanted
