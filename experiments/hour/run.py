@@ -147,7 +147,7 @@ def thirds(seeds: Sequence[Mapping[str, Arm]]) -> dict[str, Any]:
         return levels(arm.timed.latency_ms.to_numpy(), top1, edges, chance)
 
     reached = {name: np.array([[level(arms[name], part) for part in images] for arms in seeds if name in arms])
-             for name in ARMS}  # [seed, drawing, part]
+             for name in ARMS if any(name in arms for arms in seeds)}  # [seed, drawing, part]
     drawn = {name: rng.integers(0, len(values), (RESAMPLES, len(values))) for name, values in reached.items()}
     means = {name: np.concatenate([values[:, :1].mean(0), np.stack(
         [values[drawn[name][at], at + 1].mean(0) for at in range(RESAMPLES)])]) for name, values in reached.items()}
@@ -156,7 +156,7 @@ def thirds(seeds: Sequence[Mapping[str, Arm]]) -> dict[str, Any]:
         "edges_ms": [round(float(value), 4) for value in np.exp(edges)],
         "level": {name: [[round(float(value), 2) for value in row] for row in values] for name, values in own.items()},
         "ahead_of": {name: [interval(100 * (means["ours"] - means[name])[:, part]) for part in range(THIRDS)]
-                     for name in ARMS[1:]}}
+                     for name in reached if name != "ours"}}
 
 
 LOOK = {"ours": ("#1f5fbf", "o", "searched around the network"),
@@ -238,8 +238,10 @@ def tabulate(folders: Sequence[Path], results: Path) -> None:
         seeds.append({name: replace(arm, rows=arm.timed.assign(seed=folder.name)) for name, arm in arms.items()})
     every = [arm for arms in seeds for arm in arms.values()]
     obvious = next(arms["obvious"] for arms in seeds if "obvious" in arms)
-    facts = [summary([arms["ours"], arms["random"], arms.get("obvious", obvious)]) for arms in seeds]
-    write_results(results, every, COLUMNS, facts[0] if len(seeds) == 1 else {"seeds": facts, "thirds": thirds(seeds)})
+    facts = [summary([({"obvious": obvious} | arms)[name] for name in ARMS if name in {"obvious", *arms}])
+             for arms in seeds]
+    write_results(results, every, COLUMNS, {**(facts[0] if len(seeds) == 1 else {"seeds": facts}),
+                                            "thirds": thirds(seeds)})
 
 
 if __name__ == "__main__":
