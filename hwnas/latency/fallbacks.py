@@ -209,13 +209,16 @@ def save_blocks(rows: Sequence[CheckedBlock], key: TableKey, host: Host, runtime
 def measure_blocks(deployment: Deployment, space: SearchSpace, console: Console, repeats: int = REPEATS,
                    precisions: Sequence[str] | None = None) -> tuple[list[CheckedBlock], Path]:
     """`check_blocks` on the deployment's device; kept in the file that is returned. TargetError for a target that the
-    device cannot run."""
+    device cannot run, or where no kind could be looked at."""
     from hwnas.latency.deployment import key_of
 
     target, runtime = deployment.target, deployment.device.runtime(deployment.target.runtime)
     runtime.check(target)
     with console.step("check") as report:
         rows = check_blocks(space, target, runtime, repeats, report, precisions)
+    if all(row.refused for row in rows):
+        raise TargetError(f"target {target.name}: no kind of block of space {space.name} could be looked at: "
+                          f"{rows[0].refused}")
     return rows, save_blocks(rows, key_of(deployment, space), deployment.device.host, runtime.version(), space.name)
 
 

@@ -18,7 +18,15 @@ from hwnas.accuracy.estimator import Prepares
 from hwnas.cli.command import default_out, kept
 from hwnas.cli.options import Config, option, plain, read_command, section
 from hwnas.cli.progress import Console, Report
-from hwnas.errors import BudgetError, ConfigError, MissingWeights, SamplerError, SpaceError, StudyError
+from hwnas.errors import (
+    BudgetError,
+    ConfigError,
+    MissingWeights,
+    SamplerError,
+    SpaceError,
+    StudyError,
+    TargetError,
+)
 from hwnas.latency.deployment import CalibrationOptions, Deployment, error_line, latency_model, open_device
 from hwnas.latency.device import DEVICE, DeviceOptions
 from hwnas.networks.network import EARLY, EarlyNetwork, FoundNetwork
@@ -688,7 +696,11 @@ def _without_fallbacks(plan: Plan, table: LatencyTable, url: str, console: Conso
     rows = find_blocks(table.host_name, table.key, plan.space.name, table.runtime_version)
     held = held_identity(url)
     if rows is None and held is None and plan.deployment.at_hand and not everything:
-        rows = measure_blocks(plan.deployment, plan.space, console, precisions=[target.precision])[0]
+        try:
+            rows = measure_blocks(plan.deployment, plan.space, console, precisions=[target.precision])[0]
+        except TargetError as error:  # it may lack what tells of nodes, and run networks all the same
+            console.say(f"note: which blocks {target.name} runs in fallback is not known, and none is left out: "
+                        f"{error}")
     costs = left_out(rows or (), target)
     if held is not None and not everything:
         left = _read_left_out(held.get(LEFT_OUT, ""), url)

@@ -123,7 +123,7 @@ def test_cuts_are_searched_and_fine_tuned_from_what_they_keep(home, tmp_path, ca
 def test_finalists_go_on_from_their_trials(home, tmp_path, monkeypatch):
     begun: dict[str, bool] = {}
     read = FirstTraining.is_kept
-    monkeypatch.setattr(FirstTraining, "trained", lambda self, model, name, data: begun.setdefault(
+    monkeypatch.setattr(FirstTraining, "trained", lambda self, model, name, *_: begun.setdefault(
         name, read(self, name)) is None or model)
     out = tmp_path / "run"
     assert run_command(main, "search", "usage", [*SMALL, "finalists.k=2", "controls=0", f"out={out}"]) == 0

@@ -47,7 +47,8 @@ def standing_in() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "pynvml", nvml)
         patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        patch.setattr(CudaRuntime, "providers", lambda self: [("CPUExecutionProvider", {})])
+        patch.setattr(CudaRuntime, "provider", "CPUExecutionProvider")
+        patch.setattr(CudaRuntime, "options", lambda self, precision="": [("CPUExecutionProvider", {})])
         patch.setattr(CudaRuntime, "memory", "cpu")
         patch.setattr(CudaRuntime, "version", lambda self: "onnxruntime_cuda 1")
         patch.setattr(CudaRuntime, "_check_installed", lambda self, who: None)
@@ -77,7 +78,8 @@ def test_the_front_is_verified_on_the_gpu(run: Path) -> None:
 
 def test_a_provider_that_does_not_load_is_told_before_the_trials(run: Path, tmp_path: Path,
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CudaRuntime, "providers", lambda self: [("AzureExecutionProvider", {})])
+    monkeypatch.setattr(CudaRuntime, "provider", "AzureExecutionProvider")
+    monkeypatch.setattr(CudaRuntime, "options", lambda self, precision="": [("AzureExecutionProvider", {})])
     monkeypatch.setattr(CudaRuntime, "_check_taken", lambda self, taken, who, why="": (_ for _ in ()).throw(
         self._unloaded(who, why)))
     monkeypatch.setattr(onnxruntime_gpu, "_LOADED", set())

@@ -127,6 +127,15 @@ def test_a_new_study_asks_the_target_once(home: Path, monkeypatch: pytest.Monkey
     assert len(asked) == 1  # what was found is kept
 
 
+def test_a_target_that_does_not_tell_is_searched_whole(home: Path, monkeypatch: pytest.MonkeyPatch,
+                                                       capsys: pytest.CaptureFixture[str]) -> None:
+    """Not every kind is refused there: what would tell of them is missing."""
+    monkeypatch.setattr(fallbacks, "check_blocks", lambda *_: [replace(FINE, refused="crashed")] * 2)
+    assert prepared(home / "run").plan.left_out == ""
+    assert "is not known, and none is left out: target epyc_int8: no kind of block" in capsys.readouterr().err
+    assert not list((home / "home" / "latency_tables").rglob("blocks/*"))
+
+
 def test_a_study_that_began_whole_stays_whole(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared(home / "run", "fallbacks=true")
     database, other = home / "run" / "study.db", home / "again"
