@@ -31,23 +31,23 @@ if TYPE_CHECKING:
 Progress = Callable[[float, str], None]
 Task = Callable[[Mapping[str, Any], Target, "Runtime", Progress], Any]
 WAITING = "waiting"  # a note that begins so reports another process's work: the time-out does not run then
-
-
-_PROBED_S = {"cpu": 60.0, "cuda": 900.0}  # of compiling and running once: TensorRT times the kernels of every node
+# Seconds of compiling and running once, on a CPU and on what else there is: TensorRT times the kernels of every node.
+_PROBED_S, _PROBED_ELSEWHERE_S = 60.0, 900.0
 
 
 def probe_model(path: str | os.PathLike[str], target: Target, timeout_s: float | None = None, memory_mb: int = 2048
                 ) -> None:
-    """Check `path`, compile it for `target` and run it once in a child process, for `timeout_s` at most (None: what
-    the target's device may take).
+    """Check `path`, compile it for `target` and run it once in a child process. `timeout_s`: None for what the target's
+    device may take.
 
     `memory_mb` bounds what the child may allocate beyond the runtime's own libraries (Linux; elsewhere only the time
     is bounded). CandidateError says why it failed: refused, crashed, out of memory, timed out. TargetError as
     `Runtime.check`.
     """
     try:
-        run_child("hwnas.runtimes.child", {"path": os.fspath(path)}, target,
-                  timeout_s=timeout_s or _PROBED_S[target.device], memory_mb=memory_mb)
+        longest = _PROBED_S if target.device == "cpu" else _PROBED_ELSEWHERE_S
+        run_child("hwnas.runtimes.child", {"path": os.fspath(path)}, target, timeout_s=timeout_s or longest,
+                  memory_mb=memory_mb)
     except ModelError as error:
         raise CandidateError(str(error)) from None
 

@@ -12,6 +12,7 @@ from onnx import TensorProto as T
 from onnx import helper
 
 from hwnas.errors import CandidateError, ModelError
+from hwnas.runtimes import child
 from hwnas.runtimes.child import probe_model
 from hwnas.runtimes.foreign import check_batches, check_path, input_of, load_checked, read_model, sized
 from hwnas.runtimes.runtime import load_runtime
@@ -222,3 +223,12 @@ def test_a_tflite_file_is_told_where_it_does_not_belong(tmp_path: Path) -> None:
         read_model(path, load_runtime("onnxruntime"))
     with pytest.raises(ModelError, match="is a TFLite file, and an ONNX file is needed here"):
         load_checked(path)
+
+
+@pytest.mark.parametrize(("device", "longest_s"), [("cpu", 60), ("cuda", 900), ("npu", 900)])
+def test_devices_that_no_runtime_here_has_may_take_as_long_as_a_gpu(device: str, longest_s: float,
+                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(child, "run_child", lambda *_, timeout_s, **__: asked.append(timeout_s))
+    probe_model("model.onnx", Target("mine", "mine", "fp32", device=device))
+    assert asked == [longest_s]
