@@ -24,7 +24,9 @@ def main(config: Config, console: Console) -> None:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    from hwnas.search.road import make_plan, prepare, search_trials
+    from hwnas.search.plan import make_plan
+    from hwnas.search.prepare import prepare
+    from hwnas.search.road import work_on
 
     folder = opened_run(config)
     options = load_yaml(config["config"]) if config["config"] else _options(folder, config)
@@ -33,7 +35,7 @@ def main(config: Config, console: Console) -> None:
         values = OmegaConf.create(as_data(options))
     except OmegaConfBaseException as error:
         raise StudyError(f"cannot read {folder.config}: {str(error).splitlines()[0]}.") from None
-    search_trials(prepare(make_plan(values, console, trials_only=True), folder, console), console)
+    work_on(prepare(make_plan(values, console, trials_only=True), folder, console), console)
 
 
 def _options(folder: RunFolder, config: Config) -> Config:

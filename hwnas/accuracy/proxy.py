@@ -55,9 +55,8 @@ class Proxy:
     """An AccuracyEstimator: trains an architecture for a few epochs and returns its validation top-1.
 
     Validation images and training subset are the same for every architecture. `build` makes the network (default
-    `hwnas.networks.build.build`), and `begun` names the weights that it gives it (empty: random ones). `keep` gets
-    the architecture's id and the network as the first training left it, unless that was stopped. Same architecture,
-    history and seed: same value on one machine.
+    `hwnas.networks.build.build`), and `begun` names the weights that it gives it (empty: random ones). Same
+    architecture, history and seed: same value on one machine.
     """
 
     dataset: Dataset
@@ -66,7 +65,6 @@ class Proxy:
     build: Callable[[Architecture], nn.Module] | None = None
     progress: Progress | None = None
     begun: str = ""
-    keep: Callable[[str, nn.Module], None] | None = None
 
     def __post_init__(self) -> None:
         self._subsets = Subsets(self.dataset, self.options.train_images, self.options.validation_images)
@@ -106,7 +104,7 @@ class Proxy:
         curves: list[list[float]] = []
         stopped = False
         for index in range(self.options.seeds):
-            curve, stopped = self._run(architecture, sets, history, seed + 1_000_003 * index, keeps=not index)
+            curve, stopped = self._run(architecture, sets, history, seed + 1_000_003 * index)
             curves.append(curve)
             if stopped:
                 break
@@ -114,7 +112,7 @@ class Proxy:
         return self._estimate(curves, mean_curve, stopped, time.perf_counter() - start)
 
     def _run(self, architecture: Architecture, sets: tuple[Split, Split], history: Sequence[Sequence[float]],
-             seed: int, keeps: bool) -> tuple[list[float], bool]:
+             seed: int) -> tuple[list[float], bool]:
         """One training: its curve, and whether it was stopped. Checks before the last epoch use fewer images."""
         from hwnas.training.loop import predict, seeded, train
 
@@ -134,8 +132,6 @@ class Proxy:
         with seeded(seed, self.recipe.threads):
             model = train(self._network(architecture), images, recipe=self.recipe, dataset=self.dataset, seed=seed,
                           on_epoch=after, progress=self.progress)
-        if keeps and not hopeless and self.keep is not None:
-            self.keep(architecture.id, model)
         del model
         release_memory()
         return curve, hopeless

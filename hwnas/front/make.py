@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,10 +33,9 @@ from hwnas.target import Target
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from torch import nn
+    from torch import Tensor, nn
 
     from hwnas.data.dataset import Dataset
-    from hwnas.training.first import FirstTraining
     from hwnas.training.recipe import Recipe
 
 
@@ -46,11 +45,28 @@ DECIDING = 2048  # validation images, stratified, that decide whether the last w
 
 
 @dataclass(frozen=True)
+class Raced:
+    """The weights of a network that a race has trained: the key of what decided them, and the file of their state."""
+
+    key: str
+    path: Path
+
+    def read(self) -> Mapping[str, Tensor]:
+        """The line's average; CandidateError where the file does not hold it."""
+        from hwnas.training.loop import Checkpoint
+
+        state = Checkpoint.load(self.path)
+        if state is None or state.identity.get("line") != self.key:
+            raise CandidateError(f"{self.path} does not hold the weights of this line any more")
+        return state.average or state.model
+
+
+@dataclass(frozen=True)
 class Making:
     """The settings that all finalists and baselines of a run share: data, recipe, seed, target, calibration images.
 
     `narrow`: the target's CPU needs int8 weights of 7 bits (`hwnas.networks.quantize.needs_narrow_weights`).
-    `first`: what networks with pretrained weights are trained for before, as the trials of the search were.
+    `raced`: by network id, the weights of those that a race has trained.
     """
 
     dataset: Dataset
@@ -60,17 +76,7 @@ class Making:
     n_calibration: int = 768
     threads: int = 0
     narrow: bool = False
-    first: FirstTraining | None = None
-
-    def first_of(self, network: Network) -> FirstTraining | None:
-        """The network's training before its last; None for one that begins with random weights."""
-        return self.first if network.provenance else None
-
-    def steps_before(self, network: Network) -> float:
-        """What that training still takes, in steps of the recipe that see as many images; 0 where the weights of the
-        network's trial are kept."""
-        first, n = self.first_of(network), len(self.dataset.train)
-        return 0.0 if first is None or first.is_kept(network.name) else first.images(n) / self.recipe.batch_for(n)
+    raced: Mapping[str, Raced] = field(default_factory=dict)
 
     def recipe_of(self, network: Network) -> Recipe:
         """The recipe, or for a network that begins with pretrained weights that of fine-tuning, on as many images, with
@@ -123,10 +129,10 @@ def make(network: Network, folder: ModelFolder, making: Making, progress: Progre
         write_atomic(described, network.describe())
         if not reused:
             _discard(folder)
-            before, heard = _told_of_both(network, making, progress)
-            if (first := making.first_of(network)) is not None:
-                model = first.trained(model, network.name, data, making.dataset, before)
-            model = _train(model, data, making, making.recipe_of(network), heard)
+            if (raced := making.raced.get(network.id)) is not None:
+                model.load_state_dict(dict(raced.read()))
+            else:
+                model = _train(model, data, making, making.recipe_of(network), progress)
             write_atomic(folder.weights, _weights(model, wanted))
         Manifest.write(folder.path, (described, folder.weights), wanted)
     if reused:
@@ -211,12 +217,11 @@ def fault_of(network: Network, folder: ModelFolder, making: Making, say: Callabl
 
 
 def other_start(network: Network, folder: ModelFolder, making: Making) -> str:
-    """Why the files in `folder` are not of the pretrained weights that `network` begins with, or of what was trained
-    before; empty where they are."""
+    """Why the files in `folder` are not of the pretrained weights that `network` begins with, or of another race;
+    empty where they are."""
     manifest = Manifest.find(folder.path) if network.provenance else None
     same = manifest is None or manifest.recipe == fingerprint(network, making)
-    return "" if same else ("its pretrained weights, how they want images normalised, or its training before this one "
-                            "are others")
+    return "" if same else "its pretrained weights, how they want images normalised, or its training are others"
 
 
 def _recipe_in(path: Path) -> str | None:
@@ -234,11 +239,12 @@ def _recipe_in(path: Path) -> str | None:
 
 
 def fingerprint(network: Network, making: Making) -> str:
-    """Names everything that decides the weights: network, recipe, seed, data."""
+    """Names everything that decides the weights: network, recipe, seed, data; or all that a race did."""
+    if (raced := making.raced.get(network.id)) is not None:
+        return raced.key
     size, kept = network.shape.image_size, "the better weights"  # earlier versions kept the average always
-    first = making.first_of(network)
     content = "|".join((network.identity, making.recipe_of(network).fingerprint, str(making.seed),
-                        making.dataset.fingerprint_at(size), str(size), kept, *((first.fingerprint,) if first else ())))
+                        making.dataset.fingerprint_at(size), str(size), kept))
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
@@ -258,17 +264,6 @@ def _exported(folder: ModelFolder) -> list[Path]:
         names |= {name for name in (manifest.files if manifest else ())
                   if Path(name).name == name and Path(name).stem in {form.stem for form in forms}}
     return [path for name in sorted(names) if (path := folder.path / name).is_file()]
-
-
-def _told_of_both(network: Network, making: Making, progress: Progress | None
-                  ) -> tuple[Progress | None, Progress | None]:
-    """What hears of a network's first training and of its last, where `progress` is to hear of both as one."""
-    if progress is None:
-        return None, None
-    first = making.first_of(network)
-    n = 0 if first is None or first.is_kept(network.name) else first.steps(len(making.dataset.train))
-    last = making.recipe_of(network).steps_for(len(making.dataset.train))
-    return lambda step, steps: progress(step, n + last), lambda step, steps: progress(n + step, n + steps)
 
 
 def _train(model: nn.Module, data: Dataset, making: Making, recipe: Recipe, progress: Progress | None) -> nn.Module:

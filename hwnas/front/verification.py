@@ -181,8 +181,9 @@ def _card(row: FrontRow, network: Network, making: Making, environment: Mapping[
     by = making.recipe_of(network)
     recipe = f"Recipe `{by.name}`, seed {making.seed}, {len(data.train)} images of {data.name}: " \
              f"{', '.join(f'{key} {value}' for key, value in asdict(by).items() if key != 'name')}."
-    if (first := (environment.get("training") or {}).get("first_steps")) and network.provenance:
-        recipe += f" Before that {first} steps, as a trial of the search."
+    if raced := (environment.get("race") or {}).get(row.id):
+        recipe = f"A race, seed {making.seed}, {len(data.train)} images of {data.name}: {raced}. Each leg by recipe " \
+                 f"`{by.name}`, but for its rate and length."
     if row.origin:
         recipe = f"{row.origin[0].upper()}{row.origin[1:]}; `origin.json` and `manifest.json` say more."
     return card_text(row, given, making.target, date=str(environment["created"])[:10],
@@ -202,7 +203,6 @@ def environment_of(making: Making, facts: Facts, networks: Iterable[Network] = (
         "versions": versions(), "space": facts.space, "cap_ms": facts.cap_ms,
         "cap_p99_ms": facts.cap_p99_ms,
         "training": {"steps": recipe.steps_for(len(data.train)),
-                     "first_steps": making.first.steps(len(data.train)) if making.first is not None else 0,
                      "pretrained": any(begun), "all_pretrained": bool(begun) and all(begun)},
         "dataset": {"name": data.name, "title": data.title, "fingerprint": data.fingerprint,
                     "image_size": data.image_size,

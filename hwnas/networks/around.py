@@ -37,7 +37,7 @@ _DENSE = (1 / 2, 1 / 3)  # of an expansion, where a block becomes a dense one
 _SQUEEZED = 0.25  # share of channels that MobileNetV3's squeeze-and-excite keeps
 _DENSE_MOST = 48  # channels that a dense block may read: more cost more than they are worth
 _HEADS = (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16, 0)  # 0: none
-_SIZES = (1, 7 / 8, 3 / 4, 5 / 8, 1 / 2)  # of the images' size
+_SIZES = (1, 7 / 8, 3 / 4, 5 / 8, 1 / 2, 3 / 8)  # of the images' size
 _SMALL = 32  # px up to which a stem of stride 1 is tried as well
 
 
@@ -97,7 +97,7 @@ def check_cuts(space: SearchSpace) -> None:
     """SpaceError, which names the key, where a space allows what is not in the network that it is cut from."""
     definition = space.definition
     whole = origin_of(definition.around, space.channels, space.classes, max(space.image_sizes))
-    wholes = [_single(stage) for stage in whole.block_defs()]
+    wholes = [single_blocks(stage) for stage in whole.block_defs()]
     if definition.pooled != whole.pooled:
         raise SpaceError(f"{space.source}: pooled must be {str(whole.pooled).lower()}, as {definition.around} has it.")
     bounds: list[tuple[str, float, float]] = [
@@ -125,8 +125,8 @@ def check_cuts(space: SearchSpace) -> None:
                              f"{value:g}.")
 
 
-def _single(stage: Sequence[BlockDef]) -> list[BlockDef]:
-    """A stage's blocks, each with its own stride."""
+def single_blocks(stage: Sequence[BlockDef]) -> list[BlockDef]:
+    """A stage's blocks one by one, each with its own stride."""
     return [replace(run, repeats=1, stride=1 if at or index else run.stride)
             for index, run in enumerate(stage) for at in range(run.repeats)]
 
@@ -146,7 +146,7 @@ def space_content(around: str, channels: int, classes: int, image_size: int, ima
     """The content of a search space's YAML file: cuts of the network that `around` names, for images of `image_size`
     px and, for a cut, of smaller ones (`image_sizes`; () chooses). ConfigError where it cannot be cut."""
     whole = origin_of(around, channels, classes, image_size)
-    originals = [_single(stage) for stage in whole.block_defs()]
+    originals = [single_blocks(stage) for stage in whole.block_defs()]
     blocks = [stage[0] for stage in originals]
     smaller = image_sizes or [round_to_divisor(image_size * share) for share in _SIZES]
     sizes = sorted({image_size, *(size for size in smaller if size < image_size)})
@@ -352,32 +352,35 @@ def begin(architecture: Architecture, pretrained: Pretrained | None) -> nn.Modul
     source = _source(architecture.around, architecture.channels, pretrained, str(pretrained.path))
     own = model.state_dict()
     with torch.no_grad():
-        for name, tensor in kept(source, model).values.items():
+        for name, tensor in select_weights(source, model, classifier=False).items():
             own[name].copy_(tensor)
     return model.train()
 
 
-def kept(source: Any, model: Any) -> Kept:
-    """What `model`, a cut, keeps of `source`, the whole network."""
-    fill = Kept(model)
+def select_weights(source: Any, model: Any, classifier: bool = True) -> dict[str, Tensor]:
+    """What `model`, a cut, keeps of `source`, the network that it is cut from: values of its parameters and of its
+    norms' statistics by name, in autograd expressions of the source's. What is not among them begins anew.
+
+    `classifier`: also of the last layer, where it reads the same features and knows as many classes.
+    """
+    fill = _Selection(model)
     read = _stem(source, model, fill)
     for its, mine in zip(source.blocks, model.blocks, strict=False):
         read = _stage_from(its, mine, read, fill)
-    if len(model.blocks) == len(source.blocks) and all(isinstance(network.conv_head, nn.Conv2d)
-                                                       for network in (source, model)):
-        _head_from(source, model, read, fill)
-    fill.rows = read
-    return fill
+    if len(model.blocks) == len(source.blocks):
+        heads = [isinstance(network.conv_head, nn.Conv2d) for network in (source, model)]
+        if all(heads):
+            read = _head_from(source, model, read, fill)
+        if classifier and heads[0] == heads[1] and model.num_classes == source.num_classes:
+            fill.layer(model.classifier, source.classifier.weight[:, read], source.classifier.bias)
+    return fill.values
 
 
-class Kept:
-    """What a cut keeps: `values` of its parameters and of its norms' statistics by name, in autograd expressions of the
-    whole network's; `rows`, the channels of the whole network that its last stage hands on. What is not among the
-    values, such as the classifier, is not from there."""
+class _Selection:
+    """The values of a cut's parameters and statistics by name, as they are selected layer by layer."""
 
     def __init__(self, model: nn.Module) -> None:
         self.values: dict[str, Tensor] = {}
-        self.rows = torch.arange(0)
         self._names = {id(module): name for name, module in model.named_modules()}
 
     def layer(self, layer: nn.Module, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -412,7 +415,7 @@ def _best(importance: Tensor, n: int) -> Tensor:
     return importance.argsort(descending=True, stable=True)[:n].sort().values
 
 
-def _stem(source: Any, model: Any, fill: Kept) -> Tensor:
+def _stem(source: Any, model: Any, fill: _Selection) -> Tensor:
     """Fill the stem; the channels that it keeps."""
     rows = _best(source.bn1.weight.abs(), model.conv_stem.out_channels)
     fill.layer(model.conv_stem, source.conv_stem.weight[rows])
@@ -420,7 +423,7 @@ def _stem(source: Any, model: Any, fill: Kept) -> Tensor:
     return rows
 
 
-def _stage_from(its: Any, mine: Any, read: Tensor, fill: Kept) -> Tensor:
+def _stage_from(its: Any, mine: Any, read: Tensor, fill: _Selection) -> Tensor:
     """Fill a stage from the original's blocks in their order; the channels that it hands on."""
     scales = [getattr(block, _LAST_NORM[str(_kind(block))]).weight.abs() for block in its]
     kind = str(_kind(mine[0]))
@@ -431,16 +434,18 @@ def _stage_from(its: Any, mine: Any, read: Tensor, fill: Kept) -> Tensor:
     return rows
 
 
-def _head_from(source: Any, model: Any, read: Tensor, fill: Kept) -> None:
-    """Fill the head's convolution, which reads the channels `read`, and its norm, if it has one."""
+def _head_from(source: Any, model: Any, read: Tensor, fill: _Selection) -> Tensor:
+    """Fill the head's convolution, which reads the channels `read`, and its norm, if it has one; the channels that it
+    hands on."""
     its, mine, norm = source.conv_head, model.conv_head, getattr(source, "bn2", None)
     rows = _best(its.weight.flatten(1).norm(dim=1) if norm is None else norm.weight.abs(), mine.out_channels)
     fill.layer(mine, its.weight[rows][:, read], None if mine.bias is None else its.bias[rows])
     if norm is not None:
         fill.norm(norm, model.bn2, rows)
+    return rows
 
 
-def _fill(its: Any, mine: Any, read: Tensor, write: Tensor, fill: Kept) -> None:
+def _fill(its: Any, mine: Any, read: Tensor, write: Tensor, fill: _Selection) -> None:
     """Fill one block that reads the channels `read` and writes `write`."""
     old, new = (str(_kind(block)) for block in (its, mine))
     if new == "cn":
@@ -485,7 +490,7 @@ def _dense(its: Any, inner: Tensor, read: Tensor) -> Tensor:
     return kernel
 
 
-def _fill_squeeze(its: Any, mine: Any, inner: Tensor, fill: Kept) -> None:
+def _fill_squeeze(its: Any, mine: Any, inner: Tensor, fill: _Selection) -> None:
     rows = _best(its.conv_reduce.weight.flatten(1).norm(dim=1), mine.conv_reduce.out_channels)
     fill.layer(mine.conv_reduce, its.conv_reduce.weight[rows][:, inner], its.conv_reduce.bias[rows])
     fill.layer(mine.conv_expand, its.conv_expand.weight[inner][:, rows], its.conv_expand.bias[inner])

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 
 PRETRAINED = "pretrained"  # key of a description and of an ONNX file's metadata
-EARLY = "-early"  # ends the id of a network of a first front
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,17 +179,6 @@ class FoundNetwork(Network):
 
     def __str__(self) -> str:
         return str(self.architecture)
-
-
-@dataclass(frozen=True, slots=True)
-class EarlyNetwork(FoundNetwork):
-    """The same, trained for the first front of a search in minutes: in a folder of its own, so that the last training
-    of the same architecture does not touch what is published."""
-
-    @property
-    def id(self) -> str:
-        """The architecture's id and EARLY."""
-        return self.architecture.id + EARLY
 
 
 @dataclass(frozen=True, slots=True)

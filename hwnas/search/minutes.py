@@ -12,7 +12,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 CALIBRATION = 0.15  # of the minutes, at most
 TRIALS = 0.4  # of what is left after preparing
-EARLY_BY = 1 / 3  # of the minutes: when a first front is there
-EARLY_LEAST, EARLY_MOST = 0.06, 0.25  # of what is left, for the first front
 TIMING = 0.08  # of the minutes, at least LEAST_TIMING_S and at most MOST_TIMING_S: twelve networks took 50 s in all
 MOST_TIMING_S = 100.0
 FEWEST_STEPS = 40  # of a finalist's training: with fewer, networks answer little better than chance
@@ -47,7 +45,6 @@ NEARLY = 0.75  # of the preset's steps: with so many, images keep their size
 SMALLEST_PROXY_PX = 32
 FORWARD = 3  # images answered in the time in which one is trained on
 LEAST_MAKING_S = 1.0
-LATE_MARGIN = 1.1  # what is begun late must fit with so much to spare
 DRAWN = 4  # random networks whose steps are timed
 ASKING_S = 0.5  # of a trial, besides training and validating: the sampler and the database
 _PROBED = 4  # steps, of which the first does not count
@@ -66,10 +63,6 @@ class Clock:
         """A clock that starts now."""
         return cls(minutes, time.monotonic())
 
-    def until(self, seconds: float) -> Clock:
-        """The clock of a part of the command, which ends so many seconds from now."""
-        return replace(self, minutes=(self.spent_s + seconds) / 60)
-
     @property
     def spent_s(self) -> float:
         """Seconds since the beginning."""
@@ -85,15 +78,13 @@ class Clock:
 class Pace:
     """How fast this machine is: seconds of a training step by network id, and of making a network's files besides.
 
-    `answers`: the images that a network answers after its training (validation, test), in steps. `before`: the steps
-    that a network is trained for before its last training, by id (0 where it is missing). `scoring_s`: seconds of
-    scoring a network in the deployment runtime, and of compiling it to be timed.
+    `answers`: the images that a network answers after its training (validation, test), in steps. `scoring_s`: seconds
+    of scoring a network in the deployment runtime, and of compiling it to be timed.
     """
 
     step_s: Mapping[str, float]
     making_s: float
     answers: float = 0.0
-    before: Mapping[str, float] = field(default_factory=dict)
     scoring_s: float = COMPILING_S
 
     def with_networks(self, networks: Iterable[Network], making: Making) -> Pace:
@@ -101,15 +92,14 @@ class Pace:
 
         One that cannot be trained counts as the slowest known: its row of the front says later why it failed.
         """
-        known, before = dict(self.step_s), dict(self.before)
+        known = dict(self.step_s)
         for network in networks:
-            before[network.id] = making.steps_before(network)
             if network.id not in known:
                 try:
                     known[network.id] = step_seconds(network, making)
                 except CandidateError:
                     known[network.id] = max(known.values())
-        return replace(self, step_s=known, before=before)
+        return replace(self, step_s=known)
 
     def seconds(self, networks: Sequence[Network], steps: int, workers: int) -> float:
         """Seconds to train and export `networks` with `steps` each, the last one first, on so many processes."""
@@ -117,18 +107,9 @@ class Pace:
         beside = BESIDE if workers > 1 else 1.0
         ends = [STARTING_S if workers > 1 else 0.0] * workers
         for network in reversed(networks):
-            all_steps = self.before.get(network.id, 0.0) + steps + self.answers
-            seconds = self.making_s + all_steps * self.step_s[network.id]
+            seconds = self.making_s + (steps + self.answers) * self.step_s[network.id]
             heapq.heapreplace(ends, ends[0] + beside * seconds)
         return max(ends)
-
-    def corrected(self, networks: Sequence[Network], steps: int, workers: int, took_s: float) -> Pace:
-        """The pace of a machine that trained and exported `networks` in `took_s`; the same where these are none."""
-        if not networks:
-            return self
-        ratio = took_s / self.seconds(networks, steps, workers)
-        steps_s = {name: ratio * step_s for name, step_s in self.step_s.items()}
-        return replace(self, step_s=steps_s, making_s=ratio * self.making_s)
 
     def most_steps(self, networks: Sequence[Network], seconds: float, workers: int, most: int) -> int:
         """The most steps, up to `most`, that fit into `seconds`; 0 where none does."""
@@ -191,7 +172,7 @@ def mean_step_seconds(networks: Sequence[Network], making: Making, image_size: i
 
 
 def _short(making: Making) -> Making:
-    return replace(making, recipe=with_steps(making.recipe, _PROBED), first=None)
+    return replace(making, recipe=with_steps(making.recipe, _PROBED))
 
 
 def with_steps(recipe: Recipe, steps: int) -> Recipe:
@@ -261,16 +242,6 @@ def proxy_length(preset: int, validating: float, seconds: float, workers: int, s
     return {"min_steps": steps, "max_steps": steps, **({} if size == image_size else {"image_size": size})}
 
 
-def early_seconds(clock: Clock, pace: Pace, finalists: Sequence[Network]) -> tuple[float, float] | None:
-    """Seconds for the first trials, and for a first front of `finalists` after them, which a third of the minutes shall
-    show. None where such a front would take more than a quarter of what is left."""
-    front_s = pace.seconds(finalists, FEWEST_STEPS, 1) + len(finalists) * pace.scoring_s + LEAST_TIMING_S + ENDING_S
-    if front_s > EARLY_MOST * clock.left_s:
-        return None
-    front_s = max(front_s, EARLY_LEAST * clock.left_s)
-    return max(LEAST_TRIALS_S, EARLY_BY * 60 * clock.minutes - clock.spent_s - front_s), front_s
-
-
 def timing_reserve_s(clock: Clock) -> float:
     """Seconds that are kept free for scoring and timing what was trained."""
     return min(MOST_TIMING_S, max(LEAST_TIMING_S, TIMING * 60 * clock.minutes))
@@ -282,8 +253,9 @@ def timing_seconds(clock: Clock, n: int, scoring_s: float = COMPILING_S) -> floa
 
 
 def fitted(rows: Sequence[FrontRow], clock: Clock, pace: Pace, workers: int, steps: tuple[int, int],
-           say: Callable[[str], None], whole: str = "") -> tuple[list[FrontRow], int]:
-    """The rows that there is time for, and the steps of each network's training.
+           say: Callable[[str], None], whole: str = "", timed: int = 0) -> tuple[list[FrontRow], int]:
+    """The rows that there is time for, and the steps of each network's training; `timed` networks (0: as many as there
+    are rows) are scored and timed afterwards.
 
     `steps`: those that are enough, and the most that are given. Where the first do not fit, all controls but one and
     all baselines but one are left out, the dearest first; where FEWEST_STEPS do not fit, the others, and finalists down
@@ -292,40 +264,16 @@ def fitted(rows: Sequence[FrontRow], clock: Clock, pace: Pace, workers: int, ste
     """
     kept = list(rows)
     while True:
-        fit = pace.most_steps(_networks(kept), _making_s(clock, pace, len(kept)), workers, steps[1])
+        n = len(kept) + max(0, timed - len(rows))
+        fit = pace.most_steps(_networks(kept), _making_s(clock, pace, n), workers, steps[1])
         dropped = _least_wanted(kept, pace, fit < FEWEST_STEPS, whole)
         if fit >= steps[0] or dropped is None:
             break
         kept.remove(dropped)
     if len(kept) < len(rows):
         gone = [row.id for row in rows if row not in kept]
-        say(f"no time for {len(gone)} of {len(rows)} networks as it looks now: {', '.join(gone)}. Those that fit once "
-            "the others are trained are made too.")
+        say(f"no time for {len(gone)} of {len(rows)} networks: {', '.join(gone)}.")
     return kept, max(fit, FEWEST_STEPS)
-
-
-def fitting_too(spare: Sequence[FrontRow], kept: Sequence[FrontRow], clock: Clock, pace: Pace, workers: int, steps: int
-                ) -> list[FrontRow]:
-    """The rows of `spare` that there is still time for, with so many steps each, after `kept` were made.
-
-    Most wanted are finalists, then what gives controls and baselines two each, then the cheapest.
-    """
-    more: list[FrontRow] = []
-    left = list(spare)
-    while left:
-        every = [*kept, *more]
-        row = min(left, key=lambda row: _want(row, every, pace))
-        left.remove(row)
-        left_s = _making_s(clock, pace, len(every) + 1)
-        if LATE_MARGIN * pace.seconds(_networks([*more, row]), steps, workers) <= left_s:
-            more.append(row)
-    return more
-
-
-def _want(row: FrontRow, every: Sequence[FrontRow], pace: Pace) -> tuple[int, bool, float]:
-    """Sort key: what is wanted most beside the rows of `every` comes first."""
-    alike = sum((other.is_control, other.is_baseline) == (row.is_control, row.is_baseline) for other in every)
-    return min(alike, 2) if row.is_control or row.is_baseline else -1, row.is_known, _step_s(row, pace)
 
 
 def _making_s(clock: Clock, pace: Pace, n: int) -> float:

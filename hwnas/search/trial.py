@@ -140,20 +140,24 @@ def run_trial(trial: optuna.Trial, setting: Setting, on_train: Callable[[int, st
 def _record_prediction(trial: optuna.Trial, setting: Setting, architecture: Architecture, codes: NDArray[np.int64]
                        ) -> tuple[float, float]:
     """Write the facts known before training; returns predicted latency and excess over the cap (ms; 0: no cap)."""
-    options, row = setting.options, np.asarray(codes, dtype=np.int64).reshape(1, -1)
-    predicted = setting.predict(row)
+    facts, constraints = facts_of(architecture, codes, setting.predict, setting.options)
+    storage_of(setting.study).write_attrs(trial, facts, constraints)
+    return float(facts["latency_ms_predicted"]), constraints.get(CAP, 0.0)
+
+
+def facts_of(architecture: Architecture, codes: NDArray[np.int64], predict: Predict, options: SearchOptions
+             ) -> tuple[dict[str, Any], dict[str, float]]:
+    """What is known of a network before it is trained, as a trial's attributes; and by how much it is over the cap."""
+    row = np.asarray(codes, dtype=np.int64).reshape(1, -1)
+    predicted = predict(row)
     mean = float(predicted.mean[0])
-    over_ms, constraints = 0.0, {}
-    if options.cap_ms is not None:
-        over_ms = float(upper_ms(predicted, options.cap_quantile)[0]) - options.cap_ms
-        constraints[CAP] = over_ms
-    storage_of(setting.study).write_attrs(trial, {
+    over = {} if options.cap_ms is None else {
+        CAP: float(upper_ms(predicted, options.cap_quantile)[0]) - options.cap_ms}
+    return {
         "architecture_id": architecture.id, "architecture": str(architecture), "codes": row[0].tolist(),
         "seed": options.seed,
         "latency_ms_predicted": mean, "latency_ms_predicted_low": float(predicted.low[0]),
-        "latency_ms_predicted_high": float(predicted.high[0]), **options.objective.costs(mean, architecture)},
-        constraints)
-    return mean, over_ms
+        "latency_ms_predicted_high": float(predicted.high[0]), **options.objective.costs(mean, architecture)}, over
 
 
 def _estimate(setting: Setting, trials: Sequence[FrozenTrial], architecture: Architecture, latency_ms: float,

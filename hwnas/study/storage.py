@@ -459,7 +459,7 @@ def _close(engine: sqlalchemy.Engine, path: Path | None) -> None:
         fold_in(path)
 
 
-def open_storage(url: str, *, heartbeat_s: int = HEARTBEAT_S, grace_s: int = GRACE_S, busy_s: float = BUSY_S,
+def open_storage(url: str, *, heartbeat_s: int | None = HEARTBEAT_S, grace_s: int = GRACE_S, busy_s: float = BUSY_S,
                  on_stale: Callable[[optuna.Study, FrozenTrial], None] | None = None,
                  read_only: bool = False) -> Storage:
     """Open or create the database behind `url`. ConfigError for a bad URL, StudyError for a bad database.
@@ -479,7 +479,8 @@ def open_storage(url: str, *, heartbeat_s: int = HEARTBEAT_S, grace_s: int = GRA
         with warnings.catch_warnings(), server_lock(url, "tables"):
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             try:
-                storage = Storage(url, engine_kwargs=options, heartbeat_interval=heartbeat_s, grace_period=grace_s,
+                storage = Storage(url, engine_kwargs=options, heartbeat_interval=heartbeat_s,
+                                  grace_period=None if heartbeat_s is None else grace_s,
                                   heartbeat_stale_trial_callback=on_stale, skip_table_creation=read_only)
             except RuntimeError as error:  # Optuna raises it for a schema of another version.
                 raise StudyError(f"study {shown(url)}: {' '.join(str(error).split())}") from error

@@ -57,12 +57,13 @@ def study_lock(url: str) -> Iterator[None]:
 
 
 def open_study(url: str, identity: Mapping[str, str], objective: Objective, sampler: BaseSampler, *,
-               name: str = NAME, heartbeat_s: int = HEARTBEAT_S, grace_s: int = GRACE_S, busy_s: float = BUSY_S,
+               name: str = NAME, heartbeat_s: int | None = HEARTBEAT_S, grace_s: int = GRACE_S, busy_s: float = BUSY_S,
                chosen: Mapping[str, int] | None = None) -> optuna.Study:
     """Open the study behind `url`, or create it, as one of any number of workers.
 
     `identity` says what its trials depend on (space, data set, target, host, ...), as text that messages may show.
-    `chosen` is kept from its creation on, for `held_choice`: plain values that a measurement decided.
+    `chosen` is kept from its creation on, for `held_choice`: plain values that a measurement decided. Without a
+    heartbeat (`heartbeat_s` None) no trial is taken for lost.
     StudyError when the study has another identity; it names what changed. StudyError as well when the database is
     torn, foreign, locked or cannot be written. Optuna logs errors only: the caller shows the progress.
     """

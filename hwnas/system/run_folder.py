@@ -11,7 +11,6 @@ import io
 import json
 import os
 import re
-import shutil
 import stat
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -422,15 +421,10 @@ class RunFolder(WorkFolder):
             raise StudyError(f"{self.path}: network id {id!r} is not a plain name.")
         return ModelFolder(self.path / "models" / id)
 
-    def remove_models(self, end: str) -> None:
-        """Remove the folders in `models/` whose ids end so."""
-        for path in self.path.glob(f"models/*{end}"):
-            shutil.rmtree(path, ignore_errors=True)
-
     @property
-    def trial_weights(self) -> Path:
-        """Folder of the weights that trials ended with, until their finalists have gone on from them."""
-        return self.path / "trial_weights"
+    def lines(self) -> Path:
+        """Folder of the states of a race's lines, until the front is verified."""
+        return self.path / "lines"
 
     def write_trials(self, trials: Iterable[Mapping[str, Any]]) -> None:
         """`trials.csv`: one line a trial, columns in the order they first appear."""

@@ -71,13 +71,14 @@ class Batches:
         """The steps of an epoch (from 1), counted from the training's first (0)."""
         return range((epoch - 1) * self.per_epoch, min(epoch * self.per_epoch, self.steps))
 
-    def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """(images float32 [n, c, h, w], targets) of each step: classes int64 [n], or shares [n, classes] when mixed.
+    def epoch(self, epoch: int, first: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """(images float32 [n, c, h, w], targets) of each step, from the epoch's `first` on: classes int64 [n], or
+        shares [n, classes] when mixed.
 
         All generators are set before a batch is made; what the network draws (dropout) follows from them too.
         """
         order = np.random.default_rng([self.seed, epoch]).permutation(len(self.split))
-        for step in range(len(self.steps_of(epoch))):
+        for step in range(first, len(self.steps_of(epoch))):
             reseed(self.seed, epoch, step, *([self.ranks.rank] if self.ranks.world > 1 else []))
             rows = order[step * self.batch:(step + 1) * self.batch][self.ranks.rank::self.ranks.world]
             # Not sorted: mixing pairs the first with the last
@@ -123,9 +124,9 @@ class Stream(Batches):
         batch = self.recipe.batch_for(self._images)
         return batch, max(1, self._images // batch), self.recipe.steps_for(self._images)
 
-    def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def epoch(self, epoch: int, first: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """As `Batches.epoch`; ask for the epochs in order."""
-        for step in self.steps_of(epoch):
+        for step in self.steps_of(epoch)[first:]:
             position = step % self._per_pass
             if position == 0:
                 self._order = torch.randperm(len(self.split), generator=self._generator).numpy()

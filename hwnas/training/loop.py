@@ -158,21 +158,28 @@ class Training:
         for step, (images, targets) in zip(steps, self.batches.epoch(epoch), strict=True):
             self.schedule.step_update(step)
             rate = float(self.optimizer.param_groups[0]["lr"])
-            self.optimizer.zero_grad(set_to_none=True)
-            value = self.learn(images, targets, step)
+            value = self.update(images, targets, step)
             if not math.isfinite(value):
                 raise TrainingError(f"{self.name}: loss is {value} in epoch {epoch} of {self.batches.epochs}, step "
                                     f"{step - steps.start + 1} of {len(steps)}, learning rate {rate:.3g}. "
                                     f"{self.advice}")
+            total += value
+            if progress is not None:
+                progress(step + 1, self.batches.steps)
+        return total / len(steps), rate
+
+    def update(self, images: Tensor, targets: Tensor, step: int) -> float:
+        """One step of the optimiser, and of the average, by a batch; `step` counts from the training's first (0).
+        Returns the loss; one that is not finite changes nothing."""
+        self.optimizer.zero_grad(set_to_none=True)
+        value = self.learn(images, targets, step)
+        if math.isfinite(value):
             if self.recipe.clip_norm:
                 nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip_norm)
             self.optimizer.step()
             if self.average is not None:
                 self.average.update(self.model, step + 1)
-            total += value
-            if progress is not None:
-                progress(step + 1, self.batches.steps)
-        return total / len(steps), rate
+        return value
 
     def report(self, report: Callable[[float, str], None]) -> Progress:
         """A `progress` that tells `report` the share of what was left when this was called, and the epoch."""

@@ -25,9 +25,10 @@ from hwnas.errors import DataError, SpaceError
 from hwnas.networks.build import build
 from hwnas.networks.network import check_tensors
 from hwnas.system.documents import load_json
-from hwnas.training.batches import Batches, fed, reseed
+from hwnas.training.batches import Batches, reseed
+from hwnas.training.line import set_norms
 from hwnas.training.loop import CHECKPOINT, CHECKPOINT_KEY, Checkpoint, Training, seeded
-from hwnas.training.place import CPU, device_of
+from hwnas.training.place import CPU
 from hwnas.training.recipe import Recipe, SupernetOptions
 
 if TYPE_CHECKING:
@@ -324,7 +325,7 @@ def inherit(bank: Bank, architecture: Architecture, images: Images, dataset: Dat
     network = build(architecture)
     copy_weights(bank, architecture, network)
     network.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    recalibrate(network, images, dataset)
+    set_norms(network, images, dataset)
     return network.eval()
 
 
@@ -334,28 +335,6 @@ def copy_weights(bank: Bank, architecture: Architecture, network: nn.Module) -> 
     own = dict(network.named_parameters())
     for name, shared in bank.slices(network, architecture):
         own[name].copy_(shared)
-
-
-@torch.no_grad()
-def recalibrate(network: nn.Module, images: Images, dataset: Dataset) -> None:
-    """Set every batch norm's statistics to the mean over `images` uint8 [n, c, h, w]; weights stay.
-
-    They are shuffled first: batches of images that lie class by class would each be normalised by one class's own
-    statistics. A last batch of one image is left out: maps of one pixel have no variance there.
-    """
-    order = np.random.default_rng(0).permutation(len(images))
-    device = str(device_of(network))
-    norms = [module for module in network.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-    momenta = [module.momentum for module in norms]
-    for module in norms:
-        module.reset_running_stats()
-        module.momentum = None  # the plain mean over batches
-    network.train()
-    for start in range(0, max(1, len(images) - 1), _BATCH):
-        part = fed(np.asarray(images[order[start:start + _BATCH]]), dataset, device)
-        network(part.contiguous(memory_format=torch.channels_last))
-    for module, momentum in zip(norms, momenta, strict=True):
-        module.momentum = momentum
 
 
 def bank_in(checkpoint: Checkpoint) -> Bank:

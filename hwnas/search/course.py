@@ -1,0 +1,229 @@
+"""What a race begins with: its networks by name, its length, and what it asks of space, latency model and choice."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hwnas.errors import BudgetError
+from hwnas.front.finalists import choose_finalists
+from hwnas.networks.carry import fit_head, is_part_of
+from hwnas.search.race import SIZE, TRUNK, Course, Known
+from hwnas.space.search_space import WHOLE
+from hwnas.study.lines import Line
+from hwnas.study.objective import COSTS, LATENCY, upper_ms
+
+if TYPE_CHECKING:
+    from hwnas.search.trial import SearchOptions
+    from hwnas.space.architecture import Architecture
+    from hwnas.space.coding import Codes
+    from hwnas.space.search_space import SearchSpace
+    from hwnas.study.objective import Predict
+
+CHILDREN = 4  # asked for in each part
+LAST_MAP_PX = 2  # least side of a network's last map, for smaller images of it to be tried
+NEAR = 0.05  # share by which the predicted latencies of a finalist and its control may differ
+_DRAWS, _BATCHES = 4096, 8
+
+
+@dataclass(frozen=True)
+class Length:
+    """How long a race is, as every process of it reads in the study.
+
+    Attributes:
+        step_s: seconds of a step of each known network that races, by name.
+        known_steps: steps of the first rung.
+        unit_steps: of a unit; None: by the time that is left.
+        until: when lines and baselines must be trained, seconds since 1970; None: whenever.
+        baselines_s: seconds of a step of each baseline that is trained behind the race, by name.
+    """
+
+    step_s: Mapping[str, float]
+    known_steps: int
+    unit_steps: int | None
+    until: float | None = None
+    baselines_s: Mapping[str, float] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values by key."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Length:
+        """Inverse of `to_dict`."""
+        return cls(**values)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left."""
+        return math.inf if self.until is None else self.until - time.time()
+
+
+def known_networks(space: SearchSpace, predict: Predict, options: SearchOptions) -> dict[str, Architecture]:
+    """The networks that a race begins with, by name, at the largest image size and slowest first: those that the space
+    knows and that keep the cap at some size, at the largest one that does.
+
+    BudgetError where none keeps it.
+    """
+    found: dict[str, Architecture] = {}
+    for name, network in space.known.items():
+        sizes = [replace(network, image_size=px) for px in sorted(space.image_sizes, reverse=True)]
+        fitting = [each for each in sizes if _fits(space, predict, options, each)]
+        if fitting:
+            found[name] = fitting[0]
+    if not found:
+        cap, fastest = options.cap_ms, min(_predicted(space, predict, network) for network in space.known.values())
+        raise BudgetError(f"budget.latency_ms={cap:g}: none of the networks that the race begins with is as fast at "
+                          f"any image size; the fastest takes {fastest:.3g} ms at the largest. Raise the cap, or give "
+                          "smaller image_sizes.")
+    return dict(sorted(found.items(), key=lambda item: -_predicted(space, predict, item[1])))
+
+
+def _predicted(space: SearchSpace, predict: Predict, network: Architecture) -> float:
+    return float(predict(space.to_codes(space.encode(network))[None]).mean[0])
+
+
+def part_of_in(space: SearchSpace) -> Callable[[Architecture, Architecture], Architecture | None]:
+    """The function that gives the first network as it can be cut from the second, within the space."""
+    @cache
+    def part_of(part: Architecture, whole: Architecture) -> Architecture | None:
+        fitted = fit_head(part, whole)
+        return fitted if is_part_of(fitted, whole) and space.find(fitted) is not None else None
+
+    return part_of
+
+
+def fits_in(space: SearchSpace, predict: Predict, options: SearchOptions) -> Callable[[Architecture], bool]:
+    """The function that says whether a network may race."""
+    return cache(lambda network: _fits(space, predict, options, network))
+
+
+def children_in(space: SearchSpace, predict: Predict, options: SearchOptions) -> Children:
+    """What the sampler may be asked for."""
+    return Children(space, predict, part_of_in(space), fits_in(space, predict, options))
+
+
+def _fits(space: SearchSpace, predict: Predict, options: SearchOptions, network: Architecture) -> bool:
+    """Whether the network is of the space, keeps the cap, and has a last map that is large enough."""
+    params = space.find(network)
+    if params is None:
+        return False
+    stride = network.stem_stride * math.prod(stage[0].stride for stage in network.block_defs())
+    if network.image_size < max(space.image_sizes) and math.ceil(network.image_size / stride) < LAST_MAP_PX:
+        return False
+    predicted = predict(space.to_codes(params)[None])
+    return options.cap_ms is None or float(upper_ms(predicted, options.cap_quantile)[0]) <= options.cap_ms
+
+
+def make_course(space: SearchSpace, predict: Predict, options: SearchOptions, length: Length, *, k: int,
+                n_lines: int | None, n_children: int, n_controls: int, workers: int) -> Course:
+    """The course of a race; `k` parts of the range of latency, at most `n_lines` lines without controls."""
+    networks = {name: network for name, network in known_networks(space, predict, options).items()
+                if name in length.step_s}
+
+    part_of, fits = part_of_in(space), fits_in(space, predict, options)
+
+    @cache
+    def latency_ms(network: Architecture) -> float:
+        return _predicted(space, predict, network)
+
+    @cache
+    def smaller(network: Architecture) -> tuple[Architecture, ...]:
+        sizes = [px for px in sorted(space.image_sizes, reverse=True) if px < network.image_size]
+        return tuple(each for px in sizes if fits(each := replace(network, image_size=px)))
+
+    def choose(lines: Sequence[Line]) -> list[Line]:
+        chosen = choose_lines([line for line in lines if line.id != whole], k, bound_ms, options)
+        return [*chosen, *(line for line in lines if line.id == whole)]
+
+    @cache
+    def control_of(n: int, name: str, at_ms: float) -> Architecture | None:
+        rng = np.random.default_rng([options.seed, n, *b"controls"])
+        for _ in range(_BATCHES):
+            codes = space.sample(rng, _DRAWS)
+            for at in np.flatnonzero(np.abs(predict(codes).mean / at_ms - 1) <= NEAR):
+                network = space.decode(space.to_params(codes[at]))
+                if network.id != name and fits(network):
+                    return network
+        return None
+
+    whole = networks[WHOLE].id if WHOLE in networks else ""
+    bound_ms = options.cap_ms or max(map(latency_ms, networks.values()))
+    children = Children(space, predict, part_of, fits)
+    return Course(
+        [Known(name, network, length.step_s[name]) for name, network in networks.items()], k, bound_ms,
+        n_lines or 1 << 30, n_children, n_controls, workers, length.known_steps, length.unit_steps,
+        lambda: length.left_s, whole, length.baselines_s, smaller, part_of, latency_ms,
+        lambda part, lines: len(children(part, lines)) > 0, choose,
+        lambda n, line: control_of(n, line.id, line.latency_ms))
+
+
+class Children:
+    """The networks that are one choice away from a line, and can be cut from one."""
+
+    def __init__(self, space: SearchSpace, predict: Predict,
+                 part_of: Callable[[Architecture, Architecture], Architecture | None],
+                 fits: Callable[[Architecture], bool]) -> None:
+        self.space, self.predict = space, predict
+        self._part_of, self._fits = part_of, fits
+        self._near: dict[str, Codes] = {}
+
+    def __call__(self, part: tuple[float, float], lines: Sequence[Line]) -> Codes:
+        """Codes [n, p] of those whose latency lies in a part of the range and that no line is."""
+        trained = [line for line in lines if line.rungs & {TRUNK, SIZE} and line.live]
+        if not trained:
+            return np.zeros((0, len(self.space.parameters)), np.int64)
+        codes = np.unique(np.concatenate([self._beside(line.architecture) for line in trained]), axis=0)
+        latency_ms = self.predict(codes).mean
+        codes = codes[(latency_ms > part[0]) & (latency_ms <= part[1])]
+        taken = {line.id for line in lines}
+        kept = [row for row in codes if self._is_child(self.space.decode(self.space.to_params(row)), trained, taken)]
+        return np.array(kept, np.int64).reshape(-1, len(self.space.parameters))
+
+    def _is_child(self, network: Architecture, trained: Sequence[Line], taken: set[str]) -> bool:
+        return network.id not in taken and self._fits(network) and any(
+            self._part_of(network, line.architecture) == network for line in trained)
+
+    def _beside(self, network: Architecture) -> Codes:
+        """Canonical codes of the networks that differ in one choice."""
+        if network.id not in self._near:
+            own = self.space.to_codes(self.space.encode(network))
+            rows = [own]
+            for at, parameter in enumerate(self.space.parameters):
+                for choice in range(len(parameter.choices)):
+                    row = own.copy()
+                    row[at] = choice
+                    rows.append(row)
+            self._near[network.id] = np.unique(self.space.canonical_codes(np.array(rows)), axis=0)
+        return self._near[network.id]
+
+
+def choose_lines(lines: Sequence[Line], k: int, bound_ms: float, options: SearchOptions) -> list[Line]:
+    """The lines that are finished: at most `k`. The most accurate of each part of the range up to `bound_ms`; with
+    objective=cap the most accurate of all, with objective=reward those of the highest reward."""
+    objective = options.objective
+    if objective.kind != "pareto":
+        def worth(line: Line) -> float:
+            return line.top1 if objective.kind == "cap" else objective.reward(line.top1, line.latency_ms)
+
+        return sorted(lines, key=worth, reverse=True)[:k]
+    rows = [row_of(line, options) for line in lines]
+    numbers = {row["number"] for row in choose_finalists(rows, k, bound_ms)} if rows else set()
+    return [line for line in lines if line.number in numbers]
+
+
+def row_of(line: Line, options: SearchOptions) -> dict[str, Any]:
+    """What the choice of finalists reads of a line."""
+    attrs = {} if line.trial is None else line.trial.user_attrs
+    costs = {COSTS[cost.name].predicted: attrs.get(cost.predicted) for cost in options.objective.minimised
+             if cost.name != LATENCY}
+    return {"number": line.number, "id": line.id, "state": "COMPLETE", "outcome": "evaluated", "top1_proxy": line.top1,
+            "latency_ms_predicted": line.latency_ms, "reward": options.objective.reward(line.top1, line.latency_ms),
+            "objectives": " ".join(cost.name for cost in options.objective.minimised), **costs}
+

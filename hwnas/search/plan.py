@@ -1,0 +1,382 @@
+"""The plan of a search: its options, read and checked once, its space and its baselines. Nothing is written here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hwnas.cli.command import default_out, kept
+from hwnas.cli.options import Config, option, plain, read_command, section
+from hwnas.cli.progress import Console
+from hwnas.errors import ConfigError, MissingWeights
+from hwnas.latency.deployment import CalibrationOptions, Deployment, open_device
+from hwnas.latency.device import DEVICE, DeviceOptions
+from hwnas.networks.network import FoundNetwork
+from hwnas.networks.weights import PretrainedOptions
+from hwnas.search.minutes import CALIBRATION
+from hwnas.study.objective import CAP_QUANTILES, Objective
+from hwnas.target import Target
+from hwnas.training.place import TrainingOptions, check_precision, processes, resolved
+
+if TYPE_CHECKING:
+    from hwnas.data.dataset import DatasetInfo
+    from hwnas.networks.baselines import Baseline
+    from hwnas.networks.network import Shape, TimmNetwork
+    from hwnas.networks.weights import Pretrained
+    from hwnas.samplers.informed import Context
+    from hwnas.samplers.loading import Asking
+    from hwnas.space.architecture import Architecture
+    from hwnas.space.search_space import SearchSpace
+    from hwnas.training.recipe import Recipe
+
+
+RACE = "race"  # value of `accuracy`: no estimate, lines are trained
+PARTS, FINALISTS = 8, 4  # where the user gives no finalists.k: of a race, of a search by estimates
+LARGEST_PX = 224  # of the images of cut networks, where no size is given
+DEFAULT_TRIALS, UNLIMITED = 24, 1_000_000  # the second: the minutes end the search
+
+
+@dataclass(frozen=True, slots=True)
+class FinalistOptions:
+    """How many finalists there are, and what differs from full training in their recipe."""
+
+    k: int | None = option(low=1, high=100)
+    recipe: dict[str, Any] = option()
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetOptions:
+    """The hard cap in ms, the quantile of the predicted latency that must keep it, and the cap of measured p99.
+
+    `minutes` bounds the whole command.
+    """
+
+    latency_ms: float | None = option(low=1e-6, as_given=True)
+    p99_ms: float | None = option(low=1e-6, as_given=True)
+    quantile: float = option(low=CAP_QUANTILES[0], high=CAP_QUANTILES[1])
+    minutes: float | None = option(None, low=0.1, high=100_000)  # runs of earlier versions have none
+
+
+@dataclass(frozen=True, slots=True)
+class VerificationOptions:
+    """The most seconds of timing finalists and baselines."""
+
+    seconds: float = option(low=1, high=86_400)
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierOptions:
+    """The run folder of an earlier search whose accuracies count here too."""
+
+    reuse: str | None
+
+
+@dataclass(frozen=True)
+class PlanOptions(DeviceOptions):
+    """Options of `conf/search.yaml`, without those of the estimators. Zero `workers`: one a core, on a GPU a few."""
+
+    target: Target
+    host: str | None
+    space: str
+    dataset: dict[str, Any]
+    objective: dict[str, Any]
+    out: str | None
+    seed: int = option(low=0)
+    n_trials: int | None = option(low=1)
+    max_asks: int | None = option(low=1)
+    workers: int = option(low=0, high=256)
+    threads: int = option(low=0, high=4096)
+    accuracy: str | None = option()
+    sampler: str = option()
+    sampler_options: dict[str, Any] = option()
+    search: EarlierOptions = option()
+    budget: BudgetOptions = option()
+    calibration: CalibrationOptions = option()
+    storage: str | None = option()
+    finalists: FinalistOptions = option()
+    baselines: tuple[str, ...] | None = option(what="a list of timm names")
+    verification: VerificationOptions = option()
+    overwrite: bool = option(False)  # runs of earlier versions have none of these
+    training: TrainingOptions = option(TrainingOptions())
+    controls: int = option(0, low=0, high=100)
+    pretrained: PretrainedOptions = option(PretrainedOptions())
+    image_sizes: tuple[int, ...] | None = option(None, low=8, high=1024)
+    fallbacks: bool = option(False)
+    cuts: bool = option(False)
+    around: str | None = option(None)
+    zoo: dict[str, Any] | None = option(None)
+    children: bool = option(True)
+
+    @property
+    def trials(self) -> int:
+        """Architectures to evaluate: `n_trials`, else 24, or as many as the minutes allow."""
+        return self.n_trials or (DEFAULT_TRIALS if self.budget.minutes is None else UNLIMITED)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the options ask for.
+
+    `out` is the run folder, which need not exist yet. `start`: the weights that networks of the space begin with, where
+    these are cut from a pretrained one. If the user gave no T, `objective` has none until the latency model is there.
+    `sampler` makes the sampler from the Context that ours needs. `left_out` names the variants of blocks that `space`
+    does without, once it is prepared, and `left_out_costs` what each of them costs, in words. `yaml` is the
+    configuration as it may be kept, `config` as it is, with passwords.
+    """
+
+    options: PlanOptions
+    deployment: Deployment
+    space: SearchSpace
+    start: Pretrained | None
+    out: Path
+    accuracy: str
+    accuracy_options: Mapping[str, Any]
+    sampler: Callable[[Context | None], Asking]
+    objective: Objective
+    recipe: Recipe
+    baselines: tuple[TimmNetwork, ...]
+    workers: int
+    reuse: Path | None
+    yaml: str
+    config: str
+    left_out: str = ""
+    left_out_costs: tuple[str, ...] = ()
+
+    @property
+    def races(self) -> bool:
+        """Whether lines race, instead of trials that estimate accuracy."""
+        return self.accuracy == RACE
+
+    @property
+    def parts(self) -> int:
+        """Finalists at most, each of a part of the range of latency."""
+        return self.options.finalists.k or (PARTS if self.races else FINALISTS)
+
+    @property
+    def whole(self) -> str:
+        """The id of the baseline that is the network which those of the space are cut from; empty: there is none."""
+        wanted = f"{self.space.definition.around.partition('+')[0]}-pretrained"
+        return next((baseline.id for baseline in self.baselines if baseline.id == wanted), "")
+
+    def network(self, architecture: Architecture) -> FoundNetwork:
+        """The network of an architecture of the space, with the weights that it begins with."""
+        return FoundNetwork(architecture, self.start)
+
+
+def make_plan(config: Config, console: Console, trials_only: bool = False) -> Plan:
+    """Read all options and check them, as far as this needs no data, measuring or training. Nothing is written.
+
+    `trials_only`: for a worker, which trains no baselines and needs no weights of theirs.
+    """
+    from omegaconf import OmegaConf
+
+    from hwnas.data.loading import inspect_dataset
+    from hwnas.front.make import check_deployable
+    from hwnas.samplers.loading import read_sampler
+    from hwnas.study.objective import read_objective
+    from hwnas.study.storage import parse_url
+    from hwnas.training.recipe import FULL_TRAINING, Recipe
+
+    options = read_command(PlanOptions, config)
+    options = replace(options, calibration=_calibration(options), dataset=_sized(options), training=_place(options))
+    if options.storage is not None:
+        parse_url(options.storage)
+    sampler = read_sampler(options.sampler, options.seed, options.sampler_options)
+    deployment = Deployment.of(options.target, options.host, console, open_device(options, console))
+    if deployment.target.device != "cpu" and deployment.at_hand and not trials_only:
+        deployment.device.runtime(deployment.target.runtime).check(deployment.target)  # not after the trials
+    objective = read_objective(options.objective, deployment.target)
+    if objective.kind == "cap" and not options.budget.latency_ms:
+        raise ConfigError("objective=cap needs the cap: budget.latency_ms=NUMBER (ms).")
+    info = inspect_dataset(options.dataset)
+    space, start = _space(options, info, console)
+    accuracy = options.accuracy or ("proxy" if start is None else RACE)
+    check_controls(options, space)
+    recipe = Recipe.from_config({"threads": options.threads, **plain(options.training), **options.finalists.recipe},
+                                FULL_TRAINING, "finalists.recipe")
+    baselines = () if trials_only else _baselines(options, space, start, console)
+    if not options.zoo:  # a zoo is timed before any of it is trained
+        check_deployable(baselines, deployment.target)
+    name = options.space if options.around is None else space.name
+    out = Path(options.out) if options.out else default_out(deployment.target.name, name, info.name)
+    named: Any = config  # workers time nothing: they know the device by the name of its table
+    if not deployment.device.is_here:
+        named = OmegaConf.merge(config, {"host": deployment.host_name, **dict.fromkeys(DEVICE)})
+    own = {} if accuracy == RACE else section(config, accuracy)
+    return Plan(options, deployment, space, start, out, accuracy, own, sampler, objective, recipe,
+                baselines, processes(options.workers, options.training.device), _earlier_run(options.search.reuse),
+                kept(named), OmegaConf.to_yaml(named, resolve=True))
+
+
+def check_controls(options: PlanOptions, space: SearchSpace) -> None:
+    """ConfigError where the space has too few networks for finalists and controls."""
+    k = options.finalists.k or FINALISTS
+    if options.controls > space.n_architectures - k:
+        raise ConfigError(f"controls={options.controls} and {k} finalists are more than the "
+                          f"{space.n_architectures} networks of space {space.name}. Lower controls.")
+
+
+def _place(options: PlanOptions) -> TrainingOptions:
+    """Where networks are trained; TargetError where this machine cannot."""
+    asked = options.training
+    place = replace(asked, device=resolved(asked.device))
+    check_precision(place.precision, place.device, "training.precision")
+    return place
+
+
+def _sized(options: PlanOptions) -> dict[str, Any]:
+    """The data set's options: images as large as the largest of `image_sizes`, where nothing else says their size."""
+    if options.dataset.get("image_size") is not None or not options.image_sizes:
+        return options.dataset
+    return {**options.dataset, "image_size": max(options.image_sizes)}
+
+
+def _space(options: PlanOptions, info: DatasetInfo, console: Console) -> tuple[SearchSpace, Pretrained | None]:
+    """The search space, and the weights that its networks begin with where they are cut from a pretrained network."""
+    from hwnas.space.search_space import SearchSpace
+
+    px = options.dataset.get("image_size")
+    if options.around is None:
+        space = SearchSpace.load(options.space, channels=info.channels, classes=info.classes, image_size=px)
+        if not space.definition.around:
+            return space, None
+        from hwnas.networks.around import check_cuts, find_start
+
+        check_cuts(space)
+        return space, _start(space.definition.around, options, console, lambda: (
+            find_start(space.definition.around, options.pretrained, info.channels), ""))[0]
+    from hwnas.networks.around import around_of, space_content
+    from hwnas.networks.baselines import check_timm
+    from hwnas.networks.weights import find_pretrained
+
+    name = options.around
+    check_timm(name, "around")
+    start, pad = _start(name, options, console, lambda: find_pretrained(name, options.pretrained, info.channels))
+    content = space_content(around_of(options.around, pad), info.channels, info.classes,
+                            px or min(info.native_size, LARGEST_PX), options.image_sizes or ())
+    return SearchSpace.of_content(content, f"around_{options.around}", channels=info.channels,
+                                  classes=info.classes), start
+
+
+def _start(name: str, options: PlanOptions, console: Console, find: Callable[[], tuple[Pretrained, str]]
+           ) -> tuple[Pretrained | None, str]:
+    """The weights of the network that others are cut from, and their padding, as `find` finds them. Where there are
+    none, which is an error if they were asked for, the cuts begin with random weights, and a line says so."""
+    try:
+        return find()
+    except MissingWeights as error:
+        if options.pretrained.asked:
+            raise
+        console.say(f"note: cuts of {name} begin with random weights: {error}")
+        return None, ""
+
+
+def _earlier_run(reuse: str | None) -> Path | None:
+    """`search.reuse` as a run folder; ConfigError when it holds no study."""
+    if not reuse:
+        return None
+    folder = Path(reuse)
+    if not (folder / "study.db").is_file():
+        raise ConfigError(f"search.reuse={folder}: no study.db there. Give the run folder of an earlier search; one "
+                          "with storage= keeps its study elsewhere and cannot be reused.")
+    return folder
+
+
+def _baselines(options: PlanOptions, space: SearchSpace, start: Pretrained | None, console: Console
+               ) -> tuple[TimmNetwork, ...]:
+    """The baselines, with a stem of stride 1 as well where images are small, for each of `image_sizes`, and cut by
+    depth where asked; those that have pretrained weights begin with them where these are asked for.
+
+    The network that the space's are cut from is the first. Beside it only pretrained ones stand, as it has a `start`;
+    and of a zoo, where some have weights, only these.
+    """
+    from hwnas.front.zoo import published_of
+    from hwnas.networks.baselines import Baseline, check_names, cuts_of, variants
+    from hwnas.networks.network import Shape, TimmNetwork
+
+    images = Shape(space.channels, max(space.image_sizes), space.classes)
+    zoo = published_of(options.zoo) if options.zoo else {}
+    names, sizes = check_names([*(options.baselines or ()), *zoo]), dict.fromkeys(options.image_sizes or ())
+    if start is not None or zoo:
+        first = () if start is None else (space.definition.around.partition("+")[0],)
+        names, options = _pretrained_names(first, names, options, space.channels, console)
+    if not names:
+        if not space.definition.around and (options.pretrained.asked or options.cuts or sizes):
+            raise ConfigError("pretrained, cuts and image_sizes are for baselines, and there are none. Name some: "
+                              "baselines=[NAME].")
+        return ()
+    if (largest := max(sizes, default=0)) > images.image_size:
+        raise ConfigError(f"image_sizes: {largest} px is larger than the search's images ({images.image_size} px). "
+                          f"Give dataset.image_size={largest}, or smaller sizes.")
+    baselines = list(map(Baseline, names)) if zoo or start is not None else variants(names, images.image_size)
+    cuts = cuts_of(names) if options.cuts else []
+    smaller = [px for px in sizes if px < images.image_size]
+    small = [replace(each, image_size=px) for each in [*map(Baseline, names), *cuts] for px in smaller]
+    if options.cuts and (whole := [name for name in names if name not in {cut.name for cut in cuts}]):
+        console.note(f"cannot be cut by depth: {', '.join(whole)}")
+    begun = _begun([*baselines, *cuts, *small], options, images, console)
+    return tuple(TimmNetwork(baseline, images) for baseline in begun)
+
+
+def _pretrained_names(first: Sequence[str], names: Sequence[str], options: PlanOptions, channels: int,
+                      console: Console) -> tuple[tuple[str, ...], PlanOptions]:
+    """`first`, which have pretrained weights, and those of `names` that have some; the options ask for them. Where none
+    has, all names, and options as they are."""
+    from hwnas.networks.weights import find_some
+
+    if options.pretrained.file is not None and first:
+        having = {*first}
+    else:
+        try:
+            having = {*find_some(list(dict.fromkeys([*first, *names])), options.pretrained, channels, console.say)}
+        except MissingWeights as error:
+            if first or options.pretrained.asked:
+                raise
+            console.say(f"note: the zoo begins with random weights: {error}")
+            return tuple(names), options
+    if left := [name for name in names if name not in having]:
+        why = f"pretrained.file is of {first[0]}" if options.pretrained.file and first else "no pretrained weights"
+        console.note(f"not a baseline beside pretrained networks: {', '.join(left)} ({why})")
+    options = replace(options, pretrained=replace(options.pretrained, use=True))
+    return tuple(dict.fromkeys([*first, *(name for name in names if name in having)])), options
+
+
+def _unheard(given: Mapping[str, Any]) -> str:
+    """The options of `finalists.recipe` that are full training's own values, so that they change nothing, where
+    fine-tuning has others."""
+    from hwnas.training.recipe import FINE_TUNING, FULL_TRAINING, all_recipe
+
+    full, fine = all_recipe(FULL_TRAINING), all_recipe(FINE_TUNING)
+    return ", ".join(f"{key}={value}" for key, value in sorted(given.items()) if key in fine and value == full[key]
+                     and fine[key] != value and key not in ("epochs", "min_steps", "max_steps"))
+
+
+def _begun(baselines: Sequence[Baseline], options: PlanOptions, images: Shape, console: Console) -> list[Baseline]:
+    """`baselines`, those that have pretrained weights with them where these are asked for. ConfigError or DataError for
+    weights that do not fit."""
+    from hwnas.networks.network import TimmNetwork
+    from hwnas.networks.weights import find_some
+
+    if not options.pretrained.asked:
+        return list(baselines)
+    names = list(dict.fromkeys(baseline.name for baseline in baselines))
+    begun = find_some(names, options.pretrained, images.channels)
+    if left := [name for name in names if name not in begun]:
+        console.note(f"no pretrained weights of {', '.join(left)}: trained from scratch")
+    if unheard := _unheard(options.finalists.recipe):
+        console.note(f"finalists.recipe: {unheard} is full training's own; networks that begin with pretrained weights "
+                     "keep their recipe's")
+    changed = [replace(each, pad_type=begun[each.name][1], pretrained=begun[each.name][0]) if each.name in begun
+               else each for each in baselines]
+    for baseline in {each.name: each for each in reversed(changed) if each.pretrained is not None}.values():
+        TimmNetwork(baseline, images).start()  # weights that do not fit are refused now, not after the trials
+    return changed
+
+
+def _calibration(options: PlanOptions) -> CalibrationOptions:
+    """The options of the calibration, which may take a share of the minutes only."""
+    minutes, calibration = options.budget.minutes, options.calibration
+    return calibration if minutes is None else replace(calibration, minutes=min(
+        calibration.minutes, max(0.05, CALIBRATION * minutes)))

@@ -1,0 +1,402 @@
+"""What a search prepares: data, latency model, estimator, study. A machine without a table is measured here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hwnas.accuracy.certificate import NAME, Certificate, Chosen, choose, look_up
+from hwnas.accuracy.estimator import Prepares
+from hwnas.cli.options import plain
+from hwnas.cli.progress import Console
+from hwnas.errors import (
+    ConfigError,
+    SpaceError,
+    StudyError,
+    TargetError,
+)
+from hwnas.latency.deployment import latency_model
+from hwnas.networks.network import FoundNetwork
+from hwnas.search.minutes import (
+    DRAWN,
+    FEW_TRIALS,
+    MANY_TRIALS,
+    SMALLEST_PROXY_PX,
+    Clock,
+    Pace,
+    mean_step_seconds,
+    pace_of,
+    proxy_length,
+    trials_seconds,
+)
+from hwnas.search.plan import DEFAULT_TRIALS, RACE, Plan, check_controls
+from hwnas.space.search_space import WHOLE
+from hwnas.system.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    import optuna
+    from numpy.typing import NDArray
+
+    from hwnas.accuracy.estimator import AccuracyEstimator
+    from hwnas.data.dataset import Dataset
+    from hwnas.latency.model import LatencyModel
+    from hwnas.latency.table import LatencyTable
+    from hwnas.networks.network import TimmNetwork
+    from hwnas.samplers.coding import Settings
+    from hwnas.search.trial import SearchOptions
+    from hwnas.space.restriction import Variant
+    from hwnas.space.search_space import SearchSpace
+
+
+LEFT_OUT = "left out"  # of a study's identity: variants of blocks that its space does without
+LENGTH = {"epochs", "min_steps", "max_steps", "image_size", "train_images", "seeds"}  # options of the proxy
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The objects that the trials and the verification work with. `estimator` is None where lines race."""
+
+    plan: Plan
+    run: RunFolder
+    dataset: Dataset
+    certificate: Certificate | StudyError | None
+    chosen: Chosen
+    estimator: AccuracyEstimator | None
+    table: LatencyTable
+    model: LatencyModel
+    options: SearchOptions
+    opened: optuna.Study | None
+    clock: Clock | None = None
+    pace: Pace | None = None
+
+    @property
+    def study(self) -> optuna.Study:
+        """The study, which is open once everything is prepared."""
+        assert self.opened is not None
+        return self.opened
+
+
+def prepare(plan: Plan, run: RunFolder, console: Console, clock: Clock | None = None) -> Prepared:
+    """Load the data, measure this host if no table fits, open the study. With a `clock` the machine's pace is measured
+    too, and a new study's trials get the length that the minutes allow."""
+    from hwnas.study.study import check_resumable, database_path
+
+    url = plan.options.storage or database_path(run.path)
+    dataset = _load_data(plan, url, run.path, console)
+    check_resumable(url, _identity_unmeasured(plan, dataset))
+    certificate = None if plan.races else look_up(dataset, plan.space)
+    chosen = _chosen(plan, dataset, certificate)
+    if chosen.why:
+        console.note(chosen.why)
+    estimator = None if plan.races else _estimator(plan, chosen, dataset)
+    table, model = latency_model(plan.deployment, plan.space, plan.options.calibration, console)
+    plan = _without_fallbacks(plan, table, url, console)
+    if plan.left_out:
+        model = model.of_part(plan.space)
+    if plan.options.zoo and plan.deployment.at_hand:
+        plan = replace(plan, baselines=_worth_training(plan, run, table, console))
+    pace = _pace(plan, dataset, console) if clock is not None else None
+    if estimator is None:
+        return _prepare_race(Prepared(plan, run, dataset, None, chosen, None, table, model,
+                                      search_options(plan, model), None, clock, pace), url)
+    return _prepare_estimates(Prepared(plan, run, dataset, certificate, chosen, estimator, table, model,
+                                       search_options(plan, model), None, clock, pace), url, console)
+
+
+def _prepare_race(prepared: Prepared, url: str) -> Prepared:
+    """Open the study of a race."""
+    from hwnas.search.racing import line_recipe
+
+    plan = prepared.plan
+    start = "" if plan.start is None else plan.start.key
+    recipe = replace(line_recipe(prepared), epochs=1, min_steps=0, max_steps=0)  # the race decides the length
+    identity = _identity(plan, prepared.table, prepared.dataset, f"{RACE} ({recipe.fingerprint} {start})".replace(
+        " )", ")"), prepared.options)
+    return replace(prepared, opened=_open_study(plan, url, identity, prepared.model, prepared.dataset, None,
+                                                prepared.options, Console(quiet=True), {}))
+
+
+def _prepare_estimates(prepared: Prepared, url: str, console: Console) -> Prepared:
+    """Open the study of a search by estimates, whose estimator is prepared first."""
+    from hwnas.study.storage import storage_errors
+    from hwnas.study.study import check_resumable
+
+    plan, dataset, model, chosen = prepared.plan, prepared.dataset, prepared.model, prepared.chosen
+    estimator, options = prepared.estimator, prepared.options
+    assert estimator is not None
+    if length := _fitting(plan, chosen, estimator, dataset, url, model, prepared.clock, prepared.pace, console):
+        chosen = replace(chosen, options={**chosen.options, **length})
+        estimator = _estimator(plan, chosen, dataset)
+    identity = _identity(plan, prepared.table, dataset, f"{chosen.accuracy} ({estimator.fingerprint})", options)
+    setup_s = 0.0
+    if isinstance(estimator, Prepares):
+        check_resumable(url, identity)
+        estimator.prepare(console)
+        setup_s = estimator.setup_seconds
+    study = _open_study(plan, url, identity, model, dataset, prepared.certificate, options, console, length)
+    with storage_errors(url):
+        study.set_user_attr("setup_seconds", setup_s)  # part of what the search cost
+    if plan.reuse is not None:
+        from hwnas.search.trial import reuse_trials
+
+        n = reuse_trials(study, plan.reuse, plan.space, model.predict, options, partial(_other_part, plan.reuse, plan))
+        console.note(f"reused: the accuracies of {n} networks of {plan.reuse}")
+    return replace(prepared, chosen=chosen, estimator=estimator, opened=study)
+
+
+def _pace(plan: Plan, dataset: Dataset, console: Console) -> Pace:
+    """How fast this machine trains the reference network and the baselines, and another one scores them."""
+    from hwnas.front.make import Making
+    from hwnas.front.score import scoring_seconds
+
+    device, network = plan.deployment.device, plan.network(plan.space.reference)
+    making = Making(dataset, plan.recipe, plan.options.seed, plan.deployment.target)
+    score = None if device.is_here else partial(scoring_seconds, network=network, dataset=dataset,
+                                                target=making.target, device=device)
+    with console.step("time this machine" if score is None else f"time this machine, and {device.host.name} over ssh"):
+        pace = pace_of(network, making, score).with_networks(plan.baselines, making)
+    if score is not None:
+        console.note(f"{device.host.name} takes {pace.scoring_s:.1f} s to score a network")
+    return pace
+
+
+def _fitting(plan: Plan, chosen: Chosen, estimator: AccuracyEstimator, dataset: Dataset, url: str,
+             model: LatencyModel, clock: Clock | None, pace: Pace | None, console: Console) -> dict[str, int]:
+    """The options that give the proxy the length that the minutes allow: those of the study that goes on or is reused,
+    or new ones. None where the user or a certificate gave a length, or a new study no minutes."""
+    from hwnas.accuracy.proxy import Proxy
+    from hwnas.front.make import Making
+    from hwnas.study.study import database_path, held_choice
+
+    if type(estimator) is not Proxy or plan.accuracy == NAME or chosen.options.keys() & LENGTH:
+        return {}
+    held = held_choice(url)
+    if held is None and plan.reuse is not None:
+        held = held_choice(database_path(plan.reuse))
+    if held is not None or clock is None or pace is None:
+        return held or {}
+    px, n_trials, networks = dataset.image_size, plan.options.n_trials, _drawn(plan, model)
+    making = Making(dataset, estimator.recipe, plan.options.seed, plan.deployment.target)
+
+    def step_s(size: int) -> float:
+        with console.step(f"time trials at {size} px"):
+            return mean_step_seconds(networks, making, size, pace)
+
+    length = proxy_length(
+        estimator.steps, estimator.validating_steps, trials_s(plan, clock, pace), plan.workers, step_s, px,
+        max(SMALLEST_PROXY_PX, px // 4) if len(plan.space.image_sizes) == 1 else px,
+        (min(FEW_TRIALS, n_trials or FEW_TRIALS), n_trials or MANY_TRIALS))
+    if length:
+        console.note(f"a trial trains for {length['max_steps']} steps at {length.get('image_size', px)} px, by the "
+                     f"minutes (without them {estimator.steps} at {px} px)")
+    return length
+
+
+def _drawn(plan: Plan, model: LatencyModel) -> list[FoundNetwork]:
+    """Some random networks, within the cap where there are such: what a trial trains is cheaper than the reference."""
+    codes = plan.space.sample(np.random.default_rng([plan.options.seed, *b"pace"]), 64)
+    over_ms = np.maximum(model.predict(codes).mean - (plan.options.budget.latency_ms or np.inf), 0)
+    few = codes[np.argsort(over_ms, kind="stable")[:DRAWN]]
+    return [plan.network(plan.space.decode(plan.space.to_params(code))) for code in few]
+
+
+def trials_s(plan: Plan, clock: Clock, pace: Pace) -> float:
+    """Seconds for the trials; BudgetError where none are left for a front after them."""
+    return trials_seconds(clock, pace, [plan.network(plan.space.reference)] * min(2, plan.parts),
+                          plan.workers)
+
+
+def _without_fallbacks(plan: Plan, table: LatencyTable, url: str, console: Console) -> Plan:
+    """The plan without the variants of blocks that a study began without; a new one without those whose fallback costs
+    too much on the target: a machine that is at hand is asked first. Lines say what falls back, and what was left out.
+
+    ConfigError where nothing would be left to search, StudyError for a study that cannot be read.
+    """
+    from hwnas.latency.fallbacks import find_blocks, left_out, measure_blocks, warning
+    from hwnas.study.study import held_identity
+
+    target, everything = plan.deployment.target, plan.options.fallbacks
+    rows = find_blocks(table.host_name, table.key, plan.space.name, table.runtime_version)
+    held = held_identity(url)
+    if rows is None and held is None and plan.deployment.at_hand and not everything:
+        try:
+            rows = measure_blocks(plan.deployment, plan.space, console, precisions=[target.precision])[0]
+        except TargetError as error:  # it may lack what tells of nodes, and run networks all the same
+            console.say(f"note: which blocks {target.name} runs in fallback is not known, and none is left out: "
+                        f"{error}")
+    costs = left_out(rows or (), target)
+    if held is not None and not everything:
+        left = _read_left_out(held.get(LEFT_OUT, ""), url)
+        costs = {variant: costs.get(variant, str(variant)) for variant in left}
+    tell = console.say if held is None else console.note  # workers, who are quiet, find a study
+    if rows is not None and (line := warning(rows, target)):
+        tell(f"note: {line}")
+    return plan if everything else _without(plan, costs, tell)
+
+
+def _other_part(folder: Path, plan: Plan) -> SearchSpace | None:
+    """The part of the plan's space that an earlier run searched; None where it is the plan's own."""
+    from hwnas.study.study import database_path, held_identity
+
+    url = database_path(folder)
+    theirs = plan.space.unrestricted.without(_read_left_out((held_identity(url) or {}).get(LEFT_OUT, ""), url))
+    return None if theirs.definition == plan.space.definition else theirs
+
+
+def _without(plan: Plan, costs: Mapping[Variant, str], tell: Callable[[str], None]) -> Plan:
+    """The plan without the variants in `costs`, which says what each of them costs; `tell` hears it."""
+    words = "; ".join(costs.values())
+    try:
+        space = plan.space.without(costs)
+    except SpaceError as error:
+        raise ConfigError(f"{error} without what {plan.deployment.target.name} runs in fallback ({words}). Search it "
+                          "all the same: fallbacks=true. Or choose another space or target.") from None
+    if space is plan.space:
+        return plan
+    check_controls(plan.options, space)
+    tell(f"left out of the search, for what it costs in fallback: {words}. fallbacks=true keeps it "
+         f"({space.n_architectures:.3g} of {plan.space.n_architectures:.3g} networks stay).")
+    return replace(plan, space=space, left_out=" ".join(sorted(map(str, costs))), left_out_costs=tuple(costs.values()))
+
+
+def _read_left_out(text: str, url: str) -> list[Variant]:
+    """The variants that a study's identity names; StudyError for text that names none."""
+    from hwnas.space.restriction import Variant
+    from hwnas.study.storage import shown
+
+    try:
+        return [Variant.read(word) for word in text.split()]
+    except ValueError as error:
+        raise StudyError(f"study {shown(url)}: {LEFT_OUT}: {error}. Start another run with out=FOLDER.") from None
+
+
+def _worth_training(plan: Plan, run: RunFolder, table: LatencyTable, console: Console) -> tuple[TimmNetwork, ...]:
+    """The baselines; of a zoo those that can be worth it, by their latency here and their published accuracy."""
+    from hwnas.front.score import Timing
+    from hwnas.front.zoo import published_of, worth_training
+
+    options, origin = plan.options, plan.space.definition.around.partition("+")[0]
+    published = published_of(options.zoo or {})
+    published.pop(origin, None)  # the cuts' original stays, whatever is faster
+    timing = Timing(table.reference, table.quiet_ms, options.verification.seconds, options.seed,
+                    plan.deployment.device)
+    return tuple(worth_training(plan.baselines, published, run, plan.deployment.target, timing, console))
+
+
+def search_options(plan: Plan, model: LatencyModel) -> SearchOptions:
+    """The search's options; BudgetError when no network of the space keeps the cap."""
+    from hwnas.search.trial import SearchOptions
+    from hwnas.study.objective import check_cap
+
+    asked, budget = plan.options, plan.options.budget
+    target_ms = plan.objective.target_ms or float(model.predict_architectures([plan.space.reference]).mean[0])
+    if budget.latency_ms is not None:
+        check_cap(plan.space, model.predict, budget.latency_ms, budget.quantile)
+    known = [plan.space.encode(network) for network in plan.space.known.values()]
+    return SearchOptions(asked.trials, plan.objective.at(target_ms), seed=asked.seed, max_asks=asked.max_asks,
+                         cap_ms=budget.latency_ms, cap_quantile=budget.quantile, enqueue=known)
+
+
+def _load_data(plan: Plan, url: str, folder: Path, console: Console) -> Dataset:
+    from hwnas.data.loading import read_images
+
+    data = read_images(plan.options.dataset, max(plan.space.image_sizes), plan.options.seed, console)
+    console.note(f"{data.name}: {len(data.train)} training, {len(data.validation)} validation, {len(data.test)} test "
+                 f"images of {len(data.class_names)} classes at {data.image_size} px")
+    return _as_begun(data, plan, url, folder, console)
+
+
+def _as_begun(dataset: Dataset, plan: Plan, url: str, folder: Path, console: Console) -> Dataset:
+    """The data set under the fingerprint that the study has for it; a new one has that of the run it reuses."""
+    from hwnas.study.study import database_path, held_identity, identity_of, load_study
+
+    if not dataset.former:
+        return dataset
+    held, where = held_identity(url), folder
+    if held is None and plan.reuse is not None:
+        held, where = identity_of(load_study(database_path(plan.reuse))), plan.reuse
+    begun = (held or {}).get("data set", "")
+    return dataset.as_in(begun.removeprefix(f"{dataset.name} (").removesuffix(")"), where, console.say)
+
+
+def _usable(certificate: Certificate | StudyError | None) -> Certificate | None:
+    """The certificate, for a caller that depends on it. A certificate that cannot be read is raised as its error."""
+    if isinstance(certificate, StudyError):
+        raise certificate
+    return certificate
+
+
+def _chosen(plan: Plan, dataset: Dataset, certificate: Certificate | StudyError | None) -> Chosen:
+    """The estimator that the user named, or the one that the certificate favours."""
+    if plan.accuracy != NAME:  # also of a race, which has none
+        return Chosen(plan.accuracy, plan.accuracy_options)
+    return choose(plan.accuracy_options, _usable(certificate), dataset, plan.space,
+                  plan.options.n_trials or DEFAULT_TRIALS)
+
+
+def _estimator(plan: Plan, chosen: Chosen, dataset: Dataset) -> AccuracyEstimator:
+    from hwnas.accuracy.estimator import BUILT_IN, WITHOUT_IMAGES, load_estimator
+
+    name, options = chosen.accuracy, dict(chosen.options)
+    if name in BUILT_IN and name not in WITHOUT_IMAGES:
+        options = {"threads": plan.options.threads, **plain(plan.options.training), **options}
+    if name == "inherited":
+        options["pretrained"] = plain(plan.options.pretrained)
+    return load_estimator(name, dataset=dataset, space=plan.space.unrestricted, config=options)
+
+
+def _identity(plan: Plan, table: LatencyTable, dataset: Dataset, accuracy: str, options: SearchOptions
+              ) -> dict[str, str]:
+    """What the study's trials depend on."""
+    return {**_identity_unmeasured(plan, dataset), "target": f"{plan.deployment.target.name} ({table.key})",
+            "latency table": f"{table.key} of {table.created}", "accuracy": accuracy,
+            "objective": str(options.objective), **({LEFT_OUT: plan.left_out} if plan.left_out else {})}
+
+
+def _identity_unmeasured(plan: Plan, dataset: Dataset) -> dict[str, str]:
+    """The part of it that is known before this host is measured."""
+    cap_ms = plan.options.budget.latency_ms
+    return {
+        "space": f"{plan.space.name} ({plan.space.unrestricted.fingerprint})",
+        "data set": f"{dataset.name} ({dataset.fingerprint})",
+        "host": plan.deployment.host_name, "budget.latency_ms": "none" if cap_ms is None else f"{cap_ms:g} ms",
+        "seed": str(plan.options.seed)}
+
+
+def _open_study(plan: Plan, url: str, identity: dict[str, str], model: LatencyModel, dataset: Dataset,
+                certificate: Certificate | StudyError | None, options: SearchOptions, console: Console,
+                chosen: Mapping[str, int]) -> optuna.Study:
+    from hwnas.samplers.informed import Context
+    from hwnas.study.storage import HEARTBEAT_S
+    from hwnas.study.study import open_study
+
+    scores = _zero_cost(plan, dataset, certificate, console)
+    context = Context(plan.space, model.predict, options.objective, options.cap_ms, options.cap_quantile, scores,
+                      [plan.space.encode(network) for name, network in plan.space.known.items() if name != WHOLE]
+                      if plan.start is not None else ())
+    beat_s = None if plan.races else HEARTBEAT_S  # lines have claims of their own
+    return open_study(url, identity, options.objective, plan.sampler(context), chosen=chosen, heartbeat_s=beat_s)
+
+
+def _zero_cost(plan: Plan, dataset: Dataset, certificate: Certificate | StudyError | None, console: Console
+               ) -> Callable[[Settings], NDArray[np.float64]] | None:
+    """The zero-cost scores for our sampler; None when `sampler_options.zero_cost` names none.
+
+    If there is a certificate of this data set and space, it may switch some of them off.
+    """
+    from hwnas.samplers.loading import OWN
+
+    if not plan.options.sampler_options.get("zero_cost") or plan.options.sampler != OWN:
+        return None
+    from hwnas.samplers.informed import certified, scored
+
+    content = _usable(certificate)
+    names = certified(plan.options.sampler_options["zero_cost"], content.content if content else None, console)
+    if not names:
+        return lambda settings: np.empty((len(settings.codes), 0))
+    return scored(dataset, plan.space, names, plan.options.threads, console)

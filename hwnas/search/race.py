@@ -1,0 +1,482 @@
+"""The race of a search that trains: who is trained next, for how long, from whose weights, and who is dropped.
+
+A line is a network in training. This file reads as the list of the rungs:
+
+    known     what anybody would try: the whole network and its obvious cuts, each for a moment on the largest images.
+              The slower one of two that is surely worse is dropped
+    trunk     those left, slowest first: the first goes on, each other one is cut from a trained one before it
+    size      each on smaller and smaller images, from the size above
+    child     one move away from a line: a block, a stage, some channels less. Of a few, the one that loses least
+              untrained is trained, and stays where it surely beats the lines at its latency
+    finish    the best line of each part of the range of latency: its rate falls to zero
+    control   networks drawn at random, trained as long as the finalists that they are held against
+
+Nothing here trains, measures or writes: all is decided from the lines as the study has them. So any number of processes
+come to the same decision, and a killed race goes on where it was. Why it is run so: docs/decisions/race.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+from optuna.trial import TrialState
+
+from hwnas.space.architecture import Architecture
+from hwnas.space.search_space import WHOLE
+from hwnas.study.lines import Line
+
+KNOWN, TRUNK, SIZE, CHILD, FINISH, CONTROL = "known", "trunk", "size", "child", "finish", "control"
+BASELINE = "baselines"  # what is trained behind the race
+# Steps at a constant rate, in units, which are the same for all lines. Smaller images get more steps, by as much as
+# they are smaller: they are cheaper, and further from what the source has learnt.
+UNITS = {TRUNK: 1.3, SIZE: 0.35, CHILD: 0.35}
+FALL = 2 / 3  # steps of the falling rate, as a share of those at a constant one
+# Learning rates, as shares of the recipe's: of weights that are pretrained or random, cut, on smaller images, one move
+# away. P8 and P12 of the study behind docs/decisions/race.md.
+RATES = {KNOWN: 1.0, TRUNK: 0.5, SIZE: 1 / 3, CHILD: 0.5}
+WARMUP = 40  # steps of a leg that begins with other weights than the line had
+LEAST_STEPS = 20  # of any leg
+SURE = 0.99  # how sure it must be that a faster line is better, for a slower one to be dropped
+BETTER = 0.8  # how sure that a child beats the lines at its latency, for it to stay
+PIXELS = 1.5  # exponent of the image's side in a step's seconds: between 1 (overhead) and 2 (arithmetic)
+THREADS = 0.7  # exponent of the threads in the speed of a step
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A network that is known by name, at the largest image size; seconds of a step, measured before the race."""
+
+    name: str
+    architecture: Architecture
+    step_s: float
+
+
+@dataclass(frozen=True)
+class Course:
+    """What is decided before a race begins.
+
+    Attributes:
+        known: the networks that it begins with, slowest first.
+        k: parts of the range of latency, and so finalists at most.
+        bound_ms: the slow end of the range: the cap, or the latency of the slowest known network.
+        n_lines: lines at most, without controls.
+        n_children: children asked for in each part; the best of them is trained.
+        n_controls: controls.
+        workers: processes that train side by side.
+        known_steps: steps of the first rung.
+        unit_steps: steps of a unit; None: as many as fit into `left_s`.
+        left_s: seconds that are left for lines and baselines, now.
+        whole: id of the network that the others are cut from, at the largest image size; empty: there is none.
+        baselines_s: seconds of a step of each baseline, which is trained for one unit behind the race, by name; the
+            whole network is one where it does not come through the first rung.
+        smaller: a network on smaller images, largest first, as far as the space has such.
+        part_of: the first network as it can be cut from the second; None where it cannot.
+        latency_ms: of a network, predicted.
+        has_children: whether the sampler could be asked for a child in a part of the range, from these lines.
+        choose: the finalists among lines.
+        control_of: the n-th control of a finalist; None where none is as fast.
+    """
+
+    known: Sequence[Known]
+    k: int
+    bound_ms: float
+    n_lines: int
+    n_children: int
+    n_controls: int
+    workers: int
+    known_steps: int
+    unit_steps: int | None
+    left_s: Callable[[], float]
+    whole: str
+    baselines_s: Mapping[str, float]
+    smaller: Callable[[Architecture], Sequence[Architecture]]
+    part_of: Callable[[Architecture, Architecture], Architecture | None]
+    latency_ms: Callable[[Architecture], float]
+    has_children: Callable[[tuple[float, float], Sequence[Line]], bool]
+    choose: Callable[[Sequence[Line]], Sequence[Line]]
+    control_of: Callable[[int, Line], Architecture | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """A leg to train: of an existing `line` or a new one, from the weights of `source` or its own.
+
+    `units` of steps, whose rate goes from `start` to `end`; `move` made the network of its source.
+    """
+
+    rung: str
+    architecture: Architecture
+    line: Line | None
+    source: Line | None
+    move: str
+    units: float
+    start: float
+    end: float
+    threads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """An untrained child to look at: cut from `source`, its norms set, how much does it lose?"""
+
+    line: Line
+    source: Line
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """The sampler is to be asked for a child whose latency lies between `low_ms` and `high_ms`."""
+
+    low_ms: float
+    high_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """A line that ends, and why."""
+
+    line: Line
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choose:
+    """The lines that are to be finished."""
+
+    lines: Sequence[Line]
+
+
+Step = Train | Look | Ask | Drop | Choose
+
+
+@dataclass(frozen=True, slots=True)
+class Limb:
+    """A known line as it stands in the trunk: as `architecture`, cut from `source`; `line` is the one that it has
+    become there, or will go on as, None where that has not begun."""
+
+    known: Line
+    architecture: Architecture
+    source: Limb | None
+    line: Line | None
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether it had its leg in the trunk."""
+        return self.line is not None and TRUNK in self.line.rungs
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it will have none."""
+        return self.line is not None and not self.is_trained and not self.line.live
+
+
+class Race:
+    """The race as it stands: the lines so far, and all that follows from them."""
+
+    def __init__(self, course: Course, lines: Sequence[Line], chosen: Sequence[int] | None = None) -> None:
+        self.course, self.lines, self.chosen = course, lines, chosen
+        self._by_id = {line.id: line for line in lines}
+
+    def steps(self) -> list[Step]:
+        """Everything that can be done now, most wanted first; nothing when the race is over. A rung begins when
+        nothing is left of those before it."""
+        for rung in (self._known_rung, self._trunk_and_sizes, self._children, self._finish_and_controls):
+            if wanted := list(rung()):
+                return wanted
+        return []
+
+    # The rungs, in order.
+
+    def _known_rung(self) -> Iterator[Step]:
+        for known in self.course.known:
+            line = self._by_id.get(known.architecture.id)
+            if line is None or (line.live and not line.legs):
+                yield Train(KNOWN, known.architecture, line, None, "", 0.0, RATES[KNOWN], RATES[KNOWN])
+
+    def _trunk_and_sizes(self) -> Iterator[Step]:
+        """The next of the trunk, and beside it the next size of each one before it."""
+        yield from self._drops(self._beaten(self._known_lines, KNOWN))
+        trained: list[Line] = []
+        for limb in self.trunk:
+            if limb.line is not None and limb.is_trained:
+                trained.append(limb.line)
+                if limb.line.number != limb.known.number and limb.known.live:
+                    yield Drop(limb.known, f"goes on as trial {limb.line.number}, cut from trial {limb.line.source}")
+            elif not limb.has_failed:
+                source = None if limb.source is None else limb.source.line
+                rate, move = (RATES[KNOWN], "") if source is None else (RATES[TRUNK], "cut from the trained")
+                yield Train(TRUNK, limb.architecture, limb.line, source, move, UNITS[TRUNK], rate, rate,
+                            self.course.workers)
+                break
+        beaten = self._beaten(trained, TRUNK)
+        yield from self._drops(beaten)
+        for line in trained:
+            if line.number not in beaten and (task := self._size_task(line)) is not None:
+                yield task
+
+    def _size_task(self, line: Line) -> Step | None:
+        """The next smaller size of a line of the trunk, from the last size that was trained."""
+        source = line
+        for architecture in self.course.smaller(line.architecture):
+            smaller = self._by_id.get(architecture.id)
+            if smaller is None and not self._may_add:
+                return None
+            if smaller is None or (smaller.live and SIZE not in smaller.rungs):
+                return Train(SIZE, architecture, smaller, source, f"{source.px} to {architecture.image_size} px",
+                             self.units_of(SIZE, architecture), RATES[SIZE], RATES[SIZE])
+            if SIZE in smaller.rungs:
+                source = smaller
+        return None
+
+    def _children(self) -> Iterator[Step]:
+        for part in self.parts if self.course.n_children else ():
+            inside = [line for line in self.lines if line.made == CHILD and part[0] < line.latency_ms <= part[1]]
+            if len(inside) < self.course.n_children and self._may_add and self.course.has_children(part, self.lines):
+                yield Ask(*part)
+                continue
+            unseen = [line for line in inside if line.loss is None and line.live]
+            for line in unseen:
+                source = self.source_of(line.architecture)
+                yield Drop(line, "what it could be cut from failed") if source is None else Look(line, source)
+            if not unseen:
+                yield from self._train_best(inside)
+
+    def _train_best(self, inside: Sequence[Line]) -> Iterator[Step]:
+        """Of the children of a part the one that loses least is trained; it stays where it surely beats the others."""
+        seen = sorted((line for line in inside if line.loss is not None), key=lambda line: (line.loss, line.number))
+        for line in seen[1:]:
+            if line.live:
+                yield Drop(line, f"untrained it loses {line.loss:.2f}, trial {seen[0].number} {seen[0].loss:.2f}")
+        for line in seen[:1]:
+            source = self.source_of(line.architecture)
+            if line.live and CHILD not in line.rungs and source is not None:
+                yield Train(CHILD, line.architecture, line, source, line.move,
+                            self.units_of(CHILD, line.architecture), RATES[CHILD], RATES[CHILD])
+            elif line.live and FINISH not in line.rungs and (sure := self.certainty(line)) < BETTER:
+                yield Drop(line, f"{sure:.0%} sure to beat the lines at its latency, {BETTER:.0%} are asked for")
+
+    def _finish_and_controls(self) -> Iterator[Step]:
+        if self.chosen is None:
+            beaten = self._beaten(self.rivals)
+            yield Choose(self.course.choose([line for line in self.rivals if line.number not in beaten]))
+            return
+        for line in self.finalists:
+            if line.live and FINISH not in line.rungs:
+                yield Train(FINISH, line.architecture, line, None, line.move, FALL * self._units(line),
+                            float(line.legs[-1]["end"]), 0.0)
+        for n, line in enumerate(self._held_against):
+            architecture = self.course.control_of(n, line)
+            control = None if architecture is None else self._by_id.get(architecture.id)
+            if architecture is not None and (control is None or (control.live and not control.legs)):
+                source = self.source_of(architecture)
+                yield Train(CONTROL, architecture, control, source, f"drawn for {line.id}",
+                            (1 + FALL) * self._units(line), RATES[KNOWN if source is None else TRUNK], 0.0)
+        for line in self.lines:
+            if line.live and line.number not in self.chosen and line.made != CONTROL:
+                yield Drop(line, "others were chosen")
+
+    # What follows from the lines.
+
+    @property
+    def _may_add(self) -> bool:
+        return sum(line.made != CONTROL for line in self.lines) < self.course.n_lines
+
+    @cached_property
+    def _known_lines(self) -> list[Line]:
+        """The lines of the first rung that answered, slowest first."""
+        lines = [self._by_id.get(known.architecture.id) for known in self.course.known]
+        return [line for line in lines if line is not None and KNOWN in line.rungs]
+
+    @cached_property
+    def trunk(self) -> list[Limb]:
+        """The known lines that no faster one surely beat in the first rung, slowest first, as they stand in the trunk:
+        each is cut from the nearest one before it that it is a part of."""
+        limbs: list[Limb] = []
+        beaten = self._beaten(self._known_lines, KNOWN)
+        for known in self._known_lines:
+            if known.number in beaten:
+                continue
+            limb = Limb(known, known.architecture, None, known)
+            for other in reversed(limbs):
+                part = None if other.has_failed else self.course.part_of(known.architecture, other.architecture)
+                if part is not None:
+                    limb = Limb(known, part, other, known if part.id == known.id else self._by_id.get(part.id))
+                    break
+            limbs.append(limb)
+        return limbs
+
+    def _beaten(self, lines: Sequence[Line], rung: str | None = None) -> dict[int, str]:
+        """By number those of `lines` that a faster one beats with SURE certainty in what they answered after `rung`
+        (None: now), with a word on it."""
+        found, fastest = {}, sorted(lines, key=lambda line: line.latency_ms)
+        for at, line in enumerate(fastest):
+            mine = line.right_after(rung)
+            for other in fastest[:at]:
+                theirs = other.right_after(rung)
+                if mine is not None and theirs is not None and sure_that(theirs, mine) >= SURE:
+                    found[line.number] = (f"trial {other.number} is {line.latency_ms / other.latency_ms:.2f} times as "
+                                          f"fast and answers {int(theirs.sum()) - int(mine.sum())} of {len(mine)} "
+                                          "validation images more")
+                    break
+        return found
+
+    def _drops(self, reasons: Mapping[int, str]) -> Iterator[Step]:
+        return (Drop(line, reasons[line.number]) for line in self.lines if line.live and line.number in reasons)
+
+    @cached_property
+    def rivals(self) -> list[Line]:
+        """Every line that was trained behind the first rung and has not been dropped, without controls."""
+        return [line for line in self.lines if line.rungs & {*UNITS} and line.made != CONTROL
+                and line.state in (TrialState.RUNNING, TrialState.COMPLETE)]
+
+    @cached_property
+    def finalists(self) -> list[Line]:
+        """The lines that were chosen to be finished."""
+        return [line for line in self.lines if line.number in (self.chosen or ())]
+
+    @cached_property
+    def parts(self) -> list[tuple[float, float]]:
+        """Ends (low, high] of the parts of the range of latency, ms, slowest first: equal parts of the logarithm."""
+        fastest_ms = min((line.latency_ms for line in self.lines if line.rungs & {TRUNK, SIZE}),
+                         default=self.course.bound_ms)
+        edges = np.geomspace(fastest_ms, max(self.course.bound_ms, 1.01 * fastest_ms), self.course.k + 1)
+        edges[0] = 0.0  # a child may be faster than all of them
+        return [(float(low), float(high)) for low, high in pairwise(edges)][::-1]
+
+    def source_of(self, architecture: Architecture) -> Line | None:
+        """The line that a network is best cut from: the fastest trained one that it is a part of."""
+        fitting = [line for line in self.rivals if line.id != architecture.id
+                   and self.course.part_of(architecture, line.architecture) == architecture]
+        return min(fitting, key=lambda line: line.latency_ms, default=None)
+
+    def certainty(self, child: Line) -> float:
+        """How sure it is that a child answers better than its rivals would at its latency: between the two that lie
+        beside it on their front, by the logarithm of latency."""
+        front = front_of([line for line in self.rivals if line.number != child.number])
+        slower = next((line for line in front if line.latency_ms >= child.latency_ms), None)
+        faster = next((line for line in reversed(front) if line.latency_ms < child.latency_ms), None)
+        right = child.right_after()
+        if right is None or (faster is None and slower is None):
+            return 0.0
+        if faster is None:  # nothing is as fast
+            return 1.0
+        share = 0.0
+        if slower is not None:
+            share = math.log(child.latency_ms / faster.latency_ms) / math.log(slower.latency_ms / faster.latency_ms)
+        rival = (1 - share) * _answers(faster) + share * _answers(faster if slower is None else slower)
+        return sure_that(right, rival)
+
+    @cached_property
+    def _held_against(self) -> list[Line]:
+        """The finalist of each control: all in turn, then evenly from the slowest to the fastest."""
+        slowest = sorted(self.finalists, key=lambda line: -line.latency_ms)
+        if not slowest or not self.course.n_controls:
+            return []
+        rounds, rest = divmod(self.course.n_controls, len(slowest))
+        return slowest * rounds + [slowest[at] for at in np.linspace(0, len(slowest) - 1, rest).round().astype(int)]
+
+    # How long.
+
+    def leg_steps(self, task: Train) -> int:
+        """The steps of a leg that begins now."""
+        if task.rung == KNOWN:
+            return self.course.known_steps
+        return max(LEAST_STEPS, round(task.units * self.unit()))
+
+    def units_of(self, rung: str, architecture: Architecture) -> float:
+        """Units of a network's leg in a rung of constant rates."""
+        largest = max(known.architecture.image_size for known in self.course.known)
+        return UNITS[rung] * (1.0 if rung == TRUNK else largest / architecture.image_size)
+
+    def _units(self, line: Line) -> float:
+        """Units that a line had at a constant rate."""
+        return max((self.units_of(rung, line.architecture) for rung in line.rungs & {*UNITS}), default=UNITS[CHILD])
+
+    def unit(self) -> float:
+        """Steps of a unit: those that are asked for, or as many as the seconds left allow for all that is to come."""
+        if self.course.unit_steps is not None:
+            return self.course.unit_steps
+        cost_s = sum(self.outlook().values())
+        return max(0.0, self.course.left_s()) / cost_s if cost_s else 0.0
+
+    def outlook(self) -> dict[str, float]:
+        """Seconds that each rung will still take where a unit has one step."""
+        course, limbs = self.course, self.trunk
+        networks = [limb.architecture for limb in limbs if not limb.has_failed and (
+            limb.line is None or not limb.is_trained or self._may_go_on(limb.line))]
+        if not self._known_lines:
+            networks = [known.architecture for known in course.known]
+        done = {limb.architecture.id for limb in limbs if limb.is_trained}
+        trunk, sizes, every = 0.0, 0.0, []  # of the rungs; of each line that may be finished
+        for network in networks:
+            every.append(UNITS[TRUNK] * self.step_s(network))
+            if network.id not in done:
+                trunk += every[-1] / course.workers ** THREADS
+            for smaller in course.smaller(network):
+                every.append(self.units_of(SIZE, smaller) * self.step_s(smaller))
+                if (line := self._by_id.get(smaller.id)) is None or not line.legs:
+                    sizes += every[-1]
+        mean_s = float(np.mean(every)) if every else 0.0
+        tried = {part for part in self.parts for line in self.lines
+                 if CHILD in line.rungs and part[0] < line.latency_ms <= part[1]}
+        children = (course.k - len(tried)) * mean_s * (course.n_children > 0)
+        finish = min(course.k, len(every)) * FALL * mean_s
+        if self.chosen is not None:
+            children = 0.0
+            left = [line for line in self.finalists if line.live]
+            finish = sum(FALL * self._units(line) * self.step_s(line.architecture) for line in left)
+        controls = course.n_controls - sum(line.made == CONTROL and bool(line.legs) for line in self.lines)
+        baselines = sum(seconds for name, seconds in course.baselines_s.items()
+                        if name != WHOLE or not any(network.id == course.whole for network in networks))
+        many = min(course.workers, course.k)
+        return {TRUNK: trunk, SIZE: sizes / min(course.workers, max(1, len(networks))), CHILD: children / many,
+                FINISH: finish / many, CONTROL: max(0, controls) * (1 + FALL) * mean_s / many,
+                BASELINE: baselines / course.workers}
+
+    def _may_go_on(self, line: Line) -> bool:
+        return line.state in (TrialState.RUNNING, TrialState.COMPLETE)
+
+    def step_s(self, architecture: Architecture) -> float:
+        """Seconds of a step on one thread: as measured, otherwise by those of the line it comes from or of the known
+        network that is as fast, and by its image size."""
+        own = self._by_id.get(architecture.id)
+        if own is not None and own.step_s is not None:
+            return own.step_s
+        timed = [(line.architecture, line.step_s) for line in self.lines if line.step_s is not None]
+        timed += [(known.architecture, known.step_s) for known in self.course.known]
+        px = architecture.image_size
+        near, step_s = min(timed, key=lambda pair: abs(math.log(pair[0].macs / architecture.macs)))
+        scale = (px / near.image_size) ** PIXELS
+        rest = architecture.macs / near.macs / (px / near.image_size) ** 2  # what is not due to the image's size
+        return float(step_s * scale * min(2.0, max(0.5, rest)))
+
+
+def _answers(line: Line) -> NDArray[np.float64]:
+    """1 for each validation image that a trained line answers rightly, otherwise 0 [n]."""
+    return np.asarray(line.right_after(), float)
+
+
+def sure_that(right: NDArray[np.bool_], than: NDArray[np.float64] | NDArray[np.bool_]) -> float:
+    """How sure it is, from 0 to 1, that one network answers better than another (or a mixture of two): by the
+    difference image by image, as normally distributed about its mean."""
+    apart = right.astype(float) - than
+    spread = float(apart.std())
+    if not spread:
+        return 0.5
+    return NormalDist().cdf(float(apart.mean()) / (spread / math.sqrt(len(apart))))
+
+
+def front_of(lines: Sequence[Line]) -> list[Line]:
+    """The lines that no other one is faster and as good as, fastest first."""
+    front: list[Line] = []
+    for line in sorted(lines, key=lambda line: (line.latency_ms, -line.top1)):
+        if not front or line.top1 > front[-1].top1:
+            front.append(line)
+    return front

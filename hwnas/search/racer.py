@@ -1,0 +1,301 @@
+"""A process in a race: it claims what is wanted next, trains it, and records what came out.
+
+Any number of them share a race through its study, and the weights through the run folder. What to do next is decided in
+`race.py`, under the study's lock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import optuna
+
+from hwnas.data.dataset import Split, subset
+from hwnas.errors import CandidateError, StudyError
+from hwnas.search.race import CHILD, FINISH, WARMUP, Ask, Choose, Course, Drop, Look, Race, Train
+from hwnas.search.trial import SearchOptions, facts_of
+from hwnas.study.lines import (
+    LINE,
+    Beats,
+    Line,
+    add_line,
+    beat,
+    begun,
+    claim_line,
+    drop_line,
+    fail_line,
+    finish_line,
+    read_lines,
+    record_leg,
+    record_loss,
+)
+from hwnas.study.storage import HEARTBEAT_S, storage_errors
+from hwnas.study.study import storage_of, study_lock
+from hwnas.system.libraries import release_memory
+from hwnas.system.processes import Interrupts
+from hwnas.training.line import Keeping, Leg, Stretch, answers, key_of, mean_loss, set_norms, train_leg
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from hwnas.data.dataset import Dataset
+    from hwnas.networks.network import FoundNetwork
+    from hwnas.samplers.loading import Asking
+    from hwnas.space.architecture import Architecture
+    from hwnas.space.coding import Codes
+    from hwnas.space.search_space import SearchSpace
+    from hwnas.study.objective import Predict
+    from hwnas.training.recipe import Recipe
+
+CHOSEN = "finalists"  # attribute of the study: numbers of the lines that are finished
+DECIDING = 2048  # validation images, stratified, that lines are judged by
+NORM_IMAGES, LOSS_IMAGES = 512, 1024  # that an untrained child's norms are set with, and that it is looked at on
+POLL_S = 0.5
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the processes of a race work with.
+
+    Attributes:
+        network: the network of an architecture, with the weights that it begins with.
+        children: codes of the networks that the sampler may be asked for, of a part of the range of latency.
+        sampler: of the study.
+        recipe: how lines are trained; `seed` decides their batches.
+        folder: of the states of lines.
+    """
+
+    study: optuna.Study
+    space: SearchSpace
+    predict: Predict
+    dataset: Dataset
+    network: Callable[[Architecture], FoundNetwork]
+    children: Callable[[tuple[float, float], Sequence[Line]], Codes]
+    sampler: Asking
+    recipe: Recipe
+    seed: int
+    folder: Path
+    options: SearchOptions
+    course: Course
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What a race tells: `kind` is training (a leg begins), trained, looked, dropped, failed or waiting."""
+
+    kind: str
+    line: Line | None = None
+    rung: str = ""
+    text: str = ""
+    step: int = 0
+    steps: int = 0
+
+
+def state_path(folder: Path, line: Line, rung: str) -> Path:
+    """The file of a line's state. The one at the end stands apart, so that others can still be cut from the one before
+    it."""
+    return folder / f"{line.number}{'-final' if rung == FINISH else ''}.safetensors"
+
+
+def run_race(setting: Setting, keep: Keeping, tell: Callable[[Event], None] = lambda event: None) -> None:
+    """Work on the race until it is over, as one of any number of processes. A line that fails ends, and the race goes
+    on; Ctrl-C leaves its leg to the next process that comes."""
+    racer = _Racer(setting, keep, tell)
+    with storage_errors(storage_of(setting.study).url), racer.interrupts.held():
+        while (work := racer.next_work()) is not None:
+            racer.do(*work)
+
+
+class _Racer:
+    def __init__(self, setting: Setting, keep: Keeping, tell: Callable[[Event], None]) -> None:
+        self.setting, self.study, self.keep, self.tell = setting, setting.study, keep, tell
+        self.interrupts, self.beats = Interrupts(), Beats()
+        self._sized: dict[int, Dataset] = {}
+
+    def next_work(self) -> tuple[Train | Look, Line, dict[str, Any]] | None:
+        """What this process does next, claimed: with the line and the claim. None when the race is over."""
+        while True:
+            with study_lock(storage_of(self.study).url):
+                while True:
+                    race = self._race()
+                    steps = race.steps()
+                    if not steps:
+                        return None
+                    if not self._settle(steps):
+                        break
+                for step in steps:
+                    if isinstance(step, Train | Look) and step.line is not None and not self.beats.is_held(step.line):
+                        return step, step.line, self._claim(race, step, step.line)
+            self.tell(Event("waiting"))
+            with self.interrupts.allowed():
+                time.sleep(POLL_S)
+
+    def _race(self) -> Race:
+        chosen = self.study.user_attrs.get(CHOSEN)
+        return Race(self.setting.course, read_lines(self.study, self.setting.space), chosen)
+
+    def _settle(self, steps: Sequence[Any]) -> bool:
+        """Write what needs no work; returns whether the race is another one now."""
+        changed = False
+        for step in steps:
+            if isinstance(step, Drop):
+                drop_line(self.study, step.line, step.reason)
+                self.tell(Event("dropped", step.line, text=step.reason))
+            elif isinstance(step, Choose):
+                self.study.set_user_attr(CHOSEN, [line.number for line in step.lines])
+            elif isinstance(step, Ask):
+                self._ask(step)
+            elif isinstance(step, Train) and step.line is None:
+                self._add(step)
+            else:
+                continue
+            changed = True
+            if isinstance(step, Ask):  # the next one must know of this one
+                break
+        return changed
+
+    def _add(self, step: Train) -> None:
+        params = self.setting.space.encode(step.architecture)
+        facts, constraints = facts_of(step.architecture, self.setting.space.to_codes(params), self.setting.predict,
+                                      self.setting.options)
+        add_line(self.study, self.setting.space, params, facts, step.rung, None if step.source is None else
+                 step.source.number, step.move, constraints)
+
+    def _ask(self, step: Ask) -> None:
+        """Ask the sampler for a child in a part of the range of latency."""
+        setting, lines = self.setting, read_lines(self.study, self.setting.space)
+        codes = setting.children((step.low_ms, step.high_ms), lines)
+        with setting.sampler.only(setting.space, codes):
+            trial = self.study.ask()
+            with storage_of(self.study).params_together(trial):
+                params = {parameter.name: trial.suggest_categorical(parameter.name, parameter.choices)
+                          for parameter in setting.space.parameters}
+        architecture = setting.space.decode(params)
+        facts, constraints = facts_of(architecture, setting.space.to_codes(params), setting.predict, setting.options)
+        source = Race(setting.course, lines).source_of(architecture)
+        move = "" if source is None else difference(setting.space, source.architecture, architecture)
+        storage_of(self.study).write_attrs(trial, {
+            **facts, LINE: begun(CHILD, None if source is None else source.number, move)}, constraints)
+
+    def _claim(self, race: Race, step: Train | Look, line: Line) -> dict[str, Any]:
+        """Claim a line; the claim holds what is done. What a process left unfinished is taken over as it was."""
+        work: dict[str, Any] = {"rung": "look", "source": step.source.number if step.source else None}
+        if isinstance(step, Train):
+            work |= {"rung": step.rung, "steps": race.leg_steps(step), "start": step.start, "end": step.end}
+            left = line.claim or {}
+            if left.get("rung") == step.rung and left.get("source") == work["source"]:
+                work["steps"] = left["steps"]
+        claim_line(self.study, line, work)
+        return work
+
+    def do(self, step: Train | Look, line: Line, work: Mapping[str, Any]) -> None:
+        """Do what was claimed, and record it."""
+        began = time.monotonic()
+        try:
+            with self.interrupts.allowed():
+                if isinstance(step, Look):
+                    loss = self._look(step)
+                else:
+                    key, right = self._train(step, line, work)
+        except (CandidateError, StudyError) as error:
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:1000]
+            fail_line(self.study, line, reason)
+            self.tell(Event("failed", line, work["rung"], reason))
+            return
+        seconds = time.monotonic() - began
+        if isinstance(step, Look):
+            record_loss(self.study, line, loss, seconds)
+            self.tell(Event("looked", line, "look", f"loses {loss:.3f} untrained"))
+            return
+        leg = {**{key: work[key] for key in ("rung", "steps", "start", "end")}, "seconds": seconds,
+               "threads": step.threads}
+        source = line.source if step.source is None else step.source.number
+        values = self.setting.options.objective.values(float(right.mean()), line.latency_ms, line.architecture)
+        record_leg(self.study, line, leg, key, right, source, step.move, values)
+        if step.end == 0:
+            self._finish(line.number)
+        self.tell(Event("trained", line, step.rung, f"{right.mean():.2%} of {len(right)} validation images"))
+
+    def _finish(self, number: int) -> None:
+        """Give a line that had its last leg the study's values."""
+        line = next(line for line in read_lines(self.study, self.setting.space) if line.number == number)
+        objective = self.setting.options.objective
+        finish_line(self.study, line, objective.values(line.top1, line.latency_ms, line.architecture),
+                    objective.reward(line.top1, line.latency_ms))
+
+    def _train(self, step: Train, line: Line, work: Mapping[str, Any]) -> tuple[str, Any]:
+        """Train a leg: the key of the state at its end, and what the average answers rightly."""
+        setting, network = self.setting, self.setting.network(line.architecture)
+        data = self._data(network)
+        fresh = step.source is not None or not line.legs
+        leg = Leg(int(work["steps"]), float(work["start"]), float(work["end"]), WARMUP if fresh else 0)
+        origin = network.identity if step.source is None else step.source.key
+        before = "" if fresh else line.key
+        after = key_of(before or key_of(network.identity, origin, setting.recipe.fingerprint, setting.seed,
+                                        setting.dataset.fingerprint), leg)
+        last, count = time.monotonic(), 0
+
+        def heard(at: int, steps: int) -> None:
+            nonlocal last, count
+            self.tell(Event("training", line, step.rung, step=at, steps=steps))
+            if time.monotonic() - last > HEARTBEAT_S:
+                last, count = time.monotonic(), count + 1
+                beat(self.study, line, work, count)
+
+        stretch = Stretch(leg, 0 if fresh else line.steps, before, after, lambda: self._begin(step, network))
+        recipe = replace(setting.recipe, threads=max(setting.recipe.threads, step.threads))
+        model = train_leg(stretch, state_path(setting.folder, line, ""), state_path(setting.folder, line, step.rung),
+                          data=data, recipe=recipe, seed=setting.seed + line.number, keep=self.keep, progress=heard)
+        right = answers(model, data.validation, data)
+        del model
+        release_memory()
+        return after, right
+
+    def _begin(self, step: Train | Look, network: FoundNetwork) -> nn.Module:
+        """The network with what it begins with: its source's average, or its own start."""
+        if step.source is None:
+            return network.start()
+        from hwnas.networks.carry import cut_network
+
+        return cut_network(self._average(step.source), step.source.architecture, network.architecture)
+
+    def _average(self, line: Line) -> dict[str, Tensor]:
+        rung = str(line.legs[-1]["rung"]) if line.legs else ""
+        return self.keep.average(state_path(self.setting.folder, line, rung), line.key)
+
+    def _look(self, step: Look) -> float:
+        """What an untrained child loses on some validation images, its norms set on some training images."""
+        from hwnas.training.loop import lay_out, seeded
+
+        network, recipe = self.setting.network(step.line.architecture), self.setting.recipe
+        data = self._data(network)
+        with seeded(self.setting.seed, recipe.threads):
+            model = lay_out(self._begin(step, network), recipe)
+            set_norms(model, data.train.take(subset(data.train.labels, NORM_IMAGES, 0)).images, data)
+            return mean_loss(model.eval(), data.validation.take(subset(data.validation.labels, LOSS_IMAGES, 0)), data)
+
+    def _data(self, network: FoundNetwork) -> Dataset:
+        """The data as a network is fed them, with the validation images that decide and without the test images."""
+        px = network.shape.image_size
+        if px not in self._sized:
+            data = self.setting.dataset
+            none = Split(np.empty((0, *data.test.images.shape[1:]), np.uint8), np.empty(0, np.int64))
+            part = replace(data, test=none, validation=data.validation.take(subset(data.validation.labels, DECIDING,
+                                                                                   0)))
+            while len(self._sized) > 1:  # sizes follow each other: the last two are enough
+                self._sized.pop(next(iter(self._sized)))
+            self._sized[px] = network.fed(part)
+        return self._sized[px]
+
+
+def difference(space: SearchSpace, source: Architecture, target: Architecture) -> str:
+    """What makes one network of a space another one, in the words of its parameters."""
+    before, after = space.find(source), space.encode(target)
+    changed = [(name, (before or {}).get(name), value) for name, value in after.items()
+               if (before or {}).get(name) != value]
+    return ", ".join(f"{name} {old} to {new}" for name, old, new in changed[:4])

@@ -1,0 +1,231 @@
+"""The race on the road of a search: how long it is, its work as one process, its lines as rows of the front."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+from hwnas.cli.progress import Console
+from hwnas.errors import BudgetError, CandidateError
+from hwnas.search.course import CHILDREN, Length, children_in, known_networks, make_course
+from hwnas.search.minutes import ENDING_S, LEAST_MAKING_S, Clock, Pace, step_seconds, timing_reserve_s
+from hwnas.search.race import CONTROL, FINISH, KNOWN, Course, Race
+from hwnas.search.racer import CHOSEN, Event, Setting, run_race, state_path
+from hwnas.space.search_space import WHOLE
+from hwnas.study.lines import Line, read_lines
+from hwnas.training.line import Keeping
+
+if TYPE_CHECKING:
+    from hwnas.front.make import Making, Raced
+    from hwnas.front.rows import FrontRow
+    from hwnas.samplers.loading import Asking
+    from hwnas.search.prepare import Prepared
+    from hwnas.training.recipe import Recipe
+
+LENGTH = "race"  # attribute of the study: the race's Length
+KNOWN_STEPS = (60, 160)  # of the first rung, at least and at most
+KNOWN_SHARE = 1 / 12  # of the time for lines, for the first rung
+FEWEST_STEPS = 40  # of a unit: with fewer the race says nothing
+
+
+def begin_race(prepared: Prepared, console: Console) -> None:
+    """Decide how long the race is, unless it has begun, and say how the minutes are divided."""
+    from hwnas.study.storage import storage_errors
+    from hwnas.study.study import storage_of
+
+    study, held = prepared.study, prepared.study.user_attrs.get(LENGTH)
+    seconds = None if prepared.clock is None or prepared.pace is None else _seconds(prepared, prepared.clock,
+                                                                                   prepared.pace)
+    until = None if seconds is None else time.time() + seconds
+    if held is not None:
+        length = replace(Length.of(held), until=until)
+        if (length.unit_steps is None) != (until is None):
+            length = replace(length, unit_steps=None if until is not None else unit_steps(prepared))
+    else:
+        length = _new_length(prepared, until, console)
+    with storage_errors(storage_of(study).url):
+        study.set_user_attr(LENGTH, length.to_dict())
+    _tell_plan(prepared, length, console)
+
+
+def _seconds(prepared: Prepared, clock: Clock, pace: Pace) -> float:
+    """Seconds for lines and baselines: what is left before the networks are exported, scored and timed."""
+    plan = prepared.plan
+    n = plan.parts + plan.options.controls + len(plan.baselines)
+    making_s = n * max(LEAST_MAKING_S, pace.making_s) / min(n, plan.workers)
+    return clock.left_s - making_s - n * pace.scoring_s - timing_reserve_s(clock) - ENDING_S
+
+
+def unit_steps(prepared: Prepared) -> int:
+    """Steps of a unit, where no minutes bound the search: those that a finalist is trained for otherwise."""
+    n = len(prepared.dataset.train)
+    return line_recipe(prepared).steps_for(n)
+
+
+def line_recipe(prepared: Prepared) -> Recipe:
+    """The recipe of lines: that of finalists in this space, whose rate and length the race decides."""
+    plan = prepared.plan
+    recipe = making_of(prepared).recipe_of(plan.network(plan.space.reference))
+    return replace(recipe, threads=max(1, plan.options.threads))
+
+
+def making_of(prepared: Prepared) -> Making:
+    """What finalists and baselines are made by, without the race's weights."""
+    from hwnas.front.make import Making
+
+    plan = prepared.plan
+    return Making(prepared.dataset, plan.recipe, plan.options.seed, plan.deployment.target)
+
+
+def _new_length(prepared: Prepared, until: float | None, console: Console) -> Length:
+    """The length of a new race. Where the minutes are too few for all known networks, the slowest are left out; a
+    BudgetError says what two of them need."""
+    plan, making = prepared.plan, making_of(prepared)
+    networks = known_networks(plan.space, prepared.model.predict, prepared.options)
+    if until is None:
+        steps = unit_steps(prepared)
+        return Length(dict.fromkeys(networks, 1.0), max(1, min(KNOWN_STEPS[1], steps // 8)), steps)
+    with console.step("time this machine's training"):
+        step_s = {name: _step_seconds(plan.network(network), making) for name, network in networks.items()}
+    pace = prepared.pace
+    baselines = {baseline.id: pace.step_s[baseline.id] for baseline in plan.baselines} if pace is not None else {}
+    if plan.whole:
+        baselines[WHOLE] = baselines.pop(plan.whole)
+    left = dict(step_s)
+    while True:
+        length = _fitted(left, until, baselines)
+        unit = Race(course_of(prepared, length), ()).unit()
+        if unit >= FEWEST_STEPS or len(left) == 1:
+            break
+        left.pop(next(iter(left)))
+    if unit < FEWEST_STEPS:
+        short_s = (FEWEST_STEPS / max(unit, 1e-3) - 1) * max(1.0, length.left_s)
+        clock = prepared.clock
+        assert clock is not None
+        raise BudgetError(f"budget.minutes={clock.minutes:g} is too short for this machine: preparing took "
+                          f"{clock.spent_s:.0f} s, and of {len(networks)} networks not one can be trained for "
+                          f"{FEWEST_STEPS} steps a unit. Give budget.minutes={clock.minutes + short_s / 60 + 1:.0f} or "
+                          "more.")
+    if gone := [name for name in step_s if name not in left]:
+        console.say(f"no time for {', '.join(gone)}: with {'it' if len(gone) == 1 else 'them'} a unit of the race "
+                    f"would have fewer than {FEWEST_STEPS} steps.")
+    return length
+
+
+def _fitted(step_s: Mapping[str, float], until: float, baselines: Mapping[str, float]) -> Length:
+    fit = KNOWN_SHARE * (until - time.time()) / max(1e-9, sum(step_s.values()))
+    return Length(dict(step_s), round(min(KNOWN_STEPS[1], max(KNOWN_STEPS[0], fit))), None, until, dict(baselines))
+
+
+def _step_seconds(network: Any, making: Making) -> float:
+    try:
+        return step_seconds(network, making)
+    except CandidateError:  # its line will say why
+        return 1.0
+
+
+def course_of(prepared: Prepared, length: Length) -> Course:
+    """The race's course in the space of a plan."""
+    plan = prepared.plan
+    options = plan.options
+    return make_course(plan.space, prepared.model.predict, prepared.options, length, k=plan.parts,
+                       n_lines=options.n_trials, n_children=CHILDREN if options.children else 0,
+                       n_controls=options.controls, workers=plan.workers)
+
+
+def _tell_plan(prepared: Prepared, length: Length, console: Console) -> None:
+    """Print the plan of the race."""
+    course, clock = course_of(prepared, length), prepared.clock
+    race = Race(course, read_lines(prepared.study, prepared.plan.space), prepared.study.user_attrs.get(CHOSEN))
+    names = ", ".join(f"{known.name} ({course.latency_ms(known.architecture):.3g} ms)" for known in course.known)
+    console.note(f"race: {names}; {course.k} parts of the latencies up to {course.bound_ms:.3g} ms")
+    outlook, unit = race.outlook(), race.unit()
+    if clock is None:
+        console.note(f"a unit of the race has {length.unit_steps} steps, by finalists.recipe; budget.minutes= bounds "
+                     "the whole command")
+        return
+    parts = {KNOWN: length.known_steps * sum(length.step_s.values()) / prepared.plan.workers,
+             **{rung: unit * seconds for rung, seconds in outlook.items()}}
+    told = ", ".join(f"{rung} {seconds / 60:.1f}" for rung, seconds in parts.items() if seconds >= 3)
+    console.note(f"plan for {clock.minutes:g} min, if all of them stay in: {clock.spent_s / 60:.1f} to prepare (done), "
+                 f"{told}, {(clock.left_s - max(0.0, length.left_s)) / 60:.1f} to export, score and time")
+
+
+def race_lines(prepared: Prepared, console: Console) -> None:
+    """Work on the race until it is over, as one of its processes."""
+    plan, study = prepared.plan, prepared.study
+    course = course_of(prepared, Length.of(study.user_attrs[LENGTH]))
+    setting = Setting(study, plan.space, prepared.model.predict, prepared.dataset, plan.network,
+                      children_in(plan.space, prepared.model.predict, prepared.options),
+                      cast("Asking", study.sampler), line_recipe(prepared), plan.options.seed, prepared.run.lines,
+                      prepared.options, course)
+    with console.step("race") as report:
+        began = time.time()
+        end = began + course.left_s() if course.unit_steps is None else None
+
+        def tell(event: Event) -> None:
+            name = "" if event.line is None else f"{event.line.id} at {event.line.px} px"
+            if event.kind == "training":
+                done = 0.0 if end is None else min(0.99, (time.time() - began) / max(1.0, end - began))
+                report(done, f"{event.rung}: {name}, step {event.step} of {event.steps}")
+            elif event.line is not None and event.kind != "looked":
+                console.note(f"trial {event.line.number} ({name}, {event.line.latency_ms:.3g} ms): "
+                             f"{event.rung or event.kind}: {event.text}")
+
+        run_race(setting, Keeping(console.say), tell)
+
+
+def raced_of(prepared: Prepared) -> dict[str, Raced]:
+    """The weights of the lines that the race has finished, by network id."""
+    from hwnas.front.make import Raced
+
+    lines = read_lines(prepared.study, prepared.plan.space)
+    return {line.id: Raced(line.key, state_path(prepared.run.lines, line, str(line.legs[-1]["rung"])))
+            for line in lines if line.rungs & {FINISH, CONTROL}}
+
+
+def race_rows(prepared: Prepared) -> list[FrontRow]:
+    """Finalists and controls as rows of the later front. The whole network is a baseline."""
+    from hwnas.front.rows import FrontRow
+
+    plan, lines = prepared.plan, read_lines(prepared.study, prepared.plan.space)
+    chosen = set(prepared.study.user_attrs.get(CHOSEN, ()))
+    done = [line for line in lines if line.rungs & {FINISH, CONTROL}]
+    finalists = [line for line in done if line.number in chosen]
+    winner = max(finalists, key=lambda line: prepared.options.objective.reward(line.top1, line.latency_ms),
+                 default=None)
+    whole = plan.space.known[WHOLE].id if WHOLE in plan.space.known else ""
+    rows = []
+    for line in done:
+        attrs = {} if line.trial is None else line.trial.user_attrs
+        row = FrontRow.of(
+            plan.network(line.architecture), target=plan.deployment.target.name, host=plan.deployment.host_name,
+            top1_proxy=line.top1, latency_ms_predicted=line.latency_ms,
+            latency_ms_predicted_low=attrs.get("latency_ms_predicted_low"),
+            latency_ms_predicted_high=attrs.get("latency_ms_predicted_high"),
+            reward=prepared.options.objective.reward(line.top1, line.latency_ms),
+            reward_winner=winner is not None and line.number == winner.number)
+        if line.made == CONTROL:
+            row = replace(row, is_control=True, control_of=line.move.removeprefix("drawn for "))
+        elif line.id == whole:
+            row = replace(row, is_baseline=True, name=plan.space.definition.around.partition("+")[0])
+        rows.append(row)
+    return rows
+
+
+def stories_of(prepared: Prepared) -> dict[str, str]:
+    """How the race trained each of its networks, by id, as a sentence's part."""
+    lines = {line.number: line for line in read_lines(prepared.study, prepared.plan.space)}
+    return {line.id: story_of(line, lines) for line in lines.values() if line.rungs & {FINISH, CONTROL}}
+
+
+def story_of(line: Line, lines: Mapping[int, Line]) -> str:
+    """Its legs, and those of what it was cut from."""
+    own = ", ".join(f"{leg['steps']} steps ({leg['rung']})" for leg in line.legs)
+    source = None if line.source is None else lines.get(line.source)
+    if source is None:
+        return own
+    return f"{own} behind trial {source.number} ({line.move or 'cut from it'}; {source.id} at {source.px} px, " \
+           f"{story_of(source, lines)})"

@@ -1,0 +1,224 @@
+"""Lines in the study: each is a trial that knows its source, the move that made it, and every leg of its training.
+
+A line runs (Optuna's RUNNING) until it is dropped (PRUNED), finished (COMPLETE) or failed (FAIL). Between two legs
+nobody works on it. Who does has claimed it under the study's lock, and beats while it trains; the claim of a process
+that is gone, or has not beaten for long, is taken over.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import optuna
+from numpy.typing import NDArray
+from optuna.distributions import CategoricalDistribution
+from optuna.trial import FrozenTrial, TrialState
+
+from hwnas.space.architecture import Architecture
+from hwnas.space.search_space import SearchSpace
+from hwnas.stats import binomial_std
+from hwnas.study.record import DROPPED, EVALUATED, FAILED, VALUES
+from hwnas.study.storage import GRACE_S
+from hwnas.study.study import storage_of
+from hwnas.system.processes import is_dead, worker_name
+
+LINE = "line"  # user attribute: source, move and legs of a line; trials without it are none
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One network in training, as the study has it.
+
+    Attributes:
+        number: of its trial.
+        architecture: the network, its image size included.
+        latency_ms: predicted.
+        made: the rung that it was made for.
+        source: number of the line that its weights came from; None: the pretrained ones, or random ones.
+        move: what made it of its source, such as `64 to 56 px`; empty for a network that is known by name.
+        legs: what it was trained for, in order: rung, steps, rates, seconds, and what its average answered then.
+        key: names its weights by everything that decided them; empty before the first leg.
+        state: Optuna's.
+        loss: of the untrained network on some validation images, None where that was not asked.
+        claim: who works on it and what at; None: nobody.
+    """
+
+    number: int
+    architecture: Architecture
+    latency_ms: float
+    made: str
+    source: int | None
+    move: str
+    legs: tuple[Mapping[str, Any], ...]
+    key: str
+    state: TrialState
+    loss: float | None = None
+    claim: Mapping[str, Any] | None = None
+    trial: FrozenTrial | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def id(self) -> str:
+        """Its network's."""
+        return self.architecture.id
+
+    @property
+    def px(self) -> int:
+        """Side of its images."""
+        return self.architecture.image_size
+
+    @property
+    def live(self) -> bool:
+        """Whether it is still in the race."""
+        return self.state == TrialState.RUNNING
+
+    @property
+    def steps(self) -> int:
+        """Steps of all its legs."""
+        return sum(int(leg["steps"]) for leg in self.legs)
+
+    @property
+    def rungs(self) -> set[str]:
+        """The rungs that it was trained for."""
+        return {str(leg["rung"]) for leg in self.legs}
+
+    def right_after(self, rung: str | None = None) -> NDArray[np.bool_] | None:
+        """Which validation images its average answered rightly [n] after its leg of this rung (None: its last leg);
+        None where it had no such leg."""
+        legs = [leg for leg in self.legs if rung in (None, leg["rung"])]
+        return unpack(legs[-1]["right"]) if legs else None
+
+    @property
+    def top1(self) -> float:
+        """Share of the validation images that its average answers rightly; 0 before the first leg."""
+        right = self.right_after()
+        return 0.0 if right is None else float(right.mean())
+
+    @property
+    def step_s(self) -> float | None:
+        """Seconds of a step, by its last leg; None before the first."""
+        return None if not self.legs else float(self.legs[-1]["seconds"]) / max(1, int(self.legs[-1]["steps"]))
+
+
+def read_lines(study: optuna.Study, space: SearchSpace) -> list[Line]:
+    """Every line of the study, by number."""
+    return [_line(trial, space) for trial in study.get_trials(deepcopy=False) if LINE in trial.user_attrs]
+
+
+def _line(trial: FrozenTrial, space: SearchSpace) -> Line:
+    attrs, said = trial.user_attrs, trial.user_attrs[LINE]
+    claim = attrs.get("claim")
+    return Line(trial.number, Architecture.parse(attrs["architecture"], space.channels, space.classes),
+                float(attrs["latency_ms_predicted"]), said["made"], said["source"], said["move"],
+                tuple(said["legs"]), said["key"], trial.state, attrs.get("loss"), claim or None, trial)
+
+
+def pack(right: NDArray[np.bool_]) -> str:
+    """Right or wrong for each image as text: the number of images, and base64 of eight a byte."""
+    return f"{len(right)}:{base64.b64encode(np.packbits(right).tobytes()).decode()}"
+
+
+def unpack(text: str) -> NDArray[np.bool_]:
+    """Inverse of `pack`."""
+    n, _, bits = text.partition(":")
+    flat = np.unpackbits(np.frombuffer(base64.b64decode(bits), np.uint8))[:int(n)]
+    return flat.astype(bool)
+
+
+def add_line(study: optuna.Study, space: SearchSpace, params: Mapping[str, Any], facts: Mapping[str, Any],
+             made: str, source: int | None, move: str, constraints: Mapping[str, float] | None = None) -> None:
+    """A new line of the network with these parameters. `facts` are the trial's attributes, known before training."""
+    distributions = {parameter.name: CategoricalDistribution(parameter.choices) for parameter in space.parameters}
+    system = {f"constraints:{key}": value for key, value in (constraints or {}).items()}
+    study.add_trial(optuna.create_trial(
+        state=TrialState.RUNNING, params=dict(params), distributions=dict(distributions),
+        user_attrs={**facts, LINE: begun(made, source, move)}, system_attrs=system))
+
+
+def begun(made: str, source: int | None, move: str) -> dict[str, Any]:
+    """The attribute LINE of a line that was not trained yet."""
+    return {"made": made, "source": source, "move": move, "legs": [], "key": ""}
+
+
+def claim_line(study: optuna.Study, line: Line, work: Mapping[str, Any]) -> None:
+    """Take a line for `work`. Ask for it under the study's lock."""
+    _write(study, line, {"claim": {**work, "worker": worker_name(), "beat": 0}})
+
+
+class Beats:
+    """The claims of other workers, as one process sees them: one that has not beaten for GRACE_S is given up."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[Any, float]] = {}
+
+    def is_held(self, line: Line) -> bool:
+        """Whether another process works on the line."""
+        if line.claim is None or is_dead(str(line.claim["worker"])):
+            return False
+        if line.claim["worker"] == worker_name():
+            return False
+        beat = (line.claim["worker"], line.claim["beat"])
+        seen, since = self._seen.get(line.number, (None, 0.0))
+        if seen != beat:
+            self._seen[line.number] = beat, time.monotonic()
+            return True
+        return time.monotonic() - since < GRACE_S
+
+
+def beat(study: optuna.Study, line: Line, work: Mapping[str, Any], count: int) -> None:
+    """Say that this process still works on a line that it has claimed."""
+    _write(study, line, {"claim": {**work, "worker": worker_name(), "beat": count}})
+
+
+def record_leg(study: optuna.Study, line: Line, leg: Mapping[str, Any], key: str, right: NDArray[np.bool_],
+               source: int | None, move: str, values: Sequence[float]) -> None:
+    """What a leg did, what the line's average answers now, and the study's `values` of it; the claim ends."""
+    top1 = float(right.mean())
+    legs = [*line.legs, {**leg, "right": pack(right)}]
+    _write(study, line, {
+        LINE: {"made": line.made, "source": source, "move": move, "legs": legs, "key": key}, "claim": None,
+        VALUES: list(values), "top1_proxy": top1, "top1_std": binomial_std(top1, len(right)),
+        "seconds": sum(float(each["seconds"]) for each in legs)})
+
+
+def record_loss(study: optuna.Study, line: Line, loss: float, seconds: float) -> None:
+    """What the untrained network loses; the claim ends."""
+    _write(study, line, {"loss": loss, "seconds": seconds, "claim": None})
+
+
+def release_line(study: optuna.Study, line: Line) -> None:
+    """End a claim without a result."""
+    _write(study, line, {"claim": None})
+
+
+def drop_line(study: optuna.Study, line: Line, reason: str) -> None:
+    """The line ends: `reason` says what beat it."""
+    _end(study, line, TrialState.PRUNED, {"outcome": DROPPED, "reason": reason})
+
+
+def fail_line(study: optuna.Study, line: Line, reason: str) -> None:
+    """The line ends: its training failed."""
+    _end(study, line, TrialState.FAIL, {"outcome": FAILED, "reason": reason})
+
+
+def finish_line(study: optuna.Study, line: Line, values: Sequence[float], reward: float | None) -> None:
+    """The line has had its last leg: the study's `values` are its own."""
+    _end(study, line, TrialState.COMPLETE, {"outcome": EVALUATED, "reward": reward}, values)
+
+
+def _write(study: optuna.Study, line: Line, attrs: Mapping[str, Any]) -> None:
+    assert line.trial is not None
+    storage_of(study).write_attrs(line.trial, attrs)
+
+
+def _end(study: optuna.Study, line: Line, state: TrialState, attrs: Mapping[str, Any],
+         values: Sequence[float] | None = None) -> None:
+    assert line.trial is not None
+    storage = storage_of(study)
+    storage.write_attrs(line.trial, {**attrs, "claim": None})
+    storage.finish(line.trial, state, values)
+    storage.flush()

@@ -1,0 +1,225 @@
+"""A line: one network in training, for as long as it deserves, in legs between which it may pause.
+
+A leg goes on with the weights, their moving average and the optimiser's moments that the leg before left. A network
+that is cut from a trained one, or gets smaller images, begins with the other's average. By its average a line is
+judged: at a constant rate that is nearly as good as the end of a falling one (Hägele et al. 2024, arXiv 2405.18392). So
+no line is warmed up twice, and nothing that was trained is thrown away.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from hwnas.data.dataset import Dataset, Images, Progress, Split
+from hwnas.errors import StudyError, TrainingError, UserError
+from hwnas.training.batches import Batches, fed
+from hwnas.training.loop import Checkpoint, Training, lay_out, predict, seeded
+from hwnas.training.place import CPU, device_of
+from hwnas.training.recipe import Recipe
+
+_BATCH = 64  # images of a pass that sets norms
+
+SAVE_S = 30.0  # seconds of a leg after which its state is written, so that a kill costs no more
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """So many steps whose learning rate goes from `start` to `end`, as shares of the recipe's, along half a cosine,
+    and rises from zero in the first `warmup` of them."""
+
+    steps: int
+    start: float
+    end: float
+    warmup: int = 0
+
+    def rate(self, step: int) -> float:
+        """The share of the recipe's rate at a step of the leg (from 0)."""
+        share = self.end + (self.start - self.end) * 0.5 * (1 + math.cos(math.pi * step / self.steps))
+        return share * min(1.0, (step + 1) / max(1, self.warmup))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values by key."""
+        return asdict(self)
+
+
+def key_of(*parts: object) -> str:
+    """Names a line's state by everything that decided it: what it began with, and each leg since."""
+    return hashlib.sha256("|".join(map(str, parts)).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """One leg of one line.
+
+    Attributes:
+        leg: what is trained.
+        done: steps that the line was trained for before.
+        before: key of the state that the leg begins with; empty for a leg that begins with other weights.
+        after: key of the state that it ends with.
+        begin: builds the network, with the weights that a leg without a state before it begins with.
+    """
+
+    leg: Leg
+    done: int
+    before: str
+    after: str
+    begin: Callable[[], nn.Module]
+
+
+class LineTraining(Training):
+    """A line in training, whose steps are counted over all its legs."""
+
+    less = "Set a smaller finalists.recipe.batch_size."
+
+    def __init__(self, model: nn.Module, batches: LineBatches, recipe: Recipe, stretch: Stretch) -> None:
+        super().__init__(lay_out(model, recipe), batches, recipe)
+        self.stretch, self.step, self._from_step = stretch, 0, batches.from_step
+
+    def run_leg(self, save: Callable[[Checkpoint], None], progress: Progress | None = None) -> None:
+        """Every step of the leg that is left; `save` gets the state now and then, and at the end."""
+        leg, saved = self.stretch.leg, time.monotonic()
+        self.model.train()
+        with self.in_memory():
+            batches = self._from_step(self.stretch.done + self.step)
+            while self.step < leg.steps:
+                for group in self.optimizer.param_groups:
+                    group["lr"] = self.recipe.lr * leg.rate(self.step) * group.get("lr_scale", 1.0)
+                images, targets = next(batches)
+                loss = self.update(images, targets, self.stretch.done + self.step)
+                if not math.isfinite(loss):
+                    raise TrainingError(f"loss is {loss} after {self.stretch.done + self.step} steps, learning rate "
+                                        f"{self.recipe.lr * leg.rate(self.step):.3g}. {self.advice}")
+                self.step += 1
+                if progress is not None:
+                    progress(self.step, leg.steps)
+                if time.monotonic() - saved > SAVE_S and self.step < leg.steps:
+                    save(self.state())
+                    saved = time.monotonic()
+        save(self.state())
+
+    def state(self) -> Checkpoint:
+        """All that the line needs to go on."""
+        self.epoch = self.step
+        return self.checkpoint({"line": self.stretch.after, "done": self.stretch.done + self.step})
+
+
+class LineBatches(Batches):
+    """The batches of a line: which images a step sees follows from the seed and the step's number alone. Small sets
+    get smaller batches."""
+
+    def _lengths(self) -> tuple[int, int, int]:
+        batch = self.recipe.batch_for(len(self.split))
+        per_epoch = max(1, len(self.split) // batch)
+        return batch, per_epoch, per_epoch << 32
+
+    def from_step(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """(images, targets) of each step from `step` on, without an end."""
+        while True:
+            epoch, first = divmod(step, self.per_epoch)
+            for batch in self.epoch(epoch + 1, first):
+                yield batch
+                step += 1
+
+
+def train_leg(stretch: Stretch, earlier: Path, path: Path, *, data: Dataset, recipe: Recipe, seed: int, keep: Keeping,
+              progress: Progress | None = None) -> nn.Module:
+    """Train one leg from the state in the file `earlier`, or from where a killed one left it in `path`.
+
+    Returns:
+        The line's average, on the CPU and in eval mode.
+
+    Raises:
+        StudyError: the state that the leg begins with is gone.
+        TrainingError: the loss is not finite, or memory runs out.
+    """
+    with seeded(seed, recipe.threads):
+        state = keep.load(path)
+        begun = state is not None and state.identity.get("line") == stretch.after
+        if not begun and stretch.before:
+            state = keep.load(earlier)
+            if state is None or state.identity.get("line") != stretch.before:
+                raise StudyError(f"{earlier} does not hold the weights of this line any more")
+        training = LineTraining(stretch.begin(), LineBatches(data.train, data, recipe, seed), recipe, stretch)
+        if state is not None and (begun or stretch.before):
+            state.restore(training.model, None if training.average is None else training.average.module,
+                          training.optimizer)
+            training.step = state.epoch if begun else 0
+        training.run_leg(lambda state: keep.save(path, state), progress)
+        return training.current.eval().to(CPU)
+
+
+class Keeping:
+    """The states of lines in files; those that no disk took, in memory. Then the race goes on, and `say` hears once
+    what a kill would cost."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say, self._held = say, dict[Path, Checkpoint]()
+
+    def save(self, path: Path, state: Checkpoint) -> None:
+        """Write a state whole, or hold it where the disk takes nothing."""
+        try:
+            path.parent.mkdir(exist_ok=True)
+            state.save(path)
+            self._held.pop(path, None)
+        except (OSError, UserError) as error:
+            if not self._held:
+                self._say(f"note: weights cannot be kept: {error} The race goes on; a kill would end the lines that "
+                          "are at work.")
+            self._held[path] = deepcopy(state)
+
+    def load(self, path: Path) -> Checkpoint | None:
+        """The last state kept for `path`; None where there is none. StudyError for one that is torn."""
+        return self._held.get(path) or Checkpoint.load(path)
+
+    def average(self, path: Path, key: str) -> dict[str, Tensor]:
+        """The weights that a line is judged by, of its state with this key; StudyError where that is gone."""
+        state = self.load(path)
+        if state is None or state.identity.get("line") != key:
+            raise StudyError(f"{path} does not hold the weights of this line any more")
+        return dict(state.average or state.model)
+
+
+def answers(model: nn.Module, part: Split, data: Dataset) -> NDArray[np.bool_]:
+    """Which images of `part` the network answers rightly [n]."""
+    right: NDArray[np.bool_] = predict(model, part.images, data).argmax(1) == part.labels
+    return right
+
+
+def mean_loss(model: nn.Module, part: Split, data: Dataset) -> float:
+    """The task's mean loss over `part`."""
+    logits = torch.from_numpy(predict(model, part.images, data))
+    return float(data.task.loss(logits, torch.from_numpy(part.labels), 0.0))
+
+
+@torch.no_grad()
+def set_norms(network: nn.Module, images: Images, data: Dataset) -> None:
+    """Set every batch norm's statistics to the mean over `images` uint8 [n, c, h, w]; weights stay.
+
+    They are shuffled first: batches of images that lie class by class would each be normalised by one class's own
+    statistics. A last batch of one image is left out: maps of one pixel have no variance there.
+    """
+    order = np.random.default_rng(0).permutation(len(images))
+    device = str(device_of(network))
+    norms = [module for module in network.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    momenta = [module.momentum for module in norms]
+    for module in norms:
+        module.reset_running_stats()
+        module.momentum = None  # the plain mean over batches
+    network.train()
+    for start in range(0, max(1, len(images) - 1), _BATCH):
+        part = fed(np.asarray(images[order[start:start + _BATCH]]), data, device)
+        network(part.contiguous(memory_format=torch.channels_last))
+    for module, momentum in zip(norms, momenta, strict=True):
+        module.momentum = momentum
