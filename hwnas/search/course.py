@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 CHILDREN = 4  # asked for in each part
 LAST_MAP_PX = 2  # least side of a network's last map, for smaller images of it to be tried
+FASTER = 0.85  # a child's share of the latency of a line that has no smaller images
 NEAR = 0.05  # share by which the predicted latencies of a finalist and its control may differ
 _DRAWS, _BATCHES = 4096, 8
 
@@ -42,6 +43,7 @@ class Length:
         unit_steps: of a unit; None: by the time that is left.
         until: when lines and baselines must be trained, seconds since 1970; None: whenever.
         baselines_s: seconds of a step of each baseline that is trained behind the race, by name.
+        children: whether there are steps enough for children.
     """
 
     step_s: Mapping[str, float]
@@ -49,6 +51,7 @@ class Length:
     unit_steps: int | None
     until: float | None = None
     baselines_s: Mapping[str, float] = field(default_factory=dict)
+    children: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values by key."""
@@ -99,14 +102,21 @@ def part_of_in(space: SearchSpace) -> Callable[[Architecture, Architecture], Arc
     return part_of
 
 
-def fits_in(space: SearchSpace, predict: Predict, options: SearchOptions) -> Callable[[Architecture], bool]:
-    """The function that says whether a network may race."""
-    return cache(lambda network: _fits(space, predict, options, network))
+def smaller_in(space: SearchSpace, predict: Predict, options: SearchOptions
+               ) -> Callable[[Architecture], Sequence[Architecture]]:
+    """The function that gives a network on smaller images, largest first, as far as it may race on them."""
+    @cache
+    def smaller(network: Architecture) -> tuple[Architecture, ...]:
+        sizes = [replace(network, image_size=px) for px in sorted(space.image_sizes, reverse=True)
+                 if px < network.image_size]
+        return tuple(each for each in sizes if _fits(space, predict, options, each))
+
+    return smaller
 
 
 def children_in(space: SearchSpace, predict: Predict, options: SearchOptions) -> Children:
     """What the sampler may be asked for."""
-    return Children(space, predict, part_of_in(space), fits_in(space, predict, options))
+    return Children(space, predict, options, smaller_in(space, predict, options), part_of_in(space))
 
 
 def _fits(space: SearchSpace, predict: Predict, options: SearchOptions, network: Architecture) -> bool:
@@ -127,16 +137,11 @@ def make_course(space: SearchSpace, predict: Predict, options: SearchOptions, le
     networks = {name: network for name, network in known_networks(space, predict, options).items()
                 if name in length.step_s}
 
-    part_of, fits = part_of_in(space), fits_in(space, predict, options)
+    children = children_in(space, predict, options)
 
     @cache
     def latency_ms(network: Architecture) -> float:
         return _predicted(space, predict, network)
-
-    @cache
-    def smaller(network: Architecture) -> tuple[Architecture, ...]:
-        sizes = [px for px in sorted(space.image_sizes, reverse=True) if px < network.image_size]
-        return tuple(each for px in sizes if fits(each := replace(network, image_size=px)))
 
     def choose(lines: Sequence[Line]) -> list[Line]:
         chosen = choose_lines([line for line in lines if line.id != whole], k, bound_ms, options)
@@ -149,59 +154,71 @@ def make_course(space: SearchSpace, predict: Predict, options: SearchOptions, le
             codes = space.sample(rng, _DRAWS)
             for at in np.flatnonzero(np.abs(predict(codes).mean / at_ms - 1) <= NEAR):
                 network = space.decode(space.to_params(codes[at]))
-                if network.id != name and fits(network):
+                if network.id != name and _fits(space, predict, options, network):
                     return network
         return None
 
     whole = networks[WHOLE].id if WHOLE in networks else ""
     bound_ms = options.cap_ms or max(map(latency_ms, networks.values()))
-    children = Children(space, predict, part_of, fits)
     return Course(
         [Known(name, network, length.step_s[name]) for name, network in networks.items()], k, bound_ms,
         n_lines or 1 << 30, n_children, n_controls, workers, length.known_steps, length.unit_steps,
-        lambda: length.left_s, whole, length.baselines_s, smaller, part_of, latency_ms,
-        lambda part, lines: len(children(part, lines)) > 0, choose,
+        lambda: length.left_s, whole, length.baselines_s, smaller_in(space, predict, options), part_of_in(space),
+        latency_ms, lambda part, lines: len(children(part, lines)) > 0, choose,
         lambda n, line: control_of(n, line.id, line.latency_ms))
 
 
 class Children:
-    """The networks that are one choice away from a line, and can be cut from one."""
+    """The networks that are one choice away from a line and can be cut from it.
 
-    def __init__(self, space: SearchSpace, predict: Predict,
-                 part_of: Callable[[Architecture, Architecture], Architecture | None],
-                 fits: Callable[[Architecture], bool]) -> None:
-        self.space, self.predict = space, predict
-        self._part_of, self._fits = part_of, fits
-        self._near: dict[str, Codes] = {}
+    The choice must buy as much speed as the line's next smaller images do, as predicted on this device: these cost
+    least accuracy of all (docs/decisions/race.md), and a choice that buys less is not worth a training.
+    """
+
+    def __init__(self, space: SearchSpace, predict: Predict, options: SearchOptions,
+                 smaller: Callable[[Architecture], Sequence[Architecture]],
+                 part_of: Callable[[Architecture, Architecture], Architecture | None]) -> None:
+        self.space, self.predict, self.options = space, predict, options
+        self._smaller, self._part_of = smaller, part_of
+        self._found: dict[str, Codes] = {}
 
     def __call__(self, part: tuple[float, float], lines: Sequence[Line]) -> Codes:
-        """Codes [n, p] of those whose latency lies in a part of the range and that no line is."""
-        trained = [line for line in lines if line.rungs & {TRUNK, SIZE} and line.live]
-        if not trained:
-            return np.zeros((0, len(self.space.parameters)), np.int64)
-        codes = np.unique(np.concatenate([self._beside(line.architecture) for line in trained]), axis=0)
+        """Codes [n, p] of those whose latency lies in a part of the range and that no line is yet."""
+        found = [self._of(line.architecture) for line in lines if line.rungs & {TRUNK, SIZE} and line.live]
+        codes = np.unique(np.concatenate([*found, np.zeros((0, len(self.space.parameters)), np.int64)]), axis=0)
+        if not len(codes):
+            return codes
         latency_ms = self.predict(codes).mean
-        codes = codes[(latency_ms > part[0]) & (latency_ms <= part[1])]
         taken = {line.id for line in lines}
-        kept = [row for row in codes if self._is_child(self.space.decode(self.space.to_params(row)), trained, taken)]
+        kept = [row for row, at_ms in zip(codes, latency_ms, strict=True) if part[0] < at_ms <= part[1]
+                and self.space.decode(self.space.to_params(row)).id not in taken]
         return np.array(kept, np.int64).reshape(-1, len(self.space.parameters))
 
-    def _is_child(self, network: Architecture, trained: Sequence[Line], taken: set[str]) -> bool:
-        return network.id not in taken and self._fits(network) and any(
-            self._part_of(network, line.architecture) == network for line in trained)
-
-    def _beside(self, network: Architecture) -> Codes:
-        """Canonical codes of the networks that differ in one choice."""
-        if network.id not in self._near:
+    def _of(self, network: Architecture) -> Codes:
+        """Canonical codes of all children of one network."""
+        if network.id not in self._found:
             own = self.space.to_codes(self.space.encode(network))
-            rows = [own]
-            for at, parameter in enumerate(self.space.parameters):
-                for choice in range(len(parameter.choices)):
-                    row = own.copy()
-                    row[at] = choice
-                    rows.append(row)
-            self._near[network.id] = np.unique(self.space.canonical_codes(np.array(rows)), axis=0)
-        return self._near[network.id]
+            rows = np.concatenate([_with_choice(own, at, len(parameter.choices))
+                                   for at, parameter in enumerate(self.space.parameters)])
+            codes = np.unique(self.space.canonical_codes(rows), axis=0)
+            sizes = self._smaller(network)
+            at_ms = float(self.predict(own[None]).mean[0])
+            most_ms = _predicted(self.space, self.predict, sizes[0]) if sizes else FASTER * at_ms
+            codes = codes[self.predict(codes).mean <= most_ms]
+            kept = [row for row in codes if self._is_child(self.space.decode(self.space.to_params(row)), network)]
+            self._found[network.id] = np.array(kept, np.int64).reshape(-1, len(own))
+        return self._found[network.id]
+
+    def _is_child(self, child: Architecture, network: Architecture) -> bool:
+        return (child.image_size == network.image_size and self._part_of(child, network) == child
+                and _fits(self.space, self.predict, self.options, child))
+
+
+def _with_choice(codes: Codes, at: int, n: int) -> Codes:
+    """The codes [n, p] with each of the `n` choices of one parameter."""
+    rows = np.repeat(codes[None], n, axis=0)
+    rows[:, at] = np.arange(n)
+    return rows
 
 
 def choose_lines(lines: Sequence[Line], k: int, bound_ms: float, options: SearchOptions) -> list[Line]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 CALIBRATION = 0.15  # of the minutes, at most
 TRIALS = 0.4  # of what is left after preparing
-TIMING = 0.08  # of the minutes, at least LEAST_TIMING_S and at most MOST_TIMING_S: twelve networks took 50 s in all
+TIMING = 0.04  # of the minutes, at least LEAST_TIMING_S and at most MOST_TIMING_S: twelve networks took 50 s in all
 MOST_TIMING_S = 100.0
 FEWEST_STEPS = 40  # of a finalist's training: with fewer, networks answer little better than chance
 ENOUGH_STEPS = 320  # of a finalist's training, four times a trial's: with so many, no baseline or control makes room

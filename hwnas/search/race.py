@@ -44,6 +44,7 @@ RATES = {KNOWN: 1.0, TRUNK: 0.5, SIZE: 1 / 3, CHILD: 0.5}
 WARMUP = 40  # steps of a leg that begins with other weights than the line had
 LEAST_STEPS = 20  # of any leg
 SURE = 0.99  # how sure it must be that a faster line is better, for a slower one to be dropped
+DOUBTFUL = 0.9  # how sure that a faster line is better than the source, for no smaller size to be trained
 BETTER = 0.8  # how sure that a child beats the lines at its latency, for it to stay
 PIXELS = 1.5  # exponent of the image's side in a step's seconds: between 1 (overhead) and 2 (arithmetic)
 THREADS = 0.7  # exponent of the threads in the speed of a step
@@ -217,7 +218,7 @@ class Race:
                 break
         beaten = self._beaten(trained, TRUNK)
         yield from self._drops(beaten)
-        for line in trained:
+        for line in reversed(trained):  # the fastest first: what it reaches spares the others sizes
             if line.number not in beaten and (task := self._size_task(line)) is not None:
                 yield task
 
@@ -226,14 +227,24 @@ class Race:
         source = line
         for architecture in self.course.smaller(line.architecture):
             smaller = self._by_id.get(architecture.id)
-            if smaller is None and not self._may_add:
+            wanted = smaller is None or (smaller.live and SIZE not in smaller.rungs)
+            if wanted and not (self._may_win(source, architecture) and (smaller is not None or self._may_add)):
                 return None
-            if smaller is None or (smaller.live and SIZE not in smaller.rungs):
+            if wanted:
                 return Train(SIZE, architecture, smaller, source, f"{source.px} to {architecture.image_size} px",
                              self.units_of(SIZE, architecture), RATES[SIZE], RATES[SIZE])
-            if SIZE in smaller.rungs:
+            if smaller is not None and SIZE in smaller.rungs:
                 source = smaller
         return None
+
+    def _may_win(self, source: Line, architecture: Architecture) -> bool:
+        """Whether a network on smaller images than its source may be better than every line that is as fast: it will
+        hardly be better than the source."""
+        at_ms, right = self.course.latency_ms(architecture), source.right_after()
+        rivals = [line for line in self.lines if line.rungs and line.number != source.number and line.made != CONTROL
+                  and line.latency_ms <= at_ms]
+        best = max(rivals, key=lambda line: line.top1, default=None)
+        return best is None or right is None or sure_that(_answers(best) > 0, right) < DOUBTFUL
 
     def _children(self) -> Iterator[Step]:
         for part in self.parts if self.course.n_children else ():
@@ -419,14 +430,18 @@ class Race:
             every.append(UNITS[TRUNK] * self.step_s(network))
             if network.id not in done:
                 trunk += every[-1] / course.workers ** THREADS
+            own = self._by_id.get(network.id)
             for smaller in course.smaller(network):
+                if own is not None and own.legs and not self._may_win(own, smaller):
+                    break
                 every.append(self.units_of(SIZE, smaller) * self.step_s(smaller))
                 if (line := self._by_id.get(smaller.id)) is None or not line.legs:
                     sizes += every[-1]
         mean_s = float(np.mean(every)) if every else 0.0
         tried = {part for part in self.parts for line in self.lines
                  if CHILD in line.rungs and part[0] < line.latency_ms <= part[1]}
-        children = (course.k - len(tried)) * mean_s * (course.n_children > 0)
+        children = mean_s * sum(part not in tried and course.has_children(part, self.lines) for part in self.parts
+                                if course.n_children)
         finish = min(course.k, len(every)) * FALL * mean_s
         if self.chosen is not None:
             children = 0.0

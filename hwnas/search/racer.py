@@ -56,6 +56,7 @@ CHOSEN = "finalists"  # attribute of the study: numbers of the lines that are fi
 DECIDING = 2048  # validation images, stratified, that lines are judged by
 NORM_IMAGES, LOSS_IMAGES = 512, 1024  # that an untrained child's norms are set with, and that it is looked at on
 POLL_S = 0.5
+MOST_HELD = 1 << 30  # bytes of training images that a process holds in several sizes
 
 
 @dataclass(frozen=True)
@@ -287,9 +288,9 @@ class _Racer:
             none = Split(np.empty((0, *data.test.images.shape[1:]), np.uint8), np.empty(0, np.int64))
             part = replace(data, test=none, validation=data.validation.take(subset(data.validation.labels, DECIDING,
                                                                                    0)))
-            while len(self._sized) > 1:  # sizes follow each other: the last two are enough
-                self._sized.pop(next(iter(self._sized)))
             self._sized[px] = network.fed(part)
+            while len(self._sized) > 2 and sum(each.train.images.nbytes for each in self._sized.values()) > MOST_HELD:
+                self._sized.pop(next(iter(self._sized)))
         return self._sized[px]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from hwnas.cli.progress import Console
 from hwnas.errors import BudgetError, CandidateError
@@ -20,6 +20,7 @@ from hwnas.training.line import Keeping
 if TYPE_CHECKING:
     from hwnas.front.make import Making, Raced
     from hwnas.front.rows import FrontRow
+    from hwnas.networks.network import FoundNetwork
     from hwnas.samplers.loading import Asking
     from hwnas.search.prepare import Prepared
     from hwnas.training.recipe import Recipe
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 LENGTH = "race"  # attribute of the study: the race's Length
 KNOWN_STEPS = (60, 160)  # of the first rung, at least and at most
 KNOWN_SHARE = 1 / 12  # of the time for lines, for the first rung
+CHILDREN_FROM = 250  # steps of a unit: with fewer a child learns too little to be judged
 FEWEST_STEPS = 40  # of a unit: with fewer the race says nothing
 
 
@@ -90,7 +92,8 @@ def _new_length(prepared: Prepared, until: float | None, console: Console) -> Le
     with console.step("time this machine's training"):
         step_s = {name: _step_seconds(plan.network(network), making) for name, network in networks.items()}
     pace = prepared.pace
-    baselines = {baseline.id: pace.step_s[baseline.id] for baseline in plan.baselines} if pace is not None else {}
+    baselines = {} if pace is None else {baseline.id: pace.step_s[baseline.id] / making.steps_in_a_step(baseline)
+                                         for baseline in plan.baselines}
     if plan.whole:
         baselines[WHOLE] = baselines.pop(plan.whole)
     left = dict(step_s)
@@ -108,6 +111,9 @@ def _new_length(prepared: Prepared, until: float | None, console: Console) -> Le
                           f"{clock.spent_s:.0f} s, and of {len(networks)} networks not one can be trained for "
                           f"{FEWEST_STEPS} steps a unit. Give budget.minutes={clock.minutes + short_s / 60 + 1:.0f} or "
                           "more.")
+    if unit < CHILDREN_FROM and plan.options.children:
+        console.note(f"no children in this race: a unit has {unit:.0f} steps, {CHILDREN_FROM} are needed for them")
+        length = replace(length, children=False)
     if gone := [name for name in step_s if name not in left]:
         console.say(f"no time for {', '.join(gone)}: with {'it' if len(gone) == 1 else 'them'} a unit of the race "
                     f"would have fewer than {FEWEST_STEPS} steps.")
@@ -119,9 +125,10 @@ def _fitted(step_s: Mapping[str, float], until: float, baselines: Mapping[str, f
     return Length(dict(step_s), round(min(KNOWN_STEPS[1], max(KNOWN_STEPS[0], fit))), None, until, dict(baselines))
 
 
-def _step_seconds(network: Any, making: Making) -> float:
+def _step_seconds(network: FoundNetwork, making: Making) -> float:
+    """Seconds of a step of a line."""
     try:
-        return step_seconds(network, making)
+        return step_seconds(network, making) / making.steps_in_a_step(network)
     except CandidateError:  # its line will say why
         return 1.0
 
@@ -131,7 +138,7 @@ def course_of(prepared: Prepared, length: Length) -> Course:
     plan = prepared.plan
     options = plan.options
     return make_course(plan.space, prepared.model.predict, prepared.options, length, k=plan.parts,
-                       n_lines=options.n_trials, n_children=CHILDREN if options.children else 0,
+                       n_lines=options.n_trials, n_children=CHILDREN * (options.children and length.children),
                        n_controls=options.controls, workers=plan.workers)
 
 
