@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hwnas.space.search_space import SearchSpace
 
 
-Source = Literal["table", "model", "measured", "proxy", "supernet", "zero_cost", "trained", "published"]
+Source = Literal["table", "model", "measured", "proxy", "zero_cost", "trained", "published"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,6 @@ BUILT_IN = {
     "inherited": "hwnas.accuracy.inherited",
     "multi_fidelity": "hwnas.accuracy.multi_fidelity",
     "proxy": "hwnas.accuracy.proxy",
-    "supernet": "hwnas.accuracy.supernet",
     "tabular": "hwnas.accuracy.tabular",
     "zero_cost": "hwnas.accuracy.zero_cost",
 }
@@ -70,7 +69,6 @@ _MEANINGS = {
     "inherited": "validation top-1 after short fine-tuning",
     "proxy": "validation top-1 after short training",
     "multi_fidelity": "top-1 by short training and NASWOT, predicted where stopped",
-    "supernet": "validation top-1 with a supernet's weights",
     "zero_cost": "top-1 predicted from a zero-cost score",
     "tabular": "top-1 in a table",
 }
@@ -91,7 +89,7 @@ class AccuracyEstimator(Protocol):
 
 @runtime_checkable
 class Prepares(Protocol):
-    """An estimator with work to do once, before its first `evaluate`: training a supernet, say.
+    """An estimator with work to do once, before its first `evaluate`: training anchors, say.
 
     An attribute `setup_here` may say whether this process did all of that work. Waiting for another takes as long.
     """

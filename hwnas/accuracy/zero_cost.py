@@ -1,6 +1,6 @@
-"""Zero-cost scores of untrained networks; a fit to a few networks trained once (anchors) turns them into top-1.
+"""A score of untrained networks, NASWOT; a fit to a few networks trained once (anchors) turns it into top-1.
 
-The scores are SynFlow, NASWOT, gradient norm and ZiCo, computed on one batch of images.
+SynFlow, gradient norm, ZiCo and all of them together ranked worse, and are gone (docs/decisions/lost-estimators.md).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import copy
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hwnas.accuracy.certificate import CHOICES, CONTROLS, ENSEMBLE, SCORE, SCORES
+from hwnas.accuracy.certificate import CHOICES, CONTROLS, SCORE, SCORES
 from hwnas.accuracy.estimator import Estimate
 from hwnas.accuracy.proxy import Proxy
 from hwnas.cli.options import Config, option, plain, read_options
 from hwnas.data.contents import digest
-from hwnas.data.dataset import Dataset, cross_entropy, resize, subset
+from hwnas.data.dataset import Dataset, resize, subset
 from hwnas.errors import CandidateError, ConfigError, DataError, TrainingError
 from hwnas.space.architecture import Architecture
 from hwnas.stats import Z90, kendall_tau, log_odds
@@ -38,28 +38,7 @@ if TYPE_CHECKING:
 
 
 Score = Callable[["nn.Module", "Tensor", "Tensor"], float]
-LEAST_IMAGES = 8  # ZiCo splits them in parts; with fewer, batch norm on maps of 1x1 has nothing to normalise
-_PARTS = 4  # number of batches behind ZiCo's means and deviations
-_GATES = "SqueezeExcite"
-
-
-def synflow(network: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """log Σ |θ ∂R/∂θ|: R is the sum of the logits for an image of ones, with absolute weights (Tanaka et al. 2020).
-
-    Abdelfattah et al. 2021 made a score of networks of it. It is computed in double precision. Batch norms are
-    bypassed, as in their code. Activations are bypassed too: ReLU is the identity on positive inputs, and ReLU6 or
-    sigmoid gates would saturate and end every gradient.
-    """
-    import torch
-
-    del labels
-    linear = copy.deepcopy(network).double()
-    _bypass(linear)
-    for parameter in linear.parameters():
-        parameter.data.abs_()
-    linear(torch.ones_like(images[:1], dtype=torch.double)).sum().backward()
-    total = sum(float(weight.detach().flatten() @ gradient.flatten()) for weight, gradient in _reached_layers(linear))
-    return _finite("synflow", math.log(total) if total > 0 else math.nan)
+LEAST_IMAGES = 8  # with fewer, batch norm on maps of 1x1 has nothing to normalise
 
 
 def naswot(network: nn.Module, images: Tensor, labels: Tensor) -> float:
@@ -97,35 +76,7 @@ def naswot(network: nn.Module, images: Tensor, labels: Tensor) -> float:
     return _finite("naswot", _log_determinant(kernel))
 
 
-def grad_norm(network: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """log of the loss gradient's Euclidean norm, summed over layers; one batch (Abdelfattah et al. 2021)."""
-    _need(images, "grad_norm")
-    gradients = _gradients(copy.deepcopy(network), images, labels)
-    total = sum(float(gradient.norm()) for gradient in gradients)
-    return _finite("grad_norm", math.log(total) if total > 0 else math.nan)
-
-
-def zico(network: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """Σ over layers of log Σ over weights of mean |g| / std(g), over the batch in four parts (Li et al., ICLR 2023,
-    eq. 8). As in their code, weights with constant gradients are left out, and so are layers of such weights alone."""
-    import torch
-
-    _need(images, "zico")
-    network = copy.deepcopy(network)
-    parts = zip(images.tensor_split(_PARTS), labels.tensor_split(_PARTS), strict=True)
-    by_layer = zip(*(_gradients(network, *part) for part in parts), strict=True)
-    total, counted = 0.0, 0
-    for layer in by_layer:
-        gradients = torch.stack(layer)
-        spread = gradients.std(0, correction=0)
-        moving = spread > 0
-        ratio = float((gradients.abs().mean(0)[moving] / spread[moving]).sum(dtype=torch.double))
-        if ratio > 0:
-            total, counted = total + math.log(ratio), counted + 1
-    return _finite("zico", total if counted else math.nan)
-
-
-SCORE_FUNCTIONS: dict[str, Score] = {"synflow": synflow, "naswot": naswot, "grad_norm": grad_norm, "zico": zico}
+SCORE_FUNCTIONS: dict[str, Score] = {"naswot": naswot}
 
 
 def _log_determinant(kernel: Tensor) -> float:
@@ -143,38 +94,6 @@ def _log_determinant(kernel: Tensor) -> float:
     return float(value) if sign > 0 else math.nan
 
 
-def _reached_layers(network: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
-    """Weights and their gradients, of the convolutions and linear layers that the backward pass has reached."""
-    from torch import nn
-
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d | nn.Linear) and module.weight.grad is not None:
-            yield module.weight, module.weight.grad
-
-
-def _gradients(network: nn.Module, images: Tensor, labels: Tensor) -> list[Tensor]:
-    """The loss's gradient for each layer's weights. Batch norm uses the batch's own statistics."""
-    network.train().zero_grad(set_to_none=True)
-    cross_entropy(network(images), labels).backward()
-    return [gradient for _, gradient in _reached_layers(network)]
-
-
-def _bypass(network: nn.Module) -> None:
-    """Turn norms (with the activation that timm puts into them), activations and gates into identities."""
-    from torch import nn
-
-    from hwnas.networks.build import activation_layers
-
-    passed = (nn.BatchNorm2d, nn.LayerNorm, *activation_layers())
-    for module in network.modules():
-        if isinstance(module, passed) or type(module).__name__ == _GATES:
-            module.forward = _same
-
-
-def _same(maps: Tensor) -> Tensor:
-    return maps
-
-
 def _need(images: Tensor, score: str) -> None:
     if len(images) < LEAST_IMAGES:
         raise TrainingError(f"{score}: a batch of {len(images)} images tells nothing; it needs {LEAST_IMAGES}.")
@@ -182,8 +101,7 @@ def _need(images: Tensor, score: str) -> None:
 
 def _finite(score: str, value: float) -> float:
     if not math.isfinite(value):
-        raise TrainingError(f"{score} is {value} for this network: all images look the same to it, or no gradient "
-                            "reaches its weights.")
+        raise TrainingError(f"{score} is {value} for this network: all images look the same to it.")
     return value
 
 
@@ -203,7 +121,6 @@ class Scorer:
                               f"images. Set zero_cost.images={len(dataset.train)} or less.")
         self._dataset, self._seeds, self._threads = dataset, seeds, threads
         rows = subset(dataset.train.labels, images, seed)
-        # Data sets may be sorted by class, and ZiCo compares parts of the batch.
         self._part = dataset.train.take(np.random.default_rng(seed).permutation(rows)[:images])
         self._sized: dict[int, tuple[Tensor, Tensor]] = {}
         self.fingerprint = digest(dataset.fingerprint, images, seeds, seed)
@@ -212,7 +129,7 @@ class Scorer:
                ) -> tuple[dict[str, float], dict[str, float]]:
         """Scores by name (of SCORES and CONTROLS), and the seconds of each; TrainingError when there is no score.
 
-        Parameters and MACs are logarithms, like SynFlow and the gradient norm. `seed` decides the initial weights.
+        Parameters and MACs are logarithms. `seed` decides the initial weights.
         """
         self._check(architecture)
         values = {name: _CONTROLS[name](architecture) for name in names if name in _CONTROLS}
@@ -329,69 +246,6 @@ def _anchor(row: dict[str, Any]) -> Anchor:
     return anchor
 
 
-STORED = Document("hwnas-scores", 1, "scores of networks", "Delete it, and they are computed again.", DataError)
-POOL = 256  # networks; beyond about this number, more of them improve the reading of others little
-IMAGES = 32
-_EVERY = 8  # networks between two writes: a kill loses seconds
-
-
-class Pool:
-    """Scores `names` of up to `size` random networks of a space; `codes` [n, p] are their settings."""
-
-    def __init__(self, dataset: Dataset, space: SearchSpace, names: Sequence[str], size: int = POOL, threads: int = 1
-                 ) -> None:
-        self.space, self.names = space, tuple(names)
-        self._scorer = Scorer(dataset, min(IMAGES, len(dataset.train)), threads=threads)
-        codes = space.sample(np.random.default_rng(0), 4 * size)
-        first = np.unique(codes, axis=0, return_index=True)[1]
-        self.codes = codes[np.sort(first)][:size]
-        self.seconds = 0.0
-
-    @property
-    def path(self) -> Path:
-        """Where the scores are kept."""
-        return home() / "zero_cost" / f"scores-{digest(self.space.fingerprint, self._scorer.fingerprint)}.json"
-
-    def scores(self, console: Console) -> NDArray[np.float64]:
-        """Scores [n, len(names)]; nan when a network has none. One process works, others wait for it."""
-        networks = [self.space.decode(self.space.to_params(row)) for row in self.codes]
-
-        def waiting() -> None:
-            console.note("sampler: another process computes zero-cost scores; waiting for it")
-
-        with hold(self.path.with_suffix(".lock"), waiting):
-            stored, self.seconds = _read_pool(self.path)
-            left = [(network, name) for network in networks for name in self.names
-                    if name not in stored.get(network.id, {})]
-            if left:
-                with console.step(f"score {len(networks)} networks ({', '.join(self.names)})") as report:
-                    for done, (network, name) in enumerate(left, 1):
-                        try:
-                            values, seconds = self._scorer.scores(network, (name,))
-                        except CandidateError:
-                            values, seconds = {}, {}
-                        stored.setdefault(network.id, {})[name] = values.get(name)
-                        self.seconds += seconds.get(name, 0.0)
-                        if done % _EVERY == 0 or done == len(left):
-                            self._write(stored)
-                        report(done / len(left))
-        return np.array([[stored[network.id][name] for name in self.names] for network in networks], float)
-
-    def _write(self, stored: dict[str, dict[str, float | None]]) -> None:
-        write_atomic(self.path, json.dumps({**STORED.header, "seconds": self.seconds, "scores": stored}))
-
-
-def _read_pool(path: Path) -> tuple[dict[str, dict[str, float | None]], float]:
-    """Scores by id and name, and their seconds; DataError for another file."""
-    content = STORED.find(path)
-    if content is None:
-        return {}, 0.0
-    with STORED.reading(path):
-        scores = {str(network): {str(name): None if value is None else float(value) for name, value in row.items()}
-                  for network, row in content["scores"].items()}
-        return scores, float(content["seconds"])
-
-
 Array = NDArray[np.float64]
 _RIDGE = 1.0  # the penalty on squared weights counts like one more network without information
 _LEAST_SLOPE = 1e-3  # logits per standard deviation: the map orders networks even if the anchors give no reason to
@@ -455,12 +309,12 @@ _OF_ANCHORS = ("threads", "device", "precision")  # options of their training th
 class ZeroCostOptions:
     """Which score to compute, and the anchors that turn it into a top-1.
 
-    `score` is one of CHOICES (`ensemble`: all of them, each with a weight). `anchors` is the number of networks that
+    `score` is one of CHOICES. `anchors` is the number of networks that
     are trained once. `images` is the size of the one batch. A score is the mean over `seeds` initial weights. `seed`
     decides batch and anchors. `proxy` changes the recipe and options of the anchors' training.
     """
 
-    score: str = option(SCORE, choices=CHOICES, help="ensemble: all, each with a weight")
+    score: str = option(SCORE, choices=CHOICES, help="of untrained networks")
     anchors: int = option(12, low=LEAST_ANCHORS, high=1000, help="networks trained once, for the score's units")
     images: int = option(32, low=8, high=4096, help="images of the one batch")
     seeds: int = option(1, low=1, high=100, help="initial weights that a score is averaged over")
@@ -482,7 +336,7 @@ class ZeroCost:
         self.setup_here = False
         self._n_measured = 0
         self._scorer = Scorer(dataset, options.images, options.seeds, options.seed, proxy.recipe.threads)
-        self._names = (*SCORES, *CONTROLS) if options.score == ENSEMBLE else (options.score,)
+        self._names = (options.score,)
         self._fit: Fit | None = None
 
     @property
@@ -552,9 +406,7 @@ class ZeroCost:
         """One line: how the score ranks the anchors, and how parameters and MACs do."""
         top1 = np.array([anchor.top1 for anchor in good])
         score = self.options.score
-        # An ensemble is judged by its predictions of anchors left out, since its weights come from the anchors.
-        ranked = fitted.left_out if score == ENSEMBLE else _table(good, (score,))[:, 0]
-        tau = _tau_of(ranked, top1)
+        tau = _tau_of(_table(good, (score,))[:, 0], top1)
         controls = {name: _tau_of(_table(good, (name,))[:, 0], top1) for name in CONTROLS}
         console.note(f"zero_cost: {score} ranks {len(good)} trained anchors with Kendall tau {tau:.2f} ("
                      + ", ".join(f"{name} {value:.2f}" for name, value in controls.items())

@@ -31,7 +31,7 @@ USAGE = """How well does each accuracy estimator rank here, and what does it cos
 with several seeds, and holds every estimator against them.
 
     python -m hwnas.certify dataset=fashion_mnist dataset.root=/data space=mnasnet_small n=16 seeds=2 +target=xeon_int8
-    python -m hwnas.certify dataset=imagefolder dataset.root=/data/parts 'estimators=[proxy,supernet]' only=estimators
+    python -m hwnas.certify dataset=imagefolder dataset.root=/data/parts 'estimators=[proxy]' only=estimators
 
 The same command again goes on; in another terminal it helps. --show-config prints every option."""
 

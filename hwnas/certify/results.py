@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 
 
 ESTIMATES = Document("hwnas-estimates", 1, "an estimator's answers", "Remove it to judge anew.")
-DEFAULT = ("proxy", "supernet", "multi_fidelity", *map(label, CHOICES))
+DEFAULT = ("proxy", "multi_fidelity", *map(label, CHOICES))
 _LABEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,59}")
 _STREAM = 0x04DE
 

@@ -53,7 +53,7 @@ _QUOTES = "'\""
 _RESOLVER = re.compile(r"(?<!\\)(?:\\\\)*\$\{.*:", re.DOTALL)  # ${name:…}, also with something to resolve in the name
 _PATHS = ("out", "run", "dataset.root", "space", "model", "architecture", "weights", "pretrained.file",
           "pretrained.folder", "teacher.model", "teacher.weights",
-          "training.weights", "training.teacher.model", "training.teacher.weights", "tabular.path", "supernet.path",
+          "training.weights", "training.teacher.model", "training.teacher.weights", "tabular.path",
           "search.reuse", "measured", "plot", "images", "storage", "device",
           "device_python")  # of all commands: values taken as they are typed
 EXIT_CODES = """exit codes:

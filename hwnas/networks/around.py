@@ -359,7 +359,7 @@ def begin(architecture: Architecture, pretrained: Pretrained | None) -> nn.Modul
 
 def select_weights(source: Any, model: Any, classifier: bool = True) -> dict[str, Tensor]:
     """What `model`, a cut, keeps of `source`, the network that it is cut from: values of its parameters and of its
-    norms' statistics by name, in autograd expressions of the source's. What is not among them begins anew.
+    norms' statistics by name. What is not among them begins anew.
 
     `classifier`: also of the last layer, where it reads the same features and knows as many classes.
     """

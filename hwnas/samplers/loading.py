@@ -36,7 +36,6 @@ from optuna.samplers import (
 from optuna.samplers._lazy_random_state import LazyRandomState
 from optuna.trial import FrozenTrial, TrialState
 
-from hwnas.accuracy.certificate import SCORES
 from hwnas.cli.options import defaults, option, read_options, read_value
 from hwnas.errors import ConfigError, UnknownName
 from hwnas.samplers.informed import Context, informed
@@ -221,8 +220,6 @@ class OwnOptions:
 
     n_startup_trials: int = option(8, low=1, help="random networks first")
     worst_quantile: float = option(0.25, low=0, high=1, help="of top-1, from which on a front is wanted")
-    zero_cost: tuple[str, ...] = option((), choices=SCORES, check=lambda names: len({*names}) == len(names),
-                                        what="a list of different zero-cost scores", help="scores that it sees too")
 
 
 @dataclass(frozen=True, slots=True)

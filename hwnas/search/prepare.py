@@ -40,14 +40,12 @@ from hwnas.system.run_folder import RunFolder
 
 if TYPE_CHECKING:
     import optuna
-    from numpy.typing import NDArray
 
     from hwnas.accuracy.estimator import AccuracyEstimator
     from hwnas.data.dataset import Dataset
     from hwnas.latency.model import LatencyModel
     from hwnas.latency.table import LatencyTable
     from hwnas.networks.network import TimmNetwork
-    from hwnas.samplers.coding import Settings
     from hwnas.search.trial import SearchOptions
     from hwnas.space.restriction import Variant
     from hwnas.space.search_space import SearchSpace
@@ -117,8 +115,7 @@ def _prepare_race(prepared: Prepared, url: str) -> Prepared:
     recipe = replace(line_recipe(prepared), epochs=1, min_steps=0, max_steps=0)  # the race decides the length
     identity = _identity(plan, prepared.table, prepared.dataset, f"{RACE} ({recipe.fingerprint} {start})".replace(
         " )", ")"), prepared.options)
-    return replace(prepared, opened=_open_study(plan, url, identity, prepared.model, prepared.dataset, None,
-                                                prepared.options, Console(quiet=True), {}))
+    return replace(prepared, opened=_open_study(plan, url, identity, prepared.model, prepared.options, {}))
 
 
 def _prepare_estimates(prepared: Prepared, url: str, console: Console) -> Prepared:
@@ -138,7 +135,7 @@ def _prepare_estimates(prepared: Prepared, url: str, console: Console) -> Prepar
         check_resumable(url, identity)
         estimator.prepare(console)
         setup_s = estimator.setup_seconds
-    study = _open_study(plan, url, identity, model, dataset, prepared.certificate, options, console, length)
+    study = _open_study(plan, url, identity, model, options, length)
     with storage_errors(url):
         study.set_user_attr("setup_seconds", setup_s)  # part of what the search cost
     if plan.reuse is not None:
@@ -368,35 +365,14 @@ def _identity_unmeasured(plan: Plan, dataset: Dataset) -> dict[str, str]:
         "seed": str(plan.options.seed)}
 
 
-def _open_study(plan: Plan, url: str, identity: dict[str, str], model: LatencyModel, dataset: Dataset,
-                certificate: Certificate | StudyError | None, options: SearchOptions, console: Console,
+def _open_study(plan: Plan, url: str, identity: dict[str, str], model: LatencyModel, options: SearchOptions,
                 chosen: Mapping[str, int]) -> optuna.Study:
     from hwnas.samplers.informed import Context
     from hwnas.study.storage import HEARTBEAT_S
     from hwnas.study.study import open_study
 
-    scores = _zero_cost(plan, dataset, certificate, console)
-    context = Context(plan.space, model.predict, options.objective, options.cap_ms, options.cap_quantile, scores,
+    context = Context(plan.space, model.predict, options.objective, options.cap_ms, options.cap_quantile,
                       [plan.space.encode(network) for name, network in plan.space.known.items() if name != WHOLE]
                       if plan.start is not None else ())
     beat_s = None if plan.races else HEARTBEAT_S  # lines have claims of their own
     return open_study(url, identity, options.objective, plan.sampler(context), chosen=chosen, heartbeat_s=beat_s)
-
-
-def _zero_cost(plan: Plan, dataset: Dataset, certificate: Certificate | StudyError | None, console: Console
-               ) -> Callable[[Settings], NDArray[np.float64]] | None:
-    """The zero-cost scores for our sampler; None when `sampler_options.zero_cost` names none.
-
-    If there is a certificate of this data set and space, it may switch some of them off.
-    """
-    from hwnas.samplers.loading import OWN
-
-    if not plan.options.sampler_options.get("zero_cost") or plan.options.sampler != OWN:
-        return None
-    from hwnas.samplers.informed import certified, scored
-
-    content = _usable(certificate)
-    names = certified(plan.options.sampler_options["zero_cost"], content.content if content else None, console)
-    if not names:
-        return lambda settings: np.empty((len(settings.codes), 0))
-    return scored(dataset, plan.space, names, plan.options.threads, console)

@@ -36,13 +36,12 @@ _SECTIONS = ("target", "space", "n_trials", "accuracy", "sampler", "budget", "fi
 
 _SIGNS = (("certify", "plan.json", b'"hwnas-certify/'), ("train", "summary.json", b'"hwnas-training/'),
           ("train", "checkpoint.safetensors", b'"hwnas_checkpoint"'),
-          ("compress", "steps/identity.json", b'"calibration_images"'),
-          ("supernet", "supernet.safetensors", b'"hwnas_checkpoint"'))
+          ("compress", "steps/identity.json", b'"calibration_images"'))
 
 
 @dataclass(frozen=True, slots=True)
 class WorkFolder:
-    """The folder that `out` names. `kind` is the work done in it: search, train, compress, certify or supernet."""
+    """The folder that `out` names. `kind` is the work done in it: search, train, compress or certify."""
 
     path: Path
     kind: str
@@ -160,7 +159,7 @@ def _others(path: Path) -> list[str]:
 
 
 def _folder_of(kind: str) -> str:
-    return f"the folder of a {'supernet' if kind == 'supernet' else f'python -m hwnas.{kind}'}"
+    return f"the folder of a python -m hwnas.{kind}"
 
 
 MANIFEST = "manifest.json"

@@ -130,15 +130,8 @@ class TrainingJob:
         if self.weights is None:
             return self.network.start()
         model = self.network.build()
-        if not self._inherits(model, self.weights):
-            load_weights(model, self.weights, f"weights {self.weights}", self.network.shape.classes)
+        load_weights(model, self.weights, f"weights {self.weights}", self.network.shape.classes)
         return model
-
-    def _inherits(self, model: nn.Module, weights: Path) -> bool:
-        """Take them from a supernet, where the file is one."""
-        from hwnas.training.supernet import load_inherited
-
-        return isinstance(self.network, FoundNetwork) and load_inherited(model, self.network.architecture, weights)
 
 
 def make_job(config: Config, console: Console, within: Path | None = None) -> TrainingJob:
@@ -216,10 +209,6 @@ def _images(options: TrainOptions, size: int, console: Console) -> tuple[Dataset
 
     seed = options.split_seed
     dataset = read_images(options.dataset, size, seed, console)
-    if options.weights is not None:
-        from hwnas.training.supernet import note_other_split
-
-        note_other_split(options.weights, dataset, console)
     train, validation = (
         part.take(subset(part.labels, n, seed)) if n else part
         for part, n in ((dataset.train, options.train_images), (dataset.validation, options.validation_images)))

@@ -1,5 +1,4 @@
-"""Recipe: how a network is trained, as data. Every training is done by one; they differ in its fields. A supernet has
-some options more.
+"""Recipe: how a network is trained, as data. Every training is done by one; they differ in its fields.
 
 What a recipe's fingerprint names is written out in `_NAMED`: renaming or adding a field voids no study, certificate or
 weights.
@@ -11,7 +10,6 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 from hwnas.cli.options import Config, names_of, option, plain, read_options
@@ -182,57 +180,6 @@ LONG_TRAINING = Recipe("train", epochs=100, lr=0.01, warmup=0.05, ema_decay=0.99
 FINE_TUNING = Recipe("fine_tuning", epochs=8, batch_size=32, lr=4e-3, layer_decay=0.85, warmup=0.3, ema_decay=0.97)
 # A trial of a network that is cut from a pretrained one: fine-tuning, cut short.
 INHERITED = replace(FINE_TUNING, name="inherited", epochs=1, min_steps=160, max_steps=160)
-SUPERNET = Recipe("supernet", epochs=20, min_steps=2000, warmup=0.05, lr_end=1e-5, ema_decay=0.995,
-                  label_smoothing=0.0, shift=0.06)
-# What decides the shared weights besides space and data, in the order of the identities that are in use.
-_SUPERNET_NAMED = ("epochs", "min_steps", "train_images", "image_size", "batch_size", "lr", "weight_decay", "warmup",
-          "warmup_largest", "opening", "sandwich", "n_random", "ema_decay", "label_smoothing", "clip_norm", "shift",
-          "seed")
-
-
-@dataclass(frozen=True, slots=True)
-class SupernetOptions:
-    """Options of a supernet besides the Recipe.
-
-    Each step trains `n_random` random sub-networks. A share `sandwich` of the steps trains the largest and the smallest
-    too; all but the largest then learn the largest's answers (1: the sandwich rule as published). For the first
-    `warmup_largest` of all steps only the largest's operations are trained. For the next `opening` of all steps random
-    networks take operations of their own in more and more stages. `train_images`, `validation_images`: stratified
-    subsets (0: all). `image_size` 0 is the space's; a smaller one is cheaper and ranks the same networks. `path`: a
-    trained supernet's folder to use (null: the user's data folder, by fingerprint). `threads` score a network and train
-    the supernet (0: every core).
-    """
-
-    train_images: int = option(10_000, low=0, high=10**9, help="training images, a stratified subset (0: all)")
-    validation_images: int = option(2000, low=0, high=10**9, help="validation images (0: all)")
-    recalibration_images: int = option(512, low=16, high=10**6, help="images that a sub-network's norms are set with")
-    image_size: int = option(0, low=0, high=1024, help="px (0: the space's)")
-    warmup_largest: float = option(0.1, low=0, high=0.5, help="share of all steps for the largest network alone")
-    opening: float = option(0.4, low=0, high=0.5, help="share of all steps in which stages open one after another")
-    sandwich: float = option(0.25, low=0, high=1, help="share of the steps with the largest and smallest too")
-    n_random: int = option(2, low=1, high=16, help="random sub-networks a step")
-    seed: int = option(0, low=0, high=2**31, help="of the training")
-    threads: int = option(0, low=0, high=4096, help="that train it and score a network (0: every core)")
-    training_threads: int = option(0, low=0, high=4096, help="without effect: see threads")
-    path: Path | None = option(None, what="the folder of a trained supernet", help="null: the user's data folder")
-
-    @classmethod
-    def from_config(cls, config: Config) -> tuple[SupernetOptions, Recipe]:
-        """Options and recipe of a `supernet` section; UnknownName, ConfigError.
-
-        Its epochs are raised to `min_steps` even where the section gives `epochs`.
-        """
-        return read_with_recipe(cls, {"min_steps": SUPERNET.min_steps, **config}, SUPERNET, "supernet")
-
-    def training(self, recipe: Recipe) -> str:
-        """Everything that decides the shared weights, besides space and data."""
-        own, others = set(names_of(SupernetOptions)), replace(recipe, lr_end=SUPERNET.lr_end)
-        text = ";".join(f"{key}={getattr(self if key in own else recipe, key)!r}" for key in _SUPERNET_NAMED)
-        later = [f"{key}={value!r}" for key, value in others.to_dict().items()
-                 if key not in (*_SUPERNET_NAMED, *_UNNAMED) and value != getattr(SUPERNET, key)]
-        return ";".join([text, *later])
-
-
 def recipe_of(config: Config) -> Recipe:
     """The recipe at the top level of `conf/train.yaml`, null: FINE_TUNING's value where pretrained weights are asked
     for, otherwise LONG_TRAINING's; UnknownName, ConfigError."""

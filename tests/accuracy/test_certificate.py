@@ -255,11 +255,11 @@ def page_of(facts: dict[str, Any]) -> str:
 
 def test_the_report_without_a_certificate_says_how_to_make_one(data: Dataset, space: SearchSpace, own_home: Path
                                                                ) -> None:
-    page = page_of(certificate_facts(look_up(data, space), data, space, "supernet", {}, "f"))
+    page = page_of(certificate_facts(look_up(data, space), data, space, "tabular", {}, "f"))
     assert "No certificate for digits at 8 px and space tiny" in page
     assert f"python -m hwnas.certify dataset=digits dataset.image_size=8 space={space.source} n=16 seeds=2" in page
     shipped = SearchSpace.load("mnasnet_small", channels=1, classes=10, image_size=8)
-    facts = certificate_facts(look_up(data, shipped), data, shipped, "supernet", {}, "f")
+    facts = certificate_facts(look_up(data, shipped), data, shipped, "tabular", {}, "f")
     assert "image_size=8 space=mnasnet_small n=16" in page_of(facts)
 
 
@@ -285,7 +285,7 @@ def test_the_report_says_what_the_certificate_is_worth_here(
 
 @pytest.mark.parametrize(("name", "options", "said"), [
     ("digits", {}, "with other images of this data set (zero_cost:naswot)"),  # its default
-    ("digits", {"score": "synflow", "threads": 2}, "with other images of this data set (zero_cost:synflow)"),
+    ("digits", {"score": "macs", "threads": 2}, "with other images of this data set (zero_cost:macs)"),
     ("digits", {"seeds": 3}, "with another recipe of it (zero_cost:naswot)"),
     ("digits", {"score": "macs"}, "which the certificate does not judge"),
     ("imagefolder", {}, "with other images of the same classes, those in parts (zero_cost:naswot)")])
@@ -295,7 +295,7 @@ def test_the_report_holds_a_score_against_the_same_score(
     entry = content["estimators"].pop("good")
     content["estimators"] = {f"zero_cost:{score}": {
         **entry, "accuracy": "zero_cost", "options": {"score": score}, "fingerprint": score}
-        for score in ("synflow", "naswot")}
+        for score in ("macs", "naswot")}
     data = replace(data, name=name)
     content["dataset"] |= {"key": key_of(data), "folder": "parts"}
     keep(content, json.dumps(content))

@@ -29,7 +29,7 @@ def dataset() -> Dataset:
 
 @pytest.fixture
 def certificate(space: SearchSpace, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """proxy: tau 0.4, 5 s each; long: tau 0.6, 10 s each; supernet: tau 0.8, 1000 s and 1 s each; chance: tau 0.1."""
+    """proxy: tau 0.4, 5 s each; long: tau 0.6, 10 s each; anchored: tau 0.8, 1000 s and 1 s each; chance: tau 0.1."""
     def entry(accuracy: str, tau: float, low: float, seconds: float, setup: float, **options: Any) -> dict[str, Any]:
         return {**whole["estimators"]["proxy"], "accuracy": accuracy, "options": options, "kendall_tau": tau,
                 "low": low, "high": tau + 0.1, "cpu_seconds": seconds, "setup_seconds": setup,
@@ -40,7 +40,8 @@ def certificate(space: SearchSpace, dataset: Dataset, tmp_path: Path, monkeypatc
         **whole, "dataset": {**whole["dataset"], "key": key_of(dataset)},
         "space": {"name": space.name, "fingerprint": space.fingerprint}, "created": "2026-01-01",
         "estimators": {"proxy": entry("proxy", 0.4, 0.1, 5, 0), "long": entry("proxy", 0.6, 0.3, 10, 0, epochs=6),
-                       "supernet": entry("supernet", 0.8, 0.5, 1, 1000), "chance": entry("zero_cost", 0.9, -0.1, 0, 0)}}
+                       "anchored": entry("multi_fidelity", 0.8, 0.5, 1, 1000),
+                       "chance": entry("zero_cost", 0.9, -0.1, 0, 0)}}
     monkeypatch.setenv("HWNAS_HOME", str(tmp_path))
     path = tmp_path / "certificates" / "mine.json"
     path.parent.mkdir()
@@ -49,10 +50,10 @@ def certificate(space: SearchSpace, dataset: Dataset, tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize(("minutes", "n_trials", "accuracy", "options"), [
-    (None, 24, "proxy", {}),  # the supernet would not be trained in the proxy's two minutes
-    (None, 400, "supernet", {}),
+    (None, 24, "proxy", {}),  # anchors would not be trained in the proxy's two minutes
+    (None, 400, "multi_fidelity", {}),
     (4, 24, "proxy", {"epochs": 6}),
-    (20, 24, "supernet", {}),
+    (20, 24, "multi_fidelity", {}),
 ])
 def test_the_best_within_the_time_is_chosen_with_its_options(
         certificate: Path, space: SearchSpace, dataset: Dataset, minutes: float | None, n_trials: int, accuracy: str,

@@ -15,13 +15,11 @@ import pytest
 import torch
 from training_fixtures import stripes
 
-from hwnas.accuracy.estimator import load_estimator
 from hwnas.accuracy.proxy import Proxy
 from hwnas.cli.progress import Console
 from hwnas.data.dataset import Dataset
 from hwnas.networks.build import build
 from hwnas.space.architecture import Architecture
-from hwnas.space.search_space import SearchSpace
 from hwnas.training import place
 from hwnas.training.batches import Batches
 from hwnas.training.loop import Training, lay_out, seeded, train
@@ -113,14 +111,6 @@ def test_estimators_say_there_what_they_say_here(dataset: Dataset, tmp_path: Pat
               for device in ("cpu", "cuda")]
     shown(f"proxy: {values[0]:.3f} on the CPU, {values[1]:.3f} on the GPU")
     assert values[0] == pytest.approx(values[1], abs=0.15)
-    space = SearchSpace.load("mnasnet_small", channels=1, classes=4, image_size=16)
-    for precision in ("fp32", "bf16"):
-        supernet: Any = load_estimator("supernet", dataset=dataset, space=space, config={
-            "epochs": 2, "min_steps": 0, "batch_size": 64, "threads": 1, "device": "cuda", "precision": precision})
-        supernet.prepare(QUIET)
-        value = supernet.evaluate(space.reference, (), 0).value
-        shown(f"supernet, {precision}: {value:.3f}")
-        assert 0 <= value <= 1
 
 
 def test_a_gpu_that_is_hidden_is_refused_and_not_replaced() -> None:

@@ -31,7 +31,7 @@ COMMANDS = {
     "compress": (compress, [TARGET, "model=runs/x/models/ID"]), "certify": (certify, ["estimators=[zero_cost:params]"])}
 MINE = {"config.yaml": "lr: 3", "report.html": "<p>mine", "trials.csv": "a,b", "weights.safetensors": "w",
         "plan.json": "{}", "summary.json": "[", "study.db": "", "steps/identity.json": "{}", "models/x/card.md": "c"}
-KINDS = [*COMMANDS, "supernet"]
+KINDS = [*COMMANDS]
 
 
 def every_command_with(values: Mapping[str, object]) -> list[Any]:
@@ -75,8 +75,7 @@ EARLIER: dict[str, Callable[[Path], tuple[str, Path]]] = {
     "training": lambda path: ("train", fill(path, {"summary.json": json.dumps(SUMMARY.header), "card.md": "c"})),
     "training, begun": lambda path: ("train", checkpoint(path, "checkpoint.safetensors")),
     "compression": lambda path: ("compress", fill(path, {"steps/identity.json": '{"calibration_images": 512}'})),
-    "certificate": lambda path: ("certify", fill(path, {"plan.json": json.dumps(PLAN.header)})),
-    "supernet": lambda path: ("supernet", checkpoint(path, "supernet.safetensors"))}
+    "certificate": lambda path: ("certify", fill(path, {"plan.json": json.dumps(PLAN.header)}))}
 
 
 class TakenUp(UserError):
@@ -138,7 +137,7 @@ def test_the_folder_of_other_work_is_refused(run: Callable[..., str], kind: str,
     before = content(fill(tmp_path / "there", {**MINE, NAME: json.dumps(marker)}))
     inside = run(tmp_path / "there" / "models" / "x", "overwrite=true")
     assert "lies in" in inside
-    assert f"hwnas.{other}" in inside or other == "supernet"
+    assert f"hwnas.{other}" in inside
     if other != kind:
         error = run(tmp_path / "there", "overwrite=true")
         assert "is the folder of a" in error

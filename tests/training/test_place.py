@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 from training_fixtures import AWAY, stripes
 
-from hwnas.accuracy.estimator import load_estimator
 from hwnas.accuracy.multi_fidelity import MULTI_FIDELITY, FidelityOptions, MultiFidelity
 from hwnas.accuracy.proxy import Proxy
 from hwnas.cli.progress import Console
@@ -24,13 +21,11 @@ from hwnas.errors import TargetError
 from hwnas.networks.baselines import Baseline, build_timm
 from hwnas.networks.build import build
 from hwnas.space.architecture import Architecture
-from hwnas.space.search_space import SearchSpace
 from hwnas.system.libraries import release_memory
 from hwnas.training import loop, place
 from hwnas.training.batches import Batches, normalised, sent
 from hwnas.training.loop import train
 from hwnas.training.recipe import FINE_TUNING, FULL_TRAINING, PROXY, Recipe, SupernetOptions
-from hwnas.training.supernet import SupernetJob, SupernetTraining
 from hwnas.training.teacher import TeacherOptions, teacher_of
 
 ARCHITECTURE = Architecture((("ds_r1_k3_s2_c8",), ("ir_r1_k3_s2_e3_c16",)), 8, 1, 0, "relu", 16, 1, 4)
@@ -67,26 +62,11 @@ def test_images_that_are_changed_one_by_one_are_sent_too(dataset: Dataset) -> No
         assert (images.device.type, targets.device.type, images.shape[0]) == (AWAY, AWAY, 16)
 
 
-def test_estimators_train_and_validate_where_they_are_told(dataset: Dataset, away: set[str], tmp_path: Path,
-                                                           monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HWNAS_HOME", str(tmp_path))
-    space_file = tmp_path / "small.yaml"
-    space_file.write_text(SPACE)
-    space = SearchSpace.load(space_file, channels=1, classes=4)
+def test_estimators_train_and_validate_where_they_are_told(dataset: Dataset, away: set[str]) -> None:
     Proxy(dataset, SHORT).evaluate(ARCHITECTURE, (), 0)
     fidelity = replace(MULTI_FIDELITY, batch_size=16, threads=1, device=AWAY)
     MultiFidelity(dataset, fidelity, FidelityOptions(rungs=(1, 2), train_images=32, untrained=0.0)).evaluate(
         ARCHITECTURE, (), 0)
-    assert away == {AWAY}
-    supernet: Any = load_estimator("supernet", dataset=dataset, space=space, config={
-        "epochs": 1, "min_steps": 0, "batch_size": 32, "threads": 1, "train_images": 96, "recalibration_images": 32,
-        "sandwich": 1.0})
-    supernet.recipe = replace(supernet.recipe, device=AWAY)
-    supernet.prepare(QUIET)
-    assert away == {AWAY}
-    away.clear()
-    supernet.evaluate(next(iter(space.decode(space.to_params(row)) for row in space.sample(
-        np.random.default_rng(0), 1))), (), 0)
     assert away == {AWAY}
 
 
@@ -116,21 +96,6 @@ def test_a_long_training_goes_there(dataset: Dataset, away: set[str], tmp_path: 
     assert job.checkpoint.is_file()
     identity = make_job(config, QUIET).identity
     assert identity == job.identity, "a checkpoint resumes on either device"
-
-
-def test_a_supernet_heeds_its_precision(dataset: Dataset, tmp_path: Path) -> None:
-    (tmp_path / "small.yaml").write_text(SPACE)
-    space = SearchSpace.load(tmp_path / "small.yaml", channels=1, classes=4)
-    options, recipe = SupernetOptions.from_config({"batch_size": 32, "threads": 1})
-    losses = []
-    for precision in ("fp32", "bf16"):
-        job = SupernetJob(space, dataset, dataset.train, options, replace(recipe, precision=precision), {}, tmp_path)
-        with loop.seeded(0, 1):
-            training = SupernetTraining(job)
-            images, labels = next(iter(training.batches.epoch(1)))
-            losses.append(training.learn(images, labels, 0))
-    assert losses[0] != losses[1]
-    assert losses[0] == pytest.approx(losses[1], rel=0.05)
 
 
 def test_a_device_and_the_cpu_see_the_same_batches(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
