@@ -18,7 +18,9 @@ from hwnas.cli.progress import Console
 
 def main(config: Any, console: Console) -> None:
     """As hwnas.search does it, up to the last trial."""
-    from hwnas.search.road import extra_workers, make_plan, prepare, search_trials
+    from hwnas.search.plan import make_plan
+    from hwnas.search.prepare import prepare
+    from hwnas.search.road import extra_workers, work_on
     from hwnas.study.record import trial_rows
     from hwnas.study.study import wait_for_others
     from hwnas.system.run_folder import RunFolder
@@ -28,7 +30,7 @@ def main(config: Any, console: Console) -> None:
     prepared = prepare(plan, run, console)
     run.write_config(plan.yaml)
     with extra_workers(min(plan.workers, plan.options.trials) - 1, plan, run, console):
-        search_trials(prepared, console)
+        work_on(prepared, console)
     wait_for_others(prepared.study, waiting=lambda n: console.note(f"waiting for {n} other trials"))
     run.write_trials(trial_rows(prepared.study))
 

@@ -21,8 +21,9 @@ def is_part_of(part: Architecture, whole: Architecture) -> bool:
 
     A head behind other stages than `whole` has begins anew, so that any head will do there.
     """
-    if (part.around, part.pooled, part.stem_stride, part.channels, part.classes) != (
-            whole.around, whole.pooled, whole.stem_stride, whole.channels, whole.classes):
+    if (part.around, part.stem_stride, part.channels, part.classes) != (
+            whole.around, whole.stem_stride, whole.channels, whole.classes) or (
+            part.head and part.pooled != whole.pooled):
         return False
     parts, wholes = part.block_defs(), whole.block_defs()
     same_depth = len(parts) == len(wholes)

@@ -15,7 +15,7 @@ from hwnas.front import zoo
 from hwnas.networks.baselines import Baseline, check_names
 from hwnas.networks.network import Shape, TimmNetwork
 from hwnas.runtimes.onnxruntime import OnnxRuntime
-from hwnas.search.road import make_plan
+from hwnas.search.plan import make_plan
 from hwnas.system.run_folder import RunFolder
 
 PUBLISHED = {"quick": 60.0, "good": 75.0, "poor": 70.0}

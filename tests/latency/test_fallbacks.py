@@ -28,7 +28,7 @@ from hwnas.latency.fallbacks import (
 from hwnas.latency.table import TableKey
 from hwnas.latency.timing import HERE
 from hwnas.runtimes.runtime import load_runtime
-from hwnas.search.road import _without_fallbacks
+from hwnas.search.prepare import _without_fallbacks
 from hwnas.space.blocks import KINDS
 from hwnas.space.search_space import SearchSpace
 from hwnas.target import Host, Target

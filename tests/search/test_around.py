@@ -24,7 +24,8 @@ from hwnas.networks.around import space_content
 from hwnas.networks.baselines import Baseline
 from hwnas.networks.network import FoundNetwork, Shape, read_network
 from hwnas.search.__main__ import main
-from hwnas.search.road import make_plan, search_options
+from hwnas.search.plan import make_plan
+from hwnas.search.prepare import search_options
 from hwnas.space.search_space import SearchSpace
 from hwnas.system.run_folder import ModelFolder, RunFolder
 from hwnas.training.first import FirstTraining

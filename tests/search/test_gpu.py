@@ -20,7 +20,7 @@ from hwnas.latency.timing import HERE
 from hwnas.runtimes import onnxruntime_gpu
 from hwnas.runtimes.onnxruntime_gpu import CudaRuntime
 from hwnas.search.__main__ import main
-from hwnas.search.road import make_plan
+from hwnas.search.plan import make_plan
 from hwnas.system import gpu
 from hwnas.system.run_folder import RunFolder
 from hwnas.target import Host, Target

@@ -20,8 +20,10 @@ from hwnas.latency.fallbacks import CheckedBlock, left_out, save_blocks
 from hwnas.latency.table import TableKey
 from hwnas.networks.around import space_content
 from hwnas.runtimes.runtime import load_runtime
+from hwnas.search import prepare as preparing
 from hwnas.search import road
-from hwnas.search.road import Prepared, make_plan
+from hwnas.search.plan import make_plan
+from hwnas.search.prepare import Prepared
 from hwnas.space.architecture import Architecture
 from hwnas.space.restriction import Variant
 from hwnas.space.search_space import WHOLE, SearchSpace
@@ -52,7 +54,7 @@ class Guess:
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
     write_table(tmp_path / "home", "epyc_int8")
-    monkeypatch.setattr(road, "_estimator", lambda *_: Guess())
+    monkeypatch.setattr(preparing, "_estimator", lambda *_: Guess())
     return tmp_path
 
 
@@ -67,7 +69,7 @@ def prepared(folder: Path, *given: str, quiet: bool = False) -> Prepared:
     config = compose("search", ["+target=epyc_int8", f"out={folder}", "baselines=[]", "n_trials=6", "workers=1",
                                 "sampler=random", *given])
     folder.mkdir(exist_ok=True)
-    return road.prepare(make_plan(config, Console(quiet)), RunFolder(folder), Console(quiet))
+    return preparing.prepare(make_plan(config, Console(quiet)), RunFolder(folder), Console(quiet))
 
 
 def variants(space: SearchSpace, n: int = 200) -> set[Variant]:
@@ -91,7 +93,7 @@ def test_what_costs_too_much_is_never_proposed(home: Path, capsys: pytest.Captur
     assert identity is not None
     assert identity["left out"] == "ir/se/relu"
     assert identity["space"] == f"mnasnet_small ({space.unrestricted.fingerprint})"
-    road.search_trials(made, Console(quiet=True))
+    road.work_on(made, Console(quiet=True))
     asked = [space.decode(trial.params) for trial in made.study.get_trials()]
     assert len(asked) >= 6
     assert not any(block.se and block.kind == "ir" for network in asked for block in network.blocks())
@@ -173,7 +175,7 @@ def test_a_space_of_which_nothing_would_stay_is_one_line(home: Path) -> None:
 
 def test_accuracies_of_another_target_count_for_the_networks_that_stay(home: Path) -> None:
     whole = prepared(home / "first", "n_trials=12", "fallbacks=true")
-    road.search_trials(whole, Console(quiet=True))
+    road.work_on(whole, Console(quiet=True))
     done = [trial for trial in whole.study.get_trials() if trial.user_attrs.get("outcome") == "evaluated"]
     keep(SQUEEZED)
     part = prepared(home / "second", f"search.reuse={home / 'first'}")

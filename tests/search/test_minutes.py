@@ -21,18 +21,16 @@ from workshop_fixtures import SEARCH, write_accuracies, write_images
 from hwnas.__main__ import main
 from hwnas.data.dataset import Split
 from hwnas.errors import BudgetError, TrainingError
-from hwnas.front import verification
 from hwnas.front.make import Making
 from hwnas.latency import timing
 from hwnas.search import minutes, road
+from hwnas.search import prepare as preparing
 from hwnas.search.minutes import (
     FEWEST_STEPS,
     STARTING_S,
     Clock,
     Pace,
-    early_seconds,
     fitted,
-    fitting_too,
     mean_step_seconds,
     proxy_length,
     step_seconds,
@@ -40,7 +38,6 @@ from hwnas.search.minutes import (
     trials_seconds,
 )
 from hwnas.space.search_space import SearchSpace
-from hwnas.system.run_folder import Manifest, RunFolder
 from hwnas.target import Target
 from hwnas.training.recipe import FULL_TRAINING
 
@@ -96,8 +93,7 @@ def test_a_network_that_cannot_be_trained_ends_no_search_and_counts_as_slow(monk
         raise TrainingError("the loss is not finite")
 
     monkeypatch.setattr(minutes, "step_seconds", fail)
-    making: Any = SimpleNamespace(steps_before=lambda network: 0.0)
-    assert PACE.with_networks(networks("fast", "broken"), making).step_s == {"fast": 0.1, "slow": 0.4, "broken": 0.4}
+    assert PACE.with_networks(networks("fast", "broken"), None).step_s == {"fast": 0.1, "slow": 0.4, "broken": 0.4}
 
 
 def rows(finalists: int, controls: int, baselines: int) -> list[Any]:
@@ -139,60 +135,6 @@ def test_a_network_alone_shares_the_machine_with_none() -> None:
     assert PACE.seconds(networks("slow"), 100, 2) == PACE.seconds(networks("slow"), 100, 1)
 
 
-def test_what_fits_at_the_corrected_pace_is_made_too_and_no_more(clock: Time) -> None:
-    wanted = rows(2, 3, 3)
-    for row, cost in zip(wanted[2:], ("fast", "slow", "slow", "slow", "fast", "dear"), strict=True):
-        row.network = SimpleNamespace(id=cost)
-    kept, spare = [*wanted[:2], wanted[2], wanted[5]], [*wanted[3:5], *wanted[6:]]
-    pace = Pace({**PACE.step_s, "dear": 4.0}, 5.0)
-    trained = [row.network for row in kept]
-    faster = pace.corrected(trained, 100, 1, 0.8 * pace.seconds(trained, 100, 1))
-    assert faster.seconds(trained, 100, 1) == pytest.approx(0.8 * pace.seconds(trained, 100, 1))
-    assert pace.corrected([], 100, 1, 1.0) is pace
-
-    def ids(left_s: float) -> list[str]:
-        watch = Clock(20.0, clock.now - 1200 + left_s)
-        more = fitting_too(spare, kept, watch, faster, 1, 100)
-        reserve = minutes.TIMING * 1200 + (4 + len(more)) * minutes.COMPILING_S + minutes.ENDING_S
-        assert not more or faster.seconds([row.network for row in more], 100, 1) <= left_s - reserve
-        return [row.id for row in more]
-
-    assert ids(3600.0) == ["b1", "c1", "c2", "b2"]  # two each before a third, the cheapest first
-    assert ids(230.0) == ["b1", "c1", "c2"]
-    assert ids(160.0) == ["b1"]
-    assert ids(100.0) == []
-
-
-@pytest.mark.parametrize(("share", "stored", "failed", "later"), [
-    (0.78, False, False, ["c1"]), (1.05, False, False, []), (0.78, True, False, []), (0.78, False, True, [])])
-def test_minutes_that_the_training_left_are_used(
-        share: float, stored: bool, failed: bool, later: list[str], clock: Time,
-        monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = [make_row(f"f{at}") for at in range(3)]
-    wanted += [make_row(f"c{at}", is_control=True, control_of="f0") for at in range(2)]
-    wanted = [replace(row, network=SimpleNamespace(id=row.id)) for row in wanted]
-    pace = Pace({row.id: 0.4 for row in wanted}, 5.0)
-    made: list[list[str]] = []
-
-    def make(rows: Any, *args: Any) -> list[Any]:
-        made.append([row.id for row in rows])
-        clock.now += share * pace.seconds([row.network for row in rows], 100, 1)
-        return [replace(row, reason="the loss is not finite" if failed and row.id != "f0" else "") for row in rows]
-
-    monkeypatch.setattr(verification, "make_rows", make)
-    monkeypatch.setattr("hwnas.front.make.is_trained", lambda network, *args: stored)
-    recipe, said = SimpleNamespace(steps_for=lambda n: 100), []
-    needed_s = 4 * 45 + 0.085 * 360 + 5 * minutes.COMPILING_S + minutes.ENDING_S  # of the four, and 8 % of timing
-    prepared = SimpleNamespace(clock=Clock(6.0, clock.now - 360 + needed_s), pace=pace, run=None,
-                               plan=SimpleNamespace(workers=1))
-    making = SimpleNamespace(recipe=recipe, dataset=SimpleNamespace(train=[0]))
-    rows = road._made(prepared, wanted[:4], wanted, making, SimpleNamespace(say=said.append))
-    assert made == [["f0", "f1", "f2", "c0"], *([later] if later else [])]
-    assert [row.id for row in rows] == [*made[0], *later]
-    assert said == ["there is time for c1 after all." if later else "left out for want of time: c1."]
-    assert prepared.clock.left_s >= minutes.TIMING * 360 + minutes.ENDING_S
-
-
 @pytest.mark.parametrize(("held", "taken"), [("f0 c0", True), ("f0 c0 c1", True), ("f0", False), ("f0 c0 x", False)])
 def test_the_front_that_stands_is_taken_with_what_was_made_late(
         held: str, taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,8 +161,6 @@ def test_known_networks_of_the_space_are_the_last_wanted_controls(clock: Time) -
     pace = Pace({**PACE.step_s, "dear": 0.5}, 1.0)
     chosen, _ = fitted(wanted, Clock.start(6.0), pace, 1, (160, 160), lambda line: None)
     assert [row.id for row in chosen] == ["f0", "f1", "c0", "b0"]
-    late = fitting_too([*wanted[3:5]], chosen, Clock.start(60.0), pace, 1, 160)
-    assert [row.id for row in late] == ["c2", "c1"]
 
 
 @pytest.mark.parametrize(("whole", "kept"), [("", ["f0", "f1", "b2"]), ("b0", ["f0", "f1", "b0"])])
@@ -254,9 +194,6 @@ def test_trials_leave_time_for_a_front_and_timing_takes_what_is_left(clock: Time
 
 def test_a_machine_that_scores_slowly_gets_its_time_from_the_trials_and_the_training(clock: Time) -> None:
     slow, watch = replace(PACE, scoring_s=60.0), Clock.start(10.0)
-    few, many = ([pace.scoring_s for pace in (PACE, slow) if early_seconds(watch, pace, networks("fast") * n)]
-                 for n in (3, 1))
-    assert (few, many) == ([PACE.scoring_s], [PACE.scoring_s, 60.0])
     chosen = {pace.scoring_s: fitted(rows(2, 1, 1), watch, pace, 1, (80, 1600), lambda line: None)
               for pace in (PACE, slow)}
     assert chosen[60.0][1] < chosen[PACE.scoring_s][1]
@@ -264,7 +201,6 @@ def test_a_machine_that_scores_slowly_gets_its_time_from_the_trials_and_the_trai
     with pytest.raises(BudgetError, match=r"needs 1\d\d s more"):
         trials_seconds(Clock.start(2.0), slow, networks("fast", "fast"), 1)
     assert trials_seconds(Clock.start(2.0), PACE, networks("fast", "fast"), 1)
-    assert slow.corrected(networks("fast"), 80, 1, 60.0).scoring_s == 60.0
 
 
 @pytest.mark.parametrize(("px", "told"), [(1.0, minutes.COMPILING_S), (42.0, 42.0)])
@@ -355,84 +291,17 @@ def test_workers_share_the_trials() -> None:
     assert 1.5 * alone < beside <= 320
 
 
-def test_a_first_front_is_there_after_a_third_unless_it_would_take_too_much(clock: Time) -> None:
-    watch = Clock.start(20.0)
-    clock.now += 90
-    trials_s, front_s = early_seconds(watch, PACE, networks("fast", "slow"))
-    assert watch.spent_s + trials_s + front_s == pytest.approx(20 * 60 / 3)
-    assert front_s >= PACE.seconds(networks("fast", "slow"), FEWEST_STEPS, 1)
-    assert watch.until(front_s).left_s == pytest.approx(front_s)
-    late = Clock(5.0, clock.now - 120)  # a calibration took what the third has
-    assert early_seconds(late, Pace({"fast": 0.01}, 1.0), networks("fast"))[0] == minutes.LEAST_TRIALS_S
-    assert early_seconds(Clock(3.0, clock.now - 60), PACE, networks("fast", "slow")) is None
-
-
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder where a search takes moments: nothing is timed."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HWNAS_HOME", "home")
     monkeypatch.setattr(timing, "measure", lambda calls, *args, **options: dict.fromkeys(calls, measured(0.2)))
-    monkeypatch.setattr(road, "_pace", lambda *args: Pace(defaultdict(lambda: 0.1), 1.0))
+    monkeypatch.setattr(preparing, "_pace", lambda *args: Pace(defaultdict(lambda: 0.1), 1.0))
     write_images(Path("images.npz"))
     write_accuracies(Path("known.csv"), SearchSpace.load(write_space(Path()), channels=1, classes=10))
     write_table(Path("home"), "ort_fp32", space_name="tiny.yaml")
     return tmp_path
-
-
-def test_the_first_front_stays_whole_until_the_last_takes_its_place(
-        bench: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    make_rows, command = verification.make_rows, [*SEARCH, "budget.minutes=600", "finalists.k=2"]
-    run = RunFolder(bench / "run")
-    calls: list[list[str]] = []
-
-    def stopped(rows: Any, *args: Any, **options: Any) -> Any:
-        calls.append([row.id for row in rows])
-        done = make_rows(rows, *args, **options)
-        if len(calls) == 2:  # the last front's networks are trained, and none of them is published
-            raise KeyboardInterrupt
-        return done
-
-    monkeypatch.setattr(verification, "make_rows", stopped)
-    assert main(command) == 130
-    early = rows_of(run.front_csv)
-    assert {row["id"] for row in early} == set(calls[0])
-    assert all(row["verified"] == "true" and row["id"].endswith("-early") for row in early)
-    for row in early:
-        assert Manifest.find(run.model(row["id"]).path).faults(run.model(row["id"]).onnx) == []
-    assert main(command) == 0
-    last = {row["id"] for row in rows_of(run.front_csv)}
-    assert len(calls) == 3  # it does not begin with a first front again
-    assert last == set(calls[2]) == set(calls[1])
-    assert {path.name for path in (run.path / "models").iterdir()} == last
-
-
-def test_the_trials_before_and_after_the_first_front_share_the_planned_time(
-        bench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ends: list[float] = []
-    monkeypatch.setattr(road, "_set_end", lambda study, until: ends.append(until - time.time()))
-    assert main([*SEARCH, "budget.minutes=600"]) == 0
-    planned_s, first_s, rest_s = ends
-    assert planned_s == pytest.approx(minutes.TRIALS * 36_000, rel=0.1)
-    assert first_s + rest_s == pytest.approx(planned_s, abs=60)
-
-
-def test_a_machine_that_became_slower_keeps_its_first_front(
-        bench: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    seconds, asked = road.trials_seconds, []
-
-    def slower(*args: Any) -> float:
-        asked.append(args)
-        if len(asked) > 1:
-            raise BudgetError("no time")
-        return seconds(*args)
-
-    monkeypatch.setattr(road, "trials_seconds", slower)
-    assert main([*SEARCH, "budget.minutes=600"]) == 0
-    assert "became slower" in capsys.readouterr().err
-    row, = rows_of(bench / "run" / "front.csv")
-    assert row["id"].endswith("-early")
-    assert row["verified"] == "true"
 
 
 def test_a_search_that_no_model_can_follow_says_so_and_ends_well(
@@ -441,11 +310,9 @@ def test_a_search_that_no_model_can_follow_says_so_and_ends_well(
         raise BudgetError("no setting was found that is allowed")
 
     monkeypatch.setattr("hwnas.samplers.informed.beliefs", refuse)
-    (bench / "run" / "models" / "0a1b2c3d-early").mkdir(parents=True)  # what a kill left
-    assert main([*SEARCH, "overwrite=true"]) == 0
+    assert main(SEARCH) == 0
     assert "without a model of all trials: no setting was found" in capsys.readouterr().err
     assert main(SEARCH) == 0
-    assert not list((bench / "run" / "models").glob("*-early"))
     row, = rows_of(bench / "run" / "front.csv")
     assert (row["verified"], row["top1_estimated"]) == ("true", "")
 
@@ -458,8 +325,7 @@ def test_the_length_of_trials_is_decided_once_and_never_where_one_was_given(
         asked.append(args)
         return {"min_steps": 5, "max_steps": 5}
 
-    monkeypatch.setattr(road, "proxy_length", decide)
-    monkeypatch.setattr(road, "_early_front", lambda *args: True)
+    monkeypatch.setattr(preparing, "proxy_length", decide)
     monkeypatch.setattr(road, "verified", lambda prepared, trials, console: ([], []))
     proxy = [text for text in SEARCH if text != "-q" and not text.startswith(("accuracy", "tabular"))]
     command = [*proxy, "budget.minutes=600", "n_trials=2"]
@@ -477,11 +343,3 @@ def test_the_length_of_trials_is_decided_once_and_never_where_one_was_given(
     assert [row["top1_proxy"] for row in rows_of(bench / "run" / "trials.csv")][:2] == values
 
 
-def test_no_first_front_is_made_for_a_machine_that_stands_elsewhere(
-        bench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    of = road.Deployment.of
-    monkeypatch.setattr(road.Deployment, "of", lambda *given: replace(of(*given), at_hand=False))
-    monkeypatch.setattr(road, "_early_front", lambda *args: pytest.fail("made"))
-    main([*SEARCH, "budget.minutes=600"])
-    row, = rows_of(bench / "run" / "front.csv")
-    assert row["verified"] == "false"  # but the last front is there, with predictions

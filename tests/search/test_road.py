@@ -20,8 +20,9 @@ from hwnas.data.loading import load_dataset
 from hwnas.errors import ConfigError, DataError, StudyError
 from hwnas.networks.baselines import Baseline
 from hwnas.networks.network import Shape, TimmNetwork
+from hwnas.search import prepare as preparing
 from hwnas.search import road
-from hwnas.search.road import make_plan
+from hwnas.search.plan import make_plan
 from hwnas.study.objective import Objective
 from hwnas.study.study import database_path, open_study
 from hwnas.system.run_folder import RunFolder
@@ -45,14 +46,14 @@ def test_the_study_holds_what_came_before_the_trials(tmp_path, monkeypatch, esti
     study = optuna.create_study()
     options = SimpleNamespace(calibration=None, storage="sqlite:///none/study.db", zoo=None,
                               budget=SimpleNamespace(minutes=None))
-    plan = SimpleNamespace(deployment=None, space=None, reuse=None, options=options, left_out="")
+    plan = SimpleNamespace(deployment=None, space=None, reuse=None, options=options, left_out="", races=False)
     made = {"_load_data": None, "look_up": None, "_chosen": SimpleNamespace(why="", accuracy="x"),
             "_estimator": estimator, "latency_model": (None, None), "_without_fallbacks": plan,
             "search_options": None, "_identity": {},
             "_identity_unmeasured": {}, "_open_study": study}
     for name, value in made.items():
-        monkeypatch.setattr(road, name, lambda *_, value=value: value)
-    road.prepare(plan, RunFolder(tmp_path), Console(quiet=True))
+        monkeypatch.setattr(preparing, name, lambda *_, value=value: value)
+    preparing.prepare(plan, RunFolder(tmp_path), Console(quiet=True))
     assert study.user_attrs["setup_seconds"] == seconds
 
 
@@ -70,13 +71,13 @@ def test_a_study_of_another_estimator_is_refused_before_that_one_works(tmp_path,
     config = compose("search", ["+target=epyc_int8", f"out={tmp_path}", "baselines=[]"])
     first, other = Costly(), Costly()
     plan, run = make_plan(config, Console(quiet=True)), RunFolder(tmp_path)
-    monkeypatch.setattr(road, "_estimator", lambda *_: first)
-    road.prepare(plan, run, Console(quiet=True))
-    road.prepare(plan, run, Console(quiet=True))
+    monkeypatch.setattr(preparing, "_estimator", lambda *_: first)
+    preparing.prepare(plan, run, Console(quiet=True))
+    preparing.prepare(plan, run, Console(quiet=True))
     other.fingerprint = "other"
-    monkeypatch.setattr(road, "_estimator", lambda *_: other)
+    monkeypatch.setattr(preparing, "_estimator", lambda *_: other)
     with pytest.raises(StudyError, match=r"cannot resume, accuracy was proxy \(costly\), now proxy \(other\)"):
-        road.prepare(plan, run, Console(quiet=True))
+        preparing.prepare(plan, run, Console(quiet=True))
     assert (first.setup_seconds, other.setup_seconds) == (12.5, 0)
 
 
@@ -85,11 +86,11 @@ def test_a_study_of_another_space_is_refused_before_that_one_is_measured(tmp_pat
     write_table(tmp_path / "home", "epyc_int8")
     given = ["+target=epyc_int8", f"out={tmp_path}", "baselines=[]"]
     run = RunFolder(tmp_path)
-    road.prepare(make_plan(compose("search", given), Console(quiet=True)), run, Console(quiet=True))
-    monkeypatch.setattr(road, "latency_model", lambda *_: pytest.fail("it measures"))
+    preparing.prepare(make_plan(compose("search", given), Console(quiet=True)), run, Console(quiet=True))
+    monkeypatch.setattr(preparing, "latency_model", lambda *_: pytest.fail("it measures"))
     other = make_plan(compose("search", [*given, "space=fused"]), Console(quiet=True))
     with pytest.raises(StudyError, match=r"cannot resume, space was mnasnet_small \(\w+\), now fused \("):
-        road.prepare(other, run, Console(quiet=True))
+        preparing.prepare(other, run, Console(quiet=True))
 
 
 def test_baselines_begin_with_the_pretrained_weights_that_are_there(tmp_path, monkeypatch, capsys):
@@ -133,7 +134,7 @@ def test_a_worker_needs_no_weights_of_baselines(tmp_path, monkeypatch):
     read = road.make_plan
     monkeypatch.setattr(road, "make_plan", lambda *values, **more: given.append(read(*values, **more)))
     monkeypatch.setattr(road, "prepare", lambda *_: None)
-    monkeypatch.setattr(road, "search_trials", lambda *_: None)
+    monkeypatch.setattr(road, "work_on", lambda *_: None)
     run = RunFolder.create(tmp_path / "run")
     config = compose("search", ["+target=xeon_int8", "baselines=[resnet10t]", "pretrained=true", "cuts=true",
                                 "pretrained.folder=/nowhere"])
@@ -204,20 +205,20 @@ def begin(tmp_path, monkeypatch):
     made = {"look_up": None, "_chosen": SimpleNamespace(why="", accuracy="x"), "latency_model": (None, None),
             "_estimator": SimpleNamespace(fingerprint="proxy"), "search_options": None, "_identity_unmeasured": {}}
     for name, value in made.items():
-        monkeypatch.setattr(road, name, lambda *_, value=value: value)
-    monkeypatch.setattr(road, "_without_fallbacks", lambda plan, *_: plan)
-    monkeypatch.setattr(road, "_identity", lambda plan, table, data, *_: {"data set": f"{data.name} "
-                                                                                      f"({data.fingerprint})"})
-    monkeypatch.setattr(road, "_open_study", lambda plan, url, identity, *_: open_study(
+        monkeypatch.setattr(preparing, name, lambda *_, value=value: value)
+    monkeypatch.setattr(preparing, "_without_fallbacks", lambda plan, *_: plan)
+    monkeypatch.setattr(preparing, "_identity", lambda plan, table, data, *_: {
+        "data set": f"{data.name} ({data.fingerprint})"})
+    monkeypatch.setattr(preparing, "_open_study", lambda plan, url, identity, *_: open_study(
         url, identity, Objective(1.0), optuna.samplers.RandomSampler()))
 
     def prepare(version=lambda data: data):
         data = version(load_dataset({"name": "imagefolder", "root": str(tmp_path / "data")}, 8, 0))
-        monkeypatch.setattr(road, "_load_data", lambda *given: road._as_begun(data, *given))
+        monkeypatch.setattr(preparing, "_load_data", lambda *given: preparing._as_begun(data, *given))
         said = []
         options = SimpleNamespace(calibration=None, storage=None, budget=SimpleNamespace(minutes=None), zoo=None)
-        road.prepare(SimpleNamespace(deployment=None, space=None, reuse=None, options=options, left_out=""),
-                     RunFolder(tmp_path / "run"), SimpleNamespace(say=said.append, note=said.append))
+        preparing.prepare(SimpleNamespace(deployment=None, space=None, reuse=None, options=options, left_out="",
+                                          races=False), RunFolder(tmp_path / "run"), SimpleNamespace(say=said.append, note=said.append))
         return said
 
     return prepare
@@ -248,9 +249,9 @@ def test_a_search_that_reuses_a_run_of_an_earlier_version_takes_its_name_of_the_
     data = load_dataset({"name": "imagefolder", "root": str(tmp_path / "data")}, 8, 0)
     said, new = [], tmp_path / "new"
     new.mkdir()
-    taken = road._as_begun(data, SimpleNamespace(reuse=tmp_path / "run"), f"sqlite:///{new / 'study.db'}", new,
+    taken = preparing._as_begun(data, SimpleNamespace(reuse=tmp_path / "run"), f"sqlite:///{new / 'study.db'}", new,
                            SimpleNamespace(say=said.append))
     assert taken.fingerprint == data.former
-    alone = road._as_begun(data, SimpleNamespace(reuse=None), f"sqlite:///{new / 'study.db'}", new,
+    alone = preparing._as_begun(data, SimpleNamespace(reuse=None), f"sqlite:///{new / 'study.db'}", new,
                            SimpleNamespace(say=said.append))
     assert (alone, len(said)) == (data, 1)

@@ -1,0 +1,131 @@
+"""Races without training: lines whose answers are made up, on a space of cuts with made-up latencies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+from optuna.trial import TrialState
+
+from hwnas.latency.model import Predictions
+from hwnas.networks.around import space_content
+from hwnas.search.course import Length, known_networks, make_course
+from hwnas.search.race import CONTROL, FINISH, Ask, Choose, Course, Drop, Look, Race, Step, Train
+from hwnas.search.trial import SearchOptions
+from hwnas.space.architecture import Architecture
+from hwnas.space.search_space import SearchSpace, macs
+from hwnas.study.lines import Line, pack
+from hwnas.study.objective import Objective
+
+N_IMAGES = 1000
+OPTIONS = SearchOptions(100, Objective(target_ms=0.1))
+
+
+@cache
+def cuts() -> SearchSpace:
+    return SearchSpace.of_content(space_content("mobilenetv2_035", 3, 10, 64), "cuts", channels=3, classes=10)
+
+
+def predict(codes: np.ndarray) -> Predictions:
+    """Latency follows MACs."""
+    mean = 0.02 + cuts().totals(np.asarray(codes, np.int64), macs)[:, 0] / 1e8
+    return Predictions(mean, 0.97 * mean, 1.03 * mean, 0.01 * mean)
+
+
+def course_of(unit_steps: int | None = 100, *, cap_ms: float | None = None, k: int = 4, n_children: int = 2,
+              n_controls: int = 0, n_lines: int | None = None, workers: int = 1, left_s: float = 1000.0,
+              whole_s: float | None = None) -> Course:
+    options = replace(OPTIONS, cap_ms=cap_ms)
+    names = known_networks(cuts(), predict, options)
+    length = Length({name: 0.02 * (1 + at) for at, name in enumerate(reversed(names))}, 20, unit_steps,
+                    baselines_s={} if whole_s is None else {"whole": whole_s})
+    course = make_course(cuts(), predict, options, length, k=k, n_lines=n_lines, n_children=n_children,
+                         n_controls=n_controls, workers=workers)
+    return replace(course, left_s=lambda: left_s)
+
+
+Skill = Callable[[Architecture, str], float]
+
+
+def by_size(architecture: Architecture, rung: str) -> float:
+    """Top-1 that grows with MACs and falls with nothing else."""
+    return float(min(0.97, 0.6 + 0.05 * np.log(architecture.macs / 1e5)))
+
+
+@dataclass
+class Bench:
+    """A race whose legs answer as `skill` says; `failing` names networks whose training fails."""
+
+    course: Course
+    skill: Skill = by_size
+    loss: Callable[[Architecture], float] = lambda architecture: 1.0
+    failing: frozenset[tuple[str, str]] = frozenset()
+    lines: list[Line] = field(default_factory=list)
+    chosen: list[int] | None = None
+    done: list[tuple[str, str, int, str | None]] = field(default_factory=list)  # rung, id, steps, source's id
+
+    @property
+    def race(self) -> Race:
+        return Race(self.course, self.lines, self.chosen)
+
+    def run(self, pick: Callable[[Sequence[Step]], Step] = lambda steps: steps[0], most: int = 400) -> Bench:
+        """Take a step after another until the race is over."""
+        for _ in range(most):
+            steps = self.race.steps()
+            if not steps:
+                return self
+            self.take(pick(steps))
+        raise AssertionError("the race does not end")
+
+    def take(self, step: Step) -> None:
+        if isinstance(step, Drop):
+            self._change(step.line, state=TrialState.PRUNED)
+        elif isinstance(step, Choose):
+            self.chosen = [line.number for line in step.lines]
+        elif isinstance(step, Ask):
+            self._ask(step)
+        elif isinstance(step, Look):
+            self._change(step.line, loss=self.loss(step.line.architecture))
+        else:
+            self._train(step)
+
+    def _ask(self, step: Ask) -> None:
+        from hwnas.search.course import children_in
+
+        codes = children_in(cuts(), predict, OPTIONS)((step.low_ms, step.high_ms), self.lines)
+        network = cuts().decode(cuts().to_params(codes[0]))
+        source = self.race.source_of(network)
+        assert source is not None
+        self._add(network, "child", source.number, "a move")
+
+    def _train(self, step: Train) -> None:
+        line = step.line or self._add(step.architecture, step.rung, None, step.move)
+        steps = self.race.leg_steps(step)
+        self.done.append((step.rung, line.id, steps, None if step.source is None else step.source.id))
+        if (step.rung, line.id) in self.failing:
+            self._change(line, state=TrialState.FAIL)
+            return
+        leg = {"rung": step.rung, "steps": steps, "start": step.start, "end": step.end, "seconds": 0.02 * steps,
+               "right": pack(self._right(line.architecture, step.rung))}
+        self._change(line, legs=(*line.legs, leg), key=f"{line.key}{step.rung}",
+                     source=line.source if step.source is None else step.source.number, move=step.move or line.move,
+                     state=TrialState.COMPLETE if step.rung in (FINISH, CONTROL) else line.state)
+
+    def _right(self, architecture: Architecture, rung: str) -> np.ndarray:
+        """Images have a difficulty each, so that a better network is right where a worse one is."""
+        return np.random.default_rng(0).permutation(N_IMAGES) < self.skill(architecture, rung) * N_IMAGES
+
+    def _add(self, network: Architecture, made: str, source: int | None, move: str) -> Line:
+        latency_ms = float(predict(cuts().to_codes(cuts().encode(network))[None]).mean[0])
+        self.lines.append(Line(len(self.lines), network, latency_ms, made, source, move, (), "", TrialState.RUNNING))
+        return self.lines[-1]
+
+    def _change(self, line: Line, **values: Any) -> None:
+        self.lines[line.number] = replace(self.lines[line.number], **values)
+
+    def named(self) -> Mapping[str, str]:
+        """Names of the known networks by id."""
+        return {known.architecture.id: known.name for known in self.course.known}

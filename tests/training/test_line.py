@@ -1,0 +1,168 @@
+"""A line in training: legs that go on, that are resumed where they were killed, and that keep their state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from hwnas.data.dataset import Dataset, Split
+from hwnas.errors import StudyError, TrainingError, UserError
+from hwnas.networks.build import build
+from hwnas.space.architecture import Architecture
+from hwnas.training import line
+from hwnas.training.line import Keeping, Leg, Stretch, answers, key_of, mean_loss, set_norms, train_leg
+from hwnas.training.loop import Checkpoint, seeded
+from hwnas.training.recipe import FINE_TUNING
+
+ARCHITECTURE = Architecture((("ds_r1_k3_s1_c8",), ("ir_r1_k3_s2_e2_c8",)), 8, 2, 0, "relu", 16, 1, 4)
+RECIPE = replace(FINE_TUNING, epochs=1, batch_size=16, threads=1)
+
+
+@pytest.fixture(scope="module")
+def data() -> Dataset:
+    rng = np.random.default_rng(0)
+    labels = np.arange(160) % 4
+    images = rng.integers(0, 80, (160, 1, 16, 16)).astype(np.uint8)
+    for at, label in enumerate(labels):
+        images[at, :, 4 * label:4 * label + 4] += 150
+    part = Split(images, labels.astype(np.int64))
+    return Dataset("bars", part, part.take(np.arange(40)), part.take(np.arange(40, 80)), tuple("abcd"), 1, 16, (0.4,),
+                   (0.3,), "bars")
+
+
+def begin() -> nn.Module:
+    return build(ARCHITECTURE)
+
+
+def stretch(leg: Leg, done: int = 0, before: str = "", begins: Callable[[], nn.Module] = begin) -> Stretch:
+    return Stretch(leg, done, before, key_of(before, leg), begins)
+
+
+def trained(folder: Path, data: Dataset, *legs: Leg, keep: Keeping | None = None) -> nn.Module:
+    """The average after these legs of one line."""
+    keep, path, done, key = keep or Keeping(pytest.fail), folder / "0.safetensors", 0, ""
+    for leg in legs:
+        part = stretch(leg, done, key)
+        model = train_leg(part, path, path, data=data, recipe=RECIPE, seed=3, keep=keep)
+        done, key = done + leg.steps, part.after
+    return model
+
+
+def same(first: nn.Module, second: nn.Module) -> bool:
+    mine, theirs = first.state_dict(), second.state_dict()
+    return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_two_constant_legs_are_one_of_their_length(tmp_path: Path, data: Dataset) -> None:
+    whole = trained(tmp_path / "a", data, Leg(14, 1.0, 1.0))
+    parts = trained(tmp_path / "b", data, Leg(9, 1.0, 1.0), Leg(5, 1.0, 1.0))
+    assert same(whole, parts)
+
+
+def test_a_line_learns_and_ends_with_a_rate_of_zero(tmp_path: Path, data: Dataset) -> None:
+    model = trained(tmp_path, data, Leg(60, 1.0, 1.0, warmup=5), Leg(20, 1.0, 0.0))
+    assert answers(model, data.validation, data).mean() > 0.8
+    assert mean_loss(model, data.validation, data) < 1.2  # chance is 1.39
+    leg = Leg(20, 0.5, 0.0)
+    rates = [leg.rate(step) for step in range(20)]
+    assert rates == sorted(rates, reverse=True)
+    assert (rates[0], rates[-1]) == (0.5, pytest.approx(0, abs=0.01))
+    assert [Leg(9, 1.0, 1.0, warmup=4).rate(step) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+
+
+def test_a_killed_leg_goes_on_from_its_last_state_to_the_same_weights(tmp_path: Path, data: Dataset,
+                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    legs = Leg(10, 1.0, 1.0, warmup=3), Leg(8, 1.0, 0.0)
+    whole = trained(tmp_path / "a", data, *legs)
+    monkeypatch.setattr(line, "SAVE_S", -1.0)  # every step is kept
+    saves = 0
+
+    class Killed(BaseException):
+        pass
+
+    class Mortal(Keeping):
+        def save(self, path: Path, state: Checkpoint) -> None:
+            nonlocal saves
+            super().save(path, state)
+            saves += 1
+            if saves in (4, 12):
+                raise Killed
+
+    for _ in range(2):
+        with pytest.raises(Killed):
+            trained_again(tmp_path / "b", data, legs, Mortal(pytest.fail))
+    assert same(whole, trained_again(tmp_path / "b", data, legs, Keeping(pytest.fail)))
+
+
+def trained_again(folder: Path, data: Dataset, legs: tuple[Leg, ...], keep: Keeping) -> nn.Module:
+    """Goes on with the legs of a line that was killed, as a race does: legs that have ended are not trained again."""
+    path = folder / "0.safetensors"
+    state = keep.load(path)
+    done, key, ended = 0, "", False
+    for leg in legs:
+        part = stretch(leg, done, key)
+        later = [stretch(other, done + leg.steps, part.after).after for other in legs[1:]]
+        ended = state is not None and state.identity["line"] in later
+        if not ended:
+            model = train_leg(part, path, path, data=data, recipe=RECIPE, seed=3, keep=keep)
+        done, key = done + leg.steps, part.after
+    return model
+
+
+def test_a_line_whose_state_is_gone_is_no_line(tmp_path: Path, data: Dataset) -> None:
+    keep, path = Keeping(pytest.fail), tmp_path / "lines" / "0.safetensors"
+    first = stretch(Leg(3, 1.0, 1.0))
+    train_leg(first, path, path, data=data, recipe=RECIPE, seed=3, keep=keep)
+    assert keep.average(path, first.after).keys() == begin().state_dict().keys()
+    with pytest.raises(StudyError, match="does not hold the weights of this line any more"):
+        keep.average(path, "another")
+    path.unlink()
+    with pytest.raises(StudyError, match="does not hold the weights of this line any more"):
+        train_leg(stretch(Leg(3, 1.0, 1.0), 3, first.after), path, path, data=data, recipe=RECIPE, seed=3, keep=keep)
+
+
+def test_a_full_disk_ends_no_line(tmp_path: Path, data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = trained(tmp_path / "a", data, Leg(6, 1.0, 1.0), Leg(4, 1.0, 0.0))
+
+    def full(self: Checkpoint, path: Path) -> None:
+        raise UserError("no space left on device")
+
+    monkeypatch.setattr(Checkpoint, "save", full)
+    said: list[str] = []
+    again = trained(tmp_path / "b", data, Leg(6, 1.0, 1.0), Leg(4, 1.0, 0.0), keep=Keeping(said.append))
+    assert same(whole, again)
+    assert len(said) == 1
+    assert "The race goes on" in said[0]
+
+
+def test_a_loss_that_is_not_finite_ends_the_line(tmp_path: Path, data: Dataset) -> None:
+    def broken() -> nn.Module:
+        model = begin()
+        torch.nn.init.constant_(next(model.parameters()), float("nan"))
+        return model
+
+    path = tmp_path / "0.safetensors"
+    with pytest.raises(TrainingError, match="loss is nan after 0 steps"):
+        train_leg(stretch(Leg(3, 1.0, 1.0), begins=broken), path, path, data=data, recipe=RECIPE, seed=3,
+                  keep=Keeping(pytest.fail))
+
+
+def test_fewer_images_than_a_batch_can_be_trained_on(tmp_path: Path, data: Dataset) -> None:
+    few = replace(data, train=data.train.take(np.arange(3)))
+    trained(tmp_path, few, Leg(5, 1.0, 1.0))
+
+
+def test_norms_are_set_to_what_the_images_say(data: Dataset) -> None:
+    with seeded(0, 1):
+        model = begin()
+    before = {name: tensor.clone() for name, tensor in model.named_parameters()}
+    set_norms(model, data.train.images, data)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.named_parameters())
+    assert not torch.equal(model.bn1.running_mean, torch.zeros_like(model.bn1.running_mean))
+    assert model.bn1.momentum == 0.1
