@@ -79,10 +79,9 @@ def interval(values: NDArray[np.float64]) -> dict[str, float]:
     return {"value": round(float(values[0]), 4), "low": round(float(low), 4), "high": round(float(high), 4)}
 
 
-def write_results(results: Path, arms: Sequence[Arm], columns: Sequence[str], facts: Mapping[str, Any]) -> None:
+def write_results(results: Path, rows: pd.DataFrame, columns: Sequence[str], facts: Mapping[str, Any]) -> None:
     """networks.csv and summary.json, which is printed too."""
     results.mkdir(parents=True, exist_ok=True)
-    rows = pd.concat([arm.rows for arm in arms])
     rows[[name for name in columns if name in rows]].to_csv(results / "networks.csv", index=False)
     text = json.dumps(facts, indent=1)
     (results / "summary.json").write_text(text + "\n")

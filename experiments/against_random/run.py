@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from experiments.arms import Arm, interval, resampled, slowest_of, volumes_of, write_results
@@ -79,7 +80,7 @@ def main() -> None:
             subprocess.run(command, check=True)
         return
     arms = [Arm.read(given.runs, sampler, "sampler") for sampler in SAMPLERS]
-    write_results(given.results, arms, COLUMNS, summary(arms))
+    write_results(given.results, pd.concat([arm.rows for arm in arms]), COLUMNS, summary(arms))
 
 
 if __name__ == "__main__":

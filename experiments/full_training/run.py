@@ -71,8 +71,8 @@ def _macs(network: Network) -> int:
 def of_training(network: Network, data: Dataset, steps: int, rate: float, seed: int) -> dict[str, float]:
     """Validation top-1 of each kind of weights after one training."""
     from hwnas.training.batches import Stream
+    from hwnas.training.line import set_norms
     from hwnas.training.loop import _Short, lay_out, predict, seeded
-    from hwnas.training.supernet import recalibrate
 
     recipe = _recipe(steps, rate)
     rows = subset(data.validation.labels, VALIDATION_IMAGES, 0)
@@ -83,7 +83,7 @@ def of_training(network: Network, data: Dataset, steps: int, rate: float, seed: 
         kinds: dict[str, nn.Module] = {"last": training.model, "average": training.current}
         for name in ("last", "average"):
             kinds[f"{name}, set"] = copy.deepcopy(kinds[name])
-            recalibrate(kinds[f"{name}, set"], some, data)
+            set_norms(kinds[f"{name}, set"], some, data)
         return {kind: top1(predict(model.eval(), data.validation.images[rows], data), data.validation.labels[rows])
                 for kind, model in kinds.items()}
 

@@ -1,31 +1,30 @@
-"""What a team gets in the same minutes: a search around a pretrained network, random choice from the same cuts, or the
-cuts that anybody would try.
+"""What the same minutes give around one pretrained network: a race, or what anybody would try.
 
-    python -m experiments.hour.run search --root EUROSAT --weights DIR --out RUNS [--minutes 20] [--seed 0] [--px 64]
-    python -m experiments.hour.run table RUNS... --results experiments/hour/results/NAME
+    python -m experiments.hour.run search --root EUROSAT --weights DIR --out RUNS/0 --seed 0 --arms ours obvious
+    python -m experiments.hour.run table RUNS/* --results experiments/hour/results/NAME
     python -m experiments.hour.run picture experiments/hour/results/NAME --title "EuroSAT, 64 px" --out docs/hour.png
 
-`search` runs the commands of `--arms` one after another on one machine, or with `--beside` at the same time, a core
-each, so that what disturbs one disturbs the other too; measure the latency table before, so that none pays for it
-(`python -m hwnas.profile`). `table` reads a folder of runs for each seed. The arms:
+`search` runs the commands of two `--arms` at the same time, a core each, so that what disturbs one disturbs the other
+too; odd seeds swap the cores. Measure the latency tables before (`hwnas.profile`), so that no arm pays for them.
+`table` reads a folder of runs for each seed. The arms:
 
-    ours      around=NETWORK
-    random    the same with sampler=random: random networks of the space, and the same known ones first
-    obvious   no search: the whole network, its first blocks, and two shorter cuts, each at three image sizes,
-              fine-tuned for the whole time; a minute more, as the command fine-tunes one of them a second time
+    ours      around=NETWORK: the race
+    carried   the same with children=false: the obvious cuts, each cut from a trained one, on smaller and smaller images
+    random    the same with sampler=random
+    obvious   no search: the whole network and its obvious cuts, each on images of three sizes, all fine-tuned for as
+              many steps; one minute more, as the command trains one of them a second time
 
-Written before the first run: all of an arm's verified networks count, on test images that chose nothing. (1) The
-hypervolume counts from chance and from the slowest network of any arm, over the logarithm of latency. Ours is ahead of
-another arm where the 95 % interval of the difference over 2,000 resamples of the test images lies above zero. (2) At
-each network on the obvious arm's front: the fastest network of ours whose top-1 is lower by less than 0.5 points at the
-95 % bound of the paired difference, and how many times as fast it is. One seed decides nothing about searches.
+Written before the runs. All of an arm's verified networks count, on test images that chose nothing, int8.
 
-Written before the runs of several seeds: (3) the range of latency is the one in which the obvious arm has networks,
-from the fastest on its front to the slowest of all its own. It is cut into three equal parts of the logarithm. An arm's
-level in a part is the mean over it of the best top-1 that the arm has at no more latency (chance where it has none).
-Ours is ahead in a part where the 95 % interval of the difference, over 2,000 resamples of the seeds (of each arm by
-itself) and of the test images, lies above zero. With three seeds such an interval is rough, and each seed's own
-difference stands beside it. (2) is then told for each seed.
+(1) Speed. At each network on the front of the obvious arm: how many times as fast is the fastest network of the arm
+whose top-1 is not lower by 0.5 points or more, at the 95 % bound of the paired difference over the test images? Where
+there is none, the slowest network of both arms counts. The mean of the logarithm over the networks of each third, then
+over the seeds. Thirds: equal parts of the logarithm of latency between the fastest network of the obvious front and the
+slowest network of the obvious arm; they are cut for each seed by itself, as latencies differ between sessions.
+(2) Level. The mean over a third of the best top-1 that an arm has at no more latency (chance where it has none).
+(3) Intervals: 95 % of 2,000 resamples of the seeds and of the test images; for (1) non-inferiority is judged anew in
+each. An arm is faster in a third where the interval of its mean lies above 1, more accurate where that of the
+difference lies above 0. Beside each stands the smallest difference that could have been seen (2.8 standard errors).
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -45,14 +43,42 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from experiments.arms import RESAMPLES, Arm, interval, resampled, slowest_of, volumes_of, write_results
-from hwnas.front.comparison import paired_bootstrap
+from experiments.arms import RESAMPLES, Arm, interval, write_results
 
-ARMS = ("ours", "random", "obvious")
-MARGIN = 0.005
-THIRDS = 3
+ARMS = {"ours": [], "carried": ["children=false"], "random": ["sampler=random"],
+        "obvious": ["accuracy=inherited", "n_trials=2", "inherited.epochs=1", "inherited.min_steps=1",
+                    "inherited.max_steps=1", "finalists.k=1", "cuts=true"]}
+MARGIN, Z = 0.005, 1.96
+THIRDS, SEEN = 3, 2.8
 COLUMNS = ("seed", "arm", "id", "name", "kind", "architecture", "top1_test_fp32", "top1_test", "latency_ms",
            "latency_ms_low", "latency_ms_high", "latency_ms_predicted", "verified", "on_front", "params")
+Array = NDArray[np.float64]
+
+
+def command_of(arm: str, given: argparse.Namespace) -> list[str]:
+    """The command of an arm."""
+    sizes = ",".join(str(int(given.px * share) // 8 * 8) for share in (0.75, 0.5))
+    own = [*ARMS[arm], *([f"image_sizes=[{sizes}]"] if arm == "obvious" else [])]
+    weights = f"pretrained.{'file' if given.weights.is_file() else 'folder'}={given.weights}"
+    cap = [] if given.cap_ms is None else [f"budget.latency_ms={given.cap_ms:g}"]
+    return [sys.executable, "-m", "hwnas.search", f"target={given.target}", "dataset=imagefolder",
+            f"dataset.root={given.root}", f"dataset.image_size={given.px}", f"around={given.around}", weights,
+            f"seed={given.seed}", "controls=0", "baselines=[]",
+            f"budget.minutes={given.minutes + (arm == 'obvious'):g}", f"out={given.out / arm}", *cap, *own]
+
+
+def run(given: argparse.Namespace) -> None:
+    """Two arms at the same time, each on a core of its own."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(given.arms) > len(cores):
+        sys.exit(f"{len(given.arms)} arms and {len(cores)} cores. Give fewer --arms at a time.")
+    if given.seed % 2:
+        cores.reverse()
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    running = [subprocess.Popen(["taskset", "-c", str(core), *command_of(arm, given)], env=env)
+               for core, arm in zip(cores, given.arms, strict=False)]
+    if codes := [process.returncode for process in running if process.wait()]:
+        sys.exit(f"of {len(running)} commands {len(codes)} ended with {codes}.")
 
 
 def front_of(arm: Arm) -> pd.DataFrame:
@@ -61,68 +87,35 @@ def front_of(arm: Arm) -> pd.DataFrame:
     return rows[rows.top1_test > rows.top1_test.cummax().shift(fill_value=0)]
 
 
-def commands(given: argparse.Namespace) -> list[list[str]]:
-    """The command of each arm."""
-    shared = [sys.executable, "-m", "hwnas.search", f"+target={given.target}", "dataset=imagefolder",
-              f"dataset.root={given.root}", f"dataset.image_size={given.px}", f"around={given.around}",
-              f"pretrained.folder={given.weights}", f"seed={given.seed}", "controls=0", "baselines=[]"]
-    sizes = ",".join(str(int(given.px * share) // 8 * 8) for share in (0.75, 0.5))
-    own = {"ours": ["finalists.k=5"], "random": ["finalists.k=5", "sampler=random"],
-           "obvious": ["n_trials=2", "inherited.epochs=1", "inherited.min_steps=1", "inherited.max_steps=1",
-                       "finalists.k=1", "cuts=true", f"image_sizes=[{sizes}]"]}
-    return [[*shared, *own[arm], f"budget.minutes={given.minutes + (arm == 'obvious'):g}", f"out={given.out / arm}"]
-            for arm in given.arms]
-
-
-def run(given: argparse.Namespace) -> None:
-    """The arms one after another, or each on a core of its own."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    if not given.beside:
-        for command in commands(given):
-            subprocess.run(command, check=True, env=env)
-        return
-    cores = sorted(os.sched_getaffinity(0))
-    if len(given.arms) > len(cores):
-        sys.exit(f"--beside: {len(given.arms)} arms and {len(cores)} cores. Give fewer --arms at a time.")
-    running = [subprocess.Popen(["taskset", "-c", str(core), *command], env=env)
-               for core, command in zip(cores, commands(given), strict=False)]
-    if codes := [process.returncode for process in running if process.wait()]:
-        sys.exit(f"of {len(running)} commands {len(codes)} ended with {codes}.")
-
-
-def summary(arms: list[Arm]) -> dict[str, Any]:
-    """What the rule asks for."""
-    images = resampled(arms)
-    volumes, ours, others = volumes_of(arms, images), arms[0], arms[1:]
-    return {
-        "host": ours.environment["host"]["name"], "runtime": ours.environment["runtime"], "images": len(images[0]),
-        "slowest_ms": slowest_of(arms),
-        "hypervolume": {arm.name: round(float(volumes[0, i]), 4) for i, arm in enumerate(arms)},
-        "trials": {arm.name: arm.trials for arm in arms},
-        "steps": {arm.name: int(arm.environment["training"]["steps"]) for arm in arms},
-        "ahead_of": {arm.name: interval(volumes[:, 0] - volumes[:, i + 1]) for i, arm in enumerate(others)},
-        "as_fast": {arm.name: [_as_fast(ours, arm, row) for row in front_of(arm).itertuples()] for arm in others}}
-
-
-def _as_fast(ours: Arm, arm: Arm, rival: Any) -> dict[str, Any]:
-    """How many times as fast as `rival` our fastest network is that is no less accurate."""
-    said: dict[str, Any] = {"rival": rival.id, "top1": rival.top1_test, "latency_ms": rival.latency_ms}
-    for row in ours.timed.sort_values("latency_ms").itertuples():
-        difference, low, high = paired_bootstrap(ours.right[str(row.id)], arm.right[rival.id])
-        if low > -MARGIN:
-            return {**said, "ours": row.id, "our_top1": row.top1_test, "our_latency_ms": row.latency_ms,
-                    "points": [round(100 * value, 2) for value in (difference, low, high)],
-                    "times_as_fast": round(rival.latency_ms / float(row.latency_ms), 3)}
-    return {**said, "ours": None}
-
-
-def edges_of(obvious: Arm) -> NDArray[np.float64]:
-    """Ends of the three parts of the logarithm of latency."""
+def edges_of(obvious: Arm) -> Array:
+    """Ends of the thirds, logarithms of ms."""
     return np.linspace(np.log(front_of(obvious).latency_ms.min()), np.log(obvious.timed.latency_ms.max()), THIRDS + 1)
 
 
-def levels(latency_ms: NDArray[np.float64], top1: NDArray[np.float64], edges: NDArray[np.float64], chance: float
-           ) -> NDArray[np.float64]:
+def thirds_of(latency_ms: Array, edges: Array) -> NDArray[np.int64]:
+    """The third of each latency, 0 to 2."""
+    return np.clip(np.searchsorted(edges, np.log(latency_ms), side="right") - 1, 0, THIRDS - 1)
+
+
+def speeds(arm: Arm, obvious: Arm, images: NDArray[np.int64]) -> Array:
+    """Part (1) on these test images: how many times as fast at each network of the obvious front, by its third."""
+    rivals, edges = front_of(obvious), edges_of(obvious)
+    mine = arm.timed.sort_values("latency_ms")
+    right = np.array([arm.right[str(id)][images] for id in mine.id], float)
+    slowest_ms = max(float(obvious.timed.latency_ms.max()), float(mine.latency_ms.max()))
+    ratios = rivals.latency_ms.to_numpy() / slowest_ms
+    for at, rival in enumerate(rivals.itertuples()):
+        apart = right - obvious.right[str(rival.id)][images]
+        low = apart.mean(axis=1) - Z * apart.std(axis=1) / np.sqrt(len(images))
+        able = np.flatnonzero(low > -MARGIN)
+        if len(able):
+            ratios[at] = float(rival.latency_ms) / float(mine.latency_ms.iloc[able[0]])
+    third = thirds_of(rivals.latency_ms.to_numpy(), edges)
+    return np.array([np.log(ratios[third == part]).mean() if (third == part).any() else np.nan
+                     for part in range(THIRDS)])
+
+
+def levels(latency_ms: Array, top1: Array, edges: Array, chance: float) -> Array:
     """The mean, over each part between two `edges` of log latency, of the best top-1 at no more latency."""
     order = np.argsort(latency_ms, kind="stable")
     at, best = np.log(latency_ms[order]), np.maximum.accumulate(np.maximum(top1[order], chance))
@@ -135,32 +128,64 @@ def levels(latency_ms: NDArray[np.float64], top1: NDArray[np.float64], edges: ND
     return np.array(means)
 
 
-def thirds(seeds: Sequence[Mapping[str, Arm]]) -> dict[str, Any]:
-    """Part (3) of the rule, over runs by arm of each seed."""
-    obvious = next(arms["obvious"] for arms in seeds if "obvious" in arms)
-    edges, images = edges_of(obvious), resampled([obvious])
-    chance = 1 / len(obvious.environment["dataset"]["class_names"])
-    rng = np.random.default_rng(1)
+def level_of(arm: Arm, edges: Array, images: NDArray[np.int64]) -> Array:
+    """Part (2) on these test images."""
+    chance = 1 / len(arm.environment["dataset"]["class_names"])
+    top1 = np.array([arm.right[str(id)][images].mean() for id in arm.timed.id])
+    return levels(arm.timed.latency_ms.to_numpy(), top1, edges, chance)
 
-    def level(arm: Arm, part: NDArray[np.int64]) -> NDArray[np.float64]:
-        top1 = np.array([arm.right[id][part].mean() for id in arm.timed.id])
-        return levels(arm.timed.latency_ms.to_numpy(), top1, edges, chance)
 
-    reached = {name: np.array([[level(arms[name], part) for part in images] for arms in seeds if name in arms])
-             for name in ARMS if any(name in arms for arms in seeds)}  # [seed, drawing, part]
-    drawn = {name: rng.integers(0, len(values), (RESAMPLES, len(values))) for name, values in reached.items()}
-    means = {name: np.concatenate([values[:, :1].mean(0), np.stack(
-        [values[drawn[name][at], at + 1].mean(0) for at in range(RESAMPLES)])]) for name, values in reached.items()}
-    own = {name: 100 * values[:, 0] for name, values in reached.items()}  # all images
+def summary(seeds: Sequence[Mapping[str, Arm]]) -> dict[str, Any]:
+    """What the rule asks for, over runs by arm of each seed."""
+    first = seeds[0]["obvious"]
+    n, rng = len(next(iter(first.right.values()))), np.random.default_rng(0)
+    images = [np.arange(n), *(rng.integers(0, n, n) for _ in range(RESAMPLES))]
+    others = [name for name in ARMS if name != "obvious" and all(name in arms for arms in seeds)]
+    edges = [edges_of(arms["obvious"]) for arms in seeds]
+    level = {name: np.array([[level_of(arms[name], edge, part) for part in images]
+                             for arms, edge in zip(seeds, edges, strict=True)]) for name in ("obvious", *others)}
+    speed = {name: np.array([[speeds(arms[name], arms["obvious"], part) for part in images] for arms in seeds])
+             for name in others}
+    drawn = rng.integers(0, len(seeds), (RESAMPLES, len(seeds)))
+
+    def resampled(values: Array) -> Array:
+        """The mean over all seeds, then over those of each resample [1 + RESAMPLES, thirds]."""
+        again = [np.nanmean(values[drawn[at], at + 1], axis=0) for at in range(RESAMPLES)]
+        return np.concatenate([np.nanmean(values[:, :1], axis=0), again])
+
+    def told(values: Array, of: Any = lambda value: value) -> list[dict[str, float]]:
+        means = resampled(values)
+        seen = [round(float(of(SEEN * np.nanstd(means[1:, part]))), 4) for part in range(THIRDS)]
+        return [{**interval(of(means[:, part])), "could_be_seen": seen[part]} for part in range(THIRDS)]
+
     return {
-        "edges_ms": [round(float(value), 4) for value in np.exp(edges)],
-        "level": {name: [[round(float(value), 2) for value in row] for row in values] for name, values in own.items()},
-        "ahead_of": {name: [interval(100 * (means["ours"] - means[name])[:, part]) for part in range(THIRDS)]
-                     for name in reached if name != "ours"}}
+        "host": first.environment["host"]["name"], "runtime": first.environment["runtime"], "images": n,
+        "seeds": len(seeds),
+        "edges_ms": [[round(float(value), 4) for value in np.exp(edge)] for edge in edges],
+        "level": {name: np.round(100 * values[:, 0], 2).tolist() for name, values in level.items()},
+        "times_as_fast": {name: told(values, np.exp) for name, values in speed.items()},
+        "times_as_fast_by_seed": {name: np.round(np.exp(values[:, 0]), 3).tolist() for name, values in speed.items()},
+        "points_ahead": {name: told(100 * (level[name] - level["obvious"])) for name in others},
+        "as_fast_at": {name: [_at_each(arms[name], arms["obvious"]) for arms in seeds] for name in others}}
 
 
-LOOK = {"ours": ("#1f5fbf", "o", "searched around the network"),
-        "random": ("#667085", "s", "random cuts, the obvious ones among them"),
+def _at_each(arm: Arm, obvious: Arm) -> list[dict[str, Any]]:
+    """Part (1) network by network, on all test images."""
+    told = []
+    for rival in front_of(obvious).itertuples():
+        said: dict[str, Any] = {"rival": rival.id, "top1": rival.top1_test, "latency_ms": rival.latency_ms}
+        for row in arm.timed.sort_values("latency_ms").itertuples():
+            apart = arm.right[str(row.id)].astype(float) - obvious.right[str(rival.id)]
+            if apart.mean() - Z * apart.std() / np.sqrt(len(apart)) > -MARGIN:
+                said |= {"ours": row.id, "our_top1": row.top1_test, "our_latency_ms": row.latency_ms,
+                         "times_as_fast": round(float(rival.latency_ms) / float(row.latency_ms), 3)}
+                break
+        told.append(said)
+    return told
+
+
+LOOK = {"ours": ("#1f5fbf", "o", "the race"), "carried": ("#0e9384", "^", "the race without children"),
+        "random": ("#667085", "s", "the race, children at random"),
         "obvious": ("#c2410c", "D", "whole network and obvious cuts, three image sizes")}
 
 
@@ -172,10 +197,8 @@ def draw(results: Path, title: str, out: Path) -> None:
     from matplotlib import pyplot
 
     rows, facts = pd.read_csv(results / "networks.csv"), json.loads((results / "summary.json").read_text())
-    rows = rows if "seed" in rows else rows.assign(seed=0)  # a run of one seed, of before there were several
-    told = facts.get("seeds", [facts])
     figure, axes = pyplot.subplots(figsize=(8.4, 4.6), layout="constrained")
-    for arm in reversed(ARMS):
+    for arm in reversed([name for name in LOOK if name in set(rows.arm)]):
         colour, marker, label = LOOK[arm]
         part = rows[rows.arm == arm].sort_values("latency_ms")
         for _, run in part.groupby("seed"):
@@ -188,8 +211,8 @@ def draw(results: Path, title: str, out: Path) -> None:
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.set(xlabel="latency of one image, int8, one thread (ms, log scale)", ylabel="test top-1 (%)")
-    seeds = "one seed" if len(told) == 1 else f"{len(told)} seeds"
-    axes.set_title(f"{told[0]['host']}, {told[0]['runtime']}, {told[0]['images']} test images, {seeds}", loc="left",
+    seeds = "one seed" if facts["seeds"] == 1 else f"{facts['seeds']} seeds"
+    axes.set_title(f"{facts['host']}, {facts['runtime']}, {facts['images']} test images, {seeds}", loc="left",
                    fontsize=8, color="#667085")
     figure.suptitle(f"{title}: what the same minutes give, from the same pretrained network", x=0.01, ha="left",
                     fontsize=11, fontweight="bold")
@@ -197,6 +220,15 @@ def draw(results: Path, title: str, out: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower right", fontsize=9)
     figure.savefig(out, dpi=150)
+
+
+def tabulate(folders: Sequence[Path], results: Path) -> None:
+    """Read a folder of runs for each seed, and write what the rule asks for."""
+    seeds = [{name: Arm.read(folder, name) for name in ARMS if (folder / name / "front.csv").is_file()}
+             for folder in folders]
+    rows = [arm.rows.assign(seed=folder.name) for folder, arms in zip(folders, seeds, strict=True)
+            for arm in arms.values()]
+    write_results(results, pd.concat(rows), COLUMNS, summary(seeds))
 
 
 def main() -> None:
@@ -211,8 +243,8 @@ def main() -> None:
     search.add_argument("--minutes", type=float, default=20)
     search.add_argument("--seed", type=int, default=0)
     search.add_argument("--px", type=int, default=64)
-    search.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
-    search.add_argument("--beside", action="store_true")
+    search.add_argument("--cap-ms", type=float)
+    search.add_argument("--arms", nargs="+", choices=[*ARMS], default=["ours", "obvious"])
     table = parts.add_parser("table")
     table.add_argument("runs", type=Path, nargs="+")
     table.add_argument("--results", type=Path, required=True)
@@ -223,25 +255,10 @@ def main() -> None:
     given = parser.parse_args()
     if given.part == "picture":
         draw(given.results, given.title, given.out)
-        return
-    if given.part == "search":
+    elif given.part == "search":
         run(given)
-        return
-    tabulate(given.runs, given.results)
-
-
-def tabulate(folders: Sequence[Path], results: Path) -> None:
-    """Read a folder of runs for each seed, and write what the rule asks for."""
-    seeds = []
-    for folder in folders:
-        arms = {name: Arm.read(folder, name) for name in ARMS if (folder / name).is_dir()}
-        seeds.append({name: replace(arm, rows=arm.timed.assign(seed=folder.name)) for name, arm in arms.items()})
-    every = [arm for arms in seeds for arm in arms.values()]
-    obvious = next(arms["obvious"] for arms in seeds if "obvious" in arms)
-    facts = [summary([({"obvious": obvious} | arms)[name] for name in ARMS if name in {"obvious", *arms}])
-             for arms in seeds]
-    write_results(results, every, COLUMNS, {**(facts[0] if len(seeds) == 1 else {"seeds": facts}),
-                                            "thirds": thirds(seeds)})
+    else:
+        tabulate(given.runs, given.results)
 
 
 if __name__ == "__main__":

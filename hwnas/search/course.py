@@ -44,6 +44,7 @@ class Length:
         until: when lines and baselines must be trained, seconds since 1970; None: whenever.
         baselines_s: seconds of a step of each baseline that is trained behind the race, by name.
         children: whether there are steps enough for children.
+        n_proposed: networks that the sampler is asked for in the first rung.
     """
 
     step_s: Mapping[str, float]
@@ -52,6 +53,7 @@ class Length:
     until: float | None = None
     baselines_s: Mapping[str, float] = field(default_factory=dict)
     children: bool = True
+    n_proposed: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values by key."""
@@ -162,7 +164,7 @@ def make_course(space: SearchSpace, predict: Predict, options: SearchOptions, le
     bound_ms = options.cap_ms or max(map(latency_ms, networks.values()))
     return Course(
         [Known(name, network, length.step_s[name]) for name, network in networks.items()], k, bound_ms,
-        n_lines or 1 << 30, n_children, n_controls, workers, length.known_steps, length.unit_steps,
+        n_lines or 1 << 30, length.n_proposed, n_children, n_controls, workers, length.known_steps, length.unit_steps,
         lambda: length.left_s, whole, length.baselines_s, smaller_in(space, predict, options), part_of_in(space),
         latency_ms, lambda part, lines: len(children(part, lines)) > 0, choose,
         lambda n, line: control_of(n, line.id, line.latency_ms))

@@ -2,9 +2,11 @@
 
 A line is a network in training. This file reads as the list of the rungs:
 
-    known     what anybody would try: the whole network and its obvious cuts, each for a moment on the largest images.
-              The slower one of two that is surely worse is dropped
-    trunk     those left, slowest first: the first goes on, each other one is cut from a trained one before it
+    known     what anybody would try: the whole network and its obvious cuts, each for a moment on the largest images;
+              in a space without pretrained weights also networks that the sampler proposes. The slower one of two that
+              is surely worse is dropped
+    trunk     those left (of many the best of each part of the range of latency), slowest first: the first goes on,
+              each other one is cut from a trained one before it, where it is a part of such a one
     size      each on smaller and smaller images, from the size above
     child     one move away from a line: a block, a stage, some channels less. Of a few, the one that loses least
               untrained is trained, and stays where it surely beats the lines at its latency
@@ -19,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from statistics import NormalDist
@@ -33,6 +35,7 @@ from hwnas.space.search_space import WHOLE
 from hwnas.study.lines import Line
 
 KNOWN, TRUNK, SIZE, CHILD, FINISH, CONTROL = "known", "trunk", "size", "child", "finish", "control"
+PROPOSED = "proposed"  # what made a line that the sampler was asked for in the first rung
 BASELINE = "baselines"  # what is trained behind the race
 # Steps at a constant rate, in units, which are the same for all lines. Smaller images get more steps, by as much as
 # they are smaller: they are cheaper, and further from what the source has learnt.
@@ -68,6 +71,7 @@ class Course:
         k: parts of the range of latency, and so finalists at most.
         bound_ms: the slow end of the range: the cap, or the latency of the slowest known network.
         n_lines: lines at most, without controls.
+        n_proposed: networks that the sampler is asked for in the first rung.
         n_children: children asked for in each part; the best of them is trained.
         n_controls: controls.
         workers: processes that train side by side.
@@ -89,6 +93,7 @@ class Course:
     k: int
     bound_ms: float
     n_lines: int
+    n_proposed: int
     n_children: int
     n_controls: int
     workers: int
@@ -133,10 +138,12 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """The sampler is to be asked for a child whose latency lies between `low_ms` and `high_ms`."""
+    """The sampler is to be asked for a network whose latency lies between `low_ms` and `high_ms`: for a child, or for
+    one of those `proposed` in the first rung."""
 
     low_ms: float
     high_ms: float
+    proposed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +207,12 @@ class Race:
             line = self._by_id.get(known.architecture.id)
             if line is None or (line.live and not line.legs):
                 yield Train(KNOWN, known.architecture, line, None, "", 0.0, RATES[KNOWN], RATES[KNOWN])
+        proposed = [line for line in self.lines if line.made == PROPOSED]
+        waiting = [line for line in proposed if line.live and not line.legs]
+        for line in waiting:
+            yield Train(KNOWN, line.architecture, line, None, "", 0.0, RATES[KNOWN], RATES[KNOWN])
+        if len(proposed) < self.course.n_proposed and self._may_add and all(line.claim for line in waiting):
+            yield Ask(0.0, self.course.bound_ms, proposed=True)
 
     def _trunk_and_sizes(self) -> Iterator[Step]:
         """The next of the trunk, and beside it the next size of each one before it."""
@@ -302,18 +315,22 @@ class Race:
     @cached_property
     def _known_lines(self) -> list[Line]:
         """The lines of the first rung that answered, slowest first."""
-        lines = [self._by_id.get(known.architecture.id) for known in self.course.known]
-        return [line for line in lines if line is not None and KNOWN in line.rungs]
+        named = {known.architecture.id for known in self.course.known}
+        lines = [line for line in self.lines if KNOWN in line.rungs and (line.id in named or line.made == PROPOSED)]
+        return sorted(lines, key=lambda line: (-line.latency_ms, line.number))
 
     @cached_property
     def trunk(self) -> list[Limb]:
         """The known lines that no faster one surely beat in the first rung, slowest first, as they stand in the trunk:
-        each is cut from the nearest one before it that it is a part of."""
+        each is cut from the nearest one before it that it is a part of. Of many, the best of each part of the range."""
         limbs: list[Limb] = []
         beaten = self._beaten(self._known_lines, KNOWN)
-        for known in self._known_lines:
-            if known.number in beaten:
-                continue
+        left = [known for known in self._known_lines if known.number not in beaten]
+        if self.course.n_proposed:
+            first = [replace(line, legs=line.legs[:1]) for line in left]  # as they were when this was decided
+            chosen = {line.number for line in self.course.choose(first)}
+            left = [line for line in left if line.number in chosen]
+        for known in left:
             limb = Limb(known, known.architecture, None, known)
             for other in reversed(limbs):
                 part = None if other.has_failed else self.course.part_of(known.architecture, other.architecture)
@@ -424,6 +441,8 @@ class Race:
             limb.line is None or not limb.is_trained or self._may_go_on(limb.line))]
         if not self._known_lines:
             networks = [known.architecture for known in course.known]
+            if course.n_proposed:
+                networks = [networks[at % len(networks)] for at in range(course.k)]
         done = {limb.architecture.id for limb in limbs if limb.is_trained}
         trunk, sizes, every = 0.0, 0.0, []  # of the rungs; of each line that may be finished
         for network in networks:

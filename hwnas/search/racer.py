@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import optuna
+from numpy.typing import NDArray
+from optuna.trial import TrialState
 
 from hwnas.data.dataset import Split, subset
 from hwnas.errors import CandidateError, StudyError
-from hwnas.search.race import CHILD, FINISH, WARMUP, Ask, Choose, Course, Drop, Look, Race, Train
+from hwnas.search.loop import unseen_params
+from hwnas.search.race import CHILD, FINISH, PROPOSED, WARMUP, Ask, Choose, Course, Drop, Look, Race, Train
 from hwnas.search.trial import SearchOptions, facts_of
 from hwnas.study.lines import (
     LINE,
@@ -34,6 +37,8 @@ from hwnas.study.lines import (
     record_leg,
     record_loss,
 )
+from hwnas.study.objective import upper_ms
+from hwnas.study.record import DUPLICATE, INFEASIBLE
 from hwnas.study.storage import HEARTBEAT_S, storage_errors
 from hwnas.study.study import storage_of, study_lock
 from hwnas.system.libraries import release_memory
@@ -53,6 +58,8 @@ if TYPE_CHECKING:
     from hwnas.training.recipe import Recipe
 
 CHOSEN = "finalists"  # attribute of the study: numbers of the lines that are finished
+EXHAUSTED = "exhausted"  # attribute of the study: the sampler finds no other network
+UNPRODUCTIVE = 5  # asks without a new network, after which one is drawn
 DECIDING = 2048  # validation images, stratified, that lines are judged by
 NORM_IMAGES, LOSS_IMAGES = 512, 1024  # that an untrained child's norms are set with, and that it is looked at on
 POLL_S = 0.5
@@ -137,8 +144,10 @@ class _Racer:
                 time.sleep(POLL_S)
 
     def _race(self) -> Race:
-        chosen = self.study.user_attrs.get(CHOSEN)
-        return Race(self.setting.course, read_lines(self.study, self.setting.space), chosen)
+        attrs, course, lines = self.study.user_attrs, self.setting.course, read_lines(self.study, self.setting.space)
+        if attrs.get(EXHAUSTED):
+            course = replace(course, n_proposed=sum(line.made == PROPOSED for line in lines))
+        return Race(course, lines, attrs.get(CHOSEN))
 
     def _settle(self, steps: Sequence[Any]) -> bool:
         """Write what needs no work; returns whether the race is another one now."""
@@ -168,7 +177,10 @@ class _Racer:
                  step.source.number, step.move, constraints)
 
     def _ask(self, step: Ask) -> None:
-        """Ask the sampler for a child in a part of the range of latency."""
+        """Ask the sampler for a child in a part of the range of latency, or for a network that it proposes."""
+        if step.proposed:
+            self._ask_proposal()
+            return
         setting, lines = self.setting, read_lines(self.study, self.setting.space)
         codes = setting.children((step.low_ms, step.high_ms), lines)
         with setting.sampler.only(setting.space, codes):
@@ -182,6 +194,39 @@ class _Racer:
         move = "" if source is None else difference(setting.space, source.architecture, architecture)
         storage_of(self.study).write_attrs(trial, {
             **facts, LINE: begun(CHILD, None if source is None else source.number, move)}, constraints)
+
+    def _ask_proposal(self) -> None:
+        """Ask the sampler until it proposes a network that is new and keeps the cap; after some asks draw one."""
+        setting, storage = self.setting, storage_of(self.study)
+        for attempt in range(2 * UNPRODUCTIVE):
+            seen = {line.id for line in read_lines(self.study, setting.space)}
+            if attempt >= UNPRODUCTIVE:
+                rng = np.random.default_rng([setting.seed, len(seen), attempt])
+                if (params := unseen_params(setting.space, seen, self._over_ms, rng)) is None:
+                    break
+                self.study.enqueue_trial(params)
+            trial = self.study.ask()
+            with storage.params_together(trial):
+                params = {parameter.name: trial.suggest_categorical(parameter.name, parameter.choices)
+                          for parameter in setting.space.parameters}
+            architecture = setting.space.decode(params)
+            facts, constraints = facts_of(architecture, setting.space.to_codes(params), setting.predict,
+                                          setting.options)
+            over = any(value > 0 for value in constraints.values())
+            if architecture.id not in seen and not over:
+                storage.write_attrs(trial, {**facts, LINE: begun(PROPOSED, None, "")}, constraints)
+                return
+            kind = INFEASIBLE if over else DUPLICATE
+            storage.write_attrs(trial, {**facts, "outcome": kind}, constraints)
+            storage.finish(trial, TrialState.PRUNED)
+        # nothing new is left: as many lines as there are suffice
+        self.study.set_user_attr(EXHAUSTED, True)
+
+    def _over_ms(self, codes: Codes) -> NDArray[np.float64]:
+        options = self.setting.options
+        if options.cap_ms is None:
+            return np.zeros(len(codes))
+        return upper_ms(self.setting.predict(codes), options.cap_quantile) - options.cap_ms
 
     def _claim(self, race: Race, step: Train | Look, line: Line) -> dict[str, Any]:
         """Claim a line; the claim holds what is done. What a process left unfinished is taken over as it was."""

@@ -5,17 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+import numpy as np
 
 from hwnas.cli.progress import Console
 from hwnas.errors import BudgetError, CandidateError
 from hwnas.search.course import CHILDREN, Length, children_in, known_networks, make_course
 from hwnas.search.minutes import ENDING_S, LEAST_MAKING_S, Clock, Pace, step_seconds, timing_reserve_s
+from hwnas.search.plan import DEFAULT_TRIALS, Plan
 from hwnas.search.race import CONTROL, FINISH, KNOWN, Course, Race
 from hwnas.search.racer import CHOSEN, Event, Setting, run_race, state_path
 from hwnas.space.search_space import WHOLE
 from hwnas.study.lines import Line, read_lines
 from hwnas.training.line import Keeping
+from hwnas.training.recipe import PROXY
 
 if TYPE_CHECKING:
     from hwnas.front.make import Making, Raced
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
 LENGTH = "race"  # attribute of the study: the race's Length
 KNOWN_STEPS = (60, 160)  # of the first rung, at least and at most
 KNOWN_SHARE = 1 / 12  # of the time for lines, for the first rung
+PROPOSED_SHARE = 0.3  # of it, for what the sampler proposes where nothing is pretrained
 CHILDREN_FROM = 250  # steps of a unit: with fewer a child learns too little to be judged
 FEWEST_STEPS = 40  # of a unit: with fewer the race says nothing
 
@@ -83,12 +88,13 @@ def making_of(prepared: Prepared) -> Making:
 
 def _new_length(prepared: Prepared, until: float | None, console: Console) -> Length:
     """The length of a new race. Where the minutes are too few for all known networks, the slowest are left out; a
-    BudgetError says what two of them need."""
+    BudgetError says what one of them needs."""
     plan, making = prepared.plan, making_of(prepared)
     networks = known_networks(plan.space, prepared.model.predict, prepared.options)
     if until is None:
         steps = unit_steps(prepared)
-        return Length(dict.fromkeys(networks, 1.0), max(1, min(KNOWN_STEPS[1], steps // 8)), steps)
+        known_steps = max(1, min(KNOWN_STEPS[1], steps // 8))
+        return Length(dict.fromkeys(networks, 1.0), known_steps, steps, n_proposed=_n_proposed(plan, networks))
     with console.step("time this machine's training"):
         step_s = {name: _step_seconds(plan.network(network), making) for name, network in networks.items()}
     pace = prepared.pace
@@ -98,19 +104,15 @@ def _new_length(prepared: Prepared, until: float | None, console: Console) -> Le
         baselines[WHOLE] = baselines.pop(plan.whole)
     left = dict(step_s)
     while True:
-        length = _fitted(left, until, baselines)
-        unit = Race(course_of(prepared, length), ()).unit()
+        length = _fitted(plan, left, until, baselines)
+        course = course_of(prepared, length)
+        first_s = length.known_steps * (sum(left.values()) + length.n_proposed * float(np.mean([*left.values()])))
+        unit = (length.left_s - first_s / plan.workers) / max(1e-9, sum(Race(course, ()).outlook().values()))
         if unit >= FEWEST_STEPS or len(left) == 1:
             break
         left.pop(next(iter(left)))
     if unit < FEWEST_STEPS:
-        short_s = (FEWEST_STEPS / max(unit, 1e-3) - 1) * max(1.0, length.left_s)
-        clock = prepared.clock
-        assert clock is not None
-        raise BudgetError(f"budget.minutes={clock.minutes:g} is too short for this machine: preparing took "
-                          f"{clock.spent_s:.0f} s, and of {len(networks)} networks not one can be trained for "
-                          f"{FEWEST_STEPS} steps a unit. Give budget.minutes={clock.minutes + short_s / 60 + 1:.0f} or "
-                          "more.")
+        _refuse(prepared, len(networks), sum(Race(course, ()).outlook().values()) * FEWEST_STEPS + first_s)
     if unit < CHILDREN_FROM and plan.options.children:
         console.note(f"no children in this race: a unit has {unit:.0f} steps, {CHILDREN_FROM} are needed for them")
         length = replace(length, children=False)
@@ -120,9 +122,37 @@ def _new_length(prepared: Prepared, until: float | None, console: Console) -> Le
     return length
 
 
-def _fitted(step_s: Mapping[str, float], until: float, baselines: Mapping[str, float]) -> Length:
-    fit = KNOWN_SHARE * (until - time.time()) / max(1e-9, sum(step_s.values()))
-    return Length(dict(step_s), round(min(KNOWN_STEPS[1], max(KNOWN_STEPS[0], fit))), None, until, dict(baselines))
+def _refuse(prepared: Prepared, n: int, needed_s: float) -> NoReturn:
+    """Raise what the minutes should be."""
+    clock = prepared.clock
+    assert clock is not None
+    assert prepared.pace is not None
+    minutes = (needed_s + clock.left_s - _seconds(prepared, clock, prepared.pace) + clock.spent_s) / 60
+    raise BudgetError(f"budget.minutes={clock.minutes:g} is too short for this machine: preparing took "
+                      f"{clock.spent_s:.0f} s, and not one of {n} networks can be trained for {FEWEST_STEPS} steps a "
+                      f"unit. Give budget.minutes={1.05 * minutes:.1f} or more.")
+
+
+def _fitted(plan: Plan, step_s: Mapping[str, float], until: float, baselines: Mapping[str, float]) -> Length:
+    """The length of a race that begins with these networks and ends then."""
+    seconds = until - time.time()
+    fit = KNOWN_SHARE * seconds / max(1e-9, sum(step_s.values()))
+    steps = round(min(KNOWN_STEPS[1], max(KNOWN_STEPS[0], fit)))
+    n_proposed = 0
+    if plan.start is None:
+        steps = PROXY.max_steps
+        each_s = steps * float(np.mean([*step_s.values()])) / plan.workers
+        n_proposed = _n_proposed(plan, step_s, round(min(64.0, max(6.0, PROPOSED_SHARE * seconds / each_s))))
+    return Length(dict(step_s), steps, None, until, dict(baselines), n_proposed=n_proposed)
+
+
+def _n_proposed(plan: Plan, known: Mapping[str, Any], fitting: int = DEFAULT_TRIALS) -> int:
+    """Networks that the sampler is asked for in the first rung: none around a pretrained network, whose cuts are known
+    by name."""
+    if plan.start is not None:
+        return 0
+    n_trials = plan.options.n_trials
+    return fitting if n_trials is None else max(0, n_trials - len(known))
 
 
 def _step_seconds(network: FoundNetwork, making: Making) -> float:
