@@ -95,7 +95,8 @@ class Bench:
     def _ask(self, step: Ask) -> None:
         from hwnas.search.course import children_in
 
-        codes = children_in(cuts(), predict, OPTIONS)((step.low_ms, step.high_ms), self.lines)
+        part = step.low_ms, step.high_ms
+        codes = children_in(cuts(), predict, OPTIONS)(part, self.race.parents(part))
         network = cuts().decode(cuts().to_params(codes[0]))
         source = self.race.source_of(network)
         assert source is not None

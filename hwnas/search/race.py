@@ -46,8 +46,9 @@ FALL = 2 / 3  # steps of the falling rate, as a share of those at a constant one
 RATES = {KNOWN: 1.0, TRUNK: 0.5, SIZE: 1 / 3, CHILD: 0.5}
 WARMUP = 40  # steps of a leg that begins with other weights than the line had
 LEAST_STEPS = 20  # of any leg
-SURE = 0.99  # how sure it must be that a faster line is better, for a slower one to be dropped
-DOUBTFUL = 0.9  # how sure that a faster line is better than the source, for no smaller size to be trained
+BASELINE_UNITS = 0.7  # of a baseline that is trained behind the race: about what each has where all are trained alike
+SURE = 0.95  # how sure it must be that a faster line is better, for a slower one to be dropped
+DOUBTFUL = 0.9  # how sure that a faster line is better than its source, for a smaller size or a child not to be tried
 BETTER = 0.8  # how sure that a child beats the lines at its latency, for it to stay
 PIXELS = 1.5  # exponent of the image's side in a step's seconds: between 1 (overhead) and 2 (arithmetic)
 THREADS = 0.7  # exponent of the threads in the speed of a step
@@ -79,8 +80,8 @@ class Course:
         unit_steps: steps of a unit; None: as many as fit into `left_s`.
         left_s: seconds that are left for lines and baselines, now.
         whole: id of the network that the others are cut from, at the largest image size; empty: there is none.
-        baselines_s: seconds of a step of each baseline, which is trained for one unit behind the race, by name; the
-            whole network is one where it does not come through the first rung.
+        baselines_s: seconds of a step of each baseline that is trained behind the race, by name; the whole network is
+            one where it does not come through the first rung.
         smaller: a network on smaller images, largest first, as far as the space has such.
         part_of: the first network as it can be cut from the second; None where it cannot.
         latency_ms: of a network, predicted.
@@ -241,7 +242,8 @@ class Race:
         for architecture in self.course.smaller(line.architecture):
             smaller = self._by_id.get(architecture.id)
             wanted = smaller is None or (smaller.live and SIZE not in smaller.rungs)
-            if wanted and not (self._may_win(source, architecture) and (smaller is not None or self._may_add)):
+            may_win = self._may_win(source, self.course.latency_ms(architecture))
+            if wanted and not (may_win and (smaller is not None or self._may_add)):
                 return None
             if wanted:
                 return Train(SIZE, architecture, smaller, source, f"{source.px} to {architecture.image_size} px",
@@ -250,10 +252,10 @@ class Race:
                 source = smaller
         return None
 
-    def _may_win(self, source: Line, architecture: Architecture) -> bool:
-        """Whether a network on smaller images than its source may be better than every line that is as fast: it will
-        hardly be better than the source."""
-        at_ms, right = self.course.latency_ms(architecture), source.right_after()
+    def _may_win(self, source: Line, at_ms: float) -> bool:
+        """Whether a network of this latency that is cut from `source` may be better than every line that is as fast:
+        it will hardly be better than its source."""
+        right = source.right_after()
         rivals = [line for line in self.lines if line.rungs and line.number != source.number and line.made != CONTROL
                   and line.latency_ms <= at_ms]
         best = max(rivals, key=lambda line: line.top1, default=None)
@@ -262,7 +264,7 @@ class Race:
     def _children(self) -> Iterator[Step]:
         for part in self.parts if self.course.n_children else ():
             inside = [line for line in self.lines if line.made == CHILD and part[0] < line.latency_ms <= part[1]]
-            if len(inside) < self.course.n_children and self._may_add and self.course.has_children(part, self.lines):
+            if len(inside) < self.course.n_children and self._may_add and self._has_children(part):
                 yield Ask(*part)
                 continue
             unseen = [line for line in inside if line.loss is None and line.live]
@@ -271,6 +273,16 @@ class Race:
                 yield Drop(line, "what it could be cut from failed") if source is None else Look(line, source)
             if not unseen:
                 yield from self._train_best(inside)
+
+    def _has_children(self, part: tuple[float, float]) -> bool:
+        """Whether the sampler could be asked for a child in a part of the range."""
+        return self.course.has_children(part, self.parents(part))
+
+    def parents(self, part: tuple[float, float]) -> list[Line]:
+        """The lines whose children in a part of the range could be better than what is as fast, and all the others as
+        what they are: taken."""
+        return [line if line.rungs & {TRUNK, SIZE} and line.live and self._may_win(line, part[1]) else replace(
+            line, legs=()) for line in self.lines]
 
     def _train_best(self, inside: Sequence[Line]) -> Iterator[Step]:
         """Of the children of a part the one that loses least is trained; it stays where it surely beats the others."""
@@ -451,7 +463,7 @@ class Race:
                 trunk += every[-1] / course.workers ** THREADS
             own = self._by_id.get(network.id)
             for smaller in course.smaller(network):
-                if own is not None and own.legs and not self._may_win(own, smaller):
+                if own is not None and own.legs and not self._may_win(own, course.latency_ms(smaller)):
                     break
                 every.append(self.units_of(SIZE, smaller) * self.step_s(smaller))
                 if (line := self._by_id.get(smaller.id)) is None or not line.legs:
@@ -459,7 +471,7 @@ class Race:
         mean_s = float(np.mean(every)) if every else 0.0
         tried = {part for part in self.parts for line in self.lines
                  if CHILD in line.rungs and part[0] < line.latency_ms <= part[1]}
-        children = mean_s * sum(part not in tried and course.has_children(part, self.lines) for part in self.parts
+        children = mean_s * sum(part not in tried and self._has_children(part) for part in self.parts
                                 if course.n_children)
         finish = min(course.k, len(every)) * FALL * mean_s
         if self.chosen is not None:
@@ -472,7 +484,7 @@ class Race:
         many = min(course.workers, course.k)
         return {TRUNK: trunk, SIZE: sizes / min(course.workers, max(1, len(networks))), CHILD: children / many,
                 FINISH: finish / many, CONTROL: max(0, controls) * (1 + FALL) * mean_s / many,
-                BASELINE: baselines / course.workers}
+                BASELINE: BASELINE_UNITS * baselines / course.workers}
 
     def _may_go_on(self, line: Line) -> bool:
         return line.state in (TrialState.RUNNING, TrialState.COMPLETE)

@@ -181,8 +181,9 @@ class _Racer:
         if step.proposed:
             self._ask_proposal()
             return
-        setting, lines = self.setting, read_lines(self.study, self.setting.space)
-        codes = setting.children((step.low_ms, step.high_ms), lines)
+        setting, race = self.setting, self._race()
+        part = step.low_ms, step.high_ms
+        codes = setting.children(part, race.parents(part))
         with setting.sampler.only(setting.space, codes):
             trial = self.study.ask()
             with storage_of(self.study).params_together(trial):
@@ -190,7 +191,7 @@ class _Racer:
                           for parameter in setting.space.parameters}
         architecture = setting.space.decode(params)
         facts, constraints = facts_of(architecture, setting.space.to_codes(params), setting.predict, setting.options)
-        source = Race(setting.course, lines).source_of(architecture)
+        source = race.source_of(architecture)
         move = "" if source is None else difference(setting.space, source.architecture, architecture)
         storage_of(self.study).write_attrs(trial, {
             **facts, LINE: begun(CHILD, None if source is None else source.number, move)}, constraints)
