@@ -13,7 +13,7 @@ from optuna.trial import TrialState
 from hwnas.latency.model import Predictions
 from hwnas.networks.around import space_content
 from hwnas.search.course import Length, known_networks, make_course
-from hwnas.search.race import CONTROL, FINISH, Ask, Choose, Course, Drop, Look, Race, Step, Train
+from hwnas.search.race import ENDS, Ask, Choose, Course, Drop, Look, Race, Step, Train
 from hwnas.search.trial import SearchOptions
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace, macs
@@ -37,11 +37,11 @@ def predict(codes: np.ndarray) -> Predictions:
 
 def course_of(unit_steps: int | None = 100, *, cap_ms: float | None = None, k: int = 4, n_children: int = 2,
               n_controls: int = 0, n_lines: int | None = None, workers: int = 1, left_s: float = 1000.0,
-              whole_s: float | None = None) -> Course:
+              baselines_s: Sequence[float] = ()) -> Course:
     options = replace(OPTIONS, cap_ms=cap_ms)
     names = known_networks(cuts(), predict, options)
     length = Length({name: 0.02 * (1 + at) for at, name in enumerate(reversed(names))}, 20, unit_steps,
-                    baselines_s={} if whole_s is None else {"whole": whole_s})
+                    baselines_s=baselines_s)
     course = make_course(cuts(), predict, options, length, k=k, n_lines=n_lines, n_children=n_children,
                          n_controls=n_controls, workers=workers)
     return replace(course, left_s=lambda: left_s)
@@ -113,7 +113,7 @@ class Bench:
                "right": pack(self._right(line.architecture, step.rung))}
         self._change(line, legs=(*line.legs, leg), key=f"{line.key}{step.rung}",
                      source=line.source if step.source is None else step.source.number, move=step.move or line.move,
-                     state=TrialState.COMPLETE if step.rung in (FINISH, CONTROL) else line.state)
+                     state=TrialState.COMPLETE if step.rung in ENDS else line.state)
 
     def _right(self, architecture: Architecture, rung: str) -> np.ndarray:
         """Images have a difficulty each, so that a better network is right where a worse one is."""

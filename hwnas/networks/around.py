@@ -37,7 +37,8 @@ _DENSE = (1 / 2, 1 / 3)  # of an expansion, where a block becomes a dense one
 _SQUEEZED = 0.25  # share of channels that MobileNetV3's squeeze-and-excite keeps
 _DENSE_MOST = 48  # channels that a dense block may read: more cost more than they are worth
 _HEADS = (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16, 0)  # 0: none
-_SIZES = (1, 7 / 8, 3 / 4, 5 / 8, 1 / 2, 3 / 8)  # of the images' size
+_SIZES = tuple(sixteenths / 16 for sixteenths in range(16, 5, -1))  # of the images' size, down to 3/8
+_SIZE_STEP = 4  # px
 _SMALL = 32  # px up to which a stem of stride 1 is tried as well
 
 
@@ -148,7 +149,7 @@ def space_content(around: str, channels: int, classes: int, image_size: int, ima
     whole = origin_of(around, channels, classes, image_size)
     originals = [single_blocks(stage) for stage in whole.block_defs()]
     blocks = [stage[0] for stage in originals]
-    smaller = image_sizes or [round_to_divisor(image_size * share) for share in _SIZES]
+    smaller = image_sizes or [round_to_divisor(image_size * share, _SIZE_STEP) for share in _SIZES]
     sizes = sorted({image_size, *(size for size in smaller if size < image_size)})
     strides = {whole.stem_stride, 1} if image_size <= _SMALL else {whole.stem_stride}
     n = len(blocks)

@@ -1,8 +1,9 @@
 """Weights of networks: safetensors files of ours, and pretrained ones of others, which begin a fine-tuning.
 
 Pretrained weights lie in a folder (`pretrained.folder=`, otherwise $HWNAS_WEIGHTS, then the user's own) as
-NAME.safetensors, NAME.pth, or with anything behind NAME and a dot or underscore. Facts that timm's configuration of the
-network does not know stand in the metadata of the safetensors file, or in a JSON file of the same name beside it:
+NAME.safetensors, NAME.pth, or with anything behind NAME and a dot, hyphen or underscore, as timm calls its own files.
+Facts that timm's configuration of the network does not know stand in the metadata of the safetensors file, or in a JSON
+file of the same name beside it:
 
     norm     "imagenet", or "mean 0.5,0.5,0.5 std 0.5,0.5,0.5" on pixels / 255
     pad      "same": trained with TensorFlow's padding
@@ -99,13 +100,15 @@ _MOST_FILE = 4 << 30  # bytes
 _UNKNOWN = "unknown"
 FOLDER = "HWNAS_WEIGHTS"
 _ENDINGS = (".safetensors", ".pth", ".pt")
+_MOST_SHOWN = 6  # names of files in an error
 
 
 @dataclass(frozen=True, slots=True)
 class PretrainedOptions:
-    """Where a training begins: `use` asks for pretrained weights, and so does each of the others."""
+    """Where a training begins: `use` asks for pretrained weights, and so does each of the others. `use` false asks for
+    random ones where pretrained ones are the rule."""
 
-    use: bool = option(False, help="begin with pretrained weights")
+    use: bool | None = option(None, help="begin with pretrained weights (null: around a pretrained network only)")
     file: Path | None = option(None, is_file=True, help="their file")
     folder: Path | None = option(None, help="where files lie by the networks' names")
     download: bool = option(False, help="let timm fetch what is not there")
@@ -113,7 +116,7 @@ class PretrainedOptions:
     @property
     def asked(self) -> bool:
         """Whether pretrained weights are asked for."""
-        return self.use or self.download or self.file is not None or self.folder is not None
+        return bool(self.use) or self.download or self.file is not None or self.folder is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,19 +253,28 @@ def _in_folders(name: str, options: PretrainedOptions) -> Path:
             return path
     if options.download:
         return _fetch(name, folders[-1])
-    raise MissingWeights(f"there are no pretrained weights of {name} in {' or '.join(map(str, folders))}. Put "
-                      f"{name}.safetensors or {name}.pth there, give pretrained.folder=DIR, {FOLDER} or "
-                      "pretrained.file=FILE, or let timm fetch them: pretrained.download=true.")
+    raise MissingWeights(f"there are no pretrained weights of {name} in "
+                         f"{' or '.join(f'{folder} ({_shown_files(folder)})' for folder in folders)}. They are called "
+                         f"{name}.safetensors or {name}.pth, perhaps with more behind the name. Give "
+                         f"pretrained.folder=DIR, {FOLDER} or pretrained.file=FILE, or let timm fetch them: "
+                         "pretrained.download=true.")
+
+
+def _shown_files(folder: Path) -> str:
+    """What lies in a folder, as far as it may hold weights."""
+    names = sorted(path.name for path in folder.glob("*") if path.suffix in _ENDINGS)
+    more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
+    return ", ".join(names[:_MOST_SHOWN]) + more if names else "which has none" if folder.is_dir() else "not there"
 
 
 def _in_folder(name: str, folder: Path) -> Path | None:
-    """NAME.safetensors or NAME.pth, otherwise the only file whose name goes on with a dot or underscore."""
+    """NAME.safetensors or NAME.pth, otherwise the only file whose name goes on with a dot, hyphen or underscore."""
     timm = import_timm()
     files = sorted(path for path in folder.glob(f"{name}*") if path.suffix in _ENDINGS and path.is_file())
     exact = [path for path in files if path.stem == name]
     longer = timm.list_models(f"{name}_*")  # resnet50_gn.safetensors is not of resnet50
-    others = [path for path in files if path.stem[len(name):len(name) + 1] in ("_", ".") and not any(
-        re.fullmatch(rf"{re.escape(other)}([_.].*)?", path.stem) for other in longer)]
+    others = [path for path in files if path.stem[len(name):len(name) + 1] in ("_", ".", "-") and not any(
+        re.fullmatch(rf"{re.escape(other)}([_.-].*)?", path.stem) for other in longer)]
     fitting = exact or others
     if len(fitting) > 1:
         raise SeveralWeights(f"several files in {folder} may be the pretrained weights of {name}: "

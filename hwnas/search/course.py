@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hwnas.study.objective import Predict
 
 CHILDREN = 4  # asked for in each part
+STEPS = 8  # of the images' size, in which lines get smaller
 LAST_MAP_PX = 2  # least side of a network's last map, for smaller images of it to be tried
 FASTER = 0.85  # a child's share of the latency of a line that has no smaller images
 NEAR = 0.05  # share by which the predicted latencies of a finalist and its control may differ
@@ -42,7 +43,7 @@ class Length:
         known_steps: steps of the first rung.
         unit_steps: of a unit; None: by the time that is left.
         until: when lines and baselines must be trained, seconds since 1970; None: whenever.
-        baselines_s: seconds of a step of each baseline that is trained behind the race, by name.
+        baselines_s: seconds of a step of each baseline that is trained behind the race.
         children: whether there are steps enough for children.
         n_proposed: networks that the sampler is asked for in the first rung.
     """
@@ -51,7 +52,7 @@ class Length:
     known_steps: int
     unit_steps: int | None
     until: float | None = None
-    baselines_s: Mapping[str, float] = field(default_factory=dict)
+    baselines_s: Sequence[float] = ()
     children: bool = True
     n_proposed: int = 0
 
@@ -106,14 +107,36 @@ def part_of_in(space: SearchSpace) -> Callable[[Architecture, Architecture], Arc
 
 def smaller_in(space: SearchSpace, predict: Predict, options: SearchOptions
                ) -> Callable[[Architecture], Sequence[Architecture]]:
-    """The function that gives a network on smaller images, largest first, as far as it may race on them."""
+    """The function that gives a network on smaller images, largest first, as far as it may race on them, in steps of
+    an eighth of the space's largest size or more."""
     @cache
     def smaller(network: Architecture) -> tuple[Architecture, ...]:
-        sizes = [replace(network, image_size=px) for px in sorted(space.image_sizes, reverse=True)
-                 if px < network.image_size]
-        return tuple(each for each in sizes if _fits(space, predict, options, each))
+        found, last = [], network.image_size
+        for each in _at_sizes(space, predict, options, network, 0, network.image_size):
+            if last - each.image_size >= max(space.image_sizes) // STEPS:
+                found.append(each)
+                last = each.image_size
+        return tuple(found)
 
     return smaller
+
+
+def between_in(space: SearchSpace, predict: Predict, options: SearchOptions
+               ) -> Callable[[Architecture, Architecture], Sequence[Architecture]]:
+    """The function that gives a network on images of every size between those of two that are alike."""
+    @cache
+    def between(upper: Architecture, lower: Architecture) -> tuple[Architecture, ...]:
+        return tuple(_at_sizes(space, predict, options, upper, lower.image_size, upper.image_size))
+
+    return between
+
+
+def _at_sizes(space: SearchSpace, predict: Predict, options: SearchOptions, network: Architecture, low: int, high: int
+              ) -> Iterator[Architecture]:
+    """The network on images of each of the space's sizes between two, largest first, as far as it may race."""
+    for px in sorted(space.image_sizes, reverse=True):
+        if low < px < high and _fits(space, predict, options, each := replace(network, image_size=px)):
+            yield each
 
 
 def children_in(space: SearchSpace, predict: Predict, options: SearchOptions) -> Children:
@@ -165,8 +188,9 @@ def make_course(space: SearchSpace, predict: Predict, options: SearchOptions, le
     return Course(
         [Known(name, network, length.step_s[name]) for name, network in networks.items()], k, bound_ms,
         n_lines or 1 << 30, length.n_proposed, n_children, n_controls, workers, length.known_steps, length.unit_steps,
-        lambda: length.left_s, whole, length.baselines_s, smaller_in(space, predict, options), part_of_in(space),
-        latency_ms, lambda part, lines: len(children(part, lines)) > 0, choose,
+        lambda: length.left_s, whole, length.baselines_s, smaller_in(space, predict, options),
+        between_in(space, predict, options), part_of_in(space), latency_ms,
+        lambda part, lines: len(children(part, lines)) > 0, choose,
         lambda n, line: control_of(n, line.id, line.latency_ms))
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 RACE = "race"  # value of `accuracy`: no estimate, lines are trained
-PARTS, FINALISTS = 8, 4  # where the user gives no finalists.k: of a race, of a search by estimates
+PARTS, FINALISTS = 10, 4  # where the user gives no finalists.k: of a race, of a search by estimates
 LARGEST_PX = 224  # of the images of cut networks, where no size is given
 DEFAULT_TRIALS, UNLIMITED = 24, 1_000_000  # the second: the minutes end the search
 
@@ -262,15 +262,15 @@ def _space(options: PlanOptions, info: DatasetInfo, console: Console) -> tuple[S
 
 def _start(name: str, options: PlanOptions, console: Console, find: Callable[[], tuple[Pretrained, str]]
            ) -> tuple[Pretrained | None, str]:
-    """The weights of the network that others are cut from, and their padding, as `find` finds them. Where there are
-    none, which is an error if they were asked for, the cuts begin with random weights, and a line says so."""
+    """The weights of the network that others are cut from, and their padding, as `find` finds them; none where the user
+    asks for random ones, and a line says so. MissingWeights where there are none."""
+    if options.pretrained.use is False:
+        console.say(f"note: cuts of {name} begin with random weights, as pretrained.use=false asks for.")
+        return None, ""
     try:
         return find()
     except MissingWeights as error:
-        if options.pretrained.asked:
-            raise
-        console.say(f"note: cuts of {name} begin with random weights: {error}")
-        return None, ""
+        raise MissingWeights(f"{error} For random weights ask: pretrained.use=false.") from None
 
 
 def _earlier_run(reuse: str | None) -> Path | None:

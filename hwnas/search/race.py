@@ -7,9 +7,10 @@ A line is a network in training. This file reads as the list of the rungs:
               is surely worse is dropped
     trunk     those left (of many the best of each part of the range of latency), slowest first: the first goes on,
               each other one is cut from a trained one before it, where it is a part of such a one
-    size      each on smaller and smaller images, from the size above
+    size      each on smaller and smaller images, from the size above; then between two sizes that are far apart
     child     one move away from a line: a block, a stage, some channels less. Of a few, the one that loses least
               untrained is trained, and stays where it surely beats the lines at its latency
+    reference the whole network, where it was dropped: it goes on, so that the others can be held against it
     finish    the best line of each part of the range of latency: its rate falls to zero
     control   networks drawn at random, trained as long as the finalists that they are held against
 
@@ -31,12 +32,13 @@ from numpy.typing import NDArray
 from optuna.trial import TrialState
 
 from hwnas.space.architecture import Architecture
-from hwnas.space.search_space import WHOLE
 from hwnas.study.lines import Line
 
 KNOWN, TRUNK, SIZE, CHILD, FINISH, CONTROL = "known", "trunk", "size", "child", "finish", "control"
 PROPOSED = "proposed"  # what made a line that the sampler was asked for in the first rung
+REFERENCE = "reference"
 BASELINE = "baselines"  # what is trained behind the race
+ENDS = {REFERENCE, FINISH, CONTROL}  # rungs whose legs are a line's last
 # Steps at a constant rate, in units, which are the same for all lines. Smaller images get more steps, by as much as
 # they are smaller: they are cheaper, and further from what the source has learnt.
 UNITS = {TRUNK: 1.3, SIZE: 0.35, CHILD: 0.35}
@@ -46,9 +48,10 @@ FALL = 2 / 3  # steps of the falling rate, as a share of those at a constant one
 RATES = {KNOWN: 1.0, TRUNK: 0.5, SIZE: 1 / 3, CHILD: 0.5}
 WARMUP = 40  # steps of a leg that begins with other weights than the line had
 LEAST_STEPS = 20  # of any leg
-BASELINE_UNITS = 0.7  # of a baseline that is trained behind the race: about what each has where all are trained alike
+REFERENCE_UNITS = 0.7  # of what others are held against: about what each would have if all were trained alike
 SURE = 0.95  # how sure it must be that a faster line is better, for a slower one to be dropped
 DOUBTFUL = 0.9  # how sure that a faster line is better than its source, for a smaller size or a child not to be tried
+FAR = 0.01  # top-1 by which two neighbouring sizes differ, for one between them to be tried
 BETTER = 0.8  # how sure that a child beats the lines at its latency, for it to stay
 PIXELS = 1.5  # exponent of the image's side in a step's seconds: between 1 (overhead) and 2 (arithmetic)
 THREADS = 0.7  # exponent of the threads in the speed of a step
@@ -80,9 +83,9 @@ class Course:
         unit_steps: steps of a unit; None: as many as fit into `left_s`.
         left_s: seconds that are left for lines and baselines, now.
         whole: id of the network that the others are cut from, at the largest image size; empty: there is none.
-        baselines_s: seconds of a step of each baseline that is trained behind the race, by name; the whole network is
-            one where it does not come through the first rung.
-        smaller: a network on smaller images, largest first, as far as the space has such.
+        baselines_s: seconds of a step of each baseline that is trained behind the race.
+        smaller: a network on smaller images, largest first, in steps of about an eighth of the largest size.
+        between: a network on images of every size of the space between those of two that are alike, largest first.
         part_of: the first network as it can be cut from the second; None where it cannot.
         latency_ms: of a network, predicted.
         has_children: whether the sampler could be asked for a child in a part of the range, from these lines.
@@ -102,8 +105,9 @@ class Course:
     unit_steps: int | None
     left_s: Callable[[], float]
     whole: str
-    baselines_s: Mapping[str, float]
+    baselines_s: Sequence[float]
     smaller: Callable[[Architecture], Sequence[Architecture]]
+    between: Callable[[Architecture, Architecture], Sequence[Architecture]]
     part_of: Callable[[Architecture, Architecture], Architecture | None]
     latency_ms: Callable[[Architecture], float]
     has_children: Callable[[tuple[float, float], Sequence[Line]], bool]
@@ -235,6 +239,8 @@ class Race:
         for line in reversed(trained):  # the fastest first: what it reaches spares the others sizes
             if line.number not in beaten and (task := self._size_task(line)) is not None:
                 yield task
+            elif line.number not in beaten:
+                yield from self._tasks_between(line)
 
     def _size_task(self, line: Line) -> Step | None:
         """The next smaller size of a line of the trunk, from the last size that was trained."""
@@ -251,6 +257,22 @@ class Race:
             if smaller is not None and SIZE in smaller.rungs:
                 source = smaller
         return None
+
+    def _tasks_between(self, line: Line) -> Iterator[Step]:
+        """The sizes between two of a line that answer FAR apart: the middle one of those that the space has."""
+        chain = [line, *(self._by_id[each.id] for each in self.course.smaller(line.architecture)
+                         if each.id in self._by_id and SIZE in self._by_id[each.id].rungs)]
+        for upper, lower in pairwise(chain):
+            at = _answers(upper, SIZE if upper is not line else TRUNK).mean() - _answers(lower, SIZE).mean()
+            sizes = self.course.between(upper.architecture, lower.architecture) if at >= FAR else ()
+            if not sizes:
+                continue
+            middle = sizes[len(sizes) // 2]
+            own = self._by_id.get(middle.id)
+            if (own is None and self._may_add and self._may_win(upper, self.course.latency_ms(middle))) or (
+                    own is not None and own.live and SIZE not in own.rungs):
+                yield Train(SIZE, middle, own, upper, f"{upper.px} to {middle.image_size} px",
+                            self.units_of(SIZE, middle), RATES[SIZE], RATES[SIZE])
 
     def _may_win(self, source: Line, at_ms: float) -> bool:
         """Whether a network of this latency that is cut from `source` may be better than every line that is as fast:
@@ -303,6 +325,9 @@ class Race:
             beaten = self._beaten(self.rivals)
             yield Choose(self.course.choose([line for line in self.rivals if line.number not in beaten]))
             return
+        whole = self._by_id.get(self.course.whole)
+        if whole is not None and whole.live and whole.rungs == {KNOWN}:
+            yield Train(REFERENCE, whole.architecture, whole, None, "", REFERENCE_UNITS, RATES[KNOWN], 0.0)
         for line in self.finalists:
             if line.live and FINISH not in line.rungs:
                 yield Train(FINISH, line.architecture, line, None, line.move, FALL * self._units(line),
@@ -315,7 +340,8 @@ class Race:
                 yield Train(CONTROL, architecture, control, source, f"drawn for {line.id}",
                             (1 + FALL) * self._units(line), RATES[KNOWN if source is None else TRUNK], 0.0)
         for line in self.lines:
-            if line.live and line.number not in self.chosen and line.made != CONTROL:
+            if line.live and line.number not in self.chosen and line.made != CONTROL and (
+                    line.id != self.course.whole or not line.legs):
                 yield Drop(line, "others were chosen")
 
     # What follows from the lines.
@@ -368,7 +394,9 @@ class Race:
         return found
 
     def _drops(self, reasons: Mapping[int, str]) -> Iterator[Step]:
-        return (Drop(line, reasons[line.number]) for line in self.lines if line.live and line.number in reasons)
+        """The ends of live lines, but not of the whole network's, which others are held against."""
+        return (Drop(line, reasons[line.number]) for line in self.lines
+                if line.live and line.number in reasons and line.id != self.course.whole)
 
     @cached_property
     def rivals(self) -> list[Line]:
@@ -416,7 +444,8 @@ class Race:
     @cached_property
     def _held_against(self) -> list[Line]:
         """The finalist of each control: all in turn, then evenly from the slowest to the fastest."""
-        slowest = sorted(self.finalists, key=lambda line: -line.latency_ms)
+        rivals = [line for line in self.finalists if line.id != self.course.whole]
+        slowest = sorted(rivals, key=lambda line: -line.latency_ms)
         if not slowest or not self.course.n_controls:
             return []
         rounds, rest = divmod(self.course.n_controls, len(slowest))
@@ -479,12 +508,13 @@ class Race:
             left = [line for line in self.finalists if line.live]
             finish = sum(FALL * self._units(line) * self.step_s(line.architecture) for line in left)
         controls = course.n_controls - sum(line.made == CONTROL and bool(line.legs) for line in self.lines)
-        baselines = sum(seconds for name, seconds in course.baselines_s.items()
-                        if name != WHOLE or not any(network.id == course.whole for network in networks))
+        whole = self._by_id.get(course.whole)
+        is_reference = whole is not None and whole.rungs == {KNOWN} and whole.id not in {each.id for each in networks}
+        reference = REFERENCE_UNITS * self.step_s(whole.architecture) if is_reference and whole is not None else 0.0
         many = min(course.workers, course.k)
         return {TRUNK: trunk, SIZE: sizes / min(course.workers, max(1, len(networks))), CHILD: children / many,
                 FINISH: finish / many, CONTROL: max(0, controls) * (1 + FALL) * mean_s / many,
-                BASELINE: BASELINE_UNITS * baselines / course.workers}
+                REFERENCE: reference, BASELINE: REFERENCE_UNITS * sum(course.baselines_s) / course.workers}
 
     def _may_go_on(self, line: Line) -> bool:
         return line.state in (TrialState.RUNNING, TrialState.COMPLETE)
@@ -504,9 +534,9 @@ class Race:
         return float(step_s * scale * min(2.0, max(0.5, rest)))
 
 
-def _answers(line: Line) -> NDArray[np.float64]:
-    """1 for each validation image that a trained line answers rightly, otherwise 0 [n]."""
-    return np.asarray(line.right_after(), float)
+def _answers(line: Line, rung: str | None = None) -> NDArray[np.float64]:
+    """1 for each validation image that a trained line answered rightly after `rung` (None: now), otherwise 0 [n]."""
+    return np.asarray(line.right_after(rung), float)
 
 
 def sure_that(right: NDArray[np.bool_], than: NDArray[np.float64] | NDArray[np.bool_]) -> float:

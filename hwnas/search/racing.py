@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -14,7 +14,7 @@ from hwnas.errors import BudgetError, CandidateError
 from hwnas.search.course import CHILDREN, Length, children_in, known_networks, make_course
 from hwnas.search.minutes import ENDING_S, LEAST_MAKING_S, Clock, Pace, step_seconds, timing_reserve_s
 from hwnas.search.plan import DEFAULT_TRIALS, Plan
-from hwnas.search.race import CONTROL, FINISH, KNOWN, Course, Race
+from hwnas.search.race import CONTROL, ENDS, KNOWN, Course, Race
 from hwnas.search.racer import CHOSEN, Event, Setting, run_race, state_path
 from hwnas.space.search_space import WHOLE
 from hwnas.study.lines import Line, read_lines
@@ -98,10 +98,9 @@ def _new_length(prepared: Prepared, until: float | None, console: Console) -> Le
     with console.step("time this machine's training"):
         step_s = {name: _step_seconds(plan.network(network), making) for name, network in networks.items()}
     pace = prepared.pace
-    baselines = {} if pace is None else {baseline.id: pace.step_s[baseline.id] / making.steps_in_a_step(baseline)
-                                         for baseline in plan.baselines}
-    if plan.whole:
-        baselines[WHOLE] = baselines.pop(plan.whole)
+    baselines = [] if pace is None else [pace.step_s[baseline.id] / making.steps_in_a_step(baseline)
+                                         for baseline in plan.baselines
+                                         if not (baseline.id == plan.whole and WHOLE in networks)]
     left = dict(step_s)
     while True:
         length = _fitted(plan, left, until, baselines)
@@ -133,7 +132,7 @@ def _refuse(prepared: Prepared, n: int, needed_s: float) -> NoReturn:
                       f"unit. Give budget.minutes={1.05 * minutes:.1f} or more.")
 
 
-def _fitted(plan: Plan, step_s: Mapping[str, float], until: float, baselines: Mapping[str, float]) -> Length:
+def _fitted(plan: Plan, step_s: Mapping[str, float], until: float, baselines: Sequence[float]) -> Length:
     """The length of a race that begins with these networks and ends then."""
     seconds = until - time.time()
     fit = KNOWN_SHARE * seconds / max(1e-9, sum(step_s.values()))
@@ -143,7 +142,7 @@ def _fitted(plan: Plan, step_s: Mapping[str, float], until: float, baselines: Ma
         steps = PROXY.max_steps
         each_s = steps * float(np.mean([*step_s.values()])) / plan.workers
         n_proposed = _n_proposed(plan, step_s, round(min(64.0, max(6.0, PROPOSED_SHARE * seconds / each_s))))
-    return Length(dict(step_s), steps, None, until, dict(baselines), n_proposed=n_proposed)
+    return Length(dict(step_s), steps, None, until, tuple(baselines), n_proposed=n_proposed)
 
 
 def _n_proposed(plan: Plan, known: Mapping[str, Any], fitting: int = DEFAULT_TRIALS) -> int:
@@ -212,6 +211,10 @@ def race_lines(prepared: Prepared, console: Console) -> None:
                              f"{event.rung or event.kind}: {event.text}")
 
         run_race(setting, Keeping(console.say), tell)
+    made = sum(line.made == CONTROL for line in read_lines(study, plan.space))
+    if made < course.n_controls:
+        console.say(f"{course.n_controls - made} of {course.n_controls} controls fewer: no other network was drawn that "
+                    "is as fast as the finalist.")
 
 
 def raced_of(prepared: Prepared) -> dict[str, Raced]:
@@ -220,7 +223,7 @@ def raced_of(prepared: Prepared) -> dict[str, Raced]:
 
     lines = read_lines(prepared.study, prepared.plan.space)
     return {line.id: Raced(line.key, state_path(prepared.run.lines, line, str(line.legs[-1]["rung"])))
-            for line in lines if line.rungs & {FINISH, CONTROL}}
+            for line in lines if line.rungs & ENDS}
 
 
 def race_rows(prepared: Prepared) -> list[FrontRow]:
@@ -229,7 +232,7 @@ def race_rows(prepared: Prepared) -> list[FrontRow]:
 
     plan, lines = prepared.plan, read_lines(prepared.study, prepared.plan.space)
     chosen = set(prepared.study.user_attrs.get(CHOSEN, ()))
-    done = [line for line in lines if line.rungs & {FINISH, CONTROL}]
+    done = [line for line in lines if line.rungs & ENDS]
     finalists = [line for line in done if line.number in chosen]
     winner = max(finalists, key=lambda line: prepared.options.objective.reward(line.top1, line.latency_ms),
                  default=None)
@@ -255,7 +258,7 @@ def race_rows(prepared: Prepared) -> list[FrontRow]:
 def stories_of(prepared: Prepared) -> dict[str, str]:
     """How the race trained each of its networks, by id, as a sentence's part."""
     lines = {line.number: line for line in read_lines(prepared.study, prepared.plan.space)}
-    return {line.id: story_of(line, lines) for line in lines.values() if line.rungs & {FINISH, CONTROL}}
+    return {line.id: story_of(line, lines) for line in lines.values() if line.rungs & ENDS}
 
 
 def story_of(line: Line, lines: Mapping[int, Line]) -> str:

@@ -287,7 +287,7 @@ def test_the_report_says_what_the_certificate_is_worth_here(
     ("digits", {}, "with other images of this data set (zero_cost:naswot)"),  # its default
     ("digits", {"score": "macs", "threads": 2}, "with other images of this data set (zero_cost:macs)"),
     ("digits", {"seeds": 3}, "with another recipe of it (zero_cost:naswot)"),
-    ("digits", {"score": "macs"}, "which the certificate does not judge"),
+    ("digits", {"score": "params"}, "which the certificate does not judge"),
     ("imagefolder", {}, "with other images of the same classes, those in parts (zero_cost:naswot)")])
 def test_the_report_holds_a_score_against_the_same_score(
         name: str, options: dict[str, Any], said: str, content: dict[str, Any], data: Dataset, space: SearchSpace,

@@ -21,16 +21,12 @@ from hwnas.cli.options import read_options
 from hwnas.data.dataset import Dataset, DatasetOptions, Split
 from hwnas.space.search_space import SearchSpace
 from hwnas.target import Target
-from hwnas.training.recipe import FULL_TRAINING, PROXY, SupernetOptions, recipe_of
+from hwnas.training.recipe import FULL_TRAINING, PROXY, recipe_of
 
 PROXY_TEXT = ("ProxyOptions(train_images=5120, validation_images=2048, image_size=0, seeds={}, "
               "stop_ratio={}, min_history=8)")
 FIDELITY = ("FidelityOptions(rungs={}, eta=3, quantile={}, min_history=8, train_images=1152, validation_images=2048, "
             "image_size=0, untrained={}, anchors=8)")
-SHARED = ("epochs={};min_steps=2000;"
-            "train_images=10000;image_size=0;batch_size=64;lr={};weight_decay=0.05;warmup=0.05;"
-            "warmup_largest=0.1;opening=0.4;sandwich=0.25;n_random=2;ema_decay=0.995;label_smoothing=0.0;clip_norm={};"
-            "shift=0.06;seed=0")
 
 
 @pytest.mark.parametrize(("cls", "given", "text"), [
@@ -52,13 +48,6 @@ SHARED = ("epochs={};min_steps=2000;"
 ])
 def test_the_text_of_options_stays(cls, given, text):
     assert str(read_options(cls, given)) == text
-
-
-@pytest.mark.parametrize(("given", "text"), [
-    ({}, SHARED.format(20, 0.005, 1.0)), ({"lr": 1, "clip_norm": 0, "epochs": 60}, SHARED.format(60, 1.0, 0.0))])
-def test_what_decides_shared_weights_stays(given, text):
-    options, recipe = SupernetOptions.from_config(given)
-    assert options.training(recipe) == text
 
 
 def test_recipes_that_certificates_judge_keep_their_fingerprint():

@@ -105,8 +105,8 @@ def rows(finalists: int, controls: int, baselines: int) -> list[Any]:
 
 
 @pytest.mark.parametrize(("left_s", "kept"), [
-    (3600.0, ["f0", "f1", "f2", "f3", "c0", "b0"]), (160.0, ["f0", "f1", "f2", "f3", "b0"]),
-    (112.0, ["f0", "f1", "f3"]), (1.0, ["f0", "f3"])])
+    (3600.0, ["f0", "f1", "f2", "f3", "c0", "b0"]), (145.0, ["f0", "f1", "f2", "f3", "b0"]),
+    (95.0, ["f0", "f1", "f3"]), (1.0, ["f0", "f3"])])
 def test_controls_go_first_then_baselines_and_two_finalists_stay(left_s: float, kept: list[str], clock: Time) -> None:
     watch, said = Clock.start(1.0 + left_s / 60), []
     clock.now += 60
@@ -115,7 +115,7 @@ def test_controls_go_first_then_baselines_and_two_finalists_stay(left_s: float, 
     assert steps >= FEWEST_STEPS
     assert steps == 400 or left_s < 3600
     assert bool(said) == (len(kept) < 6)
-    assert all("as it looks now" in line for line in said)
+    assert all("no time for" in line for line in said)
 
 
 def test_finalists_are_trained_in_full_before_more_than_one_control_and_baseline_are(clock: Time) -> None:
@@ -170,7 +170,7 @@ def test_the_network_that_others_are_cut_from_is_the_last_baseline_to_go(whole: 
     for row, cost in zip(wanted[2:], ("dear", "slow", "fast"), strict=True):
         row.network = SimpleNamespace(id=cost)
     pace = Pace({**PACE.step_s, "dear": 0.6}, 1.0)
-    chosen, _ = fitted(wanted, Clock.start(4.0), pace, 1, (160, 160), lambda line: None, whole)
+    chosen, _ = fitted(wanted, Clock.start(3.7), pace, 1, (160, 160), lambda line: None, whole)
     assert [row.id for row in chosen] == kept
 
 

@@ -20,6 +20,7 @@ from hwnas.data.loading import load_dataset
 from hwnas.errors import ConfigError, DataError, StudyError
 from hwnas.networks.baselines import Baseline
 from hwnas.networks.network import Shape, TimmNetwork
+from hwnas.search import plan as planning
 from hwnas.search import prepare as preparing
 from hwnas.search import road
 from hwnas.search.plan import make_plan
@@ -131,9 +132,9 @@ def test_pretrained_weights_that_do_not_fit_are_refused_before_the_trials(tmp_pa
 
 def test_a_worker_needs_no_weights_of_baselines(tmp_path, monkeypatch):
     given = []
-    read = road.make_plan
-    monkeypatch.setattr(road, "make_plan", lambda *values, **more: given.append(read(*values, **more)))
-    monkeypatch.setattr(road, "prepare", lambda *_: None)
+    read = planning.make_plan
+    monkeypatch.setattr(planning, "make_plan", lambda *values, **more: given.append(read(*values, **more)))
+    monkeypatch.setattr(preparing, "prepare", lambda *_: None)
     monkeypatch.setattr(road, "work_on", lambda *_: None)
     run = RunFolder.create(tmp_path / "run")
     config = compose("search", ["+target=xeon_int8", "baselines=[resnet10t]", "pretrained=true", "cuts=true",
@@ -217,8 +218,8 @@ def begin(tmp_path, monkeypatch):
         monkeypatch.setattr(preparing, "_load_data", lambda *given: preparing._as_begun(data, *given))
         said = []
         options = SimpleNamespace(calibration=None, storage=None, budget=SimpleNamespace(minutes=None), zoo=None)
-        preparing.prepare(SimpleNamespace(deployment=None, space=None, reuse=None, options=options, left_out="",
-                                          races=False), RunFolder(tmp_path / "run"), SimpleNamespace(say=said.append, note=said.append))
+        plan = SimpleNamespace(deployment=None, space=None, reuse=None, options=options, left_out="", races=False)
+        preparing.prepare(plan, RunFolder(tmp_path / "run"), SimpleNamespace(say=said.append, note=said.append))
         return said
 
     return prepare
