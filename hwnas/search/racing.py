@@ -213,8 +213,8 @@ def race_lines(prepared: Prepared, console: Console) -> None:
         run_race(setting, Keeping(console.say), tell)
     made = sum(line.made == CONTROL for line in read_lines(study, plan.space))
     if made < course.n_controls:
-        console.say(f"{course.n_controls - made} of {course.n_controls} controls fewer: no other network was drawn that "
-                    "is as fast as the finalist.")
+        console.say(f"{course.n_controls - made} of {course.n_controls} controls fewer: no other network was drawn "
+                    "that is as fast as the finalist.")
 
 
 def raced_of(prepared: Prepared) -> dict[str, Raced]:
