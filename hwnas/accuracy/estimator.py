@@ -66,6 +66,7 @@ BUILT_IN = {
 WITHOUT_IMAGES = ("tabular",)  # estimators that need no data set and train nothing
 # Descriptions of the estimators' values, for reports.
 _MEANINGS = {
+    "race": "validation top-1 in the race",
     "inherited": "validation top-1 after short fine-tuning",
     "proxy": "validation top-1 after short training",
     "multi_fidelity": "top-1 by short training and NASWOT, predicted where stopped",

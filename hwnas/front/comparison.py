@@ -14,7 +14,7 @@ from hwnas.front.rows import FrontRow
 from hwnas.networks.network import TimmNetwork
 from hwnas.stats import bootstrap_mean
 
-Verdict = Literal["beats", "faster", "does not beat", "none as fast", "not comparable", "under-trained"]
+Verdict = Literal["deploy", "beats", "faster", "does not beat", "none as fast", "not comparable", "under-trained"]
 MARGIN = 0.005  # top-1 that may be lost where networks are called equally accurate
 EQUAL = 0.05  # share by which latencies may differ that are called equal
 LEARNT = 0.5  # a baseline below this share of the best finalist's top-1 has hardly been trained: a judgement
@@ -69,10 +69,11 @@ def compare(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]], 
     """
     rows = [row for row in rows if not row.origin]  # trained by other recipes: they prove nothing of the search
     names = list(dict.fromkeys(row.name for row in rows if row.is_baseline))
-    finalists = [row for row in rows if row.is_finalist and _usable(row, correct) and row.meets_cap is not False]
+    finalists = [row for row in rows if row.is_finalist and not row.is_whole and is_usable(row, correct)
+                 and row.meets_cap is not False]
     controls = [_with_controls(rows, correct, seed)] if any(row.control_of for row in rows) else []
     return (_under_trained(rows, correct, seed) + controls
-            + [_of_name([row], finalists, correct, seed) for row in rows if row.is_known]
+            + [_of_name([row], finalists, correct, seed) for row in rows if row.is_known or row.is_whole]
             + [_of_name([row for row in rows if row.is_baseline and row.name == name], finalists, correct, seed)
                for name in names])
 
@@ -81,7 +82,7 @@ def _under_trained(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bo
     """A warning where a network of a family is clearly less accurate than a smaller one of it, or a baseline answers
     less than half as much rightly as the best finalist: it learns more slowly, and was not given the time. A family is
     what timm calls alike up to the first digit or underscore."""
-    baselines = sorted((row for row in rows if row.is_baseline and _usable(row, correct)), key=lambda row: row.macs)
+    baselines = sorted((row for row in rows if row.is_baseline and is_usable(row, correct)), key=lambda row: row.macs)
     worst: tuple[float, FrontRow, FrontRow] | None = None
     for place, larger in enumerate(baselines):
         for smaller in baselines[:place]:
@@ -92,14 +93,14 @@ def _under_trained(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bo
                 worst = difference, smaller, larger
     if worst is not None:
         _, smaller, larger = worst
-        return [_warning(larger, f"{_figures(larger)} lies below the smaller {_figures(smaller)}")]
-    best = max((row for row in rows if row.is_finalist and _usable(row, correct)), default=None, key=_top1)
+        return [_warning(larger, f"{figures_of(larger)} lies below the smaller {figures_of(smaller)}")]
+    best = max((row for row in rows if row.is_finalist and is_usable(row, correct)), default=None, key=_top1)
     # Of a baseline's variants the better one counts.
     learnt = {row.name: row for row in sorted(baselines, key=_top1)}
     last = min(learnt.values(), default=None, key=_top1)
     if best is None or last is None or _top1(last) >= LEARNT * _top1(best):
         return []
-    return [_warning(last, f"{_figures(last)} has hardly learnt anything beside {_figures(best)}")]
+    return [_warning(last, f"{figures_of(last)} has hardly learnt anything beside {figures_of(best)}")]
 
 
 def _top1(row: FrontRow) -> float:
@@ -127,7 +128,7 @@ def family(name: str) -> str:
 
 def _with_controls(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]], seed: int) -> Comparison:
     """Finalists against the random networks that are predicted to be as fast."""
-    by_id = {row.id: row for row in rows if _usable(row, correct)}
+    by_id = {row.id: row for row in rows if is_usable(row, correct)}
     pairs = [(by_id[row.control_of], row) for row in rows
              if row.is_control and row.id in by_id and row.control_of in by_id]
     if not pairs:
@@ -149,13 +150,14 @@ def _with_controls(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bo
                       len(pairs))
 
 
-def _usable(row: FrontRow, correct: Mapping[str, NDArray[np.bool_]]) -> bool:
+def is_usable(row: FrontRow, correct: Mapping[str, NDArray[np.bool_]]) -> bool:
+    """Whether a row can be compared: it was scored and timed, and its answers are known."""
     return row.verified and row.latency_ms is not None and row.top1_test is not None and row.id in correct
 
 
 def _of_name(variants: Sequence[FrontRow], finalists: Sequence[FrontRow],
              correct: Mapping[str, NDArray[np.bool_]], seed: int) -> Comparison:
-    usable = [row for row in variants if _usable(row, correct)]
+    usable = [row for row in variants if is_usable(row, correct)]
     if not usable or not finalists:
         who = f"the {_kind(variants[0])}" if not usable else "no finalist"
         reason = next((row.reason for row in variants if row.reason), "it was not scored and timed on this host")
@@ -169,7 +171,7 @@ def _of_name(variants: Sequence[FrontRow], finalists: Sequence[FrontRow],
         return max(comparisons, key=lambda item: accuracy[item.baseline])
     chosen = min(with_rival, key=lambda item: item.difference or 0.0)
     others = [item.baseline for item in comparisons if item.difference is None]
-    extra = "".join(f" ({_figures(row)} is faster than every finalist.)" for row in usable if row.id in others)
+    extra = "".join(f" ({figures_of(row)} is faster than every finalist.)" for row in usable if row.id in others)
     return Comparison(**{**chosen.to_dict(), "sentence": chosen.sentence + extra})
 
 
@@ -182,9 +184,9 @@ def _against(baseline: FrontRow, finalists: Sequence[FrontRow],
         fastest = min(finalists, key=lambda row: row.latency_ms or 0.0)
         return Comparison(baseline.id, baseline.name, "none as fast",
                           f"The search does not beat {who}: no finalist is as fast "
-                          f"({_kind(baseline)} {_figures(baseline, False)}; fastest finalist {_figures(fastest)}).")
+                          f"({_kind(baseline)} {figures_of(baseline, False)}; fastest finalist {figures_of(fastest)}).")
     best = max(eligible, key=lambda row: (row.top1_test or 0.0, -(row.latency_ms or 0.0)))
-    difference, low, high = _difference(best, baseline, correct, len(eligible), seed)
+    difference, low, high = difference_of(best, baseline, correct, len(eligible), seed)
     beats = low > 0
     bounds = _bounds(low, high, beats)
     if beats:
@@ -207,23 +209,25 @@ def _quickest(eligible: Sequence[FrontRow], baseline: FrontRow, correct: Mapping
         if (row.latency_ms_high or row.latency_ms or 0.0) * (1 + EQUAL) > (baseline.latency_ms_low
                                                                            or baseline.latency_ms or 0.0):
             return None
-        difference, low, high = _difference(row, baseline, correct, len(eligible), seed)
+        difference, low, high = difference_of(row, baseline, correct, len(eligible), seed)
         if low > -MARGIN:
             sentence = (f"The search beats {describe(baseline)} in speed: {_times(row, baseline)} as fast at equal "
-                        f"top-1 (at most {100 * MARGIN:.1f} points less: {_format_signed(difference)} points, "
+                        f"top-1 (at most {100 * MARGIN:.1f} points less: {format_signed(difference)} points, "
                         f"{_bounds(low, high, True)}): {_both(row, baseline)}.")
             return Comparison(baseline.id, baseline.name, "faster", sentence, row.id, difference, low, high,
                               len(eligible))
     return None
 
 
-def _difference(finalist: FrontRow, baseline: FrontRow, correct: Mapping[str, NDArray[np.bool_]], chosen_of: int,
-                seed: int) -> tuple[float, float, float]:
+def difference_of(finalist: FrontRow, baseline: FrontRow, correct: Mapping[str, NDArray[np.bool_]], chosen_of: int,
+                  seed: int) -> tuple[float, float, float]:
+    """How much more accurate one network is than another, with its 95 % interval, widened for having had `chosen_of`
+    to choose from."""
     return paired_bootstrap(correct[finalist.id], correct[baseline.id], confidence=1 - 0.05 / chosen_of, seed=seed)
 
 
 def _bounds(low: float, high: float, excludes_zero: bool) -> str:
-    return (f"95 % interval {_format_signed(low)} to {_format_signed(high)}"
+    return (f"95 % interval {format_signed(low)} to {format_signed(high)}"
             + ("" if excludes_zero or high < 0 else ", which includes 0"))
 
 
@@ -239,20 +243,22 @@ def _times(finalist: FrontRow, baseline: FrontRow) -> str:
 
 
 def _both(finalist: FrontRow, baseline: FrontRow) -> str:
-    return f"finalist {_figures(finalist)}; {_kind(baseline)} {_figures(baseline, False)}"
+    return f"finalist {figures_of(finalist)}; {_kind(baseline)} {figures_of(baseline, False)}"
 
 
 def _kind(row: FrontRow) -> str:
-    return "known network" if row.is_known else "baseline"
+    return "known network" if row.is_known else "whole network" if row.is_whole else "baseline"
 
 
 def describe(row: FrontRow) -> str:
-    """The name of a row in sentences, tables and pictures: a letter that one can say or a known network's name, if it
-    has one, and the id."""
-    return f"{row.name if row.is_known else row.label} {row.id}".strip()
+    """What a row is called in sentences, tables and pictures: a letter that one can say, and a known network's name or
+    otherwise the id, or both."""
+    name = row.name if row.name != row.id and not row.is_baseline else ""
+    return " ".join(filter(None, (row.label, name, "" if row.label and name else row.id)))
 
 
-def _figures(row: FrontRow, named: bool = True) -> str:
+def figures_of(row: FrontRow, named: bool = True) -> str:
+    """What a network is called, its top-1 and its latency, as in `C 2d6ca7d1 96.60 % in 0.078 ms`."""
     top1, latency = row.top1_test or 0.0, row.latency_ms or 0.0
     return f"{describe(row) + ' ' if named else ''}{100 * top1:.2f} % in {latency:.3g} ms"
 
@@ -267,5 +273,6 @@ def _points(difference: float) -> str:
     return f"{100 * difference:.2f} points"
 
 
-def _format_signed(difference: float) -> str:
+def format_signed(difference: float) -> str:
+    """A difference in points, with its sign."""
     return f"{100 * difference:+.2f}".replace("-", "−")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hwnas.accuracy.estimator import meaning
 from hwnas.front.comparison import describe
+from hwnas.front.lineage import draw_lineage, is_race
 from hwnas.front.rows import FrontRow
 from hwnas.pictures import MUTED, Line, draw_better, is_number, log_axis, new_figure, percent_axis, place_labels, title
 from hwnas.study.objective import COSTS
@@ -73,7 +74,8 @@ class PlotInfo:
 
 
 def front_figure(rows: Sequence[FrontRow], trials: Sequence[Mapping[str, Any]], info: PlotInfo) -> Figure:
-    """Left: test top-1 against measured latency, with intervals. Right: the search's estimates and predictions.
+    """Left: test top-1 against measured latency, with intervals. Right: the search's estimates and predictions, or the
+    lineage of a race.
 
     Rows that are not verified are hollow marks at their predicted latency. A further cost that the search minimised
     sets the size of a mark. `trials` are rows of `trials.csv`.
@@ -107,7 +109,7 @@ def _draw_front(axes: Axes, rows: Sequence[FrontRow], info: PlotInfo, verified: 
         (lambda row: row.is_finalist and not row.on_front, OTHER, "o", 5.5, "other finalists"),
         (lambda row: row.is_control and not row.is_known, CONTROL, "s", 5.0, "random networks of the space"),
         (lambda row: row.is_known, CONTROL, "X", 7.0, "known networks of the space"),
-        (lambda row: row.is_baseline, BASELINE, "D", 5.5, "baselines (timm)"),
+        (lambda row: row.is_baseline, BASELINE, "D", 5.5, "baselines"),
         *((lambda row, told=told: row.is_contender and row.origin == told, FRONT, "^", 7.5, f"joined: {told}")
           for told in dict.fromkeys(row.origin for row in shown if row.is_contender and row.origin)))
     for chosen, color, marker, size, label in kinds:
@@ -162,6 +164,11 @@ def _errors(rows: Sequence[FrontRow], of: str) -> list[list[float]]:
 
 
 def _draw_trials(axes: Axes, rows: Sequence[FrontRow], trials: Sequence[Mapping[str, Any]], info: PlotInfo) -> None:
+    if is_race(trials):
+        draw_lineage(axes, rows, trials, info.cap_ms)
+        _cap(axes, info.cap_ms)
+        _legend(axes)
+        return
     title(axes, "What the search saw: estimates")
     axes.set_ylabel(f"{meaning(info.accuracy)} (%)")
     axes.set_xlabel("predicted latency (ms, log scale)")

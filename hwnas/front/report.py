@@ -16,6 +16,9 @@ from hwnas.accuracy.estimator import meaning
 from hwnas.data.dataset import left_out_text
 from hwnas.errors import hidden
 from hwnas.front.comparison import describe
+from hwnas.front.deploy import DEPLOY
+from hwnas.front.lineage import COLUMNS as RACE_COLUMNS
+from hwnas.front.lineage import is_race, lineage_rows
 from hwnas.front.picture import PlotInfo, front_figure
 from hwnas.front.rows import COLUMNS, Cost, FrontRow, load_front, sort_rows
 from hwnas.pictures import figure_bytes
@@ -166,8 +169,9 @@ def plot_info(environment: Mapping[str, Any]) -> PlotInfo:
     batch, training = (environment.get("target") or {}).get("batch"), environment.get("training") or {}
     begun = "from scratch or, if so named, pretrained" if training.get("pretrained") else "from scratch"
     begun = "from pretrained weights" if training.get("all_pretrained") else begun
-    steps = f"{training.get('first_steps')} + " * bool(training.get("first_steps") and training.get("all_pretrained"))
-    told = f"trained {begun}, {steps}{training['steps']} steps" if training.get("steps") else ""
+    told = f"trained {begun}, {training['steps']} steps" if training.get("steps") else ""
+    if environment.get("race"):
+        told = f"trained in a race, {begun}"
     size = (environment.get("dataset") or {}).get("image_size")
     return PlotInfo(text("target", "name"), host, text("dataset", "title") or text("dataset", "name"),
                     str(environment.get("created", ""))[:10],
@@ -183,6 +187,7 @@ def report_html(data: ReportData) -> str:
         f"<h1>{escape(title)}</h1>", _lead(data), _svg(data.svg),
         section("What the search is worth", _comparisons(data)),
         section("The front", _front(data)),
+        section("The race", _race(data)),
         section("Class by class", _classes(data)),
         section("Random networks of the space", _controls(row for row in data.rows if row.control_of)),
         section("Known networks of the space", _controls(row for row in data.rows if row.is_known)),
@@ -217,17 +222,20 @@ def _lead(data: ReportData) -> str:
     front = [row for row in data.rows if row.on_front]
     networks = "1 network" if len(front) == 1 else f"{len(front)} networks"
     words = [f"{networks} on the {'verified' if verified else 'predicted'} front", where, data.info.date]
-    return f'<p class="lead">{escape(" · ".join(word for word in words if word))}</p>'
+    deploy = "".join(f"<p><b>{escape(item.get('sentence', ''))}</b></p>" for item in data.comparisons
+                     if item.get("verdict") == DEPLOY)
+    return f'<p class="lead">{escape(" · ".join(word for word in words if word))}</p>{deploy}'
 
 
 def _comparisons(data: ReportData) -> str:
-    if not data.comparisons:
+    comparisons = [item for item in data.comparisons if item.get("verdict") != DEPLOY]
+    if not comparisons:
         return "<p>Nothing was compared: neither baselines nor controls were asked for.</p>"
     warn = '<span class="no">!</span> '
     yes, no = '<span class="yes">✓</span> ', '<span class="no">✗</span> '
     mark = {"beats": yes, "faster": yes, "does not beat": no, "none as fast": no, "under-trained": warn}
     items = "".join(f"<li>{mark.get(str(item.get('verdict')), '')}{escape(item.get('sentence', ''))}</li>"
-                    for item in data.comparisons)
+                    for item in comparisons)
     return (f'<ul>{items}</ul><p class="note">The rival is the most accurate finalist that is not slower than the '
             "baseline's 90 % latency interval. “Beats” needs a paired bootstrap over the test images whose 95 % "
             "interval, widened for having had several finalists to pick from, excludes 0. Of a baseline's variants "
@@ -253,6 +261,16 @@ def _front(data: ReportData) -> str:
     cells = [_cells(row, rewarded) for row in rows]
     return table(_columns(rows), cells, ["front" if row.on_front else "" for row in rows]) \
         + note + _costs(rows[0]) + _architectures(rows)
+
+
+def _race(data: ReportData) -> str:
+    if not is_race(data.trials):
+        return ""
+    rows = lineage_rows(data.rows, data.trials)
+    return (table(RACE_COLUMNS, rows, ["front" if row[-1] == "finished" else "" for row in rows])
+            + '<p class="note">Every network that was trained, in the order in which they were made. Top-1 won: '
+              "against the network that it was cut from, right after its first leg, on validation images. One that was "
+              "finished was trained on until its rate was zero.</p>")
 
 
 def _columns(rows: Sequence[FrontRow]) -> list[str]:

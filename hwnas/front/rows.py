@@ -109,6 +109,11 @@ class FrontRow:
         return self.is_control and not self.control_of
 
     @property
+    def is_whole(self) -> bool:
+        """A finalist that is the network which the others are cut from."""
+        return self.is_finalist and self.architecture.startswith(f"timm:{self.name} ")
+
+    @property
     def is_contender(self) -> bool:
         """May be on the front: a finalist, or another network of ours that joined."""
         return not (self.is_baseline or self.is_control)

@@ -14,6 +14,7 @@ from hwnas.cli.progress import Console
 from hwnas.errors import CandidateError, Unfinished
 from hwnas.front.card import Input, card_text
 from hwnas.front.comparison import Comparison, compare
+from hwnas.front.deploy import compare_deployed
 from hwnas.front.make import Making, fault_of, make_all
 from hwnas.front.report import report_data, write_report
 from hwnas.front.rows import FrontRow, mark_front, save_front, with_costs
@@ -145,7 +146,7 @@ def results_of(scores: Scores, run: RunFolder, making: Making, objective: Object
     """The rows of `scores` with all minimised costs and the front marked, and finalists compared with baselines."""
     rows = mark_front(with_costs(scores.rows, run, objective), environment.get("cap_ms"), environment.get("cap_p99_ms"))
     correct = {name: answers == making.dataset.test.labels for name, answers in scores.predicted.items()}
-    return Results(rows, environment, compare(rows, correct), scores)
+    return Results(rows, environment, [*compare_deployed(rows, correct), *compare(rows, correct)], scores)
 
 
 def write_results(run: RunFolder, results: Results, making: Making, trials: Sequence[Mapping[str, Any]],

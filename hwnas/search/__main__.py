@@ -61,7 +61,7 @@ def main(config: Config, console: Console) -> None:
 
 def conclude(result: SearchResult, console: Console) -> None:
     """Print the result in a few lines; nothing when another process verifies."""
-    from hwnas.front.comparison import describe
+    from hwnas.front.deploy import DEPLOY
 
     for row in sorted(result.rows, key=lambda row: row.best_latency_ms or 0.0):
         mark = "*" if row.on_front else " "
@@ -69,9 +69,9 @@ def conclude(result: SearchResult, console: Console) -> None:
         latency = "-" if row.best_latency_ms is None else f"{row.best_latency_ms:.3f} ms"
         state = "" if row.verified else f"  not verified{': ' if row.reason else ''}{row.reason}"
         costs = "".join(f"  {COSTS[cost.name].shown(cost.best):>10}" for cost in row.costs)
-        name = describe(row) if row.is_known else row.id
-        console.say(f"{mark} {name:<28} top-1 {top1:>7}  {latency:>10}{costs}{state}")
-    for comparison in result.comparisons:
+        name = f"  {row.name}" * (row.name != row.id and not row.is_baseline)
+        console.say(f"{mark} {row.id:<28} top-1 {top1:>7}  {latency:>10}{costs}{name}{state}")
+    for comparison in sorted(result.comparisons, key=lambda comparison: comparison.get("verdict") == DEPLOY):
         console.say(str(comparison.get("sentence", "")))
     if result.rows:
         console.say(f"report: {result.run.report}")

@@ -120,23 +120,34 @@ class Pace:
         return low
 
 
-def pace_of(network: Network, making: Making, score: Callable[[ModelFolder], float] | None = None) -> Pace:
+def pace_of(network: Network, making: Making, score: Callable[[ModelFolder], float] | None = None,
+            small: Network | None = None) -> Pace:
     """Make a network's files for real, with a few steps of training, and see what takes how long.
 
-    Twice: the first time reads libraries, which each process does once (STARTING_S). `score` says how many seconds
-    scoring them takes, where that is not done here.
+    Once before, without looking: the first time reads libraries, which each process does once (STARTING_S). `score`
+    says how many seconds scoring them takes, where that is not done here. With a `small` network the seconds of making
+    are those of networks that lie between the two, evenly in the logarithm.
     """
+    _pace_of(small or network, making, None)
+    pace = _pace_of(network, making, score)
+    if small is None:
+        return pace
+    low, high = sorted((pace.making_s, _pace_of(small, making, None).making_s))
+    mean_s = high if high < 1.01 * low else (high - low) / math.log(high / low)
+    return replace(pace, making_s=mean_s)
+
+
+def _pace_of(network: Network, making: Making, score: Callable[[ModelFolder], float] | None) -> Pace:
     from hwnas.front.make import DECIDING, make
     from hwnas.front.score import fp32_top1
     from hwnas.system.run_folder import ModelFolder
 
-    for _ in range(2):
-        clock, heard = Clock.start(0.0), _Stamps()
-        with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
-            make(network, ModelFolder(Path(folder)), _short(making), heard)
-            fp32_top1(ModelFolder(Path(folder)).onnx, making.dataset.at_size(network.shape.image_size))
-            took_s = clock.spent_s
-            scoring_s = COMPILING_S if score is None else max(COMPILING_S, score(ModelFolder(Path(folder))))
+    clock, heard = Clock.start(0.0), _Stamps()
+    with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
+        make(network, ModelFolder(Path(folder)), _short(making), heard)
+        fp32_top1(ModelFolder(Path(folder)).onnx, making.dataset.at_size(network.shape.image_size))
+        took_s = clock.spent_s
+        scoring_s = COMPILING_S if score is None else max(COMPILING_S, score(ModelFolder(Path(folder))))
     data, batch = making.dataset, making.recipe.batch_for(len(making.dataset.train))
     deciding = 2 * min(DECIDING, len(data.validation))  # by the last weights and by their average
     answers = (deciding + len(data.test)) / (FORWARD * batch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -253,10 +254,12 @@ def _space(options: PlanOptions, info: DatasetInfo, console: Console) -> tuple[S
 
     name = options.around
     check_timm(name, "around")
+    most_px = px or min(info.native_size, LARGEST_PX)
+    content = partial(space_content, channels=info.channels, classes=info.classes, image_size=most_px,
+                      image_sizes=options.image_sizes or ())
+    content(name)  # what cannot be cut is refused before its weights are looked for
     start, pad = _start(name, options, console, lambda: find_pretrained(name, options.pretrained, info.channels))
-    content = space_content(around_of(options.around, pad), info.channels, info.classes,
-                            px or min(info.native_size, LARGEST_PX), options.image_sizes or ())
-    return SearchSpace.of_content(content, f"around_{options.around}", channels=info.channels,
+    return SearchSpace.of_content(content(around_of(name, pad)), f"around_{name}", channels=info.channels,
                                   classes=info.classes), start
 
 

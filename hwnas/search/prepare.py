@@ -156,10 +156,19 @@ def _pace(plan: Plan, dataset: Dataset, console: Console) -> Pace:
     score = None if device.is_here else partial(scoring_seconds, network=network, dataset=dataset,
                                                 target=making.target, device=device)
     with console.step("time this machine" if score is None else f"time this machine, and {device.host.name} over ssh"):
-        pace = pace_of(network, making, score).with_networks(plan.baselines, making)
+        pace = pace_of(network, making, score, _smallest(plan)).with_networks(plan.baselines, making)
     if score is not None:
         console.note(f"{device.host.name} takes {pace.scoring_s:.1f} s to score a network")
     return pace
+
+
+def _smallest(plan: Plan) -> FoundNetwork | None:
+    """The smallest network that the space knows by name, on the smallest images; None for trials from
+    scratch."""
+    if not plan.races and plan.start is None:
+        return None
+    known = [replace(network, image_size=min(plan.space.image_sizes)) for network in plan.space.known.values()]
+    return plan.network(min(known, key=lambda network: network.macs)) if known else None
 
 
 def _fitting(plan: Plan, chosen: Chosen, estimator: AccuracyEstimator, dataset: Dataset, url: str,

@@ -21,7 +21,7 @@ come to the same decision, and a killed race goes on where it was. Why it is run
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -200,7 +200,8 @@ class Race:
     def steps(self) -> list[Step]:
         """Everything that can be done now, most wanted first; nothing when the race is over. A rung begins when
         nothing is left of those before it."""
-        for rung in (self._known_rung, self._trunk_and_sizes, self._children, self._finish_and_controls):
+        before = (self._known_rung, self._trunk_and_sizes, self._children) if self.chosen is None else ()
+        for rung in (*before, self._finish_and_controls):
             if wanted := list(rung()):
                 return wanted
         return []
@@ -325,9 +326,9 @@ class Race:
             beaten = self._beaten(self.rivals)
             yield Choose(self.course.choose([line for line in self.rivals if line.number not in beaten]))
             return
-        whole = self._by_id.get(self.course.whole)
-        if whole is not None and whole.live and whole.rungs == {KNOWN}:
-            yield Train(REFERENCE, whole.architecture, whole, None, "", REFERENCE_UNITS, RATES[KNOWN], 0.0)
+        if (whole := self._left_behind({line.id for line in self.finalists})) is not None:
+            yield Train(REFERENCE, whole.architecture, whole, None, "", self._reference_units(whole),
+                        float(whole.legs[-1]["end"]), 0.0)
         for line in self.finalists:
             if line.live and FINISH not in line.rungs:
                 yield Train(FINISH, line.architecture, line, None, line.move, FALL * self._units(line),
@@ -345,6 +346,14 @@ class Race:
                 yield Drop(line, "others were chosen")
 
     # What follows from the lines.
+
+    def _left_behind(self, ids: Container[str]) -> Line | None:
+        """The whole network, where it is not among those that go on and others are still to be held against it."""
+        whole = self._by_id.get(self.course.whole)
+        return whole if whole is not None and whole.live and whole.legs and whole.id not in ids else None
+
+    def _reference_units(self, whole: Line) -> float:
+        return FALL * self._units(whole) if whole.rungs & {*UNITS} else REFERENCE_UNITS
 
     @property
     def _may_add(self) -> bool:
@@ -504,13 +513,13 @@ class Race:
                                 if course.n_children)
         finish = min(course.k, len(every)) * FALL * mean_s
         if self.chosen is not None:
-            children = 0.0
+            trunk, sizes, children = 0.0, 0.0, 0.0
             left = [line for line in self.finalists if line.live]
             finish = sum(FALL * self._units(line) * self.step_s(line.architecture) for line in left)
+            networks = [line.architecture for line in self.finalists]
         controls = course.n_controls - sum(line.made == CONTROL and bool(line.legs) for line in self.lines)
-        whole = self._by_id.get(course.whole)
-        is_reference = whole is not None and whole.rungs == {KNOWN} and whole.id not in {each.id for each in networks}
-        reference = REFERENCE_UNITS * self.step_s(whole.architecture) if is_reference and whole is not None else 0.0
+        whole = self._left_behind({each.id for each in networks})
+        reference = 0.0 if whole is None else self._reference_units(whole) * self.step_s(whole.architecture)
         many = min(course.workers, course.k)
         return {TRUNK: trunk, SIZE: sizes / min(course.workers, max(1, len(networks))), CHILD: children / many,
                 FINISH: finish / many, CONTROL: max(0, controls) * (1 + FALL) * mean_s / many,

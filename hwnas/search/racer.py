@@ -23,7 +23,6 @@ from hwnas.search.loop import unseen_params
 from hwnas.search.race import CHILD, FINISH, PROPOSED, WARMUP, Ask, Choose, Course, Drop, Look, Race, Train
 from hwnas.search.trial import SearchOptions, facts_of
 from hwnas.study.lines import (
-    LINE,
     Beats,
     Line,
     add_line,
@@ -38,7 +37,7 @@ from hwnas.study.lines import (
     record_loss,
 )
 from hwnas.study.objective import upper_ms
-from hwnas.study.record import DUPLICATE, INFEASIBLE
+from hwnas.study.record import DUPLICATE, INFEASIBLE, LINE
 from hwnas.study.storage import HEARTBEAT_S, storage_errors
 from hwnas.study.study import storage_of, study_lock
 from hwnas.system.libraries import release_memory
@@ -261,6 +260,8 @@ class _Racer:
             return
         leg = {**{key: work[key] for key in ("rung", "steps", "start", "end")}, "seconds": seconds,
                "threads": step.threads}
+        if step.source is not None:
+            leg["gain"] = float(right.mean()) - step.source.top1
         source = line.source if step.source is None else step.source.number
         values = self.setting.options.objective.values(float(right.mean()), line.latency_ms, line.architecture)
         record_leg(self.study, line, leg, key, right, source, step.move, values)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from hwnas.networks.network import FoundNetwork
     from hwnas.samplers.loading import Asking
     from hwnas.search.prepare import Prepared
+    from hwnas.space.architecture import Architecture
+    from hwnas.space.search_space import SearchSpace
     from hwnas.training.recipe import Recipe
 
 LENGTH = "race"  # attribute of the study: the race's Length
@@ -227,7 +229,7 @@ def raced_of(prepared: Prepared) -> dict[str, Raced]:
 
 
 def race_rows(prepared: Prepared) -> list[FrontRow]:
-    """Finalists and controls as rows of the later front. The whole network is a baseline."""
+    """Finalists and controls as rows of the later front; the whole network is a baseline where it was dropped."""
     from hwnas.front.rows import FrontRow
 
     plan, lines = prepared.plan, read_lines(prepared.study, prepared.plan.space)
@@ -250,9 +252,21 @@ def race_rows(prepared: Prepared) -> list[FrontRow]:
         if line.made == CONTROL:
             row = replace(row, is_control=True, control_of=line.move.removeprefix("drawn for "))
         elif line.id == whole:
-            row = replace(row, is_baseline=True, name=plan.space.definition.around.partition("+")[0])
+            row = replace(row, is_baseline=line.number not in chosen,
+                          name=plan.space.definition.around.partition("+")[0])
+        elif name := known_name(plan.space, line.architecture):
+            row = replace(row, name=name)
         rows.append(row)
     return rows
+
+
+def known_name(space: SearchSpace, network: Architecture) -> str:
+    """The name of a network that a space knows, with head and image size where these are others; empty for others."""
+    for name, known in space.known.items():
+        if replace(known, image_size=network.image_size, head=network.head) == network:
+            other = "" if known.head == network.head else f" with head {network.head}"
+            return f"{name}{other} at {network.image_size} px"
+    return ""
 
 
 def stories_of(prepared: Prepared) -> dict[str, str]:

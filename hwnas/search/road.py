@@ -218,7 +218,7 @@ def _race_wanted(prepared: Prepared) -> list[FrontRow]:
     from hwnas.front.rows import FrontRow
 
     plan, rows = prepared.plan, race_rows(prepared)
-    raced = any(row.is_baseline for row in rows)
+    raced = any(row.is_baseline or row.is_whole for row in rows)
     return [*rows, *(FrontRow.of(network, target=plan.deployment.target.name, host=plan.deployment.host_name)
                      for network in plan.baselines if not (raced and network.id == plan.whole))]
 

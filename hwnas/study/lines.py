@@ -22,12 +22,10 @@ from optuna.trial import FrozenTrial, TrialState
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
 from hwnas.stats import binomial_std
-from hwnas.study.record import DROPPED, EVALUATED, FAILED, VALUES
+from hwnas.study.record import DROPPED, EVALUATED, FAILED, LINE, VALUES
 from hwnas.study.storage import GRACE_S
 from hwnas.study.study import storage_of
 from hwnas.system.processes import is_dead, worker_name
-
-LINE = "line"  # user attribute: source, move and legs of a line; trials without it are none
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +39,8 @@ class Line:
         made: the rung that it was made for.
         source: number of the line that its weights came from; None: the pretrained ones, or random ones.
         move: what made it of its source, such as `64 to 56 px`; empty for a network that is known by name.
-        legs: what it was trained for, in order: rung, steps, rates, seconds, and what its average answered then.
+        legs: what it was trained for, in order: rung, steps, rates, seconds, what its average answered then, and behind
+            another line the top-1 that it gained over it.
         key: names its weights by everything that decided them; empty before the first leg.
         state: Optuna's.
         loss: of the untrained network on some validation images, None where that was not asked.

@@ -24,6 +24,7 @@ ERROR = "error"
 LOST = "lost"
 DROPPED = "dropped"  # a line that others beat
 VALUES = "values"  # user attribute of a line: the study's values of what it answers so far
+LINE = "line"  # user attribute: source, move and legs of a line of a race; trials without it are none
 REUSED = "reused_from"  # user attribute of a trial: run folder of the earlier search that measured its accuracy
 RECORD = "hwnas"  # user attribute of a study: its format, its identity and perhaps OBJECTIVES
 OBJECTIVES = "objectives"  # in RECORD: names of the known objectives, unless they are latency alone
@@ -79,7 +80,7 @@ class Counts:
 def count(trials: Sequence[FrozenTrial]) -> Counts:
     """Count the trials of a study."""
     evaluated: set[str] = set()
-    tally = dict.fromkeys((EVALUATED, INFEASIBLE, DUPLICATE, FAILED, INTERRUPTED, ERROR, LOST), 0)
+    tally = dict.fromkeys((EVALUATED, INFEASIBLE, DUPLICATE, FAILED, INTERRUPTED, ERROR, LOST, DROPPED), 0)
     running = waiting = reused = 0
     for trial in trials:
         if REUSED in trial.user_attrs:
@@ -116,7 +117,8 @@ def trial_rows(study: optuna.Study) -> list[dict[str, Any]]:
 
     The columns are OF_EVERY_TRIAL. If the study minimises other costs than latency, these follow, and `objectives`
     holds their names. `state` is Optuna's. `outcome` is evaluated, infeasible (over the cap), duplicate, failed (the
-    candidate's own failure), interrupted (Ctrl-C), error, or lost (its worker died). Latencies are in ms, top-1 is
+    candidate's own failure), dropped (others beat it in the race), interrupted (Ctrl-C), error, or lost (its worker
+    died). Latencies are in ms, top-1 is
     from 0 to 1; if `extrapolated`, it is predicted from the epochs before a stop. `epochs` were trained in `seconds`.
     `started` and `finished` are local ISO times. None: not known.
     """
@@ -137,6 +139,8 @@ def trial_rows(study: optuna.Study) -> list[dict[str, Any]]:
 
 def _row(trial: FrozenTrial) -> dict[str, Any]:
     attrs: Mapping[str, Any] = trial.user_attrs
+    line: Mapping[str, Any] = attrs.get(LINE, {})
+    legs = line.get("legs", ())
     reason = attrs.get("reason")
     if outcome(trial) == LOST and reason is None:
         reason = "its worker died or was stopped for too long"
@@ -146,6 +150,9 @@ def _row(trial: FrozenTrial) -> dict[str, Any]:
         "epochs": _epochs(attrs),
         "feasible": all(value <= 0 for value in trial.constraints.values()) if "architecture_id" in attrs else None,
         "started": _iso(trial.datetime_start), "finished": _iso(trial.datetime_complete),
+        "rungs": " ".join(str(leg["rung"]) for leg in legs) or line.get("made"), "source": line.get("source"),
+        "move": line.get("move") or None, "steps": sum(int(leg["steps"]) for leg in legs) if line else None,
+        "gain": next((float(leg["gain"]) for leg in legs if "gain" in leg), None),
     }
     return {column: values[column] if column in values else attrs.get(column) for column in OF_EVERY_TRIAL}
 

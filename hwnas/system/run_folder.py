@@ -280,7 +280,8 @@ OF_EVERY_TRIAL: dict[str, Any] = {
     "top1_std": _NUMBER, "latency_ms_predicted": _NUMBER, "latency_ms_predicted_low": _NUMBER,
     "latency_ms_predicted_high": _NUMBER, "reward": _NUMBER, "seconds": _NUMBER, "epochs": _COUNT, "stopped": _FLAG,
     "extrapolated": _FLAG, "feasible": _FLAG, "duplicate_of": _COUNT, "reason": _TEXT, "seed": _COUNT,
-    "started": _TEXT, "finished": _TEXT}
+    "started": _TEXT, "finished": _TEXT, "rungs": _TEXT, "source": _COUNT, "move": _TEXT, "gain": _NUMBER,
+    "steps": _COUNT}
 ESTIMATED = ("top1_estimated", "top1_estimated_low", "top1_estimated_high")  # by the model of all trials
 TRIALS = OF_EVERY_TRIAL | dict.fromkeys(
     (*ESTIMATED, "size_mb_predicted", "macs", "price_per_million_predicted"), _NUMBER)

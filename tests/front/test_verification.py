@@ -130,7 +130,8 @@ def test_answers_and_samples_are_kept(finished: RunFolder) -> None:
 def test_comparison_is_written(run: RunFolder, clock) -> None:
     clock.update({tiny_finalist().id: 0.3, BASELINE.id: 0.1})
     finish(run, [tiny_finalist(), BASELINE], tiny_making(), facts())
-    (found,) = json.loads(run.comparisons.read_text())
+    deploy, found = json.loads(run.comparisons.read_text())
+    assert deploy["verdict"] == "deploy"
     assert found["verdict"] == "none as fast"
     assert "no finalist is as fast" in run.report.read_text()
 

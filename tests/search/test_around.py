@@ -28,15 +28,14 @@ from hwnas.search.plan import make_plan
 from hwnas.search.prepare import search_options
 from hwnas.space.search_space import SearchSpace
 from hwnas.system.run_folder import ModelFolder, RunFolder
-from hwnas.training.first import FirstTraining
 from hwnas.training.job import make_job
 from hwnas.verify import run as verify
 from hwnas.worker import main as work
 
 NAME = "test_efficientnet"
-SMALL = ["+target=xeon_int8", "dataset=digits", "dataset.image_size=32", f"around={NAME}", "n_trials=3", "workers=1",
-         "inherited.epochs=1", "inherited.min_steps=2", "inherited.max_steps=2", "inherited.train_images=64",
-         "finalists.k=1", "finalists.recipe.max_steps=3", "controls=1", "verification.seconds=40"]
+SMALL = ["+target=xeon_int8", "dataset=digits", "dataset.image_size=32", f"around={NAME}", "workers=1", "n_trials=6",
+         "finalists.k=2", "finalists.recipe.min_steps=4", "finalists.recipe.max_steps=4", "controls=1",
+         "verification.seconds=40"]
 pytestmark = pytest.mark.usefixtures("any_machine")
 
 
@@ -67,37 +66,34 @@ def plan_of(*more: str):
     return make_plan(compose("search", [*SMALL, *more]), Console(quiet=True))
 
 
-def test_cuts_are_searched_and_fine_tuned_from_what_they_keep(home, tmp_path, capsys):
+def test_cuts_race_from_pretrained_weights_and_are_verified(home, tmp_path, capsys):
     out = tmp_path / "run"
     given = [*SMALL, f"out={out}"]
     assert run_command(main, "search", "usage", given) == 0, capsys.readouterr().err
+    said = capsys.readouterr().err
     rows = {row["id"]: row for row in rows_of(out / "front.csv")}
-    assert f"{NAME}-pretrained" in rows
-    assert rows[f"{NAME}-pretrained"]["is_baseline"] == "true"
-    cuts = [row for row in rows.values() if row["is_baseline"] != "true"]
-    assert {row["architecture"].split()[0] for row in cuts} == {f"timm:{NAME}"}
+    assert {row["architecture"].split()[0] for row in rows.values()} == {f"timm:{NAME}"}
     assert all(row["verified"] == "true" for row in rows.values()), [row["reason"] for row in rows.values()]
     for id, row in rows.items():
         folder = ModelFolder(RunFolder(out).model(id).path)
         network = read_network(folder, Shape(1, 32, 10))
-        assert network is not None
+        assert isinstance(network, FoundNetwork)
         assert network.pretrained is not None
         assert network.normalisation == ((0.5,), (0.25,))
-        said = {entry.key: entry.value for entry in onnx.load(folder.onnx).metadata_props}
-        assert json.loads(said["pretrained"])["licence"] == "MIT"
-        assert json.loads(said["mean"]) == [0.5], row
+        assert FoundNetwork(network.architecture).provenance == {}
+        facts = {entry.key: entry.value for entry in onnx.load(folder.onnx).metadata_props}
+        assert json.loads(facts["pretrained"])["licence"] == "MIT"
+        assert json.loads(facts["mean"]) == [0.5], row
         assert "Origin: a test" in folder.card.read_text()
-        if isinstance(network, FoundNetwork):
-            assert FoundNetwork(network.architecture).provenance == {}
-    assert not (out / "trial_weights").exists()
-    assert json.loads((out / "environment.json").read_text())["training"]["first_steps"] == 2
-    card = RunFolder(out).model(cuts[0]["id"]).card
-    assert "Before that 2 steps, as a trial of the search." in card.read_text()
-    known = {row["id"] for row in cuts if row["is_control"] == "true" and not row["control_of"]}
-    space = SearchSpace.load(out / "space.yaml", channels=1, classes=10)
-    assert known <= {network.id for network in space.known.values()}
-    assert space.known["whole"].id not in rows  # it is the baseline
-    finalist = next(row["id"] for row in cuts if row["is_control"] != "true")
+        assert "A race, seed 0" in folder.card.read_text()
+    trials = {row["number"]: row for row in rows_of(out / "trials.csv")}
+    cut = next(row for row in trials.values() if row["source"] and row["outcome"] == "evaluated")
+    assert trials[cut["source"]]["steps"]  # what it was cut from was trained
+    assert cut["move"]
+    assert sum(row["is_control"] == "true" for row in rows.values()) == 1
+    deploy = [entry for entry in json.loads((out / "comparisons.json").read_text()) if entry["verdict"] == "deploy"]
+    assert f"models/{deploy[0]['finalist']}" in said.splitlines()[-2]
+    finalist = next(row["id"] for row in rows.values() if row["is_control"] == row["is_baseline"] == "false")
     for named in (finalist, str(RunFolder(out).model(finalist).path)):  # its weights ask for their normalisation
         job = make_job(compose("train", [f"run={out}" if named == finalist else "run=null", f"architecture={named}",
                                          f"weights={RunFolder(out).model(finalist).weights}", "dataset=digits",
@@ -105,7 +101,7 @@ def test_cuts_are_searched_and_fine_tuned_from_what_they_keep(home, tmp_path, ca
         assert (job.dataset.mean, job.dataset.std) == ((0.5,), (0.25,))
     capsys.readouterr()
     assert run_command(verify, "verify", "usage", [f"run={out}"], target=False) == 0, capsys.readouterr().err
-    assert "Before that 2 steps, as a trial of the search." in card.read_text()
+    assert "A race, seed 0" in RunFolder(out).model(finalist).card.read_text()
     capsys.readouterr()
     assert run_command(main, "search", "usage", given) == 0
     assert "is verified already" in capsys.readouterr().err
@@ -116,27 +112,29 @@ def test_cuts_are_searched_and_fine_tuned_from_what_they_keep(home, tmp_path, ca
     elsewhere = shutil.move(home / "weights", tmp_path / "elsewhere")
     assert run_command(work, "worker", "usage", [f"run={out}"], target=False) == 2
     assert run_command(work, "worker", "usage", [f"run={out}", f"pretrained.folder={elsewhere}"], target=False) == 0
-    save_weights(home / "weights")  # others than those of the trials
+    save_weights(home / "weights")  # others than those of the race
     assert run_command(main, "search", "usage", given) == 2
-    assert "accuracy was inherited" in capsys.readouterr().err.splitlines()[-1]
+    assert "accuracy was race" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_finalists_go_on_from_their_trials(home, tmp_path, monkeypatch):
-    begun: dict[str, bool] = {}
-    read = FirstTraining.is_kept
-    monkeypatch.setattr(FirstTraining, "trained", lambda self, model, name, *_: begun.setdefault(
-        name, read(self, name)) is None or model)
+def test_trials_and_finalists_go_on_where_they_are_asked_for(home, tmp_path, capsys):
     out = tmp_path / "run"
-    assert run_command(main, "search", "usage", [*SMALL, "finalists.k=2", "controls=0", f"out={out}"]) == 0
-    rows = rows_of(out / "front.csv")
-    assert begun == {NAME: False, **{row["id"]: True for row in rows if row["is_baseline"] != "true"}}
-    assert len(begun) == 3
+    given = [*SMALL, "accuracy=inherited", "n_trials=2", "inherited.epochs=1", "inherited.min_steps=2",
+             "inherited.max_steps=2", "inherited.train_images=64", "finalists.k=1", f"out={out}"]
+    assert run_command(main, "search", "usage", given) == 0, capsys.readouterr().err
+    rows = {row["id"]: row for row in rows_of(out / "front.csv")}
+    assert rows[f"{NAME}-pretrained"]["is_baseline"] == "true"
+    cuts = [row for row in rows.values() if row["is_baseline"] != "true"]
+    known = {row["id"] for row in cuts if row["is_control"] == "true" and not row["control_of"]}
+    space = SearchSpace.load(out / "space.yaml", channels=1, classes=10)
+    assert known <= {network.id for network in space.known.values()}
+    assert space.known["whole"].id not in rows  # it is the baseline
 
 
 def test_the_written_space_can_be_searched_by_its_file(home):
     plan = plan_of("around=null", f"space={home / f'around_{NAME}.yaml'}", "dataset.image_size=null")
     assert plan.start is not None
-    assert plan.accuracy == "inherited"
+    assert plan.accuracy == "race"
     assert [baseline.id for baseline in plan.baselines] == [f"{NAME}-pretrained"]
 
 
@@ -152,19 +150,16 @@ def test_the_largest_of_the_image_sizes_is_the_searchs(home):
     assert plan.space.image_sizes == (40, 24, 16)
 
 
-def test_no_supernet_stands_for_spaces_whose_stages_may_go(home, tmp_path, capsys):
-    assert run_command(main, "search", "usage", [*SMALL, "accuracy=supernet", f"out={tmp_path / 'run'}"]) == 2
-    assert "lets whole stages go" in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_without_weights_cuts_begin_at_random_and_it_is_said(home, tmp_path, monkeypatch, capsys):
+def test_missing_weights_are_an_error_that_names_what_lies_there(home, tmp_path, monkeypatch):
     monkeypatch.setenv("HWNAS_HOME", str(tmp_path))
-    plan = make_plan(compose("search", SMALL), Console())
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    (folder / "efficientnet-test.pth").write_bytes(b"")
+    with pytest.raises(ConfigError, match=rf"{NAME}.* in {folder}.*efficientnet-test\.pth.*pretrained\.use=false"):
+        plan_of()
+    plan = plan_of("pretrained.use=false")
     assert plan.start is None
     assert plan.accuracy == "proxy"
-    assert f"cuts of {NAME} begin with random weights: there are no pretrained" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match=f"there are no pretrained weights of {NAME} in"):
-        plan_of("pretrained=true")
 
 
 def test_several_files_are_refused_not_taken_for_none(home, tmp_path, monkeypatch):
@@ -194,14 +189,11 @@ def test_inherited_weights_need_a_network_to_inherit_from(tmp_path, capsys):
     assert "Add around=NAME" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_the_obvious_cuts_are_tried_first_and_on_smaller_images_too(home):
-    plan = plan_of()
+def test_the_obvious_cuts_are_tried_first(home):
+    plan = plan_of("accuracy=inherited")
     model = SimpleNamespace(predict_architectures=lambda networks: SimpleNamespace(mean=np.ones(len(networks))))
     first = [plan.space.decode(setting) for setting in search_options(plan, model).enqueue]
-    cuts = [network for name, network in plan.space.known.items() if name != "whole"]  # which is a baseline
-    assert first[:len(cuts)] == cuts
+    assert first == [*plan.space.known.values()]
     assert plan.space.image_sizes == (32, 24, 16)
-    assert {(network.stages, network.image_size) for network in first[len(cuts):]} == {
-        (cut.stages, px) for cut in cuts for px in (24, 16)}
-    part = make_plan(compose("search", SMALL), Console(quiet=True), trials_only=True)  # as a worker has it
-    assert search_options(part, model).enqueue == search_options(plan, model).enqueue
+    part = make_plan(compose("search", [*SMALL, "accuracy=inherited"]), Console(quiet=True), trials_only=True)
+    assert search_options(part, model).enqueue == search_options(plan, model).enqueue  # as a worker has it

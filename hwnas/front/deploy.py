@@ -1,0 +1,69 @@
+"""Which network of a front to deploy, and what it wins over what anybody would try."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwnas.front.comparison import MARGIN, Comparison, difference_of, figures_of, format_signed, is_usable
+from hwnas.front.rows import FrontRow
+from hwnas.networks.network import TimmNetwork
+
+DEPLOY: Literal["deploy"] = "deploy"  # name and verdict of the sentence on it
+
+
+def compare_deployed(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]], seed: int = 0
+                     ) -> list[Comparison]:
+    """What to deploy, as the first sentence on a front: the fastest network of those that keep the cap which is, with
+    95 % confidence, at most MARGIN less accurate than the most accurate one. Empty where none was verified.
+
+    Of n faster networks the fastest is picked, so each interval is widened for n (Bonferroni). The sentence goes on
+    with the most accurate obvious cut on full images, where there is one beside the search: at its top-1, how many
+    times as fast is the fastest network that is at most MARGIN less accurate?
+    """
+    able = [row for row in rows if is_usable(row, correct) and row.meets_cap is not False and not row.is_control]
+    if not any(row.is_finalist for row in able):
+        return []
+    best = max(able, key=lambda row: (row.top1_test or 0.0, -(row.latency_ms or 0.0)))
+    row = _fastest_as_good(best, able, correct, seed)
+    text = f"Deploy models/{row.id}: {figures_of(row)}"
+    text += (": no network within the cap is more accurate" if row.id == best.id else
+             f": of the networks that lose at most {100 * MARGIN:.1f} points (95 %) to the most accurate one, "
+             f"{figures_of(best)}, it is the fastest")
+    cuts = [row for row in able if is_obvious_cut(row)]
+    if cuts:
+        text += _beside(max(cuts, key=lambda cut: cut.top1_test or 0.0), able, correct, seed)
+    return [Comparison(row.id, DEPLOY, DEPLOY, f"{text}.", row.id)]
+
+
+def _fastest_as_good(best: FrontRow, rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]], seed: int
+                     ) -> FrontRow:
+    """The fastest of `rows` that is at most MARGIN less accurate than `best`, which may be itself."""
+    faster = sorted((row for row in rows if (row.latency_ms or 0.0) < (best.latency_ms or 0.0)),
+                    key=lambda row: row.latency_ms or 0.0)
+    for row in faster:
+        if difference_of(row, best, correct, len(faster), seed)[1] > -MARGIN:
+            return row
+    return best
+
+
+def is_obvious_cut(row: FrontRow) -> bool:
+    """Whether it is a cut that was trained by itself beside the search, as anybody would."""
+    return isinstance(row.network, TimmNetwork) and bool(row.network.baseline.cut)
+
+
+def _beside(cut: FrontRow, rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]], seed: int) -> str:
+    """How much faster than the best obvious cut the fastest finalist is that is as good, as the end of a sentence."""
+    mine = _fastest_as_good(cut, [row for row in rows if row.is_finalist], correct, seed)
+    if mine.id == cut.id:
+        return f". No finalist is faster than the best obvious cut, {figures_of(cut)}, and as accurate"
+    ends = (mine.latency_ms_low or mine.latency_ms, mine.latency_ms_high or mine.latency_ms,
+            cut.latency_ms_low or cut.latency_ms, cut.latency_ms_high or cut.latency_ms)
+    low, high, cut_low, cut_high = (end or 1.0 for end in ends)
+    ratio = (cut.latency_ms or 0.0) / (mine.latency_ms or 1.0)
+    apart = (mine.top1_test or 0.0) - (cut.top1_test or 0.0)
+    return (f". At the top-1 of the best obvious cut, {figures_of(cut)}, {figures_of(mine)} is {ratio:.2f} times as "
+            f"fast ({cut_low / high:.2f} to {cut_high / low:.2f}; {format_signed(apart)} points)")
