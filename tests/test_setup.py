@@ -43,7 +43,8 @@ def test_what_is_imported_is_what_is_declared() -> None:
     names = {alias.name.split(".")[0] for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {str(node.module).split(".")[0] for node in nodes if isinstance(node, ast.ImportFrom)}
     names |= {str(node.args[0].value).split(".")[0] for node in nodes if isinstance(node, ast.Call) and node.args
-              and getattr(node.func, "attr", "") == "import_module" and isinstance(node.args[0], ast.Constant)}
+              and (getattr(node.func, "attr", "") == "import_module" or getattr(node.func, "id", "") == "find_spec")
+              and isinstance(node.args[0], ast.Constant)}
     owners = packages_distributions()
     imported = {name: {canonicalize_name(owner) for owner in owners.get(name, [OF_A_GPU.get(name, "not installed")])}
                 for name in names - {"hwnas"} - set(sys.stdlib_module_names)}

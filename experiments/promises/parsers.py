@@ -168,7 +168,6 @@ def _read_certificate(folder: Path) -> None:
     module.choose({"minutes": None}, held, data, _space(folder), 100)
     for used in ("proxy", "zero_cost"):
         module.certificate_facts(held, data, _space(folder), used, {"score": "naswot"}, "0")
-    module.judged(held.content), module.worthwhile(held.content)
 
 
 def _read_space(folder: Path) -> None:

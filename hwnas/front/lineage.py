@@ -26,7 +26,7 @@ def lineage_rows(rows: Sequence[FrontRow], trials: Sequence[Mapping[str, Any]]) 
     """A row of COLUMNS for each line that was trained, in the order in which they were made."""
     names = {row.id: row.name for row in rows if row.name != row.id}
     by_number = {trial["number"]: trial for trial in trials}
-    found = []
+    told = []
     for trial in trials:
         if not (trial.get("rungs") and trial.get("steps")):
             continue
@@ -34,7 +34,7 @@ def lineage_rows(rows: Sequence[FrontRow], trials: Sequence[Mapping[str, Any]]) 
         faster = (source["latency_ms_predicted"] / trial["latency_ms_predicted"]
                   if source and is_number(source.get("latency_ms_predicted")) else None)
         gain: Any = trial.get("gain")
-        found.append([
+        told.append([
             str(names.get(str(trial["id"]), trial["id"])), str(trial["number"]),
             "" if source is None else str(source["number"]), str(trial.get("move") or ""), str(trial["steps"]),
             f"{trial['seconds']:.0f}" if is_number(trial.get("seconds")) else "",
@@ -42,7 +42,7 @@ def lineage_rows(rows: Sequence[FrontRow], trials: Sequence[Mapping[str, Any]]) 
             "" if faster is None else f"{faster:.2f}",
             f"{100 * trial['top1_proxy']:.2f}" if is_number(trial.get("top1_proxy")) else "",
             f"{trial['latency_ms_predicted']:.3g}", _end(trial)])
-    return found
+    return told
 
 
 def _end(trial: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from hwnas.errors import ConfigError, DataError, SpaceError
 from hwnas.networks.build import activation_layers, build, original, settings_of
 from hwnas.networks.cuts import Cut, obvious
+from hwnas.networks.parts import single_blocks
 from hwnas.networks.weights import Pretrained, PretrainedOptions, find_pretrained
 from hwnas.space.architecture import Architecture, BlockDef
 from hwnas.space.blocks.block import ACTIVATIONS, GATES, KINDS, round_to_divisor
@@ -126,15 +127,9 @@ def check_cuts(space: SearchSpace) -> None:
                              f"{value:g}.")
 
 
-def single_blocks(stage: Sequence[BlockDef]) -> list[BlockDef]:
-    """A stage's blocks one by one, each with its own stride."""
-    return [replace(run, repeats=1, stride=1 if at or index else run.stride)
-            for index, run in enumerate(stage) for at in range(run.repeats)]
-
-
 def _becomes(block: BlockDef) -> set[str]:
     """The kinds that a block of the original may have in a cut."""
-    return {block.kind, "er"} if block.kind == "ir" else {block.kind}
+    return {block.kind, *(name for name, rules in KINDS.items() if block.kind in rules.cut_from)}
 
 
 def around_of(name: str, pad: str) -> str:

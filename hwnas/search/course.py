@@ -13,7 +13,7 @@ import numpy as np
 
 from hwnas.errors import BudgetError
 from hwnas.front.finalists import choose_finalists
-from hwnas.networks.carry import fit_head, is_part_of
+from hwnas.networks.parts import fit_head, is_part_of
 from hwnas.search.race import SIZE, TRUNK, Course, Known
 from hwnas.space.search_space import WHOLE
 from hwnas.study.lines import Line
@@ -77,18 +77,18 @@ def known_networks(space: SearchSpace, predict: Predict, options: SearchOptions)
 
     BudgetError where none keeps it.
     """
-    found: dict[str, Architecture] = {}
+    able: dict[str, Architecture] = {}
     for name, network in space.known.items():
         sizes = [replace(network, image_size=px) for px in sorted(space.image_sizes, reverse=True)]
         fitting = [each for each in sizes if _fits(space, predict, options, each)]
         if fitting:
-            found[name] = fitting[0]
-    if not found:
+            able[name] = fitting[0]
+    if not able:
         cap, fastest = options.cap_ms, min(_predicted(space, predict, network) for network in space.known.values())
         raise BudgetError(f"budget.latency_ms={cap:g}: none of the networks that the race begins with is as fast at "
                           f"any image size; the fastest takes {fastest:.3g} ms at the largest. Raise the cap, or give "
                           "smaller image_sizes.")
-    return dict(sorted(found.items(), key=lambda item: -_predicted(space, predict, item[1])))
+    return dict(sorted(able.items(), key=lambda item: -_predicted(space, predict, item[1])))
 
 
 def _predicted(space: SearchSpace, predict: Predict, network: Architecture) -> float:
@@ -111,12 +111,12 @@ def smaller_in(space: SearchSpace, predict: Predict, options: SearchOptions
     an eighth of the space's largest size or more."""
     @cache
     def smaller(network: Architecture) -> tuple[Architecture, ...]:
-        found, last = [], network.image_size
+        sizes, last = [], network.image_size
         for each in _at_sizes(space, predict, options, network, 0, network.image_size):
             if last - each.image_size >= max(space.image_sizes) // STEPS:
-                found.append(each)
+                sizes.append(each)
                 last = each.image_size
-        return tuple(found)
+        return tuple(sizes)
 
     return smaller
 
@@ -210,8 +210,8 @@ class Children:
 
     def __call__(self, part: tuple[float, float], lines: Sequence[Line]) -> Codes:
         """Codes [n, p] of those whose latency lies in a part of the range and that no line is yet."""
-        found = [self._of(line.architecture) for line in lines if line.rungs & {TRUNK, SIZE} and line.live]
-        codes = np.unique(np.concatenate([*found, np.zeros((0, len(self.space.parameters)), np.int64)]), axis=0)
+        parts = [self._of(line.architecture) for line in lines if line.rungs & {TRUNK, SIZE} and line.live]
+        codes = np.unique(np.concatenate([*parts, np.zeros((0, len(self.space.parameters)), np.int64)]), axis=0)
         if not len(codes):
             return codes
         latency_ms = self.predict(codes).mean

@@ -22,7 +22,8 @@ from hwnas.target import Target
 from hwnas.training.place import TrainingOptions, check_precision, processes, resolved
 
 if TYPE_CHECKING:
-    from hwnas.data.dataset import DatasetInfo
+    from hwnas.data.dataset import Dataset, DatasetInfo
+    from hwnas.front.make import Making
     from hwnas.networks.baselines import Baseline
     from hwnas.networks.network import Shape, TimmNetwork
     from hwnas.networks.weights import Pretrained
@@ -383,3 +384,16 @@ def _calibration(options: PlanOptions) -> CalibrationOptions:
     minutes, calibration = options.budget.minutes, options.calibration
     return calibration if minutes is None else replace(calibration, minutes=min(
         calibration.minutes, max(0.05, CALIBRATION * minutes)))
+
+
+def making_of(plan: Plan, dataset: Dataset) -> Making:
+    """What finalists and baselines are made by."""
+    from hwnas.front.make import Making
+
+    return Making(dataset, plan.recipe, plan.options.seed, plan.deployment.target)
+
+
+def line_recipe(plan: Plan, dataset: Dataset) -> Recipe:
+    """The recipe of a race's lines: that of finalists in this space, whose rate and length the race decides."""
+    recipe = making_of(plan, dataset).recipe_of(plan.network(plan.space.reference))
+    return replace(recipe, threads=max(1, plan.options.threads))

@@ -14,12 +14,7 @@ from hwnas.accuracy.certificate import NAME, Certificate, Chosen, choose, look_u
 from hwnas.accuracy.estimator import Prepares
 from hwnas.cli.options import plain
 from hwnas.cli.progress import Console
-from hwnas.errors import (
-    ConfigError,
-    SpaceError,
-    StudyError,
-    TargetError,
-)
+from hwnas.errors import ConfigError, SpaceError, StudyError, TargetError
 from hwnas.latency.deployment import latency_model
 from hwnas.networks.network import FoundNetwork
 from hwnas.search.minutes import (
@@ -34,7 +29,7 @@ from hwnas.search.minutes import (
     proxy_length,
     trials_seconds,
 )
-from hwnas.search.plan import DEFAULT_TRIALS, RACE, Plan, check_controls
+from hwnas.search.plan import DEFAULT_TRIALS, RACE, Plan, check_controls, line_recipe
 from hwnas.space.search_space import WHOLE
 from hwnas.system.run_folder import RunFolder
 
@@ -108,11 +103,10 @@ def prepare(plan: Plan, run: RunFolder, console: Console, clock: Clock | None = 
 
 def _prepare_race(prepared: Prepared, url: str) -> Prepared:
     """Open the study of a race."""
-    from hwnas.search.racing import line_recipe
-
     plan = prepared.plan
     start = "" if plan.start is None else plan.start.key
-    recipe = replace(line_recipe(prepared), epochs=1, min_steps=0, max_steps=0)  # the race decides the length
+    recipe = line_recipe(plan, prepared.dataset)
+    recipe = replace(recipe, epochs=1, min_steps=0, max_steps=0)  # the race decides the length
     identity = _identity(plan, prepared.table, prepared.dataset, f"{RACE} ({recipe.fingerprint} {start})".replace(
         " )", ")"), prepared.options)
     return replace(prepared, opened=_open_study(plan, url, identity, prepared.model, prepared.options, {}))

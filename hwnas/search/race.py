@@ -38,6 +38,7 @@ KNOWN, TRUNK, SIZE, CHILD, FINISH, CONTROL = "known", "trunk", "size", "child", 
 PROPOSED = "proposed"  # what made a line that the sampler was asked for in the first rung
 REFERENCE = "reference"
 BASELINE = "baselines"  # what is trained behind the race
+FINALISTS = "finalists"  # attribute of the study: numbers of the lines that are finished
 ENDS = {REFERENCE, FINISH, CONTROL}  # rungs whose legs are a line's last
 # Steps at a constant rate, in units, which are the same for all lines. Smaller images get more steps, by as much as
 # they are smaller: they are cheaper, and further from what the source has learnt.
@@ -390,17 +391,17 @@ class Race:
     def _beaten(self, lines: Sequence[Line], rung: str | None = None) -> dict[int, str]:
         """By number those of `lines` that a faster one beats with SURE certainty in what they answered after `rung`
         (None: now), with a word on it."""
-        found, fastest = {}, sorted(lines, key=lambda line: line.latency_ms)
+        reasons, fastest = {}, sorted(lines, key=lambda line: line.latency_ms)
         for at, line in enumerate(fastest):
             mine = line.right_after(rung)
             for other in fastest[:at]:
                 theirs = other.right_after(rung)
                 if mine is not None and theirs is not None and sure_that(theirs, mine) >= SURE:
-                    found[line.number] = (f"trial {other.number} is {line.latency_ms / other.latency_ms:.2f} times as "
-                                          f"fast and answers {int(theirs.sum()) - int(mine.sum())} of {len(mine)} "
-                                          "validation images more")
+                    reasons[line.number] = (f"trial {other.number} is {line.latency_ms / other.latency_ms:.2f} times "
+                                            f"as fast and answers {int(theirs.sum()) - int(mine.sum())} of "
+                                            f"{len(mine)} validation images more")
                     break
-        return found
+        return reasons
 
     def _drops(self, reasons: Mapping[int, str]) -> Iterator[Step]:
         """The ends of live lines, but not of the whole network's, which others are held against."""

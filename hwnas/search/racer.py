@@ -20,7 +20,7 @@ from optuna.trial import TrialState
 from hwnas.data.dataset import Split, subset
 from hwnas.errors import CandidateError, StudyError
 from hwnas.search.loop import unseen_params
-from hwnas.search.race import CHILD, FINISH, PROPOSED, WARMUP, Ask, Choose, Course, Drop, Look, Race, Train
+from hwnas.search.race import CHILD, FINALISTS, FINISH, PROPOSED, WARMUP, Ask, Choose, Course, Drop, Look, Race, Train
 from hwnas.search.trial import SearchOptions, facts_of
 from hwnas.study.lines import (
     Beats,
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from hwnas.study.objective import Predict
     from hwnas.training.recipe import Recipe
 
-CHOSEN = "finalists"  # attribute of the study: numbers of the lines that are finished
 EXHAUSTED = "exhausted"  # attribute of the study: the sampler finds no other network
 UNPRODUCTIVE = 5  # asks without a new network, after which one is drawn
 DECIDING = 2048  # validation images, stratified, that lines are judged by
@@ -146,7 +145,7 @@ class _Racer:
         attrs, course, lines = self.study.user_attrs, self.setting.course, read_lines(self.study, self.setting.space)
         if attrs.get(EXHAUSTED):
             course = replace(course, n_proposed=sum(line.made == PROPOSED for line in lines))
-        return Race(course, lines, attrs.get(CHOSEN))
+        return Race(course, lines, attrs.get(FINALISTS))
 
     def _settle(self, steps: Sequence[Any]) -> bool:
         """Write what needs no work; returns whether the race is another one now."""
@@ -156,7 +155,7 @@ class _Racer:
                 drop_line(self.study, step.line, step.reason)
                 self.tell(Event("dropped", step.line, text=step.reason))
             elif isinstance(step, Choose):
-                self.study.set_user_attr(CHOSEN, [line.number for line in step.lines])
+                self.study.set_user_attr(FINALISTS, [line.number for line in step.lines])
             elif isinstance(step, Ask):
                 self._ask(step)
             elif isinstance(step, Train) and step.line is None:

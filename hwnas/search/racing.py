@@ -13,12 +13,10 @@ from hwnas.cli.progress import Console
 from hwnas.errors import BudgetError, CandidateError
 from hwnas.search.course import CHILDREN, Length, children_in, known_networks, make_course
 from hwnas.search.minutes import ENDING_S, LEAST_MAKING_S, Clock, Pace, step_seconds, timing_reserve_s
-from hwnas.search.plan import DEFAULT_TRIALS, Plan
-from hwnas.search.race import CONTROL, ENDS, KNOWN, Course, Race
-from hwnas.search.racer import CHOSEN, Event, Setting, run_race, state_path
+from hwnas.search.plan import DEFAULT_TRIALS, Plan, line_recipe, making_of
+from hwnas.search.race import CONTROL, ENDS, FINALISTS, KNOWN, Course, Race
 from hwnas.space.search_space import WHOLE
 from hwnas.study.lines import Line, read_lines
-from hwnas.training.line import Keeping
 from hwnas.training.recipe import PROXY
 
 if TYPE_CHECKING:
@@ -27,9 +25,9 @@ if TYPE_CHECKING:
     from hwnas.networks.network import FoundNetwork
     from hwnas.samplers.loading import Asking
     from hwnas.search.prepare import Prepared
+    from hwnas.search.racer import Event
     from hwnas.space.architecture import Architecture
     from hwnas.space.search_space import SearchSpace
-    from hwnas.training.recipe import Recipe
 
 LENGTH = "race"  # attribute of the study: the race's Length
 KNOWN_STEPS = (60, 160)  # of the first rung, at least and at most
@@ -70,28 +68,13 @@ def _seconds(prepared: Prepared, clock: Clock, pace: Pace) -> float:
 def unit_steps(prepared: Prepared) -> int:
     """Steps of a unit, where no minutes bound the search: those that a finalist is trained for otherwise."""
     n = len(prepared.dataset.train)
-    return line_recipe(prepared).steps_for(n)
-
-
-def line_recipe(prepared: Prepared) -> Recipe:
-    """The recipe of lines: that of finalists in this space, whose rate and length the race decides."""
-    plan = prepared.plan
-    recipe = making_of(prepared).recipe_of(plan.network(plan.space.reference))
-    return replace(recipe, threads=max(1, plan.options.threads))
-
-
-def making_of(prepared: Prepared) -> Making:
-    """What finalists and baselines are made by, without the race's weights."""
-    from hwnas.front.make import Making
-
-    plan = prepared.plan
-    return Making(prepared.dataset, plan.recipe, plan.options.seed, plan.deployment.target)
+    return line_recipe(prepared.plan, prepared.dataset).steps_for(n)
 
 
 def _new_length(prepared: Prepared, until: float | None, console: Console) -> Length:
     """The length of a new race. Where the minutes are too few for all known networks, the slowest are left out; a
     BudgetError says what one of them needs."""
-    plan, making = prepared.plan, making_of(prepared)
+    plan, making = prepared.plan, making_of(prepared.plan, prepared.dataset)
     networks = known_networks(plan.space, prepared.model.predict, prepared.options)
     if until is None:
         steps = unit_steps(prepared)
@@ -176,7 +159,7 @@ def course_of(prepared: Prepared, length: Length) -> Course:
 def _tell_plan(prepared: Prepared, length: Length, console: Console) -> None:
     """Print the plan of the race."""
     course, clock = course_of(prepared, length), prepared.clock
-    race = Race(course, read_lines(prepared.study, prepared.plan.space), prepared.study.user_attrs.get(CHOSEN))
+    race = Race(course, read_lines(prepared.study, prepared.plan.space), prepared.study.user_attrs.get(FINALISTS))
     names = ", ".join(f"{known.name} ({course.latency_ms(known.architecture):.3g} ms)" for known in course.known)
     console.note(f"race: {names}; {course.k} parts of the latencies up to {course.bound_ms:.3g} ms")
     outlook, unit = race.outlook(), race.unit()
@@ -193,12 +176,15 @@ def _tell_plan(prepared: Prepared, length: Length, console: Console) -> None:
 
 def race_lines(prepared: Prepared, console: Console) -> None:
     """Work on the race until it is over, as one of its processes."""
+    from hwnas.search.racer import Setting, run_race
+    from hwnas.training.line import Keeping
+
     plan, study = prepared.plan, prepared.study
     course = course_of(prepared, Length.of(study.user_attrs[LENGTH]))
     setting = Setting(study, plan.space, prepared.model.predict, prepared.dataset, plan.network,
                       children_in(plan.space, prepared.model.predict, prepared.options),
-                      cast("Asking", study.sampler), line_recipe(prepared), plan.options.seed, prepared.run.lines,
-                      prepared.options, course)
+                      cast("Asking", study.sampler), line_recipe(plan, prepared.dataset), plan.options.seed,
+                      prepared.run.lines, prepared.options, course)
     with console.step("race") as report:
         began = time.time()
         end = began + course.left_s() if course.unit_steps is None else None
@@ -222,6 +208,7 @@ def race_lines(prepared: Prepared, console: Console) -> None:
 def raced_of(prepared: Prepared) -> dict[str, Raced]:
     """The weights of the lines that the race has finished, by network id."""
     from hwnas.front.make import Raced
+    from hwnas.search.racer import state_path
 
     lines = read_lines(prepared.study, prepared.plan.space)
     return {line.id: Raced(line.key, state_path(prepared.run.lines, line, str(line.legs[-1]["rung"])))
@@ -233,7 +220,7 @@ def race_rows(prepared: Prepared) -> list[FrontRow]:
     from hwnas.front.rows import FrontRow
 
     plan, lines = prepared.plan, read_lines(prepared.study, prepared.plan.space)
-    chosen = set(prepared.study.user_attrs.get(CHOSEN, ()))
+    chosen = set(prepared.study.user_attrs.get(FINALISTS, ()))
     done = [line for line in lines if line.rungs & ENDS]
     finalists = [line for line in done if line.number in chosen]
     winner = max(finalists, key=lambda line: prepared.options.objective.reward(line.top1, line.latency_ms),

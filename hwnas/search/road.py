@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hwnas.cli.options import Config
 from hwnas.cli.progress import Console, Report
-from hwnas.errors import (
-    BudgetError,
-    SamplerError,
-)
+from hwnas.errors import BudgetError, SamplerError
 from hwnas.latency.deployment import error_line
 from hwnas.networks.network import FoundNetwork
 from hwnas.search.minutes import (
@@ -24,9 +21,9 @@ from hwnas.search.minutes import (
     timing_seconds,
     with_steps,
 )
-from hwnas.search.plan import UNLIMITED, Plan, make_plan
+from hwnas.search.plan import UNLIMITED, Plan, make_plan, making_of
 from hwnas.search.prepare import Prepared, prepare, trials_s
-from hwnas.search.racing import begin_race, making_of, race_lines, race_rows, raced_of, stories_of
+from hwnas.search.racing import begin_race, race_lines, race_rows, raced_of, stories_of
 from hwnas.space.search_space import WHOLE
 from hwnas.system.paths import write_atomic
 from hwnas.system.processes import crew
@@ -144,10 +141,11 @@ def work_on(prepared: Prepared, console: Console) -> None:
     if prepared.plan.races:
         race_lines(prepared, console)
     else:
-        _search_trials(prepared, console)
+        search_trials(prepared, console)
 
 
-def _search_trials(prepared: Prepared, console: Console) -> None:
+def search_trials(prepared: Prepared, console: Console) -> None:
+    """Trials until enough networks are evaluated, as one of the workers."""
     from hwnas.search.loop import run_search
 
     plan, estimator = prepared.plan, prepared.estimator
@@ -178,7 +176,8 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     from hwnas.front.verification import environment_of, make_rows, results_of, verify_front, write_results
 
     plan, run, deployment = prepared.plan, prepared.run, prepared.plan.deployment
-    making = replace(making_of(prepared), narrow=_narrow(prepared), raced=raced_of(prepared) if plan.races else {})
+    making = replace(making_of(plan, prepared.dataset), narrow=_narrow(prepared),
+                     raced=raced_of(prepared) if plan.races else {})
     wanted = rows = _race_wanted(prepared) if plan.races else _wanted(prepared, trials, console)
     if prepared.clock is not None and prepared.pace is not None:
         rows, making = _in_time(prepared, rows, making, console)

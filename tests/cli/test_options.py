@@ -216,7 +216,7 @@ def test_sections_of_a_composed_configuration_are_read_resolved():
 
 
 @pytest.mark.parametrize(("command", "where"), [
-    ("search", "hwnas.search.road:PlanOptions"), ("profile", "hwnas.latency.deployment:ProfileOptions"),
+    ("search", "hwnas.search.plan:PlanOptions"), ("profile", "hwnas.latency.deployment:ProfileOptions"),
     ("validate", "hwnas.validate:ValidateOptions"), ("roofline", "hwnas.roofline:RooflineOptions"),
     ("check", "hwnas.check.__main__:CheckOptions"),
     ("benchmark", "hwnas.benchmark.__main__:BenchmarkOptions"), ("train", "hwnas.training.job:TrainOptions"),

@@ -12,8 +12,9 @@ from torch import nn
 
 from hwnas.networks.around import space_content
 from hwnas.networks.build import build
-from hwnas.networks.carry import cut_network, fit_head, is_part_of
+from hwnas.networks.carry import cut_network
 from hwnas.networks.export import randomise
+from hwnas.networks.parts import fit_head, is_part_of
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
 from hwnas.training.loop import seeded

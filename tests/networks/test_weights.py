@@ -191,8 +191,9 @@ def test_a_folder_is_searched_by_name(tmp_path: Path, monkeypatch: pytest.Monkey
     folder.mkdir()
     save_file({"a": torch.zeros(1)}, folder / f"{NAME}_gn.safetensors")  # of another network that timm has
     monkeypatch.setenv(FOLDER, str(folder))
-    with pytest.raises(ConfigError, match=rf"no pretrained weights of {NAME} in {folder} or .*home/weights\. Put "
-                       rf"{NAME}\.safetensors or {NAME}\.pth there, .*pretrained\.download=true\.$"):
+    expected = (rf"no pretrained weights of {NAME} in {folder} \({NAME}_gn\.safetensors\) or .*home/weights \(not "
+                rf"there\)\. They are called {NAME}\.safetensors or {NAME}\.pth, .*pretrained\.download=true\.$")
+    with pytest.raises(ConfigError, match=expected):
         found()
     for name in (f"{NAME}_mine.safetensors", f"{NAME}.r160_in1k.safetensors"):
         save_file({"a": torch.zeros(1)}, folder / name)

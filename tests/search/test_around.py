@@ -194,6 +194,6 @@ def test_the_obvious_cuts_are_tried_first(home):
     model = SimpleNamespace(predict_architectures=lambda networks: SimpleNamespace(mean=np.ones(len(networks))))
     first = [plan.space.decode(setting) for setting in search_options(plan, model).enqueue]
     assert first == [*plan.space.known.values()]
-    assert plan.space.image_sizes == (32, 24, 16)
+    assert plan.space.image_sizes == (32, 28, 24, 20, 16)
     part = make_plan(compose("search", [*SMALL, "accuracy=inherited"]), Console(quiet=True), trials_only=True)
     assert search_options(part, model).enqueue == search_options(plan, model).enqueue  # as a worker has it

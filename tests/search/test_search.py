@@ -163,7 +163,7 @@ def test_the_road_returns_what_the_command_writes(run):
     assert [row.id for row in result.rows] == [row["id"] for row in rows_of(run / "front.csv")]
     known = [row.name for row in result.rows if row.is_known]
     assert [comparison["name"] for comparison in result.comparisons if comparison["name"] != "training"] == [
-        "controls", *known, "resnet10t"]
+        "deploy", "controls", *known, "resnet10t"]
 
 
 @pytest.mark.parametrize(("change", "named"), [

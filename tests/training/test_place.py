@@ -25,7 +25,7 @@ from hwnas.system.libraries import release_memory
 from hwnas.training import loop, place
 from hwnas.training.batches import Batches, normalised, sent
 from hwnas.training.loop import train
-from hwnas.training.recipe import FINE_TUNING, FULL_TRAINING, PROXY, Recipe, SupernetOptions
+from hwnas.training.recipe import FINE_TUNING, FULL_TRAINING, PROXY, Recipe
 from hwnas.training.teacher import TeacherOptions, teacher_of
 
 ARCHITECTURE = Architecture((("ds_r1_k3_s2_c8",), ("ir_r1_k3_s2_e3_c16",)), 8, 1, 0, "relu", 16, 1, 4)
@@ -129,8 +129,6 @@ def test_the_place_names_no_weights(dataset: Dataset) -> None:
     for recipe in (PROXY, FULL_TRAINING):
         assert replace(recipe, device="cuda").fingerprint == recipe.fingerprint
     assert Proxy(dataset, replace(PROXY, device="cuda")).fingerprint == Proxy(dataset, PROXY).fingerprint
-    options, recipe = SupernetOptions.from_config({})
-    assert options.training(replace(recipe, device="cuda")) == options.training(recipe)
 
 
 def test_a_gpu_that_stays_idle_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

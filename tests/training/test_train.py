@@ -528,7 +528,7 @@ def test_pretrained_weights_have_a_recipe_of_their_own(pretrained: list[str], ov
     (["pretrained.file=conf/train.yaml"], "pretrained weights .*conf/train.yaml .*torn"),
     (["model=null", "architecture={architecture}"], "pretrained goes with model=timm:NAME"),
     (["weights={out}/../test_efficientnet.safetensors"], "pretrained goes with .* without weights"),
-    (["pretrained=maybe"], "pretrained.use must be true or false")])
+    (["pretrained=maybe"], "pretrained.use must be null or true or false")])
 def test_pretrained_weights_that_cannot_be_are_one_line(more: list[str], why: str, pretrained: list[str],
                                                         capsys: pytest.CaptureFixture[str]) -> None:
     out = next(text.removeprefix("out=") for text in pretrained if text.startswith("out="))

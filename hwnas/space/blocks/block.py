@@ -43,6 +43,7 @@ class BlockKind:
     reads_image: bool = False
     ends: bool = False  # pools and answers
     in_timm: bool = True  # timm's EfficientNet builds it from the arch-def string
+    cut_from: tuple[str, ...] = ()  # other kinds that a block of this one may be cut from
     fp32_roles: tuple[str, ...] = ("se",)  # operators that stay fp32 in an int8 file
 
     def convolutions(self, block: BlockSpec) -> Convolutions:

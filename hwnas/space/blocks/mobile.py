@@ -112,7 +112,7 @@ class FusedResidual(BlockKind):
     """`er`: fused ("edge") inverted residual: one dense convolution instead of expansion and depthwise."""
 
     name, label, color = "er", "fused residual (er)", "#7a5af8"
-    words, expands, takes_se = ("er",), True, True
+    words, expands, takes_se, cut_from = ("er",), True, True, ("ir",)
 
     def convolutions(self, block: BlockSpec) -> Convolutions:
         """Dense and pointwise, with the two of squeeze-and-excite between them."""
