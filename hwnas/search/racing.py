@@ -215,6 +215,14 @@ def raced_of(prepared: Prepared) -> dict[str, Raced]:
             for line in lines if line.rungs & ENDS}
 
 
+def clear_lines(prepared: Prepared) -> None:
+    """Remove the states of all lines but those that a network of the front would be made from again."""
+    kept = {raced.path for raced in raced_of(prepared).values()}
+    for path in prepared.run.lines.glob("*.safetensors"):
+        if path not in kept:
+            path.unlink(missing_ok=True)
+
+
 def race_rows(prepared: Prepared) -> list[FrontRow]:
     """Finalists and controls as rows of the later front; the whole network is a baseline where it was dropped."""
     from hwnas.front.rows import FrontRow

@@ -23,7 +23,7 @@ from hwnas.search.minutes import (
 )
 from hwnas.search.plan import UNLIMITED, Plan, make_plan, making_of
 from hwnas.search.prepare import Prepared, prepare, trials_s
-from hwnas.search.racing import begin_race, race_lines, race_rows, raced_of, stories_of
+from hwnas.search.racing import begin_race, clear_lines, race_lines, race_rows, raced_of, stories_of
 from hwnas.space.search_space import WHOLE
 from hwnas.system.paths import write_atomic
 from hwnas.system.processes import crew
@@ -208,6 +208,8 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
                     f"run={run.path}")
     results = replace(results, environment={**results.environment, "spent_s": dict(console.spent_s)})
     write_results(run, results, making, trials, plan.yaml)
+    if plan.races:
+        clear_lines(prepared)
     return results.rows, [comparison.to_dict() for comparison in results.comparisons]
 
 

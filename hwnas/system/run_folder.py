@@ -423,7 +423,7 @@ class RunFolder(WorkFolder):
 
     @property
     def lines(self) -> Path:
-        """Folder of the states of a race's lines, until the front is verified."""
+        """Folder of the states of a race's lines; those of the finalists stay."""
         return self.path / "lines"
 
     def write_trials(self, trials: Iterable[Mapping[str, Any]]) -> None:

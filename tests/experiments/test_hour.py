@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from experiments.hour.run import levels
+from experiments.arms import Arm
+from experiments.hour.run import levels, speeds, whole_of
 
 EDGES = np.log([1.0, 2.0, 4.0, 8.0])
 
@@ -22,3 +24,25 @@ EDGES = np.log([1.0, 2.0, 4.0, 8.0])
 def test_the_level_of_a_part_is_the_best_top1_at_no_more_latency(latency_ms: list[float], top1: list[float],
                                                                  expected: list[float]) -> None:
     assert levels(np.array(latency_ms), np.array(top1), EDGES, 0.1) == pytest.approx(expected)
+
+
+IMAGES = np.arange(1000)
+
+
+def arm(*networks: tuple[str, float, int]) -> Arm:
+    """An arm whose networks (id, ms, n) answer the first n of IMAGES rightly."""
+    rows = pd.DataFrame([{"id": id, "latency_ms": at_ms, "top1_test": n / len(IMAGES), "verified": True,
+                          "is_baseline": id.startswith("net")} for id, at_ms, n in networks])
+    return Arm("an arm", rows, {id: n > IMAGES for id, _, n in networks}, {})
+
+
+def test_the_speed_at_a_rivals_top1_is_that_of_the_fastest_network_that_is_surely_no_less_accurate() -> None:
+    rivals = arm(("net-cut11-pretrained", 1.0, 800), ("net-pretrained", 8.0, 900), ("net-32px-pretrained", 6.0, 700))
+    ours = arm(("a", 0.5, 802), ("b", 0.25, 790), ("c", 2.0, 910))
+    fast, middle, slow = np.exp(speeds(ours, rivals, IMAGES))
+    assert fast == pytest.approx(2.0), "b is one point behind"
+    assert np.isnan(middle), "no rival is on the front there"
+    assert slow == pytest.approx(4.0)
+    none = arm(("d", 0.1, 500))
+    assert np.exp(speeds(none, rivals, IMAGES)[2]) == pytest.approx(1.0), "none is as good: the slowest of both counts"
+    assert whole_of(rivals).id == "net-pretrained"

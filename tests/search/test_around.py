@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,8 +14,9 @@ import numpy as np
 import onnx
 import pytest
 import yaml
+from process_fixtures import wait_until
 from safetensors.torch import save_file
-from search_fixtures import rows_of
+from search_fixtures import asked, rows_of
 from table_fixtures import write_table
 
 from hwnas.cli.command import compose, run_command
@@ -23,6 +26,7 @@ from hwnas.front import make
 from hwnas.networks.around import space_content
 from hwnas.networks.baselines import Baseline
 from hwnas.networks.network import FoundNetwork, Shape, read_network
+from hwnas.search import road
 from hwnas.search.__main__ import main
 from hwnas.search.plan import make_plan
 from hwnas.search.prepare import search_options
@@ -115,6 +119,44 @@ def test_cuts_race_from_pretrained_weights_and_are_verified(home, tmp_path, caps
     save_weights(home / "weights")  # others than those of the race
     assert run_command(main, "search", "usage", given) == 2
     assert "accuracy was race" in capsys.readouterr().err.splitlines()[-1]
+
+
+RACE = [*SMALL, "n_trials=5", "finalists.k=2", "finalists.recipe.min_steps=30", "finalists.recipe.max_steps=30",
+        "controls=0"]
+
+
+def lines_of(out: Path) -> list[tuple[str, ...]]:
+    """What is to be the same after a kill, trial by trial."""
+    same = ("id", "outcome", "rungs", "steps", "source", "move", "top1_proxy", "reason")
+    return [tuple(row[key] for key in same) for row in rows_of(out / "trials.csv")]
+
+
+def legs_in(out: Path) -> int:
+    """Legs that the study of a race acknowledges."""
+    found = asked(out, "select value_json from trial_user_attributes where key = 'line'")
+    return sum(len(json.loads(value)["legs"]) for value in found)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(home: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, ...]]:
+    """The lines of RACE that ran from beginning to end."""
+    out = tmp_path_factory.mktemp("undisturbed") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(road, "verified", lambda prepared, trials, console: ([], []))
+        assert run_command(main, "search", "usage", [*RACE, f"out={out}"]) == 0
+    return lines_of(out)
+
+
+@pytest.mark.parametrize("n", [3, *(pytest.param(n, marks=pytest.mark.soak) for n in (1, 2, 4, 5, 6, 7, 8))])
+def test_a_race_that_is_killed_ends_with_the_same_networks_and_steps(home, undisturbed, tmp_path, monkeypatch, n):
+    out = tmp_path / "run"
+    search = subprocess.Popen([sys.executable, "-m", "hwnas.search", *RACE, f"out={out}"], stderr=subprocess.DEVNULL)
+    wait_until(lambda: legs_in(out) >= n or search.poll() is not None)
+    search.kill()
+    assert search.wait() == -9, "it was at work"
+    monkeypatch.setattr(road, "verified", lambda prepared, trials, console: ([], []))
+    assert run_command(main, "search", "usage", [*RACE, f"out={out}"]) == 0
+    assert lines_of(out) == undisturbed
 
 
 def test_trials_and_finalists_go_on_where_they_are_asked_for(home, tmp_path, capsys):
