@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hwnas.data.dataset import Preparation, Task
 from hwnas.front.rows import FrontRow
-from hwnas.networks.network import TimmNetwork
+from hwnas.networks.network import FoundNetwork, TimmNetwork
 from hwnas.runtimes.runtime import FP32, Shown, deployed_of, load_runtime
 from hwnas.target import Target
 
@@ -140,7 +140,7 @@ def _speed(row: FrontRow, target: Target, runtime: str, file: str) -> str:
 
 
 def _timm(row: FrontRow, given: Input) -> str:
-    if row.is_baseline:
+    if row.is_baseline and not isinstance(row.network, FoundNetwork):
         network, shape = row.network, f"{given.channels}, {len(given.task.class_names)}, {given.size}"
         made = {"stem_stride": int("-stem1" in row.id), "pad_type": "", "cut": ""}
         if isinstance(network, TimmNetwork):

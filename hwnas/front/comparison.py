@@ -253,7 +253,7 @@ def _kind(row: FrontRow) -> str:
 def describe(row: FrontRow) -> str:
     """What a row is called in sentences, tables and pictures: a letter that one can say, and a known network's name or
     otherwise the id, or both."""
-    name = row.name if row.name != row.id and not row.is_baseline else ""
+    name = "" if row.id.startswith(row.name) else row.name
     return " ".join(filter(None, (row.label, name, "" if row.label and name else row.id)))
 
 

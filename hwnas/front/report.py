@@ -311,7 +311,8 @@ def _baselines(data: ReportData) -> str:
     if not rows:
         return "<p>None were asked for.</p>"
     told = [f"“{mark}”: {what}" for mark, what in _VARIANTS.items() if any(mark in row.id for row in rows)]
-    whole = "" if all("-pretrained" in row.id for row in rows) else " from random weights"
+    begun = all("-pretrained" in row.id or row.is_raced for row in rows)
+    whole = "" if begun else " from random weights"
     note = "; ".join([f"timm networks{whole}, by the finalists' recipe, split, export, quantisation and timing", *told])
     return table(_columns(rows), [_cells(row) for row in rows], ["base" for _ in rows]) + f'<p class="note">{note}.</p>'
 

@@ -109,9 +109,15 @@ class FrontRow:
         return self.is_control and not self.control_of
 
     @property
+    def is_raced(self) -> bool:
+        """A baseline that a race trained: the network which the others are cut from."""
+        return self.is_baseline and " " in self.architecture
+
+    @property
     def is_whole(self) -> bool:
         """A finalist that is the network which the others are cut from."""
-        return self.is_finalist and self.architecture.startswith(f"timm:{self.name} ")
+        words = self.architecture.partition(" ")
+        return self.is_finalist and bool(words[2]) and words[0].partition("+")[0] == f"timm:{self.name}"
 
     @property
     def is_contender(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,10 +23,13 @@ def cut_network(weights: Mapping[str, Tensor], whole: Architecture, part: Archit
         whole: the network that is cut; `part` is a part of it.
         part: the network to build.
     """
+    target = build(part)
+    if replace(part, image_size=whole.image_size) == whole:
+        target.load_state_dict(dict(weights))
+        return target.train()
     with torch.random.fork_rng(devices=[]):
         source: Any = build(whole)
     source.load_state_dict(dict(weights))
-    target = build(part)
     state = target.state_dict()
     with torch.no_grad():
         for name, tensor in select_weights(source.eval(), target).items():

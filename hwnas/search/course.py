@@ -78,16 +78,17 @@ def known_networks(space: SearchSpace, predict: Predict, options: SearchOptions)
     BudgetError where none keeps it.
     """
     able: dict[str, Architecture] = {}
-    for name, network in space.known.items():
+    known = space.known or {"reference": space.reference}
+    for name, network in known.items():
         sizes = [replace(network, image_size=px) for px in sorted(space.image_sizes, reverse=True)]
         fitting = [each for each in sizes if _fits(space, predict, options, each)]
         if fitting:
             able[name] = fitting[0]
     if not able:
-        cap, fastest = options.cap_ms, min(_predicted(space, predict, network) for network in space.known.values())
-        raise BudgetError(f"budget.latency_ms={cap:g}: none of the networks that the race begins with is as fast at "
-                          f"any image size; the fastest takes {fastest:.3g} ms at the largest. Raise the cap, or give "
-                          "smaller image_sizes.")
+        fastest = min(_predicted(space, predict, network) for network in known.values())
+        raise BudgetError(f"budget.latency_ms={options.cap_ms:g}: none of the networks that the race begins with is as "
+                          f"fast at any image size; the fastest takes {fastest:.3g} ms at the largest. Raise the cap, "
+                          "or give smaller image_sizes.")
     return dict(sorted(able.items(), key=lambda item: -_predicted(space, predict, item[1])))
 
 
@@ -173,13 +174,13 @@ def make_course(space: SearchSpace, predict: Predict, options: SearchOptions, le
         return [*chosen, *(line for line in lines if line.id == whole)]
 
     @cache
-    def control_of(n: int, name: str, at_ms: float) -> Architecture | None:
+    def control_of(n: int, at_ms: float, taken: frozenset[str]) -> Architecture | None:
         rng = np.random.default_rng([options.seed, n, *b"controls"])
         for _ in range(_BATCHES):
             codes = space.sample(rng, _DRAWS)
             for at in np.flatnonzero(np.abs(predict(codes).mean / at_ms - 1) <= NEAR):
                 network = space.decode(space.to_params(codes[at]))
-                if network.id != name and _fits(space, predict, options, network):
+                if network.id not in taken and _fits(space, predict, options, network):
                     return network
         return None
 
@@ -191,7 +192,7 @@ def make_course(space: SearchSpace, predict: Predict, options: SearchOptions, le
         lambda: length.left_s, whole, length.baselines_s, smaller_in(space, predict, options),
         between_in(space, predict, options), part_of_in(space), latency_ms,
         lambda part, lines: len(children(part, lines)) > 0, choose,
-        lambda n, line: control_of(n, line.id, line.latency_ms))
+        lambda n, line, taken: control_of(n, line.latency_ms, taken))
 
 
 class Children:

@@ -264,9 +264,9 @@ def timing_seconds(clock: Clock, n: int, scoring_s: float = COMPILING_S) -> floa
 
 
 def fitted(rows: Sequence[FrontRow], clock: Clock, pace: Pace, workers: int, steps: tuple[int, int],
-           say: Callable[[str], None], whole: str = "", timed: int = 0) -> tuple[list[FrontRow], int]:
-    """The rows that there is time for, and the steps of each network's training; `timed` networks (0: as many as there
-    are rows) are scored and timed afterwards.
+           say: Callable[[str], None], whole: str = "", others_s: float = 0.0) -> tuple[list[FrontRow], int]:
+    """The rows that there is time for, and the steps of each network's training; `others_s` are kept for exporting and
+    scoring networks that are trained already.
 
     `steps`: those that are enough, and the most that are given. Where the first do not fit, all controls but one and
     all baselines but one are left out, the dearest first; where FEWEST_STEPS do not fit, the others, and finalists down
@@ -275,8 +275,7 @@ def fitted(rows: Sequence[FrontRow], clock: Clock, pace: Pace, workers: int, ste
     """
     kept = list(rows)
     while True:
-        n = len(kept) + max(0, timed - len(rows))
-        fit = pace.most_steps(_networks(kept), _making_s(clock, pace, n), workers, steps[1])
+        fit = pace.most_steps(_networks(kept), _making_s(clock, pace, len(kept)) - others_s, workers, steps[1])
         dropped = _least_wanted(kept, pace, fit < FEWEST_STEPS, whole)
         if fit >= steps[0] or dropped is None:
             break

@@ -18,7 +18,7 @@ from hwnas.networks.network import FoundNetwork
 from hwnas.networks.weights import PretrainedOptions
 from hwnas.search.minutes import CALIBRATION
 from hwnas.study.objective import CAP_QUANTILES, Objective
-from hwnas.target import Target
+from hwnas.target import Target, usable_cores
 from hwnas.training.place import TrainingOptions, check_precision, processes, resolved
 
 if TYPE_CHECKING:
@@ -196,6 +196,8 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
     space, start = _space(options, info, console)
     accuracy = options.accuracy or ("proxy" if start is None else RACE)
     check_controls(options, space)
+    if accuracy == RACE:
+        _check_race(options, space)
     recipe = Recipe.from_config({"threads": options.threads, **plain(options.training), **options.finalists.recipe},
                                 FULL_TRAINING, "finalists.recipe")
     baselines = () if trials_only else _baselines(options, space, start, console)
@@ -212,9 +214,19 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
                 kept(named), OmegaConf.to_yaml(named, resolve=True))
 
 
+def _check_race(options: PlanOptions, space: SearchSpace) -> None:
+    """ConfigError for what a race cannot do."""
+    if options.search.reuse:
+        raise ConfigError(f"search.reuse={options.search.reuse} takes over what trials estimated, and a race estimates "
+                          "nothing. Give accuracy=inherited (proxy without pretrained weights), or leave it out.")
+    if options.n_trials is not None and options.n_trials < len(space.known):
+        raise ConfigError(f"n_trials={options.n_trials}: a race begins with the {len(space.known)} networks that are "
+                          f"known by name ({', '.join(space.known)}). Give as many or more.")
+
+
 def check_controls(options: PlanOptions, space: SearchSpace) -> None:
     """ConfigError where the space has too few networks for finalists and controls."""
-    k = options.finalists.k or FINALISTS
+    k = options.finalists.k or FINALISTS  # a race may end with fewer than it asks for
     if options.controls > space.n_architectures - k:
         raise ConfigError(f"controls={options.controls} and {k} finalists are more than the "
                           f"{space.n_architectures} networks of space {space.name}. Lower controls.")
@@ -396,4 +408,4 @@ def making_of(plan: Plan, dataset: Dataset) -> Making:
 def line_recipe(plan: Plan, dataset: Dataset) -> Recipe:
     """The recipe of a race's lines: that of finalists in this space, whose rate and length the race decides."""
     recipe = making_of(plan, dataset).recipe_of(plan.network(plan.space.reference))
-    return replace(recipe, threads=max(1, plan.options.threads))
+    return replace(recipe, threads=plan.options.threads or len(usable_cores()))

@@ -29,10 +29,9 @@ from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
-from optuna.trial import TrialState
 
 from hwnas.space.architecture import Architecture
-from hwnas.study.lines import Line
+from hwnas.study.lines import THREADS, Line
 
 KNOWN, TRUNK, SIZE, CHILD, FINISH, CONTROL = "known", "trunk", "size", "child", "finish", "control"
 PROPOSED = "proposed"  # what made a line that the sampler was asked for in the first rung
@@ -55,7 +54,6 @@ DOUBTFUL = 0.9  # how sure that a faster line is better than its source, for a s
 FAR = 0.01  # top-1 by which two neighbouring sizes differ, for one between them to be tried
 BETTER = 0.8  # how sure that a child beats the lines at its latency, for it to stay
 PIXELS = 1.5  # exponent of the image's side in a step's seconds: between 1 (overhead) and 2 (arithmetic)
-THREADS = 0.7  # exponent of the threads in the speed of a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +89,7 @@ class Course:
         latency_ms: of a network, predicted.
         has_children: whether the sampler could be asked for a child in a part of the range, from these lines.
         choose: the finalists among lines.
-        control_of: the n-th control of a finalist; None where none is as fast.
+        control_of: the n-th control of a finalist, none of the networks with these ids; None where no other is as fast.
     """
 
     known: Sequence[Known]
@@ -113,7 +111,7 @@ class Course:
     latency_ms: Callable[[Architecture], float]
     has_children: Callable[[tuple[float, float], Sequence[Line]], bool]
     choose: Callable[[Sequence[Line]], Sequence[Line]]
-    control_of: Callable[[int, Line], Architecture | None]
+    control_of: Callable[[int, Line, frozenset[str]], Architecture | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,12 +198,27 @@ class Race:
 
     def steps(self) -> list[Step]:
         """Everything that can be done now, most wanted first; nothing when the race is over. A rung begins when
-        nothing is left of those before it."""
-        before = (self._known_rung, self._trunk_and_sizes, self._children) if self.chosen is None else ()
-        for rung in (*before, self._finish_and_controls):
-            if wanted := list(rung()):
-                return wanted
-        return []
+        nothing is left of those before it, and what is begun is not dropped."""
+        begun = list(self._begun())
+        busy = {task.line.number for task in begun if task.line is not None}
+        rungs = [self._finish_and_controls]
+        if self.chosen is None:
+            rungs = [self._known_rung, self._trunk_and_sizes, self._children, *([] if begun else rungs)]
+        for rung in rungs:
+            wanted = [step for step in rung() if isinstance(step, Ask | Choose) or step.line is None
+                      or step.line.number not in busy]
+            if wanted:
+                return [*begun, *wanted]
+        return [*begun]
+
+    def _begun(self) -> Iterator[Train]:
+        """Legs that a process is at work on, or was when it died."""
+        for line in self.lines:
+            if line.live and line.claim is not None and "steps" in line.claim:
+                work = line.claim
+                source = next((each for each in self.lines if each.number == work["source"]), None)
+                yield Train(work["rung"], line.architecture, line, source, work["move"], 0.0, work["start"],
+                            work["end"], work["threads"])
 
     # The rungs, in order.
 
@@ -334,13 +347,10 @@ class Race:
             if line.live and FINISH not in line.rungs:
                 yield Train(FINISH, line.architecture, line, None, line.move, FALL * self._units(line),
                             float(line.legs[-1]["end"]), 0.0)
-        for n, line in enumerate(self._held_against):
-            architecture = self.course.control_of(n, line)
-            control = None if architecture is None else self._by_id.get(architecture.id)
-            if architecture is not None and (control is None or (control.live and not control.legs)):
-                source = self.source_of(architecture)
-                yield Train(CONTROL, architecture, control, source, f"drawn for {line.id}",
-                            (1 + FALL) * self._units(line), RATES[KNOWN if source is None else TRUNK], 0.0)
+        for line, architecture in self._controls:
+            source = self.source_of(architecture)
+            yield Train(CONTROL, architecture, self._by_id.get(architecture.id), source, f"drawn for {line.id}",
+                        (1 + FALL) * self._units(line), RATES[KNOWN if source is None else TRUNK], 0.0)
         for line in self.lines:
             if line.live and line.number not in self.chosen and line.made != CONTROL and (
                     line.id != self.course.whole or not line.legs):
@@ -411,8 +421,7 @@ class Race:
     @cached_property
     def rivals(self) -> list[Line]:
         """Every line that was trained behind the first rung and has not been dropped, without controls."""
-        return [line for line in self.lines if line.rungs & {*UNITS} and line.made != CONTROL
-                and line.state in (TrialState.RUNNING, TrialState.COMPLETE)]
+        return [line for line in self.lines if line.rungs & {*UNITS} and line.made != CONTROL and line.goes_on]
 
     @cached_property
     def finalists(self) -> list[Line]:
@@ -450,6 +459,17 @@ class Race:
             share = math.log(child.latency_ms / faster.latency_ms) / math.log(slower.latency_ms / faster.latency_ms)
         rival = (1 - share) * _answers(faster) + share * _answers(faster if slower is None else slower)
         return sure_that(right, rival)
+
+    @property
+    def _controls(self) -> Iterator[tuple[Line, Architecture]]:
+        """Controls that are still to be trained, each with the finalist that it is held against."""
+        taken = {line.id for line in self.lines if line.made != CONTROL}
+        for n, line in enumerate(self._held_against):
+            if (architecture := self.course.control_of(n, line, frozenset(taken))) is not None:
+                taken.add(architecture.id)
+                control = self._by_id.get(architecture.id)
+                if control is None or (control.live and not control.legs):
+                    yield line, architecture
 
     @cached_property
     def _held_against(self) -> list[Line]:
@@ -489,7 +509,7 @@ class Race:
         """Seconds that each rung will still take where a unit has one step."""
         course, limbs = self.course, self.trunk
         networks = [limb.architecture for limb in limbs if not limb.has_failed and (
-            limb.line is None or not limb.is_trained or self._may_go_on(limb.line))]
+            limb.line is None or not limb.is_trained or limb.line.goes_on)]
         if not self._known_lines:
             networks = [known.architecture for known in course.known]
             if course.n_proposed:
@@ -500,34 +520,36 @@ class Race:
             every.append(UNITS[TRUNK] * self.step_s(network))
             if network.id not in done:
                 trunk += every[-1] / course.workers ** THREADS
-            own = self._by_id.get(network.id)
+            source = self._by_id.get(network.id)
             for smaller in course.smaller(network):
-                if own is not None and own.legs and not self._may_win(own, course.latency_ms(smaller)):
+                line = self._by_id.get(smaller.id)
+                is_done = line is not None and SIZE in line.rungs
+                if not is_done and ((line is not None and not line.live) or (
+                        source is not None and source.legs and not self._may_win(source, course.latency_ms(smaller)))):
                     break
                 every.append(self.units_of(SIZE, smaller) * self.step_s(smaller))
-                if (line := self._by_id.get(smaller.id)) is None or not line.legs:
+                if is_done:
+                    source = line
+                else:
                     sizes += every[-1]
         mean_s = float(np.mean(every)) if every else 0.0
         tried = {part for part in self.parts for line in self.lines
                  if CHILD in line.rungs and part[0] < line.latency_ms <= part[1]}
         children = mean_s * sum(part not in tried and self._has_children(part) for part in self.parts
                                 if course.n_children)
-        finish = min(course.k, len(every)) * FALL * mean_s
+        finish, controls = min(course.k, len(every)) * FALL * mean_s, course.n_controls * (1 + FALL) * mean_s
         if self.chosen is not None:
+            controls = sum((1 + FALL) * self._units(line) * self.step_s(network) for line, network in self._controls)
             trunk, sizes, children = 0.0, 0.0, 0.0
             left = [line for line in self.finalists if line.live]
             finish = sum(FALL * self._units(line) * self.step_s(line.architecture) for line in left)
             networks = [line.architecture for line in self.finalists]
-        controls = course.n_controls - sum(line.made == CONTROL and bool(line.legs) for line in self.lines)
         whole = self._left_behind({each.id for each in networks})
         reference = 0.0 if whole is None else self._reference_units(whole) * self.step_s(whole.architecture)
         many = min(course.workers, course.k)
         return {TRUNK: trunk, SIZE: sizes / min(course.workers, max(1, len(networks))), CHILD: children / many,
-                FINISH: finish / many, CONTROL: max(0, controls) * (1 + FALL) * mean_s / many,
+                FINISH: finish / many, CONTROL: controls / many,
                 REFERENCE: reference, BASELINE: REFERENCE_UNITS * sum(course.baselines_s) / course.workers}
-
-    def _may_go_on(self, line: Line) -> bool:
-        return line.state in (TrialState.RUNNING, TrialState.COMPLETE)
 
     def step_s(self, architecture: Architecture) -> float:
         """Seconds of a step on one thread: as measured, otherwise by those of the line it comes from or of the known

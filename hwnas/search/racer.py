@@ -20,7 +20,7 @@ from optuna.trial import TrialState
 from hwnas.data.dataset import Split, subset
 from hwnas.errors import CandidateError, StudyError
 from hwnas.search.loop import unseen_params
-from hwnas.search.race import CHILD, FINALISTS, FINISH, PROPOSED, WARMUP, Ask, Choose, Course, Drop, Look, Race, Train
+from hwnas.search.race import CHILD, ENDS, FINALISTS, PROPOSED, WARMUP, Ask, Choose, Course, Drop, Look, Race, Train
 from hwnas.search.trial import SearchOptions, facts_of
 from hwnas.study.lines import (
     Beats,
@@ -30,18 +30,20 @@ from hwnas.study.lines import (
     begun,
     claim_line,
     drop_line,
+    end_unborn,
     fail_line,
     finish_line,
     read_lines,
     record_leg,
     record_loss,
+    release_line,
 )
 from hwnas.study.objective import upper_ms
 from hwnas.study.record import DUPLICATE, INFEASIBLE, LINE
 from hwnas.study.storage import HEARTBEAT_S, storage_errors
 from hwnas.study.study import storage_of, study_lock
 from hwnas.system.libraries import release_memory
-from hwnas.system.processes import Interrupts
+from hwnas.system.processes import Interrupts, host_of, worker_name
 from hwnas.training.line import Keeping, Leg, Stretch, answers, key_of, mean_loss, set_norms, train_leg
 
 if TYPE_CHECKING:
@@ -61,6 +63,7 @@ UNPRODUCTIVE = 5  # asks without a new network, after which one is drawn
 DECIDING = 2048  # validation images, stratified, that lines are judged by
 NORM_IMAGES, LOSS_IMAGES = 512, 1024  # that an untrained child's norms are set with, and that it is looked at on
 POLL_S = 0.5
+FEW_STEPS = 10  # with fewer since a leg was taken over, its seconds say nothing of a step
 MOST_HELD = 1 << 30  # bytes of training images that a process holds in several sizes
 
 
@@ -92,7 +95,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What a race tells: `kind` is training (a leg begins), trained, looked, dropped, failed or waiting."""
+    """What a race tells: `kind` is training (a step was taken), trained, looked, dropped or failed."""
 
     kind: str
     line: Line | None = None
@@ -105,7 +108,7 @@ class Event:
 def state_path(folder: Path, line: Line, rung: str) -> Path:
     """The file of a line's state. The one at the end stands apart, so that others can still be cut from the one before
     it."""
-    return folder / f"{line.number}{'-final' if rung == FINISH else ''}.safetensors"
+    return folder / f"{line.number}{'-final' if rung in ENDS else ''}.safetensors"
 
 
 def run_race(setting: Setting, keep: Keeping, tell: Callable[[Event], None] = lambda event: None) -> None:
@@ -113,6 +116,7 @@ def run_race(setting: Setting, keep: Keeping, tell: Callable[[Event], None] = la
     on; Ctrl-C leaves its leg to the next process that comes."""
     racer = _Racer(setting, keep, tell)
     with storage_errors(storage_of(setting.study).url), racer.interrupts.held():
+        end_unborn(setting.study)
         while (work := racer.next_work()) is not None:
             racer.do(*work)
 
@@ -137,7 +141,6 @@ class _Racer:
                 for step in steps:
                     if isinstance(step, Train | Look) and step.line is not None and not self.beats.is_held(step.line):
                         return step, step.line, self._claim(race, step, step.line)
-            self.tell(Event("waiting"))
             with self.interrupts.allowed():
                 time.sleep(POLL_S)
 
@@ -231,10 +234,11 @@ class _Racer:
         """Claim a line; the claim holds what is done. What a process left unfinished is taken over as it was."""
         work: dict[str, Any] = {"rung": "look", "source": step.source.number if step.source else None}
         if isinstance(step, Train):
-            work |= {"rung": step.rung, "steps": race.leg_steps(step), "start": step.start, "end": step.end}
             left = line.claim or {}
-            if left.get("rung") == step.rung and left.get("source") == work["source"]:
-                work["steps"] = left["steps"]
+            steps = int(left["steps"]) if "steps" in left else race.leg_steps(step)
+            work |= {"rung": step.rung, "move": step.move, "steps": steps, "start": step.start, "end": step.end,
+                     "threads": step.threads}
+        work["place"] = sum(each.number < line.number for each in race.lines)  # of the line, whatever its trial's number
         claim_line(self.study, line, work)
         return work
 
@@ -246,8 +250,12 @@ class _Racer:
                 if isinstance(step, Look):
                     loss = self._look(step)
                 else:
-                    key, right = self._train(step, line, work)
+                    key, right, step_s = self._train(step, line, work)
         except (CandidateError, StudyError) as error:
+            if isinstance(error, StudyError) and (elsewhere := self._is_elsewhere(step.source or line)):
+                release_line(self.study, line)
+                raise StudyError(f"{error} It was trained on {elsewhere}: the processes of a race share their run "
+                                 "folder (out=).") from None
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:1000]
             fail_line(self.study, line, reason)
             self.tell(Event("failed", line, work["rung"], reason))
@@ -257,16 +265,23 @@ class _Racer:
             record_loss(self.study, line, loss, seconds)
             self.tell(Event("looked", line, "look", f"loses {loss:.3f} untrained"))
             return
-        leg = {**{key: work[key] for key in ("rung", "steps", "start", "end")}, "seconds": seconds,
-               "threads": step.threads}
+        leg = {**{key: work[key] for key in ("rung", "steps", "start", "end", "threads")},
+               "seconds": step_s * work["steps"], "host": host_of(worker_name())}
         if step.source is not None:
             leg["gain"] = float(right.mean()) - step.source.top1
         source = line.source if step.source is None else step.source.number
         values = self.setting.options.objective.values(float(right.mean()), line.latency_ms, line.architecture)
-        record_leg(self.study, line, leg, key, right, source, step.move, values)
-        if step.end == 0:
-            self._finish(line.number)
+        with study_lock(storage_of(self.study).url):
+            record_leg(self.study, line, leg, key, right, source, step.move, values)
+            if step.end == 0:
+                self._finish(line.number)
         self.tell(Event("trained", line, step.rung, f"{right.mean():.2%} of {len(right)} validation images"))
+
+    def _is_elsewhere(self, line: Line) -> str:
+        """The other machine that trained a line whose state is not in this folder; empty where it was none."""
+        rung = str(line.legs[-1]["rung"]) if line.legs else ""
+        host = str(line.legs[-1].get("host", "")) if line.legs else ""
+        return "" if host == host_of(worker_name()) or state_path(self.setting.folder, line, rung).exists() else host
 
     def _finish(self, number: int) -> None:
         """Give a line that had its last leg the study's values."""
@@ -275,8 +290,10 @@ class _Racer:
         finish_line(self.study, line, objective.values(line.top1, line.latency_ms, line.architecture),
                     objective.reward(line.top1, line.latency_ms))
 
-    def _train(self, step: Train, line: Line, work: Mapping[str, Any]) -> tuple[str, Any]:
-        """Train a leg: the key of the state at its end, and what the average answers rightly."""
+    def _train(self, step: Train, line: Line, work: Mapping[str, Any]) -> tuple[str, NDArray[np.bool_], float]:
+        """Train a leg: the key of the state at its end, what the average answers rightly, and a step's seconds."""
+        from hwnas.training.loop import seeded
+
         setting, network = self.setting, self.setting.network(line.architecture)
         data = self._data(network)
         fresh = step.source is not None or not line.legs
@@ -285,10 +302,12 @@ class _Racer:
         before = "" if fresh else line.key
         after = key_of(before or key_of(network.identity, origin, setting.recipe.fingerprint, setting.seed,
                                         setting.dataset.fingerprint), leg)
-        last, count = time.monotonic(), 0
+        began = last = time.monotonic()
+        count = trained = 0
 
         def heard(at: int, steps: int) -> None:
-            nonlocal last, count
+            nonlocal last, count, trained
+            trained += 1
             self.tell(Event("training", line, step.rung, step=at, steps=steps))
             if time.monotonic() - last > HEARTBEAT_S:
                 last, count = time.monotonic(), count + 1
@@ -296,12 +315,16 @@ class _Racer:
 
         stretch = Stretch(leg, 0 if fresh else line.steps, before, after, lambda: self._begin(step, network))
         recipe = replace(setting.recipe, threads=max(setting.recipe.threads, step.threads))
-        model = train_leg(stretch, state_path(setting.folder, line, ""), state_path(setting.folder, line, step.rung),
-                          data=data, recipe=recipe, seed=setting.seed + line.number, keep=self.keep, progress=heard)
-        right = answers(model, data.validation, data)
+        earlier = str(line.legs[-1]["rung"]) if line.legs else ""
+        before_at, after_at = (state_path(setting.folder, line, rung) for rung in (earlier, step.rung))
+        model = train_leg(stretch, before_at, after_at, data=data, recipe=recipe, seed=setting.seed + work["place"],
+                          keep=self.keep, progress=heard)
+        with seeded(setting.seed, recipe.threads):
+            right = answers(model, data.validation, data)
         del model
         release_memory()
-        return after, right
+        seconds = time.monotonic() - began
+        return after, right, seconds / (trained if trained >= FEW_STEPS else leg.steps)
 
     def _begin(self, step: Train | Look, network: FoundNetwork) -> nn.Module:
         """The network with what it begins with: its source's average, or its own start."""

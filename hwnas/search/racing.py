@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 
 from hwnas.cli.progress import Console
-from hwnas.errors import BudgetError, CandidateError
+from hwnas.errors import BudgetError, CandidateError, StudyError
 from hwnas.search.course import CHILDREN, Length, children_in, known_networks, make_course
 from hwnas.search.minutes import ENDING_S, LEAST_MAKING_S, Clock, Pace, step_seconds, timing_reserve_s
 from hwnas.search.plan import DEFAULT_TRIALS, Plan, line_recipe, making_of
@@ -20,9 +21,8 @@ from hwnas.study.lines import Line, read_lines
 from hwnas.training.recipe import PROXY
 
 if TYPE_CHECKING:
-    from hwnas.front.make import Making, Raced
+    from hwnas.front.make import Raced
     from hwnas.front.rows import FrontRow
-    from hwnas.networks.network import FoundNetwork
     from hwnas.samplers.loading import Asking
     from hwnas.search.prepare import Prepared
     from hwnas.search.racer import Event
@@ -40,7 +40,7 @@ FEWEST_STEPS = 40  # of a unit: with fewer the race says nothing
 def begin_race(prepared: Prepared, console: Console) -> None:
     """Decide how long the race is, unless it has begun, and say how the minutes are divided."""
     from hwnas.study.storage import storage_errors
-    from hwnas.study.study import storage_of
+    from hwnas.study.study import storage_of, study_lock
 
     study, held = prepared.study, prepared.study.user_attrs.get(LENGTH)
     seconds = None if prepared.clock is None or prepared.pace is None else _seconds(prepared, prepared.clock,
@@ -48,11 +48,18 @@ def begin_race(prepared: Prepared, console: Console) -> None:
     until = None if seconds is None else time.time() + seconds
     if held is not None:
         length = replace(Length.of(held), until=until)
-        if (length.unit_steps is None) != (until is None):
-            length = replace(length, unit_steps=None if until is not None else unit_steps(prepared))
+        if until is None:
+            length = replace(length, unit_steps=unit_steps(prepared))
+        elif length.unit_steps is not None:  # it began without minutes
+            length = replace(length, unit_steps=None, step_s=_step_seconds(prepared, length.step_s, console),
+                             baselines_s=_baseline_seconds(prepared, length.step_s))
     else:
         length = _new_length(prepared, until, console)
-    with storage_errors(storage_of(study).url):
+    url = storage_of(study).url
+    with storage_errors(url), study_lock(url):
+        other = study.user_attrs.get(LENGTH)  # of a process that began at the same time
+        if held is None and other is not None:
+            length = replace(Length.of(other), until=until)
         study.set_user_attr(LENGTH, length.to_dict())
     _tell_plan(prepared, length, console)
 
@@ -74,21 +81,16 @@ def unit_steps(prepared: Prepared) -> int:
 def _new_length(prepared: Prepared, until: float | None, console: Console) -> Length:
     """The length of a new race. Where the minutes are too few for all known networks, the slowest are left out; a
     BudgetError says what one of them needs."""
-    plan, making = prepared.plan, making_of(prepared.plan, prepared.dataset)
+    plan = prepared.plan
     networks = known_networks(plan.space, prepared.model.predict, prepared.options)
     if until is None:
         steps = unit_steps(prepared)
         known_steps = max(1, min(KNOWN_STEPS[1], steps // 8))
         return Length(dict.fromkeys(networks, 1.0), known_steps, steps, n_proposed=_n_proposed(plan, networks))
-    with console.step("time this machine's training"):
-        step_s = {name: _step_seconds(plan.network(network), making) for name, network in networks.items()}
-    pace = prepared.pace
-    baselines = [] if pace is None else [pace.step_s[baseline.id] / making.steps_in_a_step(baseline)
-                                         for baseline in plan.baselines
-                                         if not (baseline.id == plan.whole and WHOLE in networks)]
+    step_s = _step_seconds(prepared, networks, console)
     left = dict(step_s)
     while True:
-        length = _fitted(plan, left, until, baselines)
+        length = _fitted(plan, left, until, _baseline_seconds(prepared, left))
         course = course_of(prepared, length)
         first_s = length.known_steps * (sum(left.values()) + length.n_proposed * float(np.mean([*left.values()])))
         unit = (length.left_s - first_s / plan.workers) / max(1e-9, sum(Race(course, ()).outlook().values()))
@@ -139,12 +141,35 @@ def _n_proposed(plan: Plan, known: Mapping[str, Any], fitting: int = DEFAULT_TRI
     return fitting if n_trials is None else max(0, n_trials - len(known))
 
 
-def _step_seconds(network: FoundNetwork, making: Making) -> float:
-    """Seconds of a step of a line."""
-    try:
-        return step_seconds(network, making) / making.steps_in_a_step(network)
-    except CandidateError:  # its line will say why
-        return 1.0
+def _step_seconds(prepared: Prepared, names: Iterable[str], console: Console) -> dict[str, float]:
+    """Seconds of a step of the lines of known networks, measured now."""
+    plan, making = prepared.plan, making_of(prepared.plan, prepared.dataset)
+    networks = known_networks(plan.space, prepared.model.predict, prepared.options)
+    seconds = dict.fromkeys(names, 1.0)
+    with console.step("time this machine's training"):
+        for name in seconds:
+            network = plan.network(networks[name])
+            with suppress(CandidateError):  # its line will say why
+                seconds[name] = step_seconds(network, making) / making.steps_in_a_step(network)
+    return seconds
+
+
+def _baseline_seconds(prepared: Prepared, names: Container[str]) -> list[float]:
+    """Seconds of a step of each baseline that is trained behind a race which begins with the networks of these `names`:
+    the whole network is none where it races on full images."""
+    plan, pace, making = prepared.plan, prepared.pace, making_of(prepared.plan, prepared.dataset)
+    if pace is None:
+        return []
+    raced = plan.whole if WHOLE in names and whole_of(prepared) is not None else ""
+    return [pace.step_s[baseline.id] / making.steps_in_a_step(baseline) for baseline in plan.baselines
+            if baseline.id != raced]
+
+
+def whole_of(prepared: Prepared) -> Architecture | None:
+    """The network that the others are cut from, on full images; None where there is none or it does not race."""
+    plan = prepared.plan
+    racing = known_networks(plan.space, prepared.model.predict, prepared.options).get(WHOLE)
+    return racing if racing is not None and racing == plan.space.known.get(WHOLE) else None
 
 
 def course_of(prepared: Prepared, length: Length) -> Course:
@@ -180,6 +205,9 @@ def race_lines(prepared: Prepared, console: Console) -> None:
     from hwnas.training.line import Keeping
 
     plan, study = prepared.plan, prepared.study
+    if LENGTH not in study.user_attrs:
+        raise StudyError(f"the race in {prepared.run.path} has not begun: its first process is still preparing. Start "
+                         "this one again in a minute.")
     course = course_of(prepared, Length.of(study.user_attrs[LENGTH]))
     setting = Setting(study, plan.space, prepared.model.predict, prepared.dataset, plan.network,
                       children_in(plan.space, prepared.model.predict, prepared.options),
@@ -198,7 +226,9 @@ def race_lines(prepared: Prepared, console: Console) -> None:
                 console.note(f"trial {event.line.number} ({name}, {event.line.latency_ms:.3g} ms): "
                              f"{event.rung or event.kind}: {event.text}")
 
-        run_race(setting, Keeping(console.say), tell)
+        keep = Keeping(console.say)
+        run_race(setting, keep, tell)
+        keep.write_held()
     made = sum(line.made == CONTROL for line in read_lines(study, plan.space))
     if made < course.n_controls:
         console.say(f"{course.n_controls - made} of {course.n_controls} controls fewer: no other network was drawn "
@@ -233,7 +263,7 @@ def race_rows(prepared: Prepared) -> list[FrontRow]:
     finalists = [line for line in done if line.number in chosen]
     winner = max(finalists, key=lambda line: prepared.options.objective.reward(line.top1, line.latency_ms),
                  default=None)
-    whole = plan.space.known[WHOLE].id if WHOLE in plan.space.known else ""
+    whole = course_of(prepared, Length.of(prepared.study.user_attrs[LENGTH])).whole
     rows = []
     for line in done:
         attrs = {} if line.trial is None else line.trial.user_attrs
@@ -247,8 +277,10 @@ def race_rows(prepared: Prepared) -> list[FrontRow]:
         if line.made == CONTROL:
             row = replace(row, is_control=True, control_of=line.move.removeprefix("drawn for "))
         elif line.id == whole:
-            row = replace(row, is_baseline=line.number not in chosen,
-                          name=plan.space.definition.around.partition("+")[0])
+            name = plan.space.definition.around.partition("+")[0]
+            if line.architecture != plan.space.known[WHOLE]:
+                name = f"{name} at {line.px} px"
+            row = replace(row, is_baseline=line.number not in chosen, name=name)
         elif name := known_name(plan.space, line.architecture):
             row = replace(row, name=name)
         rows.append(row)

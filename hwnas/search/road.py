@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields, replace
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hwnas.cli.options import Config
 from hwnas.cli.progress import Console, Report
-from hwnas.errors import BudgetError, SamplerError
+from hwnas.errors import BudgetError, SamplerError, StudyError
 from hwnas.latency.deployment import error_line
 from hwnas.networks.network import FoundNetwork
 from hwnas.search.minutes import (
@@ -23,7 +24,7 @@ from hwnas.search.minutes import (
 )
 from hwnas.search.plan import UNLIMITED, Plan, make_plan, making_of
 from hwnas.search.prepare import Prepared, prepare, trials_s
-from hwnas.search.racing import begin_race, clear_lines, race_lines, race_rows, raced_of, stories_of
+from hwnas.search.racing import begin_race, clear_lines, race_lines, race_rows, raced_of, stories_of, whole_of
 from hwnas.space.search_space import WHOLE
 from hwnas.system.paths import write_atomic
 from hwnas.system.processes import crew
@@ -217,9 +218,15 @@ def _race_wanted(prepared: Prepared) -> list[FrontRow]:
     """The rows of the front as yet without figures: what the race has finished, and baselines. The whole network is
     one of these where it did not come through."""
     from hwnas.front.rows import FrontRow
+    from hwnas.study.study import trial_rows
 
     plan, rows = prepared.plan, race_rows(prepared)
-    raced = any(row.is_baseline or row.is_whole for row in rows)
+    if not rows:
+        reasons = Counter(str(trial["reason"]) for trial in trial_rows(prepared.study) if trial.get("reason"))
+        raise StudyError("no network came through the race" + "".join(
+            f"; {n} of them: {reason}" for reason, n in reasons.most_common(1)))
+    whole = whole_of(prepared)
+    raced = whole is not None and any(row.id == whole.id for row in rows)
     return [*rows, *(FrontRow.of(network, target=plan.deployment.target.name, host=plan.deployment.host_name)
                      for network in plan.baselines if not (raced and network.id == plan.whole))]
 
@@ -285,8 +292,9 @@ def _in_time(prepared: Prepared, rows: Sequence[FrontRow], making: Making, conso
         return list(rows), making
     pace = pace.with_networks([row.network for row in untrained if row.network is not None], making)
     full = making.recipe.steps_for(len(making.dataset.train))
+    n = len(rows) - len(untrained)
     kept, steps = fitted(untrained, clock, pace, plan.workers, (min(full, ENOUGH_STEPS), MOST_TIMES * full),
-                         console.say, plan.whole, len(rows))
+                         console.say, plan.whole, n * (pace.scoring_s + pace.making_s / min(n + 1, plan.workers)))
     console.note(f"{clock.left_s / 60:.1f} min are left: {len(kept)} networks are trained for {steps} steps each")
     return [row for row in rows if row in kept or row.id in making.raced], replace(making, recipe=with_steps(
         making.recipe, steps))

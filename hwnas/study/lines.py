@@ -27,6 +27,7 @@ from hwnas.study.storage import GRACE_S
 from hwnas.study.study import storage_of
 from hwnas.system.processes import is_dead, worker_name
 
+THREADS = 0.7  # exponent of the threads in the speed of a step
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -76,6 +77,11 @@ class Line:
         return self.state == TrialState.RUNNING
 
     @property
+    def goes_on(self) -> bool:
+        """Whether it is still in the race, or came through."""
+        return self.state in (TrialState.RUNNING, TrialState.COMPLETE)
+
+    @property
     def steps(self) -> int:
         """Steps of all its legs."""
         return sum(int(leg["steps"]) for leg in self.legs)
@@ -99,8 +105,11 @@ class Line:
 
     @property
     def step_s(self) -> float | None:
-        """Seconds of a step, by its last leg; None before the first."""
-        return None if not self.legs else float(self.legs[-1]["seconds"]) / max(1, int(self.legs[-1]["steps"]))
+        """Seconds of a step on one thread, by its last leg; None before the first."""
+        if not self.legs:
+            return None
+        leg = self.legs[-1]
+        return float(leg["seconds"]) / max(1, int(leg["steps"])) * float(leg.get("threads", 1)) ** THREADS
 
 
 def read_lines(study: optuna.Study, space: SearchSpace) -> list[Line]:
@@ -192,6 +201,14 @@ def record_loss(study: optuna.Study, line: Line, loss: float, seconds: float) ->
 def release_line(study: optuna.Study, line: Line) -> None:
     """End a claim without a result."""
     _write(study, line, {"claim": None})
+
+
+def end_unborn(study: optuna.Study) -> None:
+    """Fail the trials that a process of this machine asked for and died over before they were lines."""
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        worker = trial.user_attrs.get("worker")
+        if LINE not in trial.user_attrs and worker is not None and is_dead(str(worker)):
+            storage_of(study).finish(trial, TrialState.FAIL)
 
 
 def drop_line(study: optuna.Study, line: Line, reason: str) -> None:

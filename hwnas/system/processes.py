@@ -53,6 +53,11 @@ def worker_name() -> str:
     return f"{_machine()}/{os.getpid()}/{_start_ticks(os.getpid())}"
 
 
+def host_of(worker: str) -> str:
+    """The name of the machine that a worker runs on."""
+    return worker.partition("/")[0]
+
+
 def is_dead(worker: str) -> bool:
     """Whether `worker` ran here and is gone. A worker elsewhere never counts as dead: its heartbeat decides."""
     machine, pid, started = worker.rsplit("/", 2)

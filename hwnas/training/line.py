@@ -13,9 +13,8 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +25,7 @@ from hwnas.data.dataset import Dataset, Images, Progress, Split
 from hwnas.errors import StudyError, TrainingError, UserError
 from hwnas.training.batches import Batches, fed
 from hwnas.training.loop import Checkpoint, Training, lay_out, predict, seeded
-from hwnas.training.place import CPU, device_of
+from hwnas.training.place import device_of
 from hwnas.training.recipe import Recipe
 
 _BATCH = 64  # images of a pass that sets norms
@@ -48,10 +47,6 @@ class Leg:
         """The share of the recipe's rate at a step of the leg (from 0)."""
         share = self.end + (self.start - self.end) * 0.5 * (1 + math.cos(math.pi * step / self.steps))
         return share * min(1.0, (step + 1) / max(1, self.warmup))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values by key."""
-        return asdict(self)
 
 
 def key_of(*parts: object) -> str:
@@ -138,7 +133,7 @@ def train_leg(stretch: Stretch, earlier: Path, path: Path, *, data: Dataset, rec
     """Train one leg from the state in the file `earlier`, or from where a killed one left it in `path`.
 
     Returns:
-        The line's average, on the CPU and in eval mode.
+        The line's average, where it was trained and in eval mode.
 
     Raises:
         StudyError: the state that the leg begins with is gone.
@@ -157,7 +152,7 @@ def train_leg(stretch: Stretch, earlier: Path, path: Path, *, data: Dataset, rec
                           training.optimizer)
             training.step = state.epoch if begun else 0
         training.run_leg(lambda state: keep.save(path, state), progress)
-        return training.current.eval().to(CPU)
+        return training.current.eval()
 
 
 class Keeping:
@@ -182,6 +177,11 @@ class Keeping:
     def load(self, path: Path) -> Checkpoint | None:
         """The last state kept for `path`; None where there is none. StudyError for one that is torn."""
         return self._held.get(path) or Checkpoint.load(path)
+
+    def write_held(self) -> None:
+        """Try once more to write what no disk took."""
+        for path, state in list(self._held.items()):
+            self.save(path, state)
 
     def average(self, path: Path, key: str) -> dict[str, Tensor]:
         """The weights that a line is judged by, of its state with this key; StudyError where that is gone."""
