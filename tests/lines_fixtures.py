@@ -93,10 +93,8 @@ class Bench:
             self._train(step)
 
     def _ask(self, step: Ask) -> None:
-        from hwnas.search.course import children_in
-
         part = step.low_ms, step.high_ms
-        codes = children_in(cuts(), predict, OPTIONS)(part, self.race.parents(part))
+        codes = self.course.children(part, self.race.parents(part))
         network = cuts().decode(cuts().to_params(codes[0]))
         source = self.race.source_of(network)
         assert source is not None

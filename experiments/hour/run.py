@@ -241,7 +241,15 @@ def tabulate(folders: Sequence[Path], results: Path) -> None:
              for folder in folders]
     rows = [arm.rows.assign(seed=folder.name) for folder, arms in zip(folders, seeds, strict=True)
             for arm in arms.values()]
-    write_results(results, pd.concat(rows), COLUMNS, summary(seeds))
+    write_results(results, pd.concat(rows), COLUMNS, {
+        **summary(seeds), "children": [_children(folder / "ours" / "trials.csv") for folder in folders]})
+
+
+def _children(trials: Path) -> dict[str, int]:
+    """How many children a race trained, and how many of them it finished."""
+    rows = pd.read_csv(trials)
+    tried = rows[rows.rungs.fillna("").str.contains("child")]
+    return {"trained": len(tried), "finished": int((tried.outcome == "evaluated").sum())}
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from hwnas.networks.parts import fit_head, is_part_of
 from hwnas.search.race import SIZE, TRUNK, Course, Known
 from hwnas.space.search_space import WHOLE
 from hwnas.study.lines import Line
-from hwnas.study.objective import COSTS, LATENCY, upper_ms
+from hwnas.study.objective import LATENCY, upper_ms
 
 if TYPE_CHECKING:
     from hwnas.search.trial import SearchOptions
@@ -140,11 +140,6 @@ def _at_sizes(space: SearchSpace, predict: Predict, options: SearchOptions, netw
             yield each
 
 
-def children_in(space: SearchSpace, predict: Predict, options: SearchOptions) -> Children:
-    """What the sampler may be asked for."""
-    return Children(space, predict, options, smaller_in(space, predict, options), part_of_in(space))
-
-
 def _fits(space: SearchSpace, predict: Predict, options: SearchOptions, network: Architecture) -> bool:
     """Whether the network is of the space, keeps the cap, and has a last map that is large enough."""
     params = space.find(network)
@@ -163,7 +158,7 @@ def make_course(space: SearchSpace, predict: Predict, options: SearchOptions, le
     networks = {name: network for name, network in known_networks(space, predict, options).items()
                 if name in length.step_s}
 
-    children = children_in(space, predict, options)
+    smaller, part_of = smaller_in(space, predict, options), part_of_in(space)
 
     @cache
     def latency_ms(network: Architecture) -> float:
@@ -189,9 +184,8 @@ def make_course(space: SearchSpace, predict: Predict, options: SearchOptions, le
     return Course(
         [Known(name, network, length.step_s[name]) for name, network in networks.items()], k, bound_ms,
         n_lines or 1 << 30, length.n_proposed, n_children, n_controls, workers, length.known_steps, length.unit_steps,
-        lambda: length.left_s, whole, length.baselines_s, smaller_in(space, predict, options),
-        between_in(space, predict, options), part_of_in(space), latency_ms,
-        lambda part, lines: len(children(part, lines)) > 0, choose,
+        lambda: length.left_s, whole, length.baselines_s, smaller, between_in(space, predict, options), part_of,
+        latency_ms, Children(space, predict, options, smaller, part_of), choose,
         lambda n, line, taken: control_of(n, line.latency_ms, taken))
 
 
@@ -265,7 +259,7 @@ def choose_lines(lines: Sequence[Line], k: int, bound_ms: float, options: Search
 def row_of(line: Line, options: SearchOptions) -> dict[str, Any]:
     """What the choice of finalists reads of a line."""
     attrs = {} if line.trial is None else line.trial.user_attrs
-    costs = {COSTS[cost.name].predicted: attrs.get(cost.predicted) for cost in options.objective.minimised
+    costs = {cost.predicted: attrs.get(cost.predicted) for cost in options.objective.minimised
              if cost.name != LATENCY}
     return {"number": line.number, "id": line.id, "state": "COMPLETE", "outcome": "evaluated", "top1_proxy": line.top1,
             "latency_ms_predicted": line.latency_ms, "reward": options.objective.reward(line.top1, line.latency_ms),

@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.space.architecture import Architecture
+from hwnas.space.coding import Codes
 from hwnas.study.lines import THREADS, Line
 
 KNOWN, TRUNK, SIZE, CHILD, FINISH, CONTROL = "known", "trunk", "size", "child", "finish", "control"
@@ -87,7 +88,7 @@ class Course:
         between: a network on images of every size of the space between those of two that are alike, largest first.
         part_of: the first network as it can be cut from the second; None where it cannot.
         latency_ms: of a network, predicted.
-        has_children: whether the sampler could be asked for a child in a part of the range, from these lines.
+        children: codes [n, p] of the networks that the sampler may be asked for in a part of the range, of these lines.
         choose: the finalists among lines.
         control_of: the n-th control of a finalist, none of the networks with these ids; None where no other is as fast.
     """
@@ -109,7 +110,7 @@ class Course:
     between: Callable[[Architecture, Architecture], Sequence[Architecture]]
     part_of: Callable[[Architecture, Architecture], Architecture | None]
     latency_ms: Callable[[Architecture], float]
-    has_children: Callable[[tuple[float, float], Sequence[Line]], bool]
+    children: Callable[[tuple[float, float], Sequence[Line]], Codes]
     choose: Callable[[Sequence[Line]], Sequence[Line]]
     control_of: Callable[[int, Line, frozenset[str]], Architecture | None]
 
@@ -313,7 +314,7 @@ class Race:
 
     def _has_children(self, part: tuple[float, float]) -> bool:
         """Whether the sampler could be asked for a child in a part of the range."""
-        return self.course.has_children(part, self.parents(part))
+        return len(self.course.children(part, self.parents(part))) > 0
 
     def parents(self, part: tuple[float, float]) -> list[Line]:
         """The lines whose children in a part of the range could be better than what is as fast, and all the others as

@@ -73,7 +73,6 @@ class Setting:
 
     Attributes:
         network: the network of an architecture, with the weights that it begins with.
-        children: codes of the networks that the sampler may be asked for, of a part of the range of latency.
         sampler: of the study.
         recipe: how lines are trained; `seed` decides their batches.
         folder: of the states of lines.
@@ -84,7 +83,6 @@ class Setting:
     predict: Predict
     dataset: Dataset
     network: Callable[[Architecture], FoundNetwork]
-    children: Callable[[tuple[float, float], Sequence[Line]], Codes]
     sampler: Asking
     recipe: Recipe
     seed: int
@@ -184,7 +182,7 @@ class _Racer:
             return
         setting, race = self.setting, self._race()
         part = step.low_ms, step.high_ms
-        codes = setting.children(part, race.parents(part))
+        codes = setting.course.children(part, race.parents(part))
         with setting.sampler.only(setting.space, codes):
             trial = self.study.ask()
             with storage_of(self.study).params_together(trial):
@@ -238,7 +236,7 @@ class _Racer:
             steps = int(left["steps"]) if "steps" in left else race.leg_steps(step)
             work |= {"rung": step.rung, "move": step.move, "steps": steps, "start": step.start, "end": step.end,
                      "threads": step.threads}
-        work["place"] = sum(each.number < line.number for each in race.lines)  # of the line, whatever its trial's number
+        work["place"] = sum(each.number < line.number for each in race.lines)  # among lines
         claim_line(self.study, line, work)
         return work
 

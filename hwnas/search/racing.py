@@ -12,7 +12,7 @@ import numpy as np
 
 from hwnas.cli.progress import Console
 from hwnas.errors import BudgetError, CandidateError, StudyError
-from hwnas.search.course import CHILDREN, Length, children_in, known_networks, make_course
+from hwnas.search.course import CHILDREN, Length, known_networks, make_course
 from hwnas.search.minutes import ENDING_S, LEAST_MAKING_S, Clock, Pace, step_seconds, timing_reserve_s
 from hwnas.search.plan import DEFAULT_TRIALS, Plan, line_recipe, making_of
 from hwnas.search.race import CONTROL, ENDS, FINALISTS, KNOWN, Course, Race
@@ -210,7 +210,6 @@ def race_lines(prepared: Prepared, console: Console) -> None:
                          "this one again in a minute.")
     course = course_of(prepared, Length.of(study.user_attrs[LENGTH]))
     setting = Setting(study, plan.space, prepared.model.predict, prepared.dataset, plan.network,
-                      children_in(plan.space, prepared.model.predict, prepared.options),
                       cast("Asking", study.sampler), line_recipe(plan, prepared.dataset), plan.options.seed,
                       prepared.run.lines, prepared.options, course)
     with console.step("race") as report:
