@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from experiments.claims.check import Claim, Figures, Table
-from experiments.claims.readme import OPTUNA, TABLES, ask, litert_table
+from experiments.claims.readme import OPTUNA, TABLES, ask, hour, litert_table
 from experiments.claims.readme import sampler_figure as _sampler
 from experiments.claims.sources import EXPERIMENTS, Certificate, document, lines, numbers
 from experiments.contest.controls import contest_networks, random_networks, rival, times_as_fast
@@ -455,14 +455,8 @@ def _believed() -> Rows:
     return rows
 
 
-HOUR = {"EuroSAT, Lite0": "eurosat_lite0", "TrashNet, Lite0": "trashnet_lite0"}
+HOUR = {"EuroSAT, Lite0": "eurosat_lite0"}
 THIRDS = ("fast", "middle", "slow")
-
-
-def hour(label: str) -> dict[str, Any]:
-    """What an hour's runs came to."""
-    held: dict[str, Any] = document(f"hour/results/{HOUR[label]}/summary.json")
-    return held
 
 
 def _cut_and_searched() -> list[float]:
@@ -475,11 +469,11 @@ def _hour() -> Rows:
     """In each third: times as fast as the obvious cuts and points ahead, with intervals and what could be seen."""
     rows: Rows = {}
     for label in HOUR:
-        told = hour(label)
+        told = hour(HOUR[label])
         for name in told["times_as_fast"]:
             for third, fast, ahead in zip(THIRDS, told["times_as_fast"][name], told["points_ahead"][name], strict=True):
-                rows[f"{label}, {name}, {third}"] = [part[key] for part in (fast, ahead)
-                                                     for key in ("value", "low", "high", "could_be_seen")]
+                figures = [part[key] for part in (fast, ahead) for key in ("value", "low", "high", "could_be_seen")]
+                rows[f"{label}, {name}, {third}"] = [figure for figure in figures if figure is not None]
     return rows
 
 

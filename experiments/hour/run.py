@@ -241,8 +241,17 @@ def tabulate(folders: Sequence[Path], results: Path) -> None:
              for folder in folders]
     rows = [arm.rows.assign(seed=folder.name) for folder, arms in zip(folders, seeds, strict=True)
             for arm in arms.values()]
-    write_results(results, pd.concat(rows), COLUMNS, {
-        **summary(seeds), "children": [_children(folder / "ours" / "trials.csv") for folder in folders]})
+    facts = {**summary(seeds), "children": [_children(folder / "ours" / "trials.csv") for folder in folders]}
+    write_results(results, pd.concat(rows), COLUMNS, _known(facts))
+
+
+def _known(value: Any) -> Any:
+    """The same with None for what is not a number: a third that has no network to be held against."""
+    if isinstance(value, Mapping):
+        return {key: _known(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_known(each) for each in value]
+    return None if isinstance(value, float) and np.isnan(value) else value
 
 
 def _children(trials: Path) -> dict[str, int]:

@@ -109,7 +109,8 @@ class Line:
         if not self.legs:
             return None
         leg = self.legs[-1]
-        return float(leg["seconds"]) / max(1, int(leg["steps"])) * float(leg.get("threads", 1)) ** THREADS
+        each_s = float(leg["seconds"]) / max(1, int(leg["steps"]))
+        return float(each_s * leg.get("threads", 1) ** THREADS)
 
 
 def read_lines(study: optuna.Study, space: SearchSpace) -> list[Line]:
