@@ -147,7 +147,7 @@ def undisturbed(home: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tu
     return lines_of(out)
 
 
-@pytest.mark.parametrize("n", [3, *(pytest.param(n, marks=pytest.mark.soak) for n in (1, 2, 4, 5, 6, 7, 8))])
+@pytest.mark.parametrize("n", [3, *(pytest.param(n, marks=pytest.mark.soak) for n in (1, 2, 4, 6))])
 def test_a_race_that_is_killed_ends_with_the_same_networks_and_steps(home, undisturbed, tmp_path, monkeypatch, n):
     out = tmp_path / "run"
     search = subprocess.Popen([sys.executable, "-m", "hwnas.search", *RACE, f"out={out}"], stderr=subprocess.DEVNULL)
