@@ -59,7 +59,7 @@ def tables() -> list[Table]:
         Table("| int8 by weights |", _int8_by_weights),
         Table("| changed, on the cut |", _tuning_tries), Table("| network, data set |", _tuning_finals),
         Table("| cut, px, seed |", _going_on), Table("| estimate of cuts |", _cut_estimates),
-        Table("| data, network, arm, third |", _hour),
+        Table("| data, network, arm, third |", _hour), Table("| move |", _moves),
         Table("| search | trials |", _against_random), Table("| search, network |", _against_random_networks),
         *(table for runtime in INT8_RUNTIMES for table in (
             Table(f"| top-1 lost, {runtime} |", partial(_int8_lost, runtime)),
@@ -455,7 +455,7 @@ def _believed() -> Rows:
     return rows
 
 
-HOUR = {"EuroSAT, Lite0": "eurosat_lite0"}
+HOUR = {"EuroSAT, Lite0": "eurosat_lite0", "TrashNet, Lite0": "trashnet_lite0"}
 THIRDS = ("fast", "middle", "slow")
 
 
@@ -475,6 +475,13 @@ def _hour() -> Rows:
                 figures = [part[key] for part in (fast, ahead) for key in ("value", "low", "high", "could_be_seen")]
                 rows[f"{label}, {name}, {third}"] = [figure for figure in figures if figure is not None]
     return rows
+
+
+def _moves() -> Rows:
+    """Latency, top-1, and where sizes lie on both sides the gap with its error."""
+    return {row["move"]: [float(row["latency_ms"]), 100 * float(row["top1"]),
+                          *(100 * float(row[key]) for key in ("gap", "error") if row[key])]
+            for row in lines("moves/eurosat_lite0.csv")}
 
 
 def _against_random() -> Rows:
