@@ -107,6 +107,9 @@ def claims() -> list[Claim]:
             document(f"edge/{name}/environment.json")["training"]["steps"] for name in EDGE_RUNS]),
         Claim("by {} points of top-1 ({} to {} over the test images), and both", lambda: _edge_beats("fashion_mnist")),
         Claim("the one random network by {} points ({} to {})", lambda: _edge_beats("eurosat")),
+        Claim("(it took {}, {} and {} minutes, *ours* {}, {} and {})", lambda: [
+            minutes for arm in ("obvious", "ours") for minutes in hour("eurosat_lite0")["minutes"][arm]]),
+        Claim("a smaller image size had {} to {} steps before", _first_steps),
         *_tuning_claims(),
         Claim("multi-fidelity has {} and {} (EuroSAT), {} and {} (Fashion-MNIST), the proxy {} and {}, {} and {}.",
               lambda: [float(kendall_tau(held.told[label], held.seeds[:, seed]))
@@ -475,6 +478,12 @@ def _hour() -> Rows:
                 figures = [part[key] for part in (fast, ahead) for key in ("value", "low", "high", "could_be_seen")]
                 rows[f"{label}, {name}, {third}"] = [figure for figure in figures if figure is not None]
     return rows
+
+
+def _first_steps() -> list[float]:
+    """Fewest and most steps of the sizes that were dropped, which had no other leg."""
+    steps = [float(row["steps"]) for row in lines("hour/results/trashnet_lite0/lines.csv") if row["rungs"] == "size"]
+    return [min(steps), max(steps)]
 
 
 def _moves() -> Rows:

@@ -52,6 +52,8 @@ MARGIN, Z = 0.005, 1.96
 THIRDS, SEEN = 3, 2.8
 COLUMNS = ("seed", "arm", "id", "name", "kind", "architecture", "top1_test_fp32", "top1_test", "latency_ms",
            "latency_ms_low", "latency_ms_high", "latency_ms_predicted", "verified", "on_front", "params")
+LINES = ("seed", "number", "id", "outcome", "rungs", "source", "move", "gain", "steps", "seconds", "top1_proxy",
+         "latency_ms_predicted", "reason")  # of the race's trials.csv
 Array = NDArray[np.float64]
 
 
@@ -241,8 +243,11 @@ def tabulate(folders: Sequence[Path], results: Path) -> None:
              for folder in folders]
     rows = [arm.rows.assign(seed=folder.name) for folder, arms in zip(folders, seeds, strict=True)
             for arm in arms.values()]
-    facts = {**summary(seeds), "children": [_children(folder / "ours" / "trials.csv") for folder in folders]}
+    lines = pd.concat(pd.read_csv(folder / "ours" / "trials.csv").assign(seed=folder.name) for folder in folders)
+    facts = {**summary(seeds), "children": [_children(part) for _, part in lines.groupby("seed")], "minutes": {
+        name: [round(sum(arms[name].environment["spent_s"].values()) / 60, 1) for arms in seeds] for name in seeds[0]}}
     write_results(results, pd.concat(rows), COLUMNS, _known(facts))
+    lines[list(LINES)].to_csv(results / "lines.csv", index=False)
 
 
 def _known(value: Any) -> Any:
@@ -254,9 +259,8 @@ def _known(value: Any) -> Any:
     return None if isinstance(value, float) and np.isnan(value) else value
 
 
-def _children(trials: Path) -> dict[str, int]:
+def _children(rows: pd.DataFrame) -> dict[str, int]:
     """How many children a race trained, and how many of them it finished."""
-    rows = pd.read_csv(trials)
     tried = rows[rows.rungs.fillna("").str.contains("child")]
     return {"trained": len(tried), "finished": int((tried.outcome == "evaluated").sum())}
 

@@ -45,7 +45,7 @@ ENDS = {REFERENCE, FINISH, CONTROL}  # rungs whose legs are a line's last
 UNITS = {TRUNK: 1.3, SIZE: 0.35, CHILD: 0.35}
 FALL = 2 / 3  # steps of the falling rate, as a share of those at a constant one
 # Learning rates, as shares of the recipe's: of weights that are pretrained or random, cut, on smaller images, one move
-# away. P8 and P12 of the study behind docs/decisions/race.md.
+# away (docs/decisions/race.md).
 RATES = {KNOWN: 1.0, TRUNK: 0.5, SIZE: 1 / 3, CHILD: 0.5}
 WARMUP = 40  # steps of a leg that begins with other weights than the line had
 LEAST_STEPS = 20  # of any leg
