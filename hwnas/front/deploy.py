@@ -30,7 +30,8 @@ def compare_deployed(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.
     best = max(able, key=lambda row: (row.top1_test or 0.0, -(row.latency_ms or 0.0)))
     row = _fastest_as_good(best, able, correct, seed)
     text = f"Deploy models/{row.id}: {figures_of(row)}"
-    text += (": no network within the cap is more accurate" if row.id == best.id else
+    capped = " that keeps the cap" * any(each.meets_cap is not None for each in able)
+    text += (f": no network{capped} is more accurate" if row.id == best.id else
              f": of the networks that lose at most {100 * MARGIN:.1f} points (95 %) to the most accurate one, "
              f"{figures_of(best)}, it is the fastest")
     cuts = [row for row in able if is_obvious_cut(row)]

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 FINISHED, DROPPED, CONTROL = "#1f5fbf", "#98a2b3", "#5b7083"
-COLUMNS = ("network", "trial", "cut from trial", "by", "steps", "seconds", "top-1 won (points)",
-           "times as fast", "validation top-1 (%)", "predicted (ms)", "what became of it")
+COLUMNS = ("network", "trial", "cut from trial", "steps", "seconds", "top-1 won (points)", "times as fast",
+           "validation top-1 (%)", "predicted (ms)", "made by; what became of it")
 _ENDS = {"evaluated": "finished", "dropped": "dropped", "failed": "failed", "lost": "lost"}
 
 
@@ -36,12 +36,12 @@ def lineage_rows(rows: Sequence[FrontRow], trials: Sequence[Mapping[str, Any]]) 
         gain: Any = trial.get("gain")
         told.append([
             str(names.get(str(trial["id"]), trial["id"])), str(trial["number"]),
-            "" if source is None else str(source["number"]), str(trial.get("move") or ""), str(trial["steps"]),
+            "" if source is None else str(source["number"]), str(trial["steps"]),
             f"{trial['seconds']:.0f}" if is_number(trial.get("seconds")) else "",
             f"{100 * gain:+.2f}".replace("-", "−") if is_number(gain) else "",
             "" if faster is None else f"{faster:.2f}",
             f"{100 * trial['top1_proxy']:.2f}" if is_number(trial.get("top1_proxy")) else "",
-            f"{trial['latency_ms_predicted']:.3g}", _end(trial)])
+            f"{trial['latency_ms_predicted']:.3g}", "; ".join(filter(None, (trial.get("move"), _end(trial))))])
     return told
 
 

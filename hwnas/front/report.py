@@ -267,10 +267,11 @@ def _race(data: ReportData) -> str:
     if not is_race(data.trials):
         return ""
     rows = lineage_rows(data.rows, data.trials)
-    return (table(RACE_COLUMNS, rows, ["front" if row[-1] == "finished" else "" for row in rows])
+    return (table(RACE_COLUMNS, rows, ["front" if row[-1].endswith("finished") else "" for row in rows])
             + '<p class="note">Every network that was trained, in the order in which they were made. Top-1 won: '
               "against the network that it was cut from, right after its first leg, on validation images. One that was "
-              "finished was trained on until its rate was zero.</p>")
+              "finished was trained on until its rate was zero. Every network that is known by name and that no faster "
+              "one surely beat had its share of steps before any other was tried.</p>")
 
 
 def _columns(rows: Sequence[FrontRow]) -> list[str]:

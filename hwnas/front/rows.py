@@ -111,7 +111,7 @@ class FrontRow:
     @property
     def is_raced(self) -> bool:
         """A baseline that a race trained: the network which the others are cut from."""
-        return self.is_baseline and " " in self.architecture
+        return self.is_baseline and "@" in self.architecture  # only architectures of spaces say their images' size so
 
     @property
     def is_whole(self) -> bool:

@@ -1,0 +1,79 @@
+"""The sentence on what to deploy, and the table of who was cut from whom."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from front_fixtures import make_row
+
+from hwnas.front.deploy import compare_deployed
+from hwnas.front.lineage import COLUMNS, is_race, lineage_rows
+from hwnas.front.rows import FrontRow
+from hwnas.networks.baselines import Baseline
+from hwnas.networks.network import Shape, TimmNetwork
+
+N = 3000
+CUT = TimmNetwork(Baseline("tf_efficientnet_lite0", cut="1111h640"), Shape(3, 64, 10))
+
+
+def row_of(id: str, ms: float, n_right: int, **changes) -> FrontRow:
+    return make_row(id, latency_ms=ms, latency_ms_low=ms * 0.99, latency_ms_high=ms * 1.01, top1_test=n_right / N,
+                    **changes)
+
+
+def deployed(*rows: FrontRow) -> tuple[str, str]:
+    """The network that is to be deployed, and the sentence."""
+    found = compare_deployed(rows, {row.id: np.arange(N) < round(row.top1_test * N) for row in rows})
+    assert len(found) == 1
+    assert found[0].verdict == "deploy"
+    assert f"Deploy models/{found[0].finalist}:" in found[0].sentence
+    return found[0].finalist, found[0].sentence
+
+
+def test_the_fastest_that_is_surely_as_good_as_the_best_is_deployed() -> None:
+    best, near, far = row_of("best", 0.4, 2910), row_of("near", 0.2, 2908), row_of("far", 0.1, 2880)
+    assert deployed(best, near, far)[0] == "near", "far is one point behind"
+    assert deployed(best, far) == ("best", "Deploy models/best: best 97.00 % in 0.4 ms: no network is more accurate.")
+    baseline = row_of("net", 0.15, 2915, is_baseline=True)
+    assert deployed(best, near, baseline)[0] == "net", "also where it is no finalist"
+
+
+def test_no_control_nor_what_breaks_the_cap_is_deployed() -> None:
+    chosen, said = deployed(row_of("kept", 0.2, 2800, meets_cap=True), row_of("over", 0.9, 2950, meets_cap=False),
+                            row_of("drawn", 0.1, 2900, is_control=True, control_of="kept"))
+    assert chosen == "kept"
+    assert "no network that keeps the cap is more accurate" in said
+    assert compare_deployed([row_of("net", 0.2, 2800, is_baseline=True)], {"net": np.ones(N, bool)}) == []
+    assert compare_deployed([row_of("f", 0.2, 2800, verified=False)], {"f": np.ones(N, bool)}) == []
+
+
+def test_the_best_obvious_cut_is_held_against_the_fastest_finalist_that_is_as_good() -> None:
+    cut = row_of("cut", 0.3, 2850, is_baseline=True, network=CUT)
+    _, said = deployed(row_of("slow", 0.6, 2950), row_of("fast", 0.1, 2851), cut)
+    assert "At the top-1 of the best obvious cut, cut 95.00 % in 0.3 ms, fast 95.03 % in 0.1 ms is 3.00 times as fast" \
+        in said
+    assert "(2.94 to 3.06; +0.03 points)" in said
+    _, said = deployed(row_of("slow", 0.6, 2950), cut)
+    assert "No finalist is faster than the best obvious cut" in said
+
+
+def test_the_lineage_says_of_each_trained_line_what_it_came_from_and_won() -> None:
+    trials = [{"number": 0, "id": "a", "rungs": "known trunk finish", "steps": 300, "latency_ms_predicted": 0.2,
+               "top1_proxy": 0.96, "outcome": "evaluated"},
+              {"number": 1, "id": "b", "rungs": "size", "source": 0, "move": "64 to 48 px", "gain": -0.004, "steps": 90,
+               "seconds": 4.4, "latency_ms_predicted": 0.1, "top1_proxy": 0.95, "outcome": "dropped", "reason": "why"},
+              {"number": 2, "id": "c", "rungs": "", "steps": 0, "latency_ms_predicted": 0.1, "outcome": "dropped"}]
+    assert is_race(trials)
+    first, second = (dict(zip(COLUMNS, row, strict=True)) for row in lineage_rows([], trials))
+    assert (first["network"], first["cut from trial"], first["made by; what became of it"]) == ("a", "", "finished")
+    assert (second["cut from trial"], second["top-1 won (points)"], second["times as fast"]) == ("0", "−0.40", "2.00")
+    assert second["made by; what became of it"] == "64 to 48 px; dropped: why"
+
+
+@pytest.mark.parametrize(("row", "raced", "whole"), [
+    (make_row("0a", name="net", architecture="timm:net+same stem32s2 head0 relu@64", is_baseline=True), True, False),
+    (make_row("net-stem1", name="net", architecture="timm:net stem_stride=1", is_baseline=True), False, False),
+    (make_row("0a", name="net", architecture="timm:net+same stem32s2 head0 relu@64"), False, True),
+    (make_row("0a", name="net at 48 px", architecture="timm:net stem32s2 head0 relu@48"), False, False)])
+def test_the_whole_network_is_known_in_a_race(row: FrontRow, raced: bool, whole: bool) -> None:
+    assert (row.is_raced, row.is_whole) == (raced, whole)
