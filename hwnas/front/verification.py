@@ -20,7 +20,7 @@ from hwnas.front.report import report_data, write_report
 from hwnas.front.rows import FrontRow, mark_front, save_front, with_costs
 from hwnas.front.score import Scores, Timing, verify_rows
 from hwnas.latency.table import Protocol
-from hwnas.networks.network import Network
+from hwnas.networks.network import FoundNetwork, Network
 from hwnas.runtimes.child import probe_model
 from hwnas.runtimes.runtime import deployed_of
 from hwnas.study.objective import Objective
@@ -146,7 +146,12 @@ def results_of(scores: Scores, run: RunFolder, making: Making, objective: Object
     """The rows of `scores` with all minimised costs and the front marked, and finalists compared with baselines."""
     rows = mark_front(with_costs(scores.rows, run, objective), environment.get("cap_ms"), environment.get("cap_p99_ms"))
     correct = {name: answers == making.dataset.test.labels for name, answers in scores.predicted.items()}
-    return Results(rows, environment, [*compare_deployed(rows, correct), *compare(rows, correct)], scores)
+    comparisons = [*compare_deployed(rows, correct), *compare(rows, correct)]
+    if any(row.is_finalist and isinstance(row.network, FoundNetwork) and row.network.architecture.around
+           and not row.network.provenance for row in rows):
+        comparisons = [replace(each, sentence=f"{each.sentence} (These cuts began with random weights.)")
+                       for each in comparisons]
+    return Results(rows, environment, comparisons, scores)
 
 
 def write_results(run: RunFolder, results: Results, making: Making, trials: Sequence[Mapping[str, Any]],
