@@ -21,12 +21,12 @@ from table_fixtures import write_table
 
 from hwnas.cli.command import compose, run_command
 from hwnas.cli.progress import Console
-from hwnas.errors import ConfigError
+from hwnas.errors import ConfigError, TrainingError
 from hwnas.front import make
 from hwnas.networks.around import space_content
 from hwnas.networks.baselines import Baseline
 from hwnas.networks.network import FoundNetwork, Shape, read_network
-from hwnas.search import road
+from hwnas.search import racer, road
 from hwnas.search.__main__ import main
 from hwnas.search.plan import make_plan
 from hwnas.search.prepare import search_options
@@ -157,6 +157,35 @@ def test_a_race_that_is_killed_ends_with_the_same_networks_and_steps(home, undis
     monkeypatch.setattr(road, "verified", lambda prepared, trials, console: ([], []))
     assert run_command(main, "search", "usage", [*RACE, f"out={out}"]) == 0
     assert lines_of(out) == undisturbed
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ("n_trials=2", "n_trials=2: a race begins with the 3 networks that are known by name (whole, cut_"),
+    ("search.reuse={folder}", "a race estimates nothing")])
+def test_what_a_race_cannot_do_is_one_line(home, tmp_path, capsys, change, said):
+    (tmp_path / "study.db").touch()
+    change = change.format(folder=tmp_path)
+    assert run_command(main, "search", "usage", [*SMALL, f"out={tmp_path / 'run'}", change]) == 2
+    assert said in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_race_of_which_nothing_comes_through_is_an_error_and_says_why(home, tmp_path, monkeypatch, capsys):
+    def diverge(*_, **__):
+        raise TrainingError("loss is nan after 3 steps")
+
+    monkeypatch.setattr(racer, "train_leg", diverge)
+    assert run_command(main, "search", "usage", [*SMALL, "controls=0", f"out={tmp_path / 'run'}"]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("StudyError: no network came through the race")
+    assert "loss is nan" in last
+
+
+def test_random_weights_are_said_in_every_verdict(home, tmp_path, capsys):
+    given = [*SMALL, "accuracy=race", "pretrained.use=false", "controls=0", f"out={tmp_path / 'run'}"]
+    assert run_command(main, "search", "usage", given) == 0, capsys.readouterr().err
+    sentences = [entry["sentence"] for entry in json.loads((tmp_path / "run" / "comparisons.json").read_text())]
+    assert sentences
+    assert all(sentence.endswith("(These cuts began with random weights.)") for sentence in sentences)
 
 
 def test_trials_and_finalists_go_on_where_they_are_asked_for(home, tmp_path, capsys):

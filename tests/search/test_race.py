@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lines_fixtures import Bench, by_size, course_of, cuts
+from lines_fixtures import OPTIONS, Bench, by_size, course_of, cuts, predict
 from optuna.trial import TrialState
 
 from hwnas.errors import BudgetError
@@ -70,6 +72,41 @@ def test_a_line_that_fails_ends_and_the_others_are_cut_from_another() -> None:
     assert [line.state for line in bench.lines if line.id == whole] == [TrialState.FAIL]
     assert not any(source == whole for *_, source in bench.done)
     assert any(rung == FINISH for rung, *_ in bench.done)
+
+
+def test_what_is_begun_is_neither_dropped_nor_left_behind_and_nobody_is_chosen_before_it_ends() -> None:
+    bench = Bench(course_of(n_children=0), by_size)
+    while not any(isinstance(step, Train) and step.rung == SIZE and step.line for step in bench.race.steps()):
+        step = bench.race.steps()[0]
+        if isinstance(step, Train) and step.rung == SIZE and step.line is None:
+            bench._add(step.architecture, SIZE, step.source.number if step.source else None, step.move)
+        else:
+            bench.take(step)
+    begun = next(step for step in bench.race.steps() if isinstance(step, Train) and step.rung == SIZE and step.line)
+    number = begun.line.number if begun.line else -1
+    bench.lines[number] = replace(bench.lines[number], claim={
+        "rung": SIZE, "source": begun.source.number if begun.source else None, "move": begun.move, "steps": 77,
+        "start": begun.start, "end": begun.end, "threads": 1})
+    bench.skill = lambda architecture, rung: 0.99 if architecture.macs < begun.architecture.macs else 0.1  # hopeless
+    for _ in range(400):  # all that other processes can do
+        others = [step for step in bench.race.steps() if not (isinstance(step, Train) and step.line
+                                                             and step.line.number == number)]
+        if not others:
+            break
+        bench.take(others[0])
+    assert bench.chosen is None
+    left, = bench.race.steps()
+    assert isinstance(left, Train)
+    assert (left.line, left.rung, left.source.number if left.source else None) == (
+        bench.lines[number], SIZE, begun.source.number if begun.source else None)
+    bench.lines[number] = replace(bench.lines[number], claim=None)
+    assert bench.run().chosen
+
+
+def test_a_space_that_knows_no_network_races_from_its_reference() -> None:
+    space: Any = SimpleNamespace(known={}, reference=cuts().reference, image_sizes=cuts().image_sizes,
+                                 find=cuts().find, to_codes=cuts().to_codes, encode=cuts().encode)
+    assert [*known_networks(space, predict, OPTIONS)] == ["reference"]
 
 
 def test_every_known_network_that_stays_has_its_share_before_any_child() -> None:
@@ -159,8 +196,6 @@ def test_a_cap_leaves_out_what_does_not_keep_it_and_takes_smaller_images_of_it()
 
 
 def test_a_cap_below_everything_is_an_error_that_names_the_fastest() -> None:
-    from lines_fixtures import OPTIONS, predict
-
     with pytest.raises(BudgetError, match=r"budget.latency_ms=0.001: .* the fastest takes 0\.\d+ ms"):
         known_networks(cuts(), predict, replace(OPTIONS, cap_ms=0.001))
 
