@@ -131,6 +131,9 @@ class _Racer:
             with study_lock(storage_of(self.study).url):
                 while True:
                     race = self._race()
+                    for line in race.lines:  # of a process that was killed between the two
+                        if line.live and line.legs and line.legs[-1]["end"] == 0:
+                            self._finish(line.number)
                     steps = race.steps()
                     if not steps:
                         return None

@@ -159,6 +159,20 @@ def test_a_race_that_is_killed_ends_with_the_same_networks_and_steps(home, undis
     assert lines_of(out) == undisturbed
 
 
+def test_a_kill_behind_the_last_leg_of_a_line_leaves_it_finished(home, undisturbed, tmp_path, monkeypatch):
+    def killed(*_):
+        raise SystemExit
+
+    out = tmp_path / "run"
+    monkeypatch.setattr(road, "verified", lambda prepared, trials, console: ([], []))
+    with monkeypatch.context() as patch:
+        patch.setattr(racer, "finish_line", killed)
+        with pytest.raises(SystemExit):
+            run_command(main, "search", "usage", [*RACE, f"out={out}"])
+    assert run_command(main, "search", "usage", [*RACE, f"out={out}"]) == 0
+    assert lines_of(out) == undisturbed
+
+
 @pytest.mark.parametrize(("change", "said"), [
     ("n_trials=2", "n_trials=2: a race begins with the 3 networks that are known by name (whole, cut_"),
     ("search.reuse={folder}", "a race estimates nothing")])
