@@ -9,10 +9,14 @@ too; odd seeds swap the cores. Measure the latency tables before (`hwnas.profile
 `table` reads a folder of runs for each seed. The arms:
 
     ours      around=NETWORK: the race
-    carried   the same with children=false: the obvious cuts, each cut from a trained one, on smaller and smaller images
-    random    the same with sampler=random
     obvious   no search: the whole network and its obvious cuts, each on images of three sizes, all fine-tuned for as
               many steps; one minute more, as the command trains one of them a second time
+
+Before commit 4a012de4 a race also tried children, networks one structural move away from its lines, which a sampler
+proposed (results/eurosat_lite0_children). Two more arms were run then, and are read where they lie:
+
+    carried   the race without children, which is what the race is now
+    random    the race with children that sampler=random proposed
 
 Written before the runs. All of an arm's verified networks count, on test images that chose nothing, int8.
 
@@ -45,14 +49,15 @@ from numpy.typing import NDArray
 
 from experiments.arms import RESAMPLES, Arm, interval, write_results
 
-ARMS = {"ours": [], "carried": ["children=false"], "random": ["sampler=random"],
+ARMS = {"ours": [],
         "obvious": ["accuracy=inherited", "n_trials=2", "inherited.epochs=1", "inherited.min_steps=1",
                     "inherited.max_steps=1", "finalists.k=1", "cuts=true"]}
+READ = ("ours", "carried", "random", "obvious")
 MARGIN, Z = 0.005, 1.96
 THIRDS, SEEN = 3, 2.8
 COLUMNS = ("seed", "arm", "id", "name", "kind", "architecture", "top1_test_fp32", "top1_test", "latency_ms",
            "latency_ms_low", "latency_ms_high", "latency_ms_predicted", "verified", "on_front", "params")
-LINES = ("seed", "number", "id", "outcome", "rungs", "source", "move", "gain", "steps", "seconds", "top1_proxy",
+LINES = ("seed", "arm", "number", "id", "outcome", "rungs", "source", "move", "gain", "steps", "seconds", "top1_proxy",
          "latency_ms_predicted", "reason")  # of the race's trials.csv
 Array = NDArray[np.float64]
 
@@ -142,7 +147,7 @@ def summary(seeds: Sequence[Mapping[str, Arm]]) -> dict[str, Any]:
     first = seeds[0]["obvious"]
     n, rng = len(next(iter(first.right.values()))), np.random.default_rng(0)
     images = [np.arange(n), *(rng.integers(0, n, n) for _ in range(RESAMPLES))]
-    others = [name for name in ARMS if name != "obvious" and all(name in arms for arms in seeds)]
+    others = [name for name in READ if name != "obvious" and all(name in arms for arms in seeds)]
     edges = [edges_of(arms["obvious"]) for arms in seeds]
     level = {name: np.array([[level_of(arms[name], edge, part) for part in images]
                              for arms, edge in zip(seeds, edges, strict=True)]) for name in ("obvious", *others)}
@@ -168,6 +173,7 @@ def summary(seeds: Sequence[Mapping[str, Arm]]) -> dict[str, Any]:
         "times_as_fast": {name: told(values, np.exp) for name, values in speed.items()},
         "times_as_fast_by_seed": {name: np.round(np.exp(values[:, 0]), 3).tolist() for name, values in speed.items()},
         "points_ahead": {name: told(100 * (level[name] - level["obvious"])) for name in others},
+        "points_ahead_of": {name: told(100 * (level["ours"] - level[name])) for name in others if name != "ours"},
         "as_fast_at": {name: [[_at(arms[name], arms["obvious"], rival)
                                for rival in front_of(arms["obvious"]).itertuples()] for arms in seeds]
                        for name in others},
@@ -199,8 +205,8 @@ def _most_accurate(arm: Arm) -> dict[str, Any]:
     return {"id": best.id, "top1": float(best.top1_test), "latency_ms": float(best.latency_ms)}
 
 
-LOOK = {"ours": ("#1f5fbf", "o", "the race"), "carried": ("#0e9384", "^", "the race without children"),
-        "random": ("#667085", "s", "the race, children at random"),
+LOOK = {"ours": ("#1f5fbf", "o", "the race"), "carried": ("#0e9384", "^", "the race without children, hours later"),
+        "random": ("#667085", "s", "the race, children at random, hours later"),
         "obvious": ("#c2410c", "D", "whole network and obvious cuts, three image sizes")}
 
 
@@ -233,18 +239,20 @@ def draw(results: Path, title: str, out: Path) -> None:
                     fontsize=11, fontweight="bold")
     axes.grid(color="#eaecf0", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="lower right", fontsize=9)
+    figure.legend(frameon=False, loc="outside lower center", ncols=2, fontsize=8)
     figure.savefig(out, dpi=150)
 
 
 def tabulate(folders: Sequence[Path], results: Path) -> None:
     """Read a folder of runs for each seed, and write what the rule asks for."""
-    seeds = [{name: Arm.read(folder, name) for name in ARMS if (folder / name / "front.csv").is_file()}
+    seeds = [{name: Arm.read(folder, name) for name in READ if (folder / name / "front.csv").is_file()}
              for folder in folders]
     rows = [arm.rows.assign(seed=folder.name) for folder, arms in zip(folders, seeds, strict=True)
             for arm in arms.values()]
-    lines = pd.concat(pd.read_csv(folder / "ours" / "trials.csv").assign(seed=folder.name) for folder in folders)
-    facts = {**summary(seeds), "children": [_children(part) for _, part in lines.groupby("seed")], "minutes": {
+    lines = pd.concat(pd.read_csv(folder / name / "trials.csv").assign(seed=folder.name, arm=name)
+                      for folder, arms in zip(folders, seeds, strict=True) for name in arms if name != "obvious")
+    children = {name: [_children(part) for _, part in own.groupby("seed")] for name, own in lines.groupby("arm")}
+    facts = {**summary(seeds), "children": children, "minutes": {
         name: [round(sum(arms[name].environment["spent_s"].values()) / 60, 1) for arms in seeds] for name in seeds[0]}}
     write_results(results, pd.concat(rows), COLUMNS, _known(facts))
     lines[list(LINES)].to_csv(results / "lines.csv", index=False)
