@@ -36,7 +36,7 @@ class Hop(NamedTuple):
 WAY = (
     Hop(0, "hwnas.search.__main__:main", "takes the options, prints what comes of them"),
     Hop(1, "hwnas.search.road:search", "the whole road, top to bottom"),
-    Hop(2, "hwnas.search.road:search_trials", "trials until enough networks are evaluated"),
+    Hop(2, "hwnas.search.trials:run_trials", "trials until enough networks are evaluated"),
     Hop(3, "hwnas.search.loop:run_search", "this process as one of the study's workers"),
     Hop(4, "hwnas.search.loop:_Search.run", "Optuna's loop, which asks the sampler",
         ("hwnas.samplers.loading:Asking.sample_relative",
@@ -49,7 +49,8 @@ WAY = (
     Hop(8, "hwnas.training.loop:train", "80 steps"),
     Hop(2, "hwnas.study.record:trial_rows", "all trials as rows of trials.csv"),
     Hop(2, "hwnas.search.road:verified", "from rows of trials to rows of the front"),
-    Hop(3, "hwnas.front.finalists:finalists_of", "which trials: rows that carry their Network"),
+    Hop(3, "hwnas.search.trials:finalist_rows", "which trials: rows that carry their Network",
+        ("hwnas.front.finalists:finalists_of",)),
     Hop(3, "hwnas.front.verification:make_rows", "files for every row; a failure is its reason"),
     Hop(4, "hwnas.front.make:make_all", "several networks at once"),
     Hop(5, "hwnas.front.make:make", "one network: full training, ONNX, parity, int8",
