@@ -7,9 +7,11 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from hwnas import __version__
 from hwnas.cli.command import COMMANDS, GROUPS, names_in, option_keys
 from hwnas.cli.progress import show
 from hwnas.errors import UnknownName
+from hwnas.system.paths import search_space_dirs
 
 BASH = r"""_hwnas() {
     local word="${COMP_LINE:0:$COMP_POINT}" IFS=$'\n'
@@ -24,8 +26,6 @@ complete -o nospace -o default -F _hwnas hwnas"""
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that is named first; returns its exit code, or 2 if there is no such command."""
-    from hwnas import __version__
-
     name, *rest = [*(sys.argv[1:] if argv is None else argv)] or ["--help"]
     if name in ("-h", "--help"):
         show("\n".join(["usage: hwnas COMMAND [key=value ...]", "", "commands (hwnas COMMAND --help tells more):",
@@ -64,8 +64,6 @@ def completions(line: str) -> list[str]:
 
 def _values(key: str) -> list[str]:
     """Names that an option accepts; [] if they are not known."""
-    from hwnas.system.paths import search_space_dirs
-
     if key == "space":
         return sorted({path.stem for folder in search_space_dirs() for path in folder.glob("*.yaml")})
     return names_in(key) if key in GROUPS else []

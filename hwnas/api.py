@@ -10,6 +10,8 @@ Checks, folders and resuming are the same as in the commands. Errors are `hwnas.
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -20,9 +22,20 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hwnas.cli.command import compose, names_in, quote
 from hwnas.cli.progress import Console
+from hwnas.data.contents import digest
 from hwnas.errors import ConfigError, DataError, StudyError, WorkerError
+from hwnas.front.deploy import DEPLOY
+from hwnas.front.picture import front_figure
+from hwnas.front.report import read_report
+from hwnas.front.rows import choose_row, column_types, load_front
+from hwnas.networks.network import Shape, load_weights, read_network
+from hwnas.runtimes.classifier import Classifier, ModelFile, source_of
+from hwnas.runtimes.runtime import deployed_of
+from hwnas.study.objective import COSTS
 from hwnas.system.paths import home, write_atomic
-from hwnas.system.run_folder import RunFolder
+from hwnas.system.run_folder import TRIALS, Manifest, RunFolder
+from hwnas.system.tables import read_frame, table_text
+from hwnas.target import Target
 
 if TYPE_CHECKING:
     import optuna
@@ -34,9 +47,8 @@ if TYPE_CHECKING:
     from hwnas.benchmark.report import Benchmark
     from hwnas.front.rows import FrontRow
     from hwnas.latency.table import LatencyTable
-    from hwnas.runtimes.classifier import Answer, Classifier
+    from hwnas.runtimes.classifier import Answer
     from hwnas.runtimes.runtime import Compiled
-    from hwnas.target import Target
 
 _PLAIN = re.compile(r"[A-Za-z_][\w.:-]*")  # text that Hydra accepts without quotes
 _WORDS = ("true", "false", "null", "nan", "inf")
@@ -102,11 +114,6 @@ class Run:
 
     def to_frame(self, table: Literal["front", "trials"] = "front") -> pd.DataFrame:
         """`front.csv` or `trials.csv` with a type for each column; an unknown value is NA."""
-        from hwnas.front.rows import column_types
-        from hwnas.study.objective import COSTS
-        from hwnas.system.run_folder import TRIALS
-        from hwnas.system.tables import read_frame, table_text
-
         if table not in ("front", "trials"):
             raise ConfigError(f"to_frame takes 'front' or 'trials', got {table!r}.")
         path = self.folder.front_csv if table == "front" else self.folder.trials_csv
@@ -121,9 +128,6 @@ class Run:
 
     def plot(self) -> Figure:
         """The report's picture as a matplotlib figure."""
-        from hwnas.front.picture import front_figure
-        from hwnas.front.report import read_report
-
         data = read_report(self.folder)
         return front_figure(data.rows, data.trials, data.info)
 
@@ -137,17 +141,23 @@ class Run:
     @property
     def models(self) -> list[Model]:
         """Finalists and baselines, in the order of front.csv."""
-        from hwnas.front.rows import load_front
-
         return [Model(self.folder, row) for row in load_front(self.folder)]
+
+    def recommended(self) -> Model:
+        """The network that the report says to deploy: the fastest of those that keep the cap and are, with 95 %
+        confidence, at most half a point less accurate than the most accurate one. StudyError where no finalist is."""
+        told = {item.get("verdict"): str(item.get("finalist")) for item in self.folder.read_comparisons()}
+        for model in self.models:
+            if model.id == told.get(DEPLOY):
+                return model
+        raise StudyError(f"{self.path}: its report recommends no network: no finalist is verified and keeps the cap. "
+                         f"best() takes any; python -m hwnas.verify run={self.path} verifies them anew.")
 
     def best(self, latency_ms: float | None = None) -> Model:
         """The most accurate verified network, baselines included, that was measured within `latency_ms`.
 
         BudgetError if there is none; it names the fastest.
         """
-        from hwnas.front.rows import choose_row, load_front
-
         return Model(self.folder, choose_row(load_front(self.folder), str(self.path), latency_ms=latency_ms))
 
 
@@ -181,8 +191,6 @@ class Model:
     @property
     def file(self) -> Path:
         """The file that the target runs: ONNX, or its runtime's own format."""
-        from hwnas.runtimes.runtime import deployed_of
-
         return deployed_of(self.folder.model(self.id).deployed(self._target.precision), self._target.runtime)
 
     def session(self) -> Compiled:
@@ -204,22 +212,16 @@ class Model:
         `images`: paths of image files, or arrays uint8 [height, width, 3] (RGB) or [height, width] (grey) of any size;
         they are prepared as the card says. DataError for an image that cannot be decoded, otherwise as `session`.
         """
-        from hwnas.runtimes.classifier import source_of
-
         sources = [source_of(image, number) for number, image in enumerate(images)]
         return [answer for answer in self._classifier.answers(sources) if answer is not None]
 
     @cached_property
     def _classifier(self) -> Classifier:
-        from hwnas.runtimes.classifier import Classifier, ModelFile
-
         self._check(self.file)
         return Classifier.compile(ModelFile.read(self.file, self._target), self._target)
 
     def torch(self) -> nn.Module:
         """The trained network in torch (fp32), in evaluation mode; StudyError when its files are not those made."""
-        from hwnas.networks.network import Shape, load_weights, read_network
-
         folder, data = self.folder.model(self.id), self._environment["dataset"]
         classes = len(data["class_names"])
         network = read_network(folder, Shape(data["channels"], data["image_size"], classes))
@@ -233,13 +235,11 @@ class Model:
 
     def _check(self, *paths: Path) -> None:
         """StudyError unless these files of `models/<id>/` are those that were made."""
-        from hwnas.system.run_folder import Manifest
-
         folder = self.folder.model(self.id)
         manifest = Manifest.find(folder.path)
         if manifest is None:
-            raise StudyError(f"{folder.path} has no {folder.manifest.name} (of an earlier version?), so that its files "
-                             f"cannot be checked. To have them checked: python -m hwnas.verify run={self.folder.path}")
+            raise StudyError(f"{folder.path} has no {folder.manifest.name}, so that its files cannot be checked. "
+                             "Search again, with the same options: they are then made again.")
         if faults := manifest.faults(*paths):
             raise StudyError(f"{folder.path}: {'; '.join(faults)}. Search again, with the same options: they are then "
                              "made again.")
@@ -250,8 +250,6 @@ class Model:
 
     @property
     def _target(self) -> Target:
-        from hwnas.target import Target
-
         return Target.from_config(self._environment["target"])
 
 
@@ -313,9 +311,6 @@ def _dataset_options(data: Any) -> dict[str, Any]:
 
 
 def _stored_arrays(images: Any, labels: Any) -> Path:
-    import hashlib
-    import io
-
     import numpy as np
 
     images, labels = np.asarray(images), np.asarray(labels)
@@ -331,8 +326,6 @@ def _stored_arrays(images: Any, labels: Any) -> Path:
 
 
 def _stored_dataset(data: Any) -> Path:
-    from hwnas.data.contents import digest
-
     parts = data.values() if isinstance(data, Mapping) else [data]
     path = home() / "cache" / f"dataset-{digest(*(part._fingerprint for part in parts))}"
     if not path.is_dir():

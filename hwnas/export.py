@@ -22,15 +22,22 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from hwnas.cli.command import run_command
 from hwnas.cli.options import option, read_command
 from hwnas.errors import CandidateError, ConfigError, ModelError, StudyError, UserError
+from hwnas.networks.network import Shape, load_weights, read_network
+from hwnas.networks.pixels import take_pixels
+from hwnas.networks.timm_words import write_timm
+from hwnas.runtimes.classifier import ModelFile, deployed_file, target_of
+from hwnas.runtimes.foreign import load_checked
+from hwnas.runtimes.onnxruntime import run_once
+from hwnas.runtimes.openvino import save_ir
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import NAME, Manifest, ModelFolder, RunFolder, kind_of
 
 if TYPE_CHECKING:
     from hwnas.cli.options import Config
     from hwnas.cli.progress import Console
-    from hwnas.runtimes.classifier import ModelFile
 
 FORMATS = ("uint8", "openvino", "timm")
 _SERVED = Path("1", "model.xml")  # below a model's name: the first version
@@ -91,8 +98,6 @@ def _place(out: Path, source: Path, make: Callable[[Path], list[str]], packed: b
 
 def _deploy(model: Path, out: Path, options: ExportOptions) -> list[str]:
     """Write `model` in the format that `options` ask for; what to say of it."""
-    from hwnas.runtimes.classifier import ModelFile, deployed_file, target_of
-
     if options.format is None:
         raise ConfigError(f"which format of {model}? Add format={', or format='.join(FORMATS)}.")
     if options.format == "timm" and options.image_size is not None:
@@ -119,11 +124,6 @@ def _write_pixels(file: ModelFile, options: ExportOptions, whole: Path) -> list[
     """The network that takes uint8 pixels, as an ONNX file or for a model server, once it has run."""
     import numpy as np
 
-    from hwnas.networks.pixels import take_pixels
-    from hwnas.runtimes.foreign import load_checked
-    from hwnas.runtimes.onnxruntime import run_once
-    from hwnas.runtimes.openvino import save_ir
-
     proto, preparation = load_checked(file.path), file.preparation
     shape = take_pixels(proto, preparation, file.mean, file.std, options.image_size)
     onnx = whole if options.format == "uint8" else whole.with_suffix(".onnx")
@@ -135,15 +135,15 @@ def _write_pixels(file: ModelFile, options: ExportOptions, whole: Path) -> list[
             save_ir(onnx, whole / _SERVED, "NHWC", file.classes)
     except CandidateError as error:
         raise ModelError(str(error)) from None
-    return [f"uint8 {json.dumps(shape)} ({'grey' if preparation.channels == 1 else 'RGB'}) to logits of "
+    said = [f"uint8 {json.dumps(shape)} ({'grey' if preparation.channels == 1 else 'RGB'}) to logits of "
             f"{len(file.classes)} classes"]
+    if options.format == "openvino":
+        said.append("compile it with INFERENCE_PRECISION_HINT f32: CPUs with bf16 round what is not int8 otherwise")
+    return said
 
 
 def _write_timm(model: Path, file: ModelFile, whole: Path) -> list[str]:
     """A folder that timm loads, once it has loaded it."""
-    from hwnas.networks.network import Shape, load_weights, read_network
-    from hwnas.networks.timm_words import write_timm
-
     preparation, classes, folder = file.preparation, len(file.classes), ModelFolder(model)
     shape = Shape(preparation.channels, preparation.sizes[-1], classes)
     network = read_network(folder, shape) if model.is_dir() else None
@@ -188,8 +188,6 @@ def _copy(folder: RunFolder, to: Path) -> list[str]:
 
 def command(argv: Sequence[str] | None = None) -> int:
     """Entry point of `python -m hwnas.export`."""
-    from hwnas.cli.command import run_command
-
     return run_command(run, "export", __doc__ or "", argv, target=False)
 
 

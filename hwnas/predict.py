@@ -1,8 +1,12 @@
 """Classifies the images of a folder with a network: python -m hwnas.predict run=runs/x images=DIR
 
 Prints a line of CSV for each image (file, class, confidence), or writes them to out=FILE.csv. The images are prepared
-as the network's card says. run= takes the most accurate verified network, or id=ID, as its target runs it; model= any
-network in ONNX Runtime, on every core. +target=NAME runs either as that target does.
+as the network's card says. run= takes the most accurate verified network, or id=ID, as its target runs it; so does the
+folder model=models/ID of a run. Any other model=, a file too, runs in ONNX Runtime, on every core. +target=NAME runs
+either as that target does.
+
+A name that begins as a formula does gets an apostrophe before it, and control characters are written as escapes: no
+spreadsheet or terminal obeys them.
 """
 
 from __future__ import annotations
@@ -14,13 +18,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, option, read_command
+from hwnas.data.dataset import left_out_text
+from hwnas.data.folder import EXTENSIONS, image_files
 from hwnas.errors import ConfigError, DataError, Unfinished
+from hwnas.front.rows import choose_row, load_front
+from hwnas.runtimes.classifier import Classifier, ModelFile, deployed_file, target_of
+from hwnas.system.paths import write_atomic
+from hwnas.system.run_folder import RunFolder, kind_of
+from hwnas.system.tables import shown_csv
+from hwnas.target import Target
 
 if TYPE_CHECKING:
     from hwnas.cli.progress import Console
     from hwnas.data.folder import Entry
-    from hwnas.target import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +55,6 @@ def run(config: Config, console: Console) -> None:
     Unfinished when some images cannot be decoded; they have a line without class.
     """
     from hwnas.cli.progress import show
-    from hwnas.runtimes.classifier import Classifier, ModelFile
-    from hwnas.system.paths import write_atomic
-    from hwnas.system.tables import table_csv
 
     options = read_command(PredictOptions, config)
     if bool(options.model) == bool(options.run) or not options.images:
@@ -56,17 +65,17 @@ def run(config: Config, console: Console) -> None:
     if options.out and os.path.lexists(options.out):
         raise ConfigError(f"{options.out} is there already. Choose another out=FILE.csv.")
     path, target = _network(options)
-    file, entries = ModelFile.read(path, target, options.memory_mb), _files(Path(options.images))
+    file, entries = ModelFile.read(path, target, options.memory_mb), _files(Path(options.images), console)
     with console.step("classify") as report:
         answers = list(Classifier.compile(file, target).answers(
             entries, skip=True, report=lambda n: report(n / len(entries), f"{n} of {len(entries)}")))
     rows = [{"file": entry.path, "class": answer and answer.label, "confidence": answer and round(answer.confidence, 4)}
             for entry, answer in zip(entries, answers, strict=True)]
     if options.out:
-        write_atomic(options.out, table_csv(rows))
+        write_atomic(options.out, shown_csv(rows))
         console.say(f"{len(rows)} images: {options.out}")
     else:
-        show(table_csv(rows).removesuffix("\n"))
+        show(shown_csv(rows).removesuffix("\n"))
     missing = [str(row["file"]) for row in rows if row["class"] is None]
     if missing:
         raise Unfinished(f"{len(missing)} of {len(rows)} images cannot be decoded ({missing[0]}). Remove or mend them.",
@@ -75,14 +84,14 @@ def run(config: Config, console: Console) -> None:
 
 def _network(options: PredictOptions) -> tuple[Path, Target]:
     """The file, and the target that runs it."""
-    from hwnas.front.rows import choose_row, load_front
-    from hwnas.runtimes.classifier import deployed_file, target_of
-    from hwnas.system.run_folder import RunFolder
-    from hwnas.target import Target
-
     given = None if options.target is None else Target.from_config(options.target)
     if options.model:
-        path = deployed_file(Path(options.model), given.precision if given else "int8", given)
+        model = Path(options.model)
+        place = model.resolve().parent
+        run = RunFolder(place.parent)  # of models/ID: answers are those of its front.csv
+        if given is None and place.name == "models" and run.front_csv.is_file() and kind_of(run.path) == run.kind:
+            given = Target.from_config(run.read_environment()["target"])
+        path = deployed_file(model, given.precision if given else "int8", given)
         return path, given or target_of(path)
     folder = RunFolder.open(str(options.run), write=False)
     target = given or Target.from_config(folder.read_environment()["target"])
@@ -90,22 +99,21 @@ def _network(options: PredictOptions) -> tuple[Path, Target]:
     return deployed_file(folder.model(row.id).path, target.precision, target), target
 
 
-def _files(folder: Path) -> list[Entry]:
-    """The image files below a folder, by name."""
-    from hwnas.data.folder import EXTENSIONS, image_files
-
+def _files(folder: Path, console: Console) -> list[Entry]:
+    """The image files below a folder, by name; a line says what was left out."""
     if not folder.is_dir():
         raise DataError(f"images: there is no folder {folder}. Give one.")
-    files = sorted(image_files(str(folder), 0, Counter()), key=lambda entry: entry.path)
+    left_out = Counter[str]()
+    files = sorted(image_files(str(folder), 0, left_out), key=lambda entry: entry.path)
     if not files:
         raise DataError(f"images: {folder} has no images ({', '.join(EXTENSIONS)}).")
+    if left_out:
+        console.say(left_out_text(left_out))
     return files
 
 
 def command(argv: Sequence[str] | None = None) -> int:
     """Entry point of `python -m hwnas.predict`."""
-    from hwnas.cli.command import run_command
-
     return run_command(run, "predict", __doc__ or "", argv, target=False)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from hwnas.cli.options import Config, option, read_options
 from hwnas.errors import TargetError
 from hwnas.system.documents import check_shape
+from hwnas.system.gpu import first_gpu
 from hwnas.system.paths import hold, holder
 
 PRECISIONS = ("fp32", "bf16", "fp16", "int8")
@@ -119,8 +120,6 @@ class Host:
 
     def with_gpu(self) -> Host:
         """This machine as targets see it that run on its GPU. TargetError where it has none, or NVML is missing."""
-        from hwnas.system.gpu import first_gpu
-
         gpu = first_gpu()
         return replace(self, gpu=gpu.name, gpu_driver=gpu.driver, gpu_cuda=gpu.cuda, gpu_memory_gib=gpu.memory_gib)
 

@@ -12,17 +12,20 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
+from hwnas.accuracy.estimator import Source
+from hwnas.data.dataset import Listing
 from hwnas.errors import HwnasError
+from hwnas.runtimes.runtime import Compiled
+from hwnas.study.objective import KnownObjective, Terms
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
     from hwnas.accuracy.estimator import AccuracyEstimator
-    from hwnas.data.dataset import DatasetOptions, Listing
+    from hwnas.data.dataset import DatasetOptions
     from hwnas.runtimes.runtime import Runtime
     from hwnas.space.architecture import Architecture
     from hwnas.space.blocks.block import BlockSpec
-    from hwnas.study.objective import KnownObjective, Terms
     from hwnas.target import Target
 
 
@@ -88,8 +91,6 @@ def _check_refused(call: Callable[[], object], what: str) -> None:
 
 
 def _check_bind(compiled: object, onnx_path: str | os.PathLike[str], batch: int) -> None:
-    from hwnas.runtimes.runtime import Compiled
-
     assert isinstance(compiled, Compiled), "compile() returns a Compiled"
     first = compiled.bind(contract_images(onnx_path, batch))
     second = compiled.bind(contract_images(onnx_path, batch) + 1)
@@ -107,8 +108,6 @@ def check_estimator(estimator: AccuracyEstimator, architecture: Architecture) ->
 
     It is asked three times, so it should be quick.
     """
-    from hwnas.accuracy.estimator import Source
-
     fingerprint = estimator.fingerprint
     assert fingerprint, "fingerprint names what decides the values"
     first, again = (estimator.evaluate(architecture, (), 7) for _ in range(2))
@@ -146,8 +145,6 @@ def check_sampler(make: Callable[..., BaseSampler], n_trials: int = 12) -> None:
 
 def check_dataset(listing_of: Callable[[DatasetOptions], Listing], options: DatasetOptions) -> None:
     """Assert that `listing_of`, the entry point of a data set, keeps the `Listing` contract for these options."""
-    from hwnas.data.dataset import Listing
-
     listing, again = listing_of(options), listing_of(options)
     assert isinstance(listing, Listing), "the entry point returns a Listing"
     assert listing.identity, "identity names the content"
@@ -170,8 +167,6 @@ def check_dataset(listing_of: Callable[[DatasetOptions], Listing], options: Data
 
 def check_cost(cost: KnownObjective, blocks: Sequence[BlockSpec], terms: Terms | None = None) -> None:
     """Assert that a known objective can be computed from a network's `blocks` before a training."""
-    from hwnas.study.objective import KnownObjective, Terms
-
     assert isinstance(cost, KnownObjective), "the entry point is a KnownObjective"
     assert cost.predicted != cost.exact or cost.of_file is None, "what is measured has a column of its own"
     terms = terms or Terms()

@@ -6,14 +6,16 @@ import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hwnas.cli.command import run_command
 from hwnas.cli.options import Config
 from hwnas.cli.progress import Console
-
-if TYPE_CHECKING:
-    from hwnas.training.ranks import Ranks
+from hwnas.front.card import training_card
+from hwnas.system.paths import write_atomic
+from hwnas.system.run_folder import WorkFolder
+from hwnas.training.ranks import Ranks
+from hwnas.training.recipe import all_recipe, recipe_of
 
 USAGE = """Train one network in full: an architecture that a search found, or a timm network by name.
 
@@ -29,17 +31,12 @@ The same command again resumes after the last whole epoch. --show-config prints 
 
 def all_options(config: Config) -> dict[str, Any]:
     """The recipe's options that follow from where the training begins, where they were not given."""
-    from hwnas.training.recipe import all_recipe, recipe_of
-
     return {key: value for key, value in all_recipe(recipe_of(config)).items() if config[key] is None}
 
 
 def main(config: Config, console: Console) -> None:
     """Check the options, train (or continue), export and score; prints the result in one line."""
-    from hwnas.front.card import training_card
-    from hwnas.system.paths import write_atomic
     from hwnas.training.job import make_job, sentence, train, whole_summary, write_results
-    from hwnas.training.ranks import Ranks
 
     ranks = Ranks.of_environment()
     ranks.end_with_torchrun()
@@ -59,8 +56,6 @@ def main(config: Config, console: Console) -> None:
 @contextlib.contextmanager
 def _hold_lock(folder: Path, ranks: Ranks, console: Console) -> Iterator[None]:
     """Hold the folder's lock, so that it has one training at a time. The first process holds it for all."""
-    from hwnas.system.run_folder import WorkFolder
-
     if not ranks.first:
         yield
         return

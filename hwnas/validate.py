@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,11 +17,12 @@ from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, HwnasError, MeasurementInvalid, TableError, UserError
-from hwnas.latency.agreement import finite
+from hwnas.latency.agreement import describe, finite
 from hwnas.latency.deployment import CalibrationOptions, Deployment, MeasuringOptions, latency_model
 from hwnas.latency.held_out_networks import ANCHOR, TimedOne, chosen_anchors, held_out_networks, pace
 from hwnas.latency.table import LatencyTable, Measurement, Protocol
 from hwnas.space.architecture import Architecture
+from hwnas.space.search_space import find_space
 from hwnas.system.documents import WRONG, Document, load_json
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import check_replaceable
@@ -209,8 +211,6 @@ def main(config: Config, console: Console) -> None:
 
 def out_path(options: ValidateOptions) -> Path:
     """Where the report goes; ConfigError when it is no .json file."""
-    from hwnas.space.search_space import find_space
-
     if options.out is None and options.measured:
         measured = Path(options.measured)
         return measured.with_name(f"{measured.stem}-again.json")
@@ -255,8 +255,6 @@ def partial_of(job: Job, n: int, seed: int, version: str, out: Path) -> Partial:
 def measure_chosen(job: Job, chosen: Sequence[tuple[str, Architecture]], seed: int, seconds: float, partial: Partial,
                    console: Console) -> list[TimedOne]:
     """Time the networks in mixed order. Those that an interrupted run has timed are taken from its file."""
-    import random
-
     from hwnas.latency.timing import time_networks
 
     target, table = job.deployment.target, job.table
@@ -313,7 +311,6 @@ def write_report(job: Job, networks: Sequence[TimedOne], anchors: Sequence[Timed
     """Predict, compare, write report and picture; MeasurementInvalid when no network has a valid time."""
     from hwnas.latency.agreement import compared, evaluate, validation_figure
     from hwnas.pictures import figure_bytes
-    from hwnas.system.paths import write_atomic
 
     if not any(network.measurement.valid for network in networks):
         reason = networks[0].measurement.reason if networks else "no network is left to be judged"
@@ -334,8 +331,6 @@ def write_report(job: Job, networks: Sequence[TimedOne], anchors: Sequence[Timed
 
 def tell(report: dict[str, Any], out: Path, console: Console) -> None:
     """Print the report, and where it lies."""
-    from hwnas.latency.agreement import describe
-
     where = f"{report['target']}, space {report['space']['name']}, on {report['host']['name']}"
     for line in ["", f"{where}: predicted against measured", "", *describe(report), ""]:
         console.say(line)

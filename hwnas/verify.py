@@ -14,20 +14,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hwnas.cli.command import opened_run, unresolved
+from hwnas.cli.command import opened_run, run_command, unresolved
 from hwnas.cli.options import Config, option, read_command
 from hwnas.errors import ConfigError, DataError, StudyError
 from hwnas.front.rows import load_front, with_networks
 from hwnas.latency.device import DeviceOptions
+from hwnas.networks.network import Shape
+from hwnas.space.architecture import Architecture
+from hwnas.study.objective import Objective, read_objective
 from hwnas.system.run_folder import RunFolder
 from hwnas.target import Host, Target
+from hwnas.training.recipe import FULL_TRAINING, Recipe
 
 if TYPE_CHECKING:
     from hwnas.cli.progress import Console
     from hwnas.front.make import Making
     from hwnas.front.score import Timing
     from hwnas.latency.device import Device
-    from hwnas.study.objective import Objective
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,6 @@ def _verify(folder: RunFolder, options: VerifyOptions, device: Device, console: 
     making = making_of(folder, search, environment, options.dataset, device.host, console)
     from hwnas.front.join import join, joined_rows
     from hwnas.front.verification import check_verified, verify_front, write_results
-    from hwnas.networks.network import Shape
 
     data = making.dataset
     join(options.add or (), folder, making, options.memory_mb, console.say)
@@ -94,8 +96,6 @@ def _verify(folder: RunFolder, options: VerifyOptions, device: Device, console: 
 
 def objective_of(search: Mapping[str, Any], target: Target) -> Objective:
     """The objective of the search of a `config.yaml`. Older runs have no such section: they minimised latency alone."""
-    from hwnas.study.objective import Objective, read_objective
-
     section = search.get("objective")
     return read_objective(section, target) if isinstance(section, dict) else Objective(None)
 
@@ -126,7 +126,6 @@ def making_of(folder: RunFolder, config: Config, environment: Mapping[str, Any],
     from hwnas.data.loading import load_dataset
     from hwnas.front.make import Making
     from hwnas.networks.quantize import needs_narrow_weights
-    from hwnas.training.recipe import FULL_TRAINING, Recipe
 
     if not isinstance(config.get("dataset"), dict) or type(config.get("seed")) is not int or config["seed"] < 0:
         raise StudyError(f"{folder.config} has no dataset section or no seed: was it written by hwnas.search?")
@@ -136,7 +135,6 @@ def making_of(folder: RunFolder, config: Config, environment: Mapping[str, Any],
                          "resolved. Add dataset.root=DIR.")
     wanted = environment["dataset"]
     dataset = load_dataset({**config["dataset"], **given}, wanted["image_size"], config["seed"])
-    dataset = dataset.as_in(wanted["fingerprint"], folder.path, console.say)
     if dataset.fingerprint != wanted["fingerprint"]:
         raise DataError(f"the data set {dataset.name} here has fingerprint {dataset.fingerprint}, the finalists were "
                         f"trained on {wanted['fingerprint']}. Point dataset.root at the same images.")
@@ -150,7 +148,6 @@ def making_of(folder: RunFolder, config: Config, environment: Mapping[str, Any],
 def timing_of(environment: Mapping[str, Any], seconds: float | None, device: Device) -> Timing:
     """How the run times networks. The quiet time counts only on the machine where it was measured."""
     from hwnas.front.score import Timing
-    from hwnas.space.architecture import Architecture
 
     measuring = environment["measuring"]
     quiet = measuring["quiet_ms"] if environment.get("searched_for") == device.host.name else None
@@ -160,8 +157,6 @@ def timing_of(environment: Mapping[str, Any], seconds: float | None, device: Dev
 
 def command(argv: Sequence[str] | None = None) -> int:
     """Entry point of `python -m hwnas.verify`."""
-    from hwnas.cli.command import run_command
-
     return run_command(run, "verify", __doc__ or "", argv, target=False)
 
 

@@ -345,8 +345,6 @@ def _describe_used(certificate: Certificate, accuracy: str, options: Mapping[str
 
 def _other_images(certificate: Certificate, dataset: Dataset) -> str:
     """What to say about other images. A folder's classes and size identify it, and another product may share both."""
-    if certificate.content["dataset"]["fingerprint"] == dataset.former:
-        return "images of the same names and sizes, whose contents it does not name"
     if dataset.name != "imagefolder":
         return "other images of this data set"
     folder = certificate.content["dataset"].get("folder") or "another folder"

@@ -413,12 +413,12 @@ class ZeroCost:
                      + f"); its top-1 is off by {fitted.std:.1%} (root mean square); cost: {self.setup_seconds:.0f} s")
         best = max(controls, key=lambda name: controls[name])
         if max(tau, controls[best]) <= 0:
-            console.say(f"note: neither zero_cost.score={score} nor parameters or MACs order the anchors: they may be "
-                        "trained too shortly to differ. Set zero_cost.proxy.epochs, or use another estimator.")
+            console.remark(f"note: neither zero_cost.score={score} nor parameters or MACs order the anchors: they may "
+                           "be trained too shortly to differ. Set zero_cost.proxy.epochs, or use another estimator.")
         elif score not in CONTROLS and tau <= controls[best]:
-            console.say(f"note: zero_cost.score={score} ranks the anchors no better (tau {tau:.2f}) than {best} "
-                        f"(tau {controls[best]:.2f}), which costs nothing: zero_cost.score={best}. They were trained "
-                        "shortly; python -m hwnas.certify judges by full training.")
+            console.remark(f"note: zero_cost.score={score} ranks the anchors no better (tau {tau:.2f}) than {best} "
+                           f"(tau {controls[best]:.2f}), which costs nothing: zero_cost.score={best}. They were "
+                           "trained shortly; python -m hwnas.certify judges by full training.")
 
 
 def _table(good: Sequence[Anchor], names: Sequence[str]) -> NDArray[np.float64]:

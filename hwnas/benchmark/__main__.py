@@ -12,17 +12,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hwnas.benchmark.files import NetworkOptions, noting_waits
+from hwnas.benchmark.report import Benchmark, batch_figure, lines
+from hwnas.benchmark.task import reference_of
 from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, given, option, read_command
 from hwnas.cli.progress import Console, Report, show
 from hwnas.errors import ConfigError, MeasurementInvalid
+from hwnas.latency.copies import TimedFile
 from hwnas.latency.device import DeviceOptions
+from hwnas.latency.remote import RemoteDevice
 from hwnas.networks.baselines import TIMM
+from hwnas.networks.quantize import tuning_of
+from hwnas.system.paths import home, temporary_folder, write_atomic
 from hwnas.system.run_folder import check_replaceable
 from hwnas.target import Target
 
 if TYPE_CHECKING:
-    from hwnas.benchmark.report import Benchmark
     from hwnas.latency.device import Device
 
 USAGE = """Time one network on this host: an ONNX file, or a timm network by name.
@@ -67,8 +72,6 @@ class BenchmarkOptions(NetworkOptions, DeviceOptions):
 
 def main(config: Config, console: Console) -> None:
     """Time, print and store. If the machine was too restless, MeasurementInvalid follows after that."""
-    from hwnas.benchmark.report import lines
-
     options = BenchmarkOptions.from_config(config)
     plot = _picture_path(options)
     check_replaceable(*(Path(path) for path in (options.out, plot) if path))
@@ -96,7 +99,6 @@ def benchmark(config: Config, console: Console) -> Benchmark:
 
 def measured(options: BenchmarkOptions, console: Console) -> Benchmark:
     """Make the files and time them, in a child process here or on another machine."""
-    from hwnas.benchmark.report import Benchmark
     from hwnas.latency.deployment import Deployment, open_device
     from hwnas.latency.timing import QuietTimes, reference_file
 
@@ -108,7 +110,7 @@ def measured(options: BenchmarkOptions, console: Console) -> Benchmark:
     runtime.check(target)
     quiet = QuietTimes(host, runtime.version(), target)
     job = {**options.job(), "quiet_ms": quiet.load()}
-    with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
+    with temporary_folder() as folder:
         file, built = options.network.file(Path(folder)), options.model.startswith(TIMM)
         if built:
             job |= {"channels": None, "image_size": None, "quantize": False}
@@ -131,11 +133,6 @@ def _timed(job: Mapping[str, Any], options: BenchmarkOptions, device: Device, fo
     def child(job: Mapping[str, Any], target: Target) -> dict[str, Any]:
         return dict(run_child("hwnas.benchmark.task", job, target, timeout_s=options.timeout,
                               memory_mb=options.memory_mb, progress=report))
-
-    from hwnas.benchmark.task import reference_of
-    from hwnas.latency.copies import TimedFile
-    from hwnas.latency.remote import RemoteDevice
-    from hwnas.networks.quantize import tuning_of
 
     if not isinstance(device, RemoteDevice):
         return child(job, options.target)
@@ -165,17 +162,13 @@ def _picture_path(options: BenchmarkOptions) -> Path | None:
 
 
 def _draw(result: Benchmark, path: Path) -> None:
-    from hwnas.benchmark.report import batch_figure
     from hwnas.pictures import figure_bytes
-    from hwnas.system.paths import write_atomic
 
     write_atomic(path, figure_bytes(batch_figure(result, date.today().isoformat()), path.suffix[1:]))
 
 
 def _slower_than_ever(result: Benchmark) -> str:
     """Advice for a run that was slow as a whole. The host may also have become slower for good."""
-    from hwnas.system.paths import home
-
     if result.stored_quiet_ms is None or result.latency[0].measurement.quiet_ms != result.stored_quiet_ms:
         return ""
     return (f" (The reference never came near the {result.stored_quiet_ms:.4g} ms of earlier runs; if this host is "

@@ -9,7 +9,9 @@ from pathlib import Path
 from hwnas.cli.options import option
 from hwnas.cli.progress import Console, Report
 from hwnas.errors import ConfigError, HwnasError, ModelError
-from hwnas.networks.baselines import TIMM
+from hwnas.networks.baselines import TIMM, Baseline, check_timm
+from hwnas.networks.export import export_onnx, randomise
+from hwnas.runtimes.child import WAITING
 from hwnas.runtimes.foreign import check_path
 from hwnas.target import Target
 
@@ -62,8 +64,6 @@ class Asked:
         return Path(os.path.abspath(self.model))
 
     def _timm_file(self, name: str, folder: Path) -> Path:
-        from hwnas.networks.baselines import check_timm
-
         check_timm(name)
         import timm
 
@@ -83,8 +83,6 @@ class Asked:
     def _built(self, name: str, folder: Path, shape: tuple[int, int, int], classes: int) -> Path:
         import torch
 
-        from hwnas.networks.baselines import Baseline
-        from hwnas.networks.export import export_onnx, randomise
         from hwnas.networks.quantize import quantize_static, tuning_of
 
         torch.manual_seed(self.seed)
@@ -99,8 +97,6 @@ class Asked:
 
 def noting_waits(report: Report, console: Console) -> Report:
     """`report`, which also notes that another process measures."""
-    from hwnas.runtimes.child import WAITING
-
     def heard(share: float, note: str = "") -> None:
         if note.startswith(WAITING):
             console.note(note)

@@ -7,7 +7,6 @@ runtime in the thousandth. And a process with nothing but the runtime is the bet
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from hwnas.latency.harness import Progress
 from hwnas.networks.quantize import name_nodes
 from hwnas.runtimes.foreign import Model, check_batches, check_path, read_model, sized
 from hwnas.runtimes.runtime import Runtime, one_line
+from hwnas.system.paths import temporary_folder
 from hwnas.target import Target
 
 
@@ -38,7 +38,7 @@ def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Prog
     about = {"input": {"name": model_input.name, "image": list(shape)}}
     if keep := job.get("keep"):
         return {**about, "file": str(prepare_file(model, shape, job, target, Path(keep)))}
-    with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
+    with temporary_folder() as folder:
         progress(0.0, "compiling")
         file = prepare_file(model, shape, job, target, Path(folder))
         del model

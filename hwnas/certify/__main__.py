@@ -8,13 +8,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hwnas.certify.truth import CertifyPlan, Network, in_full, macs_of, read_plan, spread, training_config
+from hwnas.certify.results import DEFAULT, check_estimators, estimate_all, judged_before, read_judged, write_certificate
+from hwnas.certify.truth import CertifyPlan, Network, all_training, in_full, macs_of, read_plan, spread, training_config
 from hwnas.cli.command import run_command
-from hwnas.cli.options import Config, option, read_command, section
+from hwnas.cli.options import Config, option, plain, read_command, read_options, section
 from hwnas.cli.progress import Console
+from hwnas.data.loading import inspect_dataset, read_images
 from hwnas.errors import ConfigError, WorkerError
-from hwnas.latency.deployment import CalibrationOptions
+from hwnas.latency.deployment import CalibrationOptions, Deployment, open_device
 from hwnas.latency.device import DeviceOptions
+from hwnas.networks.weights import PretrainedOptions
+from hwnas.space.search_space import SearchSpace
 from hwnas.system.run_folder import WorkFolder
 from hwnas.target import Target
 from hwnas.training.place import processes, resolved, tell_idle
@@ -22,8 +26,6 @@ from hwnas.training.place import processes, resolved, tell_idle
 if TYPE_CHECKING:
     from hwnas.certify.results import Judged
     from hwnas.data.dataset import Dataset
-    from hwnas.latency.deployment import Deployment
-    from hwnas.space.search_space import SearchSpace
 
 LEAST_NETWORKS = 4
 
@@ -71,10 +73,6 @@ class CertifyJob:
 
 def prepare(config: Config, console: Console) -> CertifyJob:
     """Read every option, choose the networks or take those of the folder's plan, write the plan."""
-    from hwnas.certify.results import DEFAULT, read_judged
-    from hwnas.data.loading import inspect_dataset
-    from hwnas.space.search_space import SearchSpace
-
     options = read_command(CertifyOptions, config)
     if options.device is not None and options.target is None:
         raise ConfigError(f"device={options.device} is asked for latencies only: add +target=NAME, or leave it out.")
@@ -113,9 +111,7 @@ def prepare(config: Config, console: Console) -> CertifyJob:
 def _begun(training: Mapping[str, Any], space: SearchSpace) -> tuple[dict[str, Any], str]:
     """The options `training`, with pretrained weights where the networks of the space are cut from a network that has
     some, and the key of these weights; ConfigError where there are none. Networks of other spaces have none."""
-    from hwnas.cli.options import plain, read_options
     from hwnas.networks.around import check_cuts, find_start
-    from hwnas.networks.weights import PretrainedOptions
 
     asked = read_options(PretrainedOptions, training.get("pretrained") or {}, "training.pretrained")
     if not space.definition.around:
@@ -129,8 +125,6 @@ def _begun(training: Mapping[str, Any], space: SearchSpace) -> tuple[dict[str, A
 
 
 def _deployment(options: CertifyOptions, console: Console) -> Deployment:
-    from hwnas.latency.deployment import Deployment, open_device
-
     assert options.target is not None
     return Deployment.of(options.target, options.host, console, open_device(options, console))
 
@@ -159,7 +153,6 @@ def _format_cost(cost: str, value: float) -> str:
 def main(config: Config, console: Console) -> None:
     """Choose networks, train them, ask the estimators, write the certificate. Then WorkerError, if a process that
     trained ended early."""
-    from hwnas.certify.results import check_estimators
     from hwnas.certify.truth import train_all
 
     job = prepare(config, console)
@@ -174,15 +167,11 @@ def main(config: Config, console: Console) -> None:
 
 def all_options(config: Config) -> dict[str, dict[str, Any]]:
     """Every option of the sections that hold only the given ones."""
-    from hwnas.certify.truth import all_training
-
     return {"training": all_training(section(config, "training"))}
 
 
 def judge(job: CertifyJob, console: Console) -> None:
     """Ask every estimator, and write the certificate with these and with those that were asked before."""
-    from hwnas.certify.results import estimate_all, judged_before, write_certificate
-
     dataset = _images(job, console)
     estimate_all(job.plan, job.judged, job.estimator_seeds, dataset, job.space, console)
     judged = [*job.judged, *judged_before(job.plan, job.judged, dataset, job.space, console)]
@@ -190,13 +179,7 @@ def judge(job: CertifyJob, console: Console) -> None:
 
 
 def _images(job: CertifyJob, console: Console) -> Dataset:
-    from hwnas.certify.truth import trained_on
-    from hwnas.data.loading import read_images
-
-    dataset = read_images(job.plan.dataset, max(job.space.image_sizes), job.plan.seed, console)
-    if dataset.former in trained_on(job.plan):
-        return dataset.as_in(dataset.former, job.plan.out, console.say)
-    return dataset
+    return read_images(job.plan.dataset, max(job.space.image_sizes), job.plan.seed, console)
 
 
 def command(argv: Sequence[str] | None = None) -> int:

@@ -44,6 +44,7 @@ from hwnas.certify.truth import CertifyPlan, Network, Training, epochs_done, rea
 from hwnas.cli.progress import Console, text_table
 from hwnas.errors import CandidateError, ConfigError, DataError, SpaceError, StudyError, UnknownName, UserError
 from hwnas.front.picture import CAP, FRONT, OTHER
+from hwnas.front.verification import now, versions
 from hwnas.pictures import INK, MUTED, figure_bytes, new_figure, title
 from hwnas.stats import (
     LEAST,
@@ -62,7 +63,9 @@ from hwnas.system.documents import Document
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import WorkFolder
 from hwnas.system.tables import finite, table_csv
+from hwnas.target import Host
 from hwnas.training.place import CPU, resolved
+from hwnas.training.recipe import PROXY
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -188,7 +191,6 @@ def _warm_up(network: Network, dataset: Dataset) -> None:
     """Import and start everything that a training needs, so that no estimator's first network pays for it."""
     from hwnas.networks.build import build
     from hwnas.training.loop import predict, train
-    from hwnas.training.recipe import PROXY
 
     few = dataset.train.take(np.arange(min(16, len(dataset.train))))
     recipe = replace(PROXY, epochs=1, min_steps=0, max_steps=1, threads=1)
@@ -405,7 +407,7 @@ class Truth:
 
     def _check(self, dataset: Dataset) -> None:
         same_size = all(network.architecture.image_size == dataset.image_size for network in self.plan.networks)
-        known = {"", dataset.fingerprint, dataset.former}
+        known = {"", dataset.fingerprint}
         other = {training.dataset for training in self.done} - known
         if other and same_size:
             raise DataError(f"{self.plan.out} was trained on other images ({', '.join(sorted(other))}) than there are "
@@ -453,9 +455,6 @@ class Truth:
 
 def certificate_of(truth: Truth, judged: Sequence[Judged], dataset: Dataset, space: SearchSpace) -> dict[str, Any]:
     """The content of certificate.json."""
-    from hwnas.front.verification import now, versions
-    from hwnas.target import Host
-
     plan = truth.plan
     documents = {estimator.label: document for estimator in judged
                  if (document := ESTIMATES.find(estimator.file(plan.out)))}

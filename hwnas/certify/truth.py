@@ -21,8 +21,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hwnas.cli.command import compose
 from hwnas.cli.progress import Console, Report
 from hwnas.errors import CandidateError, ConfigError, HwnasError, StudyError, UnknownName, UserError
+from hwnas.networks.network import FoundNetwork
 from hwnas.space.architecture import Architecture
 from hwnas.space.coding import Codes
 from hwnas.space.search_space import SearchSpace, macs
@@ -30,7 +32,8 @@ from hwnas.space.search_space import spread as spread_rows
 from hwnas.system.documents import Document, check_identity
 from hwnas.system.paths import write_atomic
 from hwnas.system.processes import crew, ended_by_signals, exit_code
-from hwnas.system.run_folder import WorkFolder
+from hwnas.system.run_folder import ModelFolder, WorkFolder
+from hwnas.training.recipe import FINE_TUNING, FULL_TRAINING, all_recipe, recipe_of
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -162,8 +165,6 @@ IN_FULL = {"device": "cpu", "threads": 1, "train_images": 10_000, "validation_im
 def in_full(training: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a full training that differ from hwnas.train's: FULL_TRAINING, or FINE_TUNING from pretrained
     weights, changed by `training`."""
-    from hwnas.training.recipe import FINE_TUNING, FULL_TRAINING
-
     stock, length = _stock(), ("min_steps", "max_steps")
     recipe = FINE_TUNING if training.get("pretrained") else FULL_TRAINING
     own = {key: value for key, value in recipe.to_dict().items()
@@ -181,9 +182,6 @@ def _stock() -> dict[str, Any]:
     """What conf/train.yaml says, or its recipe where that says nothing."""
     from omegaconf import OmegaConf
 
-    from hwnas.cli.command import compose
-    from hwnas.training.recipe import all_recipe, recipe_of
-
     config = compose("train", [], target=False)
     values = OmegaConf.to_container(config)
     assert isinstance(values, dict)
@@ -193,9 +191,6 @@ def _stock() -> dict[str, Any]:
 def training_config(dataset: Mapping[str, Any], training: Mapping[str, Any]) -> DictConfig:
     """Compose and check conf/train.yaml with these values; ConfigError, UnknownName."""
     from omegaconf import OmegaConf
-
-    from hwnas.cli.command import compose
-    from hwnas.training.recipe import recipe_of
 
     config = compose("train", [], target=False)
     known = [str(key) for key in config if key not in _NOT_OURS]
@@ -274,8 +269,6 @@ class Jobs:
 
     def job(self, network: Network, seed: int) -> TrainingJob:
         """The training of a network with a seed."""
-        from hwnas.networks.network import FoundNetwork
-        from hwnas.system.run_folder import ModelFolder
         from hwnas.training.job import identity_of
 
         size = network.architecture.image_size
@@ -346,12 +339,6 @@ def read_training(plan: CertifyPlan, network: Network, seed: int) -> Training | 
         raise StudyError(f"{folder / 'summary.json'} is of another training. Choose another out=FOLDER.")
     return Training(seed, float(summary["top1_test"]), int(summary["n_test"]), float(summary["seconds_training"]),
                     cost.get("cpu_seconds"), str(summary["identity"]["dataset.fingerprint"]))
-
-
-def trained_on(plan: CertifyPlan) -> set[str]:
-    """The fingerprints of the images that finished trainings had, at the size of the plan's data set."""
-    done = (read_training(plan, network, seed) for network, seed in trainings(plan))
-    return {training.dataset for training in done if training is not None}
 
 
 def epochs_done(plan: CertifyPlan) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +15,11 @@ from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console, Report, show
 from hwnas.errors import ConfigError, FileError, ModelError
 from hwnas.latency.device import DeviceOptions
+from hwnas.latency.remote import RemoteRuntime
 from hwnas.networks.baselines import TIMM
+from hwnas.networks.quantize import tuning_of
+from hwnas.runtimes.executed import Executed
+from hwnas.system.paths import temporary_folder
 from hwnas.system.run_folder import check_replaceable
 from hwnas.target import Target
 
@@ -73,13 +76,12 @@ def checked(options: CheckOptions, console: Console) -> Check:
     """Make the file, and have it compiled and profiled in a child process, here or on another machine."""
     from hwnas.check.report import Check
     from hwnas.latency.deployment import Deployment, open_device
-    from hwnas.runtimes.executed import Executed
 
     deployment, model = Deployment.of(options.target, None, console, open_device(options, console)), options.model or ""
     target, device = deployment.target, deployment.device
     runtime = device.runtime(target.runtime)
     runtime.check(target)
-    with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
+    with temporary_folder() as folder:
         file, built = options.network.file(Path(folder)), model.startswith(TIMM)
         job = {"path": str(file), "label": model, "repeats": options.repeats, "seed": options.seed,
                "memory_mb": options.memory_mb, "quantize": options.quantize and not built,
@@ -95,8 +97,6 @@ def _looked_at(job: Mapping[str, Any], options: CheckOptions, runtime: Runtime, 
                ) -> dict[str, Any]:
     """What the task returns. For another machine a child here prepares the file, which then goes there, and another
     judges what came back."""
-    from hwnas.latency.remote import RemoteRuntime
-    from hwnas.networks.quantize import tuning_of
     from hwnas.runtimes.child import run_child
 
     def child(job: Mapping[str, Any], target: Target) -> dict[str, Any]:

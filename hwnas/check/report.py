@@ -18,7 +18,7 @@ from hwnas.latency.fallbacks import CheckedBlock, left_out, warning
 from hwnas.runtimes.executed import DEVICE, FALLBACKS, INSERTED, LEFT, PRECISION, REFERENCE, Executed, ExecutedNode
 from hwnas.system.documents import Document
 from hwnas.system.paths import write_atomic
-from hwnas.system.tables import table_csv
+from hwnas.system.tables import shown_csv
 from hwnas.target import Host, Target
 
 CHECK = Document("hwnas-check", 1, "a check of a network", "Check it again.", two_fields=True)
@@ -51,7 +51,7 @@ class Check:
                 "made_up_ranges": self.made_up, "target": asdict(self.target), "host": self.host.to_dict(),
                 "runtime": self.runtime, "input": list(self.image), "execution": dict(self.execution),
                 "advice": list(advice(self.executed, self.target)), **plain}
-        write_atomic(csv, table_csv([{**node, "made_of": " ".join(node["made_of"]),
+        write_atomic(csv, shown_csv([{**node, "made_of": " ".join(node["made_of"]),
                                       "findings": ", ".join(node["findings"])} for node in plain["nodes"]]))
         write_atomic(whole, json.dumps(data, indent=1, allow_nan=False))
         return csv, whole
@@ -219,6 +219,6 @@ def block_lines(rows: Sequence[CheckedBlock], target: Target) -> Iterator[str]:
 def save_rows(rows: Sequence[CheckedBlock], out: Path, kept: Path) -> tuple[Path, Path]:
     """Write the table of blocks (.csv) and a copy of what is kept of them (.json), both named after `out`."""
     csv, whole = (out.with_suffix(suffix) for suffix in (".csv", ".json"))
-    write_atomic(csv, table_csv([asdict(row) for row in rows]))
+    write_atomic(csv, shown_csv([asdict(row) for row in rows]))
     write_atomic(whole, kept.read_bytes())
     return csv, whole

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from hwnas.runtimes.child import WAITING
 from hwnas.runtimes.executed import executed
 from hwnas.runtimes.foreign import check_batches, check_path, read_model, sized
 from hwnas.runtimes.runtime import NodeTime, Runtime
+from hwnas.system.paths import temporary_folder
 from hwnas.target import Target, measuring_lock, usable_cores
 
 
@@ -43,7 +43,7 @@ def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Prog
     about = {"input": {"name": model_input.name, "image": list(shape)}}
     if keep := job.get("keep"):
         return {**about, "file": str(prepare_file(model, shape, job, target, Path(keep)))}
-    with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
+    with temporary_folder() as folder:
         progress(0.0, "compiling")
         file = prepare_file(model, shape, job, target, Path(folder))
         del model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import itertools
 import os
 import re
@@ -79,6 +80,8 @@ def run_command(main: Main, config_name: str, usage: str, argv: Sequence[str] | 
     """
     os.environ.setdefault("OPENVINO_TELEMETRY_OPTOUT", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads cost training ten times on a busy machine
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of another language shows what it can
     options = _parser(config_name, usage, target).parse_intermixed_args(argv)
     console = Console(quiet=options.quiet)
     try:

@@ -41,6 +41,7 @@ class Console:
         self.quiet, self.stream = quiet, stream or sys.stderr
         self.live = not quiet and self.stream.isatty()
         self.spent_s: dict[str, float] = {}  # seconds of each step that has ended, by its title
+        self.remarks: list[str] = []  # so far
 
     def say(self, text: str) -> None:
         """One line, also when quiet: results and warnings. The work goes on where nobody reads it any more."""
@@ -53,6 +54,11 @@ class Console:
         """One line about how the work goes; nothing when quiet."""
         if not self.quiet:
             self.say(text)
+
+    def remark(self, text: str) -> None:
+        """As `say`, a line that belongs in the report too: what was left out or done otherwise, and why."""
+        self.remarks.append(hidden(text))
+        self.say(text)
 
     @contextmanager
     def step(self, title: str) -> Iterator[Report]:

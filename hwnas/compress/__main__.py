@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from hwnas.cli.command import run_command
 from hwnas.cli.options import Config
 from hwnas.cli.progress import Console, show
+from hwnas.system.run_folder import WorkFolder
 
 USAGE = """int8 under an accuracy limit: quantise, leave sensitive nodes in fp32, fine-tune, as far as it takes.
 
@@ -24,7 +25,6 @@ def main(config: Config, console: Console) -> None:
     from hwnas.compress.compression import printed, sentence, taken, timed, write_results
     from hwnas.compress.job import check_folder, make_job
     from hwnas.compress.steps import Scorer, Steps
-    from hwnas.system.run_folder import WorkFolder
 
     job = make_job(config, console)
     with WorkFolder(job.folder.path, "compress").hold("compress", console.say):

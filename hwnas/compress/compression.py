@@ -11,7 +11,7 @@ from typing import Any
 
 from hwnas.cli.progress import UNKNOWN, Console, number, text_table
 from hwnas.compress.job import CompressJob, name_of
-from hwnas.compress.steps import REFERENCE, Step, Steps
+from hwnas.compress.steps import REFERENCE, KeptNodes, PostTraining, Step, Steps
 from hwnas.errors import CandidateError, QuantizeError
 from hwnas.front.card import Input, card_text, day_of
 from hwnas.front.rows import FrontRow
@@ -43,8 +43,6 @@ def taken(steps: Steps, console: Console) -> list[Step]:
 
 def _all(steps: Steps, finished: Sequence[Step], console: Console) -> Iterator[Step]:
     """The steps in order: post-training, sensitive nodes in fp32, fine-tuning, fine-tuning with such nodes in fp32."""
-    from hwnas.compress.steps import KeptNodes, PostTraining
-
     plain = PostTraining(steps, console)
     yield from plain.steps()
     if all(step.error for step in finished):

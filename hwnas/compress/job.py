@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,13 +14,14 @@ import numpy as np
 
 from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console
-from hwnas.data.dataset import Dataset, DatasetInfo, Split
+from hwnas.data.dataset import Dataset, DatasetInfo, Split, subset
+from hwnas.data.loading import inspect_dataset, read_images
 from hwnas.errors import CandidateError, ConfigError, DataError, ModelError, StudyError
+from hwnas.latency.deployment import Deployment, open_device
 from hwnas.latency.device import Device, DeviceOptions
 from hwnas.latency.timing import HERE
-from hwnas.networks.export import stored_fingerprint
 from hwnas.networks.origin import told_of
-from hwnas.networks.quantize import load_fp32, name_nodes
+from hwnas.networks.quantize import load_fp32, name_nodes, tuning_of
 from hwnas.runtimes.child import Progress, run_child, serve
 from hwnas.runtimes.foreign import check_path, input_of, load_checked, sized
 from hwnas.runtimes.runtime import one_line
@@ -130,14 +131,13 @@ def name_of(model: str) -> str:
     return path.name.removesuffix(".onnx") or "model"
 
 
-def source_of(model: str, target: Target, info: DatasetInfo, options: CompressOptions, copies: Path,
-              say: Callable[[str], None]) -> Source:
+def source_of(model: str, target: Target, info: DatasetInfo, options: CompressOptions, copies: Path) -> Source:
     """Open the network `model`. A checked copy of a bare file, with fixed axes and named nodes, goes to `copies`.
 
     UserError when it is torn, incomplete, or made for other channels or classes than those of the data set.
     """
     if Path(model).is_dir():
-        source = _folder(ModelFolder(Path(model)), target, options, say)
+        source = _folder(ModelFolder(Path(model)), target, options)
     else:
         source = _bare(model, target, options, copies)
     for what, its, wanted in (("channels", info.channels, source.shape[0]), ("classes", info.classes, source.classes)):
@@ -150,7 +150,7 @@ def source_of(model: str, target: Target, info: DatasetInfo, options: CompressOp
     return source
 
 
-def _folder(folder: ModelFolder, target: Target, options: CompressOptions, say: Callable[[str], None]) -> Source:
+def _folder(folder: ModelFolder, target: Target, options: CompressOptions) -> Source:
     """The network in a folder that a search or hwnas.train wrote; StudyError when its files are not those made then."""
     if not (folder.architecture.is_file() or folder.baseline.is_file()):
         raise ConfigError(f"model: {folder.path} has neither architecture.yaml nor baseline.yaml. Give models/ID of a "
@@ -160,17 +160,11 @@ def _folder(folder: ModelFolder, target: Target, options: CompressOptions, say: 
             raise ConfigError(f"model: {folder.path} has no {path.name}: its training is not finished. Give its "
                               "command again.")
     manifest = Manifest.find(folder.path)
-    faults = manifest.faults(folder.weights, folder.onnx) if manifest else []
+    faults = manifest.faults(folder.weights, folder.onnx) if manifest else [f"no {folder.manifest.name}"]
     if faults:
         raise StudyError(f"model: {folder.path}: {'; '.join(faults)}. Give the command that made it again.")
     label = os.fspath(folder.onnx)
     checked = _checked(folder.onnx, label, target, options, None)
-    if manifest is None:
-        if stored_fingerprint(folder.weights) != checked["metadata"].get("recipe"):
-            raise StudyError(f"model: {folder.path} has no {folder.manifest.name}, and {folder.onnx.name} is not of "
-                             f"the recipe of {folder.weights.name}. Give the command that made it again.")
-        say(f"note: {folder.path} has no {folder.manifest.name} (of an earlier version): {folder.onnx.name} names the "
-            f"recipe of {folder.weights.name} and is taken.")
     channels, height, width = checked["shape"]
     return Source(folder.onnx, label, content_of(folder.onnx), (channels, height, width), int(checked["classes"]), True,
                   checked["metadata"], told_of(folder.path))
@@ -291,8 +285,6 @@ class CompressJob:
     @property
     def tuned_for(self) -> TunedFor:
         """The runtime whose kernels the int8 files suit."""
-        from hwnas.networks.quantize import tuning_of
-
         return tuning_of(self.target)
 
     @property
@@ -305,8 +297,6 @@ class CompressJob:
 
 def make_job(config: Config, console: Console) -> CompressJob:
     """Read and check every option, the model and the data; a UserError names the fault."""
-    from hwnas.data.loading import inspect_dataset
-
     options = read_command(CompressOptions, config)
     options = replace(options, training=PlaceOptions(resolved(options.training.device)))
     target, device = _target(options, console)
@@ -317,10 +307,9 @@ def make_job(config: Config, console: Console) -> CompressJob:
     out = Path(options.out or Path("runs") / f"compress-{name_of(model)}-{target.name}")
     info = inspect_dataset(options.dataset)
     WorkFolder(out, "compress").take_up(options.overwrite)
-    source = source_of(model, target, info, options, out / "steps", console.say)
+    source = source_of(model, target, info, options, out / "steps")
     dataset = _dataset(options, info, source, console)
     validation, calibration = _parts(dataset, options)
-    dataset = dataset.as_in(_identity_in(out / "steps").get("dataset.fingerprint"), out, console.say)
     identity = {"model": source.content, "dataset": dataset.name, "dataset.fingerprint": dataset.fingerprint,
                 "target": str(replace(target, name="", vendor="", price_per_hour=None)), "host": device.host.name,
                 "runtime": device.runtime(target.runtime).version(), **options.deciding()}
@@ -328,8 +317,6 @@ def make_job(config: Config, console: Console) -> CompressJob:
 
 
 def _target(options: CompressOptions, console: Console) -> tuple[Target, Device]:
-    from hwnas.latency.deployment import Deployment, open_device
-
     target = options.target
     if target.precision != "int8":
         raise ConfigError(f"target {target.name} runs {target.precision}; compressing is for int8 targets, such as "
@@ -344,9 +331,6 @@ def _dataset(options: CompressOptions, info: DatasetInfo, source: Source, consol
 
     DataError when they are of another data set: a network that is never right cannot lose accuracy by rounding.
     """
-    from hwnas.data.dataset import subset
-    from hwnas.data.loading import read_images
-
     name, data, split_seed = source.metadata.get("dataset"), options.dataset, options.split_seed
     if "hwnas_version" in source.metadata and name not in (None, data["name"]):
         raise DataError(f"{source.label} was trained on the data set {name}, this is {data['name']}. Give "
@@ -354,7 +338,7 @@ def _dataset(options: CompressOptions, info: DatasetInfo, source: Source, consol
     size = source.shape[1]
     dataset = read_images(data, size, split_seed, console).at_size(size)
     trained_on = source.metadata.get("dataset_fingerprint")
-    if trained_on not in (None, dataset.fingerprint, dataset.former):
+    if trained_on not in (None, dataset.fingerprint):
         console.say(f"note: {source.label} was trained with the images {trained_on}, these are {dataset.fingerprint}: "
                     "other files, size or split, so that some of those it is judged on may have trained it. Give the "
                     "search's seed, or the training's split_seed, as split_seed.")
@@ -366,8 +350,6 @@ def _dataset(options: CompressOptions, info: DatasetInfo, source: Source, consol
 
 def _parts(dataset: Dataset, options: CompressOptions) -> tuple[Split, NDArray[np.float32]]:
     """The validation images for decisions, and training images of every class for calibration."""
-    from hwnas.data.dataset import subset
-
     train, validation, classes = dataset.train, dataset.validation, len(dataset.class_names)
     if options.validation_images:
         validation = validation.take(subset(validation.labels, options.validation_images, options.split_seed))
@@ -382,14 +364,6 @@ def _parts(dataset: Dataset, options: CompressOptions) -> tuple[Split, NDArray[n
     if missing:
         raise DataError(f"class {dataset.class_names[missing[0]]!r} has no training image to calibrate with. Add some.")
     return validation, dataset.normalise(np.asarray(train.images[rows]))
-
-
-def _identity_in(steps: Path) -> Mapping[str, Any]:
-    """The identity of the compression with these steps; empty where there is none that `check_folder` accepts."""
-    try:
-        return dict(read_json(steps / IDENTITY))
-    except (OSError, ValueError, TypeError):
-        return {}
 
 
 def check_folder(job: CompressJob) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -39,7 +38,7 @@ from hwnas.networks.quantize import (
 )
 from hwnas.runtimes.runtime import predict
 from hwnas.system.documents import Document, content_of
-from hwnas.system.paths import write_atomic
+from hwnas.system.paths import temporary_folder, write_atomic
 from hwnas.system.run_folder import Content
 from hwnas.system.tables import finite
 
@@ -198,8 +197,7 @@ class Steps:
             made = {key: Content(entry["size"], entry["sha256"]) for key, entry in data.get("files", {}).items()}
             spoilt = [] if data["error"] else [path for path in files if Content.of(path) != made.get(path.name)]
             if spoilt:
-                why = "is not the file that was made" if made else "cannot be checked (of an earlier version)"
-                self.console.say(f"{spoilt[0]} {why}: step {name} is taken again.")
+                self.console.say(f"{spoilt[0]} is not the file that was made: step {name} is taken again.")
                 return None
             bits = np.frombuffer(bytes.fromhex(data["right"]), np.uint8)
             right = np.unpackbits(bits, count=data["validation_images"]).astype(bool)
@@ -333,7 +331,7 @@ class KeptNodes:
     def steps(self) -> Iterator[Step]:
         """The steps: each keeps one more node in fp32, and has a smaller error than the one before."""
         kept: tuple[str, ...] = ()
-        with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
+        with temporary_folder() as folder:
             scratch = Path(folder) / "int8.onnx"
             sensitivities = self._sensitivities(scratch)
             least = self._error(scratch, kept)
@@ -390,7 +388,7 @@ class KeptNodes:
     @cached_property
     def _wanted(self) -> NDArray[np.float32]:
         """Logits of the network before it was quantised."""
-        with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
+        with temporary_folder() as folder:
             path = Path(folder) / "fp32.onnx"
             path.write_bytes(self._base.original.SerializeToString())
             return self._scorer.logits(path, "fp32", self._images)
@@ -402,7 +400,7 @@ class KeptNodes:
         names = sorted(recovered, key=lambda name: -recovered[name])[: self._job.options.sensitivity.nodes]
         if not names:
             return []
-        with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
+        with temporary_folder() as folder:
             files = {}
             for index, name in enumerate([_ALL_INT8, *names]):
                 path = Path(folder) / f"{index}.onnx"

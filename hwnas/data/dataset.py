@@ -283,9 +283,9 @@ class Dataset:
 
     `skipped` counts images that could not be decoded, `left_out` all files left out, by reason. The search sees train
     and validation only; test is the report's.
-    `fingerprint` changes with any byte of a file, label, row of the split, or the size. `former` is what earlier
-    versions called this data set, by names and sizes of files (empty: the same). `preparation` is None where a data set
-    of another package does not say. `title` is what people call it where `name` is that of a reader: its folder.
+    `fingerprint` changes with any byte of a file, label, row of the split, or the size. `preparation` is None where a
+    data set of another package does not say. `title` is what people call it where `name` is that of a reader: its
+    folder.
     """
 
     name: str
@@ -300,7 +300,6 @@ class Dataset:
     fingerprint: str
     flip: bool = False
     skipped: int = 0
-    former: str = ""
     left_out: Mapping[str, int] = field(default_factory=dict)
     preparation: Preparation | None = None
     title: str = ""
@@ -309,18 +308,6 @@ class Dataset:
     def task(self) -> Task:
         """What networks learn on it, and how they are judged: the classes in order, loss and score."""
         return Task(self.class_names)
-
-    def as_in(self, stored: object, where: object, say: Callable[[str], None]) -> Dataset:
-        """The data set under the fingerprint that the work at `where` has `stored` for it.
-
-        Work of an earlier version is continued under its `former` name; a line says what that does not check. Another
-        fingerprint changes nothing here: the caller compares.
-        """
-        if not self.former or stored != self.former:
-            return self
-        say(f"note: {where} is of an earlier version, which knew images by name and size: whether their contents are "
-            "still the same was not checked")
-        return replace(self, fingerprint=self.former, former="")
 
     @property
     def remark(self) -> str:
@@ -348,8 +335,7 @@ class Dataset:
         train, validation, test = (
             Split(resize(part.images, image_size), part.labels) for part in (self.train, self.validation, self.test))
         return replace(self, train=train, validation=validation, test=test, image_size=image_size,
-                       fingerprint=self.fingerprint_at(image_size), preparation=how,
-                       former=digest(self.former, image_size) if self.former else "")
+                       fingerprint=self.fingerprint_at(image_size), preparation=how)
 
 
 def normalise(images: Images, mean: Sequence[float], std: Sequence[float]) -> NDArray[np.float32]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
@@ -125,21 +126,37 @@ def _opens(ending: str) -> bool:
 
 
 def image_files(folder: str, label: int, left_out: Counter[str]) -> Iterator[Entry]:
-    """Images below the folder. Other files are counted by their endings; hidden ones are nobody's images."""
+    """Images below the folder. Hidden files are nobody's images; others, and what is no file, such as a pipe or a link
+    to nothing, are counted in `left_out` by the reason."""
+    folders = [folder]
+    while folders:  # not by recursion: folders may lie deeper than Python calls
+        folder = folders.pop()
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.name.startswith("."):
+                        continue
+                    if entry.is_dir():
+                        folders.append(entry.path)
+                    elif not _is_image(entry.name):
+                        left_out[_reason(entry.name)] += 1
+                    elif (status := _status(entry)) is None:
+                        left_out["link to nothing"] += 1
+                    elif not stat.S_ISREG(status.st_mode):  # who opens a pipe waits for ever
+                        left_out["no regular file"] += 1
+                    else:
+                        yield Entry(entry.path, status.st_size, label, state_of(status))
+        except OSError as error:
+            raise DataError(f"{error.filename or folder}: cannot be read ({error.strerror}). Make it readable.") \
+                from error
+
+
+def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
+    """What a name stands for; None for a link to nothing."""
     try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.name.startswith("."):
-                    continue
-                if entry.is_dir():
-                    yield from image_files(entry.path, label, left_out)
-                elif _is_image(entry.name):
-                    status = entry.stat()
-                    yield Entry(entry.path, status.st_size, label, state_of(status))
-                else:
-                    left_out[_reason(entry.name)] += 1
-    except OSError as error:
-        raise DataError(f"{error.filename or folder}: cannot be read ({error.strerror}). Make it readable.") from error
+        return entry.stat()
+    except FileNotFoundError:
+        return None
 
 
 def _reason(name: str) -> str:
@@ -162,6 +179,21 @@ class Entry:
         return self.path
 
     def open(self) -> Image.Image:
-        from PIL import Image
+        return open_image(self.path)
 
-        return Image.open(self.path)
+
+def open_image(file: str | BinaryIO) -> Image.Image:
+    """Open an image of a format whose ending is listed, whatever the file is called: Pillow runs another program for
+    some others (PostScript)."""
+    from PIL import Image
+
+    return Image.open(file, formats=_formats())
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    """Pillow's names of the formats that are read."""
+    from PIL import Image
+
+    known = Image.registered_extensions()
+    return tuple(dict.fromkeys(known[ending] for ending in (*EXTENSIONS, *PLUGINS) if ending in known))

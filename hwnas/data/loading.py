@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from hwnas.cli.options import Config
 from hwnas.cli.progress import Console
+from hwnas.data.arrays import array_files, cifar10, digits, fashion_mnist
 from hwnas.data.contents import digest
 from hwnas.data.dataset import (
     LEAST,
@@ -26,6 +27,9 @@ from hwnas.data.dataset import (
     resize,
     split,
 )
+from hwnas.data.folder import image_folder
+from hwnas.data.scenes import digit_scenes
+from hwnas.data.timm_readers import PREFIX, timm_reader
 from hwnas.errors import DataError, UnknownName
 
 GROUP = "hwnas.datasets"  # entry points of other packages
@@ -73,11 +77,10 @@ def load_dataset(config: Config, image_size: int, seed: int, progress: Progress 
         sets[name] = Split(images, labels)
     skipped = sum(int((~kept).sum()) for _, kept in decoded)
     mean, std = _statistics(sets["train"].images)
-    fingerprint, former = _fingerprints(listing, options, size, seed, split_up)
     return Dataset(
         **sets, name=options.name, class_names=listing.class_names, channels=listing.info.channels, image_size=size,
         mean=mean, std=std, flip=options.flip, skipped=skipped,
-        fingerprint=fingerprint, former=former, left_out=dict(listing.left_out),
+        fingerprint=_fingerprint(listing, options, size, seed, split_up), left_out=dict(listing.left_out),
         preparation=_preparation(listing, size), title=_title(options))
 
 
@@ -95,16 +98,13 @@ def _preparation(listing: Listing, size: int) -> Preparation | None:
     return Preparation(listing.pictures, sizes, listing.info.channels)
 
 
-def _fingerprints(listing: Listing, options: DatasetOptions, size: int, seed: int, split_up: Sequence[str]
-                  ) -> tuple[str, str]:
-    """The data set's fingerprint, and what earlier versions called it where they knew files by name and size only."""
+def _fingerprint(listing: Listing, options: DatasetOptions, size: int, seed: int, split_up: Sequence[str]) -> str:
     how = (size, seed, options.validation_fraction, options.test_fraction, options.skip_unreadable,
            listing.info.channels)
-    first = digest(listing.identity, *how)
     if listing.contents is None:
-        return first, ""
+        return digest(listing.identity, *how)
     columns = [f"{key}={value}" for key, value in sorted(options.options.items())]
-    return digest(listing.contents.identity, *how, *columns, *listing.class_names, *split_up), first
+    return digest(listing.contents.identity, *how, *columns, *listing.class_names, *split_up)
 
 
 def _hash(rows: NDArray[np.int64]) -> str:
@@ -112,11 +112,6 @@ def _hash(rows: NDArray[np.int64]) -> str:
 
 
 def _listing(options: DatasetOptions) -> Listing:
-    from hwnas.data.arrays import array_files, cifar10, digits, fashion_mnist
-    from hwnas.data.folder import image_folder
-    from hwnas.data.scenes import digit_scenes
-    from hwnas.data.timm_readers import PREFIX, timm_reader
-
     built_in: dict[str, Callable[[DatasetOptions], Listing]] = {
         "arrays": array_files, "cifar10": cifar10, "digit_scenes": digit_scenes, "digits": digits,
         "fashion_mnist": fashion_mnist, "imagefolder": image_folder}

@@ -15,6 +15,7 @@ import numpy as np
 from hwnas.data.contents import Contents, digest
 from hwnas.data.dataset import DatasetInfo, DatasetOptions, Listing
 from hwnas.data.decoding import Decoder, look
+from hwnas.data.folder import open_image
 from hwnas.errors import ConfigError, DataError
 from hwnas.system.libraries import declare_missing
 from hwnas.system.paths import home
@@ -39,11 +40,9 @@ class ReaderImage:
     name: str
 
     def open(self) -> Image.Image:
-        from PIL import Image
-
         with self.lock, self.reader[self.row][0] as file:
             content = file.read()
-        return Image.open(io.BytesIO(content))
+        return open_image(io.BytesIO(content))
 
 
 class SavedReader:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,8 @@ from hwnas.runtimes.runtime import FP32, Shown, deployed_of, load_runtime
 from hwnas.target import Target
 
 if TYPE_CHECKING:
+    from jinja2 import Template
+
     from hwnas.training.job import TrainingJob
 
 _HINTS = {"int8": "f32", "fp32": "f32", "bf16": "bf16", "fp16": "f16"}
@@ -43,25 +47,25 @@ def card_text(row: FrontRow, given: Input, target: Target, *, date: str, runtime
     A row without a target is a network that is not deployed yet, one without an architecture a file of unknown origin.
     """
     file = "model_int8.onnx" if target.precision == "int8" else "model.onnx"
-    shape = f"{target.batch}, {given.channels}, {given.size}, {given.size}"
-    parts = [
-        f"# {row.id}", _summary(row, given, target),
-        "## Input", _input(given),
-        *(part for name in _shown(target) for part in _used_in(name, row, target, Path(file))),
-        *(["## timm (fp32 weights, e.g. to train on)", _code(_timm(row, given))] if row.architecture else []),
-        *_commands(row, given),
-        "## Measured", _describe_measurement(row, given.task.metric, target, date, runtime),
-        "## The same with OpenVINO's own tool", _code(_benchmark_app(file, shape, target), "sh"),
-        _note(target) if row.target else "",
-    ]
-    if recipe:
-        parts += ["## Trained", recipe]
-    if row.network is not None and row.network.pretrained is not None:
-        of = "" if isinstance(row.network, TimmNetwork) else "what it keeps of "
-        parts += ["## Pretrained", f"Its training began with {of}{row.network.pretrained}"]
-    if quantised:
-        parts += ["## Quantised", f"Activation ranges: {quantised}."]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    pretrained = None if row.network is None else row.network.pretrained
+    return _template().render(
+        row=row, given=given, target=target, date=date, version=runtime, recipe=recipe, quantised=quantised, file=file,
+        numbers=_numbers, kind=_kind(row), hint=_HINTS[target.precision], timm=_timm(row, given),
+        measured=_measured(row, given.task.metric),
+        where=f"deployed as `{target.name}` ({target.runtime}, {target.precision}, {target.threads or 'all'} "
+              f"thread(s), batch {target.batch})" if row.target else "trained, and exported in fp32",
+        runtimes=[_used_in(name, row, target, Path(file)) for name in _shown(target)],
+        pretrained=pretrained and f"{'' if isinstance(row.network, TimmNetwork) else 'what it keeps of '}{pretrained}")
+
+
+@cache
+def _template() -> Template:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    made = Environment(loader=PackageLoader("hwnas.front", "."), trim_blocks=True, lstrip_blocks=True,
+                       keep_trailing_newline=True, undefined=StrictUndefined)
+    made.filters["plain"] = _as_text
+    return made.get_template("card.md.j2")
 
 
 def training_card(job: TrainingJob, summary: Mapping[str, Any]) -> str:
@@ -82,36 +86,17 @@ def day_of(path: Path) -> str:
     return datetime.fromtimestamp(path.stat().st_mtime, UTC).date().isoformat()
 
 
-def _summary(row: FrontRow, given: Input, target: Target) -> str:
-    kind = "A timm network" if row.is_baseline else "A network found by hwnas" if row.architecture else "A network"
+def _kind(row: FrontRow) -> str:
+    """What the network is, as the beginning of a sentence."""
     if row.is_control:
-        kind = f"The known network {row.name} of the search's space" if row.is_known else \
+        return f"The known network {row.name} of the search's space" if row.is_known else \
             f"A network drawn at random, a control of {row.control_of},"
-    where = (f"deployed as `{target.name}` ({target.runtime}, {target.precision}, {target.threads or 'all'} thread(s), "
-             f"batch {target.batch})" if row.target else "trained, and exported in fp32")
-    made = f" It joined the front after the search: {row.origin}." if row.origin else ""
-    size = f"{row.params:,} parameters, {row.macs / 1e6:.2f} million multiply-accumulates." if row.architecture else ""
-    text = f"{kind} for {given.dataset} ({len(given.task.class_names)} classes), {where}.{made}"
-    return "\n\n".join([text, *([f"`{row.architecture}`", size] if row.architecture else [])])
+    return "A timm network" if row.is_baseline else "A network found by hwnas" if row.architecture else "A network"
 
 
-def _input(given: Input) -> str:
-    kind = "one grey channel" if given.channels == 1 else f"{given.channels} channels (RGB order)"
-    return (f"`images`: float32 [n, {given.channels}, {given.size}, {given.size}], {kind}. "
-            f"Output `logits`: float32 [n, {len(given.task.class_names)}].\n\n"
-            f"`images = (pixels / 255 - mean) / std` with mean = {_numbers(given.mean)}, std = {_numbers(given.std)} "
-            f"per channel.{_prepared(given)}\n\nClasses, in order: {', '.join(given.task.class_names)}.")
-
-
-def _prepared(given: Input) -> str:
-    """The way from image files (or pixels) to `images`, as code; nothing where the data set does not say."""
-    if given.preparation is None:
-        return ""
-    source = "paths" if given.preparation.pictures else "pictures"
-    mean, std = (f"np.array({_numbers(values)}, np.float32)[:, None, None]" for values in (given.mean, given.std))
-    return ("\n\nPixels as they were in training and test:\n\n" + _code(
-        f"{given.preparation.code()}\n\nmean = {mean}\nstd = {std}\n"
-        f"images = (np.stack([prepared(each) for each in {source}]) - mean) / std"))
+def _as_text(name: str) -> str:
+    """A name that anybody may have given, so that Markdown makes no HTML, image or link of other words of it."""
+    return re.sub(r"([\\`*\[\]<>&|])", r"\\\1", " ".join(name.split()))
 
 
 def _numbers(values: Sequence[float]) -> str:
@@ -124,11 +109,12 @@ def _shown(target: Target) -> list[str]:
     return [*own, *_ANYWHERE]
 
 
-def _used_in(name: str, row: FrontRow, target: Target, onnx: Path) -> list[str]:
+def _used_in(name: str, row: FrontRow, target: Target, onnx: Path) -> tuple[Shown, str, str]:
+    """A runtime, the file that it loads, and what is known of its speed."""
     runtime = load_runtime(name)
     assert isinstance(runtime, Shown)
     file = str(deployed_of(onnx, name))
-    return [f"## {runtime.title}", _code(runtime.usage(file, target)), _speed(row, target, name, file)]
+    return runtime, file, _speed(row, target, name, file)
 
 
 def _speed(row: FrontRow, target: Target, runtime: str, file: str) -> str:
@@ -157,43 +143,16 @@ def _timm(row: FrontRow, given: Input) -> str:
             'model.load_state_dict(safetensors.torch.load_file("weights.safetensors"))')
 
 
-def _commands(row: FrontRow, given: Input) -> list[str]:
-    """The commands that write what is deployed; nothing where the file does not say how images are prepared."""
-    if given.preparation is None:
-        return []
-    sides = f"{given.preparation.sizes[0]}, " * 2
-    if given.preparation.pictures:
-        sides = "height, width, "
-    lines = [("predict model=DIR images=FOLDER", "classifies a folder of images"),
-             (f"export model=DIR format=uint8 out={row.id}.onnx", "ONNX: takes pixels, and prepares them itself"),
-             (f"export model=DIR format=openvino out={row.id}", f"the same for a model server: {row.id}/1/model.xml"),
-             (f"export model=DIR format=timm out={row.id}-timm", "weights that timm loads without hwnas")]
-    known = lines if row.architecture else lines[:3]
-    text = "\n".join(f"python -m hwnas.{command}  # {what}" for command, what in known)
-    said = f"DIR is this folder. Pixels are uint8 [n, {sides}{given.channels}], decoded."
-    if given.preparation.pictures:
-        said += (f" `image_size=N` takes square pictures of N px alone, and {given.preparation.sizes[0]} px need no "
-                 "resizing. In training, JPEG files of more than twice that size were decoded at a fraction of it "
-                 "(`draft`, above), which gives slightly other pixels than all of them.")
-    return ["## What takes pixels, and what needs no hwnas", _code(text, "sh"), said]
-
-
-def _describe_measurement(row: FrontRow, metric: str, target: Target, date: str, runtime: str) -> str:
-    lines = [(f"test {metric}, deployed", _percent(row.top1_test, row.top1_test_low, row.top1_test_high, row.n_test)),
-             (f"test {metric}, fp32", _percent(row.top1_test_fp32) if row.target else
-              _percent(row.top1_test_fp32, row.top1_test_low, row.top1_test_high, row.n_test)),
-             ("latency of one batch", _ms(row.latency_ms, row.latency_ms_low, row.latency_ms_high)),
-             ("50, 90, 99 of 100 calls within", _percentiles(row)),
-             ("latency predicted", _ms(row.latency_ms_predicted, row.latency_ms_predicted_low,
-                                       row.latency_ms_predicted_high)),
-             ("precision executed", row.precision + _int8(row.int8_share))]
-    table = "\n".join(f"| {name} | {value} |" for name, value in lines if value)
-    where = f"On {row.host}, {runtime}, {date}." if row.verified else \
-        f"Not verified on {row.host} yet: `python -m hwnas.verify run=DIR` on that machine completes this."
-    if not row.target:
-        where = f"On {row.host}, {runtime}, {date}."
-    reason = f"\n\nReason: {row.reason}" if row.reason else ""
-    return f"{where}\n\n| what | value |\n|---|---|\n{table}{reason}"
+def _measured(row: FrontRow, metric: str) -> list[tuple[str, str]]:
+    """Names and values of the card's table, empty where nothing is known."""
+    bounds = (row.top1_test_low, row.top1_test_high, row.n_test)
+    return [(f"test {metric}, deployed", _percent(row.top1_test, *bounds)),
+            (f"test {metric}, fp32", _percent(row.top1_test_fp32, *(() if row.target else bounds))),
+            ("latency of one batch", _ms(row.latency_ms, row.latency_ms_low, row.latency_ms_high)),
+            ("50, 90, 99 of 100 calls within", _percentiles(row)),
+            ("latency predicted", _ms(row.latency_ms_predicted, row.latency_ms_predicted_low,
+                                      row.latency_ms_predicted_high)),
+            ("precision executed", row.precision + _int8(row.int8_share))]
 
 
 def _int8(share: float | None) -> str:
@@ -220,18 +179,3 @@ def _percentiles(row: FrontRow) -> str:
         return ""
     text = ", ".join("too few calls" if value is None else f"{value:.4g}" for value in values)
     return f"{text} ms, with whatever else the machine did meanwhile"
-
-
-def _benchmark_app(file: str, shape: str, target: Target) -> str:
-    threads = f" -nthreads {target.threads}" if target.threads else ""
-    return (f"benchmark_app -m {file} -d CPU -api sync -hint none -nstreams 1{threads} "
-            f"-infer_precision {_HINTS[target.precision]} -shape \"images[{shape.replace(' ', '')}]\" -t 10")
-
-
-def _note(target: Target) -> str:
-    text = "Its median also holds what a shared machine adds; hwnas prints the quiet time (see the run's report)."
-    return text if target.runtime == "openvino" else f"The target runs {target.runtime}, so its figures differ. {text}"
-
-
-def _code(text: str, language: str = "python") -> str:
-    return f"```{language}\n{text}\n```"

@@ -72,10 +72,12 @@ def compare(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]], 
     finalists = [row for row in rows if row.is_finalist and not row.is_whole and is_usable(row, correct)
                  and row.meets_cap is not False]
     controls = [_with_controls(rows, correct, seed)] if any(row.control_of for row in rows) else []
-    return (_under_trained(rows, correct, seed) + controls
+    warnings = _under_trained(rows, correct, seed)
+    named = {warning.baseline for warning in warnings} | {row.id for row in _hardly_learnt(rows, correct)}
+    return (warnings + controls
             + [_of_name([row], finalists, correct, seed) for row in rows if row.is_known or row.is_whole]
-            + [_of_name([row for row in rows if row.is_baseline and row.name == name], finalists, correct, seed)
-               for name in names])
+            + [_of_name(variants, finalists, correct, seed) for name in names
+               if (variants := [row for row in rows if row.is_baseline and row.name == name and row.id not in named])])
 
 
 def _under_trained(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]], seed: int) -> list[Comparison]:
@@ -98,9 +100,15 @@ def _under_trained(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bo
     # Of a baseline's variants the better one counts.
     learnt = {row.name: row for row in sorted(baselines, key=_top1)}
     last = min(learnt.values(), default=None, key=_top1)
-    if best is None or last is None or _top1(last) >= LEARNT * _top1(best):
+    if best is None or last is None or last not in _hardly_learnt(rows, correct):
         return []
     return [_warning(last, f"{figures_of(last)} has hardly learnt anything beside {figures_of(best)}")]
+
+
+def _hardly_learnt(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]]) -> list[FrontRow]:
+    """Baselines that answer less than LEARNT of what the best finalist answers rightly."""
+    most = max((_top1(row) for row in rows if row.is_finalist and is_usable(row, correct)), default=0.0)
+    return [row for row in rows if row.is_baseline and is_usable(row, correct) and _top1(row) < LEARNT * most]
 
 
 def _top1(row: FrontRow) -> float:
@@ -108,9 +116,9 @@ def _top1(row: FrontRow) -> float:
 
 
 def _warning(row: FrontRow, why: str) -> Comparison:
-    return Comparison(row.id, TRAINING, "under-trained", f"This race is under-trained: {why}. Verdicts on baselines "
-                      "say who learns fast, not who is better. Train longer: finalists.recipe.epochs=, or more "
-                      "budget.minutes where they bound it.")
+    return Comparison(row.id, TRAINING, "under-trained", f"This race is under-trained: {why}. No verdict on "
+                      f"{row.id} is given; those on other baselines say who learns fast, not who is better. Train "
+                      "longer: finalists.recipe.epochs=, or more budget.minutes where they bound it.")
 
 
 def _race(row: FrontRow) -> tuple[str, bool, str, int]:
@@ -196,7 +204,9 @@ def _against(baseline: FrontRow, finalists: Sequence[FrontRow],
         quick = _quickest(eligible, baseline, correct, seed)
         if quick is not None:
             return quick
-        sentence = (f"The search does not beat {who}, with a network that is no slower: {_shortfall(difference)} "
+        ratio = (baseline.latency_ms or 0.0) / (best.latency_ms or 1.0)
+        pace = "no slower" if ratio < 1 + EQUAL else f"{_times(best, baseline)} as fast"
+        sentence = (f"The search does not beat {who}, with a network that is {pace}: {_shortfall(difference)} "
                     f"({bounds})")
     return Comparison(baseline.id, baseline.name, "beats" if beats else "does not beat",
                       f"{sentence}: {_both(best, baseline)}.", best.id, difference, low, high, len(eligible))

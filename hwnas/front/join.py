@@ -116,7 +116,7 @@ def _checked(path: Path, making: Making) -> Joining:
                          "training's own folder.")
     if faults := manifest.faults(*joining.files(target.precision)):
         raise StudyError(f"add: {path}: {'; '.join(faults)}. Give the command that made it again.")
-    if others := [text for text in origin.fingerprints if text not in (data.fingerprint, data.former)]:
+    if others := [text for text in origin.fingerprints if text != data.fingerprint]:
         raise DataError(f"add: {path} knows the data set {others[0]}, the front is of {data.fingerprint} ({data.name} "
                         f"at {data.image_size} px, split_seed={making.seed}): other images, size or split, so that "
                         "its top-1 would not compare. Train it with the run's dataset options and that split_seed.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -15,21 +14,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hwnas.data.dataset import subset
+from hwnas import __version__
+from hwnas.data.dataset import Split, subset
 from hwnas.errors import CandidateError, ConfigError, DataError, FileError, HwnasError, StudyError
 from hwnas.front.score import fp32_top1
 from hwnas.networks.baselines import count_macs, count_params
 from hwnas.networks.export import RECIPE_KEY, Parity, check_parity, export_onnx, parity_images, stored_fingerprint
 from hwnas.networks.network import Network, load_weights
 from hwnas.networks.quantize import Quantised, calibration_images, quantize_static, tuning_of
-from hwnas.networks.tflite import SUFFIX, is_tflite, read_tflite
-from hwnas.runtimes.child import probe_model
+from hwnas.networks.tflite import SUFFIX
 from hwnas.runtimes.onnxruntime import run_once
 from hwnas.runtimes.runtime import OwnFormat, deployed_of, load_runtime, write_deployed
-from hwnas.system.paths import write_atomic
+from hwnas.system.paths import temporary_folder, write_atomic
 from hwnas.system.processes import Pool
 from hwnas.system.run_folder import MANIFEST, Manifest, ModelFolder, RunFolder
 from hwnas.target import Target
+from hwnas.training.recipe import FINE_TUNING, other_than_full
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -81,8 +81,6 @@ class Making:
     def recipe_of(self, network: Network) -> Recipe:
         """The recipe, or for a network that begins with pretrained weights that of fine-tuning, on as many images, with
         what the recipe has otherwise than full training."""
-        from hwnas.training.recipe import FINE_TUNING, other_than_full
-
         if not network.provenance:
             return self.recipe
         fine = replace(FINE_TUNING, epochs=1, threads=self.recipe.threads, device=self.recipe.device,
@@ -154,7 +152,7 @@ def check_deployable(networks: Iterable[Network], target: Target) -> None:
         return
     runtime.check(target)
     by_name = {network.name: network for network in networks}
-    with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
+    with temporary_folder() as folder:
         path = Path(folder, "model.onnx")
         for name, network in by_name.items():
             try:
@@ -171,7 +169,7 @@ def _stored(folder: ModelFolder, wanted: str) -> tuple[bool, tuple[str, ...]]:
         return False, ()
     manifest = Manifest.find(folder.path)
     if manifest is None:
-        return True, (f"no {MANIFEST} (of an earlier version, or a killed run): its weights are of this recipe and are "
+        return True, (f"no {MANIFEST} (a killed run): its weights are of this recipe and are "
                       "taken, its other files are made again",)
     if manifest.recipe != wanted:
         return False, ()
@@ -180,40 +178,14 @@ def _stored(folder: ModelFolder, wanted: str) -> tuple[bool, tuple[str, ...]]:
     return not spoilt, tuple(f"{text}; made again" for text in faults if text)
 
 
-def fault_of(network: Network, folder: ModelFolder, making: Making, say: Callable[[str], None],
-             memory_mb: int = 2048, complete: bool = False) -> str:
-    """Why the files in `folder` are not what was made for `network`; empty where they are.
-
-    Where `complete`, a missing file counts that the runtime does not need, such as the weights.
-
-    A folder of an earlier version has no manifest. It gets one where its files name the same recipe and the fp32 file
-    agrees with the weights in torch, and `say` is told; the int8 file can only be asked for its recipe. A child
-    process with `memory_mb` opens the files first.
-    """
+def fault_of(folder: ModelFolder, making: Making, complete: bool = False) -> str:
+    """Why the files in `folder` are not those that were made; empty where they are. Where `complete`, a missing file
+    counts that the runtime does not need, such as the weights."""
     deployed = deployed_of(folder.deployed(making.target.precision), making.target.runtime)
     manifest = Manifest.find(folder.path)
-    if manifest is not None:
-        return "; ".join(manifest.faults(deployed, *(folder.path / name for name in manifest.files if complete)))
-    try:
-        for path, precision in {folder.onnx: "fp32", deployed: making.target.precision}.items():
-            probe_model(path, replace(making.target, precision=precision), memory_mb=memory_mb)
-    except CandidateError as error:
-        return str(error)
-    recipe = stored_fingerprint(folder.weights)
-    other = next((path.name for path in (folder.onnx, deployed) if recipe is None or _recipe_in(path) != recipe), None)
-    if other:
-        return f"there is no {MANIFEST}, and {other} is not of the recipe of {folder.weights.name}"
-    data = network.fed(making.dataset)
-    try:
-        model = network.build()
-        load_weights(model, folder.weights, str(folder.weights), network.shape.classes)
-        parity = check_parity(model.eval(), folder.onnx, parity_images(data, making.seed))
-    except (CandidateError, DataError) as error:
-        return str(error)
-    files = folder.path / network.file, folder.weights, folder.onnx, deployed
-    Manifest.write(folder.path, files, str(recipe), asdict(parity))
-    say(f"{network.id}: no {MANIFEST} (of an earlier version). Its files agree with its weights; it has one now.")
-    return ""
+    if manifest is None:
+        return f"no {MANIFEST}"
+    return "; ".join(manifest.faults(deployed, *(folder.path / name for name in manifest.files if complete)))
 
 
 def other_start(network: Network, folder: ModelFolder, making: Making) -> str:
@@ -224,25 +196,11 @@ def other_start(network: Network, folder: ModelFolder, making: Making) -> str:
     return "" if same else "its pretrained weights, how they want images normalised, or its training are others"
 
 
-def _recipe_in(path: Path) -> str | None:
-    """The recipe that a file names in its metadata; None where it is missing, torn or names none."""
-    import onnx
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-
-    if is_tflite(path):
-        return read_tflite(path).metadata.get("recipe")
-    try:
-        props = onnx.load_model_from_string(path.read_bytes()).metadata_props
-    except (OSError, DecodeError):
-        return None
-    return next((entry.value for entry in props if entry.key == "recipe"), None)
-
-
 def fingerprint(network: Network, making: Making) -> str:
     """Names everything that decides the weights: network, recipe, seed, data; or all that a race did."""
     if (raced := making.raced.get(network.id)) is not None:
         return raced.key
-    size, kept = network.shape.image_size, "the better weights"  # earlier versions kept the average always
+    size, kept = network.shape.image_size, "the better weights"
     content = "|".join((network.identity, making.recipe_of(network).fingerprint, str(making.seed),
                         making.dataset.fingerprint_at(size), str(size), kept))
     return hashlib.sha256(content.encode()).hexdigest()[:16]
@@ -316,8 +274,6 @@ def _agreement(onnx: Path, deployed: Path, target: Target, images: NDArray[np.fl
 
 def metadata(network: Network, making: Making, data: Dataset) -> Mapping[str, str]:
     """`metadata_props` of the ONNX files: the network's identity, its input, the names of its classes."""
-    from hwnas import __version__
-
     return {
         "hwnas_version": __version__, "hwnas_id": network.id, "architecture": str(network),
         "dataset": data.name, "dataset_fingerprint": data.fingerprint, "recipe": fingerprint(network, making),
@@ -357,7 +313,7 @@ def make_all(networks: Sequence[Network], run: RunFolder, making: Making, worker
 
             yield network, _outcome(network, run, making, heard if network.id in waiting else None)
         return
-    with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
+    with temporary_folder() as folder:
         parked = _park(making, Path(folder))
         with Pool(min(workers, len(networks)), _start, (parked, Path(folder), run)) as pool:
             jobs = {pool.submit(_job, network): network for network in reversed(networks)}
@@ -391,8 +347,6 @@ def _outcome(network: Network, run: RunFolder, making: Making,
 
 def _park(making: Making, folder: Path) -> Making:
     """Write the images to files that every process maps. The returned Making contains no images."""
-    from hwnas.data.dataset import Split
-
     for name in _SETS:
         part = getattr(making.dataset, name)
         np.save(folder / f"{name}-images.npy", part.images)
@@ -405,8 +359,6 @@ _HERE: dict[str, tuple[Making, RunFolder]] = {}
 
 
 def _start(parked: Making, folder: Path, run: RunFolder) -> None:
-    from hwnas.data.dataset import Split
-
     train, validation, test = (Split(np.load(folder / f"{name}-images.npy", mmap_mode="r"),
                                      np.load(folder / f"{name}-labels.npy")) for name in _SETS)
     data = replace(parked.dataset, train=train, validation=validation, test=test)

@@ -1,20 +1,23 @@
-"""The pictures and the report of a run: one HTML file without scripts, links or fonts from elsewhere."""
+"""The pictures and the report of a run: one HTML file without scripts, links or fonts from elsewhere.
+
+`report.html.j2` is the page; here stands what it shows.
+"""
 
 from __future__ import annotations
 
-import html
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hwnas.accuracy.estimator import meaning
 from hwnas.data.dataset import left_out_text
 from hwnas.errors import hidden
+from hwnas.front.classes import Classes, read_classes, shown_row
 from hwnas.front.comparison import describe
 from hwnas.front.deploy import DEPLOY
 from hwnas.front.lineage import COLUMNS as RACE_COLUMNS
@@ -26,32 +29,24 @@ from hwnas.study.objective import COSTS, LATENCY
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import RunFolder
 
-
-def escape(value: object) -> str:
-    """Text from outside as HTML."""
-    return html.escape(str(value))
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 
-def section(title: str, content: str) -> str:
-    """A heading with its content; an empty text without content."""
-    return f"<h2>{escape(title)}</h2>\n{content}" if content else ""
+@dataclass(frozen=True)
+class Table:
+    """A table of text. All columns but the first and the last are numbers; those of them that are empty in all rows are
+    left out. `rows`: a CSS class and the cells of each."""
 
+    columns: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[str]]]
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]], classes: Sequence[str]) -> str:
-    """A table; `classes` has a CSS class for each row. All columns but the first and the last are numbers; those of
-    them that are empty in all rows are left out."""
-    shown = [at for at in range(len(columns)) if at in (0, len(columns) - 1) or any(cells[at] for cells in rows)]
-    columns, rows = [columns[at] for at in shown], [[cells[at] for at in shown] for cells in rows]
-    numeric = range(1, len(columns) - 1)
-    head = "".join(f'<th class="{"n" if index in numeric else ""}">{escape(name)}</th>'
-                   for index, name in enumerate(columns))
-    lines = []
-    for cells, css in zip(rows, classes, strict=True):
-        tags = "".join(f'<td class="{"id" if index == 0 else "n" if index in numeric else ""}">{escape(cell)}</td>'
-                       for index, cell in enumerate(cells))
-        lines.append(f'<tr class="{css}">{tags}</tr>')
-    return (f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>' + "".join(lines)
-            + "</tbody></table></div>")
+    @classmethod
+    def of(cls, columns: Sequence[str], rows: Sequence[Sequence[str]], classes: Sequence[str] = ()) -> Table:
+        """The table of these cells."""
+        shown = [at for at in range(len(columns)) if at in (0, len(columns) - 1) or any(cells[at] for cells in rows)]
+        return cls([columns[at] for at in shown], [
+            (css, [cells[at] for at in shown]) for css, cells in zip(classes or [""] * len(rows), rows, strict=True)])
 
 
 def percent(value: float | None) -> str:
@@ -76,11 +71,9 @@ def between(low: float | None, high: float | None, scale: float, digits: int) ->
     return f"{scale * low:.{digits}f}–{scale * high:.{digits}f}"
 
 
-def definitions(values: Mapping[str, Any]) -> str:
-    """Keys and values as a list, without empty values."""
-    items = "".join(f"<dt>{escape(key)}</dt><dd>{escape(_plain(value))}</dd>" for key, value in values.items()
-                    if value not in (None, "", [], {}))
-    return f"<dl>{items}</dl>" if items else ""
+def _definitions(values: Mapping[str, Any]) -> dict[str, str]:
+    """Keys and values as text, without empty values."""
+    return {key: _plain(value) for key, value in values.items() if value not in (None, "", [], {})}
 
 
 def _plain(value: Any) -> str:
@@ -89,34 +82,6 @@ def _plain(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(_plain(item) for item in value)
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-_STYLE = """
-:root { color: #1c2430; background: #fff; font: 15px/1.5 system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif }
-body { max-width: 1120px; margin: 2rem auto 4rem; padding: 0 1.25rem }
-h1 { font-size: 1.7rem; margin: 0 } h2 { font-size: 1.15rem; margin: 2.4rem 0 .6rem; border-bottom: 1px solid #e4e7ec }
-p.lead { color: #667085; margin: .2rem 0 1.2rem } .note { color: #667085; font-size: .88rem }
-svg { width: 100%; height: auto; display: block }
-.scroll { overflow-x: auto } table { border-collapse: collapse; font-size: .86rem; width: 100% }
-th { text-align: left; color: #667085; font-weight: 600; vertical-align: bottom }
-td, th { padding: .3rem .6rem .3rem 0 }
-tbody tr { border-top: 1px solid #eef0f3 } td.n, th.n { text-align: right; font-variant-numeric: tabular-nums }
-td.n, td.id { white-space: nowrap } tr.front td.id { font-weight: 700; color: #1f5fbf } tr.base td.id { color: #c2410c }
-code { font: .85em ui-monospace, "DejaVu Sans Mono", monospace; overflow-wrap: anywhere }
-ul { padding-left: 1.1rem } li { margin: .3rem 0 } .yes { color: #067647; font-weight: 600 }
-.no { color: #b42318; font-weight: 600 } .range { color: #667085 }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1.2rem; font-size: .88rem; margin: 0 }
-dt { color: #667085 } dd { margin: 0; overflow-wrap: anywhere }
-"""
-
-
-@dataclass(frozen=True, eq=False)
-class Classes:
-    """Test images by class and by the answer of one network, `counts` [class, answer]."""
-
-    network: str
-    names: tuple[str, ...]
-    counts: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -140,7 +105,8 @@ def report_data(rows: Sequence[FrontRow], trials: Sequence[Mapping[str, Any]],
     is hidden."""
     names = (environment.get("dataset") or {}).get("class_names") or ()
     return ReportData(plot_info(environment), rows, trials, comparisons, environment,
-                      config_yaml=hidden(config_yaml, whole=True), classes=classes_of(run, rows, names))
+                      config_yaml=hidden(config_yaml, whole=True),
+                      classes=read_classes(run, shown_row(rows, comparisons), names))
 
 
 def read_report(run: RunFolder) -> ReportData:
@@ -182,28 +148,18 @@ def plot_info(environment: Mapping[str, Any]) -> PlotInfo:
 
 def report_html(data: ReportData) -> str:
     """The whole page as text; all text from outside is escaped."""
-    title = f"{data.info.dataset} on {data.info.target}"
-    body = [
-        f"<h1>{escape(title)}</h1>", _lead(data), _svg(data.svg),
-        section("What the search is worth", _comparisons(data)),
-        section("The front", _front(data)),
-        section("The race", _race(data)),
-        section("Class by class", _classes(data)),
-        section("Random networks of the space", _controls(row for row in data.rows if row.control_of)),
-        section("Known networks of the space", _controls(row for row in data.rows if row.is_known)),
-        section("Baselines", _baselines(data)),
-        section("Predicted and measured latency", _latency(data)),
-        section("Search", _search(data)),
-        section("Failures", _failures(data)),
-        section("Certificate", _certificate(data)),
-        section("Environment", _environment(data)),
-        section("Configuration", f"<details><summary>config.yaml</summary><pre><code>{escape(data.config_yaml)}"
-                                  "</code></pre></details>" if data.config_yaml else ""),
-    ]
-    return ('<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-            f"<title>hwnas: {escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
-            + "\n".join(part for part in body if part) + "\n</body>\n</html>\n")
+    return _template().render(
+        {**_head(data), **_front(data), **_networks(data), **_latency(data), **_search(data), **_failures(data)},
+        tabulate=_tabulate, kind_of=_kind, classes=_classes(data), certificate=_certificate(data),
+        environment=_environment(data), config_yaml=data.config_yaml)
+
+
+@cache
+def _template() -> Template:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    return Environment(loader=PackageLoader("hwnas.front", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+                       undefined=StrictUndefined).get_template("report.html.j2")
 
 
 def _svg(text: str) -> str:
@@ -212,7 +168,8 @@ def _svg(text: str) -> str:
     return re.sub(r"<metadata>.*?</metadata>|<!--.*?-->\s*", "", drawn, flags=re.DOTALL)
 
 
-def _lead(data: ReportData) -> str:
+def _head(data: ReportData) -> dict[str, Any]:
+    """Title, first sentences, picture, and what was compared."""
     verified = [row for row in data.rows if row.verified]
     caller = data.environment.get("verified_from")
     over = f", over ssh from {caller}" if caller else ""
@@ -221,57 +178,37 @@ def _lead(data: ReportData) -> str:
              "`python -m hwnas.verify run=DIR` on that machine")
     front = [row for row in data.rows if row.on_front]
     networks = "1 network" if len(front) == 1 else f"{len(front)} networks"
+    if stock := sum(row.is_baseline for row in front):
+        networks += f" ({stock} of them {'baselines' if stock > 1 else 'a baseline'})"
     words = [f"{networks} on the {'verified' if verified else 'predicted'} front", where, data.info.date]
-    deploy = "".join(f"<p><b>{escape(item.get('sentence', ''))}</b></p>" for item in data.comparisons
-                     if item.get("verdict") == DEPLOY)
-    return f'<p class="lead">{escape(" · ".join(word for word in words if word))}</p>{deploy}'
-
-
-def _comparisons(data: ReportData) -> str:
-    comparisons = [item for item in data.comparisons if item.get("verdict") != DEPLOY]
-    if not comparisons:
-        return "<p>Nothing was compared: neither baselines nor controls were asked for.</p>"
-    warn = '<span class="no">!</span> '
-    yes, no = '<span class="yes">✓</span> ', '<span class="no">✗</span> '
-    mark = {"beats": yes, "faster": yes, "does not beat": no, "none as fast": no, "under-trained": warn}
-    items = "".join(f"<li>{mark.get(str(item.get('verdict')), '')}{escape(item.get('sentence', ''))}</li>"
-                    for item in comparisons)
-    return (f'<ul>{items}</ul><p class="note">The rival is the most accurate finalist that is not slower than the '
-            "baseline's 90 % latency interval. “Beats” needs a paired bootstrap over the test images whose 95 % "
-            "interval, widened for having had several finalists to pick from, excludes 0. Of a baseline's variants "
-            "the one that is harder to beat counts. Networks are called equally accurate where at most half a point is "
-            "lost. Random networks are drawn from the same space at the finalists' predicted latencies and trained, "
-            "exported and timed like them; the space's known networks are held against finalists as baselines are.</p>")
+    told = [(str(item.get("verdict")), str(item.get("sentence", ""))) for item in data.comparisons]
+    return {"title": f"{data.info.dataset} on {data.info.target}", "svg": _svg(data.svg),
+            "lead": " · ".join(word for word in words if word),
+            "deploy": [sentence for verdict, sentence in told if verdict == DEPLOY],
+            "comparisons": [pair for pair in told if pair[0] != DEPLOY]}
 
 
 _COLUMNS = ("network", "top-1 deployed (%)", "95 %", "fp32 (%)", "estimate (%)", "model of all trials (%)",
             "latency (ms)", "90 %", "p99 (ms)", "predicted (ms)", "params", "M MACs", "notes")
 
 
-def _front(data: ReportData) -> str:
-    rows = sort_rows(row for row in data.rows if row.is_contender)
-    if not rows:
-        return "<p>No finalist.</p>"
-    note = ('<p class="note">Bold: on the front. Top-1 of the test set in the deployment runtime, latency of one '
-            "batch as measured in interleaved rounds (median over rounds of each round's low quantile: what the "
-            "machine does when nobody disturbs it); p99 is what 99 of 100 of all these calls took at most, with "
-            "whatever else the machine did meanwhile. The search ranked networks by "
-            f"{escape(meaning(data.info.accuracy))}.</p>")
-    rewarded = str((data.environment.get("search") or {}).get("objective", "")).startswith("reward")
-    cells = [_cells(row, rewarded) for row in rows]
-    return table(_columns(rows), cells, ["front" if row.on_front else "" for row in rows]) \
-        + note + _costs(rows[0]) + _architectures(rows)
+def _front(data: ReportData) -> dict[str, Any]:
+    """The front, and the race that led to it."""
+    rows = sorted(sort_rows(row for row in data.rows if row.is_contender or (row.is_baseline and row.on_front)),
+                  key=lambda row: (row.best_latency_ms is None, row.best_latency_ms or 0.0))
+    costs = () if not rows or rows[0].objectives == (LATENCY,) else rows[0].objectives
+    race = lineage_rows(data.rows, data.trials) if is_race(data.trials) else []
+    return {"front": rows, "ranked_by": meaning(data.info.accuracy),
+            "rewarded": str((data.environment.get("search") or {}).get("objective", "")).startswith("reward"),
+            "costs": " and ".join(COSTS[name].label for name in costs), "family": data.environment.get("family"),
+            "race": Table.of(RACE_COLUMNS, race, ["front" if row[-1].endswith("finished") else "" for row in race])
+            if is_race(data.trials) else None}
 
 
-def _race(data: ReportData) -> str:
-    if not is_race(data.trials):
-        return ""
-    rows = lineage_rows(data.rows, data.trials)
-    return (table(RACE_COLUMNS, rows, ["front" if row[-1].endswith("finished") else "" for row in rows])
-            + '<p class="note">Every network that was trained, in the order in which they were made. Top-1 won: '
-              "against the network that it was cut from, right after its first leg, on validation images. One that was "
-              "finished was trained on until its rate was zero. Every network that is known by name and that no faster "
-              "one surely beat had its share of steps before any other was tried.</p>")
+def _tabulate(rows: Sequence[FrontRow], rewarded: bool = False) -> Table:
+    """The table of these networks."""
+    return Table.of(_columns(rows), [_cells(row, rewarded) for row in rows],
+                    [" ".join(["front"] * row.on_front + ["base"] * row.is_baseline) for row in rows])
 
 
 def _columns(rows: Sequence[FrontRow]) -> list[str]:
@@ -285,20 +222,6 @@ def _more(row: FrontRow) -> list[Cost]:
     return [cost for cost in row.costs if COSTS[cost.name].exact not in COLUMNS]
 
 
-def _costs(row: FrontRow) -> str:
-    """A note on the front's costs, unless they are latency alone."""
-    if row.objectives == (LATENCY,):
-        return ""
-    names = " and ".join(COSTS[name].label for name in row.objectives)
-    return (f'<p class="note">On the front: no other finalist is as good in top-1, {escape(names)}, and better in one '
-            "of them; as exported and measured, or as predicted where nothing was.</p>")
-
-
-def _architectures(rows: Iterable[FrontRow]) -> str:
-    items = "".join(f"<dt>{escape(row.id)}</dt><dd><code>{escape(row.architecture)}</code></dd>" for row in rows)
-    return f"<details><summary>architectures</summary><dl>{items}</dl></details>"
-
-
 # In the ids of baselines, as `hwnas.networks.baselines.Baseline.id` makes them.
 _VARIANTS = {
     "-pretrained": "fine-tuned from ImageNet weights on as many images",
@@ -307,26 +230,18 @@ _VARIANTS = {
     "px": "on smaller images"}
 
 
-def _baselines(data: ReportData) -> str:
-    rows = sort_rows(row for row in data.rows if row.is_baseline)
-    if not rows:
-        return "<p>None were asked for.</p>"
-    told = [f"“{mark}”: {what}" for mark, what in _VARIANTS.items() if any(mark in row.id for row in rows)]
-    begun = all("-pretrained" in row.id or row.is_raced for row in rows)
-    whole = "" if begun else " from random weights"
-    note = "; ".join([f"timm networks{whole}, by the finalists' recipe, split, export, quantisation and timing", *told])
-    return table(_columns(rows), [_cells(row) for row in rows], ["base" for _ in rows]) + f'<p class="note">{note}.</p>'
-
-
-def _controls(controls: Iterable[FrontRow]) -> str:
-    rows = sort_rows(controls)
-    if not rows:
-        return ""
-    return table(_columns(rows), [_cells(row) for row in rows], ["" for _ in rows]) + _architectures(rows)
+def _networks(data: ReportData) -> dict[str, Any]:
+    """The networks that the front is held against."""
+    baselines = sort_rows(row for row in data.rows if row.is_baseline)
+    begun = all("-pretrained" in row.id or row.is_raced for row in baselines)
+    return {"random": sort_rows(row for row in data.rows if row.control_of),
+            "known": sort_rows(row for row in data.rows if row.is_known),
+            "baselines": baselines, "begun": "" if begun else " from random weights",
+            "variants": [(mark, what) for mark, what in _VARIANTS.items() if any(mark in row.id for row in baselines)]}
 
 
 def _cells(row: FrontRow, rewarded: bool = False) -> list[str]:
-    notes = [row.origin] if row.origin else []
+    notes = [row.origin] if row.origin else ["a baseline, on the front"] if row.is_baseline and row.on_front else []
     if row.reward_winner and rewarded:
         notes.append("highest reward")
     if row.meets_cap is False:
@@ -353,36 +268,34 @@ def _believed(row: FrontRow) -> str:
     return f"{percent(row.top1_estimated)} ({between(row.top1_estimated_low, row.top1_estimated_high, 100, 1)})"
 
 
-def _latency(data: ReportData) -> str:
-    judged = [row for row in data.rows if row.inside_prediction is not None]
-    lines = []
+def _latency(data: ReportData) -> dict[str, Any]:
+    """How well latency was predicted."""
+    judged, inside = [row for row in data.rows if row.inside_prediction is not None], ""
     if judged:
-        inside = sum(bool(row.inside_prediction) for row in judged)
         widths = sorted(((row.latency_ms_predicted_high or 0) - (row.latency_ms_predicted_low or 0)) / 2
                         / (row.latency_ms_predicted or 1) for row in judged)
         errors = [abs((row.latency_ms_predicted or 0) / (row.latency_ms or 1) - 1) for row in judged]
-        lines.append(f"<p>{inside} of {len(judged)} networks of the space were measured inside their predicted "
-                     f"interval (median half-width {widths[len(widths) // 2]:.1%}); mean error "
-                     f"{sum(errors) / len(errors):.1%}.</p>")
+        inside = (f"{sum(bool(row.inside_prediction) for row in judged)} of {len(judged)} networks of the space were "
+                  f"measured inside their predicted interval (median half-width {widths[len(widths) // 2]:.1%}); mean "
+                  f"error {sum(errors) / len(errors):.1%}.")
     model = data.environment.get("latency_model") or {}
-    if model:
-        told = {"latency table": model.get("table"), "measured": str(model.get("created", ""))[:10],
-                "overhead of a call (ms)": model.get("overhead_ms")}
-        lines.append("<p>Latency model, on networks held out of its fit: "
-                     f"{escape(model.get('line', 'not judged'))}.</p>{definitions(told)}")
-    return "".join(lines) or "<p>Nothing was measured.</p>"
+    told = {"latency table": model.get("table"), "measured": str(model.get("created", ""))[:10],
+            "overhead of a call (ms)": model.get("overhead_ms")}
+    return {"inside": inside, "latency_line": model.get("line", "not judged") if model else "",
+            "latency_model": _definitions(told)}
 
 
-def _search(data: ReportData) -> str:
+def _search(data: ReportData) -> dict[str, Any]:
+    """What became of the trials, and what the search was asked."""
     counts = Counter(str(trial.get("outcome") or trial.get("state") or "?") for trial in data.trials)
-    known = ", ".join(f"{number} {name}" for name, number in counts.most_common())
     said = data.environment.get("search") or {}
     steps = data.environment.get("spent_s") or {}
     spent = ", ".join(f"{title} {seconds / 60:.1f}" for title, seconds in steps.items() if seconds >= 1)
     said = {_WORDS.get(key, key): "; ".join(value) if key == "left_out" else value for key, value in said.items()}
-    return (f"<p>{len(data.trials)} trials{': ' + escape(known) if known else ''}.</p>"
-            + definitions(said | {
-                "minutes of the command that wrote this": spent}))
+    return {"n_trials": len(data.trials),
+            "outcomes": ", ".join(f"{number} {name}" for name, number in counts.most_common()),
+            "search": _definitions(said | {"minutes of the command that wrote this": spent}),
+            "remarks": list(data.environment.get("remarks") or ())}
 
 
 _WORDS = {"accuracy": "estimator of accuracy", "n_trials": "networks evaluated", "asks": "asked of the sampler",
@@ -392,23 +305,10 @@ _WORDS = {"accuracy": "estimator of accuracy", "n_trials": "networks evaluated",
 MOST_CLASSES = 12  # whose confusions are shown as a matrix
 
 
-def classes_of(run: RunFolder, rows: Sequence[FrontRow], names: Sequence[str]) -> Classes | None:
-    """What the most accurate network of the front answered, class by class; None where no answers are kept."""
-    front = [row for row in rows if row.on_front and row.verified]
-    if not front or not names or not run.predictions.exists():
-        return None
-    best = max(front, key=lambda row: row.top1_test or 0.0)
-    answers = run.read_predictions()
-    if best.id not in answers or "labels" not in answers:
-        return None
-    counts = np.zeros((len(names), len(names)), np.int64)
-    np.add.at(counts, (np.clip(answers["labels"], 0, len(names) - 1), np.clip(answers[best.id], 0, len(names) - 1)), 1)
-    return Classes(describe(best), tuple(names), counts)
-
-
-def _classes(data: ReportData) -> str:
+def _classes(data: ReportData) -> dict[str, Any]:
+    """How one network answers each class, the hardest first; empty where no answers are kept."""
     if (of := data.classes) is None:
-        return ""
+        return {}
     rows, n_of = [], of.counts.sum(1)
     for at in np.argsort(of.counts.diagonal() / np.maximum(n_of, 1), kind="stable"):
         wrong = of.counts[at].copy()
@@ -416,53 +316,43 @@ def _classes(data: ReportData) -> str:
         taken = [f"{of.names[other]} {wrong[other]}" for other in np.argsort(-wrong, kind="stable")[:3] if wrong[other]]
         share = of.counts[at, at] / n_of[at] if n_of[at] else None
         rows.append([of.names[at], percent(share), str(n_of[at]), ", ".join(taken)])
-    text = (f"<p>Test images of each class as {escape(of.network)} answers them, the hardest class first.</p>"
-            + table(["class", "right (%)", "images", "taken for"], rows, [""] * len(rows)))
-    if len(of.names) > MOST_CLASSES:
-        return text
     matrix = [[name, *map(str, line), ""] for name, line in zip(of.names, of.counts, strict=True)]
-    return text + ("<details><summary>confusion matrix (rows: what it is; columns: the answer)</summary>"
-                   + table(["", *of.names, ""], matrix, [""] * len(matrix)) + "</details>")
+    mistakes = [(each.address, of.names[each.label], of.names[each.answer]) for each in of.mistakes]
+    return {"network": of.network, "mistakes": mistakes,
+            "table": Table.of(["class", "right (%)", "images", "taken for"], rows),
+            "matrix": Table.of(["", *of.names, ""], matrix) if len(of.names) <= MOST_CLASSES else None}
 
 
-def _certificate(data: ReportData) -> str:
+def _certificate(data: ReportData) -> dict[str, Any]:
+    """What the certificate says of the estimator."""
     certificate = data.environment.get("certificate") or {}
-    said = certificate.get("lines") or ["No certificate. How well the accuracy estimator ranks networks was not "
-                                        "checked in this run, so treat its values as estimates."]
-    head = "".join(f"<p>{escape(line)}</p>" for line in said)
-    if not certificate.get("table"):
-        return head
-    cells = [[*row, ""] for row in certificate["table"]]
-    lines = table([*certificate.get("columns", ()), ""], cells, [""] * len(cells))
-    where = ", ".join(escape(certificate.get(key, "?")) for key in ("file", "created", "host"))
-    return (f'{head}{lines}<p class="note">{where}. Regret: '
-            "top-1 lost at equal cost by training the three networks that an estimator likes best. Seconds are of one "
-            "core.</p>")
+    rows = [[*row, ""] for row in certificate.get("table") or ()]
+    return {"lines": certificate.get("lines") or ["No certificate. How well the accuracy estimator ranks networks was "
+                                                  "not checked in this run, so treat its values as estimates."],
+            "table": Table.of([*certificate.get("columns", ()), ""], rows) if rows else None,
+            "where": ", ".join(certificate.get(key, "?") for key in ("file", "created", "host"))}
 
 
 def _kind(row: FrontRow) -> str:
     return "joined" if row.origin else "baseline" if row.is_baseline else "control" if row.is_control else "finalist"
 
 
-def _failures(data: ReportData) -> str:
-    items = [f"<li><b>{escape(row.id)}</b> ({_kind(row)}): {escape(row.reason)}</li>"
-             for row in data.rows if row.reason]
+def _failures(data: ReportData) -> dict[str, Any]:
+    """Networks, trials and files that failed, with reasons."""
     reasons = Counter(str(trial["reason"]) for trial in data.trials if trial.get("reason")
                       and trial.get("outcome") in ("failed", "error", "lost", None))
-    items += [f"<li>{number} trial{'s' if number > 1 else ''}: {escape(reason)}</li>"
-              for reason, number in reasons.most_common(20)]
     left_out = (data.environment.get("dataset") or {}).get("left_out")
-    items += [f"<li>files {escape(left_out_text(left_out))}</li>"] if left_out else []
-    return f"<ul>{''.join(items)}</ul>" if items else "<p>None.</p>"
+    return {"failed_rows": [row for row in data.rows if row.reason], "failed_trials": reasons.most_common(20),
+            "left_out": left_out_text(left_out) if left_out else ""}
 
 
-def _environment(data: ReportData) -> str:
+def _environment(data: ReportData) -> list[tuple[str, Any, bool]]:
+    """Heading, facts, and whether they are shown at once, of each part of the environment."""
     parts = []
     for key in ("host", "target", "runtime", "executed", "versions", "dataset", "measuring", "recipe"):
         value = data.environment.get(key)
         if isinstance(value, Mapping):
-            parts.append(f"<details{' open' if key == 'host' else ''}><summary>{escape(_WORDS.get(key, key))}</summary>"
-                         f"{definitions(value)}</details>")
+            parts.append((_WORDS.get(key, key), _definitions(value), key == "host"))
         elif value is not None:
-            parts.append(f"<p>{escape(key)}: {escape(value)}</p>")
-    return "".join(parts)
+            parts.append((key, value, False))
+    return parts

@@ -14,7 +14,7 @@ from hwnas.networks.network import Network, Shape, read_network
 from hwnas.runtimes.runtime import deployed_of
 from hwnas.study.objective import COSTS, LATENCY, KnownObjective, Objective, Terms
 from hwnas.system.paths import write_atomic
-from hwnas.system.run_folder import ESTIMATED, ModelFolder, RunFolder
+from hwnas.system.run_folder import ModelFolder, RunFolder
 from hwnas.system.tables import read_table, table_csv, table_text
 
 FORMAT = "hwnas-front/1"
@@ -121,7 +121,7 @@ class FrontRow:
 
     @property
     def is_contender(self) -> bool:
-        """May be on the front: a finalist, or another network of ours that joined."""
+        """A finalist, or another network of ours that joined."""
         return not (self.is_baseline or self.is_control)
 
     @property
@@ -150,8 +150,6 @@ class FrontRow:
         return low <= self.latency_ms <= high
 
 
-LATER = ("label", "is_control", "control_of", "origin", *ESTIMATED,
-         "latency_ms_p50", "latency_ms_p90", "latency_ms_p99")  # columns that files of earlier versions lack
 COLUMNS = tuple(column.name for column in fields(FrontRow) if column.name not in ("objectives", "costs", "network"))
 
 
@@ -173,16 +171,16 @@ def mark_front(rows: Sequence[FrontRow], cap_ms: float | None = None, cap_p99_ms
                ) -> list[FrontRow]:
     """The same rows with `on_front`, `meets_cap` and `dominated_by` filled in.
 
-    A contender is on the front if no other one dominates it and it is within the caps as measured. Baselines and
-    controls are never on it. Once a row is verified, only verified rows are compared; before, predictions are compared.
-    `dominated_by` names the most accurate row, baselines and controls included, that dominates the row. `label`:
+    A network is on the front if no other one dominates it and it is within the caps as measured, baselines too.
+    Controls are never on it. Once a row is verified, only verified rows are compared; before, predictions are compared.
+    `dominated_by` names the most accurate row, controls included, that dominates the row. `label`:
     finalists are A, B, C … from fast to slow, and stay so when they are measured again.
     """
     any_verified = any(row.verified for row in rows)
     known = [row for row in rows if row.verified == any_verified and row.best_latency_ms is not None
              and not any(map(math.isnan, row.losses))]
     within = {row.id: _within(row, cap_ms, cap_p99_ms) for row in rows}
-    members = [row for row in known if row.is_contender and within[row.id] is not False]
+    members = [row for row in known if not row.is_control and within[row.id] is not False]
     marked = []
     finalists = [row for row in sort_rows(rows) if row.is_finalist]
     labels = {row.id: _letters(place) for place, row in enumerate(finalists)}
@@ -249,7 +247,7 @@ def read_front(path: str | Path) -> list[FrontRow]:
     except (OSError, ValueError) as error:
         raise StudyError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}.") from None
     header = text.partition("\n")[0].rstrip("\r").split(",")
-    missing = [name for name in COLUMNS if name not in header and name not in LATER]
+    missing = [name for name in COLUMNS if name not in header]
     if missing:
         raise StudyError(f"{path}: no column {missing[0]!r}: it was cut short, or another version of hwnas wrote it. "
                          "To have it made again: delete it, and give the search again.")

@@ -10,9 +10,11 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError
 from typing import Any
 
+from hwnas import __version__
 from hwnas.cli.progress import Console
 from hwnas.errors import CandidateError, Unfinished
 from hwnas.front.card import Input, card_text
+from hwnas.front.classes import choose_mistakes, shown_row
 from hwnas.front.comparison import Comparison, compare
 from hwnas.front.deploy import compare_deployed
 from hwnas.front.make import Making, fault_of, make_all
@@ -75,7 +77,7 @@ def make_rows(rows: Sequence[FrontRow], run: RunFolder, making: Making, workers:
         for network, outcome in make_all(networks, run, making, workers, report):
             row = by_id[network.id]
             for remark in () if outcome.made is None else outcome.made.remarks:
-                console.say(f"{network.id}: {remark}.")
+                console.remark(f"{network.id}: {remark}.")
             if outcome.made is None:
                 console.say(f"{network.id}: {outcome.reason}")
                 by_id[network.id] = replace(row, reason=outcome.reason)
@@ -92,7 +94,7 @@ def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: Making, timin
     With `memory_mb`, the files are not known to be of this process: a child with that much memory opens each first. So
     it does with those that joined.
     """
-    refused = {row.id: _refusal(row, run, making, memory_mb or (MEMORY_MB if row.origin else None), console)
+    refused = {row.id: _refusal(row, run, making, memory_mb or (MEMORY_MB if row.origin else None))
                for row in rows}
     scores = verify_rows(rows, run, making.dataset, making.target, timing, console, refused)
     environment = {**environment, "created": now(), "host": timing.device.host.to_dict(), "verified_here": True,
@@ -111,17 +113,15 @@ def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: Making, timin
     return results
 
 
-def _refusal(row: FrontRow, run: RunFolder, making: Making, memory_mb: int | None, console: Console) -> str:
+def _refusal(row: FrontRow, run: RunFolder, making: Making, memory_mb: int | None) -> str:
     """Why the deployed file of a row must not be opened here; empty where it may, or where there is none."""
     folder = run.model(row.id)
     path = deployed_of(folder.deployed(making.target.precision), making.target.runtime)
     if row.network is None or not path.is_file():
         return ""
-    if memory_mb is None:
-        return fault_of(row.network, folder, making, console.say)
-    reason = fault_of(row.network, folder, making, console.say, memory_mb)
+    reason = fault_of(folder, making)
     try:
-        if not reason:
+        if not reason and memory_mb is not None:
             probe_model(path, making.target, memory_mb=memory_mb)
     except CandidateError as error:
         return str(error)
@@ -156,7 +156,8 @@ def results_of(scores: Scores, run: RunFolder, making: Making, objective: Object
 
 def write_results(run: RunFolder, results: Results, making: Making, trials: Sequence[Mapping[str, Any]],
                   config_yaml: str) -> None:
-    """Write answers, samples, comparisons, environment, cards, front, pictures, report: in this order, each whole."""
+    """Write answers, samples, comparisons, environment, cards, mistakes, front, pictures, report: in this order, each
+    whole."""
     environment, scores = results.environment, results.scores
     if scores.predicted:
         protocol = next((measurement.protocol for measurement in scores.measurements.values()), Protocol())
@@ -174,6 +175,11 @@ def write_results(run: RunFolder, results: Results, making: Making, trials: Sequ
             manifest = Manifest.find(folder.path) if making.target.precision == "int8" else None
             quantised = manifest.quantisation.get("text", "") if manifest else ""
             write_atomic(folder.card, _card(row, row.network, making, environment, quantised))
+    shown = shown_row(results.rows, comparisons)
+    if shown is not None and shown.id in scores.predicted:
+        test = making.dataset.test
+        index = choose_mistakes(test.labels, scores.predicted[shown.id])
+        run.write_mistakes(index, test.images[index])
     save_front(run, results.rows)
     write_report(run, report_data(results.rows, trials, comparisons, environment, config_yaml, run))
 
@@ -226,8 +232,6 @@ def environment_of(making: Making, facts: Facts, networks: Iterable[Network] = (
 
 def versions() -> dict[str, str]:
     """Versions of Python, hwnas and the libraries that it needs."""
-    from hwnas import __version__
-
     installed = {"python": platform.python_version(), "hwnas": __version__}
     for name in _PACKAGES:
         try:

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hwnas.errors import ConfigError, HwnasError
+from hwnas.errors import ConfigError, DeviceError, HwnasError, TargetError
 from hwnas.latency.copies import TimedFile
 from hwnas.latency.table import Protocol
 from hwnas.latency.timing import Reference, prepare_untrained, time_files
 from hwnas.system.documents import Document
-from hwnas.system.paths import write_atomic
+from hwnas.system.paths import temporary_folder, write_atomic
 
 if TYPE_CHECKING:
     from hwnas.cli.progress import Console, Report
     from hwnas.front.score import Timing
-    from hwnas.networks.network import TimmNetwork
+    from hwnas.networks.network import Network, TimmNetwork
     from hwnas.system.run_folder import RunFolder
     from hwnas.target import Target
 
@@ -68,16 +68,16 @@ def worth_training(networks: Sequence[TimmNetwork], published: Mapping[str, floa
     latencies = _held(path, zoo)
     if latencies is None:
         with console.step("time the zoo") as report:
-            latencies = _latencies(zoo, target, timing, report)
+            latencies = time_untrained(zoo, target, timing, report)
         if untimed := [id for id in zoo if id not in latencies]:
-            console.say(f"not timed before their training: {', '.join(untimed)}")
+            console.remark(f"not timed before their training: {', '.join(untimed)}")
     rows = _judged([Timed(id, network.shape.image_size, latencies.get(id), published[network.name])
                     for id, network in zoo.items()])
     write_atomic(path, _text(rows))
     for row in rows:
         if row.behind:
-            console.say(f"{row.id} is not trained: {row.latency_ms:.3g} ms, slower than {row.behind}, and less "
-                        f"accurate on ImageNet ({row.top1_published:g} %, published).")
+            console.remark(f"{row.id} is not trained: {row.latency_ms:.3g} ms, slower than {row.behind}, and less "
+                           f"accurate on ImageNet ({row.top1_published:g} %, published).")
     left = {row.id for row in rows if row.behind}
     return [network for network in networks if network.id not in left]
 
@@ -93,20 +93,23 @@ def _judged(rows: Sequence[Timed]) -> list[Timed]:
     return [Timed(row.id, row.image_size, row.latency_ms, row.top1_published, behind(row)) for row in rows]
 
 
-def _latencies(zoo: Mapping[str, TimmNetwork], target: Target, timing: Timing, report: Report) -> dict[str, float]:
+def time_untrained(networks: Mapping[str, Network], target: Target, timing: Timing, report: Report
+                   ) -> dict[str, float]:
     """Median latency in ms of each network that can be exported, compiled and timed, all in the same rounds."""
     runtime = timing.device.runtime(target.runtime)
-    with tempfile.TemporaryDirectory(prefix="hwnas-") as name:
+    with temporary_folder() as name:
         files = {}
-        for index, (id, network) in enumerate(zoo.items()):
+        for index, (id, network) in enumerate(networks.items()):
             key = hashlib.sha256(network.identity.encode()).hexdigest()[:8]
             try:
                 path = prepare_untrained(network.build(), key, network.shape.image, target, Path(name))
                 runtime.compile(path, target)  # one that cannot be must not spoil the others' timing
+            except (TargetError, DeviceError):  # not of this network
+                raise
             except HwnasError:
                 continue
             files[id] = TimedFile(path, target, network.shape.image)
-            report(0.0, f"exported {index + 1} of {len(zoo)}")
+            report(0.0, f"exported {index + 1} of {len(networks)}")
         protocol = Protocol(min_rounds=_ROUNDS, min_calls=_CALLS, max_seconds=_MOST_SECONDS, copies=1)
         reference = Reference(timing.reference, timing.quiet_ms, target.batch)
         measured = time_files(files, target, reference, protocol, seed=timing.seed, progress=report,
@@ -115,8 +118,6 @@ def _latencies(zoo: Mapping[str, TimmNetwork], target: Target, timing: Timing, r
 
 
 def _text(rows: Sequence[Timed]) -> str:
-    import json
-
     return json.dumps({**DOCUMENT.header, "networks": [asdict(row) for row in rows]}, indent=1) + "\n"
 
 

@@ -12,11 +12,13 @@ import contextlib
 import hashlib
 import os
 import re
+import select
 import shutil
 import signal
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -27,7 +29,10 @@ import numpy as np
 
 from hwnas.errors import DeviceError, FileError, HwnasError, TargetError
 from hwnas.latency.copies import TimedFile, compile_copies, noise
+from hwnas.latency.curve import time_curve
+from hwnas.latency.harness import call_overhead_ms
 from hwnas.latency.table import Protocol
+from hwnas.runtimes.child import limit_memory
 from hwnas.system.documents import check_shape
 from hwnas.system.frames import MOST_BYTES, Frame, LinkLost, Untrusted, receive, send
 from hwnas.system.paths import no_space, unwritten
@@ -96,8 +101,6 @@ class _Keeper:
 
     def serve(self) -> None:
         """Hear requests until there are no more."""
-        import select
-
         while True:
             poll = select.poll()
             for line in (self.line, *((self.worker[2],) if self.worker else ())):
@@ -366,8 +369,6 @@ class _Worker:
         return {"version": runtime.version()}
 
     def _overhead(self, asked: Mapping[str, Any]) -> float:
-        from hwnas.latency.harness import call_overhead_ms
-
         return call_overhead_ms(_nothing)
 
     def _compile(self, asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -390,7 +391,6 @@ class _Worker:
         return [[node.name, node.kind, node.ms] for node in nodes]
 
     def _inspect(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        from hwnas.runtimes.child import limit_memory
         from hwnas.runtimes.runtime import inspected
         from hwnas.target import measuring_lock, usable_cores
 
@@ -404,8 +404,6 @@ class _Worker:
         return {"execution": compiled.execution.to_dict(), "nodes": [asdict(node) for node in nodes]}
 
     def _logits(self, asked: Mapping[str, Any]) -> np.ndarray:
-        import zlib
-
         file = timed_file(asked, self.path(asked["file"]))
         shape = asked["shape"]
         size = 4 * int(np.prod(shape, dtype=np.int64))
@@ -418,9 +416,6 @@ class _Worker:
         return np.ascontiguousarray(self.copies(asked["file"], file.target, 1)[0].logits(images), dtype="<f4")
 
     def _curve(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        from hwnas.latency.curve import time_curve
-        from hwnas.runtimes.child import limit_memory
-
         job, networks = asked["job"], (asked["network"], asked["reference"])
         file, reference = (timed_file(network, self.path(network["file"])) for network in networks)
         if not 0 < len(job["batches"]) <= MOST_COPIES or not 0 <= job["streams"] <= MOST_STREAMS or not all(

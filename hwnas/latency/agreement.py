@@ -1,4 +1,4 @@
-"""Agreement of predicted and measured latency: error, coverage, rank correlation, and kinds of block that stand out.
+"""Agreement of predicted and measured latency: error, coverage, rank correlation, the worst networks.
 
 First the figures, then the words and the picture of a validation.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -15,9 +15,7 @@ import numpy as np
 from hwnas.cli.progress import interval, number, text_table
 from hwnas.latency.held_out_networks import Pace, TimedOne
 from hwnas.latency.model import Predictions
-from hwnas.pictures import INK, MUTED, new_figure, plain_log_ticks, title
-from hwnas.space.architecture import Architecture
-from hwnas.space.blocks.block import BlockSpec
+from hwnas.pictures import MUTED, new_figure, plain_log_ticks, title
 from hwnas.stats import draws, kendall_tau, percentiles, spearman, wilson
 
 if TYPE_CHECKING:
@@ -184,82 +182,12 @@ def _plain(value: Any) -> float:
     return round(float(value), 6)
 
 
-WORST_SHARE, LEAST_WORST = 0.1, 5
-CHANCE = 0.05  # largest probability, by chance alone, at which a kind is still reported
-
-
-@dataclass(frozen=True, slots=True)
-class KindShare:
-    """How often the worst networks have a kind of block at a place, against all networks that were measured.
-
-    `mean_error` is signed (above 0: predicted too slow), over all networks that have the kind. `chance` is the
-    probability that as many of the worst have it when the worst are drawn by lot.
-    """
-
-    place: str
-    kind: str
-    n_worst: int
-    n_all: int
-    lift: float
-    mean_error: float
-    mean_error_without: float | None
-    chance: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
-
-def worst(errors: np.ndarray) -> np.ndarray:
-    """Indices of the tenth of the networks with the largest errors, largest first; at least five of them."""
-    n = min(len(errors), max(LEAST_WORST, round(WORST_SHARE * len(errors))))
-    return np.argsort(-np.abs(errors), kind="stable")[:n]
-
-
-def kind_of(block: BlockSpec) -> str:
-    """Kind, kernel, stride and squeeze-and-excite, e.g. `ir k5 s2 se`."""
-    return " ".join([block.kind, f"k{block.kernel}", f"s{block.stride}", *(["se"] if block.se else [])])
-
-
-def kinds_of(architecture: Architecture) -> set[tuple[str, str]]:
-    """(place, kind) of all its blocks but stem and head; each counts at its stage and as `any stage`."""
-    kinds = set()
-    for index, blocks in enumerate(architecture.staged_blocks()[1:-1]):
-        for block in blocks:
-            kinds |= {(f"stage {index + 1}", kind_of(block)), ("any stage", kind_of(block))}
-    return kinds
-
-
-def shared_kinds(architectures: Sequence[Architecture], errors: np.ndarray) -> list[KindShare]:
-    """Kinds that are too frequent among the worst to be chance, most striking first. `errors` [n] are signed."""
-    if len(architectures) < 2 * LEAST_WORST:
-        return []
-    chosen = worst(errors)
-    kinds = [kinds_of(architecture) for architecture in architectures]
-    shares = []
-    for place, kind in sorted(set().union(*kinds)):
-        has = np.array([(place, kind) in own for own in kinds])
-        share = _share(place, kind, has, chosen, errors)
-        if share.lift > 1 and share.n_worst >= 3 and share.chance <= CHANCE:
-            shares.append(share)
-    return sorted(shares, key=lambda share: (share.chance, share.place, share.kind))
-
-
-def _share(place: str, kind: str, has: np.ndarray, chosen: np.ndarray, errors: np.ndarray) -> KindShare:
-    from scipy.stats import hypergeom
-
-    n, n_all, n_worst = len(has), int(has.sum()), int(has[chosen].sum())
-    return KindShare(place, kind, n_worst, n_all, (n_worst / len(chosen)) / (n_all / n), float(errors[has].mean()),
-                     float(errors[~has].mean()) if n_all < n else None,
-                     float(hypergeom.sf(n_worst - 1, n, n_all, len(chosen))))
-
-
 def finite(value: float) -> float | None:
     """`value` to six decimals; None where it is infinite or NaN, which JSON cannot hold."""
     return round(float(value), 6) if math.isfinite(value) else None
 
 
-N_WORST, N_KINDS = 10, 6
+N_WORST = 10
 ABSOLUTE = ("within_5", "within_10", "mean_error", "coverage")  # also given for times as they were in this run
 RUN_DRIFT = 0.03  # beside a calibration's quiet time: beyond it, errors may be the machine's and not the model's
 
@@ -280,7 +208,7 @@ def compared(networks: Sequence[TimedOne], predictions: Predictions, quiet_ms: f
 
 
 def evaluate(networks: Sequence[TimedOne], predictions: Predictions, quiet_ms: float, tied: Pace) -> dict[str, Any]:
-    """The report: figures at the top level, then groups, quartiles, worst networks and the kinds they share.
+    """The report: figures at the top level, then groups, quartiles and worst networks.
 
     `quiet_ms` is the reference's quiet time in the calibration, `tied` the pace of this run by its anchors.
     """
@@ -305,15 +233,13 @@ def evaluate(networks: Sequence[TimedOne], predictions: Predictions, quiet_ms: f
                        "value": verdict.value, "ceiling": verdict.ceiling, "met": verdict.met,
                        "by_ceiling": verdict.by_ceiling}
                       for verdict in verdicts(figures)],
-            "worst": [_worst_entry(valid[index], comparison, int(index)) for index in _order(comparison)[:N_WORST]],
-            "kinds": [share.to_dict()
-                      for share in shared_kinds([network.architecture for network in valid], comparison.error)]}
+            "worst": [_worst_entry(valid[index], comparison, int(index)) for index in _order(comparison)[:N_WORST]]}
 
 
 def describe(report: Mapping[str, Any]) -> list[str]:
     """The report in lines for a reader, results first."""
     lines = [*_figures(report), "", *_goal(report), "", *_quartile_lines(report)]
-    return [*lines, "", *_worst_lines(report), "", *_kind_lines(report), "", *_circumstances(report)]
+    return [*lines, "", *_worst_lines(report), "", *_circumstances(report)]
 
 
 def _order(comparison: Compared) -> np.ndarray:
@@ -391,21 +317,6 @@ def _worst_lines(report: Mapping[str, Any]) -> list[str]:
     return [*text_table(rows, words=(0, 5)), f"(errors above 0: the network is faster than predicted{note})"]
 
 
-def _kind_lines(report: Mapping[str, Any]) -> list[str]:
-    if not report["kinds"]:
-        return ["No kind of block is more frequent among the worst tenth than chance explains."]
-    n_worst = len(worst(np.zeros(report["n"])))
-    lines = [f"More frequent among the {n_worst} worst than chance explains (with so many kinds, some are chance):"]
-    for share in report["kinds"][:N_KINDS]:
-        way = "too slow" if share["mean_error"] > 0 else "too fast"
-        without = share["mean_error_without"]
-        lines.append(f"  {share['kind']} in {share['place']}: in {share['n_worst']} of the {n_worst} worst, in "
-                     f"{share['n_all']} of all {report['n']} ({share['lift']:.1f} times as often); networks with it "
-                     f"are predicted {abs(share['mean_error']):.1%} {way} on average"
-                     + ("" if without is None else f", those without {without:+.1%}"))
-    return lines
-
-
 def _circumstances(report: Mapping[str, Any]) -> list[str]:
     reference = report["reference"]
     lines = []
@@ -436,15 +347,13 @@ OTHER = ("#667085", "s", "other")
 
 
 def validation_figure(comparison: Compared, groups: Sequence[str], report: Mapping[str, Any]) -> Figure:
-    """Four panels of `comparison`, whose networks are of `groups`; `report` is the content of the validation's file."""
+    """Predicted against measured latency of `comparison`, whose networks are of `groups`; `report` is the content of
+    the validation's file."""
     heading = f"{report['target']} on {report['space']['name']}: predicted against measured latency"
-    with new_figure(11.5, 9.4, heading, _subtitle(report), left=0.07) as figure:
-        (scatter, errors), (shares, cover) = figure.subplots(2, 2)
-        figure.subplots_adjust(left=0.07, right=0.985, top=0.875, bottom=0.06, wspace=0.18, hspace=0.3)
-        _draw_scatter(scatter, comparison, groups)
-        _draw_errors(errors, comparison, groups, report)
-        _draw_shares(shares, comparison)
-        _draw_coverage(cover, comparison, report)
+    with new_figure(8.0, 7.0, heading, _subtitle(report), left=0.1) as figure:
+        axes = figure.subplots()
+        figure.subplots_adjust(left=0.1, right=0.97, top=0.85, bottom=0.09)
+        _draw_scatter(axes, comparison, groups)
     return figure
 
 
@@ -473,91 +382,6 @@ def _draw_scatter(axes: Axes, comparison: Compared, groups: Sequence[str]) -> No
         _log_axis(axes, axis, ends)
         limit(*ends)
     _legend(axes, "upper left", "bars: 90 % interval")
-
-
-def _draw_errors(axes: Axes, comparison: Compared, groups: Sequence[str], report: Mapping[str, Any]) -> None:
-    title(axes, "Error by latency; quartiles: median and 90th percentile")
-    axes.set_xlabel("measured (ms, log scale)")
-    axes.set_ylabel("predicted / measured − 1 (%)")
-    ends = np.array([comparison.measured_ms.min() / 1.15, comparison.measured_ms.max() * 1.15])
-    axes.axhspan(-10, 10, color=BAND_10, lw=0, zorder=0.5)
-    axes.axhspan(-5, 5, color=BAND_5, lw=0, zorder=0.6)
-    axes.axhline(0, color=MUTED, lw=0.8, zorder=1)
-    for chosen, (color, marker, label) in _by_group(groups):
-        part = comparison[chosen]
-        for inside in (True, False):
-            some = part[part.inside == inside]
-            if len(some):
-                axes.plot(some.measured_ms, 100 * some.error, marker, ms=4.5, color=color, zorder=3, mew=1.0,
-                          mec="white" if inside else OUTSIDE,
-                          label=None if inside else f"{label}, outside its interval")
-    for index, part in enumerate(report["quantiles"]):
-        x = [part["from_ms"], part["to_ms"]]
-        axes.plot(x, [100 * part["bias"]] * 2, color=INK, lw=1.6, zorder=4, label=None if index else "median error")
-        for sign in (-1, 1):
-            axes.plot(x, [sign * 100 * part["error_p90"]] * 2, color=INK, lw=1.0, ls=(0, (3, 2)), zorder=4,
-                      label=None if index or sign < 0 else "90 % are nearer than this")
-    furthest = max(12.0, 115 * float(np.abs(comparison.error).max()))
-    axes.set_ylim(-furthest, furthest * 1.75)
-    _log_axis(axes, "x", ends)
-    axes.set_xlim(*ends)
-    _legend(axes, "upper left")
-
-
-def _draw_shares(axes: Axes, comparison: Compared) -> None:
-    title(axes, "Share of networks nearer than …, and the noise of measuring")
-    axes.set_xlabel("error (%)")
-    axes.set_ylabel("networks (%)")
-    halves = comparison.halves_ms[comparison.converged & np.isfinite(comparison.halves_ms).all(axis=1)]
-    noise = np.abs(np.log(halves[:, 0] / halves[:, 1])) / 2
-    error = np.abs(comparison.error)
-    right = 100 * max(0.14, float(np.quantile(error, 0.98)) * 1.1)
-    for values, color, dashes, label in (
-            (noise, NOISE, (0, (4, 2)), f"noise ceiling: half the difference of two halves ({len(noise)} networks)"),
-            (error, INK, "-", f"error of prediction ({len(error)} networks)")):
-        if len(values):
-            axes.step([0.0, *np.sort(100 * values), 100.0], [0.0, *(100 * np.arange(1, len(values) + 1) / len(values)),
-                                                             100.0], where="post", color=color, ls=dashes, lw=1.6,
-                      label=label)
-    for at, asked in ((5, 90.0), (10, 98.5)):
-        share = 100 * float(np.mean(error <= at / 100))
-        axes.plot([at], [asked], "_", color=MUTED, ms=16, mew=2.2, zorder=4,
-                  label="asked: 90 % within 5 %, 98.5 % within 10 %" if at == 5 else None)
-        axes.plot([at], [share], "o", color=INK, ms=5, zorder=5)
-        axes.annotate(f"{share:.1f} % within {at} %", (at, share), (6, -13), textcoords="offset points", fontsize=9,
-                      color=INK)
-    axes.set_xlim(0, right)
-    axes.set_ylim(0, 104)
-    _legend(axes, "lower right")
-
-
-def _draw_coverage(axes: Axes, comparison: Compared, report: Mapping[str, Any]) -> None:
-    title(axes, "Coverage of the predicted interval, as it is and scaled")
-    axes.set_xlabel("width, in predicted 90 % intervals")
-    axes.set_ylabel("networks inside (%)")
-    needed = np.sort(interval_scales(comparison))
-    axes.axhspan(85, 95, color=BAND_5, lw=0, zorder=0.5, label="asked: 85 to 95 %")
-    axes.step([0.0, *needed, max(9.0, needed[-1])], [0.0, *(100 * np.arange(1, len(needed) + 1) / len(needed)), 100.0],
-              where="post", color=INK, lw=1.6, label=f"all {len(comparison)} networks")
-    axes.axvline(1, color=MUTED, lw=0.9, ls=(0, (4, 3)))
-    share = 100 * float(report["coverage"])
-    axes.plot([1], [share], "o", color=INK, ms=5, zorder=5)
-    axes.annotate(f"{share:.1f} % inside\nmedian half-width {report['median_half_width']:.1%}", (1, share), (8, -30),
-                  textcoords="offset points", fontsize=9, color=INK)
-    by_quarter = ", ".join(f"{part['coverage']:.0%}" for part in report["quantiles"])
-    axes.plot([], [], " ", label=f"by quartile of latency: {by_quarter}")
-    axes.set_xlim(0, 2.5)
-    axes.set_ylim(0, 104)
-    _legend(axes, "lower right")
-
-
-def interval_scales(comparison: Compared) -> np.ndarray:
-    """The factor by which each interval must be stretched to reach the measured time (in log latency, each side on
-    its own)."""
-    away = np.log(comparison.measured_ms / comparison.predicted_ms)
-    side = np.where(away >= 0, np.log(comparison.high_ms / comparison.predicted_ms),
-                    np.log(comparison.predicted_ms / comparison.low_ms))
-    return np.asarray(np.abs(away) / np.maximum(side, 1e-9))
 
 
 def _by_group(groups: Sequence[str]) -> Iterable[tuple[np.ndarray, tuple[str, str, str]]]:

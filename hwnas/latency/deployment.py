@@ -16,11 +16,14 @@ import numpy as np
 
 from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console, Report
+from hwnas.data.loading import inspect_dataset
 from hwnas.errors import ConfigError, MeasurementInvalid, MissingLatency, UnknownName
 from hwnas.latency.copies import noise
 from hwnas.latency.device import Device, DeviceOptions
+from hwnas.latency.held_out_networks import front_networks
 from hwnas.latency.model import LatencyModel
-from hwnas.latency.prior import learnt_model
+from hwnas.latency.prior import learnt_model, model_of
+from hwnas.latency.remote import RemoteDevice
 from hwnas.latency.table import (
     LEAST_NETWORKS,
     LatencyTable,
@@ -33,9 +36,11 @@ from hwnas.latency.table import (
     table_path,
 )
 from hwnas.latency.timing import HERE, WAVE, NetworkTimer, QuietTimes, image_shape, reference_network
+from hwnas.networks.export import block_of_node
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace, spread
 from hwnas.system.paths import hold, home
+from hwnas.system.ssh import Address
 from hwnas.target import Host, Target, measuring_lock, usable_cores
 
 if TYPE_CHECKING:
@@ -89,8 +94,6 @@ class Plan:
         return [("random", network) for network in spread([network.macs for network in sample], n, new)]
 
     def _front(self, n: int, predict: LatencyMs) -> Planned:
-        from hwnas.latency.held_out_networks import front_networks
-
         networks = front_networks(self.space, predict, self._rng, n, self.held)
         return [("front", network) for network in networks if self._new(network)]
 
@@ -266,8 +269,6 @@ class _Calibration:
 
 def _profile(network: TimedNetwork, compiled: Compiled, batch: int, device: Device = HERE) -> TimedNetwork:
     """Per-node times summed to blocks and scaled to the unprofiled wall time (in-context timing)."""
-    from hwnas.networks.export import block_of_node
-
     names = block_names(network.architecture)
     times = dict.fromkeys(names, 0.0)
     other = 0.0
@@ -303,8 +304,6 @@ def open_device(options: DeviceOptions, console: Console) -> Device:
         if options.device_name is not None:
             raise ConfigError("device_name goes with device=user@host. This machine is named by HWNAS_HOST=NAME.")
         return HERE
-    from hwnas.latency.remote import RemoteDevice
-    from hwnas.system.ssh import Address
 
     return RemoteDevice(Address.read(options.device, options.device_python or "python3"), options.device_name, console)
 
@@ -363,9 +362,6 @@ class SpaceOptions:
 
     def search_space(self) -> SearchSpace:
         """The search space, for images of that shape."""
-        from hwnas.data.loading import inspect_dataset
-        from hwnas.space.search_space import SearchSpace
-
         channels, classes = self.channels, self.classes
         if channels is None or classes is None:
             info = inspect_dataset(self.dataset)
@@ -396,8 +392,6 @@ def latency_model(deployment: Deployment, space: SearchSpace, options: Calibrati
 
     A host that is at hand is measured first where it has no table.
     """
-    from hwnas.latency.prior import model_of
-
     table = _find(deployment, space)
     if table is None or space.name not in table.spaces():
         if not deployment.at_hand:

@@ -11,7 +11,6 @@ Format history
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,14 +20,16 @@ import numpy as np
 
 from hwnas.errors import CandidateError, TableError, TargetError
 from hwnas.latency.copies import noise
+from hwnas.latency.deployment import key_of
 from hwnas.latency.table import TableKey, table_path
 from hwnas.latency.timing import image_shape, prepare_network
+from hwnas.runtimes.executed import INSERTED, PRECISION, executed
 from hwnas.runtimes.runtime import inspected
 from hwnas.space.architecture import Architecture, BlockDef
 from hwnas.space.blocks.block import BlockSpec
 from hwnas.space.restriction import Variant
 from hwnas.system.documents import WRONG, Document
-from hwnas.system.paths import home, table_dirs, write_atomic
+from hwnas.system.paths import home, table_dirs, temporary_folder, write_atomic
 from hwnas.target import PRECISIONS, Host, Target, measuring_lock, usable_cores
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def check_blocks(space: SearchSpace, target: Target, runtime: Runtime, repeats: 
     first)."""
     kinds, rows = kinds_of(space), []
     precisions = precisions or _precisions(target, runtime)
-    with tempfile.TemporaryDirectory(prefix="hwnas-") as folder, measuring_lock(usable_cores()):
+    with temporary_folder() as folder, measuring_lock(usable_cores()):
         for index, block in enumerate(kinds):
             progress(index / len(kinds), block.key)
             network = network_of(block, space.channels, space.classes)
@@ -152,8 +153,6 @@ def _precisions(target: Target, runtime: Runtime) -> list[str]:
 
 def _checked(block: BlockSpec, network: Architecture, target: Target, runtime: Runtime, repeats: int, folder: Path
              ) -> CheckedBlock:
-    from hwnas.runtimes.executed import executed
-
     middle = network.staged_blocks()[1][1]
     said = (block.kind, block.se > 0, block.activation, middle.key, target.precision)
     try:
@@ -166,8 +165,6 @@ def _checked(block: BlockSpec, network: Architecture, target: Target, runtime: R
 
 
 def _told(said: tuple[str, bool, str, str, str], whole: Executed) -> CheckedBlock:
-    from hwnas.runtimes.executed import INSERTED
-
     nodes = [node for node in whole.nodes if node.block == _MIDDLE]
     ms = sum(node.ms for node in nodes)
     falling = [node for node in nodes if node.falls_back]
@@ -185,8 +182,6 @@ def _share(nodes: Sequence[ExecutedNode], ms: float) -> float:
 
 
 def _words(falling: Sequence[ExecutedNode]) -> str:
-    from hwnas.runtimes.executed import PRECISION
-
     return ", ".join(dict.fromkeys(f"{node.role} in {node.precision}" if PRECISION in node.findings
                                    else f"{node.role}: {node.findings[0]}" for node in falling))
 
@@ -210,8 +205,6 @@ def measure_blocks(deployment: Deployment, space: SearchSpace, console: Console,
                    precisions: Sequence[str] | None = None) -> tuple[list[CheckedBlock], Path]:
     """`check_blocks` on the deployment's device; kept in the file that is returned. TargetError for a target that the
     device cannot run, or where no kind could be looked at."""
-    from hwnas.latency.deployment import key_of
-
     target, runtime = deployment.target, deployment.device.runtime(deployment.target.runtime)
     runtime.check(target)
     with console.step("check") as report:

@@ -12,14 +12,13 @@ import io
 import math
 import os
 import re
-import shutil
 import tempfile
 import time
 import weakref
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -33,9 +32,10 @@ from hwnas.latency.agent import CURVE, WAITING
 from hwnas.latency.copies import TimedFile
 from hwnas.latency.harness import Copies, Progress, Throughput
 from hwnas.latency.table import Measurement, Protocol
-from hwnas.runtimes.runtime import Execution, NodeTime
+from hwnas.runtimes.runtime import PACKAGES, Execution, NodeTime
 from hwnas.system.documents import WRONG, check_shape
 from hwnas.system.frames import Frame, LinkLost, Silent, Untrusted, readable, receive, send, write_all
+from hwnas.system.paths import temporary_folder
 from hwnas.system.ssh import REFUSED, Address, Connection, Refused, connect, one_line
 from hwnas.target import PLAIN_NAME, Host, Target
 
@@ -171,8 +171,9 @@ class RemoteDevice:
             raise ConfigError(f"device_name={name!r} is no plain name. Use letters, digits, dots and dashes.")
         self.address, self._name, self._console = address, name, console
         self._open: list[Connection] = []  # at most one; a list, so that the end of this object can close it
-        self.folder = Path(tempfile.mkdtemp(prefix="hwnas-"))  # for `written`
-        self.close = weakref.finalize(self, _close, self._open, self.folder)  # what its end does may happen earlier
+        end = ExitStack()
+        self.folder = Path(end.enter_context(temporary_folder()))  # for `written`
+        self.close = weakref.finalize(self, _close, self._open, end)  # what its end does may happen earlier
         self._sent: set[str] = set()  # names of files that are there, since this connection
         self._used = 0.0  # when it was heard last
         self._host: Host | None = None
@@ -394,10 +395,10 @@ class RemoteDevice:
                 offset += len(piece)
 
 
-def _close(connections: list[Connection], folder: Path) -> None:
+def _close(connections: list[Connection], end: ExitStack) -> None:
     while connections:
         connections.pop().close()
-    shutil.rmtree(folder, ignore_errors=True)
+    end.close()
 
 
 def _told(text: object) -> str:
@@ -442,8 +443,6 @@ class RemoteRuntime:
     def _checked(self, target: Target, version: bool = False) -> str:
         """The version, where the runtime is there; TargetError where it is not, or unless `version` lacks the
         precision."""
-        from hwnas.runtimes.runtime import PACKAGES
-
         held = self._device.versions.get((self._name, None if version else target))
         if held is None:
             values = self._device.ask("check", {"target": asdict(target), "version": version, "package": _pinned(

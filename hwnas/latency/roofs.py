@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +21,9 @@ from hwnas.latency.copies import TimedFile, bind_copies, noise
 from hwnas.latency.harness import measure, undisturbed
 from hwnas.latency.table import Protocol
 from hwnas.latency.timing import image_shape, reference_file
+from hwnas.networks.export import export_onnx, randomise
 from hwnas.runtimes.runtime import threads_of
+from hwnas.system.paths import temporary_folder
 from hwnas.target import Target, measuring_lock, usable_cores
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def measured_peak(runtime: Runtime, target: Target, networks: Sequence[Dense] | 
     """
     networks = DENSE if networks is None else networks
     runtime.check(target)
-    with TemporaryDirectory(prefix="hwnas-") as folder:
+    with temporary_folder() as folder:
         calls = {str(network): _bind_dense(network, runtime, target, Path(folder)) for network in networks}
         beside = (bind_copies(TimedFile(reference_file(target, Path(folder), reference), target,
                                         image_shape(reference)), 1, Path(folder)) if reference
@@ -133,7 +134,6 @@ def measured_peak(runtime: Runtime, target: Target, networks: Sequence[Dense] | 
 
 
 def _bind_dense(dense: Dense, runtime: Runtime, target: Target, folder: Path) -> Callable[[], None]:
-    from hwnas.networks.export import export_onnx, randomise
     from hwnas.networks.quantize import quantize_static, tuning_of
 
     shape = (dense.channels, dense.size, dense.size)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -21,11 +21,12 @@ from hwnas.latency.copies import TimedFile, bind_copies, noise
 from hwnas.latency.device import Device
 from hwnas.latency.harness import Copies, Progress, call_overhead_ms, measure
 from hwnas.latency.table import Measurement, Protocol
+from hwnas.networks.export import export_onnx, randomise
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
 from hwnas.system.documents import read_json
 from hwnas.system.gpu import gpu_state
-from hwnas.system.paths import home, write_atomic
+from hwnas.system.paths import home, temporary_folder, write_atomic
 from hwnas.system.processes import Pool
 from hwnas.target import Host, Target, usable_cores
 
@@ -161,7 +162,7 @@ def time_files(files: Mapping[str, TimedFile], target: Target, reference: Refere
     file that cannot be compiled.
     """
     device = (device or HERE).for_target(target)
-    with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
+    with temporary_folder() as folder:
         calls = {}
         for index, (name, file) in enumerate(files.items()):
             calls[name] = bind_copies(file, protocol.copies, Path(folder), device.runtime(target.runtime))
@@ -197,8 +198,6 @@ def prepare_untrained(network: nn.Module, id: str, shape: tuple[int, int, int], 
     Synthetic quantisation ranges give the graph that real ones give. Fresh weights would not do, because runtimes
     optimise their zero biases away.
     """
-    from hwnas.networks.export import export_onnx, randomise
-
     fp32 = folder / f"{id}.onnx"
     export_onnx(randomise(network.eval(), int(id, 16)), fp32, shape)
     if target.precision != "int8":
@@ -270,14 +269,15 @@ class NetworkTimer:
         self.measuring_s = 0.0
         self.failed: dict[str, str] = {}
         self._waves: deque[_Wave] = deque()
-        self._folder = tempfile.TemporaryDirectory(prefix="hwnas-")
+        self._end = ExitStack()
+        self._folder = Path(self._end.enter_context(temporary_folder()))
         cores = usable_cores()
         self._spare = cores[: -target.threads] if 0 < target.threads < len(cores) else []
         if not self.device.is_here:
             self._spare = cores
         self._pool = Pool(max(1, len(self._spare or cores)), _settle, (self._spare or cores,))
         self._reference: list[Callable[[], None]] = []
-        self._reference_export = self._start_export(reference, Path(self._folder.name, "reference"))
+        self._reference_export = self._start_export(reference, self._folder / "reference")
 
     def __enter__(self) -> NetworkTimer:
         return self
@@ -287,7 +287,7 @@ class NetworkTimer:
         if kind is not None:
             self._pool.end()
         self._pool.shutdown(wait=True, cancel_futures=True)
-        self._folder.cleanup()
+        self._end.close()
 
     @property
     def waiting(self) -> int:
@@ -296,7 +296,7 @@ class NetworkTimer:
 
     def prepare(self, architectures: Sequence[Architecture]) -> None:
         """Start to export a wave."""
-        folder = Path(self._folder.name)
+        folder = self._folder
         self._waves.append([(architecture, self._start_export(architecture, folder)) for architecture in architectures])
 
     def time_next(self, *, seed: int = 0, progress: Progress | None = None, timed: OnTimed | None = None,

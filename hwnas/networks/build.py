@@ -27,6 +27,7 @@ from timm.models.mobilenetv3 import MobileNetV3
 from torch import Tensor, nn
 
 from hwnas.errors import ConfigError
+from hwnas.networks.baselines import Baseline, build_timm
 from hwnas.space.architecture import Architecture
 from hwnas.space.blocks.block import ACTIVATIONS
 from hwnas.space.blocks.mobile import hard_squeeze
@@ -218,8 +219,6 @@ def _block_arguments(architecture: Architecture) -> list[list[dict[str, Any]]]:
 
 def original(around: str, channels: int = 3, classes: int = 1000) -> nn.Module:
     """The timm network that `Architecture.around` names, with random weights; ConfigError for one that timm lacks."""
-    from hwnas.networks.baselines import Baseline, build_timm
-
     name, _, pad = around.partition("+")
     return build_timm(Baseline(name, pad_type=pad), channels, classes, 224, "around")
 

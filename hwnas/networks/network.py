@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hwnas.errors import StudyError
-from hwnas.networks.baselines import Baseline
+from hwnas.networks.baselines import Baseline, build_timm
 from hwnas.networks.weights import Pretrained
 from hwnas.networks.weights import check_tensors as check_tensors
 from hwnas.networks.weights import load_weights as load_weights
@@ -213,8 +213,6 @@ class TimmNetwork(Network):
 
     def build(self) -> nn.Module:
         """By timm; nothing is downloaded. ConfigError when timm cannot build it for these images."""
-        from hwnas.networks.baselines import build_timm
-
         shape = self.shape
         return build_timm(self.baseline, shape.channels, shape.classes, shape.image_size)
 
@@ -225,8 +223,6 @@ class TimmNetwork(Network):
 
     def start(self) -> nn.Module:
         """With its pretrained weights, where it has some."""
-        from hwnas.networks.baselines import build_timm
-
         shape = self.shape
         return build_timm(self.baseline, shape.channels, shape.classes, shape.image_size, begun=True)
 

@@ -15,13 +15,16 @@ from __future__ import annotations
 import hashlib
 import importlib
 import io
+import json
 import logging
 import os
+import pickle
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
+from zipfile import ZIP_STORED, ZipFile
 
 from hwnas.cli.options import option
 from hwnas.errors import ConfigError, DataError, MissingWeights, SeveralWeights
@@ -237,6 +240,27 @@ def find_some(names: Sequence[str], options: PretrainedOptions, channels: int,
     return {name: find_pretrained(name, options, channels) for name in having or names}
 
 
+def list_having(options: PretrainedOptions, say: Callable[[str], None]) -> list[str]:
+    """timm's networks whose weights lie here. `say` hears of those that several files may be of.
+
+    MissingWeights where there are none.
+    """
+    folders = _folders(options)
+    stems = [path.stem for folder in folders for path in folder.glob("*") if path.suffix in _ENDINGS]
+    names = [name for name in import_timm().list_models() if any(stem.startswith(name) for stem in stems)]
+    having = []
+    for name in names:
+        try:
+            if any(_in_folder(name, folder) for folder in folders):
+                having.append(name)
+        except SeveralWeights as error:
+            say(f"{name} is left out: {error}")
+    if not having:
+        raise MissingWeights(f"no pretrained weights in {' or '.join(map(str, folders))}. They are called as timm "
+                             f"calls networks: NAME.safetensors or NAME.pth. Give pretrained.folder=DIR or {FOLDER}.")
+    return having
+
+
 def _folders(options: PretrainedOptions) -> list[Path]:
     """Where files may lie: the folder that was given, or else the environment's and the user's own."""
     if options.folder is not None:
@@ -284,8 +308,6 @@ def _in_folder(name: str, folder: Path) -> Path | None:
 
 def _fetch(name: str, folder: Path) -> Path:
     """Let timm load its own weights from its hub, and keep them in `folder` with what it says of them."""
-    import json
-
     from safetensors.torch import save
 
     timm = import_timm()
@@ -370,8 +392,6 @@ def _sha256(path: Path) -> str:
 def _read(path: Path, label: str) -> dict[str, Tensor]:
     """The tensors of a safetensors file, or of one that torch wrote, in its order; DataError when it is torn or holds
     anything that only running it would load."""
-    import pickle
-
     import torch
 
     if path.suffix == ".safetensors":
@@ -397,8 +417,6 @@ def _read(path: Path, label: str) -> dict[str, Tensor]:
 
 def _check_entries(file: io.BytesIO) -> None:
     """ValueError unless the tensors of a file of torch stand in it as they are: others may unpack to any size."""
-    from zipfile import ZIP_STORED, ZipFile
-
     size = file.getbuffer().nbytes
     if file.read(4) != b"PK\3\4":  # torch's form before 1.6
         file.seek(0)
@@ -435,8 +453,6 @@ def _values(file: BinaryIO) -> int:
 
     By Python's own unpickler: the one in C makes room for as many memos as a file names.
     """
-    import pickle
-
     sizes: dict[object, int] = {}
 
     class Reader(pickle._Unpickler):

@@ -21,6 +21,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from hwnas import errors
 from hwnas.errors import CandidateError, HwnasError, ModelError
+from hwnas.runtimes.foreign import check_path, read_model, sized
 from hwnas.system.paths import no_space
 from hwnas.system.processes import start
 from hwnas.target import Target
@@ -185,8 +186,6 @@ def serve(task: Task) -> int:
 
 def _probe(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Progress) -> None:
     import numpy as np
-
-    from hwnas.runtimes.foreign import check_path, read_model, sized
 
     check_path(job["path"], job["memory_mb"])
     shape = sized(read_model(job["path"], runtime).input, job["path"], None, None)

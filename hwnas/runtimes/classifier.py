@@ -17,13 +17,15 @@ from hwnas.data.dataset import DatasetOptions, Preparation, normalise, resize
 from hwnas.data.decoding import Decoder, Source
 from hwnas.data.folder import Entry
 from hwnas.errors import CandidateError, ConfigError, DataError, ModelError, StudyError
+from hwnas.runtimes.foreign import read_model
+from hwnas.runtimes.runtime import deployed_of
 from hwnas.system.run_folder import Manifest, ModelFolder
+from hwnas.target import Target
 
 if TYPE_CHECKING:
     from PIL import Image
 
     from hwnas.runtimes.runtime import Compiled
-    from hwnas.target import Target
 
 _CHUNK = 256  # images in memory
 
@@ -43,7 +45,6 @@ class ModelFile:
         """Once a child process with limited memory has run the file for `target`. ModelError when that fails, or hwnas
         did not export it; TargetError as `Runtime.check`."""
         from hwnas.runtimes.child import probe_model
-        from hwnas.runtimes.foreign import read_model
         from hwnas.runtimes.runtime import load_runtime
 
         runtime = load_runtime(target.runtime)
@@ -75,8 +76,6 @@ def deployed_file(model: Path, precision: str = "int8", target: Target | None = 
 
     ConfigError where there is none, StudyError when it is not the one that was made.
     """
-    from hwnas.runtimes.runtime import deployed_of
-
     if not model.is_dir():
         return model
     folder = ModelFolder(model)
@@ -94,8 +93,6 @@ def deployed_file(model: Path, precision: str = "int8", target: Target | None = 
 
 def target_of(path: Path) -> Target:
     """ONNX Runtime on every core, in the precision of a file that has its name from hwnas."""
-    from hwnas.target import Target
-
     return Target("predict", "onnxruntime", "int8" if path.name == "model_int8.onnx" else "fp32", threads=0, batch=64)
 
 

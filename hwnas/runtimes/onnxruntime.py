@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from hwnas.errors import FileError, UserError
 from hwnas.runtimes.runtime import Execution, NodeTime, judge, one_line, quantised_in_file, require, threads_of
 from hwnas.runtimes.wire import Node, nodes_of
 from hwnas.system.libraries import import_onnxruntime, version_of
+from hwnas.system.paths import temporary_folder
 from hwnas.target import Target
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class OnnxRuntime:
     def _compile(self, onnx_path: str | os.PathLike[str], target: Target, *, refuse: bool) -> OnnxRuntimeCompiled:
         self.check(target)
         meant = quantised_in_file(onnx_path)
-        with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
+        with temporary_folder() as folder:
             optimised = Path(folder, "optimised.onnx")
             try:
                 session = _session(onnx_path, target, optimised=optimised)
@@ -70,6 +70,7 @@ class OnnxRuntime:
         threads = f"options.intra_op_num_threads = {target.threads}\n" if target.threads else ""
         return ("import numpy as np, onnxruntime\n"
                 f"options = onnxruntime.SessionOptions()\n{threads}"
+                'options.add_free_dimension_override_by_name("batch", len(images))\n'
                 f'session = onnxruntime.InferenceSession("{file}", options, providers=["CPUExecutionProvider"])\n'
                 "images = onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(images, np.float32))\n"
                 "binding = session.io_binding()\n"
@@ -160,7 +161,7 @@ class OnnxRuntimeCompiled:
         return np.concatenate(parts).astype(np.float32)
 
     def profile(self, images: NDArray[np.float32], repeats: int) -> list[NodeTime]:
-        with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
+        with temporary_folder() as folder:
             optimised = Path(folder, "optimised.onnx")
             try:
                 session = _session(self._path, self._target, optimised=optimised, profile=Path(folder, "profile"))

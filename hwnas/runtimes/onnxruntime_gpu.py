@@ -11,7 +11,6 @@ import io
 import json
 import os
 import sys
-import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +37,7 @@ from hwnas.runtimes.onnxruntime import (
 from hwnas.runtimes.runtime import Execution, NodeTime, Runtime, judge, one_line, quantised_in_file, require, threads_of
 from hwnas.runtimes.wire import nodes_of
 from hwnas.system.libraries import import_onnxruntime
-from hwnas.system.paths import home
+from hwnas.system.paths import home, temporary_folder
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -95,7 +94,7 @@ class CudaRuntime:
     def _compile(self, onnx_path: str | os.PathLike[str], target: Target, *, refuse: bool) -> GpuCompiled:
         self.check(target)
         meant = quantised_in_file(onnx_path)
-        with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
+        with temporary_folder() as folder:
             session = self.session(self.source(onnx_path, target, Path(folder)), target, Path(folder))
             compiled = GpuCompiled(session, Execution(target.precision, {}, None, 0.0), target, onnx_path, self)
             compiled.bind(np.zeros(_shape(session, target, onnx_path), np.float32))()
@@ -166,7 +165,7 @@ class CudaRuntime:
 
     def times(self, path: str, target: Target, shape: Sequence[int], repeats: int) -> list[NodeTime]:
         """Mean time per node, of this process: only where CUDA_LAUNCH_BLOCKING is set are these times of the GPU."""
-        with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
+        with temporary_folder() as folder:
             source, optimised = self.source(path, target, Path(folder)), Path(folder, "optimised.onnx")
             session = self.session(source, target, Path(folder), optimised if self.writes_graph else None)
             compiled = GpuCompiled(session, Execution(target.precision, {}, None, 0.0), target, path, self)

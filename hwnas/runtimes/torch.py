@@ -163,13 +163,9 @@ class TorchRuntime:
     name = "torch"
 
     def version(self) -> str:
-        import torch
-
         return f"torch {torch.__version__}"
 
     def check(self, target: Target) -> None:
-        import torch
-
         require(target, self.name, ("fp16",), "cuda")
         if not torch.cuda.is_available():
             raise TargetError(f"target {target.name} needs CUDA, and torch {torch.__version__} finds none here. "
@@ -197,15 +193,11 @@ class TorchCompiled:
     """A network on the GPU with a fixed batch."""
 
     def __init__(self, module: Any, target: Target) -> None:
-        import torch
-
         self.execution = Execution(target.precision, {}, None, 0.0)
         self._batch = target.batch
         self._module = module.half().to("cuda", memory_format=torch.channels_last)
 
     def bind(self, images: NDArray[np.float32]) -> Callable[[], None]:
-        import torch
-
         if len(images) != self._batch:
             raise ValueError(f"bind takes one batch of {self._batch} images, got {len(images)}")
         static = self._on_device(images)
@@ -227,8 +219,6 @@ class TorchCompiled:
         return run
 
     def logits(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
-        import torch
-
         parts = []
         with torch.inference_mode():
             for start in range(0, len(images), self._batch):
@@ -238,8 +228,6 @@ class TorchCompiled:
         return np.concatenate(parts).astype(np.float32)
 
     def profile(self, images: NDArray[np.float32], repeats: int) -> list[NodeTime]:
-        import torch
-
         static = self._on_device(images)
         total: dict[tuple[str, str], float] = {}
         with torch.inference_mode():
@@ -254,16 +242,12 @@ class TorchCompiled:
         return [NodeTime(name, kind, ms / repeats) for (name, kind), ms in total.items()]
 
     def _on_device(self, images: NDArray[np.float32]) -> Any:
-        import torch
-
         tensor = torch.from_numpy(np.ascontiguousarray(images, dtype=np.float32))
         return tensor.half().to("cuda", memory_format=torch.channels_last)
 
 
 def _event() -> Any:
     """A CUDA event recorded now."""
-    import torch
-
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event

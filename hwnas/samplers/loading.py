@@ -8,11 +8,10 @@ leave queued trials out of every generation.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
 import warnings
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import entry_points
@@ -22,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.distributions import BaseDistribution
 from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import (
     BaseGASampler,
@@ -39,8 +38,6 @@ from optuna.trial import FrozenTrial, TrialState
 from hwnas.cli.options import defaults, option, read_options, read_value
 from hwnas.errors import ConfigError, UnknownName
 from hwnas.samplers.informed import Context, informed
-from hwnas.space.coding import Codes
-from hwnas.space.search_space import SearchSpace
 from hwnas.study.objective import COSTS
 from hwnas.study.record import DUPLICATE, FAILED, INFEASIBLE, VALUES, minimised, outcome
 
@@ -60,42 +57,18 @@ class Asking(BaseSampler):
         self._seed = seed
         self._states = _random_states(inner, set())
         self._stand_ins: dict[str, dict[int, FrozenTrial]] = {}  # by the study's name and the trial's number
-        self._only: tuple[SearchSpace, Codes] | None = None
-
-    @contextlib.contextmanager
-    def only(self, space: SearchSpace, codes: Codes) -> Iterator[None]:
-        """Inside, an ask gets the one of the networks with these `codes` [n, p] that is nearest to what the inner
-        sampler proposes: it differs in the fewest parameters."""
-        self._only = space, codes
-        try:
-            yield
-        finally:
-            self._only = None
 
     def __str__(self) -> str:
         return str(self.inner)
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """See optuna.samplers.BaseSampler: the inner sampler's answer for the view."""
-        if self._only is not None:
-            return {parameter.name: CategoricalDistribution(parameter.choices)
-                    for parameter in self._only[0].parameters}
         return self.inner.infer_relative_search_space(self._view(study), trial)
 
     def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
                         ) -> dict[str, Any]:
         """See optuna.samplers.BaseSampler: the inner sampler's answer for the view."""
-        if self._only is None:
-            return self.inner.sample_relative(self._view(study), trial, search_space)
-        space, codes = self._only
-        view = self._view(study)
-        wish = self.inner.sample_relative(view, trial, self.inner.infer_relative_search_space(view, trial))
-        order = np.random.default_rng([self._seed, trial.number]).permutation(len(codes))
-        apart = np.zeros(len(codes))
-        if {parameter.name for parameter in space.parameters} <= wish.keys():
-            apart = (codes != space.to_codes({parameter.name: wish[parameter.name] for parameter in space.parameters})
-                     ).sum(axis=1)
-        return dict(space.to_params(codes[order[np.argmin(apart[order])]]))
+        return self.inner.sample_relative(self._view(study), trial, search_space)
 
     def sample_independent(self, study: optuna.Study, trial: FrozenTrial, param_name: str,
                            param_distribution: BaseDistribution) -> Any:

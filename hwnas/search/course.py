@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from hwnas.errors import BudgetError
 from hwnas.front.finalists import choose_finalists
 from hwnas.networks.parts import fit_head, is_part_of
-from hwnas.search.race import SIZE, TRUNK, Course, Known
+from hwnas.search.race import Course, Known
 from hwnas.space.search_space import WHOLE
 from hwnas.study.lines import Line
 from hwnas.study.objective import LATENCY, upper_ms
@@ -22,14 +22,12 @@ from hwnas.study.objective import LATENCY, upper_ms
 if TYPE_CHECKING:
     from hwnas.search.trial import SearchOptions
     from hwnas.space.architecture import Architecture
-    from hwnas.space.coding import Codes
     from hwnas.space.search_space import SearchSpace
     from hwnas.study.objective import Predict
 
-CHILDREN = 4  # asked for in each part
 STEPS = 8  # of the images' size, in which lines get smaller
+FAR_SMALLER = 3 / 4  # of an image's side, in which they do in a short race
 LAST_MAP_PX = 2  # least side of a network's last map, for smaller images of it to be tried
-FASTER = 0.85  # a child's share of the latency of a line that has no smaller images
 NEAR = 0.05  # share by which the predicted latencies of a finalist and its control may differ
 _DRAWS, _BATCHES = 4096, 8
 
@@ -44,8 +42,8 @@ class Length:
         unit_steps: of a unit; None: by the time that is left.
         until: when lines and baselines must be trained, seconds since 1970; None: whenever.
         baselines_s: seconds of a step of each baseline that is trained behind the race.
-        children: whether there are steps enough for children.
-        n_proposed: networks that the sampler is asked for in the first rung.
+        making_s: seconds that are kept for exporting and scoring each finalist.
+        is_short: whether a unit has so few steps that there are fewer image sizes.
     """
 
     step_s: Mapping[str, float]
@@ -53,8 +51,8 @@ class Length:
     unit_steps: int | None
     until: float | None = None
     baselines_s: Sequence[float] = ()
-    children: bool = True
-    n_proposed: int = 0
+    making_s: float = 0.0
+    is_short: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values by key."""
@@ -62,8 +60,8 @@ class Length:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Length:
-        """Inverse of `to_dict`."""
-        return cls(**values)
+        """Inverse of `to_dict`; what another version of hwnas wrote beside it is not read."""
+        return cls(**{field.name: values[field.name] for field in fields(cls) if field.name in values})
 
     @property
     def left_s(self) -> float:
@@ -106,15 +104,16 @@ def part_of_in(space: SearchSpace) -> Callable[[Architecture, Architecture], Arc
     return part_of
 
 
-def smaller_in(space: SearchSpace, predict: Predict, options: SearchOptions
+def smaller_in(space: SearchSpace, predict: Predict, options: SearchOptions, is_short: bool
                ) -> Callable[[Architecture], Sequence[Architecture]]:
-    """The function that gives a network on smaller images, largest first, as far as it may race on them, in steps of
-    an eighth of the space's largest size or more."""
+    """The function that gives a network on smaller images, largest first, as far as it may race on them: in steps of
+    an eighth of the space's largest size or more, in a short race of a quarter of the network's or more."""
     @cache
     def smaller(network: Architecture) -> tuple[Architecture, ...]:
         sizes, last = [], network.image_size
         for each in _at_sizes(space, predict, options, network, 0, network.image_size):
-            if last - each.image_size >= max(space.image_sizes) // STEPS:
+            most = FAR_SMALLER * last if is_short else last - max(space.image_sizes) // STEPS
+            if each.image_size <= most:
                 sizes.append(each)
                 last = each.image_size
         return tuple(sizes)
@@ -153,16 +152,22 @@ def _fits(space: SearchSpace, predict: Predict, options: SearchOptions, network:
 
 
 def make_course(space: SearchSpace, predict: Predict, options: SearchOptions, length: Length, *, k: int,
-                n_lines: int | None, n_children: int, n_controls: int, workers: int) -> Course:
+                n_lines: int | None, n_controls: int, workers: int, is_int8: bool) -> Course:
     """The course of a race; `k` parts of the range of latency, at most `n_lines` lines without controls."""
     networks = {name: network for name, network in known_networks(space, predict, options).items()
                 if name in length.step_s}
 
-    smaller, part_of = smaller_in(space, predict, options), part_of_in(space)
+    smaller, part_of = smaller_in(space, predict, options, length.is_short), part_of_in(space)
 
     @cache
     def latency_ms(network: Architecture) -> float:
         return _predicted(space, predict, network)
+
+    costs = [cost for cost in options.objective.minimised if not cost.of_latency]
+
+    def is_as_cheap(network: Architecture, other: Architecture) -> bool:
+        return all(cost.of(latency_ms(network), network.blocks(), options.objective.terms)
+                   <= cost.of(latency_ms(other), other.blocks(), options.objective.terms) for cost in costs)
 
     def choose(lines: Sequence[Line]) -> list[Line]:
         chosen = choose_lines([line for line in lines if line.id != whole], k, bound_ms, options)
@@ -182,64 +187,13 @@ def make_course(space: SearchSpace, predict: Predict, options: SearchOptions, le
     whole = networks[WHOLE].id if WHOLE in networks else ""
     bound_ms = options.cap_ms or max(map(latency_ms, networks.values()))
     return Course(
-        [Known(name, network, length.step_s[name]) for name, network in networks.items()], k, bound_ms,
-        n_lines or 1 << 30, length.n_proposed, n_children, n_controls, workers, length.known_steps, length.unit_steps,
-        lambda: length.left_s, whole, length.baselines_s, smaller, between_in(space, predict, options), part_of,
-        latency_ms, Children(space, predict, options, smaller, part_of), choose,
-        lambda n, line, taken: control_of(n, line.latency_ms, taken))
-
-
-class Children:
-    """The networks that are one choice away from a line and can be cut from it.
-
-    The choice must buy as much speed as the line's next smaller images do, as predicted on this device: these cost
-    least accuracy of all (docs/decisions/race.md), and a choice that buys less is not worth a training.
-    """
-
-    def __init__(self, space: SearchSpace, predict: Predict, options: SearchOptions,
-                 smaller: Callable[[Architecture], Sequence[Architecture]],
-                 part_of: Callable[[Architecture, Architecture], Architecture | None]) -> None:
-        self.space, self.predict, self.options = space, predict, options
-        self._smaller, self._part_of = smaller, part_of
-        self._found: dict[str, Codes] = {}
-
-    def __call__(self, part: tuple[float, float], lines: Sequence[Line]) -> Codes:
-        """Codes [n, p] of those whose latency lies in a part of the range and that no line is yet."""
-        parts = [self._of(line.architecture) for line in lines if line.rungs & {TRUNK, SIZE} and line.live]
-        codes = np.unique(np.concatenate([*parts, np.zeros((0, len(self.space.parameters)), np.int64)]), axis=0)
-        if not len(codes):
-            return codes
-        latency_ms = self.predict(codes).mean
-        taken = {line.id for line in lines}
-        kept = [row for row, at_ms in zip(codes, latency_ms, strict=True) if part[0] < at_ms <= part[1]
-                and self.space.decode(self.space.to_params(row)).id not in taken]
-        return np.array(kept, np.int64).reshape(-1, len(self.space.parameters))
-
-    def _of(self, network: Architecture) -> Codes:
-        """Canonical codes of all children of one network."""
-        if network.id not in self._found:
-            own = self.space.to_codes(self.space.encode(network))
-            rows = np.concatenate([_with_choice(own, at, len(parameter.choices))
-                                   for at, parameter in enumerate(self.space.parameters)])
-            codes = np.unique(self.space.canonical_codes(rows), axis=0)
-            sizes = self._smaller(network)
-            at_ms = float(self.predict(own[None]).mean[0])
-            most_ms = _predicted(self.space, self.predict, sizes[0]) if sizes else FASTER * at_ms
-            codes = codes[self.predict(codes).mean <= most_ms]
-            kept = [row for row in codes if self._is_child(self.space.decode(self.space.to_params(row)), network)]
-            self._found[network.id] = np.array(kept, np.int64).reshape(-1, len(own))
-        return self._found[network.id]
-
-    def _is_child(self, child: Architecture, network: Architecture) -> bool:
-        return (child.image_size == network.image_size and self._part_of(child, network) == child
-                and _fits(self.space, self.predict, self.options, child))
-
-
-def _with_choice(codes: Codes, at: int, n: int) -> Codes:
-    """The codes [n, p] with each of the `n` choices of one parameter."""
-    rows = np.repeat(codes[None], n, axis=0)
-    rows[:, at] = np.arange(n)
-    return rows
+        known=[Known(name, network, length.step_s[name]) for name, network in networks.items()], k=k,
+        bound_ms=bound_ms, n_lines=n_lines or 1 << 30, n_controls=n_controls,
+        workers=workers, is_int8=is_int8, known_steps=length.known_steps, unit_steps=length.unit_steps,
+        left_s=lambda: length.left_s, making_s=length.making_s, whole=whole, baselines_s=length.baselines_s,
+        smaller=smaller, between=between_in(space, predict, options), part_of=part_of, latency_ms=latency_ms,
+        is_as_cheap=is_as_cheap, choose=choose,
+        control_of=lambda n, line, taken: control_of(n, line.latency_ms, taken))
 
 
 def choose_lines(lines: Sequence[Line], k: int, bound_ms: float, options: SearchOptions) -> list[Line]:

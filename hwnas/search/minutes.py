@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import heapq
 import math
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,13 +17,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hwnas.data.dataset import Split, resize
 from hwnas.errors import BudgetError, CandidateError
+from hwnas.system.paths import temporary_folder
+from hwnas.system.run_folder import ModelFolder
 
 if TYPE_CHECKING:
     from hwnas.front.make import Making
     from hwnas.front.rows import FrontRow
     from hwnas.networks.network import Network
-    from hwnas.system.run_folder import ModelFolder
     from hwnas.training.recipe import Recipe
 
 CALIBRATION = 0.15  # of the minutes, at most
@@ -140,10 +141,9 @@ def pace_of(network: Network, making: Making, score: Callable[[ModelFolder], flo
 def _pace_of(network: Network, making: Making, score: Callable[[ModelFolder], float] | None) -> Pace:
     from hwnas.front.make import DECIDING, make
     from hwnas.front.score import fp32_top1
-    from hwnas.system.run_folder import ModelFolder
 
     clock, heard = Clock.start(0.0), _Stamps()
-    with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
+    with temporary_folder() as folder:
         make(network, ModelFolder(Path(folder)), _short(making), heard)
         fp32_top1(ModelFolder(Path(folder)).onnx, making.dataset.at_size(network.shape.image_size))
         took_s = clock.spent_s
@@ -159,7 +159,6 @@ def _pace_of(network: Network, making: Making, score: Callable[[ModelFolder], fl
 def step_seconds(network: Network, making: Making, image_size: int | None = None) -> float:
     """Seconds of one step of the recipe's training, or of as many images in the network's own recipe, on images of
     `image_size` px in place of the network's own."""
-    from hwnas.data.dataset import Split, resize
     from hwnas.training.loop import train
 
     data, heard = making.dataset, _Stamps(LONG_LOOK_S)

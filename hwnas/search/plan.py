@@ -11,30 +11,32 @@ from typing import TYPE_CHECKING, Any
 from hwnas.cli.command import default_out, kept
 from hwnas.cli.options import Config, option, plain, read_command, section
 from hwnas.cli.progress import Console
+from hwnas.data.loading import inspect_dataset
 from hwnas.errors import ConfigError, MissingWeights
+from hwnas.front.make import Making, check_deployable
+from hwnas.front.zoo import published_of
 from hwnas.latency.deployment import CalibrationOptions, Deployment, open_device
 from hwnas.latency.device import DEVICE, DeviceOptions
-from hwnas.networks.network import FoundNetwork
-from hwnas.networks.weights import PretrainedOptions
+from hwnas.networks.baselines import Baseline, check_names, check_timm, cuts_of, variants
+from hwnas.networks.network import FoundNetwork, Shape, TimmNetwork
+from hwnas.networks.weights import PretrainedOptions, find_pretrained, find_some
 from hwnas.search.minutes import CALIBRATION
-from hwnas.study.objective import CAP_QUANTILES, Objective
+from hwnas.space.search_space import SearchSpace
+from hwnas.study.objective import CAP_QUANTILES, Objective, read_objective
 from hwnas.target import Target, usable_cores
 from hwnas.training.place import TrainingOptions, check_precision, processes, resolved
+from hwnas.training.recipe import FINE_TUNING, FULL_TRAINING, Recipe, all_recipe
 
 if TYPE_CHECKING:
     from hwnas.data.dataset import Dataset, DatasetInfo
-    from hwnas.front.make import Making
-    from hwnas.networks.baselines import Baseline
-    from hwnas.networks.network import Shape, TimmNetwork
     from hwnas.networks.weights import Pretrained
     from hwnas.samplers.informed import Context
     from hwnas.samplers.loading import Asking
     from hwnas.space.architecture import Architecture
-    from hwnas.space.search_space import SearchSpace
-    from hwnas.training.recipe import Recipe
 
 
 RACE = "race"  # value of `accuracy`: no estimate, lines are trained
+SAMPLER = "hwnas"  # of conf/search.yaml
 PARTS, FINALISTS = 10, 4  # where the user gives no finalists.k: of a race, of a search by estimates
 LARGEST_PX = 224  # of the images of cut networks, where no size is given
 DEFAULT_TRIALS, UNLIMITED = 24, 1_000_000  # the second: the minutes end the search
@@ -109,7 +111,6 @@ class PlanOptions(DeviceOptions):
     cuts: bool = option(False)
     around: str | None = option(None)
     zoo: dict[str, Any] | None = option(None)
-    children: bool = option(True)
 
     @property
     def trials(self) -> int:
@@ -174,12 +175,8 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
     """
     from omegaconf import OmegaConf
 
-    from hwnas.data.loading import inspect_dataset
-    from hwnas.front.make import check_deployable
     from hwnas.samplers.loading import read_sampler
-    from hwnas.study.objective import read_objective
     from hwnas.study.storage import parse_url
-    from hwnas.training.recipe import FULL_TRAINING, Recipe
 
     options = read_command(PlanOptions, config)
     options = replace(options, calibration=_calibration(options), dataset=_sized(options), training=_place(options))
@@ -216,9 +213,16 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
 
 def _check_race(options: PlanOptions, space: SearchSpace) -> None:
     """ConfigError for what a race cannot do."""
+    if not space.definition.around:
+        raise ConfigError(f"accuracy=race: space {space.name} is cut from no network, and a race begins with one and "
+                          "its obvious cuts. Add around=NAME, or leave accuracy out.")
     if options.search.reuse:
         raise ConfigError(f"search.reuse={options.search.reuse} takes over what trials estimated, and a race estimates "
                           "nothing. Give accuracy=inherited (proxy without pretrained weights), or leave it out.")
+    if options.sampler != SAMPLER or options.sampler_options:
+        raise ConfigError(f"sampler={options.sampler}: a race asks no sampler. Leave "
+                          "sampler and sampler_options out, or give accuracy=inherited (proxy without pretrained "
+                          "weights).")
     if options.n_trials is not None and options.n_trials < len(space.known):
         raise ConfigError(f"n_trials={options.n_trials}: a race begins with the {len(space.known)} networks that are "
                           f"known by name ({', '.join(space.known)}). Give as many or more.")
@@ -249,8 +253,6 @@ def _sized(options: PlanOptions) -> dict[str, Any]:
 
 def _space(options: PlanOptions, info: DatasetInfo, console: Console) -> tuple[SearchSpace, Pretrained | None]:
     """The search space, and the weights that its networks begin with where they are cut from a pretrained network."""
-    from hwnas.space.search_space import SearchSpace
-
     px = options.dataset.get("image_size")
     if options.around is None:
         space = SearchSpace.load(options.space, channels=info.channels, classes=info.classes, image_size=px)
@@ -262,8 +264,6 @@ def _space(options: PlanOptions, info: DatasetInfo, console: Console) -> tuple[S
         return space, _start(space.definition.around, options, console, lambda: (
             find_start(space.definition.around, options.pretrained, info.channels), ""))[0]
     from hwnas.networks.around import around_of, space_content
-    from hwnas.networks.baselines import check_timm
-    from hwnas.networks.weights import find_pretrained
 
     name = options.around
     check_timm(name, "around")
@@ -281,7 +281,7 @@ def _start(name: str, options: PlanOptions, console: Console, find: Callable[[],
     """The weights of the network that others are cut from, and their padding, as `find` finds them; none where the user
     asks for random ones, and a line says so. MissingWeights where there are none."""
     if options.pretrained.use is False:
-        console.say(f"note: cuts of {name} begin with random weights, as pretrained.use=false asks for.")
+        console.remark(f"note: cuts of {name} begin with random weights, as pretrained.use=false asks for.")
         return None, ""
     try:
         return find()
@@ -308,10 +308,6 @@ def _baselines(options: PlanOptions, space: SearchSpace, start: Pretrained | Non
     The network that the space's are cut from is the first. Beside it only pretrained ones stand, as it has a `start`;
     and of a zoo, where some have weights, only these.
     """
-    from hwnas.front.zoo import published_of
-    from hwnas.networks.baselines import Baseline, check_names, cuts_of, variants
-    from hwnas.networks.network import Shape, TimmNetwork
-
     images = Shape(space.channels, max(space.image_sizes), space.classes)
     zoo = published_of(options.zoo) if options.zoo else {}
     names, sizes = check_names([*(options.baselines or ()), *zoo]), dict.fromkeys(options.image_sizes or ())
@@ -340,8 +336,6 @@ def _pretrained_names(first: Sequence[str], names: Sequence[str], options: PlanO
                       console: Console) -> tuple[tuple[str, ...], PlanOptions]:
     """`first`, which have pretrained weights, and those of `names` that have some; the options ask for them. Where none
     has, all names, and options as they are."""
-    from hwnas.networks.weights import find_some
-
     if options.pretrained.file is not None and first:
         having = {*first}
     else:
@@ -350,7 +344,7 @@ def _pretrained_names(first: Sequence[str], names: Sequence[str], options: PlanO
         except MissingWeights as error:
             if first or options.pretrained.asked:
                 raise
-            console.say(f"note: the zoo begins with random weights: {error}")
+            console.remark(f"note: the zoo begins with random weights: {error}")
             return tuple(names), options
     if left := [name for name in names if name not in having]:
         why = f"pretrained.file is of {first[0]}" if options.pretrained.file and first else "no pretrained weights"
@@ -362,8 +356,6 @@ def _pretrained_names(first: Sequence[str], names: Sequence[str], options: PlanO
 def _unheard(given: Mapping[str, Any]) -> str:
     """The options of `finalists.recipe` that are full training's own values, so that they change nothing, where
     fine-tuning has others."""
-    from hwnas.training.recipe import FINE_TUNING, FULL_TRAINING, all_recipe
-
     full, fine = all_recipe(FULL_TRAINING), all_recipe(FINE_TUNING)
     return ", ".join(f"{key}={value}" for key, value in sorted(given.items()) if key in fine and value == full[key]
                      and fine[key] != value and key not in ("epochs", "min_steps", "max_steps"))
@@ -372,9 +364,6 @@ def _unheard(given: Mapping[str, Any]) -> str:
 def _begun(baselines: Sequence[Baseline], options: PlanOptions, images: Shape, console: Console) -> list[Baseline]:
     """`baselines`, those that have pretrained weights with them where these are asked for. ConfigError or DataError for
     weights that do not fit."""
-    from hwnas.networks.network import TimmNetwork
-    from hwnas.networks.weights import find_some
-
     if not options.pretrained.asked:
         return list(baselines)
     names = list(dict.fromkeys(baseline.name for baseline in baselines))
@@ -400,8 +389,6 @@ def _calibration(options: PlanOptions) -> CalibrationOptions:
 
 def making_of(plan: Plan, dataset: Dataset) -> Making:
     """What finalists and baselines are made by."""
-    from hwnas.front.make import Making
-
     return Making(dataset, plan.recipe, plan.options.seed, plan.deployment.target)
 
 

@@ -11,11 +11,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hwnas.accuracy.certificate import NAME, Certificate, Chosen, choose, look_up
-from hwnas.accuracy.estimator import Prepares
+from hwnas.accuracy.estimator import BUILT_IN, WITHOUT_IMAGES, Prepares, load_estimator
+from hwnas.accuracy.proxy import Proxy
 from hwnas.cli.options import plain
 from hwnas.cli.progress import Console
+from hwnas.data.loading import read_images
 from hwnas.errors import ConfigError, SpaceError, StudyError, TargetError
+from hwnas.front.make import Making
+from hwnas.front.score import Timing, scoring_seconds
+from hwnas.front.zoo import published_of, worth_training
 from hwnas.latency.deployment import latency_model
+from hwnas.latency.fallbacks import find_blocks, left_out, measure_blocks, warning
 from hwnas.networks.network import FoundNetwork
 from hwnas.search.minutes import (
     DRAWN,
@@ -30,7 +36,9 @@ from hwnas.search.minutes import (
     trials_seconds,
 )
 from hwnas.search.plan import DEFAULT_TRIALS, RACE, Plan, check_controls, line_recipe
+from hwnas.space.restriction import Variant
 from hwnas.space.search_space import WHOLE
+from hwnas.study.objective import check_cap
 from hwnas.system.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -42,7 +50,6 @@ if TYPE_CHECKING:
     from hwnas.latency.table import LatencyTable
     from hwnas.networks.network import TimmNetwork
     from hwnas.search.trial import SearchOptions
-    from hwnas.space.restriction import Variant
     from hwnas.space.search_space import SearchSpace
 
 
@@ -77,10 +84,12 @@ class Prepared:
 def prepare(plan: Plan, run: RunFolder, console: Console, clock: Clock | None = None) -> Prepared:
     """Load the data, measure this host if no table fits, open the study. With a `clock` the machine's pace is measured
     too, and a new study's trials get the length that the minutes allow."""
+    from hwnas.study.storage import tell_held
     from hwnas.study.study import check_resumable, database_path
 
     url = plan.options.storage or database_path(run.path)
-    dataset = _load_data(plan, url, run.path, console)
+    tell_held(url, console.say)
+    dataset = _load_data(plan, console)
     check_resumable(url, _identity_unmeasured(plan, dataset))
     certificate = None if plan.races else look_up(dataset, plan.space)
     chosen = _chosen(plan, dataset, certificate)
@@ -142,9 +151,6 @@ def _prepare_estimates(prepared: Prepared, url: str, console: Console) -> Prepar
 
 def _pace(plan: Plan, dataset: Dataset, console: Console) -> Pace:
     """How fast this machine trains the reference network and the baselines, and another one scores them."""
-    from hwnas.front.make import Making
-    from hwnas.front.score import scoring_seconds
-
     device, network = plan.deployment.device, plan.network(plan.space.reference)
     making = Making(dataset, plan.recipe, plan.options.seed, plan.deployment.target)
     score = None if device.is_here else partial(scoring_seconds, network=network, dataset=dataset,
@@ -169,8 +175,6 @@ def _fitting(plan: Plan, chosen: Chosen, estimator: AccuracyEstimator, dataset: 
              model: LatencyModel, clock: Clock | None, pace: Pace | None, console: Console) -> dict[str, int]:
     """The options that give the proxy the length that the minutes allow: those of the study that goes on or is reused,
     or new ones. None where the user or a certificate gave a length, or a new study no minutes."""
-    from hwnas.accuracy.proxy import Proxy
-    from hwnas.front.make import Making
     from hwnas.study.study import database_path, held_choice
 
     if type(estimator) is not Proxy or plan.accuracy == NAME or chosen.options.keys() & LENGTH:
@@ -217,7 +221,6 @@ def _without_fallbacks(plan: Plan, table: LatencyTable, url: str, console: Conso
 
     ConfigError where nothing would be left to search, StudyError for a study that cannot be read.
     """
-    from hwnas.latency.fallbacks import find_blocks, left_out, measure_blocks, warning
     from hwnas.study.study import held_identity
 
     target, everything = plan.deployment.target, plan.options.fallbacks
@@ -227,13 +230,13 @@ def _without_fallbacks(plan: Plan, table: LatencyTable, url: str, console: Conso
         try:
             rows = measure_blocks(plan.deployment, plan.space, console, precisions=[target.precision])[0]
         except TargetError as error:  # it may lack what tells of nodes, and run networks all the same
-            console.say(f"note: which blocks {target.name} runs in fallback is not known, and none is left out: "
-                        f"{error}")
+            console.remark(f"note: which blocks {target.name} runs in fallback is not known, and none is left out: "
+                           f"{error}")
     costs = left_out(rows or (), target)
     if held is not None and not everything:
         left = _read_left_out(held.get(LEFT_OUT, ""), url)
         costs = {variant: costs.get(variant, str(variant)) for variant in left}
-    tell = console.say if held is None else console.note  # workers, who are quiet, find a study
+    tell = console.remark if held is None else console.note  # workers, who are quiet, find a study
     if rows is not None and (line := warning(rows, target)):
         tell(f"note: {line}")
     return plan if everything else _without(plan, costs, tell)
@@ -266,7 +269,6 @@ def _without(plan: Plan, costs: Mapping[Variant, str], tell: Callable[[str], Non
 
 def _read_left_out(text: str, url: str) -> list[Variant]:
     """The variants that a study's identity names; StudyError for text that names none."""
-    from hwnas.space.restriction import Variant
     from hwnas.study.storage import shown
 
     try:
@@ -277,9 +279,6 @@ def _read_left_out(text: str, url: str) -> list[Variant]:
 
 def _worth_training(plan: Plan, run: RunFolder, table: LatencyTable, console: Console) -> tuple[TimmNetwork, ...]:
     """The baselines; of a zoo those that can be worth it, by their latency here and their published accuracy."""
-    from hwnas.front.score import Timing
-    from hwnas.front.zoo import published_of, worth_training
-
     options, origin = plan.options, plan.space.definition.around.partition("+")[0]
     published = published_of(options.zoo or {})
     published.pop(origin, None)  # the cuts' original stays, whatever is faster
@@ -291,7 +290,6 @@ def _worth_training(plan: Plan, run: RunFolder, table: LatencyTable, console: Co
 def search_options(plan: Plan, model: LatencyModel) -> SearchOptions:
     """The search's options; BudgetError when no network of the space keeps the cap."""
     from hwnas.search.trial import SearchOptions
-    from hwnas.study.objective import check_cap
 
     asked, budget = plan.options, plan.options.budget
     target_ms = plan.objective.target_ms or float(model.predict_architectures([plan.space.reference]).mean[0])
@@ -302,26 +300,11 @@ def search_options(plan: Plan, model: LatencyModel) -> SearchOptions:
                          cap_ms=budget.latency_ms, cap_quantile=budget.quantile, enqueue=known)
 
 
-def _load_data(plan: Plan, url: str, folder: Path, console: Console) -> Dataset:
-    from hwnas.data.loading import read_images
-
+def _load_data(plan: Plan, console: Console) -> Dataset:
     data = read_images(plan.options.dataset, max(plan.space.image_sizes), plan.options.seed, console)
     console.note(f"{data.name}: {len(data.train)} training, {len(data.validation)} validation, {len(data.test)} test "
                  f"images of {len(data.class_names)} classes at {data.image_size} px")
-    return _as_begun(data, plan, url, folder, console)
-
-
-def _as_begun(dataset: Dataset, plan: Plan, url: str, folder: Path, console: Console) -> Dataset:
-    """The data set under the fingerprint that the study has for it; a new one has that of the run it reuses."""
-    from hwnas.study.study import database_path, held_identity, identity_of, load_study
-
-    if not dataset.former:
-        return dataset
-    held, where = held_identity(url), folder
-    if held is None and plan.reuse is not None:
-        held, where = identity_of(load_study(database_path(plan.reuse))), plan.reuse
-    begun = (held or {}).get("data set", "")
-    return dataset.as_in(begun.removeprefix(f"{dataset.name} (").removesuffix(")"), where, console.say)
+    return data
 
 
 def _usable(certificate: Certificate | StudyError | None) -> Certificate | None:
@@ -340,8 +323,6 @@ def _chosen(plan: Plan, dataset: Dataset, certificate: Certificate | StudyError 
 
 
 def _estimator(plan: Plan, chosen: Chosen, dataset: Dataset) -> AccuracyEstimator:
-    from hwnas.accuracy.estimator import BUILT_IN, WITHOUT_IMAGES, load_estimator
-
     name, options = chosen.accuracy, dict(chosen.options)
     if name in BUILT_IN and name not in WITHOUT_IMAGES:
         options = {"threads": plan.options.threads, **plain(plan.options.training), **options}

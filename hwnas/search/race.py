@@ -2,16 +2,15 @@
 
 A line is a network in training. This file reads as the list of the rungs:
 
-    known     what anybody would try: the whole network and its obvious cuts, each for a moment on the largest images;
-              in a space without pretrained weights also networks that the sampler proposes. The slower one of two that
-              is surely worse is dropped
-    trunk     those left (of many the best of each part of the range of latency), slowest first: the first goes on,
-              each other one is cut from a trained one before it, where it is a part of such a one
+    known     what anybody would try: the whole network and its obvious cuts, each for a moment on the largest images.
+              The slower one of two that is surely worse is dropped; of two that are about as fast it suffices that it
+              is the likelier worse
+    trunk     those left, slowest first: the first goes on, each other one is cut from a trained one before it, where
+              it is a part of such a one
     size      each on smaller and smaller images, from the size above; then between two sizes that are far apart
-    child     one move away from a line: a block, a stage, some channels less. Of a few, the one that loses least
-              untrained is trained, and stays where it surely beats the lines at its latency
     reference the whole network, where it was dropped: it goes on, so that the others can be held against it
-    finish    the best line of each part of the range of latency: its rate falls to zero
+    finish    the best line of each part of the range of latency: its rate falls to zero, at the end with int8's
+              rounding where that would cost accuracy
     control   networks drawn at random, trained as long as the finalists that they are held against
 
 Nothing here trains, measures or writes: all is decided from the lines as the study has them. So any number of processes
@@ -22,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from statistics import NormalDist
@@ -31,29 +30,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.space.architecture import Architecture
-from hwnas.space.coding import Codes
 from hwnas.study.lines import THREADS, Line
 
-KNOWN, TRUNK, SIZE, CHILD, FINISH, CONTROL = "known", "trunk", "size", "child", "finish", "control"
-PROPOSED = "proposed"  # what made a line that the sampler was asked for in the first rung
+KNOWN, TRUNK, SIZE, FINISH, CONTROL = "known", "trunk", "size", "finish", "control"
 REFERENCE = "reference"
 BASELINE = "baselines"  # what is trained behind the race
 FINALISTS = "finalists"  # attribute of the study: numbers of the lines that are finished
 ENDS = {REFERENCE, FINISH, CONTROL}  # rungs whose legs are a line's last
 # Steps at a constant rate, in units, which are the same for all lines. Smaller images get more steps, by as much as
 # they are smaller: they are cheaper, and further from what the source has learnt.
-UNITS = {TRUNK: 1.3, SIZE: 0.35, CHILD: 0.35}
+UNITS = {TRUNK: 1.3, SIZE: 0.35}
 FALL = 2 / 3  # steps of the falling rate, as a share of those at a constant one
-# Learning rates, as shares of the recipe's: of weights that are pretrained or random, cut, on smaller images, one move
-# away (docs/decisions/race.md).
-RATES = {KNOWN: 1.0, TRUNK: 0.5, SIZE: 1 / 3, CHILD: 0.5}
+# Learning rates, as shares of the recipe's: of weights that are pretrained or random, cut, on smaller images
+# (docs/decisions/race.md).
+RATES = {KNOWN: 1.0, TRUNK: 0.5, SIZE: 1 / 3}
 WARMUP = 40  # steps of a leg that begins with other weights than the line had
 LEAST_STEPS = 20  # of any leg
+# The last steps of a network, with int8's rounding, where rounding loses more than LOSS: their share, and their seconds
+# in those of other steps (docs/decisions/race.md).
+ROUNDED, LOSS, ROUNDED_S = 0.25, 0.003, 2.0
 REFERENCE_UNITS = 0.7  # of what others are held against: about what each would have if all were trained alike
-SURE = 0.95  # how sure it must be that a faster line is better, for a slower one to be dropped
-DOUBTFUL = 0.9  # how sure that a faster line is better than its source, for a smaller size or a child not to be tried
-FAR = 0.01  # top-1 by which two neighbouring sizes differ, for one between them to be tried
-BETTER = 0.8  # how sure that a child beats the lines at its latency, for it to stay
+SURE = 0.95  # how sure it must be that a line twice as fast is better, for a slower one to be dropped
+DOUBTFUL = 0.9  # how sure that a faster line is better than its source, for a smaller size not to be tried
+FAR = 0.01  # top-1 by which two neighbouring sizes differ at least, for one between them to be tried
+DIFFER = 0.8  # and how sure it must be that they differ at all
 PIXELS = 1.5  # exponent of the image's side in a step's seconds: between 1 (overhead) and 2 (arithmetic)
 
 
@@ -75,20 +75,20 @@ class Course:
         k: parts of the range of latency, and so finalists at most.
         bound_ms: the slow end of the range: the cap, or the latency of the slowest known network.
         n_lines: lines at most, without controls.
-        n_proposed: networks that the sampler is asked for in the first rung.
-        n_children: children asked for in each part; the best of them is trained.
         n_controls: controls.
         workers: processes that train side by side.
+        is_int8: whether the networks will be quantised.
         known_steps: steps of the first rung.
         unit_steps: steps of a unit; None: as many as fit into `left_s`.
         left_s: seconds that are left for lines and baselines, now.
+        making_s: seconds that are kept for each of `k` finalists beside them.
         whole: id of the network that the others are cut from, at the largest image size; empty: there is none.
         baselines_s: seconds of a step of each baseline that is trained behind the race.
         smaller: a network on smaller images, largest first, in steps of about an eighth of the largest size.
         between: a network on images of every size of the space between those of two that are alike, largest first.
         part_of: the first network as it can be cut from the second; None where it cannot.
         latency_ms: of a network, predicted.
-        children: codes [n, p] of the networks that the sampler may be asked for in a part of the range, of these lines.
+        is_as_cheap: whether of two networks the first costs no more in what is minimised beside latency.
         choose: the finalists among lines.
         control_of: the n-th control of a finalist, none of the networks with these ids; None where no other is as fast.
     """
@@ -97,20 +97,20 @@ class Course:
     k: int
     bound_ms: float
     n_lines: int
-    n_proposed: int
-    n_children: int
     n_controls: int
     workers: int
+    is_int8: bool
     known_steps: int
     unit_steps: int | None
     left_s: Callable[[], float]
+    making_s: float
     whole: str
     baselines_s: Sequence[float]
     smaller: Callable[[Architecture], Sequence[Architecture]]
     between: Callable[[Architecture, Architecture], Sequence[Architecture]]
     part_of: Callable[[Architecture, Architecture], Architecture | None]
     latency_ms: Callable[[Architecture], float]
-    children: Callable[[tuple[float, float], Sequence[Line]], Codes]
+    is_as_cheap: Callable[[Architecture, Architecture], bool]
     choose: Callable[[Sequence[Line]], Sequence[Line]]
     control_of: Callable[[int, Line, frozenset[str]], Architecture | None]
 
@@ -119,7 +119,8 @@ class Course:
 class Train:
     """A leg to train: of an existing `line` or a new one, from the weights of `source` or its own.
 
-    `units` of steps, whose rate goes from `start` to `end`; `move` made the network of its source.
+    `units` of steps, whose rate goes from `start` to `end`; the last ones, a share of `rounded`, with int8's rounding.
+    `move` made the network of its source.
     """
 
     rung: str
@@ -131,24 +132,7 @@ class Train:
     start: float
     end: float
     threads: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """An untrained child to look at: cut from `source`, its norms set, how much does it lose?"""
-
-    line: Line
-    source: Line
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """The sampler is to be asked for a network whose latency lies between `low_ms` and `high_ms`: for a child, or for
-    one of those `proposed` in the first rung."""
-
-    low_ms: float
-    high_ms: float
-    proposed: bool = False
+    rounded: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +150,7 @@ class Choose:
     lines: Sequence[Line]
 
 
-Step = Train | Look | Ask | Drop | Choose
+Step = Train | Drop | Choose
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,9 +188,9 @@ class Race:
         busy = {task.line.number for task in begun if task.line is not None}
         rungs = [self._finish_and_controls]
         if self.chosen is None:
-            rungs = [self._known_rung, self._trunk_and_sizes, self._children, *([] if begun else rungs)]
+            rungs = [self._known_rung, self._trunk_and_sizes, *([] if begun else rungs)]
         for rung in rungs:
-            wanted = [step for step in rung() if isinstance(step, Ask | Choose) or step.line is None
+            wanted = [step for step in rung() if isinstance(step, Choose) or step.line is None
                       or step.line.number not in busy]
             if wanted:
                 return [*begun, *wanted]
@@ -219,7 +203,7 @@ class Race:
                 work = line.claim
                 source = next((each for each in self.lines if each.number == work["source"]), None)
                 yield Train(work["rung"], line.architecture, line, source, work["move"], 0.0, work["start"],
-                            work["end"], work["threads"])
+                            work["end"], work["threads"], work.get("rounded", 0.0))
 
     # The rungs, in order.
 
@@ -228,12 +212,6 @@ class Race:
             line = self._by_id.get(known.architecture.id)
             if line is None or (line.live and not line.legs):
                 yield Train(KNOWN, known.architecture, line, None, "", 0.0, RATES[KNOWN], RATES[KNOWN])
-        proposed = [line for line in self.lines if line.made == PROPOSED]
-        waiting = [line for line in proposed if line.live and not line.legs]
-        for line in waiting:
-            yield Train(KNOWN, line.architecture, line, None, "", 0.0, RATES[KNOWN], RATES[KNOWN])
-        if len(proposed) < self.course.n_proposed and self._may_add and all(line.claim for line in waiting):
-            yield Ask(0.0, self.course.bound_ms, proposed=True)
 
     def _trunk_and_sizes(self) -> Iterator[Step]:
         """The next of the trunk, and beside it the next size of each one before it."""
@@ -264,7 +242,7 @@ class Race:
         for architecture in self.course.smaller(line.architecture):
             smaller = self._by_id.get(architecture.id)
             wanted = smaller is None or (smaller.live and SIZE not in smaller.rungs)
-            may_win = self._may_win(source, self.course.latency_ms(architecture))
+            may_win = self._may_win(source, architecture)
             if wanted and not (may_win and (smaller is not None or self._may_add)):
                 return None
             if wanted:
@@ -279,62 +257,26 @@ class Race:
         chain = [line, *(self._by_id[each.id] for each in self.course.smaller(line.architecture)
                          if each.id in self._by_id and SIZE in self._by_id[each.id].rungs)]
         for upper, lower in pairwise(chain):
-            at = _answers(upper, SIZE if upper is not line else TRUNK).mean() - _answers(lower, SIZE).mean()
-            sizes = self.course.between(upper.architecture, lower.architecture) if at >= FAR else ()
+            high, low = _answers(upper, SIZE if upper is not line else TRUNK), _answers(lower, SIZE)
+            are_far = high.mean() - low.mean() >= FAR and sure_that(high > 0, low) >= DIFFER
+            sizes = self.course.between(upper.architecture, lower.architecture) if are_far else ()
             if not sizes:
                 continue
             middle = sizes[len(sizes) // 2]
             own = self._by_id.get(middle.id)
-            if (own is None and self._may_add and self._may_win(upper, self.course.latency_ms(middle))) or (
+            if (own is None and self._may_add and self._may_win(upper, middle)) or (
                     own is not None and own.live and SIZE not in own.rungs):
                 yield Train(SIZE, middle, own, upper, f"{upper.px} to {middle.image_size} px",
                             self.units_of(SIZE, middle), RATES[SIZE], RATES[SIZE])
 
-    def _may_win(self, source: Line, at_ms: float) -> bool:
-        """Whether a network of this latency that is cut from `source` may be better than every line that is as fast:
-        it will hardly be better than its source."""
-        right = source.right_after()
+    def _may_win(self, source: Line, network: Architecture) -> bool:
+        """Whether a network that is cut from `source` may be better than every line that is as fast: it will hardly be
+        better than its source."""
+        right, at_ms = source.right_after(), self.course.latency_ms(network)
         rivals = [line for line in self.lines if line.rungs and line.number != source.number and line.made != CONTROL
-                  and line.latency_ms <= at_ms]
+                  and line.latency_ms <= at_ms and self.course.is_as_cheap(line.architecture, network)]
         best = max(rivals, key=lambda line: line.top1, default=None)
         return best is None or right is None or sure_that(_answers(best) > 0, right) < DOUBTFUL
-
-    def _children(self) -> Iterator[Step]:
-        for part in self.parts if self.course.n_children else ():
-            inside = [line for line in self.lines if line.made == CHILD and part[0] < line.latency_ms <= part[1]]
-            if len(inside) < self.course.n_children and self._may_add and self._has_children(part):
-                yield Ask(*part)
-                continue
-            unseen = [line for line in inside if line.loss is None and line.live]
-            for line in unseen:
-                source = self.source_of(line.architecture)
-                yield Drop(line, "what it could be cut from failed") if source is None else Look(line, source)
-            if not unseen:
-                yield from self._train_best(inside)
-
-    def _has_children(self, part: tuple[float, float]) -> bool:
-        """Whether the sampler could be asked for a child in a part of the range."""
-        return len(self.course.children(part, self.parents(part))) > 0
-
-    def parents(self, part: tuple[float, float]) -> list[Line]:
-        """The lines whose children in a part of the range could be better than what is as fast, and all the others as
-        what they are: taken."""
-        return [line if line.rungs & {TRUNK, SIZE} and line.live and self._may_win(line, part[1]) else replace(
-            line, legs=()) for line in self.lines]
-
-    def _train_best(self, inside: Sequence[Line]) -> Iterator[Step]:
-        """Of the children of a part the one that loses least is trained; it stays where it surely beats the others."""
-        seen = sorted((line for line in inside if line.loss is not None), key=lambda line: (line.loss, line.number))
-        for line in seen[1:]:
-            if line.live:
-                yield Drop(line, f"untrained it loses {line.loss:.2f}, trial {seen[0].number} {seen[0].loss:.2f}")
-        for line in seen[:1]:
-            source = self.source_of(line.architecture)
-            if line.live and CHILD not in line.rungs and source is not None:
-                yield Train(CHILD, line.architecture, line, source, line.move,
-                            self.units_of(CHILD, line.architecture), RATES[CHILD], RATES[CHILD])
-            elif line.live and FINISH not in line.rungs and (sure := self.certainty(line)) < BETTER:
-                yield Drop(line, f"{sure:.0%} sure to beat the lines at its latency, {BETTER:.0%} are asked for")
 
     def _finish_and_controls(self) -> Iterator[Step]:
         if self.chosen is None:
@@ -343,15 +285,16 @@ class Race:
             return
         if (whole := self._left_behind({line.id for line in self.finalists})) is not None:
             yield Train(REFERENCE, whole.architecture, whole, None, "", self._reference_units(whole),
-                        float(whole.legs[-1]["end"]), 0.0)
+                        float(whole.legs[-1]["end"]), 0.0, rounded=self._rounded)
         for line in self.finalists:
             if line.live and FINISH not in line.rungs:
                 yield Train(FINISH, line.architecture, line, None, line.move, FALL * self._units(line),
-                            float(line.legs[-1]["end"]), 0.0)
+                            float(line.legs[-1]["end"]), 0.0, rounded=self._rounded)
         for line, architecture in self._controls:
             source = self.source_of(architecture)
             yield Train(CONTROL, architecture, self._by_id.get(architecture.id), source, f"drawn for {line.id}",
-                        (1 + FALL) * self._units(line), RATES[KNOWN if source is None else TRUNK], 0.0)
+                        (1 + FALL) * self._units(line), RATES[KNOWN if source is None else TRUNK], 0.0,
+                        rounded=self._rounded * FALL / (1 + FALL))
         for line in self.lines:
             if line.live and line.number not in self.chosen and line.made != CONTROL and (
                     line.id != self.course.whole or not line.legs):
@@ -375,21 +318,18 @@ class Race:
     def _known_lines(self) -> list[Line]:
         """The lines of the first rung that answered, slowest first."""
         named = {known.architecture.id for known in self.course.known}
-        lines = [line for line in self.lines if KNOWN in line.rungs and (line.id in named or line.made == PROPOSED)]
+        lines = [line for line in self.lines if KNOWN in line.rungs and line.id in named]
         return sorted(lines, key=lambda line: (-line.latency_ms, line.number))
 
     @cached_property
     def trunk(self) -> list[Limb]:
         """The known lines that no faster one surely beat in the first rung, slowest first, as they stand in the trunk:
-        each is cut from the nearest one before it that it is a part of. Of many, the best of each part of the range."""
+        each is cut from the nearest one before it that it is a part of."""
         limbs: list[Limb] = []
         beaten = self._beaten(self._known_lines, KNOWN)
-        left = [known for known in self._known_lines if known.number not in beaten]
-        if self.course.n_proposed:
-            first = [replace(line, legs=line.legs[:1]) for line in left]  # as they were when this was decided
-            chosen = {line.number for line in self.course.choose(first)}
-            left = [line for line in left if line.number in chosen]
-        for known in left:
+        for known in self._known_lines:
+            if known.number in beaten:
+                continue
             limb = Limb(known, known.architecture, None, known)
             for other in reversed(limbs):
                 part = None if other.has_failed else self.course.part_of(known.architecture, other.architecture)
@@ -400,14 +340,17 @@ class Race:
         return limbs
 
     def _beaten(self, lines: Sequence[Line], rung: str | None = None) -> dict[int, str]:
-        """By number those of `lines` that a faster one beats with SURE certainty in what they answered after `rung`
-        (None: now), with a word on it."""
+        """By number those of `lines` that a faster one beats surely enough in what they answered after `rung`, with a
+        word on it. None: SURE by what they answer now, before they are finished, which may still change their order."""
         reasons, fastest = {}, sorted(lines, key=lambda line: line.latency_ms)
         for at, line in enumerate(fastest):
             mine = line.right_after(rung)
             for other in fastest[:at]:
+                if not self.course.is_as_cheap(other.architecture, line.architecture):
+                    continue
                 theirs = other.right_after(rung)
-                if mine is not None and theirs is not None and sure_that(theirs, mine) >= SURE:
+                needed = SURE if rung is None else _sure_enough(line, other)
+                if mine is not None and theirs is not None and sure_that(theirs, mine) >= needed:
                     reasons[line.number] = (f"trial {other.number} is {line.latency_ms / other.latency_ms:.2f} times "
                                             f"as fast and answers {int(theirs.sum()) - int(mine.sum())} of "
                                             f"{len(mine)} validation images more")
@@ -429,37 +372,11 @@ class Race:
         """The lines that were chosen to be finished."""
         return [line for line in self.lines if line.number in (self.chosen or ())]
 
-    @cached_property
-    def parts(self) -> list[tuple[float, float]]:
-        """Ends (low, high] of the parts of the range of latency, ms, slowest first: equal parts of the logarithm."""
-        fastest_ms = min((line.latency_ms for line in self.lines if line.rungs & {TRUNK, SIZE}),
-                         default=self.course.bound_ms)
-        edges = np.geomspace(fastest_ms, max(self.course.bound_ms, 1.01 * fastest_ms), self.course.k + 1)
-        edges[0] = 0.0  # a child may be faster than all of them
-        return [(float(low), float(high)) for low, high in pairwise(edges)][::-1]
-
     def source_of(self, architecture: Architecture) -> Line | None:
         """The line that a network is best cut from: the fastest trained one that it is a part of."""
         fitting = [line for line in self.rivals if line.id != architecture.id
                    and self.course.part_of(architecture, line.architecture) == architecture]
         return min(fitting, key=lambda line: line.latency_ms, default=None)
-
-    def certainty(self, child: Line) -> float:
-        """How sure it is that a child answers better than its rivals would at its latency: between the two that lie
-        beside it on their front, by the logarithm of latency."""
-        front = front_of([line for line in self.rivals if line.number != child.number])
-        slower = next((line for line in front if line.latency_ms >= child.latency_ms), None)
-        faster = next((line for line in reversed(front) if line.latency_ms < child.latency_ms), None)
-        right = child.right_after()
-        if right is None or (faster is None and slower is None):
-            return 0.0
-        if faster is None:  # nothing is as fast
-            return 1.0
-        share = 0.0
-        if slower is not None:
-            share = math.log(child.latency_ms / faster.latency_ms) / math.log(slower.latency_ms / faster.latency_ms)
-        rival = (1 - share) * _answers(faster) + share * _answers(faster if slower is None else slower)
-        return sure_that(right, rival)
 
     @property
     def _controls(self) -> Iterator[tuple[Line, Architecture]]:
@@ -497,14 +414,23 @@ class Race:
 
     def _units(self, line: Line) -> float:
         """Units that a line had at a constant rate."""
-        return max((self.units_of(rung, line.architecture) for rung in line.rungs & {*UNITS}), default=UNITS[CHILD])
+        return max((self.units_of(rung, line.architecture) for rung in line.rungs & {*UNITS}), default=UNITS[SIZE])
+
+    @cached_property
+    def _rounded(self) -> float:
+        """The share of each last leg that is trained with int8's rounding: by the most that rounding took from any line
+        after the trunk. What it takes from one line at that time says little of how much it will take from another."""
+        lost = max((leg["int8_loss"] for line in self.lines for leg in line.legs if "int8_loss" in leg), default=0.0)
+        return ROUNDED if self.course.is_int8 and lost > LOSS else 0.0
 
     def unit(self) -> float:
         """Steps of a unit: those that are asked for, or as many as the seconds left allow for all that is to come."""
         if self.course.unit_steps is not None:
             return self.course.unit_steps
-        cost_s = sum(self.outlook().values())
-        return max(0.0, self.course.left_s()) / cost_s if cost_s else 0.0
+        cost_s, left_s = sum(self.outlook().values()), self.course.left_s()
+        if self.chosen is not None:
+            left_s += max(0, self.course.k - len(self.chosen)) * self.course.making_s
+        return max(0.0, left_s) / cost_s if cost_s else 0.0
 
     def outlook(self) -> dict[str, float]:
         """Seconds that each rung will still take where a unit has one step."""
@@ -513,8 +439,6 @@ class Race:
             limb.line is None or not limb.is_trained or limb.line.goes_on)]
         if not self._known_lines:
             networks = [known.architecture for known in course.known]
-            if course.n_proposed:
-                networks = [networks[at % len(networks)] for at in range(course.k)]
         done = {limb.architecture.id for limb in limbs if limb.is_trained}
         trunk, sizes, every = 0.0, 0.0, []  # of the rungs; of each line that may be finished
         for network in networks:
@@ -526,7 +450,7 @@ class Race:
                 line = self._by_id.get(smaller.id)
                 is_done = line is not None and SIZE in line.rungs
                 if not is_done and ((line is not None and not line.live) or (
-                        source is not None and source.legs and not self._may_win(source, course.latency_ms(smaller)))):
+                        source is not None and source.legs and not self._may_win(source, smaller))):
                     break
                 every.append(self.units_of(SIZE, smaller) * self.step_s(smaller))
                 if is_done:
@@ -534,21 +458,19 @@ class Race:
                 else:
                     sizes += every[-1]
         mean_s = float(np.mean(every)) if every else 0.0
-        tried = {part for part in self.parts for line in self.lines
-                 if CHILD in line.rungs and part[0] < line.latency_ms <= part[1]}
-        children = mean_s * sum(part not in tried and self._has_children(part) for part in self.parts
-                                if course.n_children)
+        slower = 1 + (ROUNDED_S - 1) * self._rounded
         finish, controls = min(course.k, len(every)) * FALL * mean_s, course.n_controls * (1 + FALL) * mean_s
         if self.chosen is not None:
             controls = sum((1 + FALL) * self._units(line) * self.step_s(network) for line, network in self._controls)
-            trunk, sizes, children = 0.0, 0.0, 0.0
+            trunk, sizes = 0.0, 0.0
             left = [line for line in self.finalists if line.live]
             finish = sum(FALL * self._units(line) * self.step_s(line.architecture) for line in left)
             networks = [line.architecture for line in self.finalists]
+        finish, controls = slower * finish, slower * controls
         whole = self._left_behind({each.id for each in networks})
-        reference = 0.0 if whole is None else self._reference_units(whole) * self.step_s(whole.architecture)
+        reference = 0.0 if whole is None else slower * self._reference_units(whole) * self.step_s(whole.architecture)
         many = min(course.workers, course.k)
-        return {TRUNK: trunk, SIZE: sizes / min(course.workers, max(1, len(networks))), CHILD: children / many,
+        return {TRUNK: trunk, SIZE: sizes / min(course.workers, max(1, len(networks))),
                 FINISH: finish / many, CONTROL: controls / many,
                 REFERENCE: reference, BASELINE: REFERENCE_UNITS * sum(course.baselines_s) / course.workers}
 
@@ -567,6 +489,12 @@ class Race:
         return float(step_s * scale * min(2.0, max(0.5, rest)))
 
 
+def _sure_enough(line: Line, faster: Line) -> float:
+    """How sure it must be that a faster line is better, for a line to be dropped: SURE where it is twice as fast, and
+    the less, down to an even chance, the nearer both are: then the front loses little with either."""
+    return 0.5 + (SURE - 0.5) * min(1.0, math.log2(line.latency_ms / faster.latency_ms))
+
+
 def _answers(line: Line, rung: str | None = None) -> NDArray[np.float64]:
     """1 for each validation image that a trained line answered rightly after `rung` (None: now), otherwise 0 [n]."""
     return np.asarray(line.right_after(rung), float)
@@ -580,12 +508,3 @@ def sure_that(right: NDArray[np.bool_], than: NDArray[np.float64] | NDArray[np.b
     if not spread:
         return 0.5
     return NormalDist().cdf(float(apart.mean()) / (spread / math.sqrt(len(apart))))
-
-
-def front_of(lines: Sequence[Line]) -> list[Line]:
-    """The lines that no other one is faster and as good as, fastest first."""
-    front: list[Line] = []
-    for line in sorted(lines, key=lambda line: (line.latency_ms, -line.top1)):
-        if not front or line.top1 > front[-1].top1:
-            front.append(line)
-    return front

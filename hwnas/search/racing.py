@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn, cast
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hwnas.cli.progress import Console
 from hwnas.errors import BudgetError, CandidateError, StudyError
-from hwnas.search.course import CHILDREN, Length, known_networks, make_course
+from hwnas.front.make import Raced
+from hwnas.front.rows import FrontRow
+from hwnas.search.course import Length, known_networks, make_course
 from hwnas.search.minutes import ENDING_S, LEAST_MAKING_S, Clock, Pace, step_seconds, timing_reserve_s
-from hwnas.search.plan import DEFAULT_TRIALS, Plan, line_recipe, making_of
+from hwnas.search.plan import Plan, line_recipe, making_of
 from hwnas.search.race import CONTROL, ENDS, FINALISTS, KNOWN, Course, Race
 from hwnas.space.search_space import WHOLE
 from hwnas.study.lines import Line, read_lines
-from hwnas.training.recipe import PROXY
+from hwnas.study.storage import storage_errors
+from hwnas.study.study import storage_of, study_lock, trial_rows
 
 if TYPE_CHECKING:
-    from hwnas.front.make import Raced
-    from hwnas.front.rows import FrontRow
-    from hwnas.samplers.loading import Asking
     from hwnas.search.prepare import Prepared
     from hwnas.search.racer import Event
     from hwnas.space.architecture import Architecture
@@ -32,16 +32,12 @@ if TYPE_CHECKING:
 LENGTH = "race"  # attribute of the study: the race's Length
 KNOWN_STEPS = (60, 160)  # of the first rung, at least and at most
 KNOWN_SHARE = 1 / 12  # of the time for lines, for the first rung
-PROPOSED_SHARE = 0.3  # of it, for what the sampler proposes where nothing is pretrained
-CHILDREN_FROM = 250  # steps of a unit: with fewer a child learns too little to be judged
+SHORT = 250  # steps of a unit: with fewer, many image sizes cost each other steps
 FEWEST_STEPS = 40  # of a unit: with fewer the race says nothing
 
 
 def begin_race(prepared: Prepared, console: Console) -> None:
     """Decide how long the race is, unless it has begun, and say how the minutes are divided."""
-    from hwnas.study.storage import storage_errors
-    from hwnas.study.study import storage_of, study_lock
-
     study, held = prepared.study, prepared.study.user_attrs.get(LENGTH)
     seconds = None if prepared.clock is None or prepared.pace is None else _seconds(prepared, prepared.clock,
                                                                                    prepared.pace)
@@ -55,6 +51,8 @@ def begin_race(prepared: Prepared, console: Console) -> None:
                              baselines_s=_baseline_seconds(prepared, length.step_s))
     else:
         length = _new_length(prepared, until, console)
+    if prepared.pace is not None:
+        length = replace(length, making_s=_making_s(prepared, prepared.pace))
     url = storage_of(study).url
     with storage_errors(url), study_lock(url):
         other = study.user_attrs.get(LENGTH)  # of a process that began at the same time
@@ -66,10 +64,18 @@ def begin_race(prepared: Prepared, console: Console) -> None:
 
 def _seconds(prepared: Prepared, clock: Clock, pace: Pace) -> float:
     """Seconds for lines and baselines: what is left before the networks are exported, scored and timed."""
-    plan = prepared.plan
-    n = plan.parts + plan.options.controls + len(plan.baselines)
-    making_s = n * max(LEAST_MAKING_S, pace.making_s) / min(n, plan.workers)
-    return clock.left_s - making_s - n * pace.scoring_s - timing_reserve_s(clock) - ENDING_S
+    return clock.left_s - _n_made(prepared.plan) * _making_s(prepared, pace) - timing_reserve_s(clock) - ENDING_S
+
+
+def _n_made(plan: Plan) -> int:
+    """Networks that are exported and scored at most."""
+    return plan.parts + plan.options.controls + len(plan.baselines)
+
+
+def _making_s(prepared: Prepared, pace: Pace) -> float:
+    """Seconds for exporting and scoring each of them."""
+    workers = min(_n_made(prepared.plan), prepared.plan.workers)
+    return max(LEAST_MAKING_S, pace.making_s) / workers + pace.scoring_s
 
 
 def unit_steps(prepared: Prepared) -> int:
@@ -86,25 +92,27 @@ def _new_length(prepared: Prepared, until: float | None, console: Console) -> Le
     if until is None:
         steps = unit_steps(prepared)
         known_steps = max(1, min(KNOWN_STEPS[1], steps // 8))
-        return Length(dict.fromkeys(networks, 1.0), known_steps, steps, n_proposed=_n_proposed(plan, networks))
+        return Length(dict.fromkeys(networks, 1.0), known_steps, steps)
     step_s = _step_seconds(prepared, networks, console)
-    left = dict(step_s)
+    left, is_short = dict(step_s), False
     while True:
-        length = _fitted(plan, left, until, _baseline_seconds(prepared, left))
+        length = replace(_fitted(left, until, _baseline_seconds(prepared, left)), is_short=is_short)
         course = course_of(prepared, length)
-        first_s = length.known_steps * (sum(left.values()) + length.n_proposed * float(np.mean([*left.values()])))
+        first_s = length.known_steps * sum(left.values())
         unit = (length.left_s - first_s / plan.workers) / max(1e-9, sum(Race(course, ()).outlook().values()))
-        if unit >= FEWEST_STEPS or len(left) == 1:
+        if unit < SHORT and not is_short:
+            is_short = True
+            console.note(f"a short race: a unit would have {unit:.0f} steps, fewer than {SHORT}, so that there are "
+                         "fewer image sizes")
+        elif unit < FEWEST_STEPS and len(left) > 1:
+            left.pop(next(iter(left)))
+        else:
             break
-        left.pop(next(iter(left)))
     if unit < FEWEST_STEPS:
         _refuse(prepared, len(networks), sum(Race(course, ()).outlook().values()) * FEWEST_STEPS + first_s)
-    if unit < CHILDREN_FROM and plan.options.children:
-        console.note(f"no children in this race: a unit has {unit:.0f} steps, {CHILDREN_FROM} are needed for them")
-        length = replace(length, children=False)
     if gone := [name for name in step_s if name not in left]:
-        console.say(f"no time for {', '.join(gone)}: with {'it' if len(gone) == 1 else 'them'} a unit of the race "
-                    f"would have fewer than {FEWEST_STEPS} steps.")
+        console.remark(f"no time for {', '.join(gone)}: with {'it' if len(gone) == 1 else 'them'} a unit of the race "
+                       f"would have fewer than {FEWEST_STEPS} steps.")
     return length
 
 
@@ -119,26 +127,12 @@ def _refuse(prepared: Prepared, n: int, needed_s: float) -> NoReturn:
                       f"unit. Give budget.minutes={1.05 * minutes:.1f} or more.")
 
 
-def _fitted(plan: Plan, step_s: Mapping[str, float], until: float, baselines: Sequence[float]) -> Length:
+def _fitted(step_s: Mapping[str, float], until: float, baselines: Sequence[float]) -> Length:
     """The length of a race that begins with these networks and ends then."""
     seconds = until - time.time()
     fit = KNOWN_SHARE * seconds / max(1e-9, sum(step_s.values()))
     steps = round(min(KNOWN_STEPS[1], max(KNOWN_STEPS[0], fit)))
-    n_proposed = 0
-    if plan.start is None:
-        steps = PROXY.max_steps
-        each_s = steps * float(np.mean([*step_s.values()])) / plan.workers
-        n_proposed = _n_proposed(plan, step_s, round(min(64.0, max(6.0, PROPOSED_SHARE * seconds / each_s))))
-    return Length(dict(step_s), steps, None, until, tuple(baselines), n_proposed=n_proposed)
-
-
-def _n_proposed(plan: Plan, known: Mapping[str, Any], fitting: int = DEFAULT_TRIALS) -> int:
-    """Networks that the sampler is asked for in the first rung: none around a pretrained network, whose cuts are known
-    by name."""
-    if plan.start is not None:
-        return 0
-    n_trials = plan.options.n_trials
-    return fitting if n_trials is None else max(0, n_trials - len(known))
+    return Length(dict(step_s), steps, None, until, tuple(baselines))
 
 
 def _step_seconds(prepared: Prepared, names: Iterable[str], console: Console) -> dict[str, float]:
@@ -177,8 +171,8 @@ def course_of(prepared: Prepared, length: Length) -> Course:
     plan = prepared.plan
     options = plan.options
     return make_course(plan.space, prepared.model.predict, prepared.options, length, k=plan.parts,
-                       n_lines=options.n_trials, n_children=CHILDREN * (options.children and length.children),
-                       n_controls=options.controls, workers=plan.workers)
+                       n_lines=options.n_trials, n_controls=options.controls, workers=plan.workers,
+                       is_int8=plan.deployment.target.precision == "int8")
 
 
 def _tell_plan(prepared: Prepared, length: Length, console: Console) -> None:
@@ -187,6 +181,7 @@ def _tell_plan(prepared: Prepared, length: Length, console: Console) -> None:
     race = Race(course, read_lines(prepared.study, prepared.plan.space), prepared.study.user_attrs.get(FINALISTS))
     names = ", ".join(f"{known.name} ({course.latency_ms(known.architecture):.3g} ms)" for known in course.known)
     console.note(f"race: {names}; {course.k} parts of the latencies up to {course.bound_ms:.3g} ms")
+    tell_room(course, prepared.options.cap_ms, console)
     outlook, unit = race.outlook(), race.unit()
     if clock is None:
         console.note(f"a unit of the race has {length.unit_steps} steps, by finalists.recipe; budget.minutes= bounds "
@@ -197,6 +192,16 @@ def _tell_plan(prepared: Prepared, length: Length, console: Console) -> None:
     told = ", ".join(f"{rung} {seconds / 60:.1f}" for rung, seconds in parts.items() if seconds >= 3)
     console.note(f"plan for {clock.minutes:g} min, if all of them stay in: {clock.spent_s / 60:.1f} to prepare (done), "
                  f"{told}, {(clock.left_s - max(0.0, length.left_s)) / 60:.1f} to export, score and time")
+
+
+def tell_room(course: Course, cap_ms: float | None, console: Console) -> None:
+    """Say where every network takes less than half of the cap, and how large images would use it."""
+    slowest = course.known[0].architecture
+    slowest_ms, px = course.latency_ms(slowest), slowest.image_size
+    if cap_ms is not None and 2 * slowest_ms < cap_ms:
+        larger = min(1024, int(px * math.sqrt(cap_ms / slowest_ms)) // 8 * 8)  # latency grows about as the pixels do
+        console.remark(f"note: the slowest network takes {slowest_ms:.3g} of the cap's {cap_ms:g} ms, on images of "
+                       f"{px} px. Where the files are larger, try dataset.image_size={larger}.")
 
 
 def race_lines(prepared: Prepared, console: Console) -> None:
@@ -210,8 +215,8 @@ def race_lines(prepared: Prepared, console: Console) -> None:
                          "this one again in a minute.")
     course = course_of(prepared, Length.of(study.user_attrs[LENGTH]))
     setting = Setting(study, plan.space, prepared.model.predict, prepared.dataset, plan.network,
-                      cast("Asking", study.sampler), line_recipe(plan, prepared.dataset), plan.options.seed,
-                      prepared.run.lines, prepared.options, course)
+                      line_recipe(plan, prepared.dataset), plan.options.seed, prepared.run.lines, prepared.options,
+                      course)
     with console.step("race") as report:
         began = time.time()
         end = began + course.left_s() if course.unit_steps is None else None
@@ -221,7 +226,7 @@ def race_lines(prepared: Prepared, console: Console) -> None:
             if event.kind == "training":
                 done = 0.0 if end is None else min(0.99, (time.time() - began) / max(1.0, end - began))
                 report(done, f"{event.rung}: {name}, step {event.step} of {event.steps}")
-            elif event.line is not None and event.kind != "looked":
+            elif event.line is not None:
                 console.note(f"trial {event.line.number} ({name}, {event.line.latency_ms:.3g} ms): "
                              f"{event.rung or event.kind}: {event.text}")
 
@@ -230,13 +235,12 @@ def race_lines(prepared: Prepared, console: Console) -> None:
         keep.write_held()
     made = sum(line.made == CONTROL for line in read_lines(study, plan.space))
     if made < course.n_controls:
-        console.say(f"{course.n_controls - made} of {course.n_controls} controls fewer: no other network was drawn "
-                    "that is as fast as the finalist.")
+        console.remark(f"{course.n_controls - made} of {course.n_controls} controls fewer: no other network was drawn "
+                       "that is as fast as the finalist.")
 
 
 def raced_of(prepared: Prepared) -> dict[str, Raced]:
     """The weights of the lines that the race has finished, by network id."""
-    from hwnas.front.make import Raced
     from hwnas.search.racer import state_path
 
     lines = read_lines(prepared.study, prepared.plan.space)
@@ -245,17 +249,30 @@ def raced_of(prepared: Prepared) -> dict[str, Raced]:
 
 
 def clear_lines(prepared: Prepared) -> None:
-    """Remove the states of all lines but those that a network of the front would be made from again."""
+    """Remove the states of all lines but those that a network of the front would be made from again, and what killed
+    processes left half written."""
     kept = {raced.path for raced in raced_of(prepared).values()}
-    for path in prepared.run.lines.glob("*.safetensors"):
+    for path in [*prepared.run.lines.glob("*.safetensors"), *prepared.run.lines.glob(".*.tmp")]:
         if path not in kept:
             path.unlink(missing_ok=True)
 
 
 def race_rows(prepared: Prepared) -> list[FrontRow]:
-    """Finalists and controls as rows of the later front; the whole network is a baseline where it was dropped."""
-    from hwnas.front.rows import FrontRow
+    """The rows of the front as yet without figures: what the race has finished, and baselines. The whole network is
+    one of these where it did not come through."""
+    plan, rows = prepared.plan, _line_rows(prepared)
+    if not rows:
+        reasons = Counter(str(trial["reason"]) for trial in trial_rows(prepared.study) if trial.get("reason"))
+        raise StudyError("no network came through the race" + "".join(
+            f"; {n} of them: {reason}" for reason, n in reasons.most_common(1)))
+    whole = whole_of(prepared)
+    raced = whole is not None and any(row.id == whole.id for row in rows)
+    return [*rows, *(FrontRow.of(network, target=plan.deployment.target.name, host=plan.deployment.host_name)
+                     for network in plan.baselines if not (raced and network.id == plan.whole))]
 
+
+def _line_rows(prepared: Prepared) -> list[FrontRow]:
+    """Finalists and controls as rows of the later front; the whole network is a baseline where it was dropped."""
     plan, lines = prepared.plan, read_lines(prepared.study, prepared.plan.space)
     chosen = set(prepared.study.user_attrs.get(FINALISTS, ()))
     done = [line for line in lines if line.rungs & ENDS]
@@ -303,9 +320,14 @@ def stories_of(prepared: Prepared) -> dict[str, str]:
 
 def story_of(line: Line, lines: Mapping[int, Line]) -> str:
     """Its legs, and those of what it was cut from."""
-    own = ", ".join(f"{leg['steps']} steps ({leg['rung']})" for leg in line.legs)
+    own = ", ".join(f"{leg['steps']} steps ({leg['rung']})" + _rounded_of(leg) for leg in line.legs)
     source = None if line.source is None else lines.get(line.source)
     if source is None:
         return own
     return f"{own} behind trial {source.number} ({line.move or 'cut from it'}; {source.id} at {source.px} px, " \
            f"{story_of(source, lines)})"
+
+
+def _rounded_of(leg: Mapping[str, Any]) -> str:
+    steps = round(leg.get("rounded", 0.0) * leg["steps"])
+    return f", the last {steps} with int8's rounding" if steps else ""

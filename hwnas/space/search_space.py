@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import yaml
 from numpy.typing import NDArray
 
 from hwnas.errors import SpaceError, UnknownName
@@ -102,8 +103,6 @@ class SearchSpace:
     @classmethod
     def of_content(cls, content: Mapping[str, Any], name: str, *, channels: int, classes: int) -> SearchSpace:
         """The space that a YAML file called `name` with this content would be; SpaceError where it breaks a rule."""
-        import yaml
-
         text = yaml.safe_dump(dict(content), sort_keys=False, default_flow_style=None, width=120)
         return cls._of_file(SpaceFile(name, text), Path(f"{name}.yaml"), channels, classes, None)
 

@@ -44,7 +44,6 @@ class Line:
             another line the top-1 that it gained over it.
         key: names its weights by everything that decided them; empty before the first leg.
         state: Optuna's.
-        loss: of the untrained network on some validation images, None where that was not asked.
         claim: who works on it and what at; None: nobody.
     """
 
@@ -57,7 +56,6 @@ class Line:
     legs: tuple[Mapping[str, Any], ...]
     key: str
     state: TrialState
-    loss: float | None = None
     claim: Mapping[str, Any] | None = None
     trial: FrozenTrial | None = field(default=None, compare=False, repr=False)
 
@@ -123,7 +121,7 @@ def _line(trial: FrozenTrial, space: SearchSpace) -> Line:
     claim = attrs.get("claim")
     return Line(trial.number, Architecture.parse(attrs["architecture"], space.channels, space.classes),
                 float(attrs["latency_ms_predicted"]), said["made"], said["source"], said["move"],
-                tuple(said["legs"]), said["key"], trial.state, attrs.get("loss"), claim or None, trial)
+                tuple(said["legs"]), said["key"], trial.state, claim or None, trial)
 
 
 def pack(right: NDArray[np.bool_]) -> str:
@@ -143,14 +141,10 @@ def add_line(study: optuna.Study, space: SearchSpace, params: Mapping[str, Any],
     """A new line of the network with these parameters. `facts` are the trial's attributes, known before training."""
     distributions = {parameter.name: CategoricalDistribution(parameter.choices) for parameter in space.parameters}
     system = {f"constraints:{key}": value for key, value in (constraints or {}).items()}
+    untrained: dict[str, Any] = {"made": made, "source": source, "move": move, "legs": [], "key": ""}
     study.add_trial(optuna.create_trial(
         state=TrialState.RUNNING, params=dict(params), distributions=dict(distributions),
-        user_attrs={**facts, LINE: begun(made, source, move)}, system_attrs=system))
-
-
-def begun(made: str, source: int | None, move: str) -> dict[str, Any]:
-    """The attribute LINE of a line that was not trained yet."""
-    return {"made": made, "source": source, "move": move, "legs": [], "key": ""}
+        user_attrs={**facts, LINE: untrained}, system_attrs=system))
 
 
 def claim_line(study: optuna.Study, line: Line, work: Mapping[str, Any]) -> None:
@@ -194,22 +188,9 @@ def record_leg(study: optuna.Study, line: Line, leg: Mapping[str, Any], key: str
         "seconds": sum(float(each["seconds"]) for each in legs)})
 
 
-def record_loss(study: optuna.Study, line: Line, loss: float, seconds: float) -> None:
-    """What the untrained network loses; the claim ends."""
-    _write(study, line, {"loss": loss, "seconds": seconds, "claim": None})
-
-
 def release_line(study: optuna.Study, line: Line) -> None:
     """End a claim without a result."""
     _write(study, line, {"claim": None})
-
-
-def end_unborn(study: optuna.Study) -> None:
-    """Fail the trials that a process of this machine asked for and died over before they were lines."""
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        worker = trial.user_attrs.get("worker")
-        if LINE not in trial.user_attrs and worker is not None and is_dead(str(worker)):
-            storage_of(study).finish(trial, TrialState.FAIL)
 
 
 def drop_line(study: optuna.Study, line: Line, reason: str) -> None:

@@ -440,6 +440,19 @@ def check_file(path: Path, busy_s: float = BUSY_S) -> None:
         connection.close()
 
 
+def tell_held(url: str, say: Callable[[str], None]) -> None:
+    """Tell `say` where another program holds the study's file, and how long it is waited for."""
+    path = sqlite_path(url)
+    if path is None or not path.exists():
+        return
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(path, timeout=1)) as connection:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            if "locked" in str(error):
+                say(f"another program holds {path}; waiting for it, {BUSY_S:g} s at most")
+
+
 def fold_in(path: Path) -> None:
     """Move what stands in the log beside a database into the file itself, unless another process is at work there.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import re
 import zlib
@@ -246,8 +247,6 @@ def load_yaml(text: str) -> Any:
 
 def content_of(path: Path) -> str:
     """Twelve hexadecimal digits that name a file's content; ConfigError when it cannot be read."""
-    import hashlib
-
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()[:12]

@@ -9,14 +9,18 @@ import contextlib
 import errno
 import os
 import secrets
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 
 from hwnas.errors import ConfigError, UserError
 
+_TEMPORARY = "hwnas-"  # begins the names of temporary folders
 _PACKAGE = Path(__file__).resolve().parents[1]
 _EDQUOT = getattr(errno, "EDQUOT", -1)  # Windows has none
 _NEXT_STEP = {
@@ -181,6 +185,27 @@ def hold(path: Path, waiting: Callable[[], None] | None = None, *, wait: bool = 
         yield lock.is_locked
     finally:
         lock.release()
+
+
+@contextmanager
+def temporary_folder() -> Iterator[str]:
+    """A folder for files of this block, below the system's folder for such; those that killed processes left there are
+    removed first."""
+    _remove_left_folders(tempfile.gettempdir())
+    with tempfile.TemporaryDirectory(prefix=_TEMPORARY) as folder, hold(Path(folder, ".lock.new")):
+        Path(folder, ".lock.new").rename(Path(folder, ".lock"))  # whoever sees it finds it locked
+        yield folder
+
+
+@cache
+def _remove_left_folders(within: str) -> None:
+    for lock in Path(within).glob(f"{_TEMPORARY}*/.lock"):
+        with suppress(UserError, FileNotFoundError):
+            if lock.parent.lstat().st_uid != os.getuid():  # others may put anything there
+                continue
+            with hold(lock, wait=False) as is_left:
+                if is_left:
+                    shutil.rmtree(lock.parent, ignore_errors=True)
 
 
 def holder(path: Path) -> str:

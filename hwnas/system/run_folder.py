@@ -16,11 +16,13 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hwnas import __version__
 from hwnas.errors import StudyError, UserError
 from hwnas.system.documents import Document, check_shape, load_yaml, read_json, yaml_text
 from hwnas.system.paths import hold, unwritten, write_atomic
@@ -28,15 +30,9 @@ from hwnas.system.tables import finite, read_npz, read_table, table_csv, table_t
 
 NAME = ".hwnas.json"
 MARKER = Document("hwnas-folder", 1, "the mark of a folder", "Choose another out=FOLDER.")
-_PASSING = re.compile(r"\.hwnas\.json.*|\.writable|\..+\.lock|\..+\.[0-9a-f]{8}\.tmp")  # names that hwnas itself leaves
+_PASSING = re.compile(r"\.hwnas\.json.*|\..+\.lock|\..+\.[0-9a-f]{8}\.tmp")  # names that hwnas itself leaves
 _PROBE_BYTES = 1 << 20  # a disk that cannot take 1 MiB cannot take a run
 _HEAD = 4096  # bytes in which documents and pictures of hwnas name it
-_LOOKED_AT = 1 << 20  # bytes of a file that tell whether hwnas wrote it
-_SECTIONS = ("target", "space", "n_trials", "accuracy", "sampler", "budget", "finalists")  # of a search's config.yaml
-
-_SIGNS = (("certify", "plan.json", b'"hwnas-certify/'), ("train", "summary.json", b'"hwnas-training/'),
-          ("train", "checkpoint.safetensors", b'"hwnas_checkpoint"'),
-          ("compress", "steps/identity.json", b'"calibration_images"'))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +72,13 @@ class WorkFolder:
         if (owner := kind_of(self.path)) != self.kind:
             raise StudyError(f"{self.path} is {_folder_of(owner)}. Choose another out=FOLDER." if owner else
                              f"{self.path} is not the folder of a {self.kind}.")
-        if not (self.path / NAME).exists():
-            self._mark()
-        probe = self.path / ".writable"  # to fail now, in one line, rather than after hours of training
-        try:
-            write_atomic(probe, bytes(_PROBE_BYTES))
-        finally:
-            probe.unlink(missing_ok=True)
+        try:  # to fail now, in one line, rather than after hours of training
+            with TemporaryFile(dir=self.path) as probe:  # which has no name, so that a kill leaves nothing
+                probe.write(bytes(_PROBE_BYTES))
+                probe.flush()
+                os.fsync(probe.fileno())
+        except OSError as error:
+            raise unwritten(self.path, error) from error
         return self
 
     def hold(self, work: str, say: Callable[[str], None] | None = None, wait: bool = True
@@ -93,8 +89,6 @@ class WorkFolder:
 
     def _mark(self) -> None:
         """Write the marker, unless another process was first."""
-        from hwnas import __version__
-
         beside = self.path / f"{NAME}.{os.getpid()}"
         try:
             write_atomic(beside, json.dumps({**MARKER.header, "kind": self.kind, "hwnas": __version__}) + "\n")
@@ -125,27 +119,9 @@ def check_replaceable(*paths: Path, begin: str = "hwnas") -> None:
 
 
 def kind_of(folder: Path) -> str | None:
-    """The kind of work that a folder belongs to, None for a folder that hwnas did not make.
-
-    Versions before the marker are known by what they wrote. StudyError for a marker of a later version.
-    """
-    if os.path.lexists(folder / NAME):
-        return str(MARKER.read(folder / NAME).get("kind"))
-    config = _begin(folder / "config.yaml").decode(errors="replace")
-    if all(re.search(rf"^{key}:", config, re.MULTILINE) for key in _SECTIONS) and (
-            (folder / "study.db").exists() or b'"hwnas-environment/' in _begin(folder / "environment.json")
-            or re.search(r"^storage: (?!null)", config, re.MULTILINE)):
-        return "search"
-    return next((kind for kind, name, sign in _SIGNS if sign in _begin(folder / name)), None)
-
-
-def _begin(path: Path) -> bytes:
-    """The first bytes of a file, none where it cannot be read."""
-    try:
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
-            return file.read(_LOOKED_AT)
-    except OSError:
-        return b""
+    """The kind of work that a folder belongs to, None for a folder that hwnas did not make. StudyError for a marker of
+    a later version."""
+    return str(MARKER.read(folder / NAME).get("kind")) if os.path.lexists(folder / NAME) else None
 
 
 def _others(path: Path) -> list[str]:
@@ -162,6 +138,7 @@ def _folder_of(kind: str) -> str:
     return f"the folder of a python -m hwnas.{kind}"
 
 
+_MOST_PIXELS = 3 << 22  # of an image in a report, times its channels
 MANIFEST = "manifest.json"
 _MOST_NAME = 255  # bytes
 MANIFESTS = Document("hwnas-model", 1, "the manifest of a model folder", "Remove it, and give the command again: the "
@@ -256,7 +233,7 @@ _OPTIONAL = {  # what is read from any run, be it unfinished or of an earlier ve
     "dataset?": ({"name?": str, "title?": str, "image_size?": int, "class_names?": [str],
                   "left_out?": ({"*": int}, None)}, None), "latency_model?": (dict, None),
     "search?": ({"accuracy?": str, "objective?": str, "left_out?": [str]}, None), "training?": {"steps?": int},
-    "spent_s?": {"*": float},
+    "spent_s?": {"*": float}, "family?": str, "remarks?": [str],
     "certificate?": ({"lines?": [str], "columns?": [str], "table?": [[str]], "file?": str, "created?": str,
                       "host?": str}, None)}
 _WHOLE = {"dataset": {"fingerprint": str, "image_size": int, "channels": int, "class_names": [str]}, "target": dict,
@@ -396,6 +373,11 @@ class RunFolder(WorkFolder):
         return self.path / "predictions.npz"
 
     @property
+    def mistakes(self) -> Path:
+        """`mistakes.npz`: test images that the network to deploy answers wrongly."""
+        return self.path / "mistakes.npz"
+
+    @property
     def environment(self) -> Path:
         """`environment.json`."""
         return self.path / "environment.json"
@@ -452,10 +434,29 @@ class RunFolder(WorkFolder):
 
     def read_predictions(self) -> dict[str, NDArray[np.int32]]:
         """Inverse of `write_predictions`, `labels` among the keys; StudyError when it cannot be read."""
-        try:
-            return read_npz(self.predictions, self.predictions.stat().st_size)
-        except (OSError, ValueError) as error:
-            raise StudyError(f"cannot read {self.predictions}: {error}.") from None
+        held = _read_arrays(self.predictions)
+        if any(array.dtype != np.int32 or array.ndim != 1 for array in held.values()) or len(
+                {len(array) for array in held.values()}) > 1:
+            raise StudyError(f"cannot read {self.predictions}: it holds no answers to the same images.")
+        return held
+
+    def write_mistakes(self, index: NDArray[Any], images: NDArray[np.uint8]) -> None:
+        """`mistakes.npz`: places of some test images in the test set [n], and the images [n, c, h, w]."""
+        out = io.BytesIO()
+        np.savez_compressed(out, index=index.astype(np.int32), images=images)
+        write_atomic(self.mistakes, out.getvalue())
+
+    def read_mistakes(self) -> dict[str, NDArray[Any]]:
+        """Inverse of `write_mistakes`; no arrays where there is no file, StudyError when it cannot be read."""
+        if not self.mistakes.exists():
+            return {}
+        held = _read_arrays(self.mistakes)
+        index, images = (held.get(key, np.empty(0)) for key in ("index", "images"))
+        if index.dtype != np.int32 or images.dtype != np.uint8 or index.ndim != 1 or images.ndim != 4 or \
+                len(index) != len(images) or images.shape[1] not in (1, 3) or not images[:1].size <= _MOST_PIXELS or (
+                len(images) and not images.size):
+            raise StudyError(f"cannot read {self.mistakes}: it holds no images with their places. Remove it.")
+        return held
 
     def write_measurements(self, data: Mapping[str, Any]) -> None:
         """`measurements.json`: every raw sample, written without spaces because there are many."""
@@ -519,3 +520,10 @@ class RunFolder(WorkFolder):
 
         text = config if isinstance(config, str) else yaml.safe_dump(dict(config), sort_keys=False, width=110)
         write_atomic(self.config, text)
+
+
+def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    try:
+        return read_npz(path, path.stat().st_size)
+    except (OSError, ValueError) as error:
+        raise StudyError(f"cannot read {path}: {error}.") from None

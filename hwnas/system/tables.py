@@ -9,7 +9,9 @@ import csv
 import io
 import json
 import math
+import re
 import types
+import unicodedata
 import warnings
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,6 +40,8 @@ _MOST_LINES, _MOST_CSV = 1_000_000, 256 << 20  # of a user's table of networks
 _MOST_NAMES, _MOST_NAMES_TEXT = 10_000, 1 << 20  # of its columns
 
 
+_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")  # that a spreadsheet takes as it stands
+
 def table_csv(rows: Sequence[Mapping[str, Any]], columns: Iterable[str] = ()) -> str:
     """CSV text of mappings: None as an empty cell, `true` and `false`, lists as JSON, floats to six digits.
 
@@ -48,6 +52,20 @@ def table_csv(rows: Sequence[Mapping[str, Any]], columns: Iterable[str] = ()) ->
     names = list(dict.fromkeys([*columns, *(key for row in rows for key in row)]))
     cells = [[_cell(row.get(name)) for name in names] for row in rows]
     return str(pd.DataFrame(cells, columns=names, dtype=object).to_csv(index=False, lineterminator="\n"))
+
+
+def shown_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """`table_csv` of names that anybody may have given, for people: a spreadsheet runs no cell (one that begins as a
+    formula, and is no number, gets an apostrophe before it), and a terminal obeys none (control characters are written
+    as escapes)."""
+    return table_csv([{key: _harmless(value) if isinstance(value, str) else value for key, value in row.items()}
+                      for row in rows])
+
+
+def _harmless(text: str) -> str:
+    text = "".join(char.encode("unicode_escape").decode() if unicodedata.category(char) in ("Cc", "Cs") else char
+                   for char in text)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) and not _NUMBER.fullmatch(text) else text
 
 
 def _cell(value: Any) -> str:

@@ -20,18 +20,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hwnas import __version__
 from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console
-from hwnas.data.dataset import Dataset, DatasetInfo, Split, top1
+from hwnas.data.dataset import Dataset, DatasetInfo, Split, subset, top1
+from hwnas.data.loading import inspect_dataset, read_images
 from hwnas.errors import ConfigError, DataError, ExportError, StudyError
-from hwnas.networks.baselines import TIMM, Baseline, count_macs, count_params
+from hwnas.networks.baselines import TIMM, Baseline, check_timm, count_macs, count_params
 from hwnas.networks.export import RECIPE_KEY, Parity, check_parity, export_onnx, parity_images, stored_fingerprint
 from hwnas.networks.network import (
     FoundNetwork,
     Network,
     Shape,
     TimmNetwork,
-    check_tensors,
     load_weights,
     read_architecture,
     read_network,
@@ -42,7 +43,7 @@ from hwnas.runtimes import runtime as deployed
 from hwnas.runtimes.runtime import FP32, load_runtime
 from hwnas.space.architecture import Architecture
 from hwnas.stats import wilson
-from hwnas.system.documents import check_identity, content_of, load_json, read_json, yaml_text
+from hwnas.system.documents import check_identity, content_of, yaml_text
 from hwnas.system.libraries import version_of
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import Manifest, ModelFolder, RunFolder, WorkFolder
@@ -57,8 +58,6 @@ from hwnas.training.teacher import Teacher, TeacherOptions, distilled, teacher_o
 
 _LARGEST_PX = 224  # largest size that timm networks are trained at, unless dataset.image_size says otherwise
 _INITIAL = 1 << 32  # no epoch: the key of the random numbers that weights are made of
-# Identities leave these out: trainings begun earlier do not know them.
-_LATER = {"min_steps": 0, "max_steps": 0, "body_rate": 1.0, "layer_decay": 1.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +138,6 @@ def make_job(config: Config, console: Console, within: Path | None = None) -> Tr
 
     `within`: the folder of the work that this training is a part of.
     """
-    from hwnas.data.loading import inspect_dataset
-
     ranks = Ranks.of_environment()
     recipe, options = recipe_of(config), read_command(TrainOptions, config)
     recipe = replace(recipe, device=resolved(options.device, "device"))
@@ -154,7 +151,6 @@ def make_job(config: Config, console: Console, within: Path | None = None) -> Tr
     if options.weights is None and (isinstance(source, Baseline) or source.cut_from):
         console.note(f"begins with {source.pretrained or 'random weights; pretrained=true begins with ImageNet ones'}")
     dataset, train, validation = _images(options, network.shape.image_size, console)
-    dataset = dataset.as_in(_identity_in(out).get("dataset.fingerprint"), out, console.say)
     fed = network.fed(dataset)
     if teacher is not None and (fed.mean, fed.std) != (dataset.mean, dataset.std):
         # it was trained on images as the data set normalises them
@@ -179,34 +175,14 @@ def make_job(config: Config, console: Console, within: Path | None = None) -> Tr
 def _note_other_images(run: RunFolder, dataset: Dataset, console: Console) -> None:
     """Say now, not after hours, that a network trained on these images could not join the run's front."""
     theirs = (run.find_environment().get("dataset") or {}).get("fingerprint")
-    if theirs not in (None, dataset.fingerprint, dataset.former):
+    if theirs not in (None, dataset.fingerprint):
         console.say(f"note: these images are {dataset.fingerprint}, those of {run.path} are {theirs}: other files, "
                     "size or split, so that the network cannot join its front. Give the search's dataset options, and "
                     "its seed as split_seed.")
 
 
-def _identity_in(folder: Path) -> Mapping[str, Any]:
-    """The identity of the training in `folder`; empty where there is none, or its files are torn: their reader says."""
-    from safetensors import SafetensorError, safe_open
-
-    from hwnas.training.loop import CHECKPOINT_KEY
-
-    try:
-        if (folder / "summary.json").is_file():
-            about = read_json(folder / "summary.json")
-        else:
-            with safe_open(check_tensors(folder / "checkpoint.safetensors"), framework="np") as file:
-                about = load_json((file.metadata() or {})[CHECKPOINT_KEY])
-        return dict(about["identity"])
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError):
-        return {}
-
-
 def _images(options: TrainOptions, size: int, console: Console) -> tuple[Dataset, Split, Split]:
     """The data set, and the parts of it that train and validate."""
-    from hwnas.data.dataset import subset
-    from hwnas.data.loading import read_images
-
     seed = options.split_seed
     dataset = read_images(options.dataset, size, seed, console)
     train, validation = (
@@ -217,8 +193,7 @@ def _images(options: TrainOptions, size: int, console: Console) -> tuple[Dataset
 
 def _identity(recipe: Recipe) -> dict[str, Any]:
     """The recipe in an identity, by key."""
-    return {key: value for key, value in recipe.to_dict().items()
-            if key not in ("name", "threads", "device") and (key, value) not in _LATER.items()}
+    return {key: value for key, value in recipe.to_dict().items() if key not in ("name", "threads", "device")}
 
 
 def identity_of(network: Network) -> str:
@@ -248,8 +223,6 @@ def _begun(source: FoundNetwork | Baseline, options: TrainOptions, channels: int
 
 
 def _source(options: TrainOptions, info: DatasetInfo) -> FoundNetwork | Baseline:
-    from hwnas.networks.baselines import check_timm
-
     name, given = options.model, options.architecture
     if name is not None and given is None:
         if not name.startswith(TIMM):
@@ -427,17 +400,17 @@ def read_summary(job: TrainingJob) -> dict[str, Any] | None:
 def whole_summary(job: TrainingJob, console: Console) -> dict[str, Any] | None:
     """`read_summary` of a folder whose files are those that were made; None where the training must be done again.
 
-    Files that can be made of whole weights are made again, and a line says so. Weights of an earlier version, without a
-    manifest, count as whole when their header names this training.
+    Files that can be made of whole weights are made again, and a line says so. Without a manifest, weights count as
+    whole when their header names this training.
     """
     summary = read_summary(job)
     if summary is None:
         return None
-    folder, manifest, recipe = job.folder, Manifest.find(job.folder.path), _fingerprint(job)
+    folder, manifest = job.folder, Manifest.find(job.folder.path)
     described = folder.path / job.network.file
     if manifest is None:
-        faults = [f"no {folder.manifest.name} (of an earlier version)"]
-        spoilt = stored_fingerprint(folder.weights) != recipe
+        faults = [f"no {folder.manifest.name}"]
+        spoilt = stored_fingerprint(folder.weights) != _fingerprint(job)
     else:
         faults = manifest.faults(folder.weights, described, folder.onnx)
         spoilt = bool(manifest.fault(folder.weights))
@@ -529,8 +502,6 @@ def _fingerprint(job: TrainingJob) -> str:
 
 def _metadata(job: TrainingJob) -> dict[str, str]:
     """`metadata_props` of the ONNX file, as finalists have them (hwnas.front.make.metadata)."""
-    from hwnas import __version__
-
     data = job.dataset
     return {
         "hwnas_version": __version__, "hwnas_id": job.network.id, "architecture": str(job.network),

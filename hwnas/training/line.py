@@ -8,6 +8,7 @@ no line is warmed up twice, and nothing that was trained is thrown away.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import time
@@ -17,18 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hwnas.data.dataset import Dataset, Images, Progress, Split
+from hwnas.data.dataset import Dataset, Progress, Split
 from hwnas.errors import StudyError, TrainingError, UserError
-from hwnas.training.batches import Batches, fed
+from hwnas.training.batches import Batches
 from hwnas.training.loop import Checkpoint, Training, lay_out, predict, seeded
-from hwnas.training.place import device_of
 from hwnas.training.recipe import Recipe
-
-_BATCH = 64  # images of a pass that sets norms
+from hwnas.training.rounding import Rounding
 
 SAVE_S = 30.0  # seconds of a leg after which its state is written, so that a kill costs no more
 
@@ -36,12 +34,13 @@ SAVE_S = 30.0  # seconds of a leg after which its state is written, so that a ki
 @dataclass(frozen=True, slots=True)
 class Leg:
     """So many steps whose learning rate goes from `start` to `end`, as shares of the recipe's, along half a cosine,
-    and rises from zero in the first `warmup` of them."""
+    and rises from zero in the first `warmup` of them; the last `rounded` ones see int8's rounding."""
 
     steps: int
     start: float
     end: float
     warmup: int = 0
+    rounded: int = 0
 
     def rate(self, step: int) -> float:
         """The share of the recipe's rate at a step of the leg (from 0)."""
@@ -103,6 +102,14 @@ class LineTraining(Training):
                     save(self.state())
                     saved = time.monotonic()
         save(self.state())
+
+    def in_precision(self) -> contextlib.AbstractContextManager[object]:
+        """Besides what the recipe asks for, int8's rounding in the last steps of the leg."""
+        stack = contextlib.ExitStack()
+        stack.enter_context(super().in_precision())
+        if self.step >= self.stretch.leg.steps - self.stretch.leg.rounded:
+            stack.enter_context(Rounding())
+        return stack
 
     def state(self) -> Checkpoint:
         """All that the line needs to go on."""
@@ -195,31 +202,3 @@ def answers(model: nn.Module, part: Split, data: Dataset) -> NDArray[np.bool_]:
     """Which images of `part` the network answers rightly [n]."""
     right: NDArray[np.bool_] = predict(model, part.images, data).argmax(1) == part.labels
     return right
-
-
-def mean_loss(model: nn.Module, part: Split, data: Dataset) -> float:
-    """The task's mean loss over `part`."""
-    logits = torch.from_numpy(predict(model, part.images, data))
-    return float(data.task.loss(logits, torch.from_numpy(part.labels), 0.0))
-
-
-@torch.no_grad()
-def set_norms(network: nn.Module, images: Images, data: Dataset) -> None:
-    """Set every batch norm's statistics to the mean over `images` uint8 [n, c, h, w]; weights stay.
-
-    They are shuffled first: batches of images that lie class by class would each be normalised by one class's own
-    statistics. A last batch of one image is left out: maps of one pixel have no variance there.
-    """
-    order = np.random.default_rng(0).permutation(len(images))
-    device = str(device_of(network))
-    norms = [module for module in network.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-    momenta = [module.momentum for module in norms]
-    for module in norms:
-        module.reset_running_stats()
-        module.momentum = None  # the plain mean over batches
-    network.train()
-    for start in range(0, max(1, len(images) - 1), _BATCH):
-        part = fed(np.asarray(images[order[start:start + _BATCH]]), data, device)
-        network(part.contiguous(memory_format=torch.channels_last))
-    for module, momentum in zip(norms, momenta, strict=True):
-        module.momentum = momentum

@@ -105,7 +105,7 @@ class Training:
         loss.backward()
         return self.batches.ranks.mean(float(loss.detach()), self.batches.device)
 
-    def in_precision(self) -> contextlib.AbstractContextManager[None]:
+    def in_precision(self) -> contextlib.AbstractContextManager[object]:
         """What computes losses stands in it: autocast where the recipe asks for bf16."""
         kind = torch.device(self.batches.device).type
         return torch.autocast(kind, torch.bfloat16) if self.recipe.precision == "bf16" else contextlib.nullcontext()

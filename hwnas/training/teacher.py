@@ -11,7 +11,6 @@ import contextlib
 import os
 import socket
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from hwnas.runtimes.child import WAITING, Progress, run_child, serve
 from hwnas.runtimes.foreign import check_batches, check_path, input_of, load_checked
 from hwnas.runtimes.runtime import one_line
 from hwnas.system.documents import content_of
+from hwnas.system.paths import temporary_folder
 from hwnas.target import Target
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def teacher_of(options: TeacherOptions, dataset: Dataset, batch_size: int, threa
     if str(options.model).startswith(TIMM):
         yield _timm(options, dataset, device)
         return
-    with tempfile.TemporaryDirectory(prefix="hwnas-") as folder:
+    with temporary_folder() as folder:
         child = OnnxTeacher(options, dataset, Target("teacher", "onnxruntime", "fp32", threads, batch_size), folder)
         try:
             yield child

@@ -1,2 +1,0 @@
-"""Architectures stand in `hwnas.space.architecture`; cards of earlier versions import this name."""
-

@@ -1,2 +1,0 @@
-"""Baselines stand in `hwnas.networks.baselines`; cards of earlier versions import this name."""
-

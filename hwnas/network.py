@@ -1,2 +1,0 @@
-"""Networks are built in `hwnas.networks.build`; cards of earlier versions import this name."""
-

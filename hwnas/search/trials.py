@@ -1,0 +1,122 @@
+"""Trials on the road of a search: how long they last, their work as one process, what is made of them for the front."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from hwnas.cli.progress import Console, Report
+from hwnas.errors import BudgetError, SamplerError
+from hwnas.front.finalists import doubts, draw_controls, finalists_of, known_controls
+from hwnas.front.rows import FrontRow
+from hwnas.networks.network import FoundNetwork
+from hwnas.search.loop import run_search
+from hwnas.search.minutes import timing_reserve_s
+from hwnas.search.plan import UNLIMITED
+from hwnas.search.prepare import Prepared, trials_s
+from hwnas.space.search_space import WHOLE
+from hwnas.study.storage import storage_errors
+from hwnas.study.study import storage_of
+from hwnas.system.run_folder import ESTIMATED
+
+if TYPE_CHECKING:
+    from hwnas.search.loop import SearchEvent
+
+UNTIL = "search_until"  # of the study: when its trials end, seconds since 1970
+
+
+def begin_trials(prepared: Prepared, console: Console) -> None:
+    """Print the plan of the minutes, and set the end of the trials, which workers read in the study."""
+    clock, pace, plan, until = prepared.clock, prepared.pace, prepared.plan, None
+    if clock is not None and pace is not None:
+        seconds = trials_s(plan, clock, pace)
+        rest_s, timing_s = clock.left_s - seconds, timing_reserve_s(clock)
+        n_known = len({*plan.space.known} - ({WHOLE} if plan.whole else set())) if plan.options.controls else 0
+        console.note(f"plan for {clock.minutes:g} min: {clock.spent_s / 60:.1f} to prepare (done), {seconds / 60:.1f} "
+                     f"for trials, about {(rest_s - timing_s) / 60:.1f} to train and export {plan.parts} finalists, "
+                     f"{plan.options.controls} controls, up to {n_known} known networks and {len(plan.baselines)} "
+                     f"baselines, {timing_s / 60:.1f} to score and time them")
+        until = time.time() + seconds
+    with storage_errors(storage_of(prepared.study).url):
+        prepared.study.set_user_attr(UNTIL, until)
+
+
+def run_trials(prepared: Prepared, console: Console) -> None:
+    """Trials until enough networks are evaluated, as one of the workers."""
+    plan, estimator = prepared.plan, prepared.estimator
+    assert estimator is not None
+    options = replace(prepared.options, until=prepared.study.user_attrs.get(UNTIL))
+    n = f"{options.n_trials} architectures" if options.until is None else \
+        f"architectures for {max(0.0, options.until - time.time()) / 60:.1f} min, out"
+    console.note(f"search: {n} of {plan.space.n_architectures:.3g} in space "
+                 f"{plan.space.name}, {options.objective.shown}, sampler {plan.options.sampler}")
+    with console.step("search") as report:
+        outcome = run_search(prepared.study, plan.space, prepared.model.predict, estimator, options,
+                             _tell(report, options.until))
+    console.note(f"search ended: {outcome.reason} ({outcome.n_asks} asks, {outcome.n_pruned} over the cap, "
+                 f"{outcome.n_duplicates} duplicates, {outcome.n_failed} failed)")
+
+
+def finalist_rows(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: Console) -> list[FrontRow]:
+    """The rows of the front as yet without figures: finalists of the trials, controls and baselines."""
+    plan, predict = prepared.plan, prepared.model.predict
+    options, target, host = plan.options, plan.deployment.target.name, plan.deployment.host_name
+    whole = plan.space.known.get(WHOLE) if plan.whole else None  # a baseline already
+    finalists = finalists_of(trials, _network_of(prepared), plan.parts, target, host,
+                             options.budget.latency_ms, whole.id if whole is not None else "")
+    for doubt in doubts(trials, finalists, options.budget.latency_ms):
+        console.remark(f"note: {doubt}")
+    controls = draw_controls(finalists, plan.space, predict, options.controls, options.seed, console.remark, plan.start)
+    if options.controls:
+        controls += known_controls(plan.space, predict, [*finalists, *controls], options.budget.latency_ms,
+                                   options.budget.quantile, console.remark, plan.start,
+                                   whole.id if whole is not None else "")
+    return [*finalists, *controls, *(FrontRow.of(network, target=target, host=host) for network in plan.baselines)]
+
+
+def with_beliefs(prepared: Prepared, trials: list[dict[str, Any]], console: Console) -> list[dict[str, Any]]:
+    """The rows with what the model of all trials believes of each evaluated one's top-1, where they suffice for it.
+
+    Other samplers search where ours cannot (a cap that almost nothing keeps, costs of another package): then the rows
+    keep their own values, and a line says so.
+    """
+    from hwnas.samplers.informed import Context, beliefs
+
+    options = prepared.options
+    try:
+        believed = beliefs(prepared.study, Context(prepared.plan.space, prepared.model.predict, options.objective,
+                                                   options.cap_ms, options.cap_quantile))
+    except (BudgetError, SamplerError) as error:
+        console.remark(f"note: finalists are chosen by their trials' own top-1, without a model of all trials: {error}")
+        return trials
+    for row in trials:
+        if (belief := believed.get(row["number"])) is not None:
+            row |= zip(ESTIMATED, (belief.mean, belief.low, belief.high), strict=True)
+    return trials
+
+
+def _tell(report: Report, until: float | None) -> Callable[[SearchEvent], None]:
+    """The function that shows each event in the progress bar."""
+    best, began = 0.0, time.time()
+
+    def tell(event: SearchEvent) -> None:
+        nonlocal best
+        best = max(best, event.top1 or 0.0)
+        begun = event.kind == "training" and event.id and event.latency_ms
+        at = f"; now {event.id} of {event.latency_ms:.3g} ms" if begun else ""
+        done = event.counts.evaluated / event.n_trials
+        if until is not None:
+            done = max(done, min(1.0, (time.time() - began) / max(1.0, until - began)))
+        of = f" of {event.n_trials}" if event.n_trials < UNLIMITED else ""
+        so_far = f", best estimated top-1 {best:.1%}" if best else ""  # after a pause it is not known at once
+        report(done, f"{event.counts.evaluated}{of} evaluated{so_far}{at}")
+
+    return tell
+
+
+def _network_of(prepared: Prepared) -> Callable[[Mapping[str, Any]], FoundNetwork]:
+    """The function that makes the network of a row of trials.csv."""
+    trials = {trial.number: trial for trial in prepared.study.get_trials(deepcopy=False)}
+    return lambda row: prepared.plan.network(prepared.plan.space.decode(trials[row["number"]].params))

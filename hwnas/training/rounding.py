@@ -1,0 +1,55 @@
+"""int8's rounding in a training: for the last steps of a network that would lose accuracy by it.
+
+As of Jacob et al., Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference (CVPR
+2018), but with the range of each batch for the range of an activation, so that nothing is to be kept beside weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+_LINEAR = (functional.linear,)
+_ROUNDED = (functional.conv2d, *_LINEAR)
+
+
+class Rounding(TorchFunctionMode):
+    """Inside, convolutions and linear layers compute as those of an int8 file: weights are rounded by output channel,
+    inputs by the range that a batch has. Gradients pass straight through. Gates, which see maps of one pixel, stay as
+    they are, as in the file.
+
+    Rounding by output channel comes to the same before and behind the folding of a batch norm.
+    """
+
+    def __torch_function__(self, function: Any, types: Sequence[type], args: Sequence[Any] = (),
+                           kwargs: Mapping[str, Any] | None = None) -> Any:
+        """Call `function`, one of torch's, with rounded tensors where it is a layer's."""
+        if function in _ROUNDED and (function in _LINEAR or args[0].shape[2:] != (1, 1)):
+            args = (_round_map(args[0]), _round_weight(args[1]), *args[2:])
+        return function(*args, **(kwargs or {}))
+
+
+def _round_map(values: Tensor) -> Tensor:
+    """Unsigned, with a zero point, by the extremes of the tensor."""
+    values = values.float()
+    with torch.no_grad():
+        low, high = torch.aminmax(values)
+        low, high = low.clamp_max(0), high.clamp_min(0)
+        scale = ((high - low) / 255).clamp_min(1e-12)
+        zero_point = (-low / scale).round().to(torch.int32)
+    rounded: Tensor = torch.fake_quantize_per_tensor_affine(values, scale, zero_point, 0, 255)
+    return rounded
+
+
+def _round_weight(weight: Tensor) -> Tensor:
+    """Symmetric, by the extremes of each output channel."""
+    with torch.no_grad():
+        scale = (weight.abs().flatten(1).amax(1) / 127).clamp_min(1e-12)
+        zeros = torch.zeros(len(scale), dtype=torch.int32, device=scale.device)
+    rounded: Tensor = torch.fake_quantize_per_channel_affine(weight, scale, zeros, 0, -127, 127)
+    return rounded
