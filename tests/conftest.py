@@ -26,8 +26,7 @@ LATE = "not run: the minutes of this run were over"
 # Files that take longest start first, so that no worker ends alone.
 LONGEST = ("test_search.py", "test_api.py", "test_calibrate.py", "test_train.py", "test_making_pool.py",
            "test_compress.py", "test_postgresql.py", "test_certify.py", "test_faults.py", "test_workers.py",
-           "test_promises.py", "test_runtimes.py", "test_known_objectives.py", "test_verification.py",
-           "test_wheel.py")
+           "test_runtimes.py", "test_known_objectives.py", "test_verification.py")
 
 settings.register_profile("any machine", deadline=None)  # a busy one takes its time
 settings.load_profile("any machine")

@@ -42,7 +42,7 @@ class Balance(HTMLParser):
         self.wrong: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: Any) -> None:
-        if tag not in ("meta", "br", "path", "use", "rect"):
+        if tag not in ("meta", "br", "img", "path", "use", "rect"):
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:

@@ -13,7 +13,7 @@ from optuna.trial import TrialState
 from hwnas.latency.model import Predictions
 from hwnas.networks.around import space_content
 from hwnas.search.course import Length, known_networks, make_course
-from hwnas.search.race import ENDS, Ask, Choose, Course, Drop, Look, Race, Step, Train
+from hwnas.search.race import ENDS, ROUNDED_S, TRUNK, Choose, Course, Drop, Race, Step, Train
 from hwnas.search.trial import SearchOptions
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace, macs
@@ -35,15 +35,15 @@ def predict(codes: np.ndarray) -> Predictions:
     return Predictions(mean, 0.97 * mean, 1.03 * mean, 0.01 * mean)
 
 
-def course_of(unit_steps: int | None = 100, *, cap_ms: float | None = None, k: int = 4, n_children: int = 2,
+def course_of(unit_steps: int | None = 100, *, cap_ms: float | None = None, k: int = 4,
               n_controls: int = 0, n_lines: int | None = None, workers: int = 1, left_s: float = 1000.0,
-              baselines_s: Sequence[float] = ()) -> Course:
-    options = replace(OPTIONS, cap_ms=cap_ms)
+              baselines_s: Sequence[float] = (), objective: Objective = OPTIONS.objective) -> Course:
+    options = replace(OPTIONS, cap_ms=cap_ms, objective=objective)
     names = known_networks(cuts(), predict, options)
     length = Length({name: 0.02 * (1 + at) for at, name in enumerate(reversed(names))}, 20, unit_steps,
                     baselines_s=baselines_s)
-    course = make_course(cuts(), predict, options, length, k=k, n_lines=n_lines, n_children=n_children,
-                         n_controls=n_controls, workers=workers)
+    course = make_course(cuts(), predict, options, length, k=k, n_lines=n_lines,
+                         n_controls=n_controls, workers=workers, is_int8=True)
     return replace(course, left_s=lambda: left_s)
 
 
@@ -61,8 +61,8 @@ class Bench:
 
     course: Course
     skill: Skill = by_size
-    loss: Callable[[Architecture], float] = lambda architecture: 1.0
     failing: frozenset[tuple[str, str]] = frozenset()
+    int8_loss: float = 0.0  # of the first line of the trunk; the others lose nothing
     lines: list[Line] = field(default_factory=list)
     chosen: list[int] | None = None
     done: list[tuple[str, str, int, str | None]] = field(default_factory=list)  # rung, id, steps, source's id
@@ -85,20 +85,8 @@ class Bench:
             self._change(step.line, state=TrialState.PRUNED)
         elif isinstance(step, Choose):
             self.chosen = [line.number for line in step.lines]
-        elif isinstance(step, Ask):
-            self._ask(step)
-        elif isinstance(step, Look):
-            self._change(step.line, loss=self.loss(step.line.architecture))
         else:
             self._train(step)
-
-    def _ask(self, step: Ask) -> None:
-        part = step.low_ms, step.high_ms
-        codes = self.course.children(part, self.race.parents(part))
-        network = cuts().decode(cuts().to_params(codes[0]))
-        source = self.race.source_of(network)
-        assert source is not None
-        self._add(network, "child", source.number, "a move")
 
     def _train(self, step: Train) -> None:
         line = step.line or self._add(step.architecture, step.rung, None, step.move)
@@ -107,8 +95,12 @@ class Bench:
         if (step.rung, line.id) in self.failing:
             self._change(line, state=TrialState.FAIL)
             return
-        leg = {"rung": step.rung, "steps": steps, "start": step.start, "end": step.end, "seconds": 0.02 * steps,
-               "right": pack(self._right(line.architecture, step.rung))}
+        slower = 1 + (ROUNDED_S - 1) * step.rounded
+        leg = {"rung": step.rung, "steps": steps, "start": step.start, "end": step.end, "rounded": step.rounded,
+               "seconds": 0.02 * steps * slower, "right": pack(self._right(line.architecture, step.rung))}
+        if step.rung == TRUNK:
+            is_first = not any("int8_loss" in each for other in self.lines for each in other.legs)
+            leg["int8_loss"] = self.int8_loss * is_first
         self._change(line, legs=(*line.legs, leg), key=f"{line.key}{step.rung}",
                      source=line.source if step.source is None else step.source.number, move=step.move or line.move,
                      state=TrialState.COMPLETE if step.rung in ENDS else line.state)

@@ -18,7 +18,7 @@ ORDER = ("errors", "face", "stats", "pictures", "system", "cli", "space", "targe
          "training", "latency", "accuracy", "study", "samplers", "front", "search", "certify", "compress", "benchmark",
          "check")
 COMMANDS = {"__main__", "profile", "validate", "roofline", "verify", "train", "predict", "report", "export", "worker"}
-OUTSIDE = {"api", "testing", "network", "architecture", "baselines"}  # for users, and old names
+OUTSIDE = {"api", "testing"}  # for users
 LIGHT = ("errors", "face", "stats.pareto", "system.paths", "space", "target", "study.objective",
          "latency.table", "latency.model", "training.teacher", "compress.job")
 HEAVY = {"torch", "torchvision", "timm", "openvino", "onnx", "onnxruntime", "optuna", "sklearn", "scipy", "matplotlib",

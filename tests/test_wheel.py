@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("conf", "search_spaces", "latency_tables", "certificates")
 
 pytest.importorskip("hatchling", reason="building the wheel needs the dev extra")
+pytestmark = pytest.mark.soak
 
 
 def run(*command: str | Path, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:

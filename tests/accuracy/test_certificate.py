@@ -267,14 +267,12 @@ def test_the_report_without_a_certificate_says_how_to_make_one(data: Dataset, sp
     ("f", None, {"label": "good"}, "with this recipe (good): Kendall tau 0.93"),
     ("g", None, {"label": "good"}, "with another recipe of it (good)"),
     ("g", "others", {"label": "bad"}, "with other images of this data set (bad)"),
-    ("g", "by name", {"label": "bad"}, "with images of the same names and sizes, whose contents it does not name"),
     ("g", "others", {"label": "new"}, "with another recipe of it (good)")])
 def test_the_report_says_what_the_certificate_is_worth_here(
         fingerprint: str, images: str | None, options: dict[str, Any], said: str, content: dict[str, Any],
         data: Dataset, space: SearchSpace, own_home: Path) -> None:
     place, _ = keep(content, json.dumps(content))
-    former = data.fingerprint if images == "by name" else ""
-    data = replace(data, fingerprint=images or data.fingerprint, former=former)
+    data = replace(data, fingerprint=images or data.fingerprint)
     facts = certificate_facts(look_up(data, space), data, space, "proxy", options, fingerprint)
     page = page_of(json.loads(json.dumps(facts)))
     assert said in page

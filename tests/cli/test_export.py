@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import shutil
 import subprocess
 import sys
@@ -98,12 +99,28 @@ def share(one_way: list[str], other: list[str]) -> float:
 
 def test_a_run_answers_with_its_most_accurate_network(here: Path) -> None:
     row, = hwnas.load(here / "run").models
-    for more in ([], [f"id={row.id}"]):
-        out = here / f"out{len(more)}.csv"
-        assert main(["predict", f"run={here / 'run'}", f"images={here / 'data' / 'test'}", f"out={out}", *more]) == 0
+    run = f"run={here / 'run'}"
+    for n, which in enumerate(([run], [run, f"id={row.id}"], [f"model={model_of(here)}"])):
+        out = here / f"out{n}.csv"
+        assert main(["predict", *which, f"images={here / 'data' / 'test'}", f"out={out}"]) == 0
         rows = list(csv.DictReader(out.read_text().splitlines()))
         right = [line["class"] == Path(line["file"]).parent.name for line in rows]
         assert np.mean(right) == pytest.approx(row.top1_test, abs=1e-6)
+
+
+def test_a_model_of_a_run_answers_as_the_runs_target_does(here: Path) -> None:
+    environment = here / "run" / "environment.json"
+    facts = json.loads(environment.read_text())
+    facts["target"]["precision"] = "fp32"
+    environment.write_text(json.dumps(facts))
+    said = {}
+    for name, options in {"run": [f"run={here / 'run'}"], "model": [f"model={model_of(here)}"],
+                          "int8": [f"model={model_of(here)}", "+target=ort_int8"]}.items():
+        out = here / f"{name}.csv"
+        assert main(["predict", *options, f"images={here / 'data' / 'test'}", f"out={out}"]) == 0
+        said[name] = out.read_text()
+    assert said["model"] == said["run"]
+    assert said["int8"] != said["run"]
 
 
 def test_python_takes_paths_and_arrays(here: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import io
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -69,6 +71,32 @@ def test_an_image_that_cannot_be_decoded_has_an_empty_line(here: Path, capsys: p
     assert said.out.splitlines()[0] == "file,class,confidence"
     assert said.out.splitlines()[1].endswith("00.png,,")
     assert "1 of 36 images cannot be decoded" in said.err.splitlines()[-1]
+
+
+def test_what_is_no_file_is_left_out_and_names_run_nothing(here: Path, capsys: pytest.CaptureFixture[str],
+                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe would be waited for, and a link to nothing ended all; a spreadsheet and a terminal obey names."""
+    folder = here / "data" / "test"
+    os.mkfifo(folder / "pipe.png")
+    (folder / "link.png").symlink_to("nothing")
+    Image.new("RGB", (20, 20)).save(here / "=1+1.png")
+    for name in ("=1+1.png", "red\x1b[31m.png"):
+        shutil.copy(here / "=1+1.png", folder / name)
+    monkeypatch.chdir(folder)
+    assert predict(here, "images=.") == 0
+    said = capsys.readouterr()
+    assert "left out: 1 (link to nothing), 1 (no regular file)" in said.err
+    assert "\x1b" not in said.out
+    assert [row["file"] for row in csv.DictReader(said.out.splitlines())][:1] == ["./=1+1.png"]
+    assert any(row["file"] == "./red\\x1b[31m.png" for row in csv.DictReader(said.out.splitlines()))
+
+
+def test_a_terminal_that_lacks_a_letter_gets_its_number(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "data" / "test" / "ash" / "00.png").rename(here / "data" / "test" / "ash" / "é.png")
+    shown = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(shown, encoding="ascii"))
+    assert predict(here) == 0
+    assert rb"ash/\xe9.png," in shown.getvalue()
 
 
 @pytest.mark.parametrize(("fault", "said"), [

@@ -120,8 +120,6 @@ def test_other_pixels_are_another_data_set_though_name_size_and_age_are_the_same
                for part in ("train", "validation", "test"))
     assert second.fingerprint != first.fingerprint
     assert second.at_size(16).fingerprint != first.at_size(16).fingerprint
-    if make in (folder, fashion, cifar):
-        assert second.former == first.former != ""
 
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"image_size": 12}, {"validation_fraction": 0.3},
@@ -197,15 +195,3 @@ def test_lists_of_data_sets_not_used_for_long_go(tmp_path: Path, monkeypatch: py
         state = state_of(os.stat(tmp_path / name / "f"))
         assert Contents(tmp_path / name, {"f": state}).identity
     assert len(list((home() / "cache").glob("contents-*.json"))) == 2
-
-
-def test_work_of_an_earlier_version_goes_on_under_its_name_and_a_line_says_what_that_leaves_open(tmp_path: Path
-                                                                                                ) -> None:
-    dataset, said = load(folder(tmp_path / "data")), list[str]()
-    assert dataset.as_in(dataset.fingerprint, "runs/x", said.append) is dataset
-    assert dataset.as_in("0123456789ab", "runs/x", said.append) is dataset
-    assert not said
-    begun = dataset.as_in(dataset.former, "runs/x", said.append)
-    assert (begun.fingerprint, begun.former) == (dataset.former, "")
-    assert "runs/x" in said[0]
-    assert "not checked" in said[0]

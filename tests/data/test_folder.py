@@ -49,6 +49,38 @@ def test_one_folder_is_split_into_three(tmp_path: Path) -> None:
     assert len({image.tobytes() for image in everything}) == 60
 
 
+def test_pipes_and_links_to_nothing_are_left_out_and_counted(tmp_path: Path) -> None:
+    fill(tmp_path, {"cat": 20, "dog": 20})
+    os.mkfifo(tmp_path / "cat" / "pipe.jpg")
+    (tmp_path / "dog" / "link.png").symlink_to("nothing")
+    assert load(tmp_path).left_out == {"no regular file": 1, "link to nothing": 1}
+
+
+def test_folders_may_lie_deeper_than_python_calls(tmp_path: Path) -> None:
+    fill(tmp_path, {"cat": 20, "dog": 20})
+    here = os.getcwd()
+    try:
+        os.chdir(tmp_path / "cat")
+        for _ in range(1100):
+            os.mkdir("d")
+            os.chdir("d")
+        Image.new("RGB", (8, 8)).save("deep.png")
+        os.chdir(here)
+        assert sum(load(tmp_path).counts()[part]["cat"] for part in ("train", "validation", "test")) == 21
+    finally:
+        os.chdir(here)
+        subprocess.run(["rm", "-rf", tmp_path / "cat"], check=True)  # Python would call itself as deep
+
+
+def test_a_file_of_another_format_is_not_opened_whatever_its_ending(tmp_path: Path) -> None:
+    """Pillow hands PostScript to another program."""
+    fill(tmp_path, {"cat": 20, "dog": 20})
+    (tmp_path / "cat" / "x.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n"
+                                             b"%%EndProlog\nshowpage\n%%EOF\n")
+    with pytest.raises(DataError, match=r"x\.png.*cannot identify"):
+        load(tmp_path)
+
+
 def test_val_becomes_the_test_set_and_validation_comes_from_train(tmp_path: Path) -> None:
     fill(tmp_path / "train", {"a": 10, "b": 10})
     fill(tmp_path / "val", {"a": 3, "b": 3})

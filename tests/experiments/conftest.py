@@ -6,6 +6,16 @@ from pathlib import Path
 
 import pytest
 
+# Quick, and of what the documents say; the others are of what experiments do, and take long.
+QUICK = {"test_claims.py", "test_devices.py", "test_hour.py"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.parent == here and item.path.name not in QUICK:
+            item.add_marker(pytest.mark.soak)
+
 
 @pytest.fixture(autouse=True)
 def _importable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from experiments.claims import readme
+from experiments.claims import pages
 from experiments.claims.check import Claim, Table, check, check_tables
 from experiments.claims.sources import ROOT
 
@@ -56,6 +56,7 @@ def test_rows_of_a_table_are_held_by_group() -> None:
     assert "has no row warm: ours" in problems(cold_ours=[1.25, 1.2, 1.3], warm_ours=[1.0])[0]
 
 
-def test_the_readme_says_what_the_files_give() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert check("README.md", text, readme.claims(), allowed=readme.ALLOWED).problems == []
+def test_the_pages_for_users_say_what_the_files_give() -> None:
+    for name, page in pages.pages().items():
+        text = (ROOT / name).read_text(encoding="utf-8")
+        assert check(name, text, page.claims, allowed=page.allowed).problems == []

@@ -125,6 +125,10 @@ def test_a_race_in_which_a_larger_network_of_a_family_is_worse_is_called_under_t
     assert (found[0].name, found[0].verdict) == ("training", "under-trained")
     assert "mobilenetv3_large_100 70.00 % in 0.4 ms lies below the smaller mobilenetv3_small_100" in found[0].sentence
     assert "finalists.recipe.epochs=" in found[0].sentence
+    assert large.name not in {one.name for one in found}  # and no victory over it
+    stem = replace(large, id=f"{large.name}-stem1", top1_test=0.85)
+    assert [one.baseline for one in outcome((row_of("f", 0.1, 900), 900), (small, 800), (large, 700), (stem, 850))
+            if one.name == large.name] == [stem.id]
     weights = Pretrained("w.safetensors", "0" * 64, "MIT", "here", (0.5,), (0.5,))
     begun = replace(small, network=TimmNetwork(Baseline(small.name, pretrained=weights), Shape(1, 16, 10)))
     apart = outcome((row_of("f", 0.1, 900), 900), (begun, 800), (large, 700))
@@ -135,7 +139,10 @@ def test_a_race_in_which_a_larger_network_of_a_family_is_worse_is_called_under_t
 
 def test_a_race_against_a_baseline_that_has_hardly_learnt_is_called_under_trained() -> None:
     said = outcome((row_of("f", 0.1, 900), 900), (baseline("b", 0.1, 220, "b"), 220))
-    assert [one.verdict for one in said] == ["under-trained", "beats"]
+    assert [one.verdict for one in said] == ["under-trained"]  # and no victory over it
+    both = outcome((row_of("f", 0.1, 900), 900), (baseline("b", 0.1, 220, "b"), 220),
+                   (baseline("b-stem1", 0.4, 150, "b"), 150), (baseline("c", 0.2, 300, "c"), 300))
+    assert [one.verdict for one in both] == ["under-trained"]
     assert "b 22.00 % in 0.1 ms has hardly learnt anything beside f 90.00 % in 0.1 ms" in said[0].sentence
     other_stem = outcome((row_of("f", 0.1, 900), 900), (baseline("b", 0.1, 220, "b"), 220),
                          (baseline("b-stem1", 0.4, 800, "b"), 800))
@@ -155,6 +162,7 @@ def test_faster_at_equal_accuracy_is_a_lead_and_slower_or_clearly_worse_is_none(
     assert "3 times as fast at equal top-1" in found.sentence
     (found,) = outcome((row_of("quick", 0.1, 880), 880), (baseline("b", 0.3, 902), 902))
     assert (found.verdict, found.finalist) == ("does not beat", "quick")
+    assert "3 times as fast: it is behind by 2.20 points" in found.sentence
     (found,) = outcome((row_of("same", 0.298, 902), 902), (baseline("b", 0.3, 902), 902))
     assert found.verdict == "does not beat"
 

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from hwnas.data.dataset import Preparation
 from hwnas.errors import ExportError, TrainingError
 from hwnas.front import make as deployable
-from hwnas.front.make import fault_of, fingerprint, make, other_start
+from hwnas.front.make import fingerprint, make, other_start
 from hwnas.networks.export import parity_images, stored_fingerprint
 from hwnas.networks.quantize import METHODS, calibration_images
 from hwnas.networks.weights import PretrainedOptions, find_pretrained
@@ -244,22 +244,3 @@ def test_a_kill_between_export_and_manifest_leaves_no_file_as_done(folder: Model
     assert manifest.fault(folder.weights) == ""
     made = make(tiny_network(), folder, tiny_making())
     assert (made.reused, len(made.remarks)) == (True, 1)
-
-
-def test_a_folder_of_an_earlier_version_gets_a_manifest_when_its_files_agree(folder: ModelFolder, monkeypatch) -> None:
-    monkeypatch.setattr(deployable, "probe_model", lambda *args, **options: None)
-    network, making, said = tiny_network(), tiny_making(), list[str]()
-    make(network, folder, making)
-    folder.manifest.unlink()
-    assert fault_of(network, folder, making, said.append) == ""
-    assert len(said) == 1
-    assert fault_of(network, folder, making, said.append) == ""
-    assert len(said) == 1
-    folder.manifest.unlink()
-    assert "no manifest.json" in make(network, folder, making).remarks[0]
-    folder.manifest.unlink()
-    header = {"hwnas_recipe": str(stored_fingerprint(folder.weights))}
-    weights = {name: np.asarray(value + value.dtype.type(1)) for name, value in load_file(folder.weights).items()}
-    save_file(weights, folder.weights, header)
-    assert "parity of" in fault_of(network, folder, making, said.append)
-    assert not folder.manifest.exists()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hwnas.errors import StudyError
-from hwnas.front.rows import COLUMNS, LATER, front_csv, front_json, mark_front, read_front, sort_rows
+from hwnas.front.rows import COLUMNS, front_csv, front_json, mark_front, read_front, sort_rows
 
 
 def test_issue_columns_are_all_there() -> None:
@@ -29,15 +29,6 @@ def test_csv_round_trip_keeps_every_value(tmp_path) -> None:
     path = tmp_path / "front.csv"
     path.write_text(front_csv(rows))
     assert sorted(read_front(path), key=lambda row: row.id) == sorted(rows, key=lambda row: row.id)
-
-
-def test_a_file_of_before_has_neither_percentiles_nor_controls_and_is_read(tmp_path) -> None:
-    path, row = tmp_path / "front.csv", make_row()
-    lines = [line.split(",") for line in front_csv([row]).splitlines()]
-    lacking = [lines[0].index(name) for name in LATER]
-    path.write_text("\n".join(",".join(cell for index, cell in enumerate(line) if index not in lacking)
-                              for line in lines) + "\n")
-    assert read_front(path) == [dataclasses.replace(row, latency_ms_p50=None, latency_ms_p90=None, latency_ms_p99=None)]
 
 
 @pytest.mark.parametrize(("p99", "cap_ms", "cap_p99_ms", "meets"), [
@@ -69,15 +60,16 @@ def test_torn_csv_is_told_by_place(tmp_path, old: str, new: str, told: str) -> N
         read_front(path)
 
 
-def test_front_is_what_no_other_finalist_dominates() -> None:
+def test_front_is_what_no_other_finalist_or_baseline_dominates() -> None:
     rows = [make_row("fast", latency_ms=0.1, top1_test=0.90), make_row("good", latency_ms=0.3, top1_test=0.98),
             make_row("bad", latency_ms=0.2, top1_test=0.89),
-            make_row("base", is_baseline=True, latency_ms=0.25, top1_test=0.99)]
+            make_row("base", is_baseline=True, latency_ms=0.25, top1_test=0.99),
+            make_row("random", is_control=True, control_of="fast", latency_ms=0.05, top1_test=0.995)]
     marked = {row.id: row for row in mark_front(rows)}
-    assert {row.id for row in marked.values() if row.on_front} == {"fast", "good"}
-    assert marked["bad"].dominated_by == "fast"
-    assert marked["good"].dominated_by == "base"
-    assert marked["fast"].dominated_by == marked["base"].dominated_by == ""
+    assert {row.id for row in marked.values() if row.on_front} == {"fast", "base"}
+    assert marked["bad"].dominated_by == marked["good"].dominated_by == "random"
+    over = {row.id: row for row in mark_front(rows, cap_ms=0.2)}
+    assert {row.id for row in over.values() if row.on_front} == {"fast"}
 
 
 def test_network_over_the_cap_is_not_on_the_front() -> None:

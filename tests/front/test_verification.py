@@ -29,10 +29,13 @@ from hwnas.errors import DataError, ExportError, StudyError, Unfinished
 from hwnas.front import make as deployable
 from hwnas.front import verification
 from hwnas.front.rows import FrontRow, load_front
-from hwnas.front.score import Timing
-from hwnas.front.verification import Facts
+from hwnas.front.score import Scores, Timing
+from hwnas.front.verification import Facts, results_of
 from hwnas.latency import timing as scoring
 from hwnas.latency.table import Turn
+from hwnas.networks.network import FoundNetwork
+from hwnas.networks.weights import Pretrained
+from hwnas.study.objective import Objective
 from hwnas.system.run_folder import Manifest, RunFolder
 from hwnas.target import Host, Target
 
@@ -97,7 +100,8 @@ def test_run_is_verified_and_every_file_is_there(run: RunFolder, clock) -> None:
     clock.update({wide.id: 0.3, tiny_finalist().id: 0.1, BASELINE.id: 0.5})
     rows = {row.id: row for row in finish(run, [tiny_finalist(), wide, BASELINE], tiny_making(),
                                           facts(cap_ms=0.25))}
-    assert {path.name for path in run.path.iterdir()} == {*FILES, "trials.csv", "predictions.npz", "measurements.json"}
+    assert {path.name for path in run.path.iterdir()} == {*FILES, "trials.csv", "predictions.npz", "measurements.json",
+                                                          "mistakes.npz"}
     assert all(row.verified and row.host == HERE and row.n_test == 40 and not row.reason for row in rows.values())
     assert rows[wide.id].latency_ms == pytest.approx(0.3, rel=0.01)
     assert rows[wide.id].meets_cap is False
@@ -292,3 +296,16 @@ def greedy() -> bytes:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     assert len(model.SerializeToString()) < 300
     return model.SerializeToString()
+
+
+@pytest.mark.parametrize("begun_with", [None, Pretrained("w.safetensors", "0" * 64, "MIT", "here", (0.5,), (0.5,))])
+def test_cuts_that_began_with_random_weights_are_said_to_in_every_verdict(run: RunFolder, begun_with) -> None:
+    cut = FoundNetwork(replace(tiny_architecture(), around="test_efficientnet"), begun_with)
+    rows = [replace(row, verified=True, latency_ms=ms, top1_test=0.5)
+            for row, ms in ((FrontRow.of(cut), 0.1), (BASELINE, 0.2))]
+    making = tiny_making()
+    scores = Scores(rows, {row.id: making.dataset.test.labels for row in rows})
+    results = results_of(scores, run, making, Objective(None), {})
+    assert len(results.comparisons) >= 2
+    assert {each.sentence.endswith("(These cuts began with random weights.)") for each in results.comparisons} == {
+        begun_with is None}

@@ -30,7 +30,7 @@ def measured(monkeypatch):
     """Latencies by id, which tests may change; each measuring is counted."""
     told = {"quick": 0.1, "good": 0.2, "poor": 0.3, "poor-24px": 0.05}
     calls = []
-    monkeypatch.setattr(zoo, "_latencies", lambda few, *_: calls.append(set(few)) or dict(told))
+    monkeypatch.setattr(zoo, "time_untrained", lambda few, *_: calls.append(set(few)) or dict(told))
     return SimpleNamespace(told=told, calls=calls)
 
 
@@ -130,7 +130,7 @@ def test_networks_of_a_real_zoo_are_timed_in_the_runtime_but_for_those_that_it_r
     monkeypatch.setattr(OnnxRuntime, "compile", compiled)
     said: list[str] = []
     target, timing = Target("ort_fp32", "onnxruntime", "fp32"), Timing(reference_network(3, 10, 32), None, 5.0, 0)
-    latencies = zoo._latencies({network.id: network for network in few}, target, timing,
+    latencies = zoo.time_untrained({network.id: network for network in few}, target, timing,
                                lambda share, text="": said.append(text))
     assert {*latencies} == {"test_efficientnet", "test_resnet"}
     assert all(value > 0 for value in latencies.values())

@@ -15,14 +15,10 @@ from hwnas.latency.agreement import (
     Compared,
     ceilings,
     intervals,
-    kind_of,
-    kinds_of,
     quartiles,
     rank_correlation,
-    shared_kinds,
     summary,
     verdicts,
-    worst,
 )
 from hwnas.latency.held_out_networks import FRONT, RANDOM, front_networks, held_out_networks, predicted_front
 from hwnas.space.search_space import SearchSpace, macs, params
@@ -207,34 +203,3 @@ def test_intervals_narrow_with_more_networks():
     for name in ("within_5", "coverage", "mean_error", "spearman"):
         assert many[name][1] - many[name][0] < few[name][1] - few[name][0]
     assert intervals(compared([0.1]))["mean_error"] is None
-
-
-def test_worst_are_the_largest_errors_of_either_sign():
-    error = np.zeros(80)
-    error[[3, 40, 60]] = [-0.5, 0.4, -0.3]
-    assert list(worst(error)[:3]) == [3, 40, 60]
-    assert len(worst(error)) == 8
-    assert len(worst(error[:20])) == 5
-
-
-def test_a_misjudged_kind_of_block_is_found(space):
-    """Where every network with one kind in one stage is predicted too fast, that kind is named first."""
-    networks = [space.decode(space.to_params(row)) for row in space.sample(np.random.default_rng(0), 300)]
-    counts = {}
-    for one in networks:
-        for key in kinds_of(one):
-            counts[key] = counts.get(key, 0) + 1
-    culprit = min((key for key, n in counts.items() if 15 <= n <= 25 and key[0] != "any stage"), key=str)
-    error = 0.02 * np.random.default_rng(1).standard_normal(300)
-    error[[culprit in kinds_of(one) for one in networks]] -= 0.2
-    found = shared_kinds(networks, error)
-    assert culprit in [(share.place, share.kind) for share in found[:2]]  # a kind of one stage only is also `any stage`
-    assert found[0].mean_error < -0.1
-    assert found[0].lift > 3
-    assert found[0].n_worst <= min(found[0].n_all, len(worst(error)))
-    assert shared_kinds(networks[:6], error[:6]) == []
-
-
-def test_names_of_kinds(space):
-    block = next(block for block in space.known["mnasnet_a1_like"].blocks() if block.se)
-    assert kind_of(block) == f"ir k{block.kernel} s{block.stride} se"

@@ -121,6 +121,7 @@ def test_what_was_learnt_is_stored_and_gives_the_same_predictions(space):
     assert LatencyModel.fit(table, space).learnt.networks == 39
 
 
+@pytest.mark.soak
 def test_an_operator_that_is_slow_after_another_is_learnt(space, monkeypatch):
     """Matrix units cool down: dense convolutions take half as long again here after another kind of block."""
     def slow_ms(one) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import subprocess
@@ -33,6 +34,7 @@ from hwnas.search.prepare import search_options
 from hwnas.space.search_space import SearchSpace
 from hwnas.system.run_folder import ModelFolder, RunFolder
 from hwnas.training.job import make_job
+from hwnas.training.loop import Checkpoint
 from hwnas.verify import run as verify
 from hwnas.worker import main as work
 
@@ -159,6 +161,7 @@ def test_a_race_that_is_killed_ends_with_the_same_networks_and_steps(home, undis
     assert lines_of(out) == undisturbed
 
 
+@pytest.mark.soak
 def test_a_kill_behind_the_last_leg_of_a_line_leaves_it_finished(home, undisturbed, tmp_path, monkeypatch):
     def killed(*_):
         raise SystemExit
@@ -173,14 +176,82 @@ def test_a_kill_behind_the_last_leg_of_a_line_leaves_it_finished(home, undisturb
     assert lines_of(out) == undisturbed
 
 
+def test_a_disk_that_is_full_for_a_while_costs_no_line(home, undisturbed, tmp_path, monkeypatch, capsys):
+    tries, save = [], Checkpoint.save
+
+    def full(state: Checkpoint, path: Path) -> None:
+        tries.append(path)
+        if len(tries) <= 6:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(state, path)
+
+    out = tmp_path / "run"
+    monkeypatch.setattr(Checkpoint, "save", full)
+    monkeypatch.setattr(road, "verified", lambda prepared, trials, console: ([], []))
+    assert run_command(main, "search", "usage", [*RACE, f"out={out}"]) == 0
+    said = capsys.readouterr().err
+    assert said.count("weights cannot be kept") == 1
+    assert "No space left on device" in said
+    assert lines_of(out) == undisturbed
+    assert {*tries} == {*(out / "lines").glob("*.safetensors")}, "all were kept in the end"
+
+
+@pytest.mark.soak
+def test_lines_of_a_machine_with_another_folder_stay_for_it(home, undisturbed, tmp_path, monkeypatch, capsys):
+    """Weights that lie elsewhere end the command, and no line."""
+    out, ended = tmp_path / "run", []
+
+    def leave(*given: object) -> None:
+        ended.append(record(*given))
+        if len(ended) == 3:
+            raise SystemExit
+
+    record = racer.record_leg
+    monkeypatch.setattr(road, "verified", lambda prepared, trials, console: ([], []))
+    with monkeypatch.context() as patch:
+        patch.setattr(racer, "record_leg", leave)
+        with pytest.raises(SystemExit):
+            run_command(main, "search", "usage", [*RACE, f"out={out}"])
+    (out / "lines").rename(tmp_path / "lines")
+    with monkeypatch.context() as patch:
+        patch.setattr(racer, "host_of", lambda worker: "another")
+        assert run_command(main, "search", "usage", [*RACE, f"out={out}"]) == 2
+    assert "share their run folder" in capsys.readouterr().err.splitlines()[-1]
+    shutil.rmtree(out / "lines", ignore_errors=True)
+    (tmp_path / "lines").rename(out / "lines")
+    assert run_command(main, "search", "usage", [*RACE, f"out={out}"]) == 0
+    assert lines_of(out) == undisturbed
+
+
+def test_a_worker_that_comes_before_the_race_is_told_so(home, tmp_path, monkeypatch, capsys):
+    def leave(*given: object) -> None:
+        raise SystemExit
+
+    out = tmp_path / "run"
+    monkeypatch.setattr(road, "begin_race", leave)
+    with pytest.raises(SystemExit):
+        run_command(main, "search", "usage", [*RACE, f"out={out}"])
+    assert run_command(work, "worker", "usage", [f"run={out}"], target=False) == 2
+    assert "has not begun" in capsys.readouterr().err.splitlines()[-1]
+
+
 @pytest.mark.parametrize(("change", "said"), [
     ("n_trials=2", "n_trials=2: a race begins with the 3 networks that are known by name (whole, cut_"),
+    ("sampler=random", "a race asks no sampler"),
     ("search.reuse={folder}", "a race estimates nothing")])
 def test_what_a_race_cannot_do_is_one_line(home, tmp_path, capsys, change, said):
     (tmp_path / "study.db").touch()
     change = change.format(folder=tmp_path)
     assert run_command(main, "search", "usage", [*SMALL, f"out={tmp_path / 'run'}", change]) == 2
     assert said in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_space_that_is_cut_from_no_network_has_no_race(tmp_path, capsys):
+    given = ["+target=ort_fp32", "dataset=digits", "space=mnasnet_small", "accuracy=race", f"out={tmp_path / 'run'}"]
+    assert run_command(main, "search", "usage", given) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "accuracy=race: space mnasnet_small is cut from no network" in said
+    assert "around=NAME" in said
 
 
 def test_a_race_of_which_nothing_comes_through_is_an_error_and_says_why(home, tmp_path, monkeypatch, capsys):
@@ -194,6 +265,7 @@ def test_a_race_of_which_nothing_comes_through_is_an_error_and_says_why(home, tm
     assert "loss is nan" in last
 
 
+@pytest.mark.soak  # its short form: front/test_verification.py
 def test_random_weights_are_said_in_every_verdict(home, tmp_path, capsys):
     given = [*SMALL, "accuracy=race", "pretrained.use=false", "controls=0", f"out={tmp_path / 'run'}"]
     assert run_command(main, "search", "usage", given) == 0, capsys.readouterr().err
@@ -202,6 +274,7 @@ def test_random_weights_are_said_in_every_verdict(home, tmp_path, capsys):
     assert all(sentence.endswith("(These cuts began with random weights.)") for sentence in sentences)
 
 
+@pytest.mark.soak  # the way of every search from scratch
 def test_trials_and_finalists_go_on_where_they_are_asked_for(home, tmp_path, capsys):
     out = tmp_path / "run"
     given = [*SMALL, "accuracy=inherited", "n_trials=2", "inherited.epochs=1", "inherited.min_steps=2",

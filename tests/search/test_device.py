@@ -76,6 +76,7 @@ def test_a_front_is_searched_here_and_verified_there(board: Board, home: Path, t
     assert "the search was for board-2c; this is other-4c" in capsys.readouterr().err
 
 
+@pytest.mark.soak
 def test_a_device_is_calibrated_under_its_name(board: Board, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     quick = ["+target=ort_fp32", "calibration.networks=12", "calibration.profiles=1", "calibration.minutes=60"]
     assert run_command(profile, "profile", "", [*quick, *options(board)]) == 0, capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,24 +13,29 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lines_fixtures import OPTIONS, Bench, by_size, course_of, cuts, predict
+from lines_fixtures import N_IMAGES, OPTIONS, Bench, by_size, course_of, cuts, predict
 from optuna.trial import TrialState
 
 from hwnas.errors import BudgetError
-from hwnas.search.course import known_networks
+from hwnas.search.course import known_networks, smaller_in
 from hwnas.search.race import (
-    CHILD,
     CONTROL,
+    ENDS,
     FINISH,
     KNOWN,
     LEAST_STEPS,
     REFERENCE,
     SIZE,
     TRUNK,
+    Choose,
+    Race,
     Train,
     sure_that,
 )
+from hwnas.search.racing import tell_room
 from hwnas.space.architecture import Architecture
+from hwnas.study.lines import pack
+from hwnas.study.objective import Objective
 
 
 def flat(architecture: Architecture, rung: str) -> float:
@@ -38,7 +44,7 @@ def flat(architecture: Architecture, rung: str) -> float:
 
 
 def test_known_networks_come_first_then_the_trunk_slowest_first_then_sizes_from_the_size_above() -> None:
-    bench = Bench(course_of(n_children=0), by_size).run()
+    bench = Bench(course_of(), by_size).run()
     rungs = [rung for rung, *_ in bench.done]
     assert rungs[:4] == [KNOWN] * 4
     assert next(bench.named()[id] for rung, id, *_ in bench.done if rung == KNOWN) == "whole"
@@ -58,7 +64,7 @@ def test_a_slower_network_that_a_faster_one_surely_beats_is_dropped_and_gets_no_
     def whole_is_bad(architecture: Architecture, rung: str) -> float:
         return 0.3 if len(architecture.stages) == 7 else by_size(architecture, rung)
 
-    bench = Bench(course_of(n_children=0), whole_is_bad).run()
+    bench = Bench(course_of(), whole_is_bad).run()
     whole = next(line for line in bench.lines if bench.named().get(line.id) == "whole")
     assert whole.rungs == {KNOWN, REFERENCE}, "others are held against it"
     assert whole.state == TrialState.COMPLETE
@@ -66,16 +72,80 @@ def test_a_slower_network_that_a_faster_one_surely_beats_is_dropped_and_gets_no_
     assert not any(len(line.architecture.stages) == 7 and line.made == SIZE for line in bench.lines)
 
 
+@pytest.mark.parametrize(("times", "better", "goes_on"), [(2.0, 10, True), (1.05, 10, False), (1.05, -1, True)])
+def test_the_nearer_two_are_in_latency_the_less_sure_it_must_be_that_the_faster_is_better(
+        times: float, better: int, goes_on: bool) -> None:
+    bench = Bench(course_of())
+    while isinstance(step := bench.race.steps()[0], Train) and step.rung == KNOWN:
+        bench.take(step)
+    faster, slower = sorted(bench.lines, key=lambda line: line.latency_ms)[:2]
+    right = np.arange(N_IMAGES) < 800
+    other = right.copy()
+    other[:20] = False
+    other[800:820 + better] = True  # some 92 % sure to be better by 10 images
+    lines = [line if line.number not in (faster.number, slower.number) else replace(
+        line, latency_ms=faster.latency_ms * (1.0 if line is faster else times),
+        legs=({**line.legs[0], "right": pack(other if line is faster else right)},)) for line in bench.lines]
+    trunk = [limb.known.number for limb in Race(bench.course, lines).trunk]
+    assert faster.number in trunk
+    assert (slower.number in trunk) == goes_on
+
+
+def test_before_the_finish_a_line_stays_unless_a_faster_one_is_surely_better() -> None:
+    """Where two are nearly as fast, their order may still change: the most accurate network must not be lost there."""
+    bench = Bench(course_of())
+    while not isinstance(step := bench.race.steps()[0], Choose):
+        bench.take(step)
+    faster, slower = sorted(bench.race.rivals, key=lambda line: line.latency_ms)[:2]
+    right = np.arange(N_IMAGES) < 800
+    for better, stays in ((10, True), (40, False)):  # some 92 % and surely
+        other = right.copy()
+        other[:20], other[800:820 + better] = False, True
+        lines = [line if line.number not in (faster.number, slower.number) else replace(
+            line, latency_ms=faster.latency_ms * (1.0 if line is faster else 1.05),
+            legs=(*line.legs[:-1], {**line.legs[-1], "right": pack(other if line is faster else right)}))
+            for line in bench.lines]
+        step = next(iter(Race(replace(bench.course, choose=list), lines)._finish_and_controls()))
+        assert isinstance(step, Choose)
+        numbers = {line.number for line in step.lines}
+        assert faster.number in numbers
+        assert (slower.number in numbers) == stays
+
+
+def test_a_faster_line_that_is_larger_drops_none_where_size_counts() -> None:
+    def whole_is_bad(architecture: Architecture, rung: str) -> float:
+        return 0.3 if len(architecture.stages) == 7 else by_size(architecture, rung)
+
+    course = course_of(objective=Objective(target_ms=0.1, known=("latency_ms", "size_mb")))
+    bench = Bench(course, whole_is_bad)
+    while isinstance(step := bench.race.steps()[0], Train) and step.rung == KNOWN:
+        bench.take(step)
+    whole = next(line for line in bench.lines if bench.named()[line.id] == "whole")
+    assert whole.number not in {limb.known.number for limb in bench.race.trunk}, "a cut is both faster and smaller"
+    small = replace(whole.architecture, image_size=24)
+    cut = min((line for line in bench.lines if line.made == KNOWN), key=lambda line: line.latency_ms)
+    assert not course.is_as_cheap(small, cut.architecture)
+    assert course.is_as_cheap(cut.architecture, small)
+    assert course_of().is_as_cheap(small, cut.architecture), "where latency alone counts"
+
+
+def test_a_short_race_has_fewer_sizes() -> None:
+    long, short = (smaller_in(cuts(), predict, OPTIONS, is_short) for is_short in (False, True))
+    whole = cuts().known["whole"]
+    assert [network.image_size for network in long(whole)] == [56, 48, 40]
+    assert [network.image_size for network in short(whole)] == [48, 36]
+
+
 def test_a_line_that_fails_ends_and_the_others_are_cut_from_another() -> None:
     whole = cuts().known["whole"].id
-    bench = Bench(course_of(n_children=0), failing=frozenset({(TRUNK, whole)})).run()
+    bench = Bench(course_of(), failing=frozenset({(TRUNK, whole)})).run()
     assert [line.state for line in bench.lines if line.id == whole] == [TrialState.FAIL]
     assert not any(source == whole for *_, source in bench.done)
     assert any(rung == FINISH for rung, *_ in bench.done)
 
 
 def test_what_is_begun_is_neither_dropped_nor_left_behind_and_nobody_is_chosen_before_it_ends() -> None:
-    bench = Bench(course_of(n_children=0), by_size)
+    bench = Bench(course_of(), by_size)
     while not any(isinstance(step, Train) and step.rung == SIZE and step.line for step in bench.race.steps()):
         step = bench.race.steps()[0]
         if isinstance(step, Train) and step.rung == SIZE and step.line is None:
@@ -86,7 +156,7 @@ def test_what_is_begun_is_neither_dropped_nor_left_behind_and_nobody_is_chosen_b
     number = begun.line.number if begun.line else -1
     bench.lines[number] = replace(bench.lines[number], claim={
         "rung": SIZE, "source": begun.source.number if begun.source else None, "move": begun.move, "steps": 77,
-        "start": begun.start, "end": begun.end, "threads": 1})
+        "start": begun.start, "end": begun.end, "threads": 1, "rounded": 0.0})
     bench.skill = lambda architecture, rung: 0.99 if architecture.macs < begun.architecture.macs else 0.1  # hopeless
     for _ in range(400):  # all that other processes can do
         others = [step for step in bench.race.steps() if not (isinstance(step, Train) and step.line
@@ -109,50 +179,16 @@ def test_a_space_that_knows_no_network_races_from_its_reference() -> None:
     assert [*known_networks(space, predict, OPTIONS)] == ["reference"]
 
 
-def test_every_known_network_that_stays_has_its_share_before_any_child() -> None:
-    bench = Bench(course_of(k=6), by_size).run()
-    first_child = next((at for at, entry in enumerate(bench.done) if entry[0] == CHILD), len(bench.done))
-    trunk = [at for at, entry in enumerate(bench.done) if entry[0] in (TRUNK, SIZE)]
-    assert max(trunk) < first_child
-
-
-def test_children_stay_only_where_they_surely_beat_the_lines_at_their_latency() -> None:
-    def kinder(architecture: Architecture, rung: str) -> float:
-        return 0.99 if rung == CHILD else flat(architecture, rung)
-
-    worse = Bench(course_of(k=6), flat).run()
-    better = Bench(course_of(k=6), kinder).run()
-    for bench, stay in ((worse, False), (better, True)):
-        children = [line for line in bench.lines if CHILD in line.rungs]
-        assert children, "the made-up latencies have moves that buy as much as smaller images"
-        assert {FINISH in line.rungs for line in children} == {stay} or stay
-        assert stay or all(line.state == TrialState.PRUNED for line in children)
-    assert any(FINISH in line.rungs for line in better.lines if line.made == CHILD)
-
-
-def test_of_the_children_of_a_part_only_the_one_that_loses_least_is_trained() -> None:
-    bench = Bench(course_of(k=4, n_children=3), flat, loss=lambda architecture: float(int(architecture.id, 16) % 97))
-    bench.run()
-    for part in bench.race.parts:
-        children = [line for line in bench.lines if line.made == CHILD and part[0] < line.latency_ms <= part[1]]
-        trained = [line for line in children if CHILD in line.rungs]
-        assert len(trained) <= 1
-        assert not trained or trained[0].loss == min(line.loss for line in children if line.loss is not None)
-
-
-def test_each_part_of_the_latencies_has_at_most_one_finalist_and_the_whole_network_is_always_one() -> None:
-    bench = Bench(course_of(k=4, n_children=0), by_size).run()
+def test_there_are_at_most_k_finalists_and_the_whole_network() -> None:
+    bench = Bench(course_of(k=4), by_size).run()
     finalists = [line for line in bench.lines if FINISH in line.rungs]
     whole = cuts().known["whole"].id
     assert whole in {line.id for line in finalists}
-    counts = Counter(part for part in bench.race.parts for line in finalists
-                     if part[0] < line.latency_ms <= part[1] and line.id != whole)
-    assert set(counts.values()) <= {1, 2}  # an empty part gives its place to another
-    assert len(finalists) <= 5
+    assert 4 <= len(finalists) <= 5
 
 
 def test_controls_are_trained_as_long_as_the_finalist_they_are_drawn_for() -> None:
-    bench = Bench(course_of(n_children=0, n_controls=2), by_size).run()
+    bench = Bench(course_of(n_controls=2), by_size).run()
     lines = {line.id: line for line in bench.lines}
     controls = [line for line in bench.lines if line.made == CONTROL]
     assert len(controls) == 2
@@ -163,14 +199,30 @@ def test_controls_are_trained_as_long_as_the_finalist_they_are_drawn_for() -> No
         assert line.steps == pytest.approx(behind_first, rel=0.05)
 
 
+@pytest.mark.parametrize(("int8_loss", "rounds"), [(0.002, False), (0.004, True)])
+def test_last_legs_end_with_the_rounding_of_int8_where_that_loses_accuracy(int8_loss: float, rounds: bool) -> None:
+    bench = Bench(course_of(n_controls=1), by_size, int8_loss=int8_loss).run()
+    assert all(leg["rung"] in ENDS for line in bench.lines for leg in line.legs if leg["rounded"])
+    last = [line.legs[-1] for line in bench.lines if line.rungs & ENDS]
+    assert {leg["rung"] for leg in last} == {FINISH, CONTROL}
+    steps = {rung: [leg["rounded"] * leg["steps"] for leg in last if leg["rung"] == rung] for rung in (FINISH, CONTROL)}
+    assert all(bool(value) == rounds for values in steps.values() for value in values)
+    floats = Bench(replace(bench.course, is_int8=False), by_size, int8_loss=int8_loss).run()
+    assert not any(leg["rounded"] for line in floats.lines for leg in line.legs)
+
+
+@cache
+def taken_in_order() -> Counter[tuple[str, str]]:
+    """Rung and network of each leg of a race whose steps are taken in order."""
+    return Counter(entry[:2] for entry in Bench(course_of(k=5), by_size).run().done)
+
+
 @settings(max_examples=15)
 @given(st.integers(0, 10_000))
 def test_any_number_of_processes_come_to_the_same_legs(seed: int) -> None:
     """Whatever is taken first of what can be done now: the trainings are the same."""
-    plain = Bench(course_of(k=5, n_children=0), by_size).run()
-    draw = random.Random(seed)
-    mixed = Bench(course_of(k=5, n_children=0), by_size).run(draw.choice)
-    assert Counter(entry[:2] for entry in mixed.done) == Counter(entry[:2] for entry in plain.done)
+    mixed = Bench(course_of(k=5), by_size).run(random.Random(seed).choice)
+    assert Counter(entry[:2] for entry in mixed.done) == taken_in_order()
 
 
 def test_a_race_goes_on_where_it_was() -> None:
@@ -185,9 +237,9 @@ def test_a_race_goes_on_where_it_was() -> None:
 
 
 def test_a_cap_leaves_out_what_does_not_keep_it_and_takes_smaller_images_of_it() -> None:
-    free = Bench(course_of(n_children=0)).course
+    free = Bench(course_of()).course
     cap_ms = 0.5 * free.bound_ms
-    course = course_of(n_children=0, cap_ms=cap_ms)
+    course = course_of(cap_ms=cap_ms)
     assert course.bound_ms == cap_ms
     assert all(course.latency_ms(known.architecture) <= cap_ms for known in course.known)
     bench = Bench(course, by_size).run()
@@ -195,15 +247,27 @@ def test_a_cap_leaves_out_what_does_not_keep_it_and_takes_smaller_images_of_it()
     assert any(known.architecture.image_size < 64 for known in course.known)
 
 
+def test_a_cap_that_leaves_room_for_larger_images_is_told() -> None:
+    bound_ms, said = course_of().bound_ms, list[str]()
+    console: Any = SimpleNamespace(remark=said.append)
+    for cap_ms in (None, 1.9 * bound_ms):
+        tell_room(course_of(cap_ms=cap_ms), cap_ms, console)
+    assert not said
+    tell_room(course_of(cap_ms=4 * bound_ms), 4 * bound_ms, console)
+    assert len(said) == 1
+    assert said[0].endswith("try dataset.image_size=128.")
+
+
 def test_a_cap_below_everything_is_an_error_that_names_the_fastest() -> None:
     with pytest.raises(BudgetError, match=r"budget.latency_ms=0.001: .* the fastest takes 0\.\d+ ms"):
         known_networks(cuts(), predict, replace(OPTIONS, cap_ms=0.001))
 
 
-def test_the_seconds_are_used_up_and_no_more() -> None:
-    """A unit is chosen anew for each leg; a made-up machine takes 0.02 s a step."""
+@pytest.mark.parametrize("int8_loss", [0.0, 0.01])
+def test_the_seconds_are_used_up_and_no_more(int8_loss: float) -> None:
+    """A unit is chosen anew for each leg; a made-up machine takes 0.02 s a step, twice that with int8's rounding."""
     left = [200.0]
-    bench = Bench(replace(course_of(None, n_children=0, k=4), left_s=lambda: left[0]), by_size)
+    bench = Bench(replace(course_of(None, k=4), left_s=lambda: left[0]), by_size, int8_loss=int8_loss)
     for _ in range(200):
         steps = bench.race.steps()
         if not steps:
@@ -211,12 +275,21 @@ def test_the_seconds_are_used_up_and_no_more() -> None:
         before = len(bench.done)
         bench.take(steps[0])
         if len(bench.done) > before and bench.done[-1][0] != KNOWN:
-            left[0] -= 0.02 * bench.done[-1][2]
+            left[0] -= next(float(line.legs[-1]["seconds"]) for line in bench.lines if line.id == bench.done[-1][1])
     assert -5 < left[0] < 60  # the estimates of steps by MACs are rough at first
 
 
+def test_seconds_kept_for_more_finalists_than_there_are_train_those_there_are() -> None:
+    bench = Bench(course_of(None, k=40, left_s=100.0), by_size)
+    while bench.chosen is None:
+        bench.take(bench.race.steps()[0])
+    assert 0 < len(bench.chosen) < 40
+    with_reserve = Race(replace(bench.course, making_s=5.0), bench.lines, bench.chosen)
+    assert with_reserve.unit() / bench.race.unit() == pytest.approx(1 + 0.05 * (40 - len(bench.chosen)))
+
+
 def test_no_time_left_still_ends() -> None:
-    bench = Bench(replace(course_of(None, n_children=0), left_s=lambda: -10.0), by_size).run()
+    bench = Bench(replace(course_of(None), left_s=lambda: -10.0), by_size).run()
     assert {steps for rung, _, steps, _ in bench.done if rung != KNOWN} == {LEAST_STEPS}
 
 
@@ -231,7 +304,7 @@ def test_smaller_images_that_cannot_win_are_not_trained() -> None:
         worse = len(architecture.stages) == 7 and rung != KNOWN
         return 0.70 if worse else 0.90
 
-    bench = Bench(course_of(n_children=0), fast_is_best).run()
+    bench = Bench(course_of(), fast_is_best).run()
     assert not any(line.made == SIZE and len(line.architecture.stages) == 7 for line in bench.lines)
 
 
@@ -247,7 +320,7 @@ def test_certainty_is_that_of_paired_images() -> None:
 
 
 def test_a_training_leg_has_threads_of_all_workers_in_the_trunk() -> None:
-    bench = Bench(course_of(workers=4, n_children=0), by_size)
+    bench = Bench(course_of(workers=4), by_size)
     while not any(isinstance(step, Train) and step.rung == TRUNK for step in bench.race.steps()):
         bench.take(bench.race.steps()[0])
     assert next(step.threads for step in bench.race.steps() if isinstance(step, Train) and step.rung == TRUNK) == 4

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import optuna
 import pytest
-from front_fixtures import make_row
 from omegaconf import OmegaConf
 from PIL import Image
 from safetensors.torch import save_file
@@ -28,7 +26,6 @@ from hwnas.study.objective import Objective
 from hwnas.study.study import database_path, open_study
 from hwnas.system.run_folder import RunFolder
 from hwnas.target import Target
-from hwnas.training.recipe import FULL_TRAINING
 from hwnas.worker import command as worker
 
 
@@ -145,24 +142,6 @@ def test_a_worker_needs_no_weights_of_baselines(tmp_path, monkeypatch):
     assert given[0].baselines == ()
 
 
-def test_a_front_of_an_earlier_version_is_taken_without_known_networks_and_later_fields(tmp_path, monkeypatch):
-    recipe = asdict(replace(FULL_TRAINING, name="x"))
-    earlier = {key: value for key, value in recipe.items() if key not in ("body_rate", "layer_decay")}
-    rows = [make_row("a", verified=True), make_row("b", verified=True, is_control=True, control_of="a")]
-    known = make_row("k", is_control=True)
-    assert known.is_known
-
-    def taken(held, environment, recipe=recipe):
-        monkeypatch.setattr(road, "_read_held", lambda run: (held, {"recipe": environment}))
-        return road._read_verified(RunFolder(tmp_path), [*rows, known], [*rows, known], recipe, None)
-
-    assert taken(rows, earlier) == rows
-    assert taken(rows[:1], earlier) == []
-    assert taken(rows, {**earlier, "lr": 0.1}) == []
-    assert taken(rows, earlier, {**recipe, "body_rate": 0.5}) == []
-    assert taken(rows, None) == []
-
-
 def test_baselines_are_tried_on_smaller_images_too_and_cut(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
     given = ["+target=xeon_int8", f"out={tmp_path / 'run'}", "baselines=[test_efficientnet]", "dataset.image_size=32"]
@@ -213,9 +192,9 @@ def begin(tmp_path, monkeypatch):
     monkeypatch.setattr(preparing, "_open_study", lambda plan, url, identity, *_: open_study(
         url, identity, Objective(1.0), optuna.samplers.RandomSampler()))
 
-    def prepare(version=lambda data: data):
-        data = version(load_dataset({"name": "imagefolder", "root": str(tmp_path / "data")}, 8, 0))
-        monkeypatch.setattr(preparing, "_load_data", lambda *given: preparing._as_begun(data, *given))
+    def prepare():
+        data = load_dataset({"name": "imagefolder", "root": str(tmp_path / "data")}, 8, 0)
+        monkeypatch.setattr(preparing, "_load_data", lambda *_: data)
         said = []
         options = SimpleNamespace(calibration=None, storage=None, budget=SimpleNamespace(minutes=None), zoo=None)
         plan = SimpleNamespace(deployment=None, space=None, reuse=None, options=options, left_out="", races=False)
@@ -235,24 +214,3 @@ def test_other_pixels_in_files_of_the_same_size_and_age_are_refused(tmp_path, be
         os.utime(path, ns=(age.st_atime_ns, age.st_mtime_ns))
     with pytest.raises(StudyError, match="cannot resume, data set was imagefolder"):
         begin()
-
-
-def test_a_study_of_an_earlier_version_goes_on_and_a_line_says_that_contents_were_not_checked(tmp_path, begin):
-    begin(lambda data: replace(data, fingerprint=data.former, former=""))
-    assert ["contents" in line and "not checked" in line for line in begin()] == [True]
-    (tmp_path / "data" / "a" / "0.png").rename(tmp_path / "data" / "a" / "00.png")
-    with pytest.raises(StudyError, match="cannot resume, data set was imagefolder"):
-        begin()
-
-
-def test_a_search_that_reuses_a_run_of_an_earlier_version_takes_its_name_of_the_images(tmp_path, begin):
-    begin(lambda data: replace(data, fingerprint=data.former, former=""))
-    data = load_dataset({"name": "imagefolder", "root": str(tmp_path / "data")}, 8, 0)
-    said, new = [], tmp_path / "new"
-    new.mkdir()
-    taken = preparing._as_begun(data, SimpleNamespace(reuse=tmp_path / "run"), f"sqlite:///{new / 'study.db'}", new,
-                           SimpleNamespace(say=said.append))
-    assert taken.fingerprint == data.former
-    alone = preparing._as_begun(data, SimpleNamespace(reuse=None), f"sqlite:///{new / 'study.db'}", new,
-                           SimpleNamespace(say=said.append))
-    assert (alone, len(said)) == (data, 1)

@@ -25,7 +25,7 @@ from hwnas.space.search_space import SearchSpace
 
 SMALL = ["+target=xeon_int8", "dataset=digits", "n_trials=3", "workers=1", "calibration.networks=12",
          "calibration.profiles=1", "proxy.epochs=1", "proxy.min_steps=4", "proxy.train_images=256", "finalists.k=2",
-         "finalists.recipe.max_steps=4", "baselines=[resnet10t]",
+         "finalists.recipe.max_steps=4", "baselines=[test_efficientnet]",
          "verification.seconds=40", "dataset.image_size=24", "controls=1"]
 KNOWN = {network.id: name for name, network in SearchSpace.load("mnasnet_small", channels=1, classes=10, image_size=24
                                                                 ).known.items()}
@@ -100,7 +100,6 @@ def test_the_run_folder_holds_a_verified_front(run):
 def test_the_same_command_resumes_to_the_new_total_and_loses_nothing(run, tmp_path):
     out = tmp_path / "again"
     shutil.copytree(run, out)
-    (out / ".hwnas.json").unlink()  # earlier versions wrote none
     before = {row["number"]: row["top1_proxy"] for row in rows_of(out / "trials.csv") if row["outcome"] == "evaluated"}
     weights = {path: path.read_bytes() for path in (out / "models").rglob("weights.safetensors")}
     assert search(out, "n_trials=4") == 0
@@ -162,8 +161,10 @@ def test_the_road_returns_what_the_command_writes(run):
     assert (result.run.path, len(result.trials), len(result.study.trials)) == (run, 3, 3)
     assert [row.id for row in result.rows] == [row["id"] for row in rows_of(run / "front.csv")]
     known = [row.name for row in result.rows if row.is_known]
+    # After so few steps the stock network may have hardly learnt anything: then a warning stands for its verdict.
+    warned = any(comparison["name"] == "training" for comparison in result.comparisons)
     assert [comparison["name"] for comparison in result.comparisons if comparison["name"] != "training"] == [
-        "deploy", "controls", *known, "resnet10t"]
+        "deploy", "controls", *known, *([] if warned else ["test_efficientnet"])]
 
 
 @pytest.mark.parametrize(("change", "named"), [

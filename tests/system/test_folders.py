@@ -10,20 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from filelock import FileLock
 
 from hwnas.certify.__main__ import main as certify
-from hwnas.certify.truth import PLAN
-from hwnas.cli.command import compose, run_command
+from hwnas.cli.command import run_command
 from hwnas.cli.progress import Console
 from hwnas.compress.__main__ import main as compress
 from hwnas.errors import StudyError, UserError
 from hwnas.search.__main__ import main as search
 from hwnas.system.run_folder import NAME, RunFolder, WorkFolder, check_replaceable, kind_of
 from hwnas.train import main as train
-from hwnas.training.job import SUMMARY
-from hwnas.training.loop import Checkpoint
 
 TARGET = "+target=ort_int8"
 COMMANDS = {
@@ -52,30 +48,6 @@ def fill(folder: Path, files: dict[str, str]) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     return folder
-
-
-def checkpoint(folder: Path, name: str) -> Path:
-    Checkpoint({}, 1, [], {"w": torch.zeros(1)}, {}, {}).save(folder / name)
-    return folder
-
-
-def config_of_a_search(**changes: object) -> str:
-    from omegaconf import OmegaConf
-
-    config = compose("search", [TARGET])
-    del config.overwrite  # earlier versions do not know it
-    return OmegaConf.to_yaml(OmegaConf.merge(config, changes))
-
-
-EARLIER: dict[str, Callable[[Path], tuple[str, Path]]] = {
-    "search": lambda path: ("search", fill(path, {"config.yaml": config_of_a_search(), "study.db": ""})),
-    "search on a server": lambda path: ("search", fill(path, {"config.yaml": config_of_a_search(storage="mysql://x")})),
-    "search, a copy": lambda path: ("search", fill(path, {
-        "config.yaml": config_of_a_search(), "environment.json": '{"format": "hwnas-environment/1"}'})),
-    "training": lambda path: ("train", fill(path, {"summary.json": json.dumps(SUMMARY.header), "card.md": "c"})),
-    "training, begun": lambda path: ("train", checkpoint(path, "checkpoint.safetensors")),
-    "compression": lambda path: ("compress", fill(path, {"steps/identity.json": '{"calibration_images": 512}'})),
-    "certificate": lambda path: ("certify", fill(path, {"plan.json": json.dumps(PLAN.header)}))}
 
 
 class TakenUp(UserError):
@@ -155,22 +127,8 @@ def test_a_marker_that_cannot_be_read_is_refused(run: Callable[..., str], text: 
     assert content(tmp_path) == before
 
 
-@pytest.mark.parametrize("made", EARLIER)
-def test_folders_of_earlier_versions_are_taken_up_by_their_command(made: str, tmp_path: Path) -> None:
-    kind, path = EARLIER[made](tmp_path / "out")
-    before = content(path)
-    for other in KINDS:
-        if other != kind:
-            with pytest.raises(StudyError, match="is the folder of a"):
-                WorkFolder(path, other).take_up(overwrite=True)
-    assert content(path) == before
-    WorkFolder(path, kind).take_up()
-    assert before.items() <= content(path).items()
-    assert json.loads((path / NAME).read_text())["kind"] == kind
-
-
 def test_what_a_kill_leaves_of_the_first_writes_does_not_make_a_folder_foreign(tmp_path: Path) -> None:
-    fill(tmp_path, {".writable": "", "..writable.0a1b2c3d.tmp": "", f"{NAME}.77": "", ".training.lock": "",
+    fill(tmp_path, {".config.yaml.0a1b2c3d.tmp": "", f"{NAME}.77": "", ".training.lock": "",
                     f".{NAME}.77.0a1b2c3d.tmp": ""})
     WorkFolder(tmp_path, "train").take_up()
 

@@ -122,3 +122,32 @@ def test_kill_leaves_the_old_file_whole(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED_WHILE_WRITING, str(path)], timeout=300, check=False)
     assert done.returncode == -9
     assert path.read_text() == "old"
+
+
+def test_a_temporary_folder_is_gone_behind_its_block_and_what_a_kill_left_is_removed(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(paths.tempfile, "tempdir", str(tmp_path))
+    code = ("import os, sys; from pathlib import Path; from hwnas.system.paths import temporary_folder\n"
+            "with temporary_folder() as folder:\n"
+            "    Path(folder, 'x').write_text('x'); print(folder, flush=True); sys.stdin.read(1)\n")
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          text=True) as held:
+        assert held.stdout is not None
+        left = Path(held.stdout.readline().strip())
+        assert left.parent == tmp_path
+
+        def look() -> Path:
+            paths._remove_left_folders.cache_clear()
+            with paths.temporary_folder() as folder:
+                return Path(folder)
+
+        assert not look().exists()
+        assert (left / "x").exists()  # its process is at work
+        held.kill()
+        held.wait()
+    assert (left / "x").exists()
+    foreign = tmp_path / "hwnas-mine"
+    foreign.mkdir()
+    look()
+    assert [path.name for path in tmp_path.iterdir()] == ["hwnas-mine"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hwnas.errors import DataError, StudyError, UnknownName
 from hwnas.front.rows import Cost, front_csv
 from hwnas.system.run_folder import OF_EVERY_TRIAL, TRIALS, RunFolder
-from hwnas.system.tables import read_cells, read_frame, read_table, table_csv
+from hwnas.system.tables import read_cells, read_frame, read_table, shown_csv, table_csv
 
 NAN = float("nan")
 ROWS = [
@@ -118,3 +118,11 @@ def test_columns_of_anothers_file_are_text_and_missing_ones_are_named(tmp_path: 
     path.write_bytes(b"arch\n\xff\n")
     with pytest.raises(DataError, match=r"t\.csv: cannot be read .* Give another\."):
         read_cells(path, ["arch"], "Give another.")
+
+
+@pytest.mark.parametrize(("name", "cell"), [
+    ("=1+1", "'=1+1"), ("+1", "+1"), ("-1.5", "-1.5"), ("-1+1", "'-1+1"), ("-x", "'-x"),
+    ("@sum", "'@sum"), ("\t=1", "\\t=1"), ("a\x1b[0m", "a\\x1b[0m"),
+    ("Screenshot 3.45\u202fPM", "Screenshot 3.45\u202fPM"), ("Möwe", "Möwe"), ("\udce9", "\\udce9")])
+def test_names_run_nothing_in_a_spreadsheet_or_a_terminal(name: str, cell: str) -> None:
+    assert shown_csv([{"name": name, "value": -1.5}]) == f"name,value\n{cell},-1.5\n"

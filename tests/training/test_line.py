@@ -16,8 +16,8 @@ from hwnas.errors import StudyError, TrainingError, UserError
 from hwnas.networks.build import build
 from hwnas.space.architecture import Architecture
 from hwnas.training import line
-from hwnas.training.line import Keeping, Leg, Stretch, answers, key_of, mean_loss, set_norms, train_leg
-from hwnas.training.loop import Checkpoint, seeded
+from hwnas.training.line import Keeping, Leg, Stretch, answers, key_of, train_leg
+from hwnas.training.loop import Checkpoint
 from hwnas.training.recipe import FINE_TUNING
 
 ARCHITECTURE = Architecture((("ds_r1_k3_s1_c8",), ("ir_r1_k3_s2_e2_c8",)), 8, 2, 0, "relu", 16, 1, 4)
@@ -68,7 +68,6 @@ def test_two_constant_legs_are_one_of_their_length(tmp_path: Path, data: Dataset
 def test_a_line_learns_and_ends_with_a_rate_of_zero(tmp_path: Path, data: Dataset) -> None:
     model = trained(tmp_path, data, Leg(60, 1.0, 1.0, warmup=5), Leg(20, 1.0, 0.0))
     assert answers(model, data.validation, data).mean() > 0.8
-    assert mean_loss(model, data.validation, data) < 1.2  # chance is 1.39
     leg = Leg(20, 0.5, 0.0)
     rates = [leg.rate(step) for step in range(20)]
     assert rates == sorted(rates, reverse=True)
@@ -76,9 +75,17 @@ def test_a_line_learns_and_ends_with_a_rate_of_zero(tmp_path: Path, data: Datase
     assert [Leg(9, 1.0, 1.0, warmup=4).rate(step) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
 
 
+def test_the_last_steps_of_a_leg_see_the_rounding_of_int8(tmp_path: Path, data: Dataset) -> None:
+    plain, rounded, later = (trained(tmp_path / name, data, *legs) for name, legs in [
+        ("a", [Leg(14, 1.0, 1.0)]), ("b", [Leg(14, 1.0, 1.0, rounded=4)]),
+        ("c", [Leg(10, 1.0, 1.0), Leg(4, 1.0, 1.0, rounded=4)])])
+    assert not same(plain, rounded)
+    assert same(later, rounded)
+
+
 def test_a_killed_leg_goes_on_from_its_last_state_to_the_same_weights(tmp_path: Path, data: Dataset,
                                                                       monkeypatch: pytest.MonkeyPatch) -> None:
-    legs = Leg(10, 1.0, 1.0, warmup=3), Leg(8, 1.0, 0.0)
+    legs = Leg(10, 1.0, 1.0, warmup=3), Leg(8, 1.0, 0.0, rounded=3)
     whole = trained(tmp_path / "a", data, *legs)
     monkeypatch.setattr(line, "SAVE_S", -1.0)  # every step is kept
     saves = 0
@@ -156,13 +163,3 @@ def test_a_loss_that_is_not_finite_ends_the_line(tmp_path: Path, data: Dataset) 
 def test_fewer_images_than_a_batch_can_be_trained_on(tmp_path: Path, data: Dataset) -> None:
     few = replace(data, train=data.train.take(np.arange(3)))
     trained(tmp_path, few, Leg(5, 1.0, 1.0))
-
-
-def test_norms_are_set_to_what_the_images_say(data: Dataset) -> None:
-    with seeded(0, 1):
-        model = begin()
-    before = {name: tensor.clone() for name, tensor in model.named_parameters()}
-    set_norms(model, data.train.images, data)
-    assert all(torch.equal(before[name], tensor) for name, tensor in model.named_parameters())
-    assert not torch.equal(model.bn1.running_mean, torch.zeros_like(model.bn1.running_mean))
-    assert model.bn1.momentum == 0.1

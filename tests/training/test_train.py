@@ -286,18 +286,6 @@ def test_a_checkpoint_of_another_training_is_refused(change: str, named: str, ov
     assert "another out=FOLDER" in error
 
 
-def test_a_folder_says_what_its_training_was_identity_in(whole: Path, tmp_path: Path) -> None:
-    identity = json.loads((whole / "summary.json").read_text())["identity"]
-    assert training_job._identity_in(whole) == identity
-    network = torch.nn.Linear(2, 2)
-    Checkpoint(identity, 1, [], network.state_dict(), {}, torch.optim.SGD(network.parameters(), 0.1).state_dict()).save(
-        tmp_path / "checkpoint.safetensors")
-    assert training_job._identity_in(tmp_path) == identity
-    (tmp_path / "checkpoint.safetensors").write_bytes(b"torn")
-    assert training_job._identity_in(tmp_path) == {}
-    assert training_job._identity_in(tmp_path / "absent") == {}
-
-
 def test_many_changes_are_counted() -> None:
     with pytest.raises(StudyError, match=r"a was 0, is 1, .* and 2 more"):
         check_identity(dict.fromkeys("abcdef", 0), dict.fromkeys("abcdef", 1), Path("x"))
@@ -307,7 +295,6 @@ def test_a_finished_training_is_not_done_again(whole: Path, architecture: Path, 
                                                monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_job, "_JobTraining", lambda job: pytest.fail("trained again"))
     mine, before = [f"architecture={architecture}", f"out={whole}", *TINY], weights(whole)
-    (whole / ".hwnas.json").unlink()  # earlier versions wrote none
     assert command(mine, "threads=2") == 0  # another number of threads is no other training
     assert "test top-1" in capsys.readouterr().err
     assert command(mine, "lr=0.02") == 2
