@@ -1,4 +1,4 @@
-# make search | test | test-gpu | soak | check | claims | bench | setup | clean.  Overrides for the search: make search ARGS="n_trials=50 out=runs/mine"
+# make search | test | test-gpu | soak | check | claims | docs | bench | setup | clean.  Overrides for the search: make search ARGS="n_trials=50 out=runs/mine"
 PYTHON ?= python3
 VENV ?= .venv
 TARGET ?= xeon_int8
@@ -8,7 +8,7 @@ PY := $(VENV)/bin/python
 # The stamp carries a checksum of what is installed, so that a change of either file sets up again.
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | tr ' \t' '--')
 
-.PHONY: search test test-gpu soak check lint types claims bench setup clean
+.PHONY: search test test-gpu soak check lint types claims docs bench setup clean
 .DEFAULT_GOAL := search
 
 # Alone it asks for five minutes; with ARGS for what they say.
@@ -38,7 +38,7 @@ test-gpu: $(STAMP)
 soak: $(STAMP)
 	@$(PYTEST) -m soak $(ARGS)
 
-check: lint types claims
+check: lint types claims docs
 
 lint: $(STAMP)
 	@$(PY) -m ruff check .
@@ -46,9 +46,15 @@ lint: $(STAMP)
 types: $(STAMP)
 	@$(PY) -m mypy
 
-# Figures of README.md and experiments/README.md, computed again from files in the repository.
+# Figures of the pages for users and of experiments/README.md, computed again from files in the repository.
 claims: $(STAMP)
 	@$(PY) experiments/claims/run.py
+
+# The documentation site, in build/site. What it needs is installed once, beside the rest.
+docs: $(STAMP)
+	@$(PY) -c 'import material, mkdocstrings' 2>/dev/null || \
+	  $(PY) -m pip install --disable-pip-version-check --no-input --quiet -c constraints.txt -e '.[docs]'
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 
 bench: $(STAMP)
 	@$(PY) -m pytest benchmarks --benchmark-only $(ARGS)

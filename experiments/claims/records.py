@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from experiments.claims.check import Claim, Figures, Table
-from experiments.claims.readme import TABLES, best_wide, sampler_figure
+from experiments.claims.pages import TABLES, best_wide, sampler_figure
 from experiments.claims.sources import Certificate, lines, log_odds
 from hwnas.stats import kendall_tau
 

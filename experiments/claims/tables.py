@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from experiments.claims.check import Claim, Figures, Table
-from experiments.claims.readme import OPTUNA, TABLES, ask, hour, litert_table
-from experiments.claims.readme import sampler_figure as _sampler
+from experiments.claims.pages import OPTUNA, TABLES, ask, hour, litert_table
+from experiments.claims.pages import sampler_figure as _sampler
 from experiments.claims.sources import EXPERIMENTS, Certificate, document, lines, numbers
 from experiments.contest.controls import contest_networks, random_networks, rival, times_as_fast
 from experiments.cut_estimates.judged import judged
@@ -60,6 +60,7 @@ def tables() -> list[Table]:
         Table("| changed, on the cut |", _tuning_tries), Table("| network, data set |", _tuning_finals),
         Table("| cut, px, seed |", _going_on), Table("| estimate of cuts |", _cut_estimates),
         Table("| data, network, arm, third |", _hour), Table("| move |", _moves),
+        Table("| points of top-1, seed |", _rounding), Table("| from scratch, by seed |", _from_scratch),
         Table("| search | trials |", _against_random), Table("| search, network |", _against_random_networks),
         *(table for runtime in INT8_RUNTIMES for table in (
             Table(f"| top-1 lost, {runtime} |", partial(_int8_lost, runtime)),
@@ -107,9 +108,54 @@ def claims() -> list[Claim]:
             document(f"edge/{name}/environment.json")["training"]["steps"] for name in EDGE_RUNS]),
         Claim("by {} points of top-1 ({} to {} over the test images), and both", lambda: _edge_beats("fashion_mnist")),
         Claim("the one random network by {} points ({} to {})", lambda: _edge_beats("eurosat")),
-        Claim("(it took {}, {} and {} minutes, *ours* {}, {} and {})", lambda: [
+        Claim("*Obvious* took {}, {} and {} minutes, *ours* {}, {} and {}.", lambda: [
             minutes for arm in ("obvious", "ours") for minutes in hour("eurosat_lite0")["minutes"][arm]]),
-        Claim("a smaller image size had {} to {} steps before", _first_steps),
+        Claim("By the rule the race is faster in the fast third, {} times, and more accurate in the fast and in the "
+              "middle one, by {} and {} points.", lambda: [
+                  hour("eurosat_lite0")["times_as_fast"]["ours"][0]["value"],
+                  *(part["value"] for part in hour("eurosat_lite0")["points_ahead"]["ours"][:2])]),
+        Claim("its speed lies within chance: {} times, from {} to {}, where such runs were sure to show {}.", lambda: [
+            hour("eurosat_lite0")["times_as_fast"]["ours"][1][key]
+            for key in ("value", "low", "high", "could_be_seen")]),
+        Claim("held against the same *obvious*): {} and {} times as fast, {}, {} and {} points ahead.", lambda: [
+            *(part["value"] for part in hour("eurosat_lite0_parents")["times_as_fast"]["ours"][:2]),
+            *(part["value"] for part in hour("eurosat_lite0_parents")["points_ahead"]["ours"])]),
+        Claim("int8 is {}, {} and {} points more accurate at equal minutes. The worst network loses {} points to int8 "
+              "without, {} with.", lambda: [*document("rounding/summary.json")["same"],
+                                            document("rounding/summary.json")["most_lost"]["without"],
+                                            document("rounding/summary.json")["most_lost"]["with"]]),
+        Claim("By the rule the race is faster in the fast third, {} times, and more accurate in every third.", lambda: [
+            hour("eurosat_mobilenetv2")["times_as_fast"]["ours"][0]["value"]]),
+        Claim("In the middle third its speed lies within chance: {} times, from {} to {}, where {} was sure to be "
+              "seen.", lambda: [hour("eurosat_mobilenetv2")["times_as_fast"]["ours"][1][key]
+                       for key in ("value", "low", "high", "could_be_seen")]),
+        Claim("top-1 it is {}, {} and {} times as fast; int8 costs that network much. Its most accurate networks have "
+              "{}, {} and {} %, the rival's {}, {} and {} %.", lambda: [
+                  *(each["times_as_fast"] for each in hour("eurosat_mobilenetv2")["as_fast_as_whole"]["ours"]),
+                  *(100 * each["top1"] for arm in ("ours", "obvious")
+                    for each in hour("eurosat_mobilenetv2")["most_accurate"][arm])]),
+        Claim("The rival took {}, {} and {} minutes, the race {} in each seed.", lambda: [
+            *hour("eurosat_mobilenetv2")["minutes"]["obvious"],
+            *_ends(hour("eurosat_mobilenetv2")["minutes"]["ours"])[:1]]),
+        Claim("in the end int8 cost the five of them {}, {}, {}, {} and {} points, from fast to slow, and none of the "
+              "six others more than {}.", lambda: [*_lost_line_by_line("false"), max(_lost_line_by_line("true"))]),
+        Claim("EfficientNet-Lite0's cuts lost {} points at most after the trunk", lambda: [max(
+            lost for seed in document("rounding/trunk.json")["points_lost_to_rounding_after_the_trunk_by_seed"][
+                "tf_efficientnet_lite0"] for lost in seed)]),
+        Claim("*carried* made {}, {} and {} % more steps than *ours*", _more_steps),
+        Claim("*ours* lies {} points behind *carried* in the fast and in the middle third and {} before it", lambda: [
+            -hour("eurosat_lite0_children")["points_ahead_of"]["carried"][0]["value"],
+            hour("eurosat_lite0_children")["points_ahead_of"]["carried"][2]["value"]]),
+        Claim("Here the race's lead lies within chance: {}, {} and {} points in the three thirds, where such runs were "
+              "sure to show {} to {};", lambda: [
+                  *(part["value"] for part in hour("trashnet_lite0")["points_ahead"]["ours"]),
+                  *_ends([part["could_be_seen"] for part in hour("trashnet_lite0")["points_ahead"]["ours"]])]),
+        Claim("Its most accurate networks have {} % in {} ms, {} in {} and {} in {}; the rival's, the whole network in "
+              "each seed, {}, {} and {} % in {} to {} ms.", _most_accurate),
+        Claim("ends where it is the likelier worse: {} to {} lines, and the whole network had {} to {} steps",
+              _short_races),
+        Claim("it took {}, {} and {} minutes, *ours* {}, {} and {}.", lambda: [
+            minutes for arm in ("obvious", "ours") for minutes in hour("trashnet_lite0")["minutes"][arm]]),
         *_tuning_claims(),
         Claim("multi-fidelity has {} and {} (EuroSAT), {} and {} (Fashion-MNIST), the proxy {} and {}, {} and {}.",
               lambda: [float(kendall_tau(held.told[label], held.seeds[:, seed]))
@@ -458,7 +504,9 @@ def _believed() -> Rows:
     return rows
 
 
-HOUR = {"EuroSAT, Lite0": "eurosat_lite0", "TrashNet, Lite0": "trashnet_lite0"}
+HOUR = {"EuroSAT, Lite0": "eurosat_lite0", "TrashNet, Lite0": "trashnet_lite0",
+        "EuroSAT, MobileNetV2": "eurosat_mobilenetv2",
+        "EuroSAT with children, Lite0": "eurosat_lite0_children"}
 THIRDS = ("fast", "middle", "slow")
 
 
@@ -480,10 +528,52 @@ def _hour() -> Rows:
     return rows
 
 
-def _first_steps() -> list[float]:
-    """Fewest and most steps of the sizes that were dropped, which had no other leg."""
-    steps = [float(row["steps"]) for row in lines("hour/results/trashnet_lite0/lines.csv") if row["rungs"] == "size"]
-    return [min(steps), max(steps)]
+def _rounding() -> Rows:
+    """Points of top-1 by seed: lost to int8, and won by its rounding in the last steps."""
+    told = document("rounding/summary.json")
+    thirds = {f"won in the {third} third": [seed[at] for seed in told["thirds"]] for at, third in enumerate(THIRDS)}
+    return {"lost to int8, without": told["lost"]["without"], "lost to int8, with": told["lost"]["with"],
+            "won on networks of both": told["same"], **thirds}
+
+
+def _lost_line_by_line(rounded: str) -> list[float]:
+    """Points that int8 cost networks whose last steps saw its rounding, or did not."""
+    return [100 * (float(row["top1_test_fp32"]) - float(row["top1_test"]))
+            for row in lines("rounding/line_by_line.csv") if row["rounded"] == rounded]
+
+
+def _from_scratch() -> Rows:
+    """Most accurate networks by seed, and the race's lead by third: its mean, interval, and what could be seen."""
+    told = document("from_scratch/results/fashion_mnist/summary.json")
+    best = {f"most accurate, {name}": [100 * top1 for top1 in each] for name, each in told["most_accurate"].items()}
+    leads = {f"race ahead, {third} third": [*(seed[at] for seed in told["points_ahead_by_seed"]),
+                                            *told["points_ahead"][at].values()] for at, third in enumerate(THIRDS)}
+    return {**best, **leads}
+
+
+def _more_steps() -> list[float]:
+    """Steps of carried above those of ours, in per cent, by seed."""
+    steps: dict[tuple[str, str], float] = {}
+    for row in lines("hour/results/eurosat_lite0_children/lines.csv"):
+        key = row["seed"], row["arm"]
+        steps[key] = steps.get(key, 0.0) + float(row["steps"] or 0)
+    return [100 * (steps[seed, "carried"] / steps[seed, "ours"] - 1) for seed in sorted({seed for seed, _ in steps})]
+
+
+def _most_accurate() -> list[float]:
+    """Top-1 and ms of the race's most accurate network on TrashNet by seed; the rival's top-1, and ends of its ms."""
+    best = hour("trashnet_lite0")["most_accurate"]
+    return [*(figure for each in best["ours"] for figure in (100 * each["top1"], each["latency_ms"])),
+            *(100 * each["top1"] for each in best["obvious"]),
+            *_ends([each["latency_ms"] for each in best["obvious"]])]
+
+
+def _short_races() -> list[float]:
+    """Fewest and most lines of a race on TrashNet, and steps of the whole network."""
+    rows = lines("hour/results/trashnet_lite0/lines.csv")
+    whole = [float(row["steps"]) for row in rows if row["number"] == "0"]
+    counts = [float(sum(row["seed"] == seed for row in rows)) for seed in {row["seed"] for row in rows}]
+    return [*_ends(counts), *_ends(whole)]
 
 
 def _moves() -> Rows:

@@ -70,8 +70,9 @@ def _macs(network: Network) -> int:
 
 def of_training(network: Network, data: Dataset, steps: int, rate: float, seed: int) -> dict[str, float]:
     """Validation top-1 of each kind of weights after one training."""
-    from hwnas.training.batches import Stream
-    from hwnas.training.line import set_norms
+    from torch.optim.swa_utils import update_bn
+
+    from hwnas.training.batches import Stream, fed
     from hwnas.training.loop import _Short, lay_out, predict, seeded
 
     recipe = _recipe(steps, rate)
@@ -83,7 +84,8 @@ def of_training(network: Network, data: Dataset, steps: int, rate: float, seed: 
         kinds: dict[str, nn.Module] = {"last": training.model, "average": training.current}
         for name in ("last", "average"):
             kinds[f"{name}, set"] = copy.deepcopy(kinds[name])
-            set_norms(kinds[f"{name}, set"], some, data)
+            parts = np.array_split(some, SET_IMAGES // 64)
+            update_bn([fed(part, data, "cpu") for part in parts], kinds[f"{name}, set"])
         return {kind: top1(predict(model.eval(), data.validation.images[rows], data), data.validation.labels[rows])
                 for kind, model in kinds.items()}
 

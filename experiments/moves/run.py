@@ -30,7 +30,6 @@ from hwnas.networks.carry import cut_network
 from hwnas.search.course import part_of_in, smaller_in
 from hwnas.search.plan import line_recipe, make_plan
 from hwnas.search.prepare import Prepared, prepare
-from hwnas.search.racer import difference
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
 from hwnas.system.run_folder import RunFolder
@@ -92,6 +91,14 @@ class Moves:
         return [ranked[at] for at in np.unique(np.linspace(0, len(ranked) - 1, most).round().astype(int))]
 
 
+def difference(space: SearchSpace, source: Architecture, target: Architecture) -> str:
+    """What makes one network of a space another one, in the words of its parameters."""
+    before, after = space.find(source), space.encode(target)
+    changed = [(name, (before or {}).get(name), value) for name, value in after.items()
+               if (before or {}).get(name) != value]
+    return ", ".join(f"{name} {old} to {new}" for name, old, new in changed[:4])
+
+
 def gap_of(child: Tried, sizes: list[Tried]) -> tuple[float, float]:
     """Top-1 less that of the sizes at its latency, and the standard error of that; NaN beyond the sizes."""
     ordered = sorted(sizes, key=lambda size: size.latency_ms)
@@ -120,7 +127,7 @@ def main() -> None:
     network = Architecture.from_yaml((folder.path / "architecture.yaml").read_text())
     begun = Tried("", network, moves.latency_ms(network), np.zeros(0, bool), load_file(folder.weights))
     sizes = [moves.train("as it is", network, begun)]
-    for smaller in smaller_in(space, prepared.model.predict, prepared.options)(network):
+    for smaller in smaller_in(space, prepared.model.predict, prepared.options, is_short=False)(network):
         sizes.append(moves.train(f"{smaller.image_size} px", smaller, sizes[-1] if sizes[1:] else begun))
     rows = []
     for child in moves.children(network, given.most):

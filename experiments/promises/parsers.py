@@ -48,6 +48,7 @@ ENVIRONMENT: dict[str, Any] = {
     "latency_model": {"networks": 24, "error": 0.03}, "search": {"accuracy": "proxy", "sampler": "hwnas", "seed": 0},
     "certificate": {"accuracy": "proxy", "file": "c.json", "created": "2026", "host": "this", "lines": ["Said."],
                     "columns": ["estimator", "tau", "notes"], "table": [["proxy", "0.59", ""]]},
+    "remarks": ["no time for a, b."],
     "recipe": {"name": "full", "epochs": 5, "lr": 0.01}, "executed": {"fp32": {"convolutions": 1.0}},
     "measuring": {"seconds": 45, "seed": 0, "quiet_ms": 0.2, "reference": NETWORK}}
 CONFIG = b"""target: {name: ort_fp32, runtime: onnxruntime, precision: fp32, threads: 1, batch: 1}
@@ -191,12 +192,12 @@ def _read_zoo(folder: Path) -> None:
     from hwnas.system.run_folder import RunFolder
 
     networks = [TimmNetwork(Baseline(name), _shape()) for name in ("resnet10t", "resnet18")]
-    latencies, zoo._latencies = zoo._latencies, lambda *_: {}  # of other networks: they would be measured
+    latencies, zoo.time_untrained = zoo.time_untrained, lambda *_: {}  # of other networks: they would be measured
     try:
         zoo.worth_training(networks, {"resnet10t": 68.4, "resnet18": 69.8}, RunFolder(folder), Any, Any,
                            Console(quiet=True))
     finally:
-        zoo._latencies = latencies
+        zoo.time_untrained = latencies
 
 
 def _shape() -> Any:
@@ -396,14 +397,29 @@ def _predictions() -> list[bytes]:
     import numpy as np
 
     out = io.BytesIO()
-    np.savez_compressed(out, labels=np.arange(20, dtype=np.int32), aaaaaaa0=np.arange(20, dtype=np.int32))
+    labels = np.arange(20, dtype=np.int32) % 3
+    np.savez_compressed(out, labels=labels, aaaaaaa0=(labels + 1) % 3)
     return [out.getvalue()]
 
 
-def _read_predictions(folder: Path) -> None:
+def _mistakes() -> list[bytes]:
+    import numpy as np
+
+    out = io.BytesIO()
+    np.savez_compressed(out, index=np.arange(3, dtype=np.int32), images=np.zeros((3, 1, 4, 4), np.uint8))
+    return [out.getvalue()]
+
+
+def _read_answers(folder: Path) -> None:
+    from hwnas.front.classes import read_classes
+    from hwnas.front.rows import FrontRow
     from hwnas.system.run_folder import RunFolder
 
-    RunFolder(folder).read_predictions()
+    run = RunFolder(folder)
+    if not run.predictions.exists():
+        run.predictions.write_bytes(_predictions()[0])
+    shown = read_classes(run, FrontRow(id="aaaaaaa0", name="net", architecture="", is_baseline=False), ["a", "b", "c"])
+    str([] if shown is None else [mistake.address for mistake in shown.mistakes])
 
 
 def _read_target(folder: Path) -> None:
@@ -654,10 +670,8 @@ def _read_weights(folder: Path) -> None:
 def _read_checkpoint(folder: Path) -> None:
     import torch
 
-    from hwnas.training.job import _identity_in
     from hwnas.training.loop import Training
 
-    _identity_in(folder)
     model = _small_model()
     training: Any = SimpleNamespace(model=model, average=SimpleNamespace(module=model),
                                     optimizer=torch.optim.AdamW(model.parameters()))
@@ -758,7 +772,8 @@ PARSERS: Mapping[str, Parser] = {
     "comparisons": _run_part("comparisons.json", _comparisons, mutations.of_json, _report),
     "marker": _run_part(".hwnas.json", _marker, mutations.of_json, _read_marker),
     "manifest": Parser("manifest.json", _manifest, mutations.of_json, _read_manifest),
-    "predictions": Parser("predictions.npz", _predictions, mutations.of_zip(mutations.of_npy), _read_predictions),
+    "predictions": Parser("predictions.npz", _predictions, mutations.of_zip(mutations.of_npy), _read_answers),
+    "mistakes": Parser("mistakes.npz", _mistakes, mutations.of_zip(mutations.of_npy), _read_answers),
     "target": Parser("conf/target/mine.yaml", lambda: [b"# @package target\n" + TARGET], mutations.of_yaml,
                      _read_target, share=0.05),
     "prices": Parser("conf/objective/mine.yaml", lambda: [OBJECTIVE], mutations.of_yaml, _read_objective,
