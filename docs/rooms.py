@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "hwnas"
 PICTURE = ROOT / "docs" / "rooms.svg"
-EVERYWHERE = {"errors", "face"}  # used by all, so arrows to them would say nothing
+EVERYWHERE = {"errors", "lazy", "face"}  # used by all, so arrows to them would say nothing
 OUTSIDE = {"api", "testing", "__init__"}  # for users
 SINGLE = {"stats", "pictures", "target"}  # rooms of one file
 COMMANDS = "commands"

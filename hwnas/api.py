@@ -29,8 +29,9 @@ from hwnas.front.picture import front_figure
 from hwnas.front.report import read_report
 from hwnas.front.rows import choose_row, column_types, load_front
 from hwnas.networks.network import Shape, load_weights, read_network
+from hwnas.runtimes.child import probe_model
 from hwnas.runtimes.classifier import Classifier, ModelFile, source_of
-from hwnas.runtimes.runtime import deployed_of
+from hwnas.runtimes.runtime import deployed_of, load_runtime
 from hwnas.study.objective import COSTS
 from hwnas.system.paths import home, write_atomic
 from hwnas.system.run_folder import TRIALS, Manifest, RunFolder
@@ -199,9 +200,6 @@ class Model:
         A child process with limited memory opens it first, because a run folder may come from anywhere. StudyError when
         it is not the file that was made.
         """
-        from hwnas.runtimes.child import probe_model
-        from hwnas.runtimes.runtime import load_runtime
-
         self._check(self.file)
         probe_model(self.file, self._target)
         return load_runtime(self._target.runtime).compile(self.file, self._target)

@@ -12,10 +12,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hwnas.lazy import LazyModule
+
 if TYPE_CHECKING:
+    import matplotlib
+    import matplotlib.figure
+    import matplotlib.ticker
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
+else:
+    matplotlib = LazyModule("matplotlib")
 
 
 INK, MUTED, GRID = "#1c2430", "#667085", "#e4e7ec"
@@ -23,8 +30,6 @@ INK, MUTED, GRID = "#1c2430", "#667085", "#e4e7ec"
 
 def figure_bytes(figure: Figure, kind: str) -> bytes:
     """The picture as `png` or `svg`; equal figures give equal bytes."""
-    import matplotlib
-
     out = io.BytesIO()
     metadata = {"Date": None, "Creator": "hwnas"} if kind == "svg" else {"Software": "hwnas"}
     with matplotlib.rc_context({"svg.hashsalt": "hwnas", "svg.fonttype": "path"}):
@@ -34,20 +39,16 @@ def figure_bytes(figure: Figure, kind: str) -> bytes:
 
 def style() -> Any:
     """The look of every picture, as a context."""
-    import matplotlib
-
     return matplotlib.rc_context({
         "font.family": "DejaVu Sans", "font.size": 9.5, "axes.edgecolor": "#98a2b3", "axes.labelcolor": INK,
         "axes.spines.top": False, "axes.spines.right": False, "xtick.color": MUTED, "ytick.color": MUTED,
         "axes.grid": True, "grid.color": GRID, "grid.linewidth": 0.7, "axes.axisbelow": True})
 
 
-def blank_figure(width: float, height: float, dpi: int = 150) -> Figure:
+def blank_figure(width: float, height: float, dpi: int = 150) -> matplotlib.figure.Figure:
     """An empty figure, sized in inches, that needs no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=dpi, facecolor="white")
+    figure = matplotlib.figure.Figure(figsize=(width, height), dpi=dpi, facecolor="white")
     FigureCanvasAgg(figure)
     return figure
 
@@ -77,9 +78,7 @@ def title(axes: Axes, text: str) -> None:
 
 def percent_axis(axes: Axes) -> None:
     """Some eight round ticks on the y axis."""
-    from matplotlib.ticker import MaxNLocator
-
-    axes.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_locator(matplotlib.ticker.MaxNLocator(8, steps=[1, 2, 5, 10]))
 
 
 def log_axis(axes: Axes, values: Iterable[float]) -> None:
@@ -93,8 +92,6 @@ def log_axis(axes: Axes, values: Iterable[float]) -> None:
 
 def plain_log_ticks(axis: Axis, low: float, high: float) -> None:
     """Few, plainly written ticks (0.05, 0.1, 0.2, …) on a log axis from `low` to `high`, never powers of ten."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
     ticks: list[float] = []
     for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9),
                   tuple(1 + step / 20 for step in range(180))):
@@ -102,9 +99,10 @@ def plain_log_ticks(axis: Axis, low: float, high: float) -> None:
                  for step in steps if low <= step * 10.0**power <= high]
         if len(ticks) >= 4:
             break
-    axis.set_major_locator(FixedLocator(ticks[:: math.ceil(len(ticks) / 9)] or [math.sqrt(low * high)]))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
+    shown = ticks[:: math.ceil(len(ticks) / 9)] or [math.sqrt(low * high)]
+    axis.set_major_locator(matplotlib.ticker.FixedLocator(shown))
+    axis.set_minor_locator(matplotlib.ticker.NullLocator())
+    axis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:.4g}"))
 
 
 _ANGLES = (35, 145, -35, -145, 90, -90, 0, 180, 60, 120, -60, -120, 15, 165, -15, -165)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, option, read_command
+from hwnas.cli.progress import show
 from hwnas.data.dataset import left_out_text
 from hwnas.data.folder import EXTENSIONS, image_files
 from hwnas.errors import ConfigError, DataError, Unfinished
@@ -54,8 +55,6 @@ def run(config: Config, console: Console) -> None:
 
     Unfinished when some images cannot be decoded; they have a line without class.
     """
-    from hwnas.cli.progress import show
-
     options = read_command(PredictOptions, config)
     if bool(options.model) == bool(options.run) or not options.images:
         raise ConfigError("which network, and which images? Add run=DIR or model=DIR (models/ID of a run, or of "

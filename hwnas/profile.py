@@ -9,6 +9,7 @@ from hwnas.cli.command import run_command
 from hwnas.cli.options import Config
 from hwnas.cli.progress import Console
 from hwnas.face import call
+from hwnas.latency.deployment import profile
 
 USAGE = """Measure this host for a target and a search space (a latency table in $HWNAS_HOME/latency_tables).
 
@@ -17,8 +18,6 @@ USAGE = """Measure this host for a target and a search space (a latency table in
 
 def main(config: Config, console: Console) -> None:
     """Calibrate, print the held-out error and where the table lies."""
-    from hwnas.latency.deployment import profile
-
     profile(config, console)
 
 

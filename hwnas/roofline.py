@@ -25,7 +25,9 @@ from hwnas.latency.deployment import Deployment, SpaceOptions, key_of
 from hwnas.latency.prior import model_of
 from hwnas.latency.roofs import Roofs, cache_bytes, measured_bandwidths, measured_peak
 from hwnas.latency.table import LatencyTable, find_table
+from hwnas.lazy import LazyModule
 from hwnas.pictures import INK, figure_bytes, new_figure, plain_log_ticks, title
+from hwnas.runtimes.runtime import load_runtime, threads_of
 from hwnas.space.blocks.block import KINDS, BlockSpec
 from hwnas.stats import Z90
 from hwnas.system.documents import Document
@@ -34,10 +36,13 @@ from hwnas.system.run_folder import check_replaceable
 from hwnas.target import Target
 
 if TYPE_CHECKING:
+    import omegaconf
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from hwnas.space.search_space import SearchSpace
+else:
+    omegaconf = LazyModule("omegaconf")
 
 USAGE = """Arithmetic intensity of a space's blocks against the GFLOP/s that they reach, under measured roofs.
 
@@ -191,18 +196,14 @@ def against_of(name: str | None, target: Target) -> Target | None:
 
 def named_target(name: str) -> Target:
     """A target of conf/target by its name; UnknownName lists them."""
-    from omegaconf import OmegaConf
-
     file = file_in("target", name)
     if file is None:
         raise UnknownName("target", name, names_in("target"))
-    return Target.from_config(OmegaConf.to_container(OmegaConf.load(file), resolve=True))  # type: ignore[arg-type]
+    return Target.from_config(omegaconf.OmegaConf.to_container(omegaconf.OmegaConf.load(file), resolve=True))  # type: ignore[arg-type]
 
 
 def table_of(deployment: Deployment, space: SearchSpace) -> LatencyTable | None:
     """The table of a deployment, checked, or None where no network of the space was timed."""
-    from hwnas.runtimes.runtime import load_runtime
-
     key = key_of(deployment, space)
     table = find_table(deployment.host_name, key)
     if table is None or space.name not in table.spaces():
@@ -225,8 +226,6 @@ def profile_command(options: RooflineOptions, target: Target, space: SearchSpace
 
 def measure_roofs(tables: dict[Target, LatencyTable], seconds: float, console: Console) -> Roofs:
     """The roofs of the targets, measured now, beside the reference networks of their tables."""
-    from hwnas.runtimes.runtime import load_runtime, threads_of
-
     with console.step("measure bandwidth"):
         cache, memory = measured_bandwidths(threads_of(next(iter(tables))), waiting=lambda who: console.note(
             f"waiting for another measurement on this host: {who}"))

@@ -9,9 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from hwnas.lazy import LazyModule
+
+if TYPE_CHECKING:
+    import scipy.special
+    import scipy.stats
+else:
+    scipy = LazyModule("scipy")
 
 Array = NDArray[np.float64]
 OfRows = Callable[[NDArray[np.int64]], Array]  # of rows [..., n] of n things: a value for each [...]
@@ -22,11 +31,10 @@ LEVEL = 0.95
 
 def wilson(n_correct: int, n: int, level: float = LEVEL) -> tuple[float, float]:
     """Wilson's score interval of a fraction `n_correct / n`; Wilson, JASA 22 (1927)."""
-    from scipy.special import ndtri
-
     if n < 1 or not 0 <= n_correct <= n:
         raise ValueError(f"need 0 <= n_correct <= n and n >= 1, got {n_correct} of {n}")
-    share, z = n_correct / n, ndtri(0.5 + 0.5 * level)  # scipy.stats has it too, but takes a second to import
+    # scipy.stats has it too, but takes a second to import.
+    share, z = n_correct / n, scipy.special.ndtri(0.5 + 0.5 * level)
     width = 2 * (n + z**2)
     centre, half = (2 * n * share + z**2) / width, z / width * np.sqrt(4 * n * share * (1 - share) + z**2)
     return float(centre - half) if n_correct else 0.0, float(centre + half) if n_correct < n else 1.0
@@ -72,9 +80,7 @@ def binomial_std(share: float, n: int) -> float:
 
 def log_odds(share: ArrayLike, edge: float = 1e-3) -> Array:
     """Logits of shares, which are kept `edge` off 0 and 1; scipy.special.expit leads back."""
-    from scipy.special import logit
-
-    return np.asarray(logit(np.clip(share, edge, 1 - edge)))
+    return np.asarray(scipy.special.logit(np.clip(share, edge, 1 - edge)))
 
 
 def conformal_quantile(scores: np.ndarray, q: float) -> float:
@@ -217,9 +223,7 @@ def spearman(x: ArrayLike, y: ArrayLike) -> Array:
 
     scipy's spearmanr warns of constant vectors and takes one pair at a time.
     """
-    from scipy.stats import rankdata
-
-    ranks = [rankdata(np.asarray(values, np.float64), axis=-1) for values in (x, y)]
+    ranks = [scipy.stats.rankdata(np.asarray(values, np.float64), axis=-1) for values in (x, y)]
     first, second = (values - values.mean(axis=-1, keepdims=True) for values in ranks)
     scale = np.sqrt((first**2).sum(axis=-1) * (second**2).sum(axis=-1))
     rho: Array = np.divide((first * second).sum(axis=-1), scale, out=np.full(scale.shape, np.nan), where=scale > 0)
@@ -254,13 +258,11 @@ def hypervolume_loss(estimate: Array, truth: Array, cost: Array, k: int = K) -> 
     are chosen one after the other, always the network that adds most. Each estimate counts as the truth of the same
     rank, so that only the ranking matters.
     """
-    from scipy.stats import rankdata
-
     where = np.log(cost)
     reference = (truth.min() - _BEYOND * np.ptp(truth), where.max() + _BEYOND * np.ptp(where))
     if reference[0] == truth.min() or reference[1] == where.max():
         return float("nan")
-    looks = np.interp(rankdata(estimate), np.arange(1, len(truth) + 1), np.sort(truth))
+    looks = np.interp(scipy.stats.rankdata(estimate), np.arange(1, len(truth) + 1), np.sort(truth))
     chosen: list[int] = []
     for _ in range(min(k, len(truth))):
         areas = [hypervolume_2d(looks[[*chosen, row]], where[[*chosen, row]], reference) for row in range(len(truth))]

@@ -15,10 +15,12 @@ import numpy as np
 from hwnas.accuracy.estimator import Source
 from hwnas.data.dataset import Listing
 from hwnas.errors import HwnasError
+from hwnas.lazy import LazyModule
 from hwnas.runtimes.runtime import Compiled
 from hwnas.study.objective import KnownObjective, Terms
 
 if TYPE_CHECKING:
+    import onnx
     from optuna.samplers import BaseSampler
 
     from hwnas.accuracy.estimator import AccuracyEstimator
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from hwnas.space.architecture import Architecture
     from hwnas.space.blocks.block import BlockSpec
     from hwnas.target import Target
+else:
+    onnx = LazyModule("onnx")
 
 
 def check_runtime(runtime: Runtime, onnx_path: str | os.PathLike[str], target: Target, *,
@@ -66,8 +70,6 @@ def check_runtime(runtime: Runtime, onnx_path: str | os.PathLike[str], target: T
 
 def contract_images(onnx_path: str | os.PathLike[str], n: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
     """`n` random normal images of the file's input shape. Image i is the same for every `n`."""
-    import onnx
-
     shape = [axis.dim_value for axis in onnx.load(os.fspath(onnx_path)).graph.input[0].type.tensor_type.shape.dim[1:]]
     return np.random.default_rng(0).standard_normal((n, *shape), np.float32)
 

@@ -14,6 +14,7 @@ from hwnas.cli.progress import Console
 from hwnas.front.card import training_card
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import WorkFolder
+from hwnas.training.job import make_job, sentence, train, whole_summary, write_results
 from hwnas.training.ranks import Ranks
 from hwnas.training.recipe import all_recipe, recipe_of
 
@@ -36,8 +37,6 @@ def all_options(config: Config) -> dict[str, Any]:
 
 def main(config: Config, console: Console) -> None:
     """Check the options, train (or continue), export and score; prints the result in one line."""
-    from hwnas.training.job import make_job, sentence, train, whole_summary, write_results
-
     ranks = Ranks.of_environment()
     ranks.end_with_torchrun()
     console = console if ranks.first else Console(quiet=True)

@@ -17,10 +17,12 @@ from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, HwnasError, MeasurementInvalid, TableError, UserError
-from hwnas.latency.agreement import describe, finite
+from hwnas.latency.agreement import compared, describe, evaluate, finite, validation_figure
 from hwnas.latency.deployment import CalibrationOptions, Deployment, MeasuringOptions, latency_model
 from hwnas.latency.held_out_networks import ANCHOR, TimedOne, chosen_anchors, held_out_networks, pace
 from hwnas.latency.table import LatencyTable, Measurement, Protocol
+from hwnas.latency.timing import time_networks
+from hwnas.pictures import figure_bytes
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import find_space
 from hwnas.system.documents import WRONG, Document, load_json
@@ -255,8 +257,6 @@ def partial_of(job: Job, n: int, seed: int, version: str, out: Path) -> Partial:
 def measure_chosen(job: Job, chosen: Sequence[tuple[str, Architecture]], seed: int, seconds: float, partial: Partial,
                    console: Console) -> list[TimedOne]:
     """Time the networks in mixed order. Those that an interrupted run has timed are taken from its file."""
-    from hwnas.latency.timing import time_networks
-
     target, table = job.deployment.target, job.table
     runtime = job.deployment.device.runtime(target.runtime)
     runtime.check(target)
@@ -309,9 +309,6 @@ def check_same(stored: Stored, job: Job, path: Path) -> None:
 def write_report(job: Job, networks: Sequence[TimedOne], anchors: Sequence[TimedOne], origin: dict[str, Any],
                  out: Path) -> dict[str, Any]:
     """Predict, compare, write report and picture; MeasurementInvalid when no network has a valid time."""
-    from hwnas.latency.agreement import compared, evaluate, validation_figure
-    from hwnas.pictures import figure_bytes
-
     if not any(network.measurement.valid for network in networks):
         reason = networks[0].measurement.reason if networks else "no network is left to be judged"
         raise MeasurementInvalid(f"none of {len(networks)} networks has a valid time: {reason}. Stop what else runs "

@@ -16,10 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 from hwnas.cli.command import opened_run, run_command, unresolved
 from hwnas.cli.options import Config, option, read_command
+from hwnas.data.loading import load_dataset
 from hwnas.errors import ConfigError, DataError, StudyError
+from hwnas.front.join import join, joined_rows
+from hwnas.front.make import Making
 from hwnas.front.rows import load_front, with_networks
+from hwnas.front.score import Timing
+from hwnas.front.verification import check_verified, verify_front, write_results
+from hwnas.latency.deployment import open_device
 from hwnas.latency.device import DeviceOptions
 from hwnas.networks.network import Shape
+from hwnas.networks.quantize import needs_narrow_weights
 from hwnas.space.architecture import Architecture
 from hwnas.study.objective import Objective, read_objective
 from hwnas.system.run_folder import RunFolder
@@ -58,8 +65,6 @@ def run(config: Config, console: Console) -> None:
     `add` are folders of networks that join the front, `dataset` holds what differs here (its root),
     `verification.seconds` the most seconds of timing (null: as before), `memory_mb` what opening one file may take.
     """
-    from hwnas.latency.deployment import open_device
-
     options, folder = read_command(VerifyOptions, config), opened_run(config)
     with folder.hold("results", console.say):
         _verify(folder, options, open_device(options, console), console)
@@ -73,9 +78,6 @@ def _verify(folder: RunFolder, options: VerifyOptions, device: Device, console: 
     check_host(environment, options.host, device.host.name)
     search = folder.read_config()
     making = making_of(folder, search, environment, options.dataset, device.host, console)
-    from hwnas.front.join import join, joined_rows
-    from hwnas.front.verification import check_verified, verify_front, write_results
-
     data = making.dataset
     join(options.add or (), folder, making, options.memory_mb, console.say)
     joined = joined_rows(folder, making)
@@ -123,10 +125,6 @@ def check_host(environment: Mapping[str, Any], accepted: str | None, here: str) 
 def making_of(folder: RunFolder, config: Config, environment: Mapping[str, Any],
               overrides: Mapping[str, Any], host: Host, console: Console) -> Making:
     """Data set, recipe and target of the run; DataError when the data here are not those of the search."""
-    from hwnas.data.loading import load_dataset
-    from hwnas.front.make import Making
-    from hwnas.networks.quantize import needs_narrow_weights
-
     if not isinstance(config.get("dataset"), dict) or type(config.get("seed")) is not int or config["seed"] < 0:
         raise StudyError(f"{folder.config} has no dataset section or no seed: was it written by hwnas.search?")
     given = {key: value for key, value in overrides.items() if value is not None}
@@ -147,8 +145,6 @@ def making_of(folder: RunFolder, config: Config, environment: Mapping[str, Any],
 
 def timing_of(environment: Mapping[str, Any], seconds: float | None, device: Device) -> Timing:
     """How the run times networks. The quiet time counts only on the machine where it was measured."""
-    from hwnas.front.score import Timing
-
     measuring = environment["measuring"]
     quiet = measuring["quiet_ms"] if environment.get("searched_for") == device.host.name else None
     return Timing(Architecture.from_dict(measuring["reference"], "environment.json: reference"), quiet,

@@ -9,31 +9,36 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from hwnas.cli.command import as_data, opened_run, refuse_code, run_command, unresolved
 from hwnas.cli.options import Config, section
 from hwnas.cli.progress import Console
 from hwnas.errors import StudyError
 from hwnas.latency.device import DEVICE
+from hwnas.lazy import LazyModule
+from hwnas.search.plan import make_plan
+from hwnas.search.prepare import prepare
+from hwnas.search.road import work_on
+from hwnas.study.study import study_url
 from hwnas.system.documents import load_yaml
 from hwnas.system.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    import omegaconf
+    import omegaconf.errors
+else:
+    omegaconf = LazyModule("omegaconf")
 
 
 def main(config: Config, console: Console) -> None:
     """Work on the search that `run` names until it is done."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    from hwnas.search.plan import make_plan
-    from hwnas.search.prepare import prepare
-    from hwnas.search.road import work_on
-
     folder = opened_run(config)
     options = load_yaml(config["config"]) if config["config"] else _options(folder, config)
     refuse_code(options, f"{folder.config}: ")
     try:
-        values = OmegaConf.create(as_data(options))
-    except OmegaConfBaseException as error:
+        values = omegaconf.OmegaConf.create(as_data(options))
+    except omegaconf.errors.OmegaConfBaseException as error:
         raise StudyError(f"cannot read {folder.config}: {str(error).splitlines()[0]}.") from None
     work_on(prepare(make_plan(values, console, trials_only=True), folder, console), console)
 
@@ -41,8 +46,6 @@ def main(config: Config, console: Console) -> None:
 def _options(folder: RunFolder, config: Config) -> Config:
     """The options in the folder, which may be of others: nothing in them is resolved. StudyError where that is not
     enough."""
-    from hwnas.study.study import study_url
-
     options = {**folder.read_config(), **dict.fromkeys(DEVICE)}  # no folder says where to connect to
     options["storage"] = study_url(folder.path, options.get("storage"), config["storage"])
     if root := config["dataset"]["root"]:

@@ -14,12 +14,12 @@ import hwnas
 
 PACKAGE = Path(hwnas.__file__).parent
 # A package imports packages before it only; commands come last, and nobody imports one.
-ORDER = ("errors", "face", "stats", "pictures", "system", "cli", "space", "target", "data", "networks", "runtimes",
-         "training", "latency", "accuracy", "study", "samplers", "front", "search", "certify", "compress", "benchmark",
-         "check")
+ORDER = ("errors", "lazy", "face", "stats", "pictures", "system", "cli", "space", "target", "data", "networks",
+         "runtimes", "training", "latency", "accuracy", "study", "samplers", "front", "search", "certify", "compress",
+         "benchmark", "check")
 COMMANDS = {"__main__", "profile", "validate", "roofline", "verify", "train", "predict", "report", "export", "worker"}
 OUTSIDE = {"api", "testing"}  # for users
-LIGHT = ("errors", "face", "stats.pareto", "system.paths", "space", "target", "study.objective",
+LIGHT = ("errors", "lazy", "face", "stats.pareto", "system.paths", "space", "target", "study.objective",
          "latency.table", "latency.model", "training.teacher", "compress.job")
 HEAVY = {"torch", "torchvision", "timm", "openvino", "onnx", "onnxruntime", "optuna", "sklearn", "scipy", "matplotlib",
          "pandas"}

@@ -70,10 +70,8 @@ def write_accuracies(path: Path, space: SearchSpace) -> None:
 
 def make_workshop(folder: Path) -> None:
     """Fill a folder; nothing is measured."""
-    from hwnas.certify import truth
     from hwnas.compress import job as compressing
     from hwnas.latency import timing
-    from hwnas.training import job
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -103,11 +101,11 @@ def make_workshop(folder: Path) -> None:
             patch.setattr(f"hwnas.front.{module}.probe_model", lambda *args, **options: None)
         for command in (SEARCH, [*TRAIN, "out=net"], ADD, COMPRESS):
             assert main(command) == 0
-        patch.setattr(job, "write_results", _stop)
+        patch.setattr("hwnas.train.write_results", _stop)
         with pytest.raises(Work):
             main([*TRAIN, "out=begun"])
         dataset = load_dataset({"name": "arrays", "root": "images.npz"}, 8, 0)
-        patch.setattr(truth, "train_all", lambda plan, workers, console: pretend_trained(
+        patch.setattr("hwnas.certify.__main__.train_all", lambda plan, workers, console: pretend_trained(
             plan, dataset, lambda row, seed: row / 9))
         assert main(CERTIFY) == 0
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hwnas.accuracy.proxy import Proxy, ProxyOptions
 from hwnas.cli.options import Config, read_options
 from hwnas.errors import ConfigError
+from hwnas.networks.around import begin, find_start
 from hwnas.networks.weights import PretrainedOptions
 from hwnas.training.recipe import INHERITED, all_with_recipe, read_with_recipe
 
@@ -28,8 +29,6 @@ def all_options(given: Mapping[str, Any]) -> dict[str, Any]:
 def load(config: Config, dataset: Dataset, space: SearchSpace | None = None) -> Proxy:
     """The door of `hwnas.accuracy.load_estimator`: a Proxy whose networks begin with the original's weights, in their
     normalisation. ConfigError for a space whose networks are cut from none, or where its weights are not found."""
-    from hwnas.networks.around import begin, find_start
-
     around = "" if space is None else space.definition.around
     if not around:
         raise ConfigError("accuracy=inherited is for networks that are cut from a pretrained one. Add around=NAME, or "

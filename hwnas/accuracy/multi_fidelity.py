@@ -20,17 +20,24 @@ from hwnas.cli.options import Config, option
 from hwnas.data.contents import digest
 from hwnas.data.dataset import Dataset, Subsets, top1
 from hwnas.errors import CandidateError, ConfigError, DataError
+from hwnas.lazy import LazyModule
+from hwnas.networks.build import build
+from hwnas.networks.weights import import_timm
 from hwnas.space.architecture import Architecture
 from hwnas.stats import Z90, binomial_std, kendall_tau, log_odds
 from hwnas.system.libraries import release_memory
 from hwnas.system.paths import home
+from hwnas.training.loop import predict, seeded, train
 from hwnas.training.recipe import Recipe, all_with_recipe, content, read_with_recipe
 
 if TYPE_CHECKING:
+    import scipy.stats
     from torch import nn
 
     from hwnas.cli.progress import Console
     from hwnas.space.search_space import SearchSpace
+else:
+    scipy = LazyModule("scipy")
 
 
 SCORE = "naswot"
@@ -265,9 +272,7 @@ class _Step:
 
 
 def _sen(lower: Array, upper: Array) -> float:
-    from scipy.stats import theilslopes
-
-    return float(theilslopes(upper, lower).slope) if np.ptp(lower) else 0.0
+    return float(scipy.stats.theilslopes(upper, lower).slope) if np.ptp(lower) else 0.0
 
 
 def _share_to_keep(lower: Array, upper: Array) -> float:
@@ -411,8 +416,6 @@ class MultiFidelity:
 
     def _train(self, architecture: Architecture, costs: Sequence[float], earlier: Sequence[Earlier], seed: int,
                drawn: Callable[[float, float], tuple[float, float]]) -> Estimate:
-        from hwnas.training.loop import predict, seeded, train
-
         self._subsets.check(architecture)
         start = time.perf_counter()
         curve: list[float] = []
@@ -438,8 +441,6 @@ class MultiFidelity:
     def _network(self, architecture: Architecture) -> nn.Module:
         if self.build is not None:
             return self.build(architecture)
-        from hwnas.networks.build import build
-
         return build(architecture)
 
     def _estimate(self, curve: Sequence[float], predicted: Forecast | None, n_images: int, seconds: float) -> Estimate:
@@ -459,7 +460,5 @@ def all_options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def load(config: Config, dataset: Dataset, space: SearchSpace | None = None) -> MultiFidelity:
     """The door of `hwnas.accuracy.load_estimator`."""
-    import hwnas.networks.build
-    import hwnas.training.loop  # noqa: F401  no network's seconds hold their import
-
+    import_timm()  # no network's seconds hold its import
     return MultiFidelity.from_config(config, dataset, space)

@@ -15,9 +15,12 @@ from numpy.typing import NDArray
 from hwnas.accuracy.estimator import Estimate
 from hwnas.cli.options import Config, option
 from hwnas.data.dataset import Dataset, Progress, Split, Subsets, subset, top1
+from hwnas.networks.build import build
+from hwnas.networks.weights import import_timm
 from hwnas.space.architecture import Architecture
 from hwnas.stats import Z90, binomial_std
 from hwnas.system.libraries import release_memory
+from hwnas.training.loop import predict, seeded, train
 from hwnas.training.recipe import PROXY, Recipe, all_with_recipe, content, read_with_recipe
 
 if TYPE_CHECKING:
@@ -114,8 +117,6 @@ class Proxy:
     def _run(self, architecture: Architecture, sets: tuple[Split, Split], history: Sequence[Sequence[float]],
              seed: int) -> tuple[list[float], bool]:
         """One training: its curve, and whether it was stopped. Checks before the last epoch use fewer images."""
-        from hwnas.training.loop import predict, seeded, train
-
         images, validation = sets
         epochs = self.recipe.epochs_for(len(images))
         checked = validation.take(subset(validation.labels, CHECK_IMAGES, 0))
@@ -152,8 +153,6 @@ class Proxy:
     def _network(self, architecture: Architecture) -> nn.Module:
         if self.build is not None:
             return self.build(architecture)
-        from hwnas.networks.build import build
-
         return build(architecture)
 
     def _estimate(self, curves: list[list[float]], curve: NDArray[np.float64], stopped: bool, seconds: float
@@ -175,7 +174,5 @@ def all_options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def load(config: Config, dataset: Dataset, space: object = None) -> Proxy:
     """The door of `hwnas.accuracy.load_estimator`."""
-    import hwnas.networks.build
-    import hwnas.training.loop  # noqa: F401  no network's seconds hold their import
-
+    import_timm()  # no network's seconds hold its import
     return Proxy.from_config(config, dataset)

@@ -24,17 +24,29 @@ from hwnas.cli.options import Config, option, plain, read_options
 from hwnas.data.contents import digest
 from hwnas.data.dataset import Dataset, resize, subset
 from hwnas.errors import CandidateError, ConfigError, DataError, TrainingError
+from hwnas.lazy import LazyModule
+from hwnas.networks.build import build
+from hwnas.networks.weights import import_timm
 from hwnas.space.architecture import Architecture
 from hwnas.stats import Z90, kendall_tau, log_odds
 from hwnas.system.documents import Document
 from hwnas.system.libraries import release_memory
 from hwnas.system.paths import hold, home, write_atomic
+from hwnas.training.loop import no_memory, seeded
 
 if TYPE_CHECKING:
+    import scipy.optimize
+    import scipy.special
+    import torch
     from torch import Tensor, nn
 
+    import hwnas.networks.modules as modules
     from hwnas.cli.progress import Console
     from hwnas.space.search_space import SearchSpace
+else:
+    modules = LazyModule("hwnas.networks.modules")
+    scipy = LazyModule("scipy")
+    torch = LazyModule("torch")
 
 
 Score = Callable[["nn.Module", "Tensor", "Tensor"], float]
@@ -48,10 +60,6 @@ def naswot(network: nn.Module, images: Tensor, labels: Tensor) -> float:
     above 0, also for smooth activations (swish, hard swish) and ReLU6. There is no score when K is singular, for
     example with the same image twice: rounding alone would decide the determinant.
     """
-    import torch
-
-    from hwnas.networks.build import activation_layers
-
     del labels
     _need(images, "naswot")
     if len(images.flatten(1).unique(dim=0)) < len(images):  # rounding may give equal images different units
@@ -65,9 +73,9 @@ def naswot(network: nn.Module, images: Tensor, labels: Tensor) -> float:
         kernel.add_((on.shape[1] - alone[:, None] - alone + 2 * both).double())
 
     network = copy.deepcopy(network).train()
-    watched = [module for module in network.modules() if isinstance(module, activation_layers())]
+    watched = [module for module in network.modules() if isinstance(module, modules.activation_layers())]
     if not watched:
-        names = ", ".join(layer.__name__ for layer in activation_layers())
+        names = ", ".join(layer.__name__ for layer in modules.activation_layers())
         raise TrainingError(f"naswot: the network has no {names} to watch. Use another score.")
     for module in watched:
         module.register_forward_pre_hook(watch)
@@ -85,8 +93,6 @@ def _log_determinant(kernel: Tensor) -> float:
     K counts as singular when its least eigenvalue is no larger than the rounding error of its largest, as in numpy's
     `matrix_rank`. The determinant itself cannot decide this: its sign and size depend on the processor.
     """
-    import torch
-
     eigenvalues = torch.linalg.eigvalsh(kernel)
     if eigenvalues[0] <= len(kernel) * torch.finfo(kernel.dtype).eps * eigenvalues[-1]:
         return math.nan
@@ -142,9 +148,6 @@ class Scorer:
         return values, seconds
 
     def _score(self, architecture: Architecture, name: str, seed: int) -> float:
-        from hwnas.networks.build import build
-        from hwnas.training.loop import no_memory, seeded
-
         images, labels = self._at(architecture.image_size)
         values = []
         for index in range(self._seeds):
@@ -155,8 +158,6 @@ class Scorer:
         return float(np.mean(values))
 
     def _at(self, image_size: int) -> tuple[Tensor, Tensor]:
-        import torch
-
         if image_size not in self._sized:
             images = self._dataset.normalise(resize(self._part.images, image_size))
             self._sized[image_size] = torch.from_numpy(images), torch.from_numpy(self._part.labels)
@@ -269,9 +270,7 @@ class Fit:
 
     def __call__(self, scores: Array) -> Array:
         """Top-1 [m], as a fraction, of networks with these scores [m, k]."""
-        from scipy.special import expit
-
-        return np.asarray(expit(self.intercept + (scores - self.middle) / self.width @ self.weights))
+        return np.asarray(scipy.special.expit(self.intercept + (scores - self.middle) / self.width @ self.weights))
 
 
 def fit(scores: Array, top1: Array) -> Fit:
@@ -284,15 +283,13 @@ def fit(scores: Array, top1: Array) -> Fit:
 
 
 def _map(scores: Array, top1: Array) -> Fit:
-    from scipy.optimize import nnls
-
     middle, width = scores.mean(0), scores.std(0)
     width = np.where(width > 1e-9 * (1 + np.abs(middle)), width, 1.0)
     k = scores.shape[1]
     logits = log_odds(top1, _EDGE)
     intercept = float(logits.mean())
     rows = np.concatenate([(scores - middle) / width, np.sqrt(_RIDGE) * np.eye(k)])
-    weights, _ = nnls(rows, np.concatenate([logits - intercept, np.zeros(k)]))
+    weights, _ = scipy.optimize.nnls(rows, np.concatenate([logits - intercept, np.zeros(k)]))
     return Fit(middle, width, np.maximum(weights, _LEAST_SLOPE), intercept, 0.0, np.zeros(0))
 
 
@@ -434,9 +431,7 @@ def all_options(given: Mapping[str, Any]) -> dict[str, Any]:
 def load(config: Config, dataset: Dataset, space: SearchSpace | None = None) -> ZeroCost:
     """The door of `hwnas.accuracy.load_estimator`. `threads`, `device` and `precision` are of the anchors' training;
     untrained networks are scored on the CPU."""
-    import hwnas.networks.build
-    import hwnas.training.loop  # noqa: F401  no network's seconds hold their import
-
+    import_timm()  # no network's seconds hold its import
     if space is None:
         raise ConfigError("accuracy=zero_cost needs a search space: its anchors are networks of it.")
     options = read_options(ZeroCostOptions, config, "zero_cost", others=_OF_ANCHORS)

@@ -19,10 +19,14 @@ from hwnas.cli.options import Config, given, option, read_command
 from hwnas.cli.progress import Console, Report, show
 from hwnas.errors import ConfigError, MeasurementInvalid
 from hwnas.latency.copies import TimedFile
+from hwnas.latency.deployment import Deployment, open_device
 from hwnas.latency.device import DeviceOptions
 from hwnas.latency.remote import RemoteDevice
+from hwnas.latency.timing import QuietTimes, reference_file
 from hwnas.networks.baselines import TIMM
 from hwnas.networks.quantize import tuning_of
+from hwnas.pictures import figure_bytes
+from hwnas.runtimes.child import run_child
 from hwnas.system.paths import home, temporary_folder, write_atomic
 from hwnas.system.run_folder import check_replaceable
 from hwnas.target import Target
@@ -99,9 +103,6 @@ def benchmark(config: Config, console: Console) -> Benchmark:
 
 def measured(options: BenchmarkOptions, console: Console) -> Benchmark:
     """Make the files and time them, in a child process here or on another machine."""
-    from hwnas.latency.deployment import Deployment, open_device
-    from hwnas.latency.timing import QuietTimes, reference_file
-
     if not options.model:
         raise ConfigError("which network? Add model=PATH of an .onnx file, or model=timm:NAME.")
     deployment = Deployment.of(options.target, None, console, open_device(options, console))
@@ -128,8 +129,6 @@ def measured(options: BenchmarkOptions, console: Console) -> Benchmark:
 def _timed(job: Mapping[str, Any], options: BenchmarkOptions, device: Device, folder: Path, report: Report
            ) -> dict[str, Any]:
     """What the task returns. For another machine the child checks and prepares the file, which then goes there."""
-    from hwnas.runtimes.child import run_child
-
     def child(job: Mapping[str, Any], target: Target) -> dict[str, Any]:
         return dict(run_child("hwnas.benchmark.task", job, target, timeout_s=options.timeout,
                               memory_mb=options.memory_mb, progress=report))
@@ -162,8 +161,6 @@ def _picture_path(options: BenchmarkOptions) -> Path | None:
 
 
 def _draw(result: Benchmark, path: Path) -> None:
-    from hwnas.pictures import figure_bytes
-
     write_atomic(path, figure_bytes(batch_figure(result, date.today().isoformat()), path.suffix[1:]))
 
 

@@ -5,15 +5,25 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hwnas.cli.options import option
 from hwnas.cli.progress import Console, Report
 from hwnas.errors import ConfigError, HwnasError, ModelError
+from hwnas.lazy import LazyModule
 from hwnas.networks.baselines import TIMM, Baseline, check_timm
 from hwnas.networks.export import export_onnx, randomise
+from hwnas.networks.quantize import quantize_static, tuning_of
 from hwnas.runtimes.child import WAITING
 from hwnas.runtimes.foreign import check_path
 from hwnas.target import Target
+
+if TYPE_CHECKING:
+    import timm
+    import torch
+else:
+    timm = LazyModule("timm")
+    torch = LazyModule("torch")
 
 
 @dataclass(frozen=True)
@@ -65,8 +75,6 @@ class Asked:
 
     def _timm_file(self, name: str, folder: Path) -> Path:
         check_timm(name)
-        import timm
-
         own = timm.get_pretrained_cfg(name)
         size = own.input_size if own and own.input_size else (3, 224, 224)
         channels, image_size = self.channels or size[0], self.image_size or size[-1]
@@ -81,10 +89,6 @@ class Asked:
                              f"{classes} classes: {said}") from None
 
     def _built(self, name: str, folder: Path, shape: tuple[int, int, int], classes: int) -> Path:
-        import torch
-
-        from hwnas.networks.quantize import quantize_static, tuning_of
-
         torch.manual_seed(self.seed)
         network = randomise(Baseline(name).build(shape[0], classes, shape[-1]).eval(), self.seed)
         fp32, int8 = folder / "model.onnx", folder / "model_int8.onnx"

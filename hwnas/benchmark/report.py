@@ -18,6 +18,7 @@ from hwnas.cli.progress import UNKNOWN, number, text_table
 from hwnas.front.picture import BASELINE, FRONT
 from hwnas.latency.harness import Throughput
 from hwnas.latency.table import P90_SAMPLES, P99_SAMPLES, Measurement, Protocol
+from hwnas.lazy import LazyModule
 from hwnas.pictures import MUTED, new_figure, title
 from hwnas.system.documents import Document
 from hwnas.system.gpu import GpuState
@@ -25,8 +26,11 @@ from hwnas.system.paths import write_atomic
 from hwnas.target import Host, Target
 
 if TYPE_CHECKING:
+    import matplotlib.ticker
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+else:
+    matplotlib = LazyModule("matplotlib")
 
 
 def batch_figure(benchmark: Benchmark, date: str) -> Figure:
@@ -93,14 +97,12 @@ def _nothing(axes: Axes) -> None:
 
 
 def _batch_axis(axes: Axes, batches: Sequence[int]) -> None:
-    from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
-
     axes.set_xlabel("batch (log scale)")
     axes.set_xscale("log", base=2)
     axes.set_xlim(min(batches) / 1.15, max(batches) * 1.15)
-    axes.xaxis.set_major_locator(FixedLocator(sorted(batches)))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.xaxis.set_major_locator(matplotlib.ticker.FixedLocator(sorted(batches)))
+    axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
+    axes.xaxis.set_major_formatter(matplotlib.ticker.ScalarFormatter())
 
 
 BENCHMARK = Document("hwnas-benchmark", 1, "a benchmark", "Measure again.", two_fields=True)

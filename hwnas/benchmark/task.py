@@ -10,17 +10,23 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hwnas.errors import CandidateError, ModelError
 from hwnas.latency.copies import TimedFile
 from hwnas.latency.curve import time_curve
 from hwnas.latency.harness import Progress
-from hwnas.networks.quantize import name_nodes
+from hwnas.lazy import LazyModule
+from hwnas.networks.quantize import name_nodes, quantize_static, tuning_of
 from hwnas.runtimes.foreign import Model, check_batches, check_path, read_model, sized
 from hwnas.runtimes.runtime import Runtime, one_line
 from hwnas.system.paths import temporary_folder
 from hwnas.target import Target
+
+if TYPE_CHECKING:
+    import onnx
+else:
+    onnx = LazyModule("onnx")
 
 
 def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Progress) -> dict[str, Any]:
@@ -49,8 +55,6 @@ def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Prog
 
 def reference_of(path: str, target: Target) -> TimedFile:
     """The exported reference network as it is timed beside others."""
-    import onnx
-
     shape = tuple(axis.dim_value for axis in onnx.load(path).graph.input[0].type.tensor_type.shape.dim[1:])
     return TimedFile(Path(path), replace(target, batch=1), shape)
 
@@ -58,8 +62,6 @@ def reference_of(path: str, target: Target) -> TimedFile:
 def prepare_file(model: Model, shape: Sequence[int], job: Mapping[str, Any], target: Target, folder: Path) -> Path:
     """The file itself, or a copy with fixed axes, the batch axis named as runtimes expect, quantised if needed; a copy
     where it is to be kept, so that no data lie beside it."""
-    import onnx
-
     proto, model_input = model.proto, model.input
     if proto is None:
         if job["quantize"]:
@@ -87,8 +89,6 @@ def prepare_file(model: Model, shape: Sequence[int], job: Mapping[str, Any], tar
 
 
 def _quantise(fp32: Path, job: Mapping[str, Any], target: Target) -> Path:
-    from hwnas.networks.quantize import quantize_static, tuning_of
-
     int8 = fp32.with_name("model_int8.onnx")
     try:
         quantize_static(fp32, int8, None, tuned_for=job.get("tuned_for") or tuning_of(target), label=job["label"])

@@ -9,14 +9,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hwnas.certify.results import DEFAULT, check_estimators, estimate_all, judged_before, read_judged, write_certificate
-from hwnas.certify.truth import CertifyPlan, Network, all_training, in_full, macs_of, read_plan, spread, training_config
+from hwnas.certify.truth import (
+    CertifyPlan,
+    Network,
+    all_training,
+    in_full,
+    macs_of,
+    read_plan,
+    spread,
+    train_all,
+    training_config,
+)
 from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, option, plain, read_command, read_options, section
 from hwnas.cli.progress import Console
 from hwnas.data.loading import inspect_dataset, read_images
 from hwnas.errors import ConfigError, WorkerError
-from hwnas.latency.deployment import CalibrationOptions, Deployment, open_device
+from hwnas.latency.deployment import CalibrationOptions, Deployment, latency_model, open_device
 from hwnas.latency.device import DeviceOptions
+from hwnas.networks.around import check_cuts, find_start
 from hwnas.networks.weights import PretrainedOptions
 from hwnas.space.search_space import SearchSpace
 from hwnas.system.run_folder import WorkFolder
@@ -111,8 +122,6 @@ def prepare(config: Config, console: Console) -> CertifyJob:
 def _begun(training: Mapping[str, Any], space: SearchSpace) -> tuple[dict[str, Any], str]:
     """The options `training`, with pretrained weights where the networks of the space are cut from a network that has
     some, and the key of these weights; ConfigError where there are none. Networks of other spaces have none."""
-    from hwnas.networks.around import check_cuts, find_start
-
     asked = read_options(PretrainedOptions, training.get("pretrained") or {}, "training.pretrained")
     if not space.definition.around:
         if asked.asked:
@@ -138,8 +147,6 @@ def _choose(options: CertifyOptions, deployment: Deployment | None, space: Searc
     """The networks, the kind of their cost, and its source."""
     if options.target is None:
         return spread(space, options.n, options.seed, macs_of(space)), "macs", "MACs (no target was given)"
-    from hwnas.latency.deployment import latency_model
-
     deployment = deployment or _deployment(options, console)
     table, model = latency_model(deployment, space, options.calibration, console)
     source = f"latency predicted for {deployment.target.name} on {deployment.host_name} (table of {table.created})"
@@ -153,8 +160,6 @@ def _format_cost(cost: str, value: float) -> str:
 def main(config: Config, console: Console) -> None:
     """Choose networks, train them, ask the estimators, write the certificate. Then WorkerError, if a process that
     trained ended early."""
-    from hwnas.certify.truth import train_all
-
     job = prepare(config, console)
     if job.only is None:  # a wrong option is reported now, hours before the estimators start
         check_estimators(job.plan, job.judged, _images(job, console), job.space)

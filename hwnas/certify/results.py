@@ -45,6 +45,7 @@ from hwnas.cli.progress import Console, text_table
 from hwnas.errors import CandidateError, ConfigError, DataError, SpaceError, StudyError, UnknownName, UserError
 from hwnas.front.picture import CAP, FRONT, OTHER
 from hwnas.front.verification import now, versions
+from hwnas.networks.build import build
 from hwnas.pictures import INK, MUTED, figure_bytes, new_figure, title
 from hwnas.stats import (
     LEAST,
@@ -64,6 +65,7 @@ from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import WorkFolder
 from hwnas.system.tables import finite, table_csv
 from hwnas.target import Host
+from hwnas.training.loop import predict, train
 from hwnas.training.place import CPU, resolved
 from hwnas.training.recipe import PROXY
 
@@ -189,9 +191,6 @@ def judged_before(plan: CertifyPlan, judged: Sequence[Judged], dataset: Dataset,
 
 def _warm_up(network: Network, dataset: Dataset) -> None:
     """Import and start everything that a training needs, so that no estimator's first network pays for it."""
-    from hwnas.networks.build import build
-    from hwnas.training.loop import predict, train
-
     few = dataset.train.take(np.arange(min(16, len(dataset.train))))
     recipe = replace(PROXY, epochs=1, min_steps=0, max_steps=1, threads=1)
     predict(train(build(network.architecture), few, recipe=recipe, dataset=dataset, seed=0), few.images, dataset)

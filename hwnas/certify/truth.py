@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from hwnas.cli.command import compose
 from hwnas.cli.progress import Console, Report
 from hwnas.errors import CandidateError, ConfigError, HwnasError, StudyError, UnknownName, UserError
+from hwnas.lazy import LazyModule
 from hwnas.networks.network import FoundNetwork
 from hwnas.space.architecture import Architecture
 from hwnas.space.coding import Codes
@@ -33,12 +34,17 @@ from hwnas.system.documents import Document, check_identity
 from hwnas.system.paths import write_atomic
 from hwnas.system.processes import crew, ended_by_signals, exit_code
 from hwnas.system.run_folder import ModelFolder, WorkFolder
+from hwnas.training.job import SUMMARY, identity_of, make_job, read_summary, train, write_results
+from hwnas.training.loop import Checkpoint
 from hwnas.training.recipe import FINE_TUNING, FULL_TRAINING, all_recipe, recipe_of
 
 if TYPE_CHECKING:
+    import omegaconf
     from omegaconf import DictConfig
 
     from hwnas.training.job import TrainingJob
+else:
+    omegaconf = LazyModule("omegaconf")
 
 
 SAMPLE = 4096
@@ -180,26 +186,22 @@ def all_training(training: Mapping[str, Any]) -> dict[str, Any]:
 
 def _stock() -> dict[str, Any]:
     """What conf/train.yaml says, or its recipe where that says nothing."""
-    from omegaconf import OmegaConf
-
     config = compose("train", [], target=False)
-    values = OmegaConf.to_container(config)
+    values = omegaconf.OmegaConf.to_container(config)
     assert isinstance(values, dict)
     return {**values, **all_recipe(recipe_of(config))}
 
 
 def training_config(dataset: Mapping[str, Any], training: Mapping[str, Any]) -> DictConfig:
     """Compose and check conf/train.yaml with these values; ConfigError, UnknownName."""
-    from omegaconf import OmegaConf
-
     config = compose("train", [], target=False)
     known = [str(key) for key in config if key not in _NOT_OURS]
     for key in training:
         if key not in known:
             raise UnknownName("key of training", key, known)
-    OmegaConf.set_struct(config, False)
+    omegaconf.OmegaConf.set_struct(config, False)
     for key, value in {**training, "dataset": dict(dataset)}.items():
-        OmegaConf.update(config, key, value, merge=key == "teacher")
+        omegaconf.OmegaConf.update(config, key, value, merge=key == "teacher")
     try:
         recipe_of(config)
     except UserError as error:
@@ -269,8 +271,6 @@ class Jobs:
 
     def job(self, network: Network, seed: int) -> TrainingJob:
         """The training of a network with a seed."""
-        from hwnas.training.job import identity_of
-
         size = network.architecture.image_size
         if size not in self._first:
             self._first[size] = self._make(network, seed)
@@ -281,8 +281,6 @@ class Jobs:
                        folder=ModelFolder(self.plan.folder(network, seed)))
 
     def _make(self, network: Network, seed: int) -> TrainingJob:
-        from hwnas.training.job import make_job
-
         config = training_config(self.plan.dataset, self.plan.training)
         config.architecture = str(self.plan.architecture_file(network))
         config.out = str(self.plan.folder(network, seed))
@@ -292,9 +290,6 @@ class Jobs:
 
 def _train(job: TrainingJob, heard: Callable[[], None]) -> None:
     """Train, export and score a network, unless all is done."""
-    from hwnas.training.job import read_summary, train, write_results
-    from hwnas.training.loop import Checkpoint
-
     if read_summary(job) is not None:
         return
     console = _Inside(heard)
@@ -325,8 +320,6 @@ def is_failed(folder: Path) -> bool:
 
 def read_training(plan: CertifyPlan, network: Network, seed: int) -> Training | None:
     """The result of a training; None while it is not finished. StudyError for a torn or foreign file."""
-    from hwnas.training.job import SUMMARY
-
     folder = plan.folder(network, seed)
     failed = FAILED.find(folder / "failed.json")
     if failed is not None:
@@ -343,8 +336,6 @@ def read_training(plan: CertifyPlan, network: Network, seed: int) -> Training | 
 
 def epochs_done(plan: CertifyPlan) -> int:
     """Epochs of a finished training. They exceed `plan.epochs` if the recipe's least number of steps needs more."""
-    from hwnas.training.job import SUMMARY
-
     summaries = (SUMMARY.find(plan.folder(*training) / "summary.json") for training in trainings(plan))
     return next((int(summary.get("epochs", plan.epochs)) for summary in summaries if summary is not None), plan.epochs)
 

@@ -10,14 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hwnas.benchmark.files import NetworkOptions, noting_waits
+from hwnas.check.report import BLOCKS_BEGIN, NODES_BEGIN, Check, block_lines, lines, save_rows
 from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console, Report, show
 from hwnas.errors import ConfigError, FileError, ModelError
+from hwnas.latency.deployment import Deployment, SpaceOptions, open_device
 from hwnas.latency.device import DeviceOptions
+from hwnas.latency.fallbacks import measure_blocks
 from hwnas.latency.remote import RemoteRuntime
 from hwnas.networks.baselines import TIMM
 from hwnas.networks.quantize import tuning_of
+from hwnas.runtimes.child import run_child
 from hwnas.runtimes.executed import Executed
 from hwnas.system.paths import temporary_folder
 from hwnas.system.run_folder import check_replaceable
@@ -53,8 +57,6 @@ def main(config: Config, console: Console) -> None:
         raise ConfigError("check which network, or which space? Add model=PATH of an .onnx file, model=timm:NAME or "
                           "space=NAME, and only one of them.")
     out = Path(options.out) if options.out else None
-    from hwnas.check.report import BLOCKS_BEGIN, NODES_BEGIN, block_lines, lines, save_rows
-
     if out is not None:
         check_replaceable(out.with_suffix(".csv"), begin=BLOCKS_BEGIN if options.space else NODES_BEGIN)
         check_replaceable(out.with_suffix(".json"))
@@ -74,9 +76,6 @@ def main(config: Config, console: Console) -> None:
 
 def checked(options: CheckOptions, console: Console) -> Check:
     """Make the file, and have it compiled and profiled in a child process, here or on another machine."""
-    from hwnas.check.report import Check
-    from hwnas.latency.deployment import Deployment, open_device
-
     deployment, model = Deployment.of(options.target, None, console, open_device(options, console)), options.model or ""
     target, device = deployment.target, deployment.device
     runtime = device.runtime(target.runtime)
@@ -97,8 +96,6 @@ def _looked_at(job: Mapping[str, Any], options: CheckOptions, runtime: Runtime, 
                ) -> dict[str, Any]:
     """What the task returns. For another machine a child here prepares the file, which then goes there, and another
     judges what came back."""
-    from hwnas.runtimes.child import run_child
-
     def child(job: Mapping[str, Any], target: Target) -> dict[str, Any]:
         return dict(run_child("hwnas.check.task", job, target, timeout_s=options.timeout, memory_mb=options.memory_mb,
                               progress=report))
@@ -122,9 +119,6 @@ def _looked_at(job: Mapping[str, Any], options: CheckOptions, runtime: Runtime, 
 def checked_blocks(options: CheckOptions, console: Console) -> tuple[list[CheckedBlock], Path]:
     """Every kind of block of the space, in every precision of the runtime; kept beside the latency tables, in the file
     that is returned."""
-    from hwnas.latency.deployment import Deployment, SpaceOptions, open_device
-    from hwnas.latency.fallbacks import measure_blocks
-
     if options.quantize:
         raise ConfigError("quantize goes with model=PATH; the blocks of a space are quantised as a search does it. "
                           "Leave it out.")

@@ -16,17 +16,34 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from hwnas import __version__
 from hwnas.cli.options import MANDATORY, Config, defaults
 from hwnas.cli.progress import Console, show
 from hwnas.errors import ConfigError, HwnasError, Unfinished, UnknownName, UserError, WorkerError, hidden
+from hwnas.lazy import LazyModule
+from hwnas.system.documents import load_yaml, yaml_text
 from hwnas.system.paths import config_dir, config_dirs, home, is_utf8, no_space
 from hwnas.system.processes import end, ended_by_signals, exit_code, start
+from hwnas.system.run_folder import RunFolder
 
 if TYPE_CHECKING:
+    import hydra
+    import hydra.core.config_search_path
+    import hydra.core.override_parser.overrides_parser
+    import hydra.core.plugins
+    import hydra.errors
+    import hydra.plugins.search_path_plugin
+    import omegaconf
+    import omegaconf.errors
+    import yaml
     from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig
 
     from hwnas.system.run_folder import RunFolder
+else:
+    hydra = LazyModule("hydra")
+    omegaconf = LazyModule("omegaconf")
+    yaml = LazyModule("yaml")
 
 
 COMMANDS = {  # name: its module, and what it does
@@ -119,8 +136,6 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser(config_name: str, usage: str, target: bool) -> argparse.ArgumentParser:
-    from hwnas import __version__
-
     prog = f"python -m {COMMANDS[config_name][0]}"
     if Path(sys.argv[0]).stem == "hwnas":  # the console script
         prog = f"hwnas {config_name}"
@@ -195,13 +210,6 @@ def compose(config_name: str, overrides: Sequence[str], target: bool = True, as_
     YAML in $HWNAS_HOME/conf (targets, data sets, objectives) comes before the shipped. A ~ at the beginning of a path
     is the user's home. `as_is` are options that no grammar applies to.
     """
-    from hydra import compose as hydra_compose
-    from hydra import initialize_config_dir
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
-
     _check_overrides(overrides, target)
     own = config_dirs()[0] / f"{config_name}.yaml"
     if own.exists():
@@ -211,22 +219,22 @@ def compose(config_name: str, overrides: Sequence[str], target: bool = True, as_
     _search_user_folder()
     wanted = [part for text in overrides for part in _for_hydra(config_name, text, overrides)]
     try:
-        with initialize_config_dir(str(config_dir()), version_base="1.3", job_name=config_name):
-            config = hydra_compose(config_name, overrides=wanted)
+        with hydra.initialize_config_dir(str(config_dir()), version_base="1.3", job_name=config_name):
+            config = hydra.compose(config_name, overrides=wanted)
         for key, value in (as_is or {}).items():
-            OmegaConf.update(config, key, as_data(value))
-        refuse_code(OmegaConf.to_container(config), "")  # before ${…} is resolved, and after
+            omegaconf.OmegaConf.update(config, key, as_data(value))
+        refuse_code(omegaconf.OmegaConf.to_container(config), "")  # before ${…} is resolved, and after
         _fill(config)
         _expand_homes(config)
-        values = OmegaConf.to_container(config, resolve=True)
-    except (HydraException, OmegaConfBaseException) as error:
+        values = omegaconf.OmegaConf.to_container(config, resolve=True)
+    except (hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException) as error:
         raise ConfigError(_hydra_message(error, overrides)) from None
-    except (YAMLError, OSError, ValueError, AssertionError) as error:  # a user's own file
-        if not chosen and not isinstance(error, YAMLError | OSError | UnicodeDecodeError):
+    except (yaml.YAMLError, OSError, ValueError, AssertionError) as error:  # a user's own file
+        if not chosen and not isinstance(error, yaml.YAMLError | OSError | UnicodeDecodeError):
             raise
         raise ConfigError(f"{config_dirs()[0]}: a file cannot be read ({error}). Mend or remove it.") from None
     name = _choice("target", overrides)
-    if name and (OmegaConf.is_missing(config, "target") or "target" not in config):
+    if name and (omegaconf.OmegaConf.is_missing(config, "target") or "target" not in config):
         raise ConfigError(f"{file_in('target', name)} gives no target. Mend or remove it.")
     refuse_code(values, "")
     _check_names(config_name, overrides)
@@ -252,8 +260,6 @@ def _has_target(config_name: str) -> bool:
 
 def _own_files(config_name: str, overrides: Sequence[str]) -> list[Path]:
     """The user's own files that are chosen; ConfigError for one that is torn, huge or no section."""
-    from hwnas.system.documents import load_yaml, yaml_text
-
     usual = {name: value for part in _base(config_name).get("defaults", ()) if isinstance(part, dict)
              for name, value in part.items()}
     named = [config_dirs()[0] / group / f"{_choice(group, overrides) or usual.get(group)}.yaml" for group in GROUPS]
@@ -277,18 +283,15 @@ def _choice(group: str, overrides: Sequence[str]) -> str:
 @cache
 def _search_user_folder() -> None:
     """Let Hydra look for targets, data sets and objectives in the user's folder before ours."""
-    from hydra.core.config_search_path import ConfigSearchPath
-    from hydra.core.plugins import Plugins
-    from hydra.plugins.search_path_plugin import SearchPathPlugin
 
-    class UserFolder(SearchPathPlugin):
-        def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+    class UserFolder(hydra.plugins.search_path_plugin.SearchPathPlugin):
+        def manipulate_search_path(self, search_path: hydra.core.config_search_path.ConfigSearchPath) -> None:
             *users, ours = config_dirs()
             if any(part.path in (str(ours), f"file://{ours}") for part in search_path.get_path()):
                 for folder in filter(Path.is_dir, users):
                     search_path.prepend("hwnas", f"file://{folder}", "main")
 
-    Plugins.instance().register(UserFolder)
+    hydra.core.plugins.Plugins.instance().register(UserFolder)
 
 
 def _for_hydra(config_name: str, text: str, overrides: Sequence[str]) -> list[str]:
@@ -333,8 +336,6 @@ def _is_open(config_name: str, key: str, given: Mapping[str, str]) -> bool:
 @cache
 def _base(config_name: str) -> dict[str, Any]:
     """The command's own YAML file."""
-    import yaml
-
     content = yaml.safe_load((config_dirs()[-1] / f"{config_name}.yaml").read_text(encoding="utf-8"))
     return dict(content)
 
@@ -367,12 +368,11 @@ def _section_class(name: str) -> Any:
     return getattr(import_module(module), cls)
 
 
-def _fill(config: DictConfig) -> None:
+def _fill(config: omegaconf.DictConfig) -> None:
     """Put the defaults of their dataclasses below the sections; UnknownName for a key that is not theirs."""
-    from omegaconf import DictConfig, OmegaConf, open_dict
-
     for name in _SECTIONS:
-        if name not in config or OmegaConf.is_missing(config, name) or not isinstance(config[name], DictConfig):
+        if (name not in config or omegaconf.OmegaConf.is_missing(config, name)
+                or not isinstance(config[name], omegaconf.DictConfig)):
             continue
         known = defaults(_section_class(name))
         if "name" in known and "name" not in config[name]:
@@ -381,17 +381,15 @@ def _fill(config: DictConfig) -> None:
             if key not in known:
                 raise UnknownName(f"key of {name}", key, known)
         whole = {key: value for key, value in known.items() if value != MANDATORY or key in config[name]}
-        with open_dict(config):
-            config[name] = OmegaConf.merge(whole, config[name])
+        with omegaconf.open_dict(config):
+            config[name] = omegaconf.OmegaConf.merge(whole, config[name])
 
 
 def _expand_homes(config: DictConfig) -> None:
-    from omegaconf import OmegaConf
-
     for key in _PATHS:
-        value = OmegaConf.select(config, key)
+        value = omegaconf.OmegaConf.select(config, key)
         if isinstance(value, str) and value.startswith("~"):
-            OmegaConf.update(config, key, as_data(os.path.expanduser(value)))
+            omegaconf.OmegaConf.update(config, key, as_data(os.path.expanduser(value)))
 
 
 def _reader(dataset: str) -> str:
@@ -431,17 +429,14 @@ def _check_overrides(overrides: Sequence[str], target: bool) -> None:
 def sweep(text: str) -> list[str]:
     """The overrides, one for each value, that `key=a,b` or `key=range(…)` stands for; [] where it stands for one
     value."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
     try:
-        override: Override = OverridesParser.create().parse_override(text)
+        override: Override = hydra.core.override_parser.overrides_parser.OverridesParser.create().parse_override(text)
         if not override.is_sweep_override():
             return []
         if not override.is_discrete_sweep():
             raise ConfigError(f"{text}: give the values, as key=a,b or key=range(start,stop).")
         return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
-    except HydraException as error:
+    except hydra.errors.HydraException as error:
         raise ConfigError(_hydra_message(error, [text])) from None
 
 
@@ -479,9 +474,8 @@ def _own_out(config_name: str, parts: Iterable[str], swept: Sequence[str], name:
 
 def _plain(text: str) -> str:
     """The value of an override, without its quotes."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    return str(OverridesParser.create().parse_override(text).value())
+    return str(hydra.core.override_parser.overrides_parser.OverridesParser.create().parse_override(text).value())
 
 
 def _run_all(config_name: str, runs: Mapping[str, Sequence[str]], options: argparse.Namespace) -> int:
@@ -507,14 +501,12 @@ def _run_all(config_name: str, runs: Mapping[str, Sequence[str]], options: argpa
 
 def _shown(config: DictConfig, sections: Mapping[str, Any]) -> str:
     """The configuration as YAML, with the options of `sections` (by dotted key) that were not given."""
-    from omegaconf import OmegaConf
-
-    given = _without_passwords(OmegaConf.to_container(config))
-    shown = OmegaConf.create(given)
+    given = _without_passwords(omegaconf.OmegaConf.to_container(config))
+    shown = omegaconf.OmegaConf.create(given)
     for key, values in sections.items():
-        OmegaConf.update(shown, key, values, merge=False)
+        omegaconf.OmegaConf.update(shown, key, values, merge=False)
     asked = {key: value for key, value in given.items() if value is not None or key not in sections}
-    return OmegaConf.to_yaml(OmegaConf.merge(shown, asked))
+    return omegaconf.OmegaConf.to_yaml(omegaconf.OmegaConf.merge(shown, asked))
 
 
 def kept(config: Config) -> str:
@@ -522,13 +514,11 @@ def kept(config: Config) -> str:
 
     A text that a resolver makes, such as ${oc.env:NAME}, stands as it was typed, and *** for the password of a URL.
     """
-    from omegaconf import OmegaConf
-
-    raw: Any = config if OmegaConf.is_config(config) else OmegaConf.create(dict(config))
-    typed = _each_text(OmegaConf.to_container(raw),
+    raw: Any = config if omegaconf.OmegaConf.is_config(config) else omegaconf.OmegaConf.create(dict(config))
+    typed = _each_text(omegaconf.OmegaConf.to_container(raw),
                        lambda text: as_data(text) if _RESOLVER.search(text) else text)
-    values = OmegaConf.to_container(OmegaConf.create(typed), resolve=True)
-    return OmegaConf.to_yaml(OmegaConf.create(as_data(_without_passwords(values))), resolve=True)
+    values = omegaconf.OmegaConf.to_container(omegaconf.OmegaConf.create(typed), resolve=True)
+    return omegaconf.OmegaConf.to_yaml(omegaconf.OmegaConf.create(as_data(_without_passwords(values))), resolve=True)
 
 
 def unresolved(values: Any, where: str) -> Iterator[str]:
@@ -584,8 +574,6 @@ def _fail(error: Exception, code: int) -> int:
 
 def opened_run(config: Config) -> RunFolder:
     """The run folder that `run=DIR` names; ConfigError, StudyError."""
-    from hwnas.system.run_folder import RunFolder
-
     if not config.get("run"):
         raise ConfigError("which run folder? Add run=DIR.")
     return RunFolder.open(str(config["run"]))

@@ -20,9 +20,15 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from hwnas.errors import ConfigError, UnknownName
+from hwnas.lazy import LazyModule
+
+if TYPE_CHECKING:
+    import omegaconf
+else:
+    omegaconf = LazyModule("omegaconf")
 
 Options = TypeVar("Options")
 Config = Mapping[str, Any]  # options by key: a composed configuration, a section of it, or one read from a file
@@ -162,10 +168,9 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 def _mapping(value: Any, where: str) -> dict[str, Any]:
     """A section as plain values; null is an empty one."""
-    if not isinstance(value, dict) and isinstance(value, Mapping):
-        from omegaconf import OmegaConf
-
-        value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else dict(value)
+    if isinstance(value, Mapping) and not isinstance(value, dict):
+        is_config = omegaconf.OmegaConf.is_config(value)
+        value = omegaconf.OmegaConf.to_container(value, resolve=True) if is_config else dict(value)
     if value is not None and not isinstance(value, dict):
         raise ConfigError(f"{where} must be a section of keys and values, got {value!r}.")
     return {str(key): part for key, part in (value or {}).items()}

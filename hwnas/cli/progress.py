@@ -10,9 +10,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import IO, Protocol
+from typing import IO, TYPE_CHECKING, Protocol
 
 from hwnas.errors import hidden
+from hwnas.lazy import LazyModule
+
+if TYPE_CHECKING:
+    import rich.console
+    import rich.progress
+    import rich.table
+    import rich.text
+else:
+    rich = LazyModule("rich")
 
 UNKNOWN = "–"
 EVERY_S, SILENT_S = 10.0, 15.0  # of lines about a step: at least so long between two, at most so long in silence
@@ -73,12 +82,11 @@ class Console:
         self.spent_s[title] = self.spent_s.get(title, 0.0) + time.monotonic() - began
 
     def _bar(self, title: str) -> Iterator[Report]:
-        from rich.console import Console as RichConsole
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-        columns = (TextColumn("{task.description:<22}"), BarColumn(24), TextColumn("{task.percentage:>3.0f} %"),
-                   TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
-        with Progress(*columns, console=RichConsole(file=self.stream), refresh_per_second=4) as bars:
+        parts = rich.progress
+        columns = (parts.TextColumn("{task.description:<22}"), parts.BarColumn(24),
+                   parts.TextColumn("{task.percentage:>3.0f} %"), parts.TimeElapsedColumn(), parts.TextColumn("left"),
+                   parts.TimeRemainingColumn(), parts.TextColumn("{task.fields[note]}"))
+        with parts.Progress(*columns, console=rich.console.Console(file=self.stream), refresh_per_second=4) as bars:
             task = bars.add_task(title, total=1.0, note="")
 
             def report(share: float, note: str = "") -> None:
@@ -143,17 +151,13 @@ def text_table(rows: Sequence[Sequence[str]], words: Sequence[int] = (0,)) -> li
     Columns in `words` stand to the left, figures to the right. Nothing is cut, folded or coloured, so that a log and a
     pipe hold what a terminal shows.
     """
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table = rich.table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     for column in range(len(rows[0])):
         table.add_column(justify="left" if column in words else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*map(rich.text.Text, row))
     width = sum(max(len(row[column]) for row in rows) + 2 for column in range(len(rows[0])))
-    console = Console(width=2 * width, color_system=None)  # some characters are two cells wide
+    console = rich.console.Console(width=2 * width, color_system=None)  # some characters are two cells wide
     with console.capture() as capture:
         console.print(table)
     return [line.rstrip() for line in capture.get().splitlines()]

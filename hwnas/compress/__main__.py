@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from hwnas.cli.command import run_command
 from hwnas.cli.options import Config
 from hwnas.cli.progress import Console, show
+from hwnas.compress.compression import printed, sentence, taken, timed, write_results
+from hwnas.compress.job import check_folder, make_job
+from hwnas.compress.steps import Scorer, Steps
 from hwnas.system.run_folder import WorkFolder
 
 USAGE = """int8 under an accuracy limit: quantise, leave sensitive nodes in fp32, fine-tune, as far as it takes.
@@ -22,10 +25,6 @@ after the last finished step. --show-config prints every option."""
 
 def main(config: Config, console: Console) -> None:
     """Check, take the steps (or go on), time them, write; the result in one line, also where the limit is not kept."""
-    from hwnas.compress.compression import printed, sentence, taken, timed, write_results
-    from hwnas.compress.job import check_folder, make_job
-    from hwnas.compress.steps import Scorer, Steps
-
     job = make_job(config, console)
     with WorkFolder(job.folder.path, "compress").hold("compress", console.say):
         check_folder(job)

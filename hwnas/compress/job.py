@@ -20,6 +20,7 @@ from hwnas.errors import CandidateError, ConfigError, DataError, ModelError, Stu
 from hwnas.latency.deployment import Deployment, open_device
 from hwnas.latency.device import Device, DeviceOptions
 from hwnas.latency.timing import HERE
+from hwnas.lazy import LazyModule
 from hwnas.networks.origin import told_of
 from hwnas.networks.quantize import load_fp32, name_nodes, tuning_of
 from hwnas.runtimes.child import Progress, run_child, serve
@@ -28,15 +29,18 @@ from hwnas.runtimes.runtime import one_line
 from hwnas.system.documents import check_identity, content_of, load_json, read_json
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import Manifest, ModelFolder, WorkFolder
-from hwnas.target import Target
+from hwnas.target import Target, usable_cores
 from hwnas.training.place import PlaceOptions, resolved
 
 if TYPE_CHECKING:
+    import onnx
     from numpy.typing import NDArray
     from onnx import ModelProto
 
     from hwnas.networks.quantize import TunedFor
     from hwnas.runtimes.runtime import Runtime
+else:
+    onnx = LazyModule("onnx")
 
 
 LEAST_CALIBRATION = 8
@@ -200,8 +204,6 @@ def check_source(job: Mapping[str, Any], target: Target, runtime: Runtime, progr
     Without a `copy`, the file itself must have all that, and is run as it is.
     ModelError for a file that is torn, hostile, quantised, or no classifier of images.
     """
-    import onnx
-
     label, path = job["label"], Path(job["path"])
     check_path(path, job["memory_mb"])
     proto = load_checked(path)
@@ -290,8 +292,6 @@ class CompressJob:
     @property
     def threads(self) -> int:
         """Number of threads for calibration and training."""
-        from hwnas.target import usable_cores
-
         return self.options.threads or len(usable_cores())
 
 

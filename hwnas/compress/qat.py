@@ -8,15 +8,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
-from torch.nn.functional import kl_div, log_softmax
-
 from hwnas.cli.progress import Console
 from hwnas.compress.job import CompressJob
 from hwnas.compress.steps import Quantisation, Step, Steps
 from hwnas.data.dataset import top1
 from hwnas.errors import QuantizeError
+from hwnas.lazy import LazyModule
 from hwnas.networks.qdq import Graph, Range, quantised_nodes, quantised_tensors, scale_of, symmetric_scale_of
 from hwnas.networks.quantize import TunedFor, load_fp32
 from hwnas.runtimes.torch import OnnxModule
@@ -27,7 +24,14 @@ from hwnas.training.place import CPU
 from hwnas.training.recipe import Recipe
 
 if TYPE_CHECKING:
+    import onnx.numpy_helper
+    import torch
     from onnx import ModelProto, NodeProto
+    from torch import Tensor, nn
+else:
+    onnx = LazyModule("onnx")
+    nn = LazyModule("torch.nn")
+    torch = LazyModule("torch")
 
 
 _WEIGHTED = ("Conv", "Gemm")
@@ -89,12 +93,10 @@ class FakeQuantised(OnnxModule):
 
     def network(self, proto: ModelProto) -> ModelProto:
         """Write the present weights into `proto`, the network that this module was made from; returns it."""
-        from onnx import numpy_helper
-
         for weight in proto.graph.initializer:
             if weight.name in self.weight_names:
                 tensor = getattr(self, self.weight_names[weight.name]).detach().contiguous()
-                weight.CopyFrom(numpy_helper.from_array(tensor.cpu().numpy(), weight.name))
+                weight.CopyFrom(onnx.numpy_helper.from_array(tensor.cpu().numpy(), weight.name))
         return proto
 
 
@@ -184,8 +186,9 @@ class _FineTuning(Training):
         if self.teacher is None:
             return loss
         with torch.no_grad():
-            taught = log_softmax(self.teacher(images), 1)
-        apart = kl_div(log_softmax(logits, 1), taught, reduction="batchmean", log_target=True)
+            taught = torch.nn.functional.log_softmax(self.teacher(images), 1)
+        answers = torch.nn.functional.log_softmax(logits, 1)
+        apart = torch.nn.functional.kl_div(answers, taught, reduction="batchmean", log_target=True)
         return (1 - share) * loss + share * apart
 
     def look(self) -> Mapping[str, Any]:

@@ -20,13 +20,16 @@ from hwnas.data.contents import Contents, digest_files
 from hwnas.data.dataset import DatasetInfo, DatasetOptions, Images, Labels, Listing, Progress, Selection, resize
 from hwnas.data.decoding import Decoder, look
 from hwnas.errors import ConfigError, DataError
+from hwnas.lazy import LazyModule
 from hwnas.system.documents import read_bytes
 from hwnas.system.libraries import declare_missing
 from hwnas.system.paths import home, is_utf8
 from hwnas.system.tables import map_npy, read_npz
 
 if TYPE_CHECKING:
-    from PIL import Image
+    import PIL.Image
+else:
+    PIL = LazyModule("PIL")
 
 
 FASHION_CLASSES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag",
@@ -240,10 +243,8 @@ class ArrayImage:
     pixels: Images
     name: str
 
-    def open(self) -> Image.Image:
-        from PIL import Image
-
-        return Image.fromarray(self.pixels)
+    def open(self) -> PIL.Image.Image:
+        return PIL.Image.fromarray(self.pixels)
 
 
 def array_files(options: DatasetOptions) -> Listing:

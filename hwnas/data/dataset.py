@@ -19,10 +19,15 @@ from numpy.typing import NDArray
 from hwnas.cli.options import Config, option, read_options
 from hwnas.data.contents import Contents, digest
 from hwnas.errors import ConfigError, DataError
+from hwnas.lazy import LazyModule
 from hwnas.space.architecture import Architecture
 
 if TYPE_CHECKING:
+    import torch
+    import torch.nn.functional
     from torch import Tensor
+else:
+    torch = LazyModule("torch")
 
 
 Labels = NDArray[np.int64]
@@ -126,9 +131,7 @@ def count(labels: Labels, class_names: Sequence[str]) -> dict[str, Any]:
 
 def cross_entropy(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
     """Mean loss of a batch: logits [n, classes], targets as classes int64 [n] or as shares [n, classes]."""
-    from torch.nn import functional
-
-    return functional.cross_entropy(logits, targets, label_smoothing=label_smoothing)
+    return torch.nn.functional.cross_entropy(logits, targets, label_smoothing=label_smoothing)
 
 
 def classes_of(logits: NDArray[np.float32]) -> NDArray[np.int64]:
@@ -364,13 +367,10 @@ def resize(images: Images, image_size: int) -> Images:
     if height == width and is_padded(height, image_size):
         spare = image_size - height
         return np.pad(images, ((0, 0), (0, 0), (spare // 2, spare // 2), (spare // 2, spare // 2)))
-    import torch
-    from torch.nn.functional import interpolate
-
     result = np.empty((*images.shape[:2], image_size, image_size), np.uint8)
     for start in range(0, len(images), 1024):
         batch = torch.from_numpy(np.asarray(images[start:start + 1024], np.float32))
-        batch = interpolate(batch, (image_size, image_size), mode="bilinear", antialias=True)
+        batch = torch.nn.functional.interpolate(batch, (image_size, image_size), mode="bilinear", antialias=True)
         result[start:start + 1024] = batch.round_().clamp_(0, 255).numpy()
     return result
 

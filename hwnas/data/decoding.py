@@ -24,11 +24,16 @@ from numpy.typing import NDArray
 from hwnas.data.contents import digest
 from hwnas.data.dataset import DatasetOptions, Images, Progress, Selection
 from hwnas.errors import DataError
+from hwnas.lazy import LazyModule
 from hwnas.system.paths import home, write_atomic
 from hwnas.target import usable_cores
 
 if TYPE_CHECKING:
+    import PIL.Image
+    import PIL.ImageOps
     from PIL import Image
+else:
+    PIL = LazyModule("PIL")
 
 Dropped = dict[str, list[int]]  # rows left out, by reason
 IN_MEMORY = 1 << 30
@@ -73,25 +78,19 @@ def look(sources: Sequence[Source], options: DatasetOptions, where: str, most: i
 
 
 def _unreadable() -> tuple[type[Exception], ...]:
-    from PIL import Image
-
-    return (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError)
+    return (OSError, ValueError, SyntaxError, EOFError, PIL.Image.DecompressionBombError)
 
 
 @contextmanager
 def _bounded_here() -> Iterator[None]:
     """Pillow warns of large images; in this block, which all threads share, `max_pixels` decides without a word."""
-    from PIL import Image
-
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        warnings.simplefilter("ignore", PIL.Image.DecompressionBombWarning)
         yield
 
 
 def _too_large() -> tuple[type[Exception], ...]:
-    from PIL import Image
-
-    return TooManyPixels, Image.DecompressionBombError
+    return TooManyPixels, PIL.Image.DecompressionBombError
 
 
 def unreadable(path: str, error: Exception) -> DataError:
@@ -127,21 +126,19 @@ class _Gate:
                 self._changed.notify_all()
 
 
-def decode(file: Image.Image, image_size: int, channels: int) -> Images:
+def decode(file: PIL.Image.Image, image_size: int, channels: int) -> Images:
     """One image [c, size, size]: shorter side resized (bilinear, anti-aliased), centre kept. Raises what Pillow does.
 
     EXIF orientation is left alone, as torchvision's ImageFolder does.
     """
-    from PIL import Image, ImageOps
-
     _shrink(file, image_size)
     image = file
     if file.mode.startswith("I"):
-        image = Image.fromarray((np.asarray(file) >> 8).clip(0, 255).astype(np.uint8))
+        image = PIL.Image.fromarray((np.asarray(file) >> 8).clip(0, 255).astype(np.uint8))
     elif file.mode == "F":
         raise ValueError("floating-point pixels")
-    fitted = ImageOps.fit(image.convert("L" if channels == 1 else "RGB"), (image_size, image_size),
-                          Image.Resampling.BILINEAR)
+    fitted = PIL.ImageOps.fit(image.convert("L" if channels == 1 else "RGB"), (image_size, image_size),
+                              PIL.Image.Resampling.BILINEAR)
     array = np.asarray(fitted)
     return array[None] if channels == 1 else array.transpose(2, 0, 1)
 

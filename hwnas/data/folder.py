@@ -17,10 +17,14 @@ from hwnas.data.contents import Contents, digest_files, state_of
 from hwnas.data.dataset import DatasetInfo, DatasetOptions, Listing
 from hwnas.data.decoding import Decoder, look
 from hwnas.errors import DataError
+from hwnas.lazy import LazyModule
 from hwnas.system.paths import is_utf8
 
 if TYPE_CHECKING:
+    import PIL.Image
     from PIL import Image
+else:
+    PIL = LazyModule("PIL")
 
 EXTENSIONS = (".jpg", ".jpeg", ".jfif", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
 PLUGINS = (".avif", ".heic", ".heif")  # read where this Pillow can
@@ -120,9 +124,7 @@ def _is_image(name: str) -> bool:
 @cache
 def _opens(ending: str) -> bool:
     """Whether this Pillow, with its plugins, reads images of an ending among PLUGINS."""
-    from PIL import Image
-
-    return ending in Image.registered_extensions()
+    return ending in PIL.Image.registered_extensions()
 
 
 def image_files(folder: str, label: int, left_out: Counter[str]) -> Iterator[Entry]:
@@ -182,18 +184,14 @@ class Entry:
         return open_image(self.path)
 
 
-def open_image(file: str | BinaryIO) -> Image.Image:
+def open_image(file: str | BinaryIO) -> PIL.Image.Image:
     """Open an image of a format whose ending is listed, whatever the file is called: Pillow runs another program for
     some others (PostScript)."""
-    from PIL import Image
-
-    return Image.open(file, formats=_formats())
+    return PIL.Image.open(file, formats=_formats())
 
 
 @cache
 def _formats() -> tuple[str, ...]:
     """Pillow's names of the formats that are read."""
-    from PIL import Image
-
-    known = Image.registered_extensions()
+    known = PIL.Image.registered_extensions()
     return tuple(dict.fromkeys(known[ending] for ending in (*EXTENSIONS, *PLUGINS) if ending in known))

@@ -17,11 +17,15 @@ from hwnas.data.dataset import DatasetInfo, DatasetOptions, Listing
 from hwnas.data.decoding import Decoder, look
 from hwnas.data.folder import open_image
 from hwnas.errors import ConfigError, DataError
+from hwnas.lazy import LazyModule
 from hwnas.system.libraries import declare_missing
 from hwnas.system.paths import home
 
 if TYPE_CHECKING:
+    import timm.data.readers.reader_image_in_tar
     from PIL import Image
+else:
+    timm = LazyModule("timm")
 
 PREFIX = "timm:"
 ALIASES = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
@@ -70,9 +74,7 @@ class TarReader:
 
     def __init__(self, path: Path) -> None:
         declare_missing()
-        from timm.data.readers.reader_image_in_tar import ReaderImageInTar
-
-        reader = ReaderImageInTar(str(path), cache_tarinfo=False)
+        reader = timm.data.readers.reader_image_in_tar.ReaderImageInTar(str(path), cache_tarinfo=False)
         self.path, self.targets, self.class_to_idx = path, reader.targets, reader.class_name_to_idx
         self._places = [(image.offset_data + (inner.offset_data if inner is not None else 0), image.size)
                         for image, _, inner in reader.samples]

@@ -13,14 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 from hwnas.data.dataset import Preparation, Task
 from hwnas.front.rows import FrontRow
+from hwnas.lazy import LazyModule
 from hwnas.networks.network import FoundNetwork, TimmNetwork
 from hwnas.runtimes.runtime import FP32, Shown, deployed_of, load_runtime
 from hwnas.target import Target
 
 if TYPE_CHECKING:
+    import jinja2
     from jinja2 import Template
 
     from hwnas.training.job import TrainingJob
+else:
+    jinja2 = LazyModule("jinja2")
 
 _HINTS = {"int8": "f32", "fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 _ANYWHERE = ("openvino", "onnxruntime")
@@ -60,10 +64,8 @@ def card_text(row: FrontRow, given: Input, target: Target, *, date: str, runtime
 
 @cache
 def _template() -> Template:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    made = Environment(loader=PackageLoader("hwnas.front", "."), trim_blocks=True, lstrip_blocks=True,
-                       keep_trailing_newline=True, undefined=StrictUndefined)
+    made = jinja2.Environment(loader=jinja2.PackageLoader("hwnas.front", "."), trim_blocks=True, lstrip_blocks=True,
+                              keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
     made.filters["plain"] = _as_text
     return made.get_template("card.md.j2")
 

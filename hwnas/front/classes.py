@@ -7,7 +7,7 @@ import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,13 @@ from numpy.typing import NDArray
 from hwnas.front.comparison import describe
 from hwnas.front.deploy import DEPLOY
 from hwnas.front.rows import FrontRow
+from hwnas.lazy import LazyModule
 from hwnas.system.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    import PIL.Image
+else:
+    PIL = LazyModule("PIL")
 
 MISTAKES = 5
 LEAST_PX, MOST_PX = 64, 128  # side at which an image is shown
@@ -32,14 +38,12 @@ class Mistake:
     @property
     def address(self) -> str:
         """The picture as a `data:` address."""
-        from PIL import Image
-
         pixels = self.image[0] if len(self.image) == 1 else self.image.transpose(1, 2, 0)
-        picture = Image.fromarray(np.ascontiguousarray(pixels))
+        picture = PIL.Image.fromarray(np.ascontiguousarray(pixels))
         picture.thumbnail((MOST_PX, MOST_PX))
         times = -(-LEAST_PX // max(picture.size))
         out = io.BytesIO()
-        picture.resize((picture.width * times, picture.height * times), Image.Resampling.NEAREST).save(out, "PNG")
+        picture.resize((picture.width * times, picture.height * times), PIL.Image.Resampling.NEAREST).save(out, "PNG")
         return f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"
 
 

@@ -18,6 +18,7 @@ from hwnas import __version__
 from hwnas.data.dataset import Split, subset
 from hwnas.errors import CandidateError, ConfigError, DataError, FileError, HwnasError, StudyError
 from hwnas.front.score import fp32_top1
+from hwnas.lazy import LazyModule
 from hwnas.networks.baselines import count_macs, count_params
 from hwnas.networks.export import RECIPE_KEY, Parity, check_parity, export_onnx, parity_images, stored_fingerprint
 from hwnas.networks.network import Network, load_weights
@@ -29,14 +30,20 @@ from hwnas.system.paths import temporary_folder, write_atomic
 from hwnas.system.processes import Pool
 from hwnas.system.run_folder import MANIFEST, Manifest, ModelFolder, RunFolder
 from hwnas.target import Target
+from hwnas.training.loop import Checkpoint, seeded, train
 from hwnas.training.recipe import FINE_TUNING, other_than_full
 
 if TYPE_CHECKING:
+    import safetensors.torch
+    import torch
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
     from hwnas.data.dataset import Dataset
     from hwnas.training.recipe import Recipe
+else:
+    safetensors = LazyModule("safetensors")
+    torch = LazyModule("torch")
 
 
 Progress = Callable[[int, int], None]
@@ -53,8 +60,6 @@ class Raced:
 
     def read(self) -> Mapping[str, Tensor]:
         """The line's average; CandidateError where the file does not hold it."""
-        from hwnas.training.loop import Checkpoint
-
         state = Checkpoint.load(self.path)
         if state is None or state.identity.get("line") != self.key:
             raise CandidateError(f"{self.path} does not hold the weights of this line any more")
@@ -115,8 +120,6 @@ def make(network: Network, folder: ModelFolder, making: Making, progress: Progre
     leaves no file in it that is not finished. CandidateError when training, export, the parity gate or quantisation
     fails; then no exported file of this network remains.
     """
-    from hwnas.training.loop import seeded
-
     data = network.fed(making.dataset)
     wanted = fingerprint(network, making)
     with seeded(making.seed, making.threads):
@@ -225,20 +228,16 @@ def _exported(folder: ModelFolder) -> list[Path]:
 
 
 def _train(model: nn.Module, data: Dataset, making: Making, recipe: Recipe, progress: Progress | None) -> nn.Module:
-    from hwnas.training.loop import train
-
     deciding = data.validation.take(subset(data.validation.labels, DECIDING, 0))
     return train(model, data.train, recipe=recipe, dataset=data, seed=making.seed, progress=progress,
                  validation=deciding)
 
 
 def _weights(model: nn.Module, wanted: str) -> bytes:
-    import torch
-    from safetensors.torch import save
-
     tensors = {name: tensor.detach().contiguous(memory_format=torch.contiguous_format).clone()
                for name, tensor in model.state_dict().items()}
-    return save(tensors, {RECIPE_KEY: wanted})  # a single key, because the order of keys in the file is random
+    # A single key, because the order of keys in the file is random.
+    return safetensors.torch.save(tensors, {RECIPE_KEY: wanted})
 
 
 def _export(model: nn.Module, network: Network, folder: ModelFolder, making: Making,

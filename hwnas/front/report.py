@@ -24,13 +24,17 @@ from hwnas.front.lineage import COLUMNS as RACE_COLUMNS
 from hwnas.front.lineage import is_race, lineage_rows
 from hwnas.front.picture import PlotInfo, front_figure
 from hwnas.front.rows import COLUMNS, Cost, FrontRow, load_front, sort_rows
+from hwnas.lazy import LazyModule
 from hwnas.pictures import figure_bytes
 from hwnas.study.objective import COSTS, LATENCY
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import RunFolder
 
 if TYPE_CHECKING:
+    import jinja2
     from jinja2 import Template
+else:
+    jinja2 = LazyModule("jinja2")
 
 
 @dataclass(frozen=True)
@@ -156,10 +160,8 @@ def report_html(data: ReportData) -> str:
 
 @cache
 def _template() -> Template:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    return Environment(loader=PackageLoader("hwnas.front", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True,
-                       undefined=StrictUndefined).get_template("report.html.j2")
+    return jinja2.Environment(loader=jinja2.PackageLoader("hwnas.front", "."), autoescape=True, trim_blocks=True,
+                              lstrip_blocks=True, undefined=jinja2.StrictUndefined).get_template("report.html.j2")
 
 
 def _svg(text: str) -> str:

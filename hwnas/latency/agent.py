@@ -30,14 +30,15 @@ import numpy as np
 from hwnas.errors import DeviceError, FileError, HwnasError, TargetError
 from hwnas.latency.copies import TimedFile, compile_copies, noise
 from hwnas.latency.curve import time_curve
-from hwnas.latency.harness import call_overhead_ms
+from hwnas.latency.harness import call_overhead_ms, measure
 from hwnas.latency.table import Protocol
 from hwnas.runtimes.child import limit_memory
+from hwnas.runtimes.runtime import PACKAGES, inspected, load_runtime
 from hwnas.system.documents import check_shape
 from hwnas.system.frames import MOST_BYTES, Frame, LinkLost, Untrusted, receive, send
 from hwnas.system.paths import no_space, unwritten
 from hwnas.system.processes import die_with_parent
-from hwnas.target import Host, Target
+from hwnas.target import Host, Target, measuring_lock, usable_cores
 
 if TYPE_CHECKING:
     from hwnas.latency.harness import Call
@@ -328,8 +329,6 @@ class _Worker:
         says (package==version)."""
         from importlib.util import find_spec
 
-        from hwnas.runtimes.runtime import PACKAGES, load_runtime
-
         package = PACKAGES.get(target.runtime)
         if package is not None and find_spec(package.replace("-", "_")) is None:
             raise TargetError(f"its {sys.executable} has no {package}. Install it there: {sys.executable} -m pip "
@@ -391,9 +390,6 @@ class _Worker:
         return [[node.name, node.kind, node.ms] for node in nodes]
 
     def _inspect(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        from hwnas.runtimes.runtime import inspected
-        from hwnas.target import measuring_lock, usable_cores
-
         file = timed_file(asked, self.path(asked["file"]))
         runtime, repeats = self.runtime(file.target), min(max(asked["repeats"], 1), MOST_REPEATS)
         if file.target.device == "cpu":
@@ -427,8 +423,6 @@ class _Worker:
         return time_curve(file, reference, {**job, "label": "the file"}, runtime, self.folder, self.tell)
 
     def _measure(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        from hwnas.latency.harness import measure
-
         if not 0 < len(asked["networks"]) <= MOST_NETWORKS:
             raise ValueError(f"{len(asked['networks'])} networks at once")
         calls: dict[str, list[Call]] = {}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hwnas.runtimes.runtime import load_runtime
 from hwnas.target import Target
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ def bind_copies(file: TimedFile, copies: int, folder: Path, runtime: Runtime | N
 
     In the target's runtime here, unless another `runtime` is given.
     """
-    from hwnas.runtimes.runtime import load_runtime
-
     runtime = runtime or load_runtime(file.target.runtime)
     images = noise(file.target.batch, file.shape)
     return [compiled.bind(images) for compiled in compile_copies(file.path, file.target, copies, folder, runtime)]

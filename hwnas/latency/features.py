@@ -14,11 +14,18 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
+from hwnas.lazy import LazyModule
 from hwnas.space.blocks.block import KINDS, BlockSpec
+
+if TYPE_CHECKING:
+    import scipy.linalg
+    import scipy.optimize
+else:
+    scipy = LazyModule("scipy")
 
 _WIDTHS = (16, 32, 64)  # channels of a vector register or a matrix tile's row in fp32, bf16 and int8
 
@@ -235,15 +242,13 @@ class Costs:
     @classmethod
     def fit(cls, design: np.ndarray, measured_ms: np.ndarray, ridge: np.ndarray) -> Costs:
         """Fit `measured_ms` [n] as `design` [n, f] @ values, values >= 0, least relative squares with a small ridge."""
-        from scipy.optimize import nnls
-
         relative = design / measured_ms[:, None]
         weights = ridge * (np.sqrt((relative**2).mean(axis=0)) + 1e-9)
         # The normal equations give the same minimum as the rows themselves, at a tenth of the time.
         gram = relative.T @ relative + np.diag(weights**2)
         factor = np.linalg.cholesky(gram + 1e-12 * np.trace(gram) * np.eye(len(gram)))
         target = np.linalg.solve(factor, relative.sum(axis=0))
-        values, _ = nnls(factor.T, target, maxiter=50 * len(weights))
+        values, _ = scipy.optimize.nnls(factor.T, target, maxiter=50 * len(weights))
         active = values > 0
         inverse = np.zeros_like(gram)
         inverse[np.ix_(active, active)] = np.linalg.inv(gram[np.ix_(active, active)])
@@ -427,14 +432,12 @@ def centre_runs(runs: np.ndarray, fitted_runs: np.ndarray) -> np.ndarray:
 
 def tune_variances(parts: Sequence[np.ndarray], excess: np.ndarray, seed: int = 0) -> np.ndarray:
     """The parts' variances of largest marginal likelihood (on a sample of the networks where there are many)."""
-    from scipy.optimize import minimize
-
     if len(excess) > _MOST_TUNED:
         kept = np.sort(np.random.default_rng(seed).permutation(len(excess))[:_MOST_TUNED])
         parts, excess = [part[np.ix_(kept, kept)] for part in parts], excess[kept]
     start = np.log(START)
-    result = minimize(_loss, start, args=(parts, excess), jac=True, method="L-BFGS-B",
-                      bounds=[(low - 9, low + 6) for low in start], options={"maxiter": _ITERATIONS})
+    result = scipy.optimize.minimize(_loss, start, args=(parts, excess), jac=True, method="L-BFGS-B",
+                                     bounds=[(low - 9, low + 6) for low in start], options={"maxiter": _ITERATIONS})
     return np.asarray(np.exp(result.x))
 
 
@@ -458,10 +461,8 @@ def covariance(variances: np.ndarray, parts: Sequence[np.ndarray]) -> np.ndarray
 
 
 def _inverse(matrix: np.ndarray) -> tuple[np.ndarray, float]:
-    from scipy.linalg import cho_factor, cho_solve
-
-    factor = cho_factor(matrix, lower=True)
-    return np.asarray(cho_solve(factor, np.eye(len(matrix)))), 2 * float(np.log(np.diag(factor[0])).sum())
+    factor = scipy.linalg.cho_factor(matrix, lower=True)
+    return np.asarray(scipy.linalg.cho_solve(factor, np.eye(len(matrix)))), 2 * float(np.log(np.diag(factor[0])).sum())
 
 
 def fitted(groups: list[dict[str, Group]], positions: np.ndarray, runs: np.ndarray, parts: Sequence[np.ndarray],

@@ -32,7 +32,7 @@ from hwnas.latency.agent import CURVE, WAITING
 from hwnas.latency.copies import TimedFile
 from hwnas.latency.harness import Copies, Progress, Throughput
 from hwnas.latency.table import Measurement, Protocol
-from hwnas.runtimes.runtime import PACKAGES, Execution, NodeTime
+from hwnas.runtimes.runtime import PACKAGES, Execution, NodeTime, load_runtime
 from hwnas.system.documents import WRONG, check_shape
 from hwnas.system.frames import Frame, LinkLost, Silent, Untrusted, readable, receive, send, write_all
 from hwnas.system.paths import temporary_folder
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from hwnas.cli.progress import Console
 
 # What the agent needs of hwnas; a test runs it where there is nothing else.
-_PARTS = ("__init__.py", "errors.py", "face.py", "stats.py", "target.py", "cli/__init__.py", "cli/options.py",
-          "system/*.py", "space/__init__.py", "space/architecture.py", "space/blocks/*.py", "runtimes/*.py",
-          "networks/__init__.py", "networks/qdq.py", "networks/lowering.py", "networks/tflite.py",
+_PARTS = ("__init__.py", "errors.py", "face.py", "lazy.py", "stats.py", "target.py", "cli/__init__.py",
+          "cli/options.py", "system/*.py", "space/__init__.py", "space/architecture.py", "space/blocks/*.py",
+          "runtimes/*.py", "networks/__init__.py", "networks/qdq.py", "networks/lowering.py", "networks/tflite.py",
           "latency/__init__.py", "latency/agent.py", "latency/copies.py", "latency/curve.py", "latency/harness.py",
           "latency/table.py")
 _HERE_ONLY = ("runtimes/onnxruntime_gpu.py",)  # GPUs are timed on this machine only
@@ -472,8 +472,6 @@ class RemoteRuntime:
     def sent(self, path: Path, target: Target) -> SentFile:
         """The file to send: in the runtime's own format where it has one, made here, as that takes more than there is
         there."""
-        from hwnas.runtimes.runtime import load_runtime
-
         given, own = SentFile.of(path), load_runtime(self._name)
         write = getattr(own, "write", None)
         if write is None or path.suffix != ".onnx":

@@ -21,16 +21,21 @@ from hwnas.latency.copies import TimedFile, bind_copies, noise
 from hwnas.latency.harness import measure, undisturbed
 from hwnas.latency.table import Protocol
 from hwnas.latency.timing import image_shape, reference_file
+from hwnas.lazy import LazyModule
 from hwnas.networks.export import export_onnx, randomise
+from hwnas.networks.quantize import quantize_static, tuning_of
 from hwnas.runtimes.runtime import threads_of
 from hwnas.system.paths import temporary_folder
 from hwnas.target import Target, measuring_lock, usable_cores
 
 if TYPE_CHECKING:
-    from torch import nn
+
+    import torch.nn
 
     from hwnas.runtimes.runtime import Runtime
     from hwnas.space.architecture import Architecture
+else:
+    torch = LazyModule("torch")
 
 KIB, MIB = 1 << 10, 1 << 20
 L2_BYTES = MIB  # taken where the host does not say
@@ -134,8 +139,6 @@ def measured_peak(runtime: Runtime, target: Target, networks: Sequence[Dense] | 
 
 
 def _bind_dense(dense: Dense, runtime: Runtime, target: Target, folder: Path) -> Callable[[], None]:
-    from hwnas.networks.quantize import quantize_static, tuning_of
-
     shape = (dense.channels, dense.size, dense.size)
     path = folder / f"k{dense.kernel}c{dense.channels}s{dense.size}.onnx"
     export_onnx(randomise(_network(dense), 0), path, shape)
@@ -145,13 +148,12 @@ def _bind_dense(dense: Dense, runtime: Runtime, target: Target, folder: Path) ->
     return runtime.compile(path, target).bind(noise(target.batch, shape))
 
 
-def _network(dense: Dense) -> nn.Module:
-    from torch import nn
-
-    layers: list[nn.Module] = []
+def _network(dense: Dense) -> torch.nn.Module:
+    layers: list[torch.nn.Module] = []
     for _ in range(dense.layers):
-        layers += [nn.Conv2d(dense.channels, dense.channels, dense.kernel, padding=dense.kernel // 2), nn.ReLU()]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        layers.append(torch.nn.Conv2d(dense.channels, dense.channels, dense.kernel, padding=dense.kernel // 2))
+        layers.append(torch.nn.ReLU())
+    return torch.nn.Sequential(*layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
 
 
 def measured_bandwidths(threads: int = 1, *, memory_bytes: int | None = None, repeats: int | None = None,

@@ -21,7 +21,11 @@ from hwnas.latency.copies import TimedFile, bind_copies, noise
 from hwnas.latency.device import Device
 from hwnas.latency.harness import Copies, Progress, call_overhead_ms, measure
 from hwnas.latency.table import Measurement, Protocol
+from hwnas.lazy import LazyModule
+from hwnas.networks.build import build
 from hwnas.networks.export import export_onnx, randomise
+from hwnas.networks.quantize import quantize_static, tuning_of
+from hwnas.runtimes.runtime import NULL_KEY, load_runtime
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
 from hwnas.system.documents import read_json
@@ -33,9 +37,14 @@ from hwnas.target import Host, Target, usable_cores
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    import onnx
+    import torch
     from torch import nn
 
     from hwnas.runtimes.runtime import Compiled, Runtime
+else:
+    onnx = LazyModule("onnx")
+    torch = LazyModule("torch")
 
 
 _SPACE = "mnasnet_small"
@@ -131,8 +140,6 @@ class ThisMachine:
         return ThisMachine(on_gpu=True) if target.device == "cuda" else HERE
 
     def runtime(self, name: str) -> Runtime:
-        from hwnas.runtimes.runtime import load_runtime
-
         return load_runtime(name)
 
     def measure(self, candidates: Mapping[str, Copies], reference: Copies, protocol: Protocol, *, seed: int = 0,
@@ -183,10 +190,6 @@ def image_shape(architecture: Architecture) -> tuple[int, int, int]:
 
 def prepare_network(architecture: Architecture, target: Target, folder: Path) -> Path:
     """Build with weights seeded by the architecture, export, and quantise for int8; returns the file to time."""
-    import torch
-
-    from hwnas.networks.build import build
-
     torch.set_num_threads(1)
     return prepare_untrained(build(architecture), architecture.id, image_shape(architecture), target, folder)
 
@@ -202,8 +205,6 @@ def prepare_untrained(network: nn.Module, id: str, shape: tuple[int, int, int], 
     export_onnx(randomise(network.eval(), int(id, 16)), fp32, shape)
     if target.precision != "int8":
         return fp32
-    from hwnas.networks.quantize import quantize_static, tuning_of
-
     int8 = folder / f"{id}_int8.onnx"
     quantize_static(fp32, int8, None, tuned_for=tuning_of(target))
     fp32.unlink()
@@ -212,18 +213,12 @@ def prepare_untrained(network: nn.Module, id: str, shape: tuple[int, int, int], 
 
 def reference_file(target: Target, folder: Path, network: Architecture | None = None) -> Path:
     """The reference's exported file in `folder`, int8 for an int8 target."""
-    import torch
-
     threads = torch.get_num_threads()
     try:
         path = prepare_network(network or reference_network(), target, folder)
     finally:
         torch.set_num_threads(threads)
     if target.runtime == "null":
-        import onnx
-
-        from hwnas.runtimes.runtime import NULL_KEY
-
         proto = onnx.load(str(path))
         onnx.helper.set_model_props(proto, {NULL_KEY: str(_NULL_MS)})
         onnx.save(proto, str(path))
@@ -237,8 +232,6 @@ def prepare_alone(architecture: Architecture, target: Target, folder: Path) -> t
 
 def prepare_compiled(architecture: Architecture, target: Target, folder: Path) -> tuple[Path, Path | None]:
     """`prepare_network`, and the compiled network beside it where the runtime can keep one (else None)."""
-    from hwnas.runtimes.runtime import load_runtime
-
     path = prepare_network(architecture, target, folder)
     save = getattr(load_runtime(target.runtime), "save_compiled", None)
     return path, None if save is None else save(path, target)

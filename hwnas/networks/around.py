@@ -13,11 +13,9 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
-
 from hwnas.errors import ConfigError, DataError, SpaceError
-from hwnas.networks.build import activation_layers, build, original, settings_of
+from hwnas.lazy import LazyModule
+from hwnas.networks.build import build, original, settings_of
 from hwnas.networks.cuts import Cut, obvious
 from hwnas.networks.parts import single_blocks
 from hwnas.networks.weights import Pretrained, PretrainedOptions, find_pretrained
@@ -27,7 +25,15 @@ from hwnas.space.reading import ONE_PIXEL
 from hwnas.space.search_space import WHOLE
 
 if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    import hwnas.networks.modules as modules
     from hwnas.space.search_space import SearchSpace
+else:
+    modules = LazyModule("hwnas.networks.modules")
+    nn = LazyModule("torch.nn")
+    torch = LazyModule("torch")
 
 _KINDS = {"DepthwiseSeparableConv": "ds", "InvertedResidual": "ir", "EdgeResidual": "er", "ConvBnAct": "cn"}
 _SEPARABLE = ("ds", "dsa")
@@ -267,7 +273,8 @@ def _uncut(around: str, why: str) -> ConfigError:
 
 
 def _activation(around: str, act: object) -> str:
-    name = next((name for name, layer in zip(ACTIVATIONS, activation_layers(), strict=True) if isinstance(act, layer)),
+    layers = zip(ACTIVATIONS, modules.activation_layers(), strict=True)
+    name = next((name for name, layer in layers if isinstance(act, layer)),
                 None)
     if name is None:
         raise _uncut(around, f"its activation {type(act).__name__} is none of {', '.join(ACTIVATIONS)}")

@@ -7,12 +7,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hwnas.errors import ConfigError, HwnasError, StudyError, TaggedName, UnknownNetwork
+from hwnas.lazy import LazyModule
 from hwnas.networks.cuts import Cut, obvious
 from hwnas.networks.weights import Pretrained, import_timm
 from hwnas.system.documents import Document, load_yaml
 
 if TYPE_CHECKING:
+    import torch
+    import yaml
     from torch import nn
+else:
+    torch = LazyModule("torch")
+    yaml = LazyModule("yaml")
 
 DOCUMENT = Document("hwnas-baseline", 1, "a baseline", "Give a baseline.yaml of a search.")
 STEM_LIMIT = 64  # up to this image size a network made for 224 px loses too much in a stem of stride 2
@@ -76,8 +82,6 @@ class Baseline:
 
     def to_yaml(self) -> str:
         """Text of `baseline.yaml`."""
-        import yaml
-
         further = {"pad_type": self.pad_type, "pretrained": self.pretrained and self.pretrained.facts(),
                    "image_size": self.image_size, "cut": self.cut}
         return yaml.safe_dump({**DOCUMENT.header, "timm": self.name, "stem_stride": self.stem_stride,
@@ -153,7 +157,6 @@ def count_params(model: nn.Module) -> int:
 
 def count_macs(model: nn.Module, shape: tuple[int, int, int]) -> int:
     """Multiply-accumulates of one image [c, h, w], by torch's flop counter (convolutions and matrix products)."""
-    import torch
     from torch.utils.flop_counter import FlopCounterMode
 
     was_training = model.training

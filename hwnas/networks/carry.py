@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
-
+from hwnas.lazy import LazyModule
 from hwnas.networks.around import select_weights
 from hwnas.networks.build import build
 from hwnas.space.architecture import Architecture
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+else:
+    nn = LazyModule("torch.nn")
+    torch = LazyModule("torch")
 
 
 def cut_network(weights: Mapping[str, Tensor], whole: Architecture, part: Architecture) -> nn.Module:

@@ -13,9 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hwnas.errors import ConfigError
+from hwnas.lazy import LazyModule
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
+else:
+    torch = LazyModule("torch")
 
 _TEXT = re.compile(r"([1-9]{1,16})(?:h([1-9]\d{0,4}))?")
 _LEAST_STAGES = 5  # of a network whose last three can be left out
@@ -50,8 +54,6 @@ class Cut:
         A head behind other channels begins anew. A narrower one behind the same channels keeps those whose norm scales
         most.
         """
-        import torch
-
         network: Any = model
         sizes = stages(model)
         if not sizes or len(self.blocks) > len(sizes) or any(map(int.__gt__, self.blocks, sizes)) \
@@ -111,8 +113,6 @@ def _head(network: Any) -> int | None:
 
 def _channels(network: Any) -> int:
     """The channels that the blocks hand on."""
-    import torch
-
     was_training, conv = network.training, network.conv_stem
     with torch.no_grad():
         network.eval()
@@ -123,8 +123,6 @@ def _channels(network: Any) -> int:
 
 def _set_head(network: Any, channels: int, width: int) -> None:
     """Give the network a head of `width` behind `channels`, and a classifier behind it."""
-    import torch
-
     old = network.conv_head
     new = torch.nn.Conv2d(channels, width, 1, bias=old.bias is not None)
     norm = next((module for module in (getattr(network, name, None) for name in ("bn2", "norm_head"))
@@ -149,8 +147,6 @@ def _set_head(network: Any, channels: int, width: int) -> None:
 
 def _narrow(norm: Any, rows: Sequence[int]) -> None:
     """Leave a norm the channels `rows`."""
-    import torch
-
     norm.num_features = len(rows)
     for name in ("weight", "bias"):
         setattr(norm, name, torch.nn.Parameter(getattr(norm, name).detach()[rows]))
@@ -159,6 +155,4 @@ def _narrow(norm: Any, rows: Sequence[int]) -> None:
 
 
 def _linear(old: Any, width: int) -> nn.Module:
-    import torch
-
     return torch.nn.Linear(width, old.out_features, bias=old.bias is not None)

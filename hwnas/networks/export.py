@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hwnas.errors import ExportError
+from hwnas.lazy import LazyModule
 from hwnas.networks.network import check_tensors
 from hwnas.networks.qdq import Graph
 from hwnas.networks.quantize import calibration_images
@@ -22,11 +23,23 @@ from hwnas.system.libraries import declare_missing, import_onnxruntime
 from hwnas.system.paths import write_atomic
 
 if TYPE_CHECKING:
+    import onnx
+    import onnx.helper
+    import onnx.numpy_helper
+    import onnx.reference
+    import safetensors
+    import timm.layers.padding
+    import torch
     from numpy.typing import NDArray
     from onnx import ModelProto, NodeProto
     from torch import nn
 
     from hwnas.data.dataset import Dataset
+else:
+    onnx = LazyModule("onnx")
+    safetensors = LazyModule("safetensors")
+    timm = LazyModule("timm")
+    torch = LazyModule("torch")
 
 
 OPSET = 17
@@ -58,8 +71,6 @@ def export_onnx(model: nn.Module, path: str | os.PathLike[str], image_shape: tup
     The batch axis is dynamic. Node names keep torch's module path, which `block_of_node` reads. The model's mode
     is left as it was. ExportError when torch or the ONNX checker refuses; UserError when the file cannot be written.
     """
-    import onnx
-
     proto = onnx.load_from_string(_trace(model, image_shape))
     _drop_identities(proto)
     _fold_pads(proto)
@@ -77,8 +88,6 @@ def export_onnx(model: nn.Module, path: str | os.PathLike[str], image_shape: tup
 
 
 def _trace(model: nn.Module, image_shape: tuple[int, int, int]) -> bytes:
-    import torch
-
     modes = {module: module.training for module in model.modules()}
     buffer: Any = io.BytesIO()  # accepted by the TorchScript exporter, though not by its annotation
     try:
@@ -102,21 +111,17 @@ def _fixed_padding() -> Iterator[None]:
     """Inside, TensorFlow's "same" padding in timm's layers is traced as numbers, those of the image size, and not as
     arithmetic on the shapes of maps, which no runtime folds."""
     declare_missing()
-    from timm.layers import padding
-
-    before = padding.get_same_padding
-    padding.get_same_padding = lambda size, *rest: before(int(size), *rest)
+    before = timm.layers.padding.get_same_padding
+    timm.layers.padding.get_same_padding = lambda size, *rest: before(int(size), *rest)
     try:
         yield
     finally:
-        padding.get_same_padding = before
+        timm.layers.padding.get_same_padding = before
 
 
 def _fold_pads(proto: ModelProto) -> None:
     """Make every Pad with a fixed value and fixed amounts a part of the convolutions or poolings that alone read it:
     fewer operators, and int8 passes through (a maximum's padding of -inf has no range). Others stay."""
-    from onnx import helper
-
     graph = Graph(proto)
     for node in [node for node in proto.graph.node if node.op_type == "Pad"]:
         readers = graph.consumers.get(node.output[0], [])
@@ -133,7 +138,7 @@ def _fold_pads(proto: ModelProto) -> None:
             pads = np.array([*begin[2:], *end[2:]]) + (np.array(old.ints) if old else 0)
             if old is not None:
                 reader.attribute.remove(old)
-            reader.attribute.append(helper.make_attribute("pads", pads.tolist()))
+            reader.attribute.append(onnx.helper.make_attribute("pads", pads.tolist()))
             reader.input[0] = node.input[0]
     _drop_unread(proto)
 
@@ -150,11 +155,8 @@ def _pads_with(node: NodeProto, value: float) -> bool:
 
 def _evaluate(graph: Graph, name: str) -> NDArray[Any] | None:
     """The value of a tensor that constants alone decide; None where images or their shapes do."""
-    from onnx import numpy_helper
-    from onnx.reference import ReferenceEvaluator
-
     if name in graph.weights:
-        return numpy_helper.to_array(graph.weights[name])
+        return onnx.numpy_helper.to_array(graph.weights[name])
     node = graph.producer.get(name)
     if node is None:
         return None
@@ -163,14 +165,12 @@ def _evaluate(graph: Graph, name: str) -> NDArray[Any] | None:
         feeds[each] = _evaluate(graph, each)
         if feeds[each] is None:
             return None
-    results: Any = ReferenceEvaluator(node).run(None, feeds)
+    results: Any = onnx.reference.ReferenceEvaluator(node).run(None, feeds)
     return np.asarray(results[list(node.output).index(name)])
 
 
 def _fold_norms(proto: ModelProto) -> None:
     """Fold each batch norm behind a concatenation of convolutions (MixNet's) into these. Torch folds the others."""
-    from onnx import numpy_helper
-
     graph = Graph(proto)
     for norm in [node for node in proto.graph.node if node.op_type == "BatchNormalization"]:
         joined = graph.producer.get(norm.input[0])
@@ -179,19 +179,20 @@ def _fold_norms(proto: ModelProto) -> None:
                 part is not None and part.op_type == "Conv" and len(graph.consumers[part.output[0]]) == 1
                 for part in parts):
             continue
-        scale, bias, mean, variance = (numpy_helper.to_array(graph.weights[name]) for name in norm.input[1:5])
+        scale, bias, mean, variance = (onnx.numpy_helper.to_array(graph.weights[name]) for name in norm.input[1:5])
         epsilon = next((each.f for each in norm.attribute if each.name == "epsilon"), 1e-5)
         factor, first = scale / np.sqrt(variance + epsilon), 0
         for part in filter(None, parts):
-            weight = numpy_helper.to_array(graph.weights[part.input[1]])
+            weight = onnx.numpy_helper.to_array(graph.weights[part.input[1]])
             own = slice(first, first + len(weight))
             first += len(weight)
-            given = numpy_helper.to_array(graph.weights[part.input[2]]) if len(part.input) > 2 else 0.0
+            given = onnx.numpy_helper.to_array(graph.weights[part.input[2]]) if len(part.input) > 2 else 0.0
             arrays = (weight * factor[own, None, None, None], (given - mean[own]) * factor[own] + bias[own])
             del part.input[1:]
             for kind, array in zip(("weight", "bias"), arrays, strict=True):
                 part.input.append(f"{part.output[0]}_{kind}")
-                proto.graph.initializer.append(numpy_helper.from_array(np.asarray(array, np.float32), part.input[-1]))
+                folded = onnx.numpy_helper.from_array(np.asarray(array, np.float32), part.input[-1])
+                proto.graph.initializer.append(folded)
         for reader in graph.consumers.get(norm.output[0], []):
             reader.input[:] = [joined.output[0] if name == norm.output[0] else name for name in reader.input]
     _drop_unread(proto)
@@ -252,8 +253,6 @@ def check_parity(model: nn.Module, onnx_path: str | os.PathLike[str], images: ND
 
 
 def _torch_logits(model: nn.Module, images: NDArray[np.float32]) -> NDArray[np.float32]:
-    import torch
-
     modes = {module: module.training for module in model.modules()}
     device = next(model.parameters()).device
     try:
@@ -301,8 +300,6 @@ def randomise(model: nn.Module, seed: int) -> nn.Module:
     Fresh networks have zero biases (and zero gains in some residual branches). Runtimes optimise these away, so that
     another network would be timed.
     """
-    import torch
-
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for module in model.modules():
@@ -328,12 +325,10 @@ RECIPE_KEY = "hwnas_recipe"
 
 def stored_fingerprint(weights: Path) -> str | None:
     """The fingerprint in the header of a `weights.safetensors`; None when the file is missing or torn."""
-    from safetensors import SafetensorError, safe_open
-
     try:
-        with safe_open(check_tensors(weights), framework="np") as file:
+        with safetensors.safe_open(check_tensors(weights), framework="np") as file:
             return (file.metadata() or {}).get(RECIPE_KEY)
-    except (OSError, SafetensorError):
+    except (OSError, safetensors.SafetensorError):
         return None
 
 

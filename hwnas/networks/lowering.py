@@ -19,12 +19,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hwnas.errors import FileError
+from hwnas.lazy import LazyModule
 from hwnas.networks.qdq import Graph
 from hwnas.networks.tflite import Levels, TfliteFile, schema
 
 if TYPE_CHECKING:
+    import onnx
+    import onnx.numpy_helper
+    import onnx.reference
     from numpy.typing import NDArray
     from onnx import ModelProto, NodeProto
+else:
+    onnx = LazyModule("onnx")
 
 Attributes = Mapping[str, Any]
 Order = tuple[int, ...]
@@ -79,8 +85,6 @@ def write_tflite(onnx_path: str | os.PathLike[str], batch: int = 1) -> bytes:
     It takes float32 [batch, h, w, c] and gives float32 logits. Its metadata are those of the ONNX file, with the
     SHA-256 of that file as `onnx_sha256`. FileError names the operators, and the nodes, that cannot be written.
     """
-    import onnx
-
     try:
         content = Path(onnx_path).read_bytes()
         proto = onnx.load_model_from_string(content)
@@ -113,8 +117,6 @@ def _fixed(proto: ModelProto, batch: int) -> ModelProto:
 
 
 def _inferred(proto: ModelProto) -> ModelProto:
-    import onnx
-
     for value in proto.graph.output:
         value.type.tensor_type.ClearField("shape")
     del proto.graph.value_info[:]
@@ -123,9 +125,6 @@ def _inferred(proto: ModelProto) -> ModelProto:
 
 def _without_constants(proto: ModelProto) -> ModelProto:
     """The network, in place, with every node that no image decides replaced by its result, shapes of maps included."""
-    from onnx import numpy_helper
-    from onnx.reference import ReferenceEvaluator
-
     known = {weight.name: weight for weight in proto.graph.initializer}
     shapes = _shapes(proto)
     kept = []
@@ -136,10 +135,10 @@ def _without_constants(proto: ModelProto) -> ModelProto:
             kept.append(node)
             continue
         else:
-            feeds = {name: numpy_helper.to_array(known[name]) for name in node.input if name}
-            results = list(ReferenceEvaluator(node).run(None, feeds))
+            feeds = {name: onnx.numpy_helper.to_array(known[name]) for name in node.input if name}
+            results = list(onnx.reference.ReferenceEvaluator(node).run(None, feeds))
         for name, result in zip(node.output, results, strict=True):
-            known[name] = numpy_helper.from_array(np.asarray(result), name)
+            known[name] = onnx.numpy_helper.from_array(np.asarray(result), name)
             proto.graph.initializer.append(known[name])
     del proto.graph.node[:]
     proto.graph.node.extend(kept)
@@ -172,12 +171,10 @@ class _Lowering:
     """One pass over the nodes, in their order, which ONNX guarantees to be one of execution."""
 
     def __init__(self, proto: ModelProto) -> None:
-        from onnx import numpy_helper
-
         self.graph = Graph(proto)
         self.nodes = list(proto.graph.node)
         self.made = TfliteFile()
-        self.weights = {name: Weight(numpy_helper.to_array(tensor)) for name, tensor in self.graph.weights.items()}
+        self.weights = {name: Weight(onnx.numpy_helper.to_array(tensor)) for name, tensor in self.graph.weights.items()}
         self.values: dict[str, Value] = {}
         self.done: set[str] = set()  # results of nodes that were written with an earlier one
         self.shapes = _shapes(proto)
@@ -337,8 +334,6 @@ class _Lowering:
 
 
 def _attributes(node: NodeProto) -> Attributes:
-    import onnx
-
     return {entry.name: onnx.helper.get_attribute_value(entry) for entry in node.attribute}
 
 

@@ -9,7 +9,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hwnas.errors import StudyError
+from hwnas.lazy import LazyModule
+from hwnas.networks.around import begin
 from hwnas.networks.baselines import Baseline, build_timm
+from hwnas.networks.build import build
 from hwnas.networks.weights import Pretrained
 from hwnas.networks.weights import check_tensors as check_tensors
 from hwnas.networks.weights import load_weights as load_weights
@@ -18,10 +21,13 @@ from hwnas.system.documents import load_yaml, yaml_text
 from hwnas.system.run_folder import ModelFolder
 
 if TYPE_CHECKING:
+    import yaml
     from torch import nn
 
     from hwnas.data.dataset import Dataset
     from hwnas.space.blocks.block import BlockSpec
+else:
+    yaml = LazyModule("yaml")
 
 
 PRETRAINED = "pretrained"  # key of a description and of an ONNX file's metadata
@@ -152,22 +158,16 @@ class FoundNetwork(Network):
 
     def build(self) -> nn.Module:
         """By timm's EfficientNet or the macro network."""
-        from hwnas.networks.build import build
-
         return build(self.architecture)
 
     def start(self) -> nn.Module:
         """With what it keeps of the weights of the network that it is cut from, if it has some."""
         if self.pretrained is None:
             return self.build()
-        from hwnas.networks.around import begin
-
         return begin(self.architecture, self.pretrained)
 
     def describe(self) -> str:
         """Text of `architecture.yaml`."""
-        import yaml
-
         if self.pretrained is None:
             return self.architecture.to_yaml()
         return self.architecture.to_yaml() + yaml.safe_dump({PRETRAINED: self.pretrained.facts()}, sort_keys=False)

@@ -16,12 +16,21 @@ from numpy.typing import NDArray
 
 from hwnas.data.dataset import Preparation, is_padded, normalise
 from hwnas.errors import ModelError
+from hwnas.lazy import LazyModule
 from hwnas.networks.export import BATCH_AXIS, INPUT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import onnx
+    import onnx.helper
+    import onnx.numpy_helper
+    import torch
+    import torch.nn.functional
     from onnx import ModelProto
+else:
+    onnx = LazyModule("onnx")
+    torch = LazyModule("torch")
 
 _HERE = "prepare"  # begins the names of nodes and values
 _WHOLE, _STEP = 1 << 22, 1 << 11  # Pillow computes in parts of the first, the second is its root
@@ -36,12 +45,10 @@ def take_pixels(proto: ModelProto, preparation: Preparation, mean: Sequence[floa
     (see `Preparation`) have the one size that they were given in. The pixels are those of `hwnas.data.decoding.decode`
     and `hwnas.data.dataset.resize`, to the last level. ModelError for a graph of another input.
     """
-    from onnx import TensorProto, helper
-
     graph = _Graph(proto)
     first = preparation.sizes[0]
     given = image_size if preparation.pictures else first
-    pixels = graph.add("Cast", graph.add("Transpose", INPUT, perm=[0, 3, 1, 2]), to=TensorProto.FLOAT)
+    pixels = graph.add("Cast", graph.add("Transpose", INPUT, perm=[0, 3, 1, 2]), to=onnx.TensorProto.FLOAT)
     if given != first:
         height, width = graph.sides() if given is None else (None, None)
         pixels = graph.resized(pixels, graph.shares(width, height, given, first), False)  # columns first, as Pillow
@@ -51,7 +58,7 @@ def take_pixels(proto: ModelProto, preparation: Preparation, mean: Sequence[floa
     levels = np.repeat(np.arange(256, dtype=np.uint8)[:, None], preparation.channels, 1)
     graph.finish(graph.looked_up(pixels, normalise(levels[:, :, None, None], mean, std)[:, :, 0, 0]))
     shape: list[int | str] = [BATCH_AXIS, given or "height", given or "width", preparation.channels]
-    proto.graph.input[0].CopyFrom(helper.make_tensor_value_info(INPUT, TensorProto.UINT8, shape))
+    proto.graph.input[0].CopyFrom(onnx.helper.make_tensor_value_info(INPUT, onnx.TensorProto.UINT8, shape))
     return shape
 
 
@@ -66,11 +73,9 @@ def _shares(before: int, after: int) -> NDArray[np.int64]:
 
 def _torch_shares(before: int, after: int) -> NDArray[np.float32]:
     """The shares [before, after] that torch gives each pixel of a line in each new one, to its own last bit."""
-    import torch
-    from torch.nn.functional import interpolate
-
     lines = torch.eye(before)[None, None]
-    return np.asarray(interpolate(lines, (before, after), mode="bilinear", antialias=True)[0, 0].numpy())
+    resized = torch.nn.functional.interpolate(lines, (before, after), mode="bilinear", antialias=True)
+    return np.asarray(resized[0, 0].numpy())
 
 
 class _Graph:
@@ -89,19 +94,15 @@ class _Graph:
 
     def add(self, kind: str, *inputs: str, **attributes: Any) -> str:
         """The output of a new node."""
-        from onnx import helper
-
         name = self._name()
-        self._nodes.append(helper.make_node(kind, list(inputs), [name], name=name, **attributes))
+        self._nodes.append(onnx.helper.make_node(kind, list(inputs), [name], name=name, **attributes))
         return name
 
     def constant(self, value: Any) -> str:
         """The name of a value that is stored; numbers become float32."""
-        from onnx import numpy_helper
-
         array, name = np.asarray(value), self._name()
         array = array.astype(np.float32) if array.dtype == np.float64 else array
-        self._proto.graph.initializer.append(numpy_helper.from_array(array, name))
+        self._proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
         return name
 
     def sides(self) -> tuple[str, str]:
@@ -116,12 +117,10 @@ class _Graph:
         if length is None or other is None:
             steps, rest = (each.astype(np.float32) for each in np.divmod(_shares(int(given or after), after), _STEP))
             return self.constant(steps), self.constant(rest)
-        from onnx import TensorProto
-
-        side, across = (self.add("Cast", name, to=TensorProto.FLOAT) for name in (length, other))
+        side, across = (self.add("Cast", name, to=onnx.TensorProto.FLOAT) for name in (length, other))
         square = self.add("Min", side, across)
         zero, step = (self.constant(np.array(number)) for number in (0, 1))
-        places = self.add("Cast", self.add("Range", zero, self.add("Squeeze", length), step), to=TensorProto.FLOAT)
+        places = self.add("Cast", self.add("Range", zero, self.add("Squeeze", length), step), to=onnx.TensorProto.FLOAT)
         outside = self.add("Sub", side, square)  # twice what is cut off at the beginning
         at = self.times(self.add("Sub", self.add("Add", self.times(places, 2.0), self.constant([1.0])), outside), after)
         middles = self.add("Mul", self.constant((2.0 * np.arange(after) + 1)[:, None]), square)
@@ -185,10 +184,8 @@ class _Graph:
 
     def looked_up(self, pixels: str, table: NDArray[np.float32]) -> str:
         """What each level of each channel becomes, by `table` [256, channels]: to the last bit, as in training."""
-        from onnx import TensorProto
-
         begins = self.constant((256 * np.arange(table.shape[1], dtype=np.int32))[:, None, None])
-        places = self.add("Add", self.add("Cast", pixels, to=TensorProto.INT32), begins)
+        places = self.add("Add", self.add("Cast", pixels, to=onnx.TensorProto.INT32), begins)
         return self.add("Gather", self.constant(table.T.reshape(-1).copy()), places)
 
     def finish(self, prepared: str) -> None:

@@ -14,10 +14,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hwnas.errors import QuantizeError
+from hwnas.lazy import LazyModule
 
 if TYPE_CHECKING:
+    import onnx.helper
+    import onnx.numpy_helper
     from numpy.typing import NDArray
     from onnx import ModelProto, NodeProto, TensorProto
+else:
+    onnx = LazyModule("onnx")
 
 Range = tuple[float, float]
 
@@ -134,14 +139,12 @@ class Graph:
         return node.op_type in ("Mul", "Add") and all(self.non_negative(name) for name in node.input)
 
     def _constant(self, name: str) -> float:
-        from onnx import numpy_helper
-
         if name in self.weights:
-            return float(numpy_helper.to_array(self.weights[name]))
+            return float(onnx.numpy_helper.to_array(self.weights[name]))
         node = self.producer.get(name)
         if node is None or node.op_type != "Constant":
             return -1.0
-        return float(numpy_helper.to_array(node.attribute[0].t))
+        return float(onnx.numpy_helper.to_array(node.attribute[0].t))
 
 
 def quantised_nodes(graph: Graph, kept: Collection[str] = ()) -> list[NodeProto]:
@@ -237,8 +240,6 @@ def insert_pairs(graph: Graph, ranges: Mapping[str, Range], *, kept: Collection[
     activations are int8 with zero point 0, and biases stay in fp32. The structure depends on the names in `ranges` and
     on which tensors can be negative, never on the values.
     """
-    from onnx import numpy_helper
-
     scaled = symmetric_scale_of if symmetric else scale_of
     inserter = _Inserter(graph, {name: scaled(low, high) for name, (low, high) in ranges.items()}, per_channel,
                          64 if narrow else 127, symmetric)
@@ -260,7 +261,7 @@ def insert_pairs(graph: Graph, ranges: Mapping[str, Range], *, kept: Collection[
                 nodes += inserter.pair(name, node.output[index], name if name in results else "")
     used = {name for node in nodes for name in node.input}
     kept = [weight for weight in graph.proto.graph.initializer if weight.name in used]
-    kept += [numpy_helper.from_array(array, name) for name, array in inserter.constants.items()]
+    kept += [onnx.numpy_helper.from_array(array, name) for name, array in inserter.constants.items()]
     del graph.proto.graph.node[:], graph.proto.graph.initializer[:]
     graph.proto.graph.node.extend(nodes)
     graph.proto.graph.initializer.extend(kept)
@@ -278,25 +279,21 @@ class _Inserter:
 
     def pair(self, name: str, read: str = "", written: str = "") -> Iterator[NodeProto]:
         """Quantise and dequantise the activation `name`, or what is `read` in its place; `written` is the result."""
-        from onnx import helper
-
         scale, zero_point = self.scales[name]
         parameters = [self._add(f"{name}_scale", np.float32(scale)),
                       self._add(f"{name}_zero", (np.int8 if self.symmetric else np.uint8)(zero_point))]
-        yield helper.make_node("QuantizeLinear", [read or name, *parameters], [f"{name}_quantised"],
-                               name=f"{name}_QuantizeLinear")
-        yield helper.make_node("DequantizeLinear", [f"{name}_quantised", *parameters],
-                               [written or f"{name}_dequantised"], name=f"{name}_DequantizeLinear")
+        yield onnx.helper.make_node("QuantizeLinear", [read or name, *parameters], [f"{name}_quantised"],
+                                    name=f"{name}_QuantizeLinear")
+        yield onnx.helper.make_node("DequantizeLinear", [f"{name}_quantised", *parameters],
+                                    [written or f"{name}_dequantised"], name=f"{name}_DequantizeLinear")
 
     def weights(self, node: NodeProto) -> Iterator[NodeProto]:
         """Quantise weights and bias of `node`; the bias has the product of input and weight scale, as int32 sums do."""
-        from onnx import numpy_helper
-
-        weight = numpy_helper.to_array(self.graph.weights[node.input[1]])
+        weight = onnx.numpy_helper.to_array(self.graph.weights[node.input[1]])
         input_scale = self.scales[node.input[0]][0]
         bias = None
         if len(node.input) > 2 and node.input[2] in self.graph.weights and not self.symmetric:
-            bias = numpy_helper.to_array(self.graph.weights[node.input[2]])
+            bias = onnx.numpy_helper.to_array(self.graph.weights[node.input[2]])
         scale = np.abs(weight).reshape(len(weight), -1).max(1) / self.largest
         if bias is not None:  # a near-dead channel must not push its bias out of int32
             scale = np.maximum(scale, np.abs(bias) / (input_scale * 2**30))
@@ -312,14 +309,12 @@ class _Inserter:
 
     def _constant_pair(self, node: NodeProto, index: int, role: str, values: NDArray[np.generic],
                        scale: NDArray[np.float32]) -> NodeProto:
-        from onnx import helper
-
         stem = f"{node.name}/{role}"
         inputs = [self._add(f"{stem}_quantised", values), self._add(f"{stem}_scale", scale),
                   self._add(f"{stem}_zero", np.zeros(scale.shape, values.dtype))]
         node.input[index] = f"{stem}_dequantised"
-        return helper.make_node("DequantizeLinear", inputs, [f"{stem}_dequantised"], name=f"{stem}_DequantizeLinear",
-                                axis=0)
+        return onnx.helper.make_node("DequantizeLinear", inputs, [f"{stem}_dequantised"],
+                                     name=f"{stem}_DequantizeLinear", axis=0)
 
     def _add(self, name: str, value: NDArray[np.generic] | np.generic) -> str:
         self.constants[name] = np.asarray(value)

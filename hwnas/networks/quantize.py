@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 import numpy as np
 
 from hwnas.errors import QuantizeError
+from hwnas.lazy import LazyModule
 from hwnas.networks.qdq import (
     Graph,
     Range,
@@ -26,10 +27,16 @@ from hwnas.system.paths import write_atomic
 from hwnas.target import Target
 
 if TYPE_CHECKING:
+    import onnx
+    import onnx.numpy_helper
+    import scipy.special
     from numpy.typing import NDArray
     from onnx import ModelProto, NodeProto
 
     from hwnas.data.dataset import Dataset
+else:
+    onnx = LazyModule("onnx")
+    scipy = LazyModule("scipy")
 
 
 _BIAS_BATCH = 32
@@ -96,15 +103,13 @@ def _means(proto: ModelProto, outputs: list[str], images: NDArray[np.float32], t
 
 def _add_to_bias(proto: ModelProto, node: NodeProto, shift: NDArray[np.float64]) -> None:
     """Give a node a corrected bias of its own, because equal biases share one tensor. A bias that is computed stays."""
-    from onnx import numpy_helper
-
     weights = {weight.name: weight for weight in proto.graph.initializer}
     if len(node.input) > 2:
         if node.input[2] not in weights:
             return
-        shift = shift + numpy_helper.to_array(weights[node.input[2]])
+        shift = shift + onnx.numpy_helper.to_array(weights[node.input[2]])
     name = f"{node.name}/bias_corrected"
-    proto.graph.initializer.append(numpy_helper.from_array(shift.astype(np.float32), name))
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(shift.astype(np.float32), name))
     del node.input[2:]
     node.input.append(name)
 
@@ -253,10 +258,8 @@ def _agreement(wanted: NDArray[np.float64], got: NDArray[np.float64]) -> tuple[f
 
     A plain count of equal answers would weigh a coin toss like a certainty, and so prefer ranges that spoil one class.
     """
-    from scipy.special import softmax
-
     rows, should, answers = np.arange(len(wanted)), wanted.argmax(1), got.argmax(1)
-    probabilities = softmax(wanted, axis=1)
+    probabilities = scipy.special.softmax(wanted, axis=1)
     lost = probabilities[rows, should] - probabilities[rows, answers]
     return float((should == answers).mean()), float(lost.mean())
 
@@ -279,8 +282,6 @@ def quantise_graph(proto: ModelProto, ranges: Mapping[str, Range], *, note: str,
     `ranges`: of every activation that could get a pair. `note`: where they come from, for the metadata. QuantizeError
     when the result is not valid ONNX.
     """
-    import onnx
-
     graph = Graph(proto)
     paired = {name: ranges[name] for name in quantised_tensors(graph, tuned_for, kept)}
     if tuned_for == "litert":
@@ -302,7 +303,6 @@ def load_fp32(path: str | os.PathLike[str], label: str = "") -> ModelProto:
 
     Errors call it `label`, or by its path.
     """
-    import onnx
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
     label = label or os.fspath(path)
@@ -368,8 +368,6 @@ def _entropy_end(values: NDArray[np.float32], levels: int) -> float:
 
     Migacz, 8-bit inference with TensorRT (GTC 2017). ONNX Runtime's own search takes a second a tensor.
     """
-    from scipy.special import rel_entr
-
     sizes = np.abs(values[values != 0])  # zeros lose nothing, wherever it is cut
     if not sizes.size:
         return float("inf")
@@ -385,7 +383,7 @@ def _entropy_end(values: NDArray[np.float32], levels: int) -> float:
         widths = np.diff(np.append(starts, end))
         coarse = np.repeat(np.add.reduceat(kept, starts) / filled, widths) * (kept > 0)
         coarse = np.maximum(coarse, 1e-4)  # an empty bin that the cut filled is dear, not infinitely so
-        losses.append(float(rel_entr(clipped / clipped.sum(), coarse / coarse.sum()).sum()))
+        losses.append(float(scipy.special.rel_entr(clipped / clipped.sum(), coarse / coarse.sum()).sum()))
     return float(edges[ends[int(np.argmin(losses))]])
 
 
@@ -428,7 +426,6 @@ def activation_ranges(proto: ModelProto, images: NDArray[np.float32], methods: S
 
 def session_of(proto: ModelProto, tensors: list[str], threads: int) -> tuple[Any, str]:
     """ONNX Runtime over a copy of the network whose outputs are `tensors`."""
-    import onnx
     ort = import_onnxruntime()
 
     watched = onnx.ModelProto()

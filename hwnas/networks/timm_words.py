@@ -16,12 +16,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hwnas.errors import ConfigError
+from hwnas.lazy import LazyModule
 from hwnas.networks.network import Network, TimmNetwork
 from hwnas.networks.weights import import_timm
 from hwnas.system.paths import write_atomic
 
 if TYPE_CHECKING:
+    import safetensors.torch
+    import timm.layers
+    import timm.models.efficientnet
+    import timm.models.mobilenetv3
+    import torch
     from torch import Tensor, nn
+else:
+    safetensors = LazyModule("safetensors")
+    timm = LazyModule("timm")
+    torch = LazyModule("torch")
 
 _ANY = "mobilenetv5_base"  # the entry point that takes any blocks
 _ACTIVATIONS = ("relu", "relu6", "silu", "hard_swish", "gelu")
@@ -46,16 +56,14 @@ class Words:
 
     def write(self, folder: Path, facts: Mapping[str, Any]) -> None:
         """config.json and model.safetensors; `facts` are those of `pretrained_cfg`."""
-        from safetensors.torch import save
-
         known = {key: self.about[key] for key in ("first_conv", "classifier", "fixed_input_size") if key in self.about}
         cfg = {**facts, **known, "crop_pct": 1.0, "crop_mode": "center", "interpolation": "bilinear",
                "custom_load": False}
         config = {"architecture": self.architecture, "num_classes": facts["num_classes"], "pretrained_cfg": cfg,
                   "model_args": dict(self.arguments)}
         write_atomic(folder / "config.json", json.dumps(config, indent=1, ensure_ascii=False) + "\n")
-        write_atomic(folder / "model.safetensors", save({name: each.contiguous() for name, each in
-                                                         self.tensors.items()}))
+        write_atomic(folder / "model.safetensors", safetensors.torch.save({name: each.contiguous() for name, each in
+                                                                           self.tensors.items()}))
 
 
 def write_timm(folder: Path, model: nn.Module, network: Network, facts: Mapping[str, Any]) -> Words:
@@ -94,8 +102,6 @@ def _named(model: nn.Module, network: Network) -> Words:
 
 def _difference(folder: Path, model: nn.Module, image: Sequence[int]) -> str:
     """Why the network that timm loads from a folder is another one; empty where it is not."""
-    import torch
-
     try:
         theirs = import_timm().create_model(f"local-dir:{folder}", pretrained=True).eval()
         with torch.inference_mode():
@@ -110,11 +116,7 @@ def _difference(folder: Path, model: nn.Module, image: Sequence[int]) -> str:
 
 def _as_blocks(model: Any, network: Network) -> Words:
     """An EfficientNet or MobileNetV3 of timm, with whatever blocks, as MobileNetV5; Unsaid where that has no word."""
-    import torch
-    from timm.models.efficientnet import EfficientNet
-    from timm.models.mobilenetv3 import MobileNetV3
-
-    if not isinstance(model, EfficientNet | MobileNetV3):
+    if not isinstance(model, timm.models.efficientnet.EfficientNet | timm.models.mobilenetv3.MobileNetV3):
         raise Unsaid(f"{type(model).__name__} is not made of timm's EfficientNet blocks")
     stem = model.conv_stem
     if stem.stride != (2, 2) or stem.kernel_size != (3, 3):
@@ -125,7 +127,7 @@ def _as_blocks(model: Any, network: Network) -> Words:
     tensors = _tensors(model, ("conv_stem", "bn1", "blocks"))
     tensors = {name.replace("conv_stem.", "conv_stem.conv.").replace("bn1.", "conv_stem.bn.")
                if not name.startswith("blocks.") else name: tensor for name, tensor in tensors.items()}
-    if isinstance(model, MobileNetV3):
+    if isinstance(model, timm.models.mobilenetv3.MobileNetV3):
         head = _tensors(model, ("conv_head", "norm_head", "classifier"))
         head |= _norm(head.pop("conv_head.bias", None), model.conv_head.out_channels) if model.norm_head.__class__ is \
             torch.nn.Identity else {}
@@ -150,13 +152,11 @@ def _as_blocks(model: Any, network: Network) -> Words:
         "pad_type": "same" if any(type(module).__name__ == "Conv2dSame" for module in model.modules()) else "",
         "layer_scale_init_value": 1e-5 if scaled else None}, {**tensors, **head},
         {"first_conv": "conv_stem.conv", "classifier": "classifier"},
-        split=isinstance(model, EfficientNet))
+        split=isinstance(model, timm.models.efficientnet.EfficientNet))
 
 
 def _tensors(model: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
     """Tensors of the modules `names`, with variances that give the same where every norm has timm's usual epsilon."""
-    import torch
-
     tensors = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()
                if name.partition(".")[0] in names}
     for name, module in model.named_modules():
@@ -167,8 +167,6 @@ def _tensors(model: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
 
 def _norm(bias: Tensor | None, width: int, weight: float = 1.0) -> dict[str, Tensor]:
     """The head's norm that multiplies by `weight` and adds `bias`."""
-    import torch
-
     return {"norm_head.weight": torch.full((width,), weight), "norm_head.running_mean": torch.zeros(width),
             "norm_head.bias": torch.zeros(width) if bias is None else bias,
             "norm_head.running_var": torch.full((width,), 1 - _EPSILON),
@@ -180,8 +178,6 @@ def _linear_head(linear: nn.Linear, far: float) -> tuple[dict[str, Tensor], int]
 
     Every activation here has act(x) - act(-x) = x, relu6 near zero.
     """
-    import torch
-
     weight, n = linear.weight.detach(), linear.out_features
     bias = torch.zeros(n) if linear.bias is None else linear.bias.detach()
     both = torch.eye(n) * far
@@ -192,9 +188,7 @@ def _linear_head(linear: nn.Linear, far: float) -> tuple[dict[str, Tensor], int]
 
 def _activation(module: object) -> str:
     """timm's name of an activation."""
-    from timm.layers import get_act_layer
-
-    name = next((name for name in _ACTIVATIONS if type(module) is get_act_layer(name)), None)
+    name = next((name for name in _ACTIVATIONS if type(module) is timm.layers.get_act_layer(name)), None)
     if name is None:
         raise Unsaid(f"its activation {type(module).__name__} has no name among {', '.join(_ACTIVATIONS)}")
     return name
@@ -202,8 +196,6 @@ def _activation(module: object) -> str:
 
 def _block(block: Any, activation: str) -> dict[str, Any]:
     """A block's arguments for timm's EfficientNet builder."""
-    import torch
-
     kind = type(block).__name__
     odd = [type(module).__name__ for name, module in block.named_children()
            if "conv" in name and not isinstance(module, torch.nn.Conv2d)]
@@ -225,16 +217,12 @@ def _block(block: Any, activation: str) -> dict[str, Any]:
 
 def _convs(block: Any) -> Iterator[Any]:
     """A block's convolutions, those of squeeze-and-excite left out."""
-    import torch
-
     yield from (module for name, module in block.named_modules()
                 if isinstance(module, torch.nn.Conv2d) and not name.startswith("se."))
 
 
 def _activations(block: Any) -> Iterator[object]:
     """A block's activations, those of squeeze-and-excite among them, that do something."""
-    import torch
-
     acts = [module.act for module in block.modules() if isinstance(module, torch.nn.BatchNorm2d)]
     if hasattr(block, "se") and hasattr(block.se, "act1"):
         acts.append(block.se.act1)
@@ -243,8 +231,6 @@ def _activations(block: Any) -> Iterator[object]:
 
 def _squeezed(block: Any) -> float:
     """The share of channels that squeeze-and-excite keeps, 0 without."""
-    import torch
-
     if isinstance(block.se, torch.nn.Identity):
         return 0.0
     if type(block.se).__name__ != "SqueezeExcite" or not isinstance(block.se.gate, torch.nn.Sigmoid):

@@ -13,7 +13,6 @@ file of the same name beside it:
 from __future__ import annotations
 
 import hashlib
-import importlib
 import io
 import json
 import logging
@@ -28,11 +27,23 @@ from zipfile import ZIP_STORED, ZipFile
 
 from hwnas.cli.options import option
 from hwnas.errors import ConfigError, DataError, MissingWeights, SeveralWeights
+from hwnas.lazy import LazyModule
 from hwnas.system.documents import read_json
 from hwnas.system.paths import home, write_atomic
 
 if TYPE_CHECKING:
+    import safetensors
+    import safetensors.torch
+    import timm
+    import torch
     from torch import Tensor, nn
+
+    import hwnas.networks.modules as modules
+else:
+    modules = LazyModule("hwnas.networks.modules")
+    safetensors = LazyModule("safetensors")
+    timm = LazyModule("timm")
+    torch = LazyModule("torch")
 
 
 _MOST_HEADER = 8 << 20  # bytes, some 80,000 tensors: reading a header takes thirty times its size
@@ -43,14 +54,12 @@ def check_tensors(path: Path) -> Path:
 
     The library itself holds every tensor's place against the file's size, but reads headers of up to 100 MB.
     """
-    from safetensors import SafetensorError
-
     if not path.is_file():
         raise FileNotFoundError(2, "there is no such file", str(path))
     with open(path, "rb") as file:
         header = int.from_bytes(file.read(8), "little")
     if header > _MOST_HEADER:
-        raise SafetensorError(f"its header would have {header} bytes, {_MOST_HEADER} are read at most")
+        raise safetensors.SafetensorError(f"its header would have {header} bytes, {_MOST_HEADER} are read at most")
     return path
 
 
@@ -60,12 +69,9 @@ def load_weights(model: nn.Module, path: Path, label: str, classes: int) -> None
 
 
 def _read_safetensors(path: Path, label: str) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     try:
-        return load_file(check_tensors(path))
-    except (OSError, SafetensorError) as error:
+        return safetensors.torch.load_file(check_tensors(path))
+    except (OSError, safetensors.SafetensorError) as error:
         raise DataError(f"{label} cannot be read ({' '.join(str(error).split())[:120]}): it is torn or no safetensors "
                         "file. Give a whole one.") from None
 
@@ -187,9 +193,7 @@ class Pretrained:
 
 def import_timm() -> Any:
     """The module `timm`, once it knows the names that hwnas adds; none of its own operators is missing."""
-    importlib.import_module("hwnas.networks.build")  # declares what is missing, and adds the names
-    import timm
-
+    modules.models_module()  # importing these declares what is missing, and adds the names
     return timm
 
 
@@ -308,8 +312,6 @@ def _in_folder(name: str, folder: Path) -> Path | None:
 
 def _fetch(name: str, folder: Path) -> Path:
     """Let timm load its own weights from its hub, and keep them in `folder` with what it says of them."""
-    from safetensors.torch import save
-
     timm = import_timm()
     talkative = logging.getLogger("huggingface_hub")
     level = talkative.level
@@ -329,20 +331,19 @@ def _fetch(name: str, folder: Path) -> Path:
              "origin": about.get("origin_url") or about.get("hf_hub_id") or about.get("url") or _UNKNOWN}
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(path.with_suffix(".json"), json.dumps(facts, indent=1) + "\n")
-    write_atomic(path, save({name: tensor.contiguous() for name, tensor in model.state_dict().items()}))
+    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    write_atomic(path, safetensors.torch.save(tensors))
     return path
 
 
 def _facts(path: Path) -> dict[str, str]:
     """What a file's metadata and the JSON file beside it say of the weights."""
-    from safetensors import SafetensorError, safe_open
-
     facts: dict[str, str] = {}
     if path.suffix == ".safetensors":
         try:
-            with safe_open(check_tensors(path), framework="np") as file:
+            with safetensors.safe_open(check_tensors(path), framework="np") as file:
                 facts |= file.metadata() or {}
-        except (OSError, SafetensorError) as error:
+        except (OSError, safetensors.SafetensorError) as error:
             raise DataError(f"pretrained weights {path} cannot be read ({' '.join(str(error).split())[:120]}): the "
                             "file is torn or no safetensors file. Give a whole one.") from None
     beside = path.with_suffix(".json")
@@ -392,8 +393,6 @@ def _sha256(path: Path) -> str:
 def _read(path: Path, label: str) -> dict[str, Tensor]:
     """The tensors of a safetensors file, or of one that torch wrote, in its order; DataError when it is torn or holds
     anything that only running it would load."""
-    import torch
-
     if path.suffix == ".safetensors":
         return _read_safetensors(path, label)
     try:

@@ -21,13 +21,19 @@ from typing import IO, TYPE_CHECKING, Any
 
 from hwnas import errors
 from hwnas.errors import CandidateError, HwnasError, ModelError
+from hwnas.lazy import LazyModule
 from hwnas.runtimes.foreign import check_path, read_model, sized
+from hwnas.runtimes.runtime import load_runtime
 from hwnas.system.paths import no_space
 from hwnas.system.processes import start
 from hwnas.target import Target
 
 if TYPE_CHECKING:
+    import onnx
+
     from hwnas.runtimes.runtime import Runtime
+else:
+    onnx = LazyModule("onnx")
 
 Progress = Callable[[float, str], None]
 Task = Callable[[Mapping[str, Any], Target, "Runtime", Progress], Any]
@@ -153,10 +159,6 @@ def limit_memory(megabytes: int) -> None:
 
 def serve(task: Task) -> int:
     """The child's side: run `task` on the job in the command line; its result or error is the last message."""
-    import onnx  # noqa: F401  before the limit, as the runtime's libraries
-
-    from hwnas.runtimes.runtime import load_runtime
-
     job = json.loads(sys.argv[1])
     messages = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries print to stdout

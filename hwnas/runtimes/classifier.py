@@ -17,15 +17,20 @@ from hwnas.data.dataset import DatasetOptions, Preparation, normalise, resize
 from hwnas.data.decoding import Decoder, Source
 from hwnas.data.folder import Entry
 from hwnas.errors import CandidateError, ConfigError, DataError, ModelError, StudyError
+from hwnas.lazy import LazyModule
+from hwnas.runtimes.child import probe_model
 from hwnas.runtimes.foreign import read_model
-from hwnas.runtimes.runtime import deployed_of
+from hwnas.runtimes.runtime import deployed_of, load_runtime
 from hwnas.system.run_folder import Manifest, ModelFolder
 from hwnas.target import Target
 
 if TYPE_CHECKING:
-    from PIL import Image
+
+    import PIL.Image
 
     from hwnas.runtimes.runtime import Compiled
+else:
+    PIL = LazyModule("PIL")
 
 _CHUNK = 256  # images in memory
 
@@ -44,9 +49,6 @@ class ModelFile:
     def read(cls, path: Path, target: Target, memory_mb: int = 2048) -> ModelFile:
         """Once a child process with limited memory has run the file for `target`. ModelError when that fails, or hwnas
         did not export it; TargetError as `Runtime.check`."""
-        from hwnas.runtimes.child import probe_model
-        from hwnas.runtimes.runtime import load_runtime
-
         runtime = load_runtime(target.runtime)
         runtime.check(target)
         try:
@@ -111,11 +113,9 @@ class Pixels:
     name: str
     array: NDArray[np.uint8]
 
-    def open(self) -> Image.Image:
+    def open(self) -> PIL.Image.Image:
         """As a picture of Pillow."""
-        from PIL import Image
-
-        return Image.fromarray(self.array[:, :, 0] if self.array.shape[2:] == (1,) else self.array)
+        return PIL.Image.fromarray(self.array[:, :, 0] if self.array.shape[2:] == (1,) else self.array)
 
 
 def source_of(image: Any, number: int) -> Source:
@@ -140,8 +140,6 @@ class Classifier:
     @classmethod
     def compile(cls, file: ModelFile, target: Target) -> Classifier:
         """CandidateError when the runtime cannot compile the file."""
-        from hwnas.runtimes.runtime import load_runtime
-
         return cls(file, load_runtime(target.runtime).compile(file.path, target))
 
     def answers(self, sources: Sequence[Source], skip: bool = False, report: Callable[[int], None] | None = None

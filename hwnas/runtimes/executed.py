@@ -12,14 +12,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from hwnas.lazy import LazyModule
 from hwnas.networks.export import block_of_node
 from hwnas.networks.qdq import Graph
 
 if TYPE_CHECKING:
+    import onnx
     from onnx import NodeProto
 
     from hwnas.runtimes.runtime import NodeTime
     from hwnas.target import Target
+else:
+    onnx = LazyModule("onnx")
 
 PRECISION, REFERENCE, DEVICE = "another precision", "reference kernel", "another device"
 FALLBACKS = (PRECISION, REFERENCE, DEVICE)
@@ -111,8 +115,6 @@ class Executed:
 def executed(nodes: Sequence[NodeTime], onnx_path: str | os.PathLike[str], target: Target) -> Executed:
     """The profile of an ONNX file on a target as what was made of the file. Shares sum to 1 (equal where no time was
     seen at all)."""
-    import onnx
-
     file = _File(Graph(onnx.load(os.fspath(onnx_path), load_external_data=False)), target)
     total = sum(node.ms for node in nodes)
     return Executed(tuple(_judged(node, node.ms / total if total else 1 / len(nodes), file, target) for node in nodes),

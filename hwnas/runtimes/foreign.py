@@ -16,12 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hwnas.errors import ModelError
+from hwnas.lazy import LazyModule
 from hwnas.networks.tflite import SUFFIX, is_tflite, read_tflite
 
 if TYPE_CHECKING:
+    import onnx
     from onnx import ModelProto, NodeProto, TensorProto
 
     from hwnas.runtimes.runtime import Runtime
+else:
+    onnx = LazyModule("onnx")
 
 
 MAX_NESTING = 16  # graphs inside graphs (bodies of If, Loop, Scan)
@@ -96,8 +100,6 @@ def load_checked(path: str | os.PathLike[str]) -> ModelProto:
 
     ModelError when the file is not whole ONNX, refers to data outside its folder, or is made to blow up.
     """
-    import onnx
-
     where = os.fspath(path)
     try:
         proto = onnx.load_model_from_string(Path(path).read_bytes())
@@ -215,8 +217,6 @@ def _key(domain: str, name: str, owner: Any) -> _Key:
 
 def input_of(proto: ModelProto, where: str) -> ModelInput:
     """The network's input. ModelError unless it is exactly one float32 tensor with a batch axis."""
-    import onnx
-
     weights = {weight.name for weight in proto.graph.initializer}
     inputs = [value for value in proto.graph.input if value.name not in weights]
     if len(inputs) != 1:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hwnas.errors import FileError, TargetError
+from hwnas.lazy import LazyModule
 from hwnas.runtimes.child import Progress, run_child, serve
 from hwnas.runtimes.onnxruntime import (
     FLOAT,
@@ -40,9 +41,13 @@ from hwnas.system.libraries import import_onnxruntime
 from hwnas.system.paths import home, temporary_folder
 
 if TYPE_CHECKING:
+    import onnx
+    import onnx.helper
     from numpy.typing import NDArray
 
     from hwnas.target import Target
+else:
+    onnx = LazyModule("onnx")
 
 _PACKAGE = "onnxruntime-gpu"
 _MEND = f"pip uninstall -y onnxruntime && pip install --force-reinstall --no-deps {_PACKAGE}"
@@ -108,8 +113,6 @@ class CudaRuntime:
         """The file that a session reads: for fp16 a converted one in `folder`, whose input and output stay fp32."""
         if target.precision != "fp16":
             return Path(onnx_path)
-        import onnx
-
         import_onnxruntime()
         from onnxruntime.transformers.float16 import convert_float_to_float16
 
@@ -213,14 +216,12 @@ class CudaRuntime:
         """TargetError where the provider's libraries do not load: ONNX Runtime would go on with the CPU."""
         if type(self) in _LOADED:
             return
-        from onnx import TensorProto, helper
-
         ort, said = import_onnxruntime(), io.StringIO()
         with contextlib.redirect_stdout(said):  # it prints what it does not find
             self.preload()
-        value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
-        graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "least", value[:1], value[1:])
-        least = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        value = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in ("x", "y")]
+        graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "least", value[:1], value[1:])
+        least = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
         options = ort.SessionOptions()
         options.log_severity_level = 4
         try:

@@ -17,15 +17,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from hwnas.errors import FileError, TargetError, UnknownName
+from hwnas.lazy import LazyModule
 from hwnas.runtimes.wire import nodes_of
 from hwnas.system.paths import write_atomic
-from hwnas.target import PRECISIONS, Target
+from hwnas.target import PRECISIONS, Target, usable_cores
 
 if TYPE_CHECKING:
     import numpy as np
+    import onnx
     from numpy.typing import NDArray
 
     from hwnas.data.dataset import Dataset
+else:
+    onnx = LazyModule("onnx")
 
 
 GROUP = "hwnas.runtimes"
@@ -194,8 +198,6 @@ def inspected(runtime: Runtime, onnx_path: str | os.PathLike[str], target: Targe
 
 def threads_of(target: Target) -> int:
     """Threads to use: the target's, or every core that this process may use."""
-    from hwnas.target import usable_cores
-
     return target.threads or len(usable_cores())
 
 
@@ -230,6 +232,7 @@ def judge(path: str | os.PathLike[str], target: Target, precisions: Mapping[str,
         fallback = (total - asked) / total if total else 0.0
     limit = 1.0 if not refuse else 0.0 if target.precision == "fp32" else _MIN_HONOURED
     if fallback > limit and target.precision == "int8":
+        # A device that networks are only timed on has no part that quantises.
         from hwnas.networks.quantize import tuning_of
 
         raise FileError(path, f"int8 was forced but not honoured by {target.runtime}: convolutions and matrix products "
@@ -290,8 +293,6 @@ class NullRuntime:
 
     def compile(self, onnx_path: str | os.PathLike[str], target: Target) -> NullCompiled:
         self.check(target)
-        import onnx
-
         try:
             proto = onnx.load(os.fspath(onnx_path))
         except Exception as error:  # a foreign file may fail in protobuf, onnx or the file system

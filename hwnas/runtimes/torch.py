@@ -15,13 +15,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hwnas.errors import FileError, TargetError
+from hwnas.lazy import LazyModule
 from hwnas.runtimes.runtime import Execution, NodeTime, judge, one_line, quantised_in_file, require
 
 if TYPE_CHECKING:
+    import onnx
+    import onnx.numpy_helper
     from numpy.typing import NDArray
     from onnx import ModelProto, NodeProto
 
     from hwnas.target import Target
+else:
+    onnx = LazyModule("onnx")
 
 
 Attributes = dict[str, Any]
@@ -89,8 +94,6 @@ class OnnxModule(nn.Module):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__()
-        import onnx
-
         try:
             proto = onnx.load(os.fspath(path))
         except Exception as error:  # a foreign file may fail in protobuf, onnx or the file system
@@ -139,19 +142,15 @@ class OnnxModule(nn.Module):
 
 
 def _attributes(node: NodeProto) -> Attributes:
-    import onnx
-
     return {entry.name: onnx.helper.get_attribute_value(entry) for entry in node.attribute}
 
 
 def _constants(proto: ModelProto) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
-    from onnx import numpy_helper
-
     for weight in proto.graph.initializer:
-        yield weight.name, numpy_helper.to_array(weight)
+        yield weight.name, onnx.numpy_helper.to_array(weight)
     for node in proto.graph.node:
         if node.op_type == "Constant":
-            yield node.output[0], numpy_helper.to_array(node.attribute[0].t)
+            yield node.output[0], onnx.numpy_helper.to_array(node.attribute[0].t)
 
 
 _WARM_UP = 3
@@ -184,8 +183,6 @@ class TorchRuntime:
 
 
 def _input_shape(path: str | os.PathLike[str]) -> list[int]:
-    import onnx
-
     return [axis.dim_value for axis in onnx.load(os.fspath(path)).graph.input[0].type.tensor_type.shape.dim[1:]]
 
 

@@ -14,13 +14,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hwnas.lazy import LazyModule
 from hwnas.samplers.coding import Codes
 from hwnas.samplers.facts import Domain, History, Inputs
 from hwnas.stats import layers, non_dominated
+
+if TYPE_CHECKING:
+    import scipy.linalg
+    import scipy.optimize
+    import scipy.special
+else:
+    scipy = LazyModule("scipy")
 
 Array = NDArray[np.float64]
 _ITERATIONS = 25
@@ -44,8 +53,6 @@ class Warp:
     @classmethod
     def of(cls, values: Array) -> Warp:
         """Fit the warp to finite values [n]; they may all be equal."""
-        from scipy.optimize import minimize_scalar
-
         centre = float(np.median(values))
         low, high = np.quantile(values, [0.25, 0.75])
         std = float(values.std())
@@ -56,8 +63,9 @@ class Warp:
         power = 1.0
         if np.ptp(scaled) > 1e-9 and len(values) >= 8:
             # A weak prior prefers no warp, because a few values say little about it.
-            optimum = minimize_scalar(lambda exponent: (exponent - 1) ** 2 - _likelihood(scaled, exponent),
-                                      bounds=(0.0, 2.0), method="bounded")
+            optimum = scipy.optimize.minimize_scalar(
+                lambda exponent: (exponent - 1) ** 2 - _likelihood(scaled, exponent), bounds=(0.0, 2.0),
+                method="bounded")
             power = float(optimum.x)
         warped = _yeo_johnson(scaled, power)
         spread = float(warped.std())
@@ -147,13 +155,11 @@ def _squares(left: Array, right: Array) -> Array:
 
 def tuned(inputs: Inputs, values: Array, noise: Array) -> Weights:
     """Find the weights of highest posterior for warped `values` [n], whose known noise has variances `noise` [n]."""
-    from scipy.optimize import minimize
-
     n_parameters = int(inputs.owner.max()) + 1
     means, widths = prior(n_parameters, inputs.features.shape[1])
-    optimum = minimize(_loss, means, args=(inputs, values, noise, means, widths), jac=True, method="L-BFGS-B",
-                       bounds=list(zip(means - 4 * widths, means + 4 * widths, strict=True)),
-                       options={"maxiter": _ITERATIONS})
+    optimum = scipy.optimize.minimize(_loss, means, args=(inputs, values, noise, means, widths), jac=True,
+                                      method="L-BFGS-B", options={"maxiter": _ITERATIONS},
+                                      bounds=list(zip(means - 4 * widths, means + 4 * widths, strict=True)))
     weights = Weights.of_logs(optimum.x, n_parameters)
     spread = Process(inputs, values, noise, weights).left_out_spread()
     unsure = np.sqrt(1 + len(optimum.x) / len(values))  # the weights were fitted to the same few values
@@ -163,15 +169,13 @@ def tuned(inputs: Inputs, values: Array, noise: Array) -> Weights:
 def _loss(logs: Array, inputs: Inputs, values: Array, noise: Array, means: Array, widths: Array
           ) -> tuple[float, Array]:
     """Negative log posterior of the weights' logarithms, and its gradient in them."""
-    from scipy.linalg import cho_factor, cho_solve
-
     n_parameters = int(inputs.owner.max()) + 1
     weights = Weights.of_logs(logs, n_parameters)
     alike, like = _parts(inputs, inputs, weights)
     matrix = weights.alike * alike + weights.like_features * like
     matrix[np.diag_indices_from(matrix)] += weights.noise + noise + _NUGGET
-    factor = cho_factor(matrix, lower=True)
-    inverse = cho_solve(factor, np.eye(len(values)))
+    factor = scipy.linalg.cho_factor(matrix, lower=True)
+    inverse = scipy.linalg.cho_solve(factor, np.eye(len(values)))
     solved = inverse @ values
     slope = 0.5 * (inverse - np.outer(solved, solved))
     gradient = [weights.alike * np.vdot(slope, alike), weights.like_features * np.vdot(slope, like),
@@ -194,13 +198,11 @@ class Process:
     """The Gaussian process conditioned on warped values [n] with known noise variances [n]."""
 
     def __init__(self, inputs: Inputs, values: Array, noise: Array, weights: Weights) -> None:
-        from scipy.linalg import cho_solve, cholesky
-
         self.inputs, self.weights, self.values = inputs, weights, values
         matrix = self._kernel(inputs, inputs)
         matrix[np.diag_indices_from(matrix)] += weights.noise + noise + _NUGGET
-        self._factor = cholesky(matrix, lower=True)
-        self._solved = cho_solve((self._factor, True), values)
+        self._factor = scipy.linalg.cholesky(matrix, lower=True)
+        self._solved = scipy.linalg.cho_solve((self._factor, True), values)
 
     def _kernel(self, left: Inputs, right: Inputs) -> Array:
         alike, like = _parts(left, right, self.weights)
@@ -208,20 +210,16 @@ class Process:
 
     def predict(self, wanted: Inputs) -> tuple[Array, Array]:
         """Posterior mean [m] and standard deviation [m] of the noiseless value."""
-        from scipy.linalg import solve_triangular
-
         cross = self._kernel(self.inputs, wanted)
         weights = self.weights
         own = weights.alike + weights.like_features * bool(wanted.features.shape[1])  # the kernel of each with itself
-        shrunk = solve_triangular(self._factor, cross, lower=True, check_finite=False)
+        shrunk = scipy.linalg.solve_triangular(self._factor, cross, lower=True, check_finite=False)
         variance = np.maximum(own - (shrunk**2).sum(0), 1e-10)
         return cross.T @ self._solved, np.sqrt(variance) * weights.calibration
 
     def left_out_spread(self) -> float:
         """Root mean square of leave-one-out errors, in their standard deviations (Rasmussen & Williams, 5.4.2)."""
-        from scipy.linalg import cho_solve
-
-        inverse = np.diag(cho_solve((self._factor, True), np.eye(len(self.values))))
+        inverse = np.diag(scipy.linalg.cho_solve((self._factor, True), np.eye(len(self.values))))
         scores = self._solved / np.sqrt(inverse)
         return float(np.clip(np.sqrt(np.mean(np.minimum(scores**2, 9.0))), 1.0, 1.6))
 
@@ -406,14 +404,12 @@ def expected_gain(front: Front, known: Array, mean: Array, std: Array, warp: Cal
 
 def exceedance(levels: Array, mean: Array, std: Array, warp: Callable[[Array], Array], unit: float) -> Array:
     """E[(value - level)+] [m, l] for ascending `levels` [l]: exact for a warp that is straight between them."""
-    from scipy.special import ndtr
-
     steps = np.concatenate([levels, levels[-1] + unit * np.array(_ABOVE)])
     warped = warp(steps)
     slopes = np.diff(steps) / np.maximum(np.diff(warped), 1e-12)
     distance = (mean[:, None] - warped) / std[:, None]
     # integral of P(warped value > v) over v from each step to infinity
-    tails = std[:, None] * (distance * ndtr(distance) + np.exp(-0.5 * distance**2) / np.sqrt(2 * np.pi))
+    tails = std[:, None] * (distance * scipy.special.ndtr(distance) + np.exp(-0.5 * distance**2) / np.sqrt(2 * np.pi))
     pieces = np.column_stack([(tails[:, :-1] - tails[:, 1:]) * slopes, tails[:, -1:] * slopes[-1]])
     return np.asarray(np.cumsum(pieces[:, ::-1], axis=1)[:, ::-1][:, : len(levels)])
 

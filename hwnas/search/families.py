@@ -28,21 +28,29 @@ from hwnas.errors import BudgetError, CandidateError, ConfigError, DataError, Sp
 from hwnas.front.score import Timing
 from hwnas.front.zoo import time_untrained
 from hwnas.latency.timing import reference_network
+from hwnas.lazy import LazyModule
 from hwnas.networks.weights import PretrainedOptions, list_having
 from hwnas.search.minutes import step_seconds
 from hwnas.search.plan import Plan, PlanOptions, line_recipe, make_plan, making_of
 from hwnas.search.race import WARMUP
+from hwnas.search.racer import DECIDING
 from hwnas.space.search_space import WHOLE
 from hwnas.study.lines import THREADS
 from hwnas.system.documents import Document, check_identity
 from hwnas.system.libraries import release_memory
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import RunFolder
+from hwnas.training.line import Leg, LineBatches, LineTraining, Stretch, answers
+from hwnas.training.loop import seeded
 
 if TYPE_CHECKING:
+    import omegaconf
+
     from hwnas.cli.progress import Console
     from hwnas.data.dataset import Dataset
     from hwnas.networks.network import FoundNetwork
+else:
+    omegaconf = LazyModule("omegaconf")
 
 ZOO = "zoo"  # value of `around`: every network that can be cut and whose weights are here
 FILE = "families.json"
@@ -106,13 +114,11 @@ def choose_family(config: Config, console: Console) -> Config:
         BudgetError: the minutes are too few to compare so many.
         StudyError: the run folder holds the choice of another comparison, or a search without one.
     """
-    from omegaconf import OmegaConf
-
     named = config.get("around")
     if named is None or (isinstance(named, str) and named != ZOO):
         return config
-    if OmegaConf.is_config(named):
-        named = OmegaConf.to_container(named)
+    if omegaconf.OmegaConf.is_config(named):
+        named = omegaconf.OmegaConf.to_container(named)
     pretrained = read_options(PretrainedOptions, section(config, "pretrained"), "pretrained")
     if pretrained.file is not None:
         raise ConfigError(f"pretrained.file={pretrained.file} is of one network, and around names several. Give "
@@ -120,7 +126,7 @@ def choose_family(config: Config, console: Console) -> Config:
 
     def around(name: str, **others: str) -> Any:
         changed: Any = {"around": name, **others}
-        return OmegaConf.merge(config, changed)
+        return omegaconf.OmegaConf.merge(config, changed)
 
     names = list_having(pretrained, console.note) if isinstance(named, str) else _listed(named)
     options = read_command(PlanOptions, around(names[0]))
@@ -270,10 +276,6 @@ def _steps(plan: Plan, data: Dataset, networks: Sequence[FoundNetwork]) -> int:
 
 def _answers(plan: Plan, data: Dataset, network: FoundNetwork, steps: int) -> NDArray[np.bool_]:
     """Which validation images a network answers rightly after so many steps from its pretrained weights."""
-    from hwnas.search.racer import DECIDING
-    from hwnas.training.line import Leg, LineBatches, LineTraining, Stretch, answers
-    from hwnas.training.loop import seeded
-
     recipe, seed, fed = line_recipe(plan, data), plan.options.seed, network.fed(data)
     recipe = replace(recipe, threads=max(recipe.threads, plan.workers))
     with seeded(seed, recipe.threads):

@@ -19,8 +19,11 @@ import numpy as np
 
 from hwnas.data.dataset import Split, resize
 from hwnas.errors import BudgetError, CandidateError
+from hwnas.front.make import DECIDING, make
+from hwnas.front.score import fp32_top1
 from hwnas.system.paths import temporary_folder
 from hwnas.system.run_folder import ModelFolder
+from hwnas.training.loop import train
 
 if TYPE_CHECKING:
     from hwnas.front.make import Making
@@ -139,9 +142,6 @@ def pace_of(network: Network, making: Making, score: Callable[[ModelFolder], flo
 
 
 def _pace_of(network: Network, making: Making, score: Callable[[ModelFolder], float] | None) -> Pace:
-    from hwnas.front.make import DECIDING, make
-    from hwnas.front.score import fp32_top1
-
     clock, heard = Clock.start(0.0), _Stamps()
     with temporary_folder() as folder:
         make(network, ModelFolder(Path(folder)), _short(making), heard)
@@ -159,8 +159,6 @@ def _pace_of(network: Network, making: Making, score: Callable[[ModelFolder], fl
 def step_seconds(network: Network, making: Making, image_size: int | None = None) -> float:
     """Seconds of one step of the recipe's training, or of as many images in the network's own recipe, on images of
     `image_size` px in place of the network's own."""
-    from hwnas.training.loop import train
-
     data, heard = making.dataset, _Stamps(LONG_LOOK_S)
     some = data.train.take(np.arange(min(len(data.train), 8 * making.recipe.batch_size)))  # fewer shrink the batch
     images = Split(resize(some.images, image_size or network.shape.image_size), some.labels)

@@ -17,22 +17,30 @@ from hwnas.front.make import Making, check_deployable
 from hwnas.front.zoo import published_of
 from hwnas.latency.deployment import CalibrationOptions, Deployment, open_device
 from hwnas.latency.device import DEVICE, DeviceOptions
+from hwnas.lazy import LazyModule
+from hwnas.networks.around import around_of, check_cuts, find_start, space_content
 from hwnas.networks.baselines import Baseline, check_names, check_timm, cuts_of, variants
 from hwnas.networks.network import FoundNetwork, Shape, TimmNetwork
 from hwnas.networks.weights import PretrainedOptions, find_pretrained, find_some
+from hwnas.samplers.loading import read_sampler
 from hwnas.search.minutes import CALIBRATION
 from hwnas.space.search_space import SearchSpace
 from hwnas.study.objective import CAP_QUANTILES, Objective, read_objective
+from hwnas.study.storage import parse_url
 from hwnas.target import Target, usable_cores
 from hwnas.training.place import TrainingOptions, check_precision, processes, resolved
 from hwnas.training.recipe import FINE_TUNING, FULL_TRAINING, Recipe, all_recipe
 
 if TYPE_CHECKING:
+    import omegaconf
+
     from hwnas.data.dataset import Dataset, DatasetInfo
     from hwnas.networks.weights import Pretrained
     from hwnas.samplers.informed import Context
     from hwnas.samplers.loading import Asking
     from hwnas.space.architecture import Architecture
+else:
+    omegaconf = LazyModule("omegaconf")
 
 
 RACE = "race"  # value of `accuracy`: no estimate, lines are trained
@@ -173,11 +181,6 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
 
     `trials_only`: for a worker, which trains no baselines and needs no weights of theirs.
     """
-    from omegaconf import OmegaConf
-
-    from hwnas.samplers.loading import read_sampler
-    from hwnas.study.storage import parse_url
-
     options = read_command(PlanOptions, config)
     options = replace(options, calibration=_calibration(options), dataset=_sized(options), training=_place(options))
     if options.storage is not None:
@@ -204,11 +207,11 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
     out = Path(options.out) if options.out else default_out(deployment.target.name, name, info.name)
     named: Any = config  # workers time nothing: they know the device by the name of its table
     if not deployment.device.is_here:
-        named = OmegaConf.merge(config, {"host": deployment.host_name, **dict.fromkeys(DEVICE)})
+        named = omegaconf.OmegaConf.merge(config, {"host": deployment.host_name, **dict.fromkeys(DEVICE)})
     own = {} if accuracy == RACE else section(config, accuracy)
     return Plan(options, deployment, space, start, out, accuracy, own, sampler, objective, recipe,
                 baselines, processes(options.workers, options.training.device), _earlier_run(options.search.reuse),
-                kept(named), OmegaConf.to_yaml(named, resolve=True))
+                kept(named), omegaconf.OmegaConf.to_yaml(named, resolve=True))
 
 
 def _check_race(options: PlanOptions, space: SearchSpace) -> None:
@@ -258,13 +261,9 @@ def _space(options: PlanOptions, info: DatasetInfo, console: Console) -> tuple[S
         space = SearchSpace.load(options.space, channels=info.channels, classes=info.classes, image_size=px)
         if not space.definition.around:
             return space, None
-        from hwnas.networks.around import check_cuts, find_start
-
         check_cuts(space)
         return space, _start(space.definition.around, options, console, lambda: (
             find_start(space.definition.around, options.pretrained, info.channels), ""))[0]
-    from hwnas.networks.around import around_of, space_content
-
     name = options.around
     check_timm(name, "around")
     most_px = px or min(info.native_size, LARGEST_PX)

@@ -23,6 +23,7 @@ from hwnas.front.zoo import published_of, worth_training
 from hwnas.latency.deployment import latency_model
 from hwnas.latency.fallbacks import find_blocks, left_out, measure_blocks, warning
 from hwnas.networks.network import FoundNetwork
+from hwnas.samplers.informed import Context
 from hwnas.search.minutes import (
     DRAWN,
     FEW_TRIALS,
@@ -36,9 +37,12 @@ from hwnas.search.minutes import (
     trials_seconds,
 )
 from hwnas.search.plan import DEFAULT_TRIALS, RACE, Plan, check_controls, line_recipe
+from hwnas.search.trial import SearchOptions, reuse_trials
 from hwnas.space.restriction import Variant
 from hwnas.space.search_space import WHOLE
 from hwnas.study.objective import check_cap
+from hwnas.study.storage import HEARTBEAT_S, shown, storage_errors, tell_held
+from hwnas.study.study import check_resumable, database_path, held_choice, held_identity, open_study
 from hwnas.system.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -84,9 +88,6 @@ class Prepared:
 def prepare(plan: Plan, run: RunFolder, console: Console, clock: Clock | None = None) -> Prepared:
     """Load the data, measure this host if no table fits, open the study. With a `clock` the machine's pace is measured
     too, and a new study's trials get the length that the minutes allow."""
-    from hwnas.study.storage import tell_held
-    from hwnas.study.study import check_resumable, database_path
-
     url = plan.options.storage or database_path(run.path)
     tell_held(url, console.say)
     dataset = _load_data(plan, console)
@@ -123,9 +124,6 @@ def _prepare_race(prepared: Prepared, url: str) -> Prepared:
 
 def _prepare_estimates(prepared: Prepared, url: str, console: Console) -> Prepared:
     """Open the study of a search by estimates, whose estimator is prepared first."""
-    from hwnas.study.storage import storage_errors
-    from hwnas.study.study import check_resumable
-
     plan, dataset, model, chosen = prepared.plan, prepared.dataset, prepared.model, prepared.chosen
     estimator, options = prepared.estimator, prepared.options
     assert estimator is not None
@@ -142,8 +140,6 @@ def _prepare_estimates(prepared: Prepared, url: str, console: Console) -> Prepar
     with storage_errors(url):
         study.set_user_attr("setup_seconds", setup_s)  # part of what the search cost
     if plan.reuse is not None:
-        from hwnas.search.trial import reuse_trials
-
         n = reuse_trials(study, plan.reuse, plan.space, model.predict, options, partial(_other_part, plan.reuse, plan))
         console.note(f"reused: the accuracies of {n} networks of {plan.reuse}")
     return replace(prepared, chosen=chosen, estimator=estimator, opened=study)
@@ -175,8 +171,6 @@ def _fitting(plan: Plan, chosen: Chosen, estimator: AccuracyEstimator, dataset: 
              model: LatencyModel, clock: Clock | None, pace: Pace | None, console: Console) -> dict[str, int]:
     """The options that give the proxy the length that the minutes allow: those of the study that goes on or is reused,
     or new ones. None where the user or a certificate gave a length, or a new study no minutes."""
-    from hwnas.study.study import database_path, held_choice
-
     if type(estimator) is not Proxy or plan.accuracy == NAME or chosen.options.keys() & LENGTH:
         return {}
     held = held_choice(url)
@@ -221,8 +215,6 @@ def _without_fallbacks(plan: Plan, table: LatencyTable, url: str, console: Conso
 
     ConfigError where nothing would be left to search, StudyError for a study that cannot be read.
     """
-    from hwnas.study.study import held_identity
-
     target, everything = plan.deployment.target, plan.options.fallbacks
     rows = find_blocks(table.host_name, table.key, plan.space.name, table.runtime_version)
     held = held_identity(url)
@@ -244,8 +236,6 @@ def _without_fallbacks(plan: Plan, table: LatencyTable, url: str, console: Conso
 
 def _other_part(folder: Path, plan: Plan) -> SearchSpace | None:
     """The part of the plan's space that an earlier run searched; None where it is the plan's own."""
-    from hwnas.study.study import database_path, held_identity
-
     url = database_path(folder)
     theirs = plan.space.unrestricted.without(_read_left_out((held_identity(url) or {}).get(LEFT_OUT, ""), url))
     return None if theirs.definition == plan.space.definition else theirs
@@ -269,8 +259,6 @@ def _without(plan: Plan, costs: Mapping[Variant, str], tell: Callable[[str], Non
 
 def _read_left_out(text: str, url: str) -> list[Variant]:
     """The variants that a study's identity names; StudyError for text that names none."""
-    from hwnas.study.storage import shown
-
     try:
         return [Variant.read(word) for word in text.split()]
     except ValueError as error:
@@ -289,8 +277,6 @@ def _worth_training(plan: Plan, run: RunFolder, table: LatencyTable, console: Co
 
 def search_options(plan: Plan, model: LatencyModel) -> SearchOptions:
     """The search's options; BudgetError when no network of the space keeps the cap."""
-    from hwnas.search.trial import SearchOptions
-
     asked, budget = plan.options, plan.options.budget
     target_ms = plan.objective.target_ms or float(model.predict_architectures([plan.space.reference]).mean[0])
     if budget.latency_ms is not None:
@@ -351,10 +337,6 @@ def _identity_unmeasured(plan: Plan, dataset: Dataset) -> dict[str, str]:
 
 def _open_study(plan: Plan, url: str, identity: dict[str, str], model: LatencyModel, options: SearchOptions,
                 chosen: Mapping[str, int]) -> optuna.Study:
-    from hwnas.samplers.informed import Context
-    from hwnas.study.storage import HEARTBEAT_S
-    from hwnas.study.study import open_study
-
     context = Context(plan.space, model.predict, options.objective, options.cap_ms, options.cap_quantile,
                       [plan.space.encode(network) for name, network in plan.space.known.items() if name != WHOLE]
                       if plan.start is not None else ())

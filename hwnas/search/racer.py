@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 from hwnas.data.dataset import Split, subset
 from hwnas.errors import CandidateError, StudyError
+from hwnas.lazy import LazyModule
+from hwnas.networks.carry import cut_network
 from hwnas.search.race import ENDS, FINALISTS, TRUNK, WARMUP, Choose, Course, Drop, Race, Train
 from hwnas.search.trial import SearchOptions, facts_of
 from hwnas.study.lines import (
@@ -39,17 +41,19 @@ from hwnas.system.libraries import release_memory
 from hwnas.system.processes import Interrupts, host_of, worker_name
 from hwnas.training.line import Keeping, Leg, Stretch, answers, key_of, train_leg
 from hwnas.training.loop import seeded
-from hwnas.training.rounding import Rounding
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    import hwnas.training.rounding as rounding
     from hwnas.data.dataset import Dataset
     from hwnas.networks.network import FoundNetwork
     from hwnas.space.architecture import Architecture
     from hwnas.space.search_space import SearchSpace
     from hwnas.study.objective import Predict
     from hwnas.training.recipe import Recipe
+else:
+    rounding = LazyModule("hwnas.training.rounding")
 
 DECIDING = 2048  # validation images, stratified, that lines are judged by
 POLL_S = 0.5
@@ -244,7 +248,7 @@ class _Racer:
             seconds = (time.monotonic() - began) / (trained if trained >= FEW_STEPS else leg.steps) * leg.steps
             told = {"seconds": seconds}
             if setting.course.is_int8 and step.rung == TRUNK:
-                with Rounding():
+                with rounding.Rounding():
                     told["int8_loss"] = float(right.mean() - answers(model, data.validation, data).mean())
         del model
         release_memory()
@@ -254,8 +258,6 @@ class _Racer:
         """The network with what it begins with: its source's average, or its own start."""
         if step.source is None:
             return network.start()
-        from hwnas.networks.carry import cut_network
-
         return cut_network(self._average(step.source), step.source.architecture, network.architecture)
 
     def _average(self, line: Line) -> dict[str, Tensor]:

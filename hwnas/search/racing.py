@@ -18,10 +18,12 @@ from hwnas.search.course import Length, known_networks, make_course
 from hwnas.search.minutes import ENDING_S, LEAST_MAKING_S, Clock, Pace, step_seconds, timing_reserve_s
 from hwnas.search.plan import Plan, line_recipe, making_of
 from hwnas.search.race import CONTROL, ENDS, FINALISTS, KNOWN, Course, Race
+from hwnas.search.racer import Setting, run_race, state_path
 from hwnas.space.search_space import WHOLE
 from hwnas.study.lines import Line, read_lines
 from hwnas.study.storage import storage_errors
 from hwnas.study.study import storage_of, study_lock, trial_rows
+from hwnas.training.line import Keeping
 
 if TYPE_CHECKING:
     from hwnas.search.prepare import Prepared
@@ -206,9 +208,6 @@ def tell_room(course: Course, cap_ms: float | None, console: Console) -> None:
 
 def race_lines(prepared: Prepared, console: Console) -> None:
     """Work on the race until it is over, as one of its processes."""
-    from hwnas.search.racer import Setting, run_race
-    from hwnas.training.line import Keeping
-
     plan, study = prepared.plan, prepared.study
     if LENGTH not in study.user_attrs:
         raise StudyError(f"the race in {prepared.run.path} has not begun: its first process is still preparing. Start "
@@ -241,8 +240,6 @@ def race_lines(prepared: Prepared, console: Console) -> None:
 
 def raced_of(prepared: Prepared) -> dict[str, Raced]:
     """The weights of the lines that the race has finished, by network id."""
-    from hwnas.search.racer import state_path
-
     lines = read_lines(prepared.study, prepared.plan.space)
     return {line.id: Raced(line.key, state_path(prepared.run.lines, line, str(line.legs[-1]["rung"])))
             for line in lines if line.rungs & ENDS}

@@ -14,8 +14,9 @@ from hwnas.front.join import joined_rows, read_origins
 from hwnas.front.make import fault_of, other_start
 from hwnas.front.rows import FrontRow, load_front
 from hwnas.front.score import Scores, Timing
-from hwnas.front.verification import Facts
+from hwnas.front.verification import Facts, environment_of, make_rows, results_of, verify_front, write_results
 from hwnas.latency.deployment import error_line
+from hwnas.networks.quantize import needs_narrow_weights
 from hwnas.search.families import choose_family, find_choice
 from hwnas.search.minutes import (
     ENOUGH_STEPS,
@@ -126,8 +127,6 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     nothing is verified: the rows keep their predictions, and `python -m hwnas.verify run=DIR` on that host completes
     them.
     """
-    from hwnas.front.verification import environment_of, make_rows, results_of, verify_front, write_results
-
     plan, run, deployment = prepared.plan, prepared.run, prepared.plan.deployment
     making = replace(making_of(plan, prepared.dataset), narrow=_narrow(prepared),
                      raced=raced_of(prepared) if plan.races else {})
@@ -172,8 +171,6 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
 
 def _narrow(prepared: Prepared) -> bool:
     """Whether int8 weights need 7 bits on the host that is searched for, by the CPU that its table names."""
-    from hwnas.networks.quantize import needs_narrow_weights
-
     host = prepared.table.host
     return needs_narrow_weights(prepared.plan.deployment.target, host.get("vendor", ""), host.get("flags", ()))
 

@@ -12,6 +12,7 @@ from hwnas.errors import BudgetError, SamplerError
 from hwnas.front.finalists import doubts, draw_controls, finalists_of, known_controls
 from hwnas.front.rows import FrontRow
 from hwnas.networks.network import FoundNetwork
+from hwnas.samplers.informed import Context, beliefs
 from hwnas.search.loop import run_search
 from hwnas.search.minutes import timing_reserve_s
 from hwnas.search.plan import UNLIMITED
@@ -82,8 +83,6 @@ def with_beliefs(prepared: Prepared, trials: list[dict[str, Any]], console: Cons
     Other samplers search where ours cannot (a cap that almost nothing keeps, costs of another package): then the rows
     keep their own values, and a line says so.
     """
-    from hwnas.samplers.informed import Context, beliefs
-
     options = prepared.options
     try:
         believed = beliefs(prepared.study, Context(prepared.plan.space, prepared.model.predict, options.objective,

@@ -8,11 +8,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hwnas.errors import SpaceError
+from hwnas.lazy import LazyModule
 from hwnas.space.blocks.block import ACTIVATIONS, HEADS, KINDS, BlockKind, BlockSpec
 from hwnas.system.documents import Document, load_yaml
+
+if TYPE_CHECKING:
+    import yaml
+else:
+    yaml = LazyModule("yaml")
 
 DOCUMENT = Document("hwnas-architecture", 1, "an architecture", "Give an architecture.yaml.", SpaceError)
 _WORDS = {  # of an architecture's text, by place: the form that a user is told, and the pattern
@@ -291,8 +297,6 @@ class Architecture:
 
     def to_yaml(self) -> str:
         """Text of `architecture.yaml`."""
-        import yaml
-
         return yaml.safe_dump(self.to_dict(), sort_keys=False, width=100)
 
     @classmethod

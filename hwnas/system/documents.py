@@ -11,9 +11,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hwnas.errors import ConfigError, StudyError, UserError
+from hwnas.lazy import LazyModule
+
+if TYPE_CHECKING:
+    import yaml
+else:
+    yaml = LazyModule("yaml")
 
 WRONG = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)  # what content of another form raises
 MOST_JSON = 64 << 20  # bytes; the largest table has 7 MB
@@ -211,8 +217,6 @@ def yaml_text(path: Path) -> str:
 def check_yaml(text: str) -> None:
     """ValueError (or yaml.YAMLError) for a text that would take long or much memory: a few lines of aliases stand for
     billions of values."""
-    import yaml
-
     if len(text) > _MOST_BYTES:
         raise ValueError(f"larger than {_MOST_BYTES >> 20} MiB")
     n, sizes, around = 0, dict[str | None, int](), list[tuple[str | None, int]]()  # sizes of what the anchors stand for
@@ -236,8 +240,6 @@ def check_yaml(text: str) -> None:
 
 def load_yaml(text: str) -> Any:
     """YAML as plain values; ValueError, in one line, for a text that is none, or that `check_yaml` refuses."""
-    import yaml
-
     try:
         check_yaml(text)
         return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))

@@ -18,7 +18,14 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from hwnas.lazy import LazyModule
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = LazyModule("torch")
 
 _SCHEMAS = {
     "nms": "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -33,8 +40,6 @@ def declare_missing() -> None:
 
     The declared operators have no kernels: calling one fails as before, and no classifier does.
     """
-    import torch
-
     if _loads_compiled():
         return
     for name, schema in _SCHEMAS.items():
@@ -46,8 +51,6 @@ def declare_missing() -> None:
 
 def _loads_compiled() -> bool:
     """Whether torchvision's own library loads into this torch (loading it twice is harmless), or none is installed."""
-    import torch
-
     spec = importlib.util.find_spec("torchvision")
     if spec is None or spec.origin is None:
         return True

@@ -17,16 +17,22 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hwnas import __version__
 from hwnas.errors import StudyError, UserError
+from hwnas.lazy import LazyModule
 from hwnas.system.documents import Document, check_shape, load_yaml, read_json, yaml_text
 from hwnas.system.paths import hold, unwritten, write_atomic
 from hwnas.system.tables import finite, read_npz, read_table, table_csv, table_text
+
+if TYPE_CHECKING:
+    import yaml
+else:
+    yaml = LazyModule("yaml")
 
 NAME = ".hwnas.json"
 MARKER = Document("hwnas-folder", 1, "the mark of a folder", "Choose another out=FOLDER.")
@@ -516,8 +522,6 @@ class RunFolder(WorkFolder):
 
     def write_config(self, config: Mapping[str, Any] | str) -> None:
         """`config.yaml`: the composed configuration, as values or as YAML text."""
-        import yaml
-
         text = config if isinstance(config, str) else yaml.safe_dump(dict(config), sort_keys=False, width=110)
         write_atomic(self.config, text)
 

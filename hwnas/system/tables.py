@@ -22,10 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.errors import ConfigError, DataError, UnknownName
+from hwnas.lazy import LazyModule
 from hwnas.system.documents import read_bytes
 
 if TYPE_CHECKING:
-    import pandas as pd
+    import pandas
+else:
+    pandas = LazyModule("pandas")
 
 
 Columns = Mapping[str, Any]  # type of each column: str, int, float or bool, or one of these or None
@@ -47,11 +50,9 @@ def table_csv(rows: Sequence[Mapping[str, Any]], columns: Iterable[str] = ()) ->
 
     Columns are `columns`, then others in the order in which they first appear.
     """
-    import pandas as pd
-
     names = list(dict.fromkeys([*columns, *(key for row in rows for key in row)]))
     cells = [[_cell(row.get(name)) for name in names] for row in rows]
-    return str(pd.DataFrame(cells, columns=names, dtype=object).to_csv(index=False, lineterminator="\n"))
+    return str(pandas.DataFrame(cells, columns=names, dtype=object).to_csv(index=False, lineterminator="\n"))
 
 
 def shown_csv(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -92,12 +93,10 @@ def read_table(text: str, columns: Columns) -> list[dict[str, Any]]:
     return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
 
 
-def read_frame(text: str, columns: Columns) -> pd.DataFrame:
+def read_frame(text: str, columns: Columns) -> pandas.DataFrame:
     """The same as a frame of pandas' nullable types."""
-    import pandas as pd
-
-    return pd.DataFrame({name: pd.array(values, dtype=_DTYPES[_base(columns.get(name, str))])
-                         for name, values in _values(text, columns).items()})
+    return pandas.DataFrame({name: pandas.array(values, dtype=_DTYPES[_base(columns.get(name, str))])
+                             for name, values in _values(text, columns).items()})
 
 
 def _values(text: str, columns: Columns) -> dict[str, list[Any]]:
@@ -146,14 +145,12 @@ def read_cells(path: Path, columns: Sequence[str], usage: str) -> dict[str, list
     `usage` ends the sentence of a DataError and says what to give instead. UnknownName for a column that is not there;
     ConfigError where Parquet is not installed.
     """
-    import pandas as pd
-
     try:
         if path.suffix == ".parquet":
             return _parquet_cells(path, columns)
         _check_size(path)
         _check_columns(path, columns, _column_names(path))
-        frame = pd.read_csv(path, dtype=str, na_filter=False, index_col=False, usecols=list(columns))
+        frame = pandas.read_csv(path, dtype=str, na_filter=False, index_col=False, usecols=list(columns))
     except (OSError, ValueError) as error:  # pandas' own errors are ValueErrors
         raise DataError(f"{path}: cannot be read ({error}). {usage}") from error
     return {column: frame[column].tolist() for column in columns}

@@ -9,20 +9,30 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn.functional import affine_grid, grid_sample
 
 from hwnas.data.dataset import Dataset, Images, Split
 from hwnas.errors import ConfigError
+from hwnas.lazy import LazyModule
 from hwnas.system.libraries import declare_missing
 from hwnas.training.place import CPU
 from hwnas.training.ranks import ALONE, Ranks
 from hwnas.training.recipe import Moves, Recipe
+
+if TYPE_CHECKING:
+    import PIL.Image
+    import timm.data.auto_augment
+    import timm.data.mixup
+    import timm.data.random_erasing
+    import torch
+    from torch import Tensor
+else:
+    PIL = LazyModule("PIL")
+    timm = LazyModule("timm")
+    torch = LazyModule("torch")
 
 _MOST_HELD = 1 << 30  # bytes of images that a training keeps on a GPU; more are sent batch by batch
 _STRONGEST = 9.999  # at 10 timm posterises to 0 bits, which Pillow refuses
@@ -195,40 +205,34 @@ def _affine(images: Tensor, moves: Moves, flip: bool, generator: torch.Generator
     theta = torch.stack([
         torch.stack([cosine * mirror, -sine, 2 * moves.shift * uniform()], 1),
         torch.stack([sine * mirror, cosine, 2 * moves.shift * uniform()], 1)], 1)
-    grid = affine_grid(theta.to(images.device), list(images.shape), align_corners=False)
-    return grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    grid = torch.nn.functional.affine_grid(theta.to(images.device), list(images.shape), align_corners=False)
+    return torch.nn.functional.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 
 def _change_image(image: Images, change: Callable[[Any], Any]) -> Images:
     """Apply an operation of timm, which takes PIL images, to an image [c, h, w] of one or three channels."""
-    from PIL import Image
-
     grey = len(image) == 1
-    pixels = np.asarray(change(Image.fromarray(image[0] if grey else np.ascontiguousarray(image.transpose(1, 2, 0)))))
+    given = image[0] if grey else np.ascontiguousarray(image.transpose(1, 2, 0))
+    pixels = np.asarray(change(PIL.Image.fromarray(given)))
     return pixels[None] if grey else pixels.transpose(2, 0, 1)
 
 
 def _rand_augment(recipe: Recipe, dataset: Dataset) -> Callable[[Any], Any]:
-    from timm.data.auto_augment import rand_augment_transform
-
     mean = tuple(round(255 * value) for value in dataset.mean)
-    augment: Callable[[Any], Any] = rand_augment_transform(
+    augment: Callable[[Any], Any] = timm.data.auto_augment.rand_augment_transform(
         f"rand-m{recipe.rand_augment}-n{recipe.rand_layers}-mstd0.5-inc1",
         {"img_mean": mean[0] if len(mean) == 1 else mean, "magnitude_max": _STRONGEST})
     return augment
 
 
 def _random_erasing(recipe: Recipe) -> Callable[[Tensor], Tensor]:
-    from timm.data.random_erasing import RandomErasing
-
-    erase: Callable[[Tensor], Tensor] = RandomErasing(recipe.erase, mode=recipe.erase_mode, device=recipe.device)
+    erase: Callable[[Tensor], Tensor] = timm.data.random_erasing.RandomErasing(
+        recipe.erase, mode=recipe.erase_mode, device=recipe.device)
     return erase
 
 
 def _mixup(recipe: Recipe, classes: int) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    from timm.data.mixup import Mixup
-
-    mix: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = Mixup(
+    mix: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = timm.data.mixup.Mixup(
         recipe.mixup, recipe.cutmix, prob=recipe.mix_prob, label_smoothing=recipe.label_smoothing,
         num_classes=classes)
     return mix

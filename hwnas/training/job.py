@@ -15,10 +15,7 @@ import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from hwnas import __version__
 from hwnas.cli.options import Config, option, read_command
@@ -26,6 +23,8 @@ from hwnas.cli.progress import Console
 from hwnas.data.dataset import Dataset, DatasetInfo, Split, subset, top1
 from hwnas.data.loading import inspect_dataset, read_images
 from hwnas.errors import ConfigError, DataError, ExportError, StudyError
+from hwnas.lazy import LazyModule
+from hwnas.networks.around import find_start
 from hwnas.networks.baselines import TIMM, Baseline, check_timm, count_macs, count_params
 from hwnas.networks.export import RECIPE_KEY, Parity, check_parity, export_onnx, parity_images, stored_fingerprint
 from hwnas.networks.network import (
@@ -55,6 +54,15 @@ from hwnas.training.place import CPU, PLACES, check_precision, resolved
 from hwnas.training.ranks import ALONE, Ranks
 from hwnas.training.recipe import Recipe, recipe_of
 from hwnas.training.teacher import Teacher, TeacherOptions, distilled, teacher_of
+
+if TYPE_CHECKING:
+    import safetensors.torch
+    import torch
+    from torch import Tensor, nn
+else:
+    safetensors = LazyModule("safetensors")
+    nn = LazyModule("torch.nn")
+    torch = LazyModule("torch")
 
 _LARGEST_PX = 224  # largest size that timm networks are trained at, unless dataset.image_size says otherwise
 _INITIAL = 1 << 32  # no epoch: the key of the random numbers that weights are made of
@@ -209,8 +217,6 @@ def _begun(source: FoundNetwork | Baseline, options: TrainOptions, channels: int
     Otherwise a network that once began with some keeps their normalisation if given weights come from it.
     """
     if options.pretrained.asked:
-        from hwnas.networks.around import find_start
-
         name = source.name if isinstance(source, Baseline) else source.cut_from
         if not name or options.weights is not None:
             raise ConfigError("pretrained goes with model=timm:NAME or a network that is cut from one, and without "
@@ -470,10 +476,9 @@ def sentence(summary: dict[str, Any], folder: Path) -> str:
 
 
 def _weights(job: TrainingJob, trained: Trained) -> bytes:
-    from safetensors.torch import save
-
     tensors = {name: plain(tensor) for name, tensor in trained.model.state_dict().items()}
-    return save(tensors, {RECIPE_KEY: _fingerprint(job)})  # one key: their order in the file is random
+    # One key, because the order of keys in the file is random.
+    return safetensors.torch.save(tensors, {RECIPE_KEY: _fingerprint(job)})
 
 
 def _export(job: TrainingJob, model: nn.Module) -> Parity:

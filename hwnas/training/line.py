@@ -16,17 +16,25 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from hwnas.data.dataset import Dataset, Progress, Split
 from hwnas.errors import StudyError, TrainingError, UserError
+from hwnas.lazy import LazyModule
 from hwnas.training.batches import Batches
 from hwnas.training.loop import Checkpoint, Training, lay_out, predict, seeded
 from hwnas.training.recipe import Recipe
-from hwnas.training.rounding import Rounding
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    import hwnas.training.rounding as rounding
+else:
+    rounding = LazyModule("hwnas.training.rounding")
+    nn = LazyModule("torch.nn")
 
 SAVE_S = 30.0  # seconds of a leg after which its state is written, so that a kill costs no more
 
@@ -108,7 +116,7 @@ class LineTraining(Training):
         stack = contextlib.ExitStack()
         stack.enter_context(super().in_precision())
         if self.step >= self.stretch.leg.steps - self.stretch.leg.rounded:
-            stack.enter_context(Rounding())
+            stack.enter_context(rounding.Rounding())
         return stack
 
     def state(self) -> Checkpoint:

@@ -17,15 +17,14 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from hwnas.data.dataset import Dataset, Images, Progress, Split, top1
 from hwnas.errors import StudyError, TrainingError
+from hwnas.lazy import LazyModule
 from hwnas.networks.network import check_tensors
 from hwnas.system.documents import WRONG, Document, check_identity, load_json
 from hwnas.system.libraries import kept_memory
@@ -35,7 +34,21 @@ from hwnas.training.batches import Batches, Stream, fed
 from hwnas.training.place import CPU, device_of, repeatable, used_generators
 from hwnas.training.recipe import Recipe
 
-OnEpoch = Callable[[int, nn.Module], "bool | None"]
+if TYPE_CHECKING:
+    import safetensors
+    import safetensors.torch
+    import timm.optim
+    import timm.scheduler
+    import timm.utils
+    import torch
+    from torch import Tensor, nn
+else:
+    safetensors = LazyModule("safetensors")
+    timm = LazyModule("timm")
+    nn = LazyModule("torch.nn")
+    torch = LazyModule("torch")
+
+OnEpoch = Callable[[int, "nn.Module"], "bool | None"]
 
 
 @contextlib.contextmanager
@@ -261,11 +274,9 @@ def lay_out(model: nn.Module, recipe: Recipe) -> nn.Module:
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     """timm's, without weight decay of norms and biases. The classifier's rate is that of the first groups."""
-    from timm.optim import create_optimizer_v2
-
     groups = model if recipe.body_rate == recipe.layer_decay == 1 else _by_rate(model, recipe)
-    optimizer: torch.optim.Optimizer = create_optimizer_v2(groups, recipe.optimizer, lr=recipe.lr,
-                                                           weight_decay=recipe.weight_decay)
+    optimizer: torch.optim.Optimizer = timm.optim.create_optimizer_v2(groups, recipe.optimizer, lr=recipe.lr,
+                                                                      weight_decay=recipe.weight_decay)
     return optimizer
 
 
@@ -287,13 +298,13 @@ def _by_rate(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
 def _shares(model: nn.Module, recipe: Recipe) -> Iterator[tuple[nn.Parameter, float]]:
     """Each parameter's share of `lr`: `layer_decay` for each layer (as timm counts them) between it and the end, and
     `body_rate` of that for all but the classifier, which has the whole."""
-    from timm.optim import param_groups_layer_decay
-
     network: Any = model
     given = network.get_classifier()
     heads = given if isinstance(given, tuple | list) else (given,)  # several where a network was distilled
     head = {id(parameter) for each in heads for parameter in each.parameters()}
-    layers = [] if recipe.layer_decay == 1 else param_groups_layer_decay(model, layer_decay=recipe.layer_decay)
+    layers = []
+    if recipe.layer_decay != 1:
+        layers = timm.optim.param_groups_layer_decay(model, layer_decay=recipe.layer_decay)
     scales = {id(parameter): group["lr_scale"] for group in layers for parameter in group["params"]}
     for parameter in model.parameters():
         share = recipe.body_rate * scales.get(id(parameter), 1.0)
@@ -302,12 +313,10 @@ def _shares(model: nn.Module, recipe: Recipe) -> Iterator[tuple[nn.Parameter, fl
 
 def make_schedule(optimizer: torch.optim.Optimizer, recipe: Recipe, steps: int) -> Any:
     """timm's, with a step for its unit, or torch's OneCycle; `step_update(step)` sets what the step alone decides."""
-    from timm.scheduler import create_scheduler_v2
-
     if recipe.schedule == "onecycle":
         return _OneCycle(optimizer, recipe, steps)
     warmup = min(round(recipe.warmup * steps), steps - 1)
-    schedule, _ = create_scheduler_v2(
+    schedule, _ = timm.scheduler.create_scheduler_v2(
         optimizer, recipe.schedule, num_epochs=max(2, steps - warmup), warmup_epochs=warmup, warmup_prefix=True,
         warmup_lr=recipe.lr / 25, min_lr=recipe.lr_end, decay_rate=recipe.decay_rate,
         decay_epochs=max(1, round(recipe.decay_every * steps)), step_on_epochs=False, updates_per_epoch=1)
@@ -334,12 +343,9 @@ def make_average(model: nn.Module, recipe: Recipe) -> Any:
     """timm's moving average with a warm-up that suits few steps, or None."""
     if not recipe.ema_decay:
         return None
-    from timm.utils import ModelEmaV3
-
-    return ModelEmaV3(model, decay=recipe.ema_decay, use_warmup=True, warmup_power=0.75)
+    return timm.utils.ModelEmaV3(model, decay=recipe.ema_decay, use_warmup=True, warmup_power=0.75)
 
 
-@torch.inference_mode()
 def predict(model: nn.Module, images: Images | NDArray[np.float32], dataset: Dataset | None = None,
             batch_size: int = 256) -> NDArray[np.float32]:
     """Logits float32 [n, classes] in eval mode, computed where the model is; uint8 images are normalised by `dataset`
@@ -347,15 +353,16 @@ def predict(model: nn.Module, images: Images | NDArray[np.float32], dataset: Dat
     was_training, device = model.training, str(device_of(model))
     model.eval()
     parts = []
-    for start in range(0, len(images), batch_size):
-        part = images[start:start + batch_size]
-        if part.dtype == np.uint8:
-            if dataset is None:
-                raise TypeError("predict: uint8 images need the data set that normalises them")
-            batch = fed(np.asarray(part, np.uint8), dataset, device)
-        else:
-            batch = torch.from_numpy(np.ascontiguousarray(part, np.float32)).to(device)
-        parts.append(model(batch.contiguous(memory_format=torch.channels_last)).float().cpu().numpy())
+    with torch.inference_mode():
+        for start in range(0, len(images), batch_size):
+            part = images[start:start + batch_size]
+            if part.dtype == np.uint8:
+                if dataset is None:
+                    raise TypeError("predict: uint8 images need the data set that normalises them")
+                batch = fed(np.asarray(part, np.uint8), dataset, device)
+            else:
+                batch = torch.from_numpy(np.ascontiguousarray(part, np.float32)).to(device)
+            parts.append(model(batch.contiguous(memory_format=torch.channels_last)).float().cpu().numpy())
     model.train(was_training)
     return np.concatenate(parts)
 
@@ -378,27 +385,23 @@ class Checkpoint:
 
     def save(self, path: Path) -> None:
         """Write it whole; UserError, the old file left as it was, when that fails."""
-        from safetensors.torch import save
-
         tensors: dict[str, Tensor] = {}
         for part, state in (("model", self.model), ("average", self.average)):
             tensors |= {f"{part}.{name}": plain(tensor) for name, tensor in state.items()}
         about = {**CHECKPOINT.header, "identity": dict(self.identity), "epoch": self.epoch, "rows": self.rows,
                  "optimizer": _pack(self.optimizer, "optimizer", tensors)}
-        write_atomic(path, save(tensors, {CHECKPOINT_KEY: json.dumps(about)}))
+        write_atomic(path, safetensors.torch.save(tensors, {CHECKPOINT_KEY: json.dumps(about)}))
 
     @classmethod
     def load(cls, path: Path) -> Checkpoint | None:
         """The checkpoint at `path`, None where there is no file; StudyError for one that is torn or foreign."""
-        from safetensors import SafetensorError, safe_open
-
         if not path.exists():
             return None
         try:
-            with safe_open(check_tensors(path), framework="pt") as file:
+            with safetensors.safe_open(check_tensors(path), framework="pt") as file:
                 about = load_json((file.metadata() or {}).get(CHECKPOINT_KEY, "null"))
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError, ValueError) as error:
+        except (OSError, safetensors.SafetensorError, ValueError) as error:
             raise StudyError(f"{path} is torn or no checkpoint ({' '.join(str(error).split())[:120]}). Put a whole "
                              "copy there, or remove it to begin again.") from None
         about = CHECKPOINT.check(about, path)
@@ -418,7 +421,7 @@ class Checkpoint:
         optimizer.load_state_dict(dict(self.optimizer))
         for parameter, state in optimizer.state.items():
             for name, value in state.items():
-                if isinstance(value, Tensor) and value.shape == parameter.shape:
+                if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
                     state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
@@ -433,7 +436,7 @@ def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     """`value` as JSON; its tensors go to `tensors`."""
-    if isinstance(value, Tensor):
+    if isinstance(value, torch.Tensor):
         tensors[name] = plain(value)
         return {"tensor": name}
     if isinstance(value, Mapping):

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING
 
 from hwnas.cli.options import option
 from hwnas.errors import TargetError
+from hwnas.lazy import LazyModule
 from hwnas.target import Host, usable_cores
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+else:
+    torch = LazyModule("torch")
 
 CPU = "cpu"
 PLACES = ("cpu", "cuda", "auto")
@@ -40,8 +43,6 @@ def resolved(asked: str, option: str = "training.device") -> str:
     """`cpu` or `cuda` for what was asked; TargetError, which names the `option`, where torch finds no GPU for it."""
     if asked not in PLACES[1:]:
         return asked
-    import torch
-
     if torch.cuda.is_available():
         return "cuda"
     if asked == "auto":
@@ -54,8 +55,6 @@ def check_precision(precision: str, device: str, option: str = "precision") -> N
     """TargetError, which names the `option`, where the device has no bf16 and it is asked for."""
     if precision != "bf16":
         return
-    import torch
-
     has = torch.cuda.is_bf16_supported() if device == "cuda" else bool(_BF16 & set(Host.detect().flags))
     if not has:
         raise TargetError(f"{option}=bf16: this {'GPU' if device == 'cuda' else 'CPU'} has no bf16. Use {option}=fp32.")
@@ -71,8 +70,6 @@ def tell_idle(device: str, say: Callable[[str], None], option: str = "training.d
     """Say so where torch sees a GPU and networks are trained on the CPU."""
     if device != CPU:
         return
-    import torch
-
     if torch.cuda.is_available():
         say(f"note: torch sees a GPU ({torch.cuda.get_device_name()}), which stays idle: networks are trained on the "
             f"CPU. {option}=cuda trains them there.")
@@ -80,8 +77,6 @@ def tell_idle(device: str, say: Callable[[str], None], option: str = "training.d
 
 def device_of(model: nn.Module) -> torch.device:
     """Where a network's parameters are, or its buffers where it has no parameters; the CPU where it has neither."""
-    import torch
-
     tensor = next(chain(model.parameters(), model.buffers()), None)
     return torch.device(CPU) if tensor is None else tensor.device
 
@@ -89,8 +84,6 @@ def device_of(model: nn.Module) -> torch.device:
 @contextlib.contextmanager
 def repeatable() -> Iterator[None]:
     """Inside, cuDNN takes deterministic kernels, and fp32 is fp32: GPUs would round factors to TF32's ten bits."""
-    import torch
-
     cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
     before = cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, products.allow_tf32
     cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, products.allow_tf32 = True, False, False, False
@@ -102,6 +95,4 @@ def repeatable() -> Iterator[None]:
 
 def used_generators() -> list[int]:
     """The CUDA devices whose generators a training may move; none where CUDA is not in use."""
-    import torch
-
     return [torch.cuda.current_device()] if torch.cuda.is_initialized() else []

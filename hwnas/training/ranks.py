@@ -10,10 +10,16 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from hwnas.errors import ConfigError
+from hwnas.lazy import LazyModule
 from hwnas.system.processes import end_with
 
 if TYPE_CHECKING:
+    import torch
+    import torch.distributed
+    import torch.nn.parallel
     from torch import nn
+else:
+    torch = LazyModule("torch")
 
 _PATIENCE = timedelta(days=1)  # the others wait while the first validates, or for another training in the folder
 
@@ -58,31 +64,25 @@ class Ranks:
         if self.world == 1:
             yield
             return
-        import torch
-
         # DistributedDataParallel imports this module, whose functions take the group present at import as a default.
         # If it were imported in the block, it would keep the group for good: Gloo's threads would then abort the
         # ending interpreter.
         import torch.distributed.nn.functional
-        from torch import distributed
-
         if device == "cuda":
             torch.cuda.set_device(self.local)
-        distributed.init_process_group("nccl" if device == "cuda" else "gloo", rank=self.rank, world_size=self.world,
-                                       timeout=_PATIENCE)
+        torch.distributed.init_process_group("nccl" if device == "cuda" else "gloo", rank=self.rank,
+                                             world_size=self.world, timeout=_PATIENCE)
         try:
             yield
         finally:
-            distributed.destroy_process_group()
+            torch.distributed.destroy_process_group()
 
     def wrapped(self, model: nn.Module) -> nn.Module:
         """`model`, with its gradients averaged over the ranks in backward and the first rank's buffers of batch
         norm."""
         if self.world == 1:
             return model
-        from torch.nn.parallel import DistributedDataParallel
-
-        wrapped: nn.Module = DistributedDataParallel(model)
+        wrapped: nn.Module = torch.nn.parallel.DistributedDataParallel(model)
         return wrapped
 
     def mean(self, value: float, device: str) -> float:
@@ -94,11 +94,8 @@ class Ranks:
         return flag if self.world == 1 else self._sum(float(flag and self.first), device) > 0
 
     def _sum(self, value: float, device: str) -> float:
-        import torch
-        from torch import distributed
-
         tensor = torch.tensor([value], dtype=torch.float64, device=device)
-        distributed.all_reduce(tensor)
+        torch.distributed.all_reduce(tensor)
         return float(tensor.item())
 
 

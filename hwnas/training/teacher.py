@@ -22,6 +22,7 @@ import numpy as np
 from hwnas.cli.options import Config, option, read_options
 from hwnas.data.dataset import Dataset
 from hwnas.errors import CandidateError, ConfigError, DataError, HwnasError, ModelError
+from hwnas.lazy import LazyModule
 from hwnas.networks.baselines import TIMM, Baseline, build_timm
 from hwnas.networks.network import load_weights
 from hwnas.runtimes.child import WAITING, Progress, run_child, serve
@@ -32,10 +33,14 @@ from hwnas.system.paths import temporary_folder
 from hwnas.target import Target
 
 if TYPE_CHECKING:
+    import torch
+    import torch.nn.functional
     from numpy.typing import NDArray
     from torch import Tensor
 
     from hwnas.runtimes.runtime import Compiled, Runtime
+else:
+    torch = LazyModule("torch")
 
 _POLL_S = 0.2
 
@@ -107,17 +112,13 @@ def teacher_of(options: TeacherOptions, dataset: Dataset, batch_size: int, threa
 
 def distilled(loss: Tensor, logits: Tensor, taught: Tensor, options: TeacherOptions) -> Tensor:
     """(1 - alpha) loss + alpha T² KL(teacher ‖ student) at temperature T (Hinton, Vinyals and Dean, 2015)."""
-    from torch.nn.functional import kl_div, log_softmax
-
     heat = options.temperature
-    apart = kl_div(log_softmax(logits / heat, 1), log_softmax(taught.float() / heat, 1), reduction="batchmean",
-                   log_target=True)
+    student, teacher = (torch.nn.functional.log_softmax(part / heat, 1) for part in (logits, taught.float()))
+    apart = torch.nn.functional.kl_div(student, teacher, reduction="batchmean", log_target=True)
     return (1 - options.alpha) * loss + options.alpha * heat * heat * apart
 
 
 def _timm(options: TeacherOptions, dataset: Dataset, device: str) -> Teacher:
-    import torch
-
     size, classes = options.image_size or dataset.image_size, len(dataset.class_names)
     with torch.random.fork_rng(devices=[]):  # random weights are drawn, which the student's seed must not see
         network = build_timm(Baseline(str(options.model).removeprefix(TIMM)), dataset.channels, classes, size,
@@ -134,8 +135,6 @@ def _timm(options: TeacherOptions, dataset: Dataset, device: str) -> Teacher:
 
 def adapted(images: Tensor, dataset: Dataset, options: TeacherOptions, size: tuple[int, int]) -> Tensor:
     """Images of the data set in the normalisation and size that the teacher was trained on."""
-    from torch.nn.functional import interpolate
-
     mean, std = options.mean or dataset.mean, options.std or dataset.std
     if (mean, std) != (dataset.mean, dataset.std):
         scale, shift = ([own / its for own, its in zip(dataset.std, std, strict=True)],
@@ -143,7 +142,7 @@ def adapted(images: Tensor, dataset: Dataset, options: TeacherOptions, size: tup
         images = images * images.new_tensor(scale)[:, None, None] + images.new_tensor(shift)[:, None, None]
     if images.shape[2:] == size:
         return images
-    return interpolate(images, size, mode="bilinear", antialias=True)
+    return torch.nn.functional.interpolate(images, size, mode="bilinear", antialias=True)
 
 
 class OnnxTeacher:
@@ -172,8 +171,6 @@ class OnnxTeacher:
                             f"{len(dataset.class_names)}. Give one that was trained on these classes.")
 
     def __call__(self, images: Tensor) -> Tensor:
-        import torch
-
         fed = adapted(images.cpu(), self._dataset, self._options, self._size).contiguous().numpy()
         try:
             self._stream.write(np.ascontiguousarray(fed, "<f4").tobytes())

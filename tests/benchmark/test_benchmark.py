@@ -25,7 +25,7 @@ from hwnas.benchmark import task as benchmarking
 from hwnas.benchmark.report import Benchmark, batch_figure, lines
 from hwnas.cli.command import as_typed, run_command
 from hwnas.errors import CandidateError, FileError, ModelError, TableError, UnknownNetwork
-from hwnas.latency import harness, timing
+from hwnas.latency import harness
 from hwnas.latency.harness import MIN_WINDOWS, _busy_seconds, _lost_seconds, measure_load
 from hwnas.latency.table import Measurement, Protocol, Turn
 from hwnas.latency.timing import QuietTimes
@@ -63,7 +63,7 @@ def tiny_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "reference"
     folder.mkdir()
     path = network(folder, ("batch", 3, 16, 16), null_ms=0.1)
-    monkeypatch.setattr(timing, "reference_file", lambda target, folder: path)
+    monkeypatch.setattr(command, "reference_file", lambda target, folder: path)
     monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
     return path
 
@@ -208,7 +208,7 @@ def test_a_run_far_slower_than_earlier_ones_is_invalid(tmp_path: Path, tiny_refe
                                                       capsys: pytest.CaptureFixture[str]) -> None:
     quiet = QuietTimes(Host.detect(), load_runtime("null").version(), NULL)
     quiet.store(0.01)
-    monkeypatch.setattr(child, "run_child", lambda module, todo, target, **options: run(
+    monkeypatch.setattr(command, "run_child", lambda module, todo, target, **options: run(
         target, {**todo, "reference": str(tiny_reference)}))
     path = network(tmp_path)
     assert command_line("+target=null_fp32", f"model={path}", "image_size=16", "seconds=1") == 1

@@ -34,7 +34,6 @@ from hwnas.errors import ConfigError, StudyError, TrainingError, UnknownName, Us
 from hwnas.networks.around import space_content
 from hwnas.networks.baselines import Baseline
 from hwnas.space.search_space import SearchSpace
-from hwnas.training import job as training_job
 from hwnas.training.loop import Checkpoint
 from hwnas.training.recipe import FINE_TUNING
 
@@ -129,7 +128,7 @@ def test_the_same_command_again_trains_and_asks_nothing(copied: Path, space_file
     def refuse(*_: object) -> None:
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(training_job, "train", refuse)
+    monkeypatch.setattr("hwnas.certify.truth.train", refuse)
     monkeypatch.setattr("hwnas.accuracy.proxy.Proxy.evaluate", refuse)
     before = document(copied / "certificate.json")
     assert run_command(main, "certify", "usage", arguments(space_file, copied), target=False) == 0
@@ -198,7 +197,7 @@ def test_a_training_that_diverges_is_kept_as_failed_and_not_tried_again(copied: 
     assert plan is not None
     folder = plan.folder(plan.networks[1], 1)
     (folder / "summary.json").unlink()
-    monkeypatch.setattr(training_job, "train", diverge)
+    monkeypatch.setattr("hwnas.certify.truth.train", diverge)
     command = arguments(space_file, copied)
     for _ in range(2):
         assert run_command(main, "certify", "usage", command, target=False) == 0
@@ -425,7 +424,7 @@ def test_with_a_target_networks_are_spread_over_predicted_latency(space_file: Pa
         asked.append(1)
         return SimpleNamespace(created="2026-11-20"), SimpleNamespace(predict=falling)
 
-    monkeypatch.setattr("hwnas.latency.deployment.latency_model", model)
+    monkeypatch.setattr("hwnas.certify.__main__.latency_model", model)
     command = arguments(space_file, tmp_path / "out", "+target=epyc_int8", "only=estimators")
     for _ in range(2):
         assert run_command(main, "certify", "usage", command, target=False) == 2  # nothing is trained

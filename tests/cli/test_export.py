@@ -60,7 +60,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy, in which no file is opened in a child process first."""
-    monkeypatch.setattr("hwnas.runtimes.child.probe_model", lambda *args, **options: None)
+    monkeypatch.setattr("hwnas.runtimes.classifier.probe_model", lambda *args, **options: None)
     return shutil.copytree(made, tmp_path / "here")
 
 

@@ -102,10 +102,10 @@ def workshop(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
         raise Work
 
     for place in ("hwnas.latency.deployment._Calibration.run", "hwnas.accuracy.tabular.Tabular.evaluate",
-                  "hwnas.front.verification.make_rows", "hwnas.front.verification.verify_front",
+                  "hwnas.search.road.make_rows", "hwnas.search.road.verify_front", "hwnas.verify.verify_front",
                   "hwnas.training.loop.Training.run", "hwnas.roofline.measure_roofs",
-                  "hwnas.runtimes.child.run_child",
-                  "hwnas.front.report.write_report"):
+                  "hwnas.benchmark.__main__.run_child", "hwnas.check.__main__.run_child",
+                  "hwnas.runtimes.child.run_child", "hwnas.front.report.write_report"):
         monkeypatch.setattr(place, work)
     monkeypatch.setattr("hwnas.compress.job._checked",  # what a limited child has told
                         lambda *values: json.loads(Path("checked.json").read_text()))
@@ -175,8 +175,8 @@ def test_a_search_that_goes_on_keeps_what_joined(workshop: Path, monkeypatch: py
         measured.extend(row.id for row in rows)
         raise Work
 
-    monkeypatch.setattr("hwnas.front.verification.make_rows", lambda rows, *values: rows)
-    monkeypatch.setattr("hwnas.front.verification.verify_front", verify)
+    monkeypatch.setattr("hwnas.search.road.make_rows", lambda rows, *values: rows)
+    monkeypatch.setattr("hwnas.search.road.verify_front", verify)
     before = (workshop / "run" / "front.csv").read_bytes()
     assert b"-train" in before
     assert main(SEARCH) == 0  # verified already

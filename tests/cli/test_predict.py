@@ -46,7 +46,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
 @pytest.fixture
 def here(made: tuple[Path, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy, in which the file is not opened in a child process first."""
-    monkeypatch.setattr("hwnas.runtimes.child.probe_model", lambda *args, **options: None)
+    monkeypatch.setattr("hwnas.runtimes.classifier.probe_model", lambda *args, **options: None)
     return shutil.copytree(made[0], tmp_path / "here")
 
 

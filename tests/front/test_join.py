@@ -78,7 +78,7 @@ def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(verification, "write_report", lambda *args: None)
     monkeypatch.setattr(timing, "measure", lambda calls, *args, **options: {
         name: measured(0.1 if "-" in name else 0.2) for name in calls})
-    monkeypatch.setattr("hwnas.data.loading.load_dataset", lambda *args: tiny_dataset())
+    monkeypatch.setattr("hwnas.verify.load_dataset", lambda *args: tiny_dataset())
     for module in (join, verification):
         monkeypatch.setattr(module, "probe_model", lambda *args, **options: None)
     return shutil.copytree(made, tmp_path / "here")
@@ -114,7 +114,7 @@ def test_a_network_joins_with_its_origin_in_front_report_picture_and_card(here: 
 
 def test_a_joined_network_is_quantised_for_this_cpu_and_its_manifest_says_how(
         here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hwnas.networks.quantize.needs_narrow_weights", lambda *given: True)
+    monkeypatch.setattr("hwnas.verify.needs_narrow_weights", lambda *given: True)
     add(here, "long")
     told = json.loads(RunFolder.open(here / "run").model(f"{ID}-train").manifest.read_text())["quantisation"]
     assert told["weight_bits"] == 7

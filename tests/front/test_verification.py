@@ -195,7 +195,7 @@ def test_what_is_not_verified_is_told_by_the_exit_code(run: RunFolder, monkeypat
         return {name: measured(0.1, reference_ms=0.1 if quiet[name] else 0.2) for name in calls}
 
     monkeypatch.setattr(scoring, "measure", measure)
-    monkeypatch.setattr("hwnas.data.loading.load_dataset", lambda *args: tiny_dataset())
+    monkeypatch.setattr("hwnas.verify.load_dataset", lambda *args: tiny_dataset())
     monkeypatch.setattr(verification, "probe_model", lambda *args, **options: None)
     finish(run, [tiny_finalist(), BASELINE], tiny_making(), facts())
     for missing, code in ((2, 1), (1, 3)):
@@ -215,7 +215,7 @@ def test_search_for_another_host_is_completed_over_there(run: RunFolder, clock, 
     assert row.top1_test_fp32 >= 0.9
     assert {path.name for path in run.path.iterdir()} == {*FILES, "trials.csv"}
     assert "far-host" in run.model(row.id).card.read_text()
-    monkeypatch.setattr("hwnas.data.loading.load_dataset", lambda *args: tiny_dataset())
+    monkeypatch.setattr("hwnas.verify.load_dataset", lambda *args: tiny_dataset())
     with pytest.raises(StudyError, match=f"search was for far-host; this is {HERE}"):
         verify.run({"run": run.path}, CONSOLE)
     verify.run({"run": run.path, "host": HERE, "verification": {"seconds": None}}, CONSOLE)
@@ -229,7 +229,7 @@ def test_verify_refuses_other_data_and_resolves_nothing_of_the_folder(finished: 
 
     run = finished
 
-    monkeypatch.setattr("hwnas.data.loading.load_dataset",
+    monkeypatch.setattr("hwnas.verify.load_dataset",
                         lambda *args: dataclasses.replace(tiny_dataset(), fingerprint="other"))
     with pytest.raises(DataError, match=r"fingerprint other.*sides-1"):
         verify.run({"run": run.path}, CONSOLE)
@@ -244,7 +244,7 @@ def test_verify_again_drops_the_old_reason(run: RunFolder, clock, monkeypatch) -
         patch.setattr(scoring, "measure", lambda calls, *args, **options: {
             name: measured(0.1, quiet_ms=0.1, reference_ms=0.2) for name in calls})
         finish(run, [tiny_finalist()], tiny_making(), facts())
-    monkeypatch.setattr("hwnas.data.loading.load_dataset", lambda *args: tiny_dataset())
+    monkeypatch.setattr("hwnas.verify.load_dataset", lambda *args: tiny_dataset())
     verify.run({"run": run.path}, CONSOLE)
     (row,) = load_front(run)
     assert (row.verified, row.reason) == (True, "")
@@ -258,7 +258,7 @@ def test_verify_asks_for_a_finished_search(run: RunFolder) -> None:
 @pytest.mark.parametrize("name", ["model_int8.onnx", "weights.safetensors", "architecture.yaml"])
 def test_verify_does_not_publish_a_damaged_file(finished: RunFolder, clock, monkeypatch, name: str) -> None:
     run = finished
-    monkeypatch.setattr("hwnas.data.loading.load_dataset", lambda *args: tiny_dataset())
+    monkeypatch.setattr("hwnas.verify.load_dataset", lambda *args: tiny_dataset())
     monkeypatch.setattr(verification, "probe_model", lambda *args, **options: pytest.fail("opened"))
     path = run.model(tiny_finalist().id).path / name
     path.write_bytes(path.read_bytes() + b" ")
@@ -276,7 +276,7 @@ def test_verify_opens_a_file_of_others_in_a_limited_child(run: RunFolder, clock,
     folder = run.model(tiny_finalist().id)
     folder.onnx.write_bytes(greedy())
     Manifest.write(folder.path, (folder.weights, folder.onnx), "recipe")
-    monkeypatch.setattr("hwnas.data.loading.load_dataset", lambda *args: tiny_dataset())
+    monkeypatch.setattr("hwnas.verify.load_dataset", lambda *args: tiny_dataset())
     with pytest.raises(Unfinished, match=r"model\.onnx: .*memory"):
         verify.run({"run": run.path}, CONSOLE)
     assert load_front(run)[0].latency_ms is None

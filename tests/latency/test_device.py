@@ -163,7 +163,7 @@ def test_a_format_of_its_own_is_made_here(board: Board, files: dict[str, Path], 
     """What writes the file may need packages that are not there."""
     own = type("Own", (), {"suffix": ".tflite",
                            "write": lambda self, path, target: path.read_bytes() + b"\x98\x06\x01"})
-    monkeypatch.setattr("hwnas.runtimes.runtime.load_runtime", lambda name: own())
+    monkeypatch.setattr("hwnas.latency.remote.load_runtime", lambda name: own())
     compiled = board.device().runtime("onnxruntime").compile(files["fp32"], ORT)
     assert compiled.execution.precision == "fp32"
     sent, = board.files.iterdir()

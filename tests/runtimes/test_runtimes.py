@@ -188,7 +188,7 @@ def test_names_are_looked_up_and_entry_points_found(monkeypatch: pytest.MonkeyPa
 
 
 def test_no_threads_named_means_all_usable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hwnas.target.usable_cores", lambda: [3, 5, 7])
+    monkeypatch.setattr("hwnas.runtimes.runtime.usable_cores", lambda: [3, 5, 7])
     assert threads_of(Target("t", "openvino", "int8", threads=0)) == 3
     assert threads_of(Target("t", "openvino", "int8", threads=2)) == 2
 

@@ -220,7 +220,7 @@ def test_what_another_machine_takes_to_score_is_asked_once_and_no_time_of_making
         clock.now += 1000.0
         return px
 
-    monkeypatch.setattr("hwnas.front.make.make", make)
+    monkeypatch.setattr("hwnas.search.minutes.make", make)
     monkeypatch.setattr("hwnas.front.score.fp32_top1", lambda *args: 0.0)
     monkeypatch.setattr(minutes, "_short", lambda making: making)
     data = SimpleNamespace(train=[0], validation=[], test=[], at_size=lambda size: None)
@@ -271,7 +271,7 @@ def test_a_network_of_long_steps_is_timed_by_one_of_them(monkeypatch: pytest.Mon
                 done.append(step)
                 progress(step + 1, 4)
 
-        monkeypatch.setattr("hwnas.training.loop.train", train)
+        monkeypatch.setattr("hwnas.search.minutes.train", train)
         assert step_seconds(network, making) == pytest.approx(each_s)
         assert len(done) == steps
 
@@ -309,7 +309,7 @@ def test_a_search_that_no_model_can_follow_says_so_and_ends_well(
     def refuse(*args: Any) -> Any:
         raise BudgetError("no setting was found that is allowed")
 
-    monkeypatch.setattr("hwnas.samplers.informed.beliefs", refuse)
+    monkeypatch.setattr("hwnas.search.trials.beliefs", refuse)
     assert main(SEARCH) == 0
     assert "without a model of all trials: no setting was found" in capsys.readouterr().err
     assert main(SEARCH) == 0

@@ -130,9 +130,9 @@ def test_pretrained_weights_that_do_not_fit_are_refused_before_the_trials(tmp_pa
 def test_a_worker_needs_no_weights_of_baselines(tmp_path, monkeypatch):
     given = []
     read = planning.make_plan
-    monkeypatch.setattr(planning, "make_plan", lambda *values, **more: given.append(read(*values, **more)))
-    monkeypatch.setattr(preparing, "prepare", lambda *_: None)
-    monkeypatch.setattr(road, "work_on", lambda *_: None)
+    monkeypatch.setattr("hwnas.worker.make_plan", lambda *values, **more: given.append(read(*values, **more)))
+    monkeypatch.setattr("hwnas.worker.prepare", lambda *_: None)
+    monkeypatch.setattr("hwnas.worker.work_on", lambda *_: None)
     run = RunFolder.create(tmp_path / "run")
     config = compose("search", ["+target=xeon_int8", "baselines=[resnet10t]", "pretrained=true", "cuts=true",
                                 "pretrained.folder=/nowhere"])

@@ -149,7 +149,7 @@ def test_a_verified_front_with_a_damaged_or_missing_file_is_made_again(run, tmp_
     def stop(*args):
         raise StudyError("made again")
 
-    monkeypatch.setattr("hwnas.front.verification.make_rows", stop)
+    monkeypatch.setattr("hwnas.search.road.make_rows", stop)
     assert search(out) == 2
     *_, said, last = capsys.readouterr().err.splitlines()
     assert said.startswith(f"the front in {out} is made and timed again: {path.parent.name}: {name} {told}")

@@ -301,7 +301,7 @@ def test_a_verified_front_holds_what_was_exported_and_measured(tmp_path: Path, m
     assert small.on_front  # as fast as the other here, and smaller
     assert wide.on_front == (wide.top1_test > small.top1_test)
     before = {row.id: row.costs for row in load_front(run)}
-    monkeypatch.setattr("hwnas.data.loading.load_dataset", lambda *args: tiny_dataset())
+    monkeypatch.setattr("hwnas.verify.load_dataset", lambda *args: tiny_dataset())
     verify.run({"run": run.path}, Console(quiet=True))
     assert {row.id: row.costs for row in load_front(run)} == before
     shutil.rmtree(run.path / "models")

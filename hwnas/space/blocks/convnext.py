@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from hwnas.lazy import LazyModule
 from hwnas.space.blocks.block import BlockKind, BlockSpec, Convolutions
 from hwnas.system.libraries import declare_missing
 
 if TYPE_CHECKING:
-    from torch import nn
+    import timm.layers
+    import timm.models._efficientnet_blocks
+    import torch.nn
+else:
+    timm = LazyModule("timm")
+    torch = LazyModule("torch")
 
 # Bytes of a block's nodes beyond those that any three convolutions have, in fp32 and int8 files.
 _BATCH_NORM, _LAYER_NORM, _BATCH_NORM_INT8, _LAYER_NORM_INT8 = -60.0, 940.0, 550.0, 1450.0
@@ -54,23 +60,19 @@ class ConvNext(BlockKind):
             return _LAYER_NORM_INT8 if int8 else _LAYER_NORM
         return _BATCH_NORM_INT8 if int8 else _BATCH_NORM
 
-    def build(self, block: BlockSpec, drop_path: float) -> nn.Module:
+    def build(self, block: BlockSpec, drop_path: float) -> torch.nn.Module:
         """timm's UniversalInvertedResidual with one depthwise convolution, at the start."""
         declare_missing()
-        from timm.layers import LayerNorm2d, get_act_layer
-        from timm.models._efficientnet_blocks import UniversalInvertedResidual
-        from torch import nn
-
-        activation = get_act_layer(block.activation)
-        network: Any = UniversalInvertedResidual(
+        activation = timm.layers.get_act_layer(block.activation)
+        network: Any = timm.models._efficientnet_blocks.UniversalInvertedResidual(
             block.in_channels, block.out_channels, dw_kernel_size_start=block.kernel, dw_kernel_size_mid=0,
             stride=block.stride, exp_ratio=block.expansion, noskip=not block.skip, drop_path_rate=drop_path,
             layer_scale_init_value=None, act_layer=activation)
         if self._layer_norm:
-            network.dw_start.bn = LayerNorm2d(block.in_channels)
-            network.pw_exp.conv = nn.Conv2d(block.in_channels, block.mid_channels, 1)
+            network.dw_start.bn = timm.layers.LayerNorm2d(block.in_channels)
+            network.pw_exp.conv = torch.nn.Conv2d(block.in_channels, block.mid_channels, 1)
             network.pw_exp.bn = activation(inplace=True)
-            network.pw_proj.conv = nn.Conv2d(block.mid_channels, block.out_channels, 1)
-            network.pw_proj.bn = nn.Identity()
-        built: nn.Module = network
+            network.pw_proj.conv = torch.nn.Conv2d(block.mid_channels, block.out_channels, 1)
+            network.pw_proj.bn = torch.nn.Identity()
+        built: torch.nn.Module = network
         return built

@@ -5,11 +5,18 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from hwnas.lazy import LazyModule
 from hwnas.space.blocks.block import BlockKind, BlockSpec, Convolutions
 from hwnas.system.libraries import declare_missing
 
 if TYPE_CHECKING:
+    import timm.layers
+    import timm.models._efficientnet_blocks
+    import torch.nn
     from torch import nn
+else:
+    timm = LazyModule("timm")
+    torch = LazyModule("torch")
 
 
 class Stem(BlockKind):
@@ -36,12 +43,9 @@ class Convolution(BlockKind):
     def build(self, block: BlockSpec, drop_path: float) -> nn.Module:
         """timm's ConvBnAct."""
         declare_missing()
-        from timm.layers import get_act_layer
-        from timm.models._efficientnet_blocks import ConvBnAct
-
-        network: nn.Module = ConvBnAct(
+        network: nn.Module = timm.models._efficientnet_blocks.ConvBnAct(
             block.in_channels, block.out_channels, block.kernel, block.stride, skip=block.skip,
-            drop_path_rate=drop_path, act_layer=get_act_layer(block.activation))
+            drop_path_rate=drop_path, act_layer=timm.layers.get_act_layer(block.activation))
         return network
 
 
@@ -58,9 +62,8 @@ class Identity(BlockKind):
     def build(self, block: BlockSpec, drop_path: float) -> nn.Module:
         """timm's ConvNormAct without the activation."""
         declare_missing()
-        from timm.layers import ConvNormAct
-
-        network: nn.Module = ConvNormAct(block.in_channels, block.out_channels, 1, block.stride, apply_act=False)
+        network: nn.Module = timm.layers.ConvNormAct(block.in_channels, block.out_channels, 1, block.stride,
+                                                     apply_act=False)
         return network
 
 
@@ -165,22 +168,17 @@ def _squeeze(block: BlockSpec) -> Convolutions:
 def hard_squeeze(block: BlockSpec) -> Any:
     """What makes the squeeze-and-excite of a block with a hard gate."""
     declare_missing()
-    from timm.models._efficientnet_blocks import SqueezeExcite
-    from torch import nn
-
-    return partial(SqueezeExcite, rd_channels=block.se_channels, gate_layer="hard_sigmoid", force_act_layer=nn.ReLU)
+    return partial(timm.models._efficientnet_blocks.SqueezeExcite, rd_channels=block.se_channels,
+                   gate_layer="hard_sigmoid", force_act_layer=torch.nn.ReLU)
 
 
 def _residual(layer: str, block: BlockSpec, drop_path: float, **arguments: Any) -> nn.Module:
     """One of timm's blocks that may have squeeze-and-excite and a residual, by its name."""
     declare_missing()
-    from timm.layers import get_act_layer
-    from timm.models import _efficientnet_blocks as blocks
-
     if block.se:
         arguments["se_layer"] = hard_squeeze(block) if block.hard_gate else partial(
-            blocks.SqueezeExcite, rd_ratio=block.se_ratio)
-    network: nn.Module = getattr(blocks, layer)(
+            timm.models._efficientnet_blocks.SqueezeExcite, rd_ratio=block.se_ratio)
+    network: nn.Module = getattr(timm.models._efficientnet_blocks, layer)(
         block.in_channels, block.out_channels, stride=block.stride, noskip=not block.skip, drop_path_rate=drop_path,
-        act_layer=get_act_layer(block.activation), **arguments)
+        act_layer=timm.layers.get_act_layer(block.activation), **arguments)
     return network

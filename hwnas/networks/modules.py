@@ -1,0 +1,158 @@
+"""The torch modules that networks are built of, and what timm lacks: importing this loads torch and timm.
+
+Both kinds of network name their modules `conv_stem, bn1, blocks.i.j, conv_head, bn2, classifier`, where `i` is the
+stage and `j` the block in it.
+"""
+
+# ruff: noqa: E402
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+from hwnas.system.libraries import declare_missing
+
+declare_missing()  # before the first import of timm
+
+import torch
+from timm.layers import create_classifier, create_conv2d, get_act_layer, get_norm_act_layer
+from timm.models import is_model, register_model
+from timm.models._efficientnet_builder import efficientnet_init_weights
+from timm.models.efficientnet import EfficientNet, _gen_mobilenet_v1
+from timm.models.mobilenetv3 import MobileNetV3
+from torch import Tensor, nn
+
+from hwnas.space.architecture import Architecture
+from hwnas.space.blocks.block import ACTIVATIONS
+
+
+def _set_stem_stride(network: Any, stride: int) -> None:
+    if stride not in (1, 2):
+        raise ValueError(f"stem stride must be 1 or 2, got {stride}")
+    network.conv_stem.stride = (stride, stride)
+    for feature in network.feature_info:
+        feature["reduction"] = feature["reduction"] * stride // 2
+
+
+class StridedEfficientNet(EfficientNet):
+    """timm's EfficientNet with a stem stride of 1 or 2 (timm's is always 2). Train mode."""
+
+    def __init__(self, *args: Any, stem_stride: int = 2, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        _set_stem_stride(self, stem_stride)
+
+
+class StridedMobileNetV3(MobileNetV3):
+    """The same of timm's MobileNetV3, whose head stands behind the pooling. Train mode."""
+
+    def __init__(self, *args: Any, stem_stride: int = 2, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        _set_stem_stride(self, stem_stride)
+
+
+class BlockNet(nn.Module):
+    """A network built block by block, each as its kind says: float32 [n, c, h, w] -> logits.
+
+    Stem, `blocks.i.j` (stage i, block j; a stage may be empty), head. `in_chans` and `num_classes` replace the
+    architecture's, as timm's models allow.
+    """
+
+    def __init__(self, architecture: Architecture, *, num_classes: int | None = None, in_chans: int | None = None,
+                 drop_rate: float = 0.0, drop_path_rate: float = 0.0, global_pool: str = "avg") -> None:
+        super().__init__()
+        self.num_classes = architecture.classes if num_classes is None else num_classes
+        self.drop_rate, self.grad_checkpointing = drop_rate, False
+        _, *stages, head = architecture.staged_blocks()
+        norm_act = get_norm_act_layer(nn.BatchNorm2d, get_act_layer(architecture.activation))
+        width = architecture.stem_width
+        self.conv_stem = create_conv2d(in_chans or architecture.channels, width, 3, stride=architecture.stem_stride,
+                                       padding="")
+        self.bn1 = norm_act(width, inplace=True)
+        depth, total, built = 0, sum(map(len, stages)), []
+        for stage in stages:
+            built.append(nn.Sequential(*(
+                block.rules.build(block, drop_path_rate * (depth + index) / total)
+                for index, block in enumerate(stage))))
+            depth += len(stage)
+        self.blocks = nn.Sequential(*built)
+        self.num_features = self.head_hidden_size = head[0].out_channels
+        self.conv_head: nn.Module = nn.Identity()
+        self.bn2: nn.Module = nn.Identity()
+        if architecture.head:
+            self.conv_head = create_conv2d(head[0].in_channels, self.num_features, 1, padding="")
+            self.bn2 = norm_act(self.num_features, inplace=True)
+        self.global_pool, self.classifier = create_classifier(
+            self.num_features, self.num_classes, pool_type=global_pool)
+        efficientnet_init_weights(self)
+
+    def get_classifier(self) -> nn.Module:
+        """The last linear layer."""
+        classifier: nn.Module = self.classifier
+        return classifier
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A new last layer."""
+        self.num_classes = num_classes
+        pool = self.global_pool.pool_type if global_pool is None else global_pool
+        self.global_pool, self.classifier = create_classifier(self.num_features, num_classes, pool_type=pool)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Maps before pooling."""
+        x = self.bn1(self.conv_stem(x))
+        x = self.blocks(x)
+        maps: Tensor = self.bn2(self.conv_head(x))
+        return maps
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Pooled features, or logits."""
+        x = self.global_pool(x)
+        if self.drop_rate > 0.0:
+            x = torch.nn.functional.dropout(x, p=self.drop_rate, training=self.training)
+        if not pre_logits:
+            x = self.classifier(x)
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits [n, classes]."""
+        return self.forward_head(self.forward_features(x))
+
+
+def activation_layers() -> tuple[type[nn.Module], ...]:
+    """The modules that a network's activations may be."""
+    return tuple(get_act_layer(name) for name in ACTIVATIONS)
+
+
+def models_module() -> types.ModuleType:
+    """timm looks up a model's module and its `default_cfgs`: one of our own keeps this one clean."""
+    name = "hwnas.registered_models"
+    if name not in sys.modules:
+        module = types.ModuleType(name, "Networks registered with timm by hwnas.")
+        module.__dict__["default_cfgs"] = {}
+        sys.modules[name] = module
+    return sys.modules[name]
+
+
+def _register_narrow() -> None:
+    """Let timm build the narrow MobileNets v1, for which pretrained weights are about; it has width 1 alone."""
+    for percent in (75, 50, 25):
+        name = f"mobilenetv1_{percent:03}"
+
+        def entrypoint(pretrained: bool = False, *, name: str = name, percent: int = percent, **kwargs: Any
+                       ) -> nn.Module:
+            model: nn.Module = _gen_mobilenet_v1(name, percent / 100, pretrained=pretrained, **kwargs)
+            return model
+
+        if not is_model(name):
+            module = models_module()
+            entrypoint.__name__ = entrypoint.__qualname__ = name
+            entrypoint.__module__ = module.__name__
+            module.default_cfgs[name] = {
+                "url": "", "num_classes": 1000, "first_conv": "conv_stem", "classifier": "classifier",
+                "input_size": (3, 224, 224), "pool_size": (7, 7), "crop_pct": 0.875, "interpolation": "bicubic",
+                "mean": (0.5,) * 3, "std": (0.5,) * 3}
+            setattr(module, name, entrypoint)
+            register_model(entrypoint)
+
+
+_register_narrow()
