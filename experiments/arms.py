@@ -1,4 +1,4 @@
-"""Searches held against each other: what each found, its hypervolume, intervals over the test images, files."""
+"""Searches held against each other: what each found, intervals over the test images, files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from hwnas.stats import hypervolume_2d
 from hwnas.system.run_folder import RunFolder
 
 RESAMPLES = 2000
@@ -41,36 +40,6 @@ class Arm:
     def timed(self) -> pd.DataFrame:
         """Rows with a measured latency."""
         return self.rows[self.rows.verified]
-
-    @property
-    def trials(self) -> int:
-        """Networks that were evaluated."""
-        return int(self.environment["search"]["n_trials"])
-
-    def hypervolume(self, images: NDArray[np.int64], slowest_ms: float, chance: float, finalists: bool) -> float:
-        """Of all networks, or the `finalists` alone, on these test images: over the logarithm of latency."""
-        rows = self.timed[self.timed.kind == "finalist"] if finalists else self.timed
-        top1 = [float(self.right[id][images].mean()) for id in rows.id]
-        return hypervolume_2d(top1, np.log(rows.latency_ms), (chance, float(np.log(slowest_ms))))
-
-
-def resampled(arms: Sequence[Arm]) -> list[NDArray[np.int64]]:
-    """All test images, and then RESAMPLES drawings of as many."""
-    n, rng = len(next(iter(arms[0].right.values()))), np.random.default_rng(0)
-    return [np.arange(n), *(rng.integers(0, n, n) for _ in range(RESAMPLES))]
-
-
-def volumes_of(arms: Sequence[Arm], images: Sequence[NDArray[np.int64]], finalists: bool = False
-               ) -> NDArray[np.float64]:
-    """Hypervolumes [drawing, arm], from chance and the slowest network of any arm."""
-    chance = 1 / len(arms[0].environment["dataset"]["class_names"])
-    slowest_ms = slowest_of(arms)
-    return np.array([[arm.hypervolume(part, slowest_ms, chance, finalists) for arm in arms] for part in images])
-
-
-def slowest_of(arms: Sequence[Arm]) -> float:
-    """The largest latency of all, in ms."""
-    return max(float(arm.timed.latency_ms.max()) for arm in arms)
 
 
 def interval(values: NDArray[np.float64]) -> dict[str, float]:

@@ -11,7 +11,6 @@ import pytest
 
 pytest.importorskip("torch")
 
-from experiments.contest.options import Options
 from hwnas.accuracy.estimator import load_estimator
 from hwnas.accuracy.multi_fidelity import MULTI_FIDELITY, FidelityOptions
 from hwnas.accuracy.proxy import ProxyOptions
@@ -77,10 +76,3 @@ def test_shipped_certificates_judge_the_estimators_and_the_full_training_of_now(
     assert replace(recipe, name="full", min_steps=160, max_steps=2000) == FULL_TRAINING
     now = in_full({})
     assert {key: now[key] for key in full} == full
-
-
-def test_contests_are_trained_as_finalists_are() -> None:
-    recipe = Options("digits", Path("out"), ()).recipe
-    assert {key: recipe[key] for key in recipe if hasattr(FULL_TRAINING, key)} == {
-        key: getattr(FULL_TRAINING, key) for key in recipe if hasattr(FULL_TRAINING, key)}
-    assert recipe["lr"] == 0.005

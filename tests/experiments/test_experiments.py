@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hwnas.errors import ConfigError, HwnasError, TableError
+from hwnas.errors import ConfigError, HwnasError
 from hwnas.latency.held_out_networks import TimedOne
 from hwnas.latency.model import Fit, Timed
 from hwnas.latency.prior import FittedPrior, Gain, best, chosen_prior, learnt_model, model_of, prior_candidates
@@ -194,22 +194,6 @@ def test_one_table_is_no_transfer(space, tmp_path):
 
     with pytest.raises(ConfigError, match="two tables"):
         main(["--space", space.name, "--tables", str(tmp_path / "one.json"), "--out", str(tmp_path)])
-
-
-def test_block_entries_finds_exact_profiles_good_and_demands_profiles(space, tmp_path, capsys):
-    from experiments.block_entries.run import main
-
-    table = table_of(space, 40, profiled=30)
-    path = tmp_path / "table.json"
-    table.save(path)
-    main(["--table", str(path), "--space", space.name, "--out", str(tmp_path), "--folds", "3", "--few"])
-    found = json.loads((tmp_path / "block_entries.json").read_text())["ways_by_networks"]["40"]
-    assert found["sum of profiled blocks"]["mean_error"] < 0.02  # where profiles are the truth, they add up
-    assert found["and profiled blocks, weight 1"]["mean_error"] < found["whole networks only"]["mean_error"]
-    assert "30 of them profiled" in capsys.readouterr().out
-    table_of(space, 14).save(path)
-    with pytest.raises(TableError, match="0 profiled networks"):
-        main(["--table", str(path), "--space", space.name, "--out", str(tmp_path)])
 
 
 def test_kernels_of_a_block_have_all_its_macs(space):
