@@ -185,7 +185,8 @@ def test_a_network_of_another_size_is_refused(here: Path) -> None:
         add(here, "long")
 
 
-@pytest.mark.parametrize("place", ["quantize_static", "fp32_top1", "os.replace", "verify_front", "save_front"])
+@pytest.mark.parametrize("place", ["front.join.quantize_static", "front.join.fp32_top1", "front.join.os.replace",
+                                   "verify.verify_front", "front.verification.save_front"])
 def test_a_kill_leaves_the_front_whole_and_the_same_call_goes_on(here: Path, place: str,
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunFolder.open(here / "run")
@@ -195,7 +196,7 @@ def test_a_kill_leaves_the_front_whole_and_the_same_call_goes_on(here: Path, pla
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"hwnas.front.{'verification' if '_front' in place else 'join'}.{place}", killed)
+        patch.setattr(f"hwnas.{place}", killed)
         with pytest.raises(KeyboardInterrupt):
             add(here, "long")
     assert run.front_csv.read_text() == before

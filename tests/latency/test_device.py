@@ -245,7 +245,7 @@ def test_a_slow_link_delivers_all(board: Board, files: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize(("blocks", "what"), [(8, r"cannot write .*agent-\w+\.zip\.?\d*: File too large"),
-                                              (150, "cannot write .*hwnas-agent/files: File too large")])
+                                              (200, "cannot write .*hwnas-agent/files: File too large")])
 def test_a_full_disk_there_is_one_line(board: Board, tmp_path: Path, blocks: int, what: str) -> None:
     board.reached(before=f"ulimit -f {blocks}")
     big = tmp_path / "big.onnx"
