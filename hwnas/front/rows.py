@@ -12,6 +12,7 @@ from typing import Any, get_type_hints
 from hwnas.errors import BudgetError, StudyError, UnknownName
 from hwnas.networks.network import Network, Shape, read_network
 from hwnas.runtimes.runtime import deployed_of
+from hwnas.space.architecture import Origin
 from hwnas.study.objective import COSTS, LATENCY, KnownObjective, Objective, Terms
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import ModelFolder, RunFolder
@@ -116,8 +117,8 @@ class FrontRow:
     @property
     def is_whole(self) -> bool:
         """A finalist that is the network which the others are cut from."""
-        words = self.architecture.partition(" ")
-        return self.is_finalist and bool(words[2]) and words[0].partition("+")[0] == f"timm:{self.name}"
+        first, _, rest = self.architecture.partition(" ")
+        return self.is_finalist and bool(rest) and Origin.parse(first).name == f"timm:{self.name}"
 
     @property
     def is_contender(self) -> bool:

@@ -19,7 +19,7 @@ from hwnas.networks.build import build, original, settings_of
 from hwnas.networks.cuts import Cut, obvious
 from hwnas.networks.parts import single_blocks
 from hwnas.networks.weights import Pretrained, PretrainedOptions, find_pretrained
-from hwnas.space.architecture import Architecture, BlockDef
+from hwnas.space.architecture import Architecture, BlockDef, Origin
 from hwnas.space.blocks.block import ACTIVATIONS, GATES, KINDS, round_to_divisor
 from hwnas.space.reading import ONE_PIXEL
 from hwnas.space.search_space import WHOLE
@@ -93,7 +93,7 @@ def _layers(model: nn.Module) -> Counter[str]:
 def find_start(around: str, options: PretrainedOptions, channels: int) -> Pretrained:
     """The weights of the network that `around` names. MissingWeights, ConfigError, DataError as of `find_pretrained`,
     and DataError where they ask for another padding."""
-    name = around.partition("+")[0]
+    name = Origin.parse(around).name
     pretrained, pad = find_pretrained(name, options, channels)
     if around_of(name, pad) != around:
         raise DataError(f"pretrained weights {pretrained.path} ask for another padding than that of {around}, which "
@@ -140,7 +140,7 @@ def _becomes(block: BlockDef) -> set[str]:
 
 def around_of(name: str, pad: str) -> str:
     """`Architecture.around` for timm's network `name` whose weights need this padding (empty: the network's own)."""
-    return f"{name}+{pad}" if pad and settings_of(name)["pad_type"] != pad else name
+    return str(Origin(name, pad if pad and settings_of(name)["pad_type"] != pad else ""))
 
 
 def space_content(around: str, channels: int, classes: int, image_size: int, image_sizes: Sequence[int] = ()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hwnas.errors import ConfigError
 from hwnas.lazy import LazyModule
 from hwnas.networks.baselines import Baseline, build_timm
-from hwnas.space.architecture import Architecture
+from hwnas.space.architecture import Architecture, Origin
 from hwnas.space.blocks.mobile import hard_squeeze
 
 if TYPE_CHECKING:
@@ -105,8 +105,8 @@ def _block_arguments(architecture: Architecture) -> list[list[dict[str, Any]]]:
 
 def original(around: str, channels: int = 3, classes: int = 1000) -> nn.Module:
     """The timm network that `Architecture.around` names, with random weights; ConfigError for one that timm lacks."""
-    name, _, pad = around.partition("+")
-    return build_timm(Baseline(name, pad_type=pad), channels, classes, 224, "around")
+    origin = Origin.parse(around)
+    return build_timm(Baseline(origin.name, pad_type=origin.pad), channels, classes, 224, "around")
 
 
 @cache

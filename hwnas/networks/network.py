@@ -16,7 +16,7 @@ from hwnas.networks.build import build
 from hwnas.networks.weights import Pretrained
 from hwnas.networks.weights import check_tensors as check_tensors
 from hwnas.networks.weights import load_weights as load_weights
-from hwnas.space.architecture import Architecture
+from hwnas.space.architecture import Architecture, Origin
 from hwnas.system.documents import load_yaml, yaml_text
 from hwnas.system.run_folder import ModelFolder
 
@@ -175,7 +175,7 @@ class FoundNetwork(Network):
     @property
     def cut_from(self) -> str:
         """timm's name of the network that it is cut from; empty for none."""
-        return self.architecture.around.partition("+")[0]
+        return Origin.parse(self.architecture.around).name
 
     def __str__(self) -> str:
         return str(self.architecture)

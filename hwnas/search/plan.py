@@ -24,6 +24,7 @@ from hwnas.networks.network import FoundNetwork, Shape, TimmNetwork
 from hwnas.networks.weights import PretrainedOptions, find_pretrained, find_some
 from hwnas.samplers.loading import read_sampler
 from hwnas.search.minutes import CALIBRATION
+from hwnas.space.architecture import Origin
 from hwnas.space.search_space import SearchSpace
 from hwnas.study.objective import CAP_QUANTILES, Objective, read_objective
 from hwnas.study.storage import parse_url
@@ -168,7 +169,7 @@ class Plan:
     @property
     def whole(self) -> str:
         """The id of the baseline that is the network which those of the space are cut from; empty: there is none."""
-        wanted = f"{self.space.definition.around.partition('+')[0]}-pretrained"
+        wanted = f"{Origin.parse(self.space.definition.around).name}-pretrained"
         return next((baseline.id for baseline in self.baselines if baseline.id == wanted), "")
 
     def network(self, architecture: Architecture) -> FoundNetwork:
@@ -311,7 +312,7 @@ def _baselines(options: PlanOptions, space: SearchSpace, start: Pretrained | Non
     zoo = published_of(options.zoo) if options.zoo else {}
     names, sizes = check_names([*(options.baselines or ()), *zoo]), dict.fromkeys(options.image_sizes or ())
     if start is not None or zoo:
-        first = () if start is None else (space.definition.around.partition("+")[0],)
+        first = () if start is None else (Origin.parse(space.definition.around).name,)
         names, options = _pretrained_names(first, names, options, space.channels, console)
     if not names:
         if not space.definition.around and (options.pretrained.asked or options.cuts or sizes):

@@ -38,6 +38,7 @@ from hwnas.search.minutes import (
 )
 from hwnas.search.plan import DEFAULT_TRIALS, RACE, Plan, check_controls, line_recipe
 from hwnas.search.trial import SearchOptions, reuse_trials
+from hwnas.space.architecture import Origin
 from hwnas.space.restriction import Variant
 from hwnas.space.search_space import WHOLE
 from hwnas.study.objective import check_cap
@@ -267,7 +268,7 @@ def _read_left_out(text: str, url: str) -> list[Variant]:
 
 def _worth_training(plan: Plan, run: RunFolder, table: LatencyTable, console: Console) -> tuple[TimmNetwork, ...]:
     """The baselines; of a zoo those that can be worth it, by their latency here and their published accuracy."""
-    options, origin = plan.options, plan.space.definition.around.partition("+")[0]
+    options, origin = plan.options, Origin.parse(plan.space.definition.around).name
     published = published_of(options.zoo or {})
     published.pop(origin, None)  # the cuts' original stays, whatever is faster
     timing = Timing(table.reference, table.quiet_ms, options.verification.seconds, options.seed,

@@ -19,6 +19,7 @@ from hwnas.search.minutes import ENDING_S, LEAST_MAKING_S, Clock, Pace, step_sec
 from hwnas.search.plan import Plan, line_recipe, making_of
 from hwnas.search.race import CONTROL, ENDS, FINALISTS, KNOWN, Course, Race
 from hwnas.search.racer import Setting, run_race, state_path
+from hwnas.space.architecture import Origin
 from hwnas.space.search_space import WHOLE
 from hwnas.study.lines import Line, read_lines
 from hwnas.study.storage import storage_errors
@@ -290,7 +291,7 @@ def _line_rows(prepared: Prepared) -> list[FrontRow]:
         if line.made == CONTROL:
             row = replace(row, is_control=True, control_of=line.move.removeprefix("drawn for "))
         elif line.id == whole:
-            name = plan.space.definition.around.partition("+")[0]
+            name = Origin.parse(plan.space.definition.around).name
             if line.architecture != plan.space.known[WHOLE]:
                 name = f"{name} at {line.px} px"
             row = replace(row, is_baseline=line.number not in chosen, name=name)

@@ -29,6 +29,7 @@ from hwnas.search.plan import Plan, make_plan, making_of
 from hwnas.search.prepare import Prepared, prepare
 from hwnas.search.racing import begin_race, clear_lines, race_lines, race_rows, raced_of, stories_of
 from hwnas.search.trials import begin_trials, finalist_rows, run_trials, with_beliefs
+from hwnas.space.architecture import Origin
 from hwnas.study.record import trial_rows
 from hwnas.study.study import wait_for_others
 from hwnas.system.paths import write_atomic
@@ -152,7 +153,7 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     environment = environment_of(making, facts, [row.network for row in rows if row.network is not None])
     if plan.races:
         environment["race"] = stories_of(prepared)
-    choice, origin = find_choice(run.path), plan.space.definition.around.partition("+")[0]
+    choice, origin = find_choice(run.path), Origin.parse(plan.space.definition.around).name
     if choice is not None and choice.chosen == origin:
         environment["family"] = choice.sentence
     if deployment.at_hand:

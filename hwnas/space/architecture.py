@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hwnas.errors import SpaceError
 from hwnas.lazy import LazyModule
@@ -31,6 +31,25 @@ _TOKEN = re.compile(
     r"(?P<skip>skip|noskip)|n(?P<activation>re|r6|sw|hs)|(?P<key>se|sh|[rksec])(?P<value>\d+(?:\.\d+)?)")
 OWN_ACTIVATIONS = {"relu": "re", "relu6": "r6", "swish": "sw", "hard_swish": "hs"}  # as timm calls a block's own
 _MOST_POOLED = 16  # stride of all stages of a network whose head stands behind the pooling; timm dilates beyond it
+
+
+class Origin(NamedTuple):
+    """The timm network that others are cut from, as `Architecture.around` writes it.
+
+    `pad` is "same" where the weights need TensorFlow's padding and timm's own network has another; otherwise empty.
+    """
+
+    name: str
+    pad: str = ""
+
+    @classmethod
+    def parse(cls, around: str) -> Origin:
+        """The origin that `around` names; the empty text names none."""
+        name, _, pad = around.partition("+")
+        return cls(name, pad)
+
+    def __str__(self) -> str:
+        return f"{self.name}+{self.pad}" if self.pad else self.name
 
 
 @dataclass(frozen=True, slots=True)

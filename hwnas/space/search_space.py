@@ -16,7 +16,7 @@ import yaml
 from numpy.typing import NDArray
 
 from hwnas.errors import SpaceError, UnknownName
-from hwnas.space.architecture import Architecture
+from hwnas.space.architecture import Architecture, Origin
 from hwnas.space.blocks.block import BlockSpec
 from hwnas.space.coding import Codes, Coding, count_networks, match
 from hwnas.space.reading import SpaceDef, SpaceFile, Value, fields, known_settings, read_space
@@ -112,7 +112,7 @@ class SearchSpace:
         space = cls(read_space(file, image_size), name=source.stem, source=source, channels=channels, classes=classes)
         space.text = file.text
         if space.definition.around:  # such files have one name, and tables are kept by the space's
-            space.name = f"around_{space.definition.around.partition('+')[0]}_{space.fingerprint[:6]}"
+            space.name = f"around_{Origin.parse(space.definition.around).name}_{space.fingerprint[:6]}"
         if not space.parameters:
             raise SpaceError(f"{source}: has no parameter. Give at least one field a list of two values that matter.")
         for name, settings in known_settings(file, space.definition).items():
