@@ -1,57 +1,70 @@
 """Roofline: what a host can do at most, and how near each block of a space comes to it: python -m hwnas.roofline
 
-Williams et al., Roofline: An Insightful Visual Performance Model for Multicore Architectures (CACM 2009).
+Williams et al., Roofline: An Insightful Visual Performance Model for Multicore Architectures (CACM 2009). A data sheet
+would promise what no network gets: here the peak is that of the quickest of a few large dense networks, timed as the
+blocks' networks were. Bandwidth is that of copying arrays, counted as STREAM counts: what is read and written.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from hwnas.cli.command import file_in, names_in, run_command
 from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console, text_table
-from hwnas.errors import ConfigError, MissingLatency, UnknownName
-from hwnas.latency.deployment import Deployment, SpaceOptions, key_of
+from hwnas.errors import ConfigError, MeasurementInvalid, MissingLatency, UnknownName
+from hwnas.latency.copies import TimedFile, bind_copies, noise
+from hwnas.latency.deployment import SpaceOptions, key_of
+from hwnas.latency.harness import measure, undisturbed
 from hwnas.latency.prior import model_of
-from hwnas.latency.roofs import Roofs, cache_bytes, measured_bandwidths, measured_peak
-from hwnas.latency.table import LatencyTable, find_table
+from hwnas.latency.table import LatencyTable, Protocol, find_table
+from hwnas.latency.timing import image_shape, reference_file
 from hwnas.lazy import LazyModule
+from hwnas.networks.export import export_onnx, randomise
+from hwnas.networks.quantize import quantize_static, tuning_of
 from hwnas.pictures import INK, figure_bytes, new_figure, plain_log_ticks, title
 from hwnas.runtimes.runtime import load_runtime, threads_of
 from hwnas.space.blocks.block import KINDS, BlockSpec
 from hwnas.stats import Z90
 from hwnas.system.documents import Document
-from hwnas.system.paths import write_atomic
+from hwnas.system.paths import temporary_folder, write_atomic
 from hwnas.system.run_folder import check_replaceable
-from hwnas.target import Target
+from hwnas.target import Target, measuring_lock, usable_cores
 
 if TYPE_CHECKING:
     import omegaconf
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from torch import nn
 
     from hwnas.space.search_space import SearchSpace
 else:
+    nn = LazyModule("torch.nn")
     omegaconf = LazyModule("omegaconf")
 
 USAGE = """Arithmetic intensity of a space's blocks against the GFLOP/s that they reach, under measured roofs.
 
     python -m hwnas.roofline +target=xeon_int8 space=mnasnet_small against=xeon_fp32 out=runs/roofline.png"""
 
-ROOFLINE = Document("hwnas-roofline", 1, "a roofline", "Draw it again.", two_fields=True)
+ROOFLINE = Document("hwnas-roofline", 2, "a roofline", "Draw it again.")
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
 OVERHEAD_SHARE = 0.1  # of what the roof allows: below that, something else than the two roofs limits a block
 MEMORY, COMPUTE, OVERHEAD = "memory-bound", "compute-bound", "overhead-bound"
+DENSE = ((1, 256, 28, 8), (1, 512, 14, 8), (3, 128, 28, 4), (3, 256, 14, 4))  # kernel, channels, map in px, layers
+MIB = 1 << 20
+CACHE_BYTES = MIB  # a core's own cache, at least: virtual machines report any size
+MEMORY_BYTES = 256 * MIB  # each of the two arrays
+REPEATS, LEAST_S = 40, 2e-3  # a shorter repeat would time the call
 
 
 @dataclass(frozen=True)
@@ -66,11 +79,25 @@ class RooflineOptions(SpaceOptions):
 
 @dataclass(frozen=True)
 class Side:
-    """A target with its latency table, and what `place_blocks` says of its blocks."""
+    """A target's table, peak in GFLOP/s (2 a multiply-accumulate), the network that reached it, and its blocks."""
 
     target: Target
     table: LatencyTable
+    peak: float
+    how: str
     points: pd.DataFrame
+
+
+@dataclass(frozen=True)
+class Bandwidths:
+    """Bytes read and written, in 1e9 a second, where all lies in a core's cache and where it does not."""
+
+    cache: float
+    memory: float
+
+    def of(self, moved: float) -> float:
+        """What a block gets that moves so many bytes."""
+        return self.cache if moved <= CACHE_BYTES else self.memory
 
 
 def group_of(block: BlockSpec) -> str:
@@ -85,9 +112,9 @@ def bytes_moved(block: BlockSpec, precision: str, batch: int = 1) -> int:
     return (block.activation_elements * batch + block.params) * ELEMENT_BYTES[precision]
 
 
-def place_blocks(blocks: Sequence[BlockSpec], ms: NDArray[np.float64], std_ms: NDArray[np.float64], precision: str,
-                 roofs: Roofs, batch: int = 1) -> pd.DataFrame:
-    """Blocks under the roofs of a precision.
+def place_blocks(blocks: Sequence[BlockSpec], ms: np.ndarray, std_ms: np.ndarray, target: Target, peak: float,
+                 bandwidths: Bandwidths) -> pd.DataFrame:
+    """Blocks under the roofs.
 
     Args:
         ms: time of one batch through each block inside networks [n].
@@ -97,16 +124,14 @@ def place_blocks(blocks: Sequence[BlockSpec], ms: NDArray[np.float64], std_ms: N
         A row for each block whose time is above its own standard error: intensity in FLOP a byte, the `ridge` right of
         which computing sets its roof, `share` of what the roof allows, and what limits it.
     """
-    moved = np.array([bytes_moved(block, precision, batch) for block in blocks])
-    flops = np.array([2.0 * block.macs * batch for block in blocks])
-    peak, bandwidths = roofs.peak(precision).gflops, [roofs.bandwidth(each) for each in moved]
-    gb_per_s = np.array([bandwidth.gb_per_s for bandwidth in bandwidths])
+    moved = np.array([bytes_moved(block, target.precision, target.batch) for block in blocks])
+    flops = np.array([2.0 * block.macs * target.batch for block in blocks])
+    gb_per_s = np.array([bandwidths.of(each) for each in moved])
     points = pd.DataFrame({
         "block": [block.key for block in blocks], "kind": [block.kind for block in blocks],
         "group": [group_of(block) for block in blocks], "rank": [block.rank for block in blocks],
-        "precision": precision, "ms": ms, "std_ms": std_ms, "bytes_moved": moved, "intensity": flops / moved,
-        "gflops": flops / np.maximum(ms, 1e-12) / 1e6, "roof": [bandwidth.level for bandwidth in bandwidths],
-        "ridge": peak / gb_per_s})
+        "precision": target.precision, "ms": ms, "std_ms": std_ms, "bytes_moved": moved, "intensity": flops / moved,
+        "gflops": flops / np.maximum(ms, 1e-12) / 1e6, "ridge": peak / gb_per_s})
     points["share"] = points.gflops / np.minimum(peak, points.intensity * gb_per_s)
     points["verdict"] = np.where(points.share < OVERHEAD_SHARE, OVERHEAD,
                                  np.where(points.intensity < points.ridge, MEMORY, COMPUTE))
@@ -122,14 +147,6 @@ def compare(points: pd.DataFrame, others: pd.DataFrame) -> pd.DataFrame:
     return both.assign(ratio=both.ms / both.ms_other, slower=np.log(both.ms / both.ms_other) > Z90 * error)
 
 
-def group_blocks(points: pd.DataFrame) -> pd.DataFrame:
-    """Medians over the blocks of each kind, kernel and squeeze-and-excite, their number, and the commonest verdict."""
-    groups = points.groupby("group", sort=False)
-    medians = groups[["intensity", "gflops", "share"]].median()
-    commonest = groups["verdict"].agg(lambda verdicts: verdicts.mode()[0])
-    return medians.assign(n=groups.size(), verdict=commonest)
-
-
 def main(config: Config, console: Console) -> None:
     """Do what `conf/roofline.yaml` asks: measure, print, draw and store."""
     options = read_command(RooflineOptions, config)
@@ -142,51 +159,61 @@ def main(config: Config, console: Console) -> None:
         raise ConfigError(f"out must be a .png or .svg file, got {options.out!r}: the numbers lie beside it as .json.")
     beside = out.with_suffix(".json")
     check_replaceable(out, beside)
-    sides, roofs, space = measure_sides(options, console)
+    space, sides, bandwidths = measure_sides(options, console)
     heading = f"{' against '.join(side.target.name for side in sides)}: blocks of {space.name}"
     where = f"{sides[0].table.host['name']} · {sides[0].table.runtime_version} · {datetime.now(UTC):%Y-%m-%d}"
-    write_atomic(beside, json.dumps(content_of(sides, roofs, space), indent=1))
-    write_atomic(out, figure_bytes(draw(sides, roofs, heading, where), out.suffix[1:]))
-    for line in [f"{heading}; {where}", *describe(sides, roofs), f"picture: {out}, numbers: {beside}"]:
+    content = {**ROOFLINE.header, "created": datetime.now(UTC).isoformat(timespec="seconds"), "space": space.name,
+               "host": dict(sides[0].table.host), "gb_per_s": asdict(bandwidths), "targets": {
+                   side.target.name: {"runtime": side.table.runtime_version, "peak": side.peak, "peak_of": side.how,
+                                      "blocks": json.loads(side.points.to_json(orient="records"))} for side in sides}}
+    write_atomic(beside, json.dumps(content, indent=1))
+    write_atomic(out, figure_bytes(draw(sides, bandwidths, heading, where), out.suffix[1:]))
+    for line in [f"{heading}; {where}", *describe(sides, bandwidths), f"picture: {out}, numbers: {beside}"]:
         console.say(line)
 
 
-def measure_sides(options: RooflineOptions, console: Console) -> tuple[list[Side], Roofs, SearchSpace]:
-    """Measure the roofs and place the blocks of the latency tables under them, of the target and of the one that it is
+def measure_sides(options: RooflineOptions, console: Console) -> tuple[SearchSpace, list[Side], Bandwidths]:
+    """Measure the roofs, and place below them the blocks of the target's latency table and of the one that it is
     compared with. MissingLatency where the target has no table."""
     deployment, space = options.deployment(console), options.search_space()
-    against = against_of(options.against, deployment.target)
     tables = {}
-    for target in filter(None, (deployment.target, against)):
-        table = table_of(replace(deployment, target=target), space)
-        if table is not None:
+    for target in filter(None, (deployment.target, against_of(options.against, deployment.target))):
+        key = key_of(replace(deployment, target=target), space)
+        table = find_table(deployment.host_name, key)
+        if table is not None and space.name in table.spaces():
+            table.check(key, deployment.host_name, load_runtime(target.runtime).version())
             tables[target] = table
             continue
-        remedy = f"Measure it: {profile_command(options, target, space)}"
+        missing = (f"no latency table of {deployment.host_name} for {key} with networks of {space.name}. Measure it: "
+                   f"python -m hwnas.profile +target={target.name} space={options.space} channels={space.channels} "
+                   f"classes={space.classes}, and what else this command was given")
         if target is deployment.target:
-            raise MissingLatency(f"no latency table of {deployment.host_name} with networks of {space.name}. {remedy}")
-        console.say(f"{target.name} is left out: no table yet. {remedy}")
-    roofs = measure_roofs(tables, options.seconds, console)
+            raise MissingLatency(missing)
+        console.say(f"{target.name} is left out: {missing}")
+    with console.step("measure bandwidth"):
+        bandwidths = measure_bandwidths(threads_of(deployment.target), lambda who: console.note(
+            f"waiting for another measurement on this host: {who}"))
     sides = []
     for target, table in tables.items():
-        points = place_blocks(*block_times(table, space), target.precision, roofs, target.batch)
+        with console.step(f"measure peak of {target.name}"):
+            peak, how = measure_peak(target, options.seconds, table)
+        blocks = sorted({block for network in table.networks if network.space == space.name
+                         for block in network.architecture.blocks()}, key=lambda block: block.key)
+        points = place_blocks(blocks, *model_of(table, space)[0].block_ms(blocks), target, peak, bandwidths)
         if points.empty:
             raise MissingLatency(f"{table.path}: no block of {space.name} has a time that can be told from 0. Measure "
-                                 f"more: {profile_command(options, target, space)} fresh=true")
-        sides.append(Side(target, table, points))
-    return sides, roofs, space
+                                 "more: hwnas.profile with fresh=true and a larger budget.minutes.")
+        sides.append(Side(target, table, peak, how, points))
+    return space, sides, bandwidths
 
 
 def against_of(name: str | None, target: Target) -> Target | None:
     """The target called `name`, else the same runtime's fp32 (None for fp32 itself), threads and batch alike."""
-    if name is not None:
-        other = named_target(name)
-    else:
-        plain = [candidate for candidate in map(named_target, names_in("target")) if candidate.precision == "fp32"
-                 and (candidate.runtime, candidate.device) == (target.runtime, target.device)]
-        if target.precision == "fp32" or not plain:
-            return None
-        other = min(plain, key=lambda candidate: candidate.vendor != target.vendor)
+    plain = [candidate for candidate in map(named_target, names_in("target")) if candidate.precision == "fp32"
+             and (candidate.runtime, candidate.device) == (target.runtime, target.device)]
+    if name is None and (target.precision == "fp32" or not plain):
+        return None
+    other = named_target(name) if name else min(plain, key=lambda candidate: candidate.vendor != target.vendor)
     other = replace(other, threads=target.threads, batch=target.batch)
     if (other.runtime, other.precision) == (target.runtime, target.precision):
         raise ConfigError(f"against={other.name} is {target.name} itself: both run {target.precision} by "
@@ -202,66 +229,76 @@ def named_target(name: str) -> Target:
     return Target.from_config(omegaconf.OmegaConf.to_container(omegaconf.OmegaConf.load(file), resolve=True))  # type: ignore[arg-type]
 
 
-def table_of(deployment: Deployment, space: SearchSpace) -> LatencyTable | None:
-    """The table of a deployment, checked, or None where no network of the space was timed."""
-    key = key_of(deployment, space)
-    table = find_table(deployment.host_name, key)
-    if table is None or space.name not in table.spaces():
-        return None
-    table.check(key, deployment.host_name, load_runtime(deployment.target.runtime).version())
-    return table
+def measure_peak(target: Target, seconds: float, table: LatencyTable) -> tuple[float, str]:
+    """The most GFLOP/s of dense networks, in `seconds` at most, and the network. MeasurementInvalid on a machine slower
+    than the table's, by its reference network, so that peak and blocks are of one state of the machine."""
+    runtime, calls, macs = load_runtime(target.runtime), {}, {}
+    with temporary_folder() as made:
+        folder = Path(made)
+        for kernel, channels, px, layers in DENSE:
+            name = f"{layers} convolutions {kernel}x{kernel}, {channels} channels at {px} px"
+            path = folder / f"k{kernel}c{channels}.onnx"
+            parts = [part for _ in range(layers) for part in (nn.Conv2d(channels, channels, kernel,
+                                                                        padding=kernel // 2), nn.ReLU())]
+            network = nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+            export_onnx(randomise(network, 0), path, (channels, px, px))
+            if target.precision == "int8":
+                fp32, path = path, path.with_suffix(".int8.onnx")
+                quantize_static(fp32, path, None, tuned_for=tuning_of(target))
+            calls[name] = runtime.compile(path, target).bind(noise(target.batch, (channels, px, px)))
+            macs[name] = layers * (kernel * channels * px) ** 2
+        beside = bind_copies(TimedFile(reference_file(target, folder, table.reference), target,
+                                       image_shape(table.reference)), 1, folder)
+        measured = measure(calls, beside, Protocol(min_calls=5, max_seconds=seconds), quiet_ms=table.quiet_ms or None,
+                           threads=threads_of(target))
+    reached = {name: 2e-6 * macs[name] * target.batch / float(each.values_ms.min())
+               for name, each in measured.items() if each.valid}
+    if not reached:
+        raise MeasurementInvalid(f"no peak of {target.precision}: {next(iter(measured.values())).reason}. Stop what "
+                                 "else runs here and give the command again.")
+    best = max(reached, key=lambda name: reached[name])
+    return reached[best], best
 
 
-def profile_command(options: RooflineOptions, target: Target, space: SearchSpace) -> str:
-    """What measures the table that is missing, for the same input."""
-    parts = [f"python -m hwnas.profile +target={target.name} space={options.space}"]
-    if options.image_size is not None:
-        parts.append(f"image_size={options.image_size}")
-    parts.append(f"channels={space.channels} classes={space.classes}")
-    shipped = named_target(target.name) if target.name in names_in("target") else target
-    parts += [f"target.{name}={getattr(target, name)}" for name in ("runtime", "precision", "threads", "batch")
-              if getattr(target, name) != getattr(shipped, name)]
-    return " ".join(parts)
+def measure_bandwidths(threads: int, waiting: Callable[[str], None] | None = None) -> Bandwidths:
+    """Of arrays in half of a core's own cache, as other things run too, and of arrays beyond every cache. `waiting` is
+    told who measures on this machine already."""
+    with measuring_lock(usable_cores(), waiting), undisturbed(threads):
+        return Bandwidths(copy_speed(CACHE_BYTES // 4, threads), copy_speed(MEMORY_BYTES // threads, threads))
 
 
-def measure_roofs(tables: dict[Target, LatencyTable], seconds: float, console: Console) -> Roofs:
-    """The roofs of the targets, measured now, beside the reference networks of their tables."""
-    with console.step("measure bandwidth"):
-        cache, memory = measured_bandwidths(threads_of(next(iter(tables))), waiting=lambda who: console.note(
-            f"waiting for another measurement on this host: {who}"))
-    peaks = []
-    for target, table in tables.items():
-        with console.step(f"measure peak of {target.name}") as report:
-            peaks.append(measured_peak(load_runtime(target.runtime), target, seconds=seconds, progress=report,
-                                       reference=table.reference, quiet_ms=table.quiet_ms or None))
-    return Roofs(tuple(peaks), cache, memory, cache_bytes(2), cache_bytes(3))
+def copy_speed(array_bytes: int, threads: int) -> float:
+    """The best of REPEATS copies, each thread between two arrays of its own, in 1e9 bytes a second."""
+    pairs = [(np.ones(array_bytes // 4, np.float32), np.ones(array_bytes // 4, np.float32)) for _ in range(threads)]
+
+    def copy(pair: tuple[np.ndarray, np.ndarray], calls: int) -> None:
+        for _ in range(calls):
+            np.copyto(*pair)
+
+    def seconds(calls: int) -> float:
+        start = time.perf_counter()
+        list(pool.map(copy, pairs, [calls] * threads)) if threads > 1 else copy(pairs[0], calls)
+        return time.perf_counter() - start
+
+    with ThreadPoolExecutor(threads) as pool:
+        seconds(1)  # the first one has cold pages
+        calls = max(1, int(LEAST_S / max(seconds(1), 1e-9)))
+        return 2 * array_bytes * calls * threads / min(seconds(calls) for _ in range(REPEATS)) / 1e9
 
 
-def block_times(table: LatencyTable, space: SearchSpace
-                ) -> tuple[list[BlockSpec], NDArray[np.float64], NDArray[np.float64]]:
-    """The blocks of a table's networks, and what the latency model says of each: mean and standard error in ms [n]."""
-    networks = [network for network in table.networks if network.space == space.name]
-    blocks = sorted({block for network in networks for block in network.architecture.blocks()},
-                    key=lambda block: block.key)
-    return blocks, *model_of(table, space)[0].block_ms(blocks)
-
-
-def describe(sides: Sequence[Side], roofs: Roofs) -> list[str]:
+def describe(sides: Sequence[Side], bandwidths: Bandwidths) -> list[str]:
     """Lines to print; the figures are medians over the blocks of a row."""
-    lines = [*(f"  peak {peak.precision}: {peak.gflops:.0f} GFLOP/s ({peak.how}, {peak.runtime})"
-               for peak in roofs.peaks),
-             *(f"  {bandwidth.level}: {bandwidth.gb_per_s:.1f} GB/s ({bandwidth.how})"
-               for bandwidth in (roofs.cache, roofs.memory))]
+    lines = [*(f"  peak {side.target.name}: {side.peak:.0f} GFLOP/s ({side.how})" for side in sides),
+             f"  copying in the cache: {bandwidths.cache:.1f} GB/s, in memory: {bandwidths.memory:.1f} GB/s"]
     compared = compare(sides[0].points, sides[1].points) if len(sides) > 1 else None
     for side in sides:
-        head = [side.target.name, "blocks", "FLOP/byte", "GFLOP/s", "of roof", "mostly"]
+        groups = side.points.groupby("group", sort=False)
+        medians = groups[["intensity", "gflops", "share"]].median().assign(
+            n=groups.size(), verdict=groups["verdict"].agg(lambda verdicts: verdicts.mode()[0]))
         rows = [[str(name), str(row.n), f"{row.intensity:.1f}", f"{row.gflops:.1f}", f"{row.share:.1%}", row.verdict]
-                for name, row in group_blocks(side.points).iterrows()]
-        if compared is not None and side is sides[0]:
-            head.append(f"time over {sides[1].target.name}'s")
-            ratios = compared.groupby("group").ratio.median()
-            rows = [[*row, f"{ratios[row[0]]:.2f}" if row[0] in ratios else ""] for row in rows]
-        lines += ["", *text_table([head, *rows], words=(0, 5))]
+                for name, row in medians.iterrows()]
+        lines += ["", *text_table([[side.target.name, "blocks", "FLOP/byte", "GFLOP/s", "of roof", "mostly"], *rows],
+                                  words=(0, 5))]
     lines.append(f"overhead-bound: below {OVERHEAD_SHARE:.0%} of what the roofs allow: calls, small maps, kernels such "
                  "as depthwise ones")
     if compared is not None:
@@ -273,38 +310,29 @@ def describe(sides: Sequence[Side], roofs: Roofs) -> list[str]:
     return lines
 
 
-def content_of(sides: Sequence[Side], roofs: Roofs, space: SearchSpace) -> dict[str, Any]:
-    """The content of the file beside the picture."""
-    compared = compare(sides[0].points, sides[1].points) if len(sides) > 1 else pd.DataFrame()
-
-    def rows(frame: pd.DataFrame) -> Any:
-        return json.loads(frame.to_json(orient="records", double_precision=9))
-
-    return {**ROOFLINE.header, "created": datetime.now(UTC).isoformat(timespec="seconds"), "space": space.name,
-            "targets": [side.target.name for side in sides], "host": dict(sides[0].table.host),
-            "runtimes": [side.table.runtime_version for side in sides], "roofs": roofs.to_dict(),
-            "groups": {side.target.name: rows(group_blocks(side.points).reset_index()) for side in sides},
-            "points": [row for side in sides for row in rows(side.points)],
-            "ratios": rows(compared[["block", "ratio", "slower"]]) if len(compared) else []}
-
-
-def draw(sides: Sequence[Side], roofs: Roofs, heading: str, where: str) -> Figure:
+def draw(sides: Sequence[Side], bandwidths: Bandwidths, heading: str, where: str) -> Figure:
     """GFLOP/s against FLOP a byte, each block under the roofs; the second target's are hollow."""
     every = pd.concat([side.points for side in sides])
-    top = max(peak.gflops for peak in roofs.peaks)
+    top = max(side.peak for side in sides)
     with new_figure(10.0, 6.6, heading, where, left=0.08) as figure:
         axes = figure.subplots()
         title(axes, "Blocks as they stand inside networks")
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axes.set_xlim(every.intensity.min() / 3, max(every.intensity.max(), top / roofs.memory.gb_per_s) * 1.6)
+        low, high = every.intensity.min() / 3, max(every.intensity.max(), top / bandwidths.memory) * 1.6
+        axes.set_xlim(low, high)
         axes.set_ylim(every.gflops.min() / 1.8, top * 2.2)
         axes.set_xlabel("arithmetic intensity (FLOP per byte read and written, log scale)")
         axes.set_ylabel("achieved GFLOP/s (int8: GOP/s; log scale)")
         for axis, ends in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
             plain_log_ticks(axis, *ends)
-        _draw_roofs(axes, roofs)
+        for name, speed, dash in (("cache", bandwidths.cache, "-"), ("memory", bandwidths.memory, "--")):
+            axes.plot([low, top / speed], [low * speed, top], color=INK, lw=1.3, ls=dash, zorder=2,
+                      label=f"copying in {name}: {speed:.3g} GB/s")
         for at, side in enumerate(sides):
+            axes.plot([max(side.peak / bandwidths.cache, low), high], [side.peak] * 2, color=INK, lw=1.3, zorder=2)
+            axes.annotate(f"{side.target.precision} peak {side.peak:,.0f}", (high, side.peak), (-4, 4), fontsize=8.5,
+                          textcoords="offset points", ha="right", va="bottom", color=INK, zorder=5)
             for kind, part in side.points.groupby("kind", sort=False):
                 color, label = KINDS[str(kind)].color, f"{KINDS[str(kind)].label}, {side.target.precision}"
                 axes.scatter(part.intensity, part.gflops, s=24, marker="o^"[at], zorder=3 - at, label=label, lw=0.8,
@@ -312,20 +340,6 @@ def draw(sides: Sequence[Side], roofs: Roofs, heading: str, where: str) -> Figur
         figure.subplots_adjust(top=0.85, bottom=0.25)
         axes.legend(loc="upper left", bbox_to_anchor=(-0.07, -0.13), frameon=False, fontsize=8, ncols=4)
     return figure
-
-
-def _draw_roofs(axes: Axes, roofs: Roofs) -> None:
-    low, high = axes.get_xlim()
-    top = max(peak.gflops for peak in roofs.peaks)
-    for bandwidth, dash in ((roofs.cache, "-"), (roofs.memory, "--")):
-        ridge = top / bandwidth.gb_per_s
-        axes.plot([low, ridge], [low * bandwidth.gb_per_s, top], color=INK, lw=1.3, ls=dash, zorder=2,
-                  label=f"{bandwidth.level}  {bandwidth.gb_per_s:.3g} GB/s ({bandwidth.how})")
-    for peak in roofs.peaks:
-        axes.plot([max(peak.gflops / roofs.cache.gb_per_s, low), high], [peak.gflops] * 2, color=INK, lw=1.3, zorder=2)
-        unit = "GOP/s" if peak.precision == "int8" else "GFLOP/s"
-        axes.annotate(f"{peak.precision} peak {peak.gflops:,.0f} {unit}", (high, peak.gflops), (-4, 4), fontsize=8.5,
-                      textcoords="offset points", ha="right", va="bottom", color=INK, zorder=5)
 
 
 def command(argv: Sequence[str] | None = None) -> int:

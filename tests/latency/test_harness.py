@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from hwnas.errors import TableError
 from hwnas.latency.deployment import _profile
 from hwnas.latency.harness import call_overhead_ms, measure, measure_load, time_calls
-from hwnas.latency.roofs import measured_bandwidths
 from hwnas.latency.table import Measurement, Protocol, Turn
+from hwnas.roofline import measure_bandwidths
 from hwnas.target import usable_cores
 
 QUICK = Protocol(warmup_calls=3, round_ms=2.0, min_calls=5, min_rounds=4, max_rounds=6, drift=10.0, steal=10.0,
@@ -42,10 +42,10 @@ def turns(values_ms, reference_ms=1.0, steal=0.0):
 
 
 @pytest.mark.parametrize(("module", "times"), [
-    ("harness", lambda: measure({}, busy(0))), ("harness", lambda: call_overhead_ms(busy(0))),
-    ("deployment", lambda: _profile(SimpleNamespace(architecture=tiny_architecture()), None, 1)),
-    ("harness", lambda: measure_load([busy(0)], 1, 1, busy(0), QUICK, quiet_ms=None, progress=print)),
-    ("roofs", lambda: measured_bandwidths())])
+    ("latency.harness", lambda: measure({}, busy(0))), ("latency.harness", lambda: call_overhead_ms(busy(0))),
+    ("latency.deployment", lambda: _profile(SimpleNamespace(architecture=tiny_architecture()), None, 1)),
+    ("latency.harness", lambda: measure_load([busy(0)], 1, 1, busy(0), QUICK, quiet_ms=None, progress=print)),
+    ("roofline", lambda: measure_bandwidths(1))])
 def test_whatever_is_timed_is_timed_under_the_lock(module: str, times: Callable[[], object],
                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     class Asked(Exception):
@@ -54,7 +54,7 @@ def test_whatever_is_timed_is_timed_under_the_lock(module: str, times: Callable[
     def ask(*given: object) -> None:
         raise Asked
 
-    monkeypatch.setattr(f"hwnas.latency.{module}.measuring_lock", ask)
+    monkeypatch.setattr(f"hwnas.{module}.measuring_lock", ask)
     with pytest.raises(Asked):
         times()
 
