@@ -15,10 +15,11 @@ from hwnas.networks.network import TimmNetwork
 DEPLOY: Literal["deploy"] = "deploy"  # name and verdict of the sentence on it
 
 
-def compare_deployed(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]], seed: int = 0
-                     ) -> list[Comparison]:
+def compare_deployed(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]], cap_ms: float | None = None,
+                     seed: int = 0) -> list[Comparison]:
     """What to deploy, as the first sentence on a front: the fastest network of those that keep the cap which is, with
-    95 % confidence, at most MARGIN less accurate than the most accurate one. Empty where none was verified.
+    95 % confidence, at most MARGIN less accurate than the most accurate one. Empty where none was verified. How far it
+    stays below `cap_ms` is told.
 
     Of n faster networks the fastest is picked, so each interval is widened for n (Bonferroni). The sentence goes on
     with the most accurate obvious cut on full images, where there is one beside the search: at its top-1, how many
@@ -30,6 +31,8 @@ def compare_deployed(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.
     best = max(able, key=lambda row: (row.top1_test or 0.0, -(row.latency_ms or 0.0)))
     row = _fastest_as_good(best, able, correct, seed)
     text = f"Deploy models/{row.id}: {figures_of(row)}"
+    if cap_ms is not None and row.latency_ms is not None:
+        text += f", {100 * max(0.0, 1 - row.latency_ms / cap_ms):.0f} % below the cap of {cap_ms:g} ms"
     capped = " that keeps the cap" * any(each.meets_cap is not None for each in able)
     text += (f": no network{capped} is more accurate" if row.id == best.id else
              f": of the networks that lose at most {100 * MARGIN:.1f} points (95 %) to the most accurate one, "

@@ -146,7 +146,7 @@ def results_of(scores: Scores, run: RunFolder, making: Making, objective: Object
     """The rows of `scores` with all minimised costs and the front marked, and finalists compared with baselines."""
     rows = mark_front(with_costs(scores.rows, run, objective), environment.get("cap_ms"), environment.get("cap_p99_ms"))
     correct = {name: answers == making.dataset.test.labels for name, answers in scores.predicted.items()}
-    comparisons = [*compare_deployed(rows, correct), *compare(rows, correct)]
+    comparisons = [*compare_deployed(rows, correct, environment.get("cap_ms")), *compare(rows, correct)]
     if any(row.is_finalist and isinstance(row.network, FoundNetwork) and row.network.architecture.around
            and not row.network.provenance for row in rows):
         comparisons = [replace(each, sentence=f"{each.sentence} (These cuts began with random weights.)")

@@ -47,6 +47,11 @@ def test_no_control_nor_what_breaks_the_cap_is_deployed() -> None:
     assert compare_deployed([row_of("f", 0.2, 2800, verified=False)], {"f": np.ones(N, bool)}) == []
 
 
+def test_the_margin_to_the_cap_is_told() -> None:
+    found, = compare_deployed([row_of("kept", 0.2, 2800, meets_cap=True)], {"kept": np.arange(N) < 2800}, cap_ms=0.25)
+    assert "kept 93.33 % in 0.2 ms, 20 % below the cap of 0.25 ms: no network that keeps the cap" in found.sentence
+
+
 def test_the_best_obvious_cut_is_held_against_the_fastest_finalist_that_is_as_good() -> None:
     cut = row_of("cut", 0.3, 2850, is_baseline=True, network=CUT)
     _, said = deployed(row_of("slow", 0.6, 2950), row_of("fast", 0.1, 2851), cut)
