@@ -116,7 +116,7 @@ def _top1(row: FrontRow) -> float:
 
 
 def _warning(row: FrontRow, why: str) -> Comparison:
-    return Comparison(row.id, TRAINING, "under-trained", f"This race is under-trained: {why}. No verdict on "
+    return Comparison(row.id, TRAINING, "under-trained", f"These networks are under-trained: {why}. No verdict on "
                       f"{row.id} is given; those on other baselines say who learns fast, not who is better. Train "
                       "longer: finalists.recipe.epochs=, or more budget.minutes where they bound it.")
 
