@@ -272,7 +272,7 @@ def fitted(rows: Sequence[FrontRow], clock: Clock, pace: Pace, workers: int, ste
     """
     kept = list(rows)
     while True:
-        fit = pace.most_steps(_networks(kept), _making_s(clock, pace, len(kept)) - others_s, workers, steps[1])
+        fit = pace.most_steps(_networks(kept), _training_left_s(clock, pace, len(kept)) - others_s, workers, steps[1])
         dropped = _least_wanted(kept, pace, fit < FEWEST_STEPS, whole)
         if fit >= steps[0] or dropped is None:
             break
@@ -283,7 +283,7 @@ def fitted(rows: Sequence[FrontRow], clock: Clock, pace: Pace, workers: int, ste
     return kept, max(fit, FEWEST_STEPS)
 
 
-def _making_s(clock: Clock, pace: Pace, n: int) -> float:
+def _training_left_s(clock: Clock, pace: Pace, n: int) -> float:
     """Seconds left to train and export, before `n` networks are scored and timed."""
     return clock.left_s - timing_reserve_s(clock) - n * pace.scoring_s - ENDING_S
 

@@ -55,7 +55,7 @@ def begin_race(prepared: Prepared, console: Console) -> None:
     else:
         length = _new_length(prepared, until, console)
     if prepared.pace is not None:
-        length = replace(length, making_s=_making_s(prepared, prepared.pace))
+        length = replace(length, making_s=_export_s(prepared, prepared.pace))
     url = storage_of(study).url
     with storage_errors(url), study_lock(url):
         other = study.user_attrs.get(LENGTH)  # of a process that began at the same time
@@ -67,7 +67,7 @@ def begin_race(prepared: Prepared, console: Console) -> None:
 
 def _seconds(prepared: Prepared, clock: Clock, pace: Pace) -> float:
     """Seconds for lines and baselines: what is left before the networks are exported, scored and timed."""
-    return clock.left_s - _n_made(prepared.plan) * _making_s(prepared, pace) - timing_reserve_s(clock) - ENDING_S
+    return clock.left_s - _n_made(prepared.plan) * _export_s(prepared, pace) - timing_reserve_s(clock) - ENDING_S
 
 
 def _n_made(plan: Plan) -> int:
@@ -75,7 +75,7 @@ def _n_made(plan: Plan) -> int:
     return plan.parts + plan.options.controls + len(plan.baselines)
 
 
-def _making_s(prepared: Prepared, pace: Pace) -> float:
+def _export_s(prepared: Prepared, pace: Pace) -> float:
     """Seconds for exporting and scoring each of them."""
     workers = min(_n_made(prepared.plan), prepared.plan.workers)
     return max(LEAST_MAKING_S, pace.making_s) / workers + pace.scoring_s
