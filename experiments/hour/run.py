@@ -3,6 +3,7 @@
     python -m experiments.hour.run search --root EUROSAT --weights DIR --out RUNS/0 --seed 0 --arms ours obvious
     python -m experiments.hour.run table RUNS/* --results experiments/hour/results/NAME
     python -m experiments.hour.run picture experiments/hour/results/NAME --title "EuroSAT, 64 px" --out docs/hour.png
+    python -m experiments.hour.run longer experiments/hour/results/NAME … --out docs/longer.png
 
 `search` runs the commands of two `--arms` at the same time, a core each, so that what disturbs one disturbs the other
 too; odd seeds swap the cores. Measure the latency tables before (`hwnas.profile`), so that no arm pays for them.
@@ -243,6 +244,36 @@ def draw(results: Path, title: str, out: Path) -> None:
     figure.savefig(out, dpi=150)
 
 
+def draw_longer(folders: Sequence[Path], out: Path) -> None:
+    """The level of each third against the minutes that an arm took, of results that differ in their minutes."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    told = [json.loads((folder / "summary.json").read_text()) for folder in folders]
+    figure, panels = pyplot.subplots(1, THIRDS, figsize=(9.6, 3.6), layout="constrained")
+    for third, axes in enumerate(panels):
+        for arm in ("obvious", "ours"):
+            colour, marker, label = LOOK[arm]
+            points = sorted((minutes, level[third]) for facts in told
+                            for minutes, level in zip(facts["minutes"][arm], facts["level"][arm], strict=True))
+            axes.scatter(*zip(*points, strict=True), color=colour, marker=marker, s=26, label=label, zorder=3)
+            means = [(np.mean(facts["minutes"][arm]), np.mean([level[third] for level in facts["level"][arm]]))
+                     for facts in told]
+            axes.plot(*zip(*means, strict=True), color=colour, linewidth=1.2, alpha=0.6)
+        axes.set_title(("fast third", "middle third", "slow third")[third], loc="left", fontsize=9)
+        axes.set_xlabel("minutes of one core")
+        axes.grid(color="#eaecf0", linewidth=0.8)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("mean best test top-1 (%)")
+    figure.suptitle("; ".join(f"{facts['host']}, {facts['seeds']} seed{'s' * (facts['seeds'] > 1)}" for facts in told),
+                    x=0.01, ha="left", fontsize=8, color="#667085")
+    marks = panels[0].get_legend_handles_labels()
+    figure.legend(*marks, frameon=False, loc="outside lower center", ncols=2, fontsize=8)
+    figure.savefig(out, dpi=150)
+
+
 def tabulate(folders: Sequence[Path], results: Path) -> None:
     """Read a folder of runs for each seed, and write what the rule asks for."""
     seeds = [{name: Arm.read(folder, name) for name in READ if (folder / name / "front.csv").is_file()}
@@ -293,10 +324,15 @@ def main() -> None:
     picture = parts.add_parser("picture")
     picture.add_argument("results", type=Path)
     picture.add_argument("--title", required=True)
-    picture.add_argument("--out", type=Path, required=True)
+    longer = parts.add_parser("longer")
+    longer.add_argument("results", type=Path, nargs="+")
+    for part in (picture, longer):
+        part.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     if given.part == "picture":
         draw(given.results, given.title, given.out)
+    elif given.part == "longer":
+        draw_longer(given.results, given.out)
     elif given.part == "search":
         run(given)
     else:
