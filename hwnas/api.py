@@ -57,11 +57,22 @@ _WORDS = ("true", "false", "null", "nan", "inf")
 
 def search(target: str, data: Any = "digit_scenes", *, out: str | os.PathLike[str] | None = None, quiet: bool = False,
            **options: Any) -> Run:
-    """Search, train, quantise and verify networks for `target`, as `python -m hwnas.search` does; resumes `out`.
+    """Search, train, quantise and verify networks, as `python -m hwnas.search` does.
 
-    `data`: a name of conf/dataset, a folder of images or an .npz file, a pair (images uint8, labels) or a Hugging Face
-    Dataset. `options` are those of the command: `n_trials=24`, `budget={"latency_ms": 2.5}` or
-    `**{"budget.latency_ms": 2.5}`. Raises what the command would print.
+    Args:
+        target: A name of conf/target, such as `xeon_int8`.
+        data: A name of conf/dataset, a folder of images, an .npz file, a pair (images uint8 [n, h, w] or
+            [n, h, w, 3], labels [n]), or a Hugging Face Dataset.
+        out: The run folder; None: a new one below `runs/`. A search that lies there goes on.
+        quiet: Print nothing but results.
+        **options: Those of the command: `n_trials=24`, `budget={"latency_ms": 2.5}` or
+            `**{"budget.latency_ms": 2.5}`.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        HwnasError: What the command would print, as the error of its kind.
     """
     from hwnas.search.road import search as go
     from hwnas.study.study import storage_of
@@ -74,17 +85,32 @@ def search(target: str, data: Any = "digit_scenes", *, out: str | os.PathLike[st
 
 
 def load(folder: str | os.PathLike[str], storage: str | None = None) -> Run:
-    """A run that `search` or the command left in `folder`, which need not be writable; StudyError when it is none.
+    """A run that `search` or the command left behind.
 
-    `storage`: the URL of its study, where that lies outside the folder.
+    Args:
+        folder: The run folder, which need not be writable.
+        storage: The URL of its study, where that lies outside the folder.
+
+    Returns:
+        The run, read only.
+
+    Raises:
+        StudyError: The folder is no run folder.
     """
     return Run(RunFolder.open(folder, write=False), storage)
 
 
 def benchmark(model: str | os.PathLike[str], target: str, *, quiet: bool = True, **options: Any) -> Benchmark:
-    """Time one network on this host: a path of an ONNX file, or `timm:NAME`; options as `python -m hwnas.benchmark`.
+    """Time one network on this host, as `python -m hwnas.benchmark` does.
 
-    If the machine was too restless, `invalid` of the result says so.
+    Args:
+        model: The path of an ONNX file, or `timm:NAME`.
+        target: A name of conf/target.
+        quiet: Print nothing.
+        **options: Those of the command.
+
+    Returns:
+        Latencies in ms with their intervals. If the machine was too restless, `invalid` says so.
     """
     from hwnas.benchmark.__main__ import benchmark as go
 
@@ -94,7 +120,18 @@ def benchmark(model: str | os.PathLike[str], target: str, *, quiet: bool = True,
 
 def profile(target: str, space: str, *, minutes: float | None = None, quiet: bool = True, **options: Any
             ) -> LatencyTable:
-    """Measure this host for a target and a space, like `python -m hwnas.profile`; returns the stored table."""
+    """Measure this host for a target and a space, as `python -m hwnas.profile` does.
+
+    Args:
+        target: A name of conf/target.
+        space: A name of search_spaces/, or the path of a space's YAML file.
+        minutes: At most so long; None: until the number of networks that the options give.
+        quiet: Print nothing.
+        **options: Those of the command.
+
+    Returns:
+        The table, which is stored in the user's folder too.
+    """
     from hwnas.latency.deployment import profile as go
 
     given = {"target": target, "space": space, **({} if minutes is None else {"budget": {"minutes": minutes}})}
@@ -114,7 +151,18 @@ class Run:
         return self.folder.path
 
     def to_frame(self, table: Literal["front", "trials"] = "front") -> pd.DataFrame:
-        """`front.csv` or `trials.csv` with a type for each column; an unknown value is NA."""
+        """A table of the run.
+
+        Args:
+            table: `front` for front.csv, `trials` for trials.csv.
+
+        Returns:
+            A row for each network, a type for each column; an unknown value is NA.
+
+        Raises:
+            ConfigError: Another name.
+            StudyError: The file is not there yet, or cannot be read.
+        """
         if table not in ("front", "trials"):
             raise ConfigError(f"to_frame takes 'front' or 'trials', got {table!r}.")
         path = self.folder.front_csv if table == "front" else self.folder.trials_csv
@@ -145,8 +193,15 @@ class Run:
         return [Model(self.folder, row) for row in load_front(self.folder)]
 
     def recommended(self) -> Model:
-        """The network that the report says to deploy: the fastest of those that keep the cap and are, with 95 %
-        confidence, at most half a point less accurate than the most accurate one. StudyError where no finalist is."""
+        """The network that the report says to deploy.
+
+        Returns:
+            The fastest of those that keep the cap and are, with 95 % confidence, at most half a point less accurate
+            than the most accurate one.
+
+        Raises:
+            StudyError: No finalist is verified and keeps the cap.
+        """
         told = {item.get("verdict"): str(item.get("finalist")) for item in self.folder.read_comparisons()}
         for model in self.models:
             if model.id == told.get(DEPLOY):
@@ -155,9 +210,13 @@ class Run:
                          f"best() takes any; python -m hwnas.verify run={self.path} verifies them anew.")
 
     def best(self, latency_ms: float | None = None) -> Model:
-        """The most accurate verified network, baselines included, that was measured within `latency_ms`.
+        """The most accurate verified network, baselines included.
 
-        BudgetError if there is none; it names the fastest.
+        Args:
+            latency_ms: The most that one batch may have taken when it was measured, in ms; None: any.
+
+        Raises:
+            BudgetError: No network is so fast; it names the fastest.
         """
         return Model(self.folder, choose_row(load_front(self.folder), str(self.path), latency_ms=latency_ms))
 
@@ -195,20 +254,34 @@ class Model:
         return deployed_of(self.folder.model(self.id).deployed(self._target.precision), self._target.runtime)
 
     def session(self) -> Compiled:
-        """The deployed file in the target's runtime: `logits(images)`, images as the card says.
+        """The deployed file in the target's runtime.
 
-        A child process with limited memory opens it first, because a run folder may come from anywhere. StudyError when
-        it is not the file that was made.
+        A child process with limited memory opens it first, because a run folder may come from anywhere.
+
+        Returns:
+            What answers `logits(images)`: float32 [n, classes] for images float32 [n, c, h, w], prepared as the card
+            says.
+
+        Raises:
+            StudyError: It is not the file that was made.
         """
         self._check(self.file)
         probe_model(self.file, self._target)
         return load_runtime(self._target.runtime).compile(self.file, self._target)
 
     def predict(self, images: Iterable[str | os.PathLike[str] | NDArray[Any]]) -> list[Answer]:
-        """The class of each image, and the confidence from 0 to 1, by the deployed file in the target's runtime.
+        """Classify images by the deployed file in the target's runtime.
 
-        `images`: paths of image files, or arrays uint8 [height, width, 3] (RGB) or [height, width] (grey) of any size;
-        they are prepared as the card says. DataError for an image that cannot be decoded, otherwise as `session`.
+        Args:
+            images: Paths of image files, or arrays uint8 [h, w, 3] (RGB) or [h, w] (grey) of any size. They are
+                prepared as the card says.
+
+        Returns:
+            The class of each image, and the confidence from 0 to 1.
+
+        Raises:
+            DataError: An image cannot be decoded.
+            StudyError: The file is not the one that was made.
         """
         sources = [source_of(image, number) for number, image in enumerate(images)]
         return [answer for answer in self._classifier.answers(sources) if answer is not None]
@@ -219,7 +292,11 @@ class Model:
         return Classifier.compile(ModelFile.read(self.file, self._target), self._target)
 
     def torch(self) -> nn.Module:
-        """The trained network in torch (fp32), in evaluation mode; StudyError when its files are not those made."""
+        """The trained network in torch, in fp32 and evaluation mode.
+
+        Raises:
+            StudyError: Its files are not those that were made.
+        """
         folder, data = self.folder.model(self.id), self._environment["dataset"]
         classes = len(data["class_names"])
         network = read_network(folder, Shape(data["channels"], data["image_size"], classes))

@@ -36,10 +36,17 @@ else:
 def check_runtime(runtime: Runtime, onnx_path: str | os.PathLike[str], target: Target, *,
                   reference: np.ndarray[tuple[int, ...], np.dtype[np.float32]] | None = None,
                   relative_error: float = 1e-3) -> None:
-    """Assert that `runtime` keeps the `Runtime` and `Compiled` contract for one ONNX file and target.
+    """Assert that a runtime keeps the `Runtime` and `Compiled` contract for one file and target.
 
-    The file takes float32 [batch,c,h,w] and gives [batch, classes]. `reference` holds the expected logits of
-    `contract_images(onnx_path, len(reference))`; errors may be `relative_error` of the largest logit.
+    Args:
+        runtime: What the entry point gives.
+        onnx_path: A file that takes float32 [batch, c, h, w] and gives [batch, classes].
+        target: A target of this runtime.
+        reference: The expected logits [n, classes] of `contract_images(onnx_path, n)`.
+        relative_error: How far logits may be off, as a share of the largest one.
+
+    Raises:
+        AssertionError: What the contract asks, where it is broken.
     """
     _check_refusals(runtime, onnx_path, target)
     runtime.check(target)
@@ -106,9 +113,14 @@ def _check_bind(compiled: object, onnx_path: str | os.PathLike[str], batch: int)
 
 
 def check_estimator(estimator: AccuracyEstimator, architecture: Architecture) -> None:
-    """Assert that `estimator` keeps the `AccuracyEstimator` contract for an architecture that it can judge.
+    """Assert that an estimator keeps the `AccuracyEstimator` contract.
 
-    It is asked three times, so it should be quick.
+    Args:
+        estimator: What the entry point gives. It is asked three times, so it should be quick.
+        architecture: One that it can judge.
+
+    Raises:
+        AssertionError: What the contract asks, where it is broken.
     """
     fingerprint = estimator.fingerprint
     assert fingerprint, "fingerprint names what decides the values"
