@@ -22,7 +22,7 @@ from hwnas.latency.device import Device, DeviceOptions
 from hwnas.latency.timing import HERE
 from hwnas.lazy import LazyModule
 from hwnas.networks.origin import told_of
-from hwnas.networks.quantize import load_fp32, name_nodes, tuning_of
+from hwnas.networks.quantize import load_fp32, name_nodes, needs_narrow_weights, tuning_of
 from hwnas.runtimes.child import Progress, run_child, serve
 from hwnas.runtimes.foreign import check_path, input_of, load_checked, sized
 from hwnas.runtimes.runtime import one_line
@@ -288,6 +288,12 @@ class CompressJob:
     def tuned_for(self) -> TunedFor:
         """The runtime whose kernels the int8 files suit."""
         return tuning_of(self.target)
+
+    @property
+    def narrow(self) -> bool:
+        """Whether the weights need 7 bits on the machine that the network is for."""
+        host = self.device.host
+        return needs_narrow_weights(self.target, host.vendor, host.flags)
 
     @property
     def threads(self) -> int:

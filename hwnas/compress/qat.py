@@ -14,7 +14,15 @@ from hwnas.compress.steps import Quantisation, Step, Steps
 from hwnas.data.dataset import top1
 from hwnas.errors import QuantizeError
 from hwnas.lazy import LazyModule
-from hwnas.networks.qdq import Graph, Range, quantised_nodes, quantised_tensors, scale_of, symmetric_scale_of
+from hwnas.networks.qdq import (
+    Graph,
+    Range,
+    largest_weight,
+    quantised_nodes,
+    quantised_tensors,
+    scale_of,
+    symmetric_scale_of,
+)
 from hwnas.networks.quantize import TunedFor, load_fp32
 from hwnas.runtimes.torch import OnnxModule
 from hwnas.system.paths import write_atomic
@@ -48,10 +56,11 @@ class FakeQuantised(OnnxModule):
     linear convolution that it adds to a sum at once.
     """
 
-    def __init__(self, path: str | os.PathLike[str], ranges: Mapping[str, Range], tuned_for: TunedFor) -> None:
+    def __init__(self, path: str | os.PathLike[str], ranges: Mapping[str, Range], tuned_for: TunedFor,
+                 narrow: bool = False) -> None:
         super().__init__(path)
         graph = Graph(load_fp32(path))
-        self._symmetric = tuned_for == "tensorrt"
+        self._symmetric, self._largest = tuned_for == "tensorrt", largest_weight(narrow)
         scaled = symmetric_scale_of if self._symmetric else scale_of
         self._levels = (-128, 127) if self._symmetric else (0, 255)
         self._pairs = {name: scaled(*ranges[name]) for name in quantised_tensors(graph, tuned_for)}
@@ -81,12 +90,13 @@ class FakeQuantised(OnnxModule):
         if keys[0] not in values:
             weight, input_scale = values[node.input[1]], self._pairs[node.input[0]][0]
             bias = values[node.input[2]] if len(node.input) > 2 else weight.new_zeros(len(weight))
-            scale = weight.detach().abs().flatten(1).amax(1) / 127
+            scale = weight.detach().abs().flatten(1).amax(1) / self._largest
             if not self._symmetric:
                 scale = torch.maximum(scale, bias.detach().abs() / (input_scale * 2**30))
             scale = scale.clamp_min(1e-12)
             zeros = torch.zeros_like(scale, dtype=torch.int32)
-            values[keys[0]] = torch.fake_quantize_per_channel_affine(weight, scale, zeros, 0, -127, 127)
+            values[keys[0]] = torch.fake_quantize_per_channel_affine(weight, scale, zeros, 0, -self._largest,
+                                                                     self._largest)
             step = scale * input_scale
             values[keys[1]] = bias if self._symmetric else bias + ((bias / step).round() * step - bias).detach()
         return values[keys[0]], values[keys[1]]
@@ -123,7 +133,7 @@ class FineTuning:
     def tuned(self) -> Quantisation:
         """The quantisation of the fine-tuned network."""
         network = load_fp32(self._fp32)
-        return Quantisation(network, network, self._base.ranges, NAME, self._base.tuned_for)
+        return Quantisation(network, network, self._base.ranges, NAME, self._base.tuned_for, self._base.narrow)
 
     def _made(self) -> tuple[ModelProto, dict[str, Any]]:
         model, rows = fine_tune(self._job, self._base, self._console)
@@ -172,7 +182,7 @@ class _FineTuning(Training):
         tuning = asdict(options.qat)
         distil = tuning.pop("distil")
         recipe = replace(QAT, **tuning, device=options.training.device)
-        self.network = FakeQuantised(job.source.path, base.ranges, base.tuned_for)
+        self.network = FakeQuantised(job.source.path, base.ranges, base.tuned_for, base.narrow)
         batches = Batches(job.dataset.train, job.dataset, recipe, options.seed)
         super().__init__(lay_out(self.network, recipe), batches, recipe)
         self.teacher = OnnxModule(job.source.path).eval().to(recipe.device) if distil else None

@@ -218,6 +218,7 @@ class Quantisation:
     ranges: Mapping[str, Range]
     note: str
     tuned_for: TunedFor
+    narrow: bool
     per_channel: bool = True
 
     def int8(self, kept: Collection[str] = ()) -> ModelProto:
@@ -229,7 +230,7 @@ class Quantisation:
                 node.CopyFrom(before[node.name])
         note = f"{self.note}, fp32: {' '.join(sorted(kept))}" if kept else self.note
         quantise_graph(network, self.ranges, note=note, tuned_for=self.tuned_for, kept=kept,
-                       per_channel=self.per_channel)
+                       per_channel=self.per_channel, narrow=self.narrow)
         return network
 
 
@@ -262,7 +263,8 @@ class PostTraining:
     def quantisation(self, name: str) -> Quantisation:
         """The quantisation of the step `name`."""
         method = next(method for method in _METHODS if name.startswith(method))
-        plain = Quantisation(self._original, self._original, self._ranges()[method], name, self._job.tuned_for)
+        plain = Quantisation(self._original, self._original, self._ranges()[method], name, self._job.tuned_for,
+                             self._job.narrow)
         if name.endswith("_per_tensor"):
             return replace(plain, per_channel=False)
         return replace(plain, network=self._corrected(method)) if name.endswith("_bias") else plain

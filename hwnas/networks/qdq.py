@@ -231,18 +231,23 @@ def range_source(graph: Graph, tensor: str) -> str:
     return tensor
 
 
+def largest_weight(narrow: bool) -> int:
+    """The largest whole number that an int8 weight may be: 64 for `narrow` ones, so that the sum of two products with
+    uint8 fits in 16 bits, else 127."""
+    return 64 if narrow else 127
+
+
 def insert_pairs(graph: Graph, ranges: Mapping[str, Range], *, kept: Collection[str] = (),
                  per_channel: bool = True, narrow: bool = False, symmetric: bool = False) -> None:
     """Rewrite the graph in place: a pair on every tensor of `ranges`, quantised weights and biases.
 
     Nodes named in `kept` read and compute in fp32. Weights have a scale for each output channel, or one for the whole
-    tensor; `narrow` ones lie in -64..64, so that the sum of two products with uint8 fits in 16 bits. `symmetric`:
-    activations are int8 with zero point 0, and biases stay in fp32. The structure depends on the names in `ranges` and
-    on which tensors can be negative, never on the values.
+    tensor; `narrow`: see `largest_weight`. `symmetric`: activations are int8 with zero point 0, and biases stay in
+    fp32. The structure depends on the names in `ranges` and on which tensors can be negative, never on the values.
     """
     scaled = symmetric_scale_of if symmetric else scale_of
     inserter = _Inserter(graph, {name: scaled(low, high) for name, (low, high) in ranges.items()}, per_channel,
-                         64 if narrow else 127, symmetric)
+                         largest_weight(narrow), symmetric)
     inputs = {value.name for value in graph.proto.graph.input}
     results = {value.name for value in graph.proto.graph.output}
     nodes = [pair for name in ranges if name in inputs for pair in inserter.pair(name)]

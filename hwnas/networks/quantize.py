@@ -267,11 +267,11 @@ def _agreement(wanted: NDArray[np.float64], got: NDArray[np.float64]) -> tuple[f
 def needs_narrow_weights(target: Target, vendor: str, flags: Collection[str]) -> bool:
     """Whether a target's runtime saturates uint8 × int8 sums on a CPU of this make with these ISA flags.
 
-    ONNX Runtime's x86 kernels add two products in 16 bits where there is no VNNI; weights of 7 bits cannot overflow
-    there. OpenVINO sees to it itself.
+    Where there is no VNNI, the x86 kernels of ONNX Runtime and OpenVINO add two products in 16 bits; weights of 7 bits
+    cannot overflow there. Figures: docs/decisions/int8-ranges.md.
     """
-    x86 = vendor in ("amd", "intel", "hygon")
-    return tuning_of(target) == "onnxruntime" and target.device == "cpu" and x86 and not VNNI.intersection(flags)
+    x86, saturating = vendor in ("amd", "intel", "hygon"), tuning_of(target) in ("onnxruntime", "openvino")
+    return saturating and target.device == "cpu" and x86 and not VNNI.intersection(flags)
 
 
 def quantise_graph(proto: ModelProto, ranges: Mapping[str, Range], *, note: str, tuned_for: TunedFor,
@@ -434,7 +434,7 @@ def session_of(proto: ModelProto, tensors: list[str], threads: int) -> tuple[Any
     watched.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in tensors)
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
-    options.add_session_config_entry("session.x64quantprecision", "1")  # without VNNI: exact, as in OpenVINO
+    options.add_session_config_entry("session.x64quantprecision", "1")  # exact without VNNI too
     try:
         session = ort.InferenceSession(watched.SerializeToString(), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's exceptions share no base class

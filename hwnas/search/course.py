@@ -152,7 +152,8 @@ def _fits(space: SearchSpace, predict: Predict, options: SearchOptions, network:
 
 
 def make_course(space: SearchSpace, predict: Predict, options: SearchOptions, length: Length, *, k: int,
-                n_lines: int | None, n_controls: int, workers: int, is_int8: bool) -> Course:
+                n_lines: int | None, n_controls: int, workers: int, is_int8: bool,
+                narrow: bool = False) -> Course:
     """The course of a race; `k` parts of the range of latency, at most `n_lines` lines without controls."""
     networks = {name: network for name, network in known_networks(space, predict, options).items()
                 if name in length.step_s}
@@ -189,7 +190,7 @@ def make_course(space: SearchSpace, predict: Predict, options: SearchOptions, le
     return Course(
         known=[Known(name, network, length.step_s[name]) for name, network in networks.items()], k=k,
         bound_ms=bound_ms, n_lines=n_lines or 1 << 30, n_controls=n_controls,
-        workers=workers, is_int8=is_int8, known_steps=length.known_steps, unit_steps=length.unit_steps,
+        workers=workers, is_int8=is_int8, narrow=narrow, known_steps=length.known_steps, unit_steps=length.unit_steps,
         left_s=lambda: length.left_s, making_s=length.making_s, whole=whole, baselines_s=length.baselines_s,
         smaller=smaller, between=between_in(space, predict, options), part_of=part_of, latency_ms=latency_ms,
         is_as_cheap=is_as_cheap, choose=choose,

@@ -23,6 +23,7 @@ from hwnas.front.zoo import published_of, worth_training
 from hwnas.latency.deployment import latency_model
 from hwnas.latency.fallbacks import find_blocks, left_out, measure_blocks, warning
 from hwnas.networks.network import FoundNetwork
+from hwnas.networks.quantize import needs_narrow_weights
 from hwnas.samplers.informed import Context
 from hwnas.search.minutes import (
     DRAWN,
@@ -78,6 +79,12 @@ class Prepared:
     opened: optuna.Study | None
     clock: Clock | None = None
     pace: Pace | None = None
+
+    @property
+    def narrow(self) -> bool:
+        """Whether int8 weights need 7 bits on the host that is searched for, by the CPU that its table names."""
+        host = self.table.host
+        return needs_narrow_weights(self.plan.deployment.target, host.get("vendor", ""), host.get("flags", ()))
 
     @property
     def study(self) -> optuna.Study:

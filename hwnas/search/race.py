@@ -77,7 +77,7 @@ class Course:
         n_lines: lines at most, without controls.
         n_controls: controls.
         workers: processes that train side by side.
-        is_int8: whether the networks will be quantised.
+        is_int8: whether the networks will be quantised; `narrow`: to weights of 7 bits.
         known_steps: steps of the first rung.
         unit_steps: steps of a unit; None: as many as fit into `left_s`.
         left_s: seconds that are left for lines and baselines, now.
@@ -100,6 +100,7 @@ class Course:
     n_controls: int
     workers: int
     is_int8: bool
+    narrow: bool
     known_steps: int
     unit_steps: int | None
     left_s: Callable[[], float]

@@ -221,7 +221,7 @@ class _Racer:
         data = self._data(network)
         fresh = step.source is not None or not line.legs
         leg = Leg(int(work["steps"]), float(work["start"]), float(work["end"]), WARMUP if fresh else 0,
-                  round(work["rounded"] * work["steps"]))
+                  round(work["rounded"] * work["steps"]), setting.course.narrow)
         origin = network.identity if step.source is None else step.source.key
         before = "" if fresh else line.key
         after = key_of(before or key_of(network.identity, origin, setting.recipe.fingerprint, setting.seed,
@@ -248,7 +248,7 @@ class _Racer:
             seconds = (time.monotonic() - began) / (trained if trained >= FEW_STEPS else leg.steps) * leg.steps
             told = {"seconds": seconds}
             if setting.course.is_int8 and step.rung == TRUNK:
-                with rounding.Rounding():
+                with rounding.Rounding(setting.course.narrow):
                     told["int8_loss"] = float(right.mean() - answers(model, data.validation, data).mean())
         del model
         release_memory()

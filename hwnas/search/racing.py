@@ -175,7 +175,7 @@ def course_of(prepared: Prepared, length: Length) -> Course:
     options = plan.options
     return make_course(plan.space, prepared.model.predict, prepared.options, length, k=plan.parts,
                        n_lines=options.n_trials, n_controls=options.controls, workers=plan.workers,
-                       is_int8=plan.deployment.target.precision == "int8")
+                       is_int8=plan.deployment.target.precision == "int8", narrow=prepared.narrow)
 
 
 def _tell_plan(prepared: Prepared, length: Length, console: Console) -> None:

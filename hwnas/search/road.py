@@ -16,7 +16,6 @@ from hwnas.front.rows import FrontRow, load_front
 from hwnas.front.score import Scores, Timing
 from hwnas.front.verification import Facts, environment_of, make_rows, results_of, verify_front, write_results
 from hwnas.latency.deployment import error_line
-from hwnas.networks.quantize import needs_narrow_weights
 from hwnas.search.families import choose_family, find_choice
 from hwnas.search.minutes import (
     ENOUGH_STEPS,
@@ -129,7 +128,7 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     them.
     """
     plan, run, deployment = prepared.plan, prepared.run, prepared.plan.deployment
-    making = replace(making_of(plan, prepared.dataset), narrow=_narrow(prepared),
+    making = replace(making_of(plan, prepared.dataset), narrow=prepared.narrow,
                      raced=raced_of(prepared) if plan.races else {})
     wanted = rows = race_rows(prepared) if plan.races else finalist_rows(prepared, trials, console)
     if prepared.clock is not None and prepared.pace is not None:
@@ -168,12 +167,6 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     if plan.races:
         clear_lines(prepared)
     return results.rows, [comparison.to_dict() for comparison in results.comparisons]
-
-
-def _narrow(prepared: Prepared) -> bool:
-    """Whether int8 weights need 7 bits on the host that is searched for, by the CPU that its table names."""
-    host = prepared.table.host
-    return needs_narrow_weights(prepared.plan.deployment.target, host.get("vendor", ""), host.get("flags", ()))
 
 
 def _in_time(prepared: Prepared, rows: Sequence[FrontRow], making: Making, console: Console

@@ -42,13 +42,15 @@ SAVE_S = 30.0  # seconds of a leg after which its state is written, so that a ki
 @dataclass(frozen=True, slots=True)
 class Leg:
     """So many steps whose learning rate goes from `start` to `end`, as shares of the recipe's, along half a cosine,
-    and rises from zero in the first `warmup` of them; the last `rounded` ones see int8's rounding."""
+    and rises from zero in the first `warmup` of them; the last `rounded` ones see int8's rounding, of weights of 7 bits
+    where they are `narrow`."""
 
     steps: int
     start: float
     end: float
     warmup: int = 0
     rounded: int = 0
+    narrow: bool = False
 
     def rate(self, step: int) -> float:
         """The share of the recipe's rate at a step of the leg (from 0)."""
@@ -115,8 +117,9 @@ class LineTraining(Training):
         """Besides what the recipe asks for, int8's rounding in the last steps of the leg."""
         stack = contextlib.ExitStack()
         stack.enter_context(super().in_precision())
-        if self.step >= self.stretch.leg.steps - self.stretch.leg.rounded:
-            stack.enter_context(rounding.Rounding())
+        leg = self.stretch.leg
+        if self.step >= leg.steps - leg.rounded:
+            stack.enter_context(rounding.Rounding(leg.narrow))
         return stack
 
     def state(self) -> Checkpoint:

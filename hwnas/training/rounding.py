@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from hwnas.networks.qdq import largest_weight
+
 _LINEAR = (functional.linear,)
 _ROUNDED = (functional.conv2d, *_LINEAR)
 
@@ -24,13 +26,20 @@ class Rounding(TorchFunctionMode):
     they are, as in the file.
 
     Rounding by output channel comes to the same before and behind the folding of a batch norm.
+
+    Args:
+        narrow: Whether the file's weights have 7 bits, as on CPUs whose sums of products saturate.
     """
+
+    def __init__(self, narrow: bool = False) -> None:
+        super().__init__()
+        self._largest = largest_weight(narrow)
 
     def __torch_function__(self, function: Any, types: Sequence[type], args: Sequence[Any] = (),
                            kwargs: Mapping[str, Any] | None = None) -> Any:
         """Call `function`, one of torch's, with rounded tensors where it is a layer's."""
         if function in _ROUNDED and (function in _LINEAR or args[0].shape[2:] != (1, 1)):
-            args = (_round_map(args[0]), _round_weight(args[1]), *args[2:])
+            args = (_round_map(args[0]), _round_weight(args[1], self._largest), *args[2:])
         return function(*args, **(kwargs or {}))
 
 
@@ -46,10 +55,10 @@ def _round_map(values: Tensor) -> Tensor:
     return rounded
 
 
-def _round_weight(weight: Tensor) -> Tensor:
-    """Symmetric, by the extremes of each output channel."""
+def _round_weight(weight: Tensor, largest: int) -> Tensor:
+    """Symmetric, by the extremes of each output channel, to whole numbers up to `largest`."""
     with torch.no_grad():
-        scale = (weight.abs().flatten(1).amax(1) / 127).clamp_min(1e-12)
+        scale = (weight.abs().flatten(1).amax(1) / largest).clamp_min(1e-12)
         zeros = torch.zeros(len(scale), dtype=torch.int32, device=scale.device)
-    rounded: Tensor = torch.fake_quantize_per_channel_affine(weight, scale, zeros, 0, -127, 127)
+    rounded: Tensor = torch.fake_quantize_per_channel_affine(weight, scale, zeros, 0, -largest, largest)
     return rounded

@@ -13,7 +13,7 @@ from hwnas.networks.export import export_onnx, randomise
 from hwnas.networks.qdq import Graph, head_nodes
 from hwnas.networks.quantize import METHODS, load_fp32, needs_narrow_weights, quantize_static
 from hwnas.system.libraries import declare_missing
-from hwnas.target import Target
+from hwnas.target import Host, Target
 
 declare_missing()
 
@@ -92,9 +92,10 @@ def test_quantised_network_answers_like_the_fp32_one(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Conv2d(1, 16, 3, 2, 1), torch.nn.ReLU(), torch.nn.Conv2d(16, 32, 3, 2, 1),
                                 torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(32 * 64, 10))
     export_onnx(model, tmp_path / "fp32.onnx", (1, 32, 32))
-    expected = logits(tmp_path / "fp32.onnx", IMAGES)
+    expected, host = logits(tmp_path / "fp32.onnx", IMAGES), Host.detect()
+    narrow = needs_narrow_weights(Target("t", "onnxruntime", "int8"), host.vendor, host.flags)
     for method in ("mse", "minmax"):
-        quantize_static(tmp_path / "fp32.onnx", tmp_path / "int8.onnx", IMAGES, method=method)
+        quantize_static(tmp_path / "fp32.onnx", tmp_path / "int8.onnx", IMAGES, method=method, narrow=narrow)
         got = logits(tmp_path / "int8.onnx", IMAGES)
         assert np.abs(got - expected).max() < 0.08 * np.ptp(expected)
         assert (got.argmax(1) == expected.argmax(1)).mean() > 0.9
@@ -160,7 +161,8 @@ def test_a_head_that_int8_would_spoil_stays_in_fp32(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("runtime", "vendor", "flags", "narrow"), [
     ("onnxruntime", "intel", ("avx2",), True), ("onnxruntime", "amd", ("avx2", "avx512f"), True),
     ("onnxruntime", "amd", ("avx2", "avx_vnni"), False), ("onnxruntime", "intel", ("avx512f", "avx512_vnni"), False),
-    ("onnxruntime", "aarch64", ("asimd",), False), ("openvino", "intel", ("avx2",), False)])
+    ("onnxruntime", "aarch64", ("asimd",), False), ("openvino", "intel", ("avx2",), True),
+    ("openvino", "amd", ("avx2", "avx512f", "avx512_vnni"), False), ("litert", "amd", ("avx2",), False)])
 def test_weights_are_narrow_where_sums_would_overflow(runtime: str, vendor: str, flags: tuple[str, ...],
                                                       narrow: bool) -> None:
     assert needs_narrow_weights(Target("t", runtime, "int8"), vendor, flags) == narrow

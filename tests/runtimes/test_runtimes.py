@@ -18,17 +18,18 @@ import pytest
 
 from hwnas.errors import CandidateError, TargetError, UnknownName, UserError
 from hwnas.networks.export import block_of_node, export_onnx, randomise
-from hwnas.networks.quantize import quantize_static
+from hwnas.networks.quantize import needs_narrow_weights, quantize_static, tuning_of
 from hwnas.runtimes import runtime as runtimes
 from hwnas.runtimes.child import probe_model, serve
 from hwnas.runtimes.openvino import import_openvino
 from hwnas.runtimes.runtime import NullRuntime, judge, load_runtime, quantised_in_file, threads_of
 from hwnas.system.libraries import declare_missing
-from hwnas.target import Target
+from hwnas.target import Host, Target
 from hwnas.testing import check_runtime, contract_images
 
 declare_missing()
 
+import onnxruntime  # noqa: E402
 import timm  # noqa: E402
 import torch  # noqa: E402
 
@@ -72,6 +73,27 @@ def test_int8_is_executed_as_quantised(files: dict[str, Path], runtime: str) -> 
     assert execution.fallback_share == 0
     assert execution.precisions["fp32"] > 0  # squeeze-and-excite
     assert execution.int8_share == pytest.approx(meant / sum(execution.precisions.values()))
+
+
+@pytest.mark.parametrize("runtime", ["openvino", "onnxruntime"])
+def test_no_sum_saturates_in_a_file_that_is_made_for_this_machine(runtime: str, tmp_path: Path) -> None:
+    """Without VNNI x86 kernels add two products in 16 bits, which the largest weights and pixels overflow."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(8, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 8, 3), torch.nn.ReLU(),
+                                torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(8, 4))
+    for layer in model:
+        if hasattr(layer, "weight"):
+            torch.nn.init.uniform_(layer.weight, 0.9, 1.0)
+    fp32, int8 = tmp_path / "fp32.onnx", tmp_path / "int8.onnx"
+    export_onnx(model, fp32, (8, 16, 16))
+    images = np.random.default_rng(0).uniform(0.5, 1, (64, 8, 16, 16)).astype(np.float32)
+    target, host = Target("test", runtime, "int8"), Host.detect()
+    quantize_static(fp32, int8, images, method="minmax", tuned_for=tuning_of(target),
+                    narrow=needs_narrow_weights(target, host.vendor, host.flags))
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL  # pairs one by one, in fp32
+    exact, = onnxruntime.InferenceSession(str(int8), options).run(None, {"images": images[:8]})
+    assert load_runtime(runtime).compile(int8, target).logits(images[:8]) == pytest.approx(exact, rel=0.02)
 
 
 def test_int8_answers_agree_between_runtimes(files: dict[str, Path]) -> None:
@@ -202,7 +224,7 @@ telemetry.Telemetry.init = telemetry.Telemetry.send_event = refuse
 if sys.argv[4] == "fresh":
     for name in [name for name in sys.modules if name.startswith("openvino")]: del sys.modules[name]
 from hwnas.runtimes import load_runtime
-from hwnas.target import Target
+from hwnas.target import Host, Target
 load_runtime(sys.argv[1]).compile(sys.argv[3], Target("t", sys.argv[1], sys.argv[2]))
 if sys.argv[4] == "fresh": assert not [n for n in sys.modules if n.startswith("openvino_telemetry")], "imported"
 print("quiet")
@@ -298,7 +320,7 @@ def test_openvino_leaves_no_small_stack_for_signal_handlers(files: dict[str, Pat
     script = """
 import ctypes, sys
 from hwnas.runtimes import load_runtime
-from hwnas.target import Target
+from hwnas.target import Host, Target
 
 compiled = load_runtime("openvino").compile(sys.argv[1], Target("t", "openvino", "int8", threads=1, batch=1))
 class Stack(ctypes.Structure):

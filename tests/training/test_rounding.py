@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
@@ -18,11 +19,12 @@ def convolution() -> nn.Conv2d:
     return nn.Conv2d(3, 6, 3, bias=False)
 
 
-def test_layers_answer_by_rounded_weights_and_inputs() -> None:
+@pytest.mark.parametrize(("narrow", "largest"), [(False, 127), (True, 64)])
+def test_layers_answer_by_rounded_weights_and_inputs(narrow: bool, largest: int) -> None:
     layer, x = convolution(), images()
-    with torch.no_grad(), Rounding():
+    with torch.no_grad(), Rounding(narrow):
         rounded = layer(x)
-    scale = layer.weight.detach().abs().flatten(1).amax(1).view(-1, 1, 1, 1) / 127
+    scale = layer.weight.detach().abs().flatten(1).amax(1).view(-1, 1, 1, 1) / largest
     step = (x.max() - x.min()) / 255
     weight = (layer.weight.detach() / scale).round() * scale
     zero = (-x.min() / step).round()
