@@ -17,6 +17,7 @@ from hwnas.front.verification import Facts, environment_of, make_rows, results_o
 from hwnas.latency.table import Measurement, Protocol, Turn
 from hwnas.networks.baselines import Baseline
 from hwnas.networks.network import FoundNetwork, Shape, TimmNetwork
+from hwnas.networks.quantize import needs_narrow_weights
 from hwnas.space.architecture import Architecture
 from hwnas.study.objective import Objective
 from hwnas.system.run_folder import RunFolder
@@ -78,9 +79,10 @@ def tiny_recipe(**changes: Any) -> Recipe:
 
 
 def tiny_making(target: Target | None = None, **changes: Any) -> Making:
-    target = target or Target("ort_int8", "onnxruntime", "int8")
+    target, host = target or Target("ort_int8", "onnxruntime", "int8"), Host.detect()
     return Making(**{"dataset": tiny_dataset(), "recipe": tiny_recipe(), "seed": 0, "target": target,
-                     "n_calibration": 64, "threads": 1, **changes})
+                     "n_calibration": 64, "threads": 1,
+                     "narrow": needs_narrow_weights(target, host.vendor, host.flags), **changes})
 
 
 def measured(ms: float, quiet_ms: float = 0.1, reference_ms: float = 0.1) -> Measurement:

@@ -50,7 +50,7 @@ def user(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(hwnas.latency.held_out_networks, "POPULATION", 40)
     monkeypatch.setattr(hwnas.latency.held_out_networks, "GENERATIONS", 1)
-    monkeypatch.setattr(hwnas.pictures, "figure_bytes", lambda figure, kind:
+    monkeypatch.setattr("hwnas.validate.figure_bytes", lambda figure, kind:
                         f"{kind} of {len(figure.axes)} panels".encode())
     return tmp_path
 
@@ -113,7 +113,7 @@ def timer(monkeypatch) -> Timer:
 
 
 def use(timer: Timer, monkeypatch) -> Timer:
-    monkeypatch.setattr(hwnas.latency.timing, "time_networks", timer)
+    monkeypatch.setattr("hwnas.validate.time_networks", timer)
     return timer
 
 

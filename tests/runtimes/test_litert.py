@@ -21,6 +21,7 @@ from hwnas.networks.quantize import quantize_static
 from hwnas.networks.tflite import Levels, TfliteFile, read_tflite, schema, single_operators
 from hwnas.runtimes import litert
 from hwnas.runtimes.child import probe_model
+from hwnas.runtimes.onnxruntime import run_once
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.space.architecture import Architecture
 from hwnas.target import Target
@@ -52,8 +53,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
                                                            ("int8", 2, 0.03)])
 def test_contract(files: dict[str, Path], precision: str, batch: int, error: float) -> None:
     path = files[precision]
-    reference = load_runtime("onnxruntime").compile(path, Target("t", "onnxruntime", precision)).logits(
-        contract_images(path, 9))
+    reference = run_once(path, contract_images(path, 9))
     check_runtime(RUNTIME, path, target(precision, batch=batch), reference=reference, relative_error=error)
 
 

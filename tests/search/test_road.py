@@ -20,7 +20,6 @@ from hwnas.networks.baselines import Baseline
 from hwnas.networks.network import Shape, TimmNetwork
 from hwnas.search import plan as planning
 from hwnas.search import prepare as preparing
-from hwnas.search import road
 from hwnas.search.plan import make_plan
 from hwnas.study.objective import Objective
 from hwnas.study.study import database_path, open_study
@@ -58,9 +57,9 @@ def test_the_study_holds_what_came_before_the_trials(tmp_path, monkeypatch, esti
 @pytest.mark.parametrize(("flags", "narrow"), [(["avx2"], True), (["avx2", "avx512_vnni"], False)])
 def test_int8_weights_suit_the_cpu_that_is_searched_for(flags, narrow):
     deployment = SimpleNamespace(target=Target("ort_int8", "onnxruntime", "int8"))
-    prepared = SimpleNamespace(plan=SimpleNamespace(deployment=deployment),
-                               table=SimpleNamespace(host={"name": "far", "vendor": "intel", "flags": flags}))
-    assert road._narrow(prepared) == narrow
+    table = SimpleNamespace(host={"name": "far", "vendor": "intel", "flags": flags})
+    prepared = preparing.Prepared(SimpleNamespace(deployment=deployment), *[None] * 5, table, *[None] * 3)
+    assert prepared.narrow == narrow
 
 
 def test_a_study_of_another_estimator_is_refused_before_that_one_works(tmp_path, monkeypatch):
