@@ -60,7 +60,8 @@ def tables() -> list[Table]:
         Table("| changed, on the cut |", _tuning_tries), Table("| network, data set |", _tuning_finals),
         Table("| cut, px, seed |", _going_on), Table("| estimate of cuts |", _cut_estimates),
         Table("| data, network, arm, third |", _hour), Table("| move |", _moves),
-        Table("| points of top-1, seed |", _rounding), Table("| from scratch, by seed |", _from_scratch),
+        Table("| points of top-1, seed |", _rounding), Table("| top-1 in %, network |", _saturation),
+        Table("| from scratch, by seed |", _from_scratch),
         Table("| search | trials |", _against_random), Table("| search, network |", _against_random_networks),
         *(table for runtime in INT8_RUNTIMES for table in (
             Table(f"| top-1 lost, {runtime} |", partial(_int8_lost, runtime)),
@@ -124,6 +125,21 @@ def claims() -> list[Claim]:
               "without, {} with.", lambda: [*document("rounding/summary.json")["same"],
                                             document("rounding/summary.json")["most_lost"]["without"],
                                             document("rounding/summary.json")["most_lost"]["with"]]),
+        Claim("these networks lose {} points to fp32 in the mean, {} at most, and {} of it to saturation; with 7 bits {} "
+              "and {}. The obvious cuts of the same hour lose {} and {}.", lambda: [
+                  float(np.mean(_lost_by_width("ours", "8"))), max(_lost_by_width("ours", "8")),
+                  float(np.mean(_lost_by_width("ours", "8", "top1_exact"))),
+                  float(np.mean(_lost_by_width("ours", "7"))), max(_lost_by_width("ours", "7")),
+                  *(float(np.mean(_lost_by_width("obvious", bits))) for bits in ("8", "7"))]),
+        Claim("it is {} times as fast in the fast third ({} to {}) and {} in the middle one ({} to {}, within chance), "
+              "and {}, {} and {} points ahead.", lambda: [
+                  *(part[key] for part in hour("eurosat_lite0_hour")["times_as_fast"]["ours"][:2]
+                    for key in ("value", "low", "high")),
+                  *(part["value"] for part in hour("eurosat_lite0_hour")["points_ahead"]["ours"])]),
+        Claim("are {} points more accurate in fp32 after sixty ({} to {}).", lambda: [
+            float(np.mean(_longer("minutes_60"))), *_ends(_longer("minutes_60"))]),
+        Claim("cost {} points in the mean of the nine", lambda: [
+            -float(np.mean(_longer("minutes_20_behind_a_choice")))]),
         Claim("By the rule the race is faster in the fast third, {} times, and more accurate in every third.", lambda: [
             hour("eurosat_mobilenetv2")["times_as_fast"]["ours"][0]["value"]]),
         Claim("In the middle third its speed lies within chance: {} times, from {} to {}, where {} was sure to be "
@@ -506,8 +522,31 @@ def _believed() -> Rows:
 
 HOUR = {"EuroSAT, Lite0": "eurosat_lite0", "TrashNet, Lite0": "trashnet_lite0",
         "EuroSAT, MobileNetV2": "eurosat_mobilenetv2",
+        "EuroSAT, sixty minutes, Lite0": "eurosat_lite0_hour",
+        "EuroSAT, sixty minutes, saturated, Lite0": "eurosat_lite0_hour_saturated",
         "EuroSAT with children, Lite0": "eurosat_lite0_children"}
 THIRDS = ("fast", "middle", "slow")
+
+
+def _saturation() -> Rows:
+    """Top-1 in per cent of a race's networks in fp32, and exact and deployed with weights of 8 and of 7 bits."""
+    rows: dict[str, list[float]] = {}
+    for row in (row for row in lines("saturation/results.csv") if row["arm"] == "ours"):
+        figures = rows.setdefault(f"{row['id']} at {row['px']} px", numbers(row, "top1_fp32", times=100))
+        figures += numbers(row, "top1_exact", "top1_deployed", times=100)
+    return rows
+
+
+def _lost_by_width(arm: str, bits: str, of: str = "top1_fp32") -> list[float]:
+    """Points of top-1 between `of` and the deployed answers, by network."""
+    return [100 * (float(row[of]) - float(row["top1_deployed"])) for row in lines("saturation/results.csv")
+            if (row["arm"], row["weight_bits"]) == (arm, bits)]
+
+
+def _longer(column: str) -> list[float]:
+    """Points of top-1 in fp32 that networks have more in a column than after twenty minutes."""
+    return [100 * (float(row[column]) - float(row["minutes_20"])) for row in lines("hour/results/longer.csv")
+            if row[column] and row["minutes_20"]]
 
 
 def _cut_and_searched() -> list[float]:
