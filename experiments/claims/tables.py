@@ -125,8 +125,8 @@ def claims() -> list[Claim]:
               "without, {} with.", lambda: [*document("rounding/summary.json")["same"],
                                             document("rounding/summary.json")["most_lost"]["without"],
                                             document("rounding/summary.json")["most_lost"]["with"]]),
-        Claim("these networks lose {} points to fp32 in the mean, {} at most, and {} of it to saturation; with 7 bits {} "
-              "and {}. The obvious cuts of the same hour lose {} and {}.", lambda: [
+        Claim("these networks lose {} points to fp32 in the mean, {} at most, and {} of it to saturation; with 7 bits "
+              "{} and {}. The obvious cuts of the same hour lose {} and {}.", lambda: [
                   float(np.mean(_lost_by_width("ours", "8"))), max(_lost_by_width("ours", "8")),
                   float(np.mean(_lost_by_width("ours", "8", "top1_exact"))),
                   float(np.mean(_lost_by_width("ours", "7"))), max(_lost_by_width("ours", "7")),
