@@ -128,6 +128,7 @@ def test_a_folder_that_cannot_be_written_is_read(finished: Path, tmp_path: Path)
         path.chmod(0o755)
 
 
+@pytest.mark.soak
 def test_the_notebook_runs(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")

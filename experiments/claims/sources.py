@@ -36,6 +36,18 @@ def numbers(row: Mapping[str, str], *columns: str, times: float = 1.0) -> list[f
     return [times * float(row[column]) for column in columns]
 
 
+def lost_to_int8(arm: str, bits: str, of: str = "top1_fp32") -> list[float]:
+    """Points of top-1 between a column and the deployed answers of weights of so many bits, by network of an arm."""
+    return [100 * (float(row[of]) - float(row["top1_deployed"])) for row in lines("saturation/results.csv")
+            if (row["arm"], row["weight_bits"]) == (arm, bits)]
+
+
+def gained_since(column: str) -> list[float]:
+    """Points of top-1 in fp32 that networks have more in a column than after twenty minutes."""
+    return [100 * (float(row[column]) - float(row["minutes_20"])) for row in lines("hour/results/longer.csv")
+            if row[column] and row["minutes_20"]]
+
+
 class Certificate:
     """A shipped certificate of one data set: the networks' full trainings, costs and what each estimator told."""
 

@@ -13,7 +13,7 @@ import numpy as np
 from experiments.claims.check import Claim, Figures, Table
 from experiments.claims.pages import OPTUNA, TABLES, ask, hour, litert_table
 from experiments.claims.pages import sampler_figure as _sampler
-from experiments.claims.sources import EXPERIMENTS, Certificate, document, lines, numbers
+from experiments.claims.sources import EXPERIMENTS, Certificate, document, gained_since, lines, lost_to_int8, numbers
 from experiments.contest.controls import contest_networks, random_networks, rival, times_as_fast
 from experiments.cut_estimates.judged import judged
 from hwnas.stats import kendall_tau, spearman
@@ -127,19 +127,19 @@ def claims() -> list[Claim]:
                                             document("rounding/summary.json")["most_lost"]["with"]]),
         Claim("these networks lose {} points to fp32 in the mean, {} at most, and {} of it to saturation; with 7 bits "
               "{} and {}. The obvious cuts of the same hour lose {} and {}.", lambda: [
-                  float(np.mean(_lost_by_width("ours", "8"))), max(_lost_by_width("ours", "8")),
-                  float(np.mean(_lost_by_width("ours", "8", "top1_exact"))),
-                  float(np.mean(_lost_by_width("ours", "7"))), max(_lost_by_width("ours", "7")),
-                  *(float(np.mean(_lost_by_width("obvious", bits))) for bits in ("8", "7"))]),
+                  float(np.mean(lost_to_int8("ours", "8"))), max(lost_to_int8("ours", "8")),
+                  float(np.mean(lost_to_int8("ours", "8", "top1_exact"))),
+                  float(np.mean(lost_to_int8("ours", "7"))), max(lost_to_int8("ours", "7")),
+                  *(float(np.mean(lost_to_int8("obvious", bits))) for bits in ("8", "7"))]),
         Claim("it is {} times as fast in the fast third ({} to {}) and {} in the middle one ({} to {}, within chance), "
               "and {}, {} and {} points ahead.", lambda: [
                   *(part[key] for part in hour("eurosat_lite0_hour")["times_as_fast"]["ours"][:2]
                     for key in ("value", "low", "high")),
                   *(part["value"] for part in hour("eurosat_lite0_hour")["points_ahead"]["ours"])]),
         Claim("are {} points more accurate in fp32 after sixty ({} to {}).", lambda: [
-            float(np.mean(_longer("minutes_60"))), *_ends(_longer("minutes_60"))]),
+            float(np.mean(gained_since("minutes_60"))), *_ends(gained_since("minutes_60"))]),
         Claim("cost {} points in the mean of the nine", lambda: [
-            -float(np.mean(_longer("minutes_20_behind_a_choice")))]),
+            -float(np.mean(gained_since("minutes_20_behind_a_choice")))]),
         Claim("By the rule the race is faster in the fast third, {} times, and more accurate in every third.", lambda: [
             hour("eurosat_mobilenetv2")["times_as_fast"]["ours"][0]["value"]]),
         Claim("In the middle third its speed lies within chance: {} times, from {} to {}, where {} was sure to be "
@@ -535,18 +535,6 @@ def _saturation() -> Rows:
         figures = rows.setdefault(f"{row['id']} at {row['px']} px", numbers(row, "top1_fp32", times=100))
         figures += numbers(row, "top1_exact", "top1_deployed", times=100)
     return rows
-
-
-def _lost_by_width(arm: str, bits: str, of: str = "top1_fp32") -> list[float]:
-    """Points of top-1 between `of` and the deployed answers, by network."""
-    return [100 * (float(row[of]) - float(row["top1_deployed"])) for row in lines("saturation/results.csv")
-            if (row["arm"], row["weight_bits"]) == (arm, bits)]
-
-
-def _longer(column: str) -> list[float]:
-    """Points of top-1 in fp32 that networks have more in a column than after twenty minutes."""
-    return [100 * (float(row[column]) - float(row["minutes_20"])) for row in lines("hour/results/longer.csv")
-            if row[column] and row["minutes_20"]]
 
 
 def _cut_and_searched() -> list[float]:

@@ -110,6 +110,7 @@ def test_kept_nodes_are_named_with_the_reason(hostile: Callable[[float], Path], 
     assert why["node"] in about["quantisation"]
 
 
+@pytest.mark.soak
 def test_a_limit_out_of_reach_writes_no_file_and_names_the_nearest(
         trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     out = tmp_path / "out"

@@ -158,6 +158,7 @@ def test_slow_waves_are_told_from_slow_networks(space):
     assert model.error["mean_error"] < 0.015
 
 
+@pytest.mark.soak
 def test_one_run_has_no_pace_of_its_own(space):
     """All in one wave: nothing of the latency may hide in the wave."""
     model = LatencyModel.fit(table_of(space, sample(space, 200, 1), noise=0.001), space)

@@ -408,6 +408,7 @@ def test_whole_numbers_and_steps_are_asked_for_once() -> None:
     assert len({tuple(trial.params.items()) for trial in study.trials}) == 30
 
 
+@pytest.mark.soak
 def test_the_dearest_networks_are_searched_too_also_right_below_a_cap() -> None:
     """Where accuracy grows with cost, the dearest that is allowed belongs to the front."""
     space = {f"width{i}": IntDistribution(1, 8) for i in range(5)}
@@ -484,6 +485,7 @@ def test_a_front_is_wanted_from_the_worst_quantile_on() -> None:
         sampler_of(worst_quantile=1.0)
 
 
+@pytest.mark.soak
 def test_what_is_far_below_the_settings_that_anybody_would_try_is_not_asked_for() -> None:
     ops = {f"op{i}": "large" if i in (0, 2, 4) else "small" for i in range(6)}
     rivals = [{**ops, "depth": 6, "width": 64}, {**ops, "depth": 3, "width": 32}]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -30,16 +31,10 @@ SMALL = ["+target=xeon_int8", "dataset=digits", "dataset.image_size=32", "worker
 pytestmark = pytest.mark.usefixtures("any_machine")
 
 
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Weights of two networks in the user's folder, and made-up latency tables of the cuts of both."""
-    home = tmp_path / "home"
-    monkeypatch.setenv("HWNAS_HOME", str(home))
-    monkeypatch.delenv("HWNAS_WEIGHTS", raising=False)
-    monkeypatch.setattr(families, "STEPS", (2, 4))
-    few = make.calibration_images
-    monkeypatch.setattr(make, "calibration_images", lambda data, n, seed: few(data, 96, seed))
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Weights of two networks in a user's folder, and made-up latency tables of the cuts of both."""
+    home = tmp_path_factory.mktemp("made") / "home"
     (home / "weights").mkdir(parents=True)
     for name in NAMES:
         save_file(Baseline(name).build(3, 1000, 32).state_dict(), home / "weights" / f"{name}.safetensors",
@@ -47,6 +42,19 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         space = home / f"around_{name}.yaml"
         space.write_text(yaml.safe_dump(space_content(name, 1, 10, 32)))
         write_table(home, "xeon_int8", None, str(space))
+    return home
+
+
+@pytest.fixture
+def home(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it, which is the user's folder."""
+    home = shutil.copytree(made, tmp_path / "home")
+    monkeypatch.setenv("HWNAS_HOME", str(home))
+    monkeypatch.delenv("HWNAS_WEIGHTS", raising=False)
+    monkeypatch.setattr(families, "STEPS", (2, 4))
+    few = make.calibration_images
+    monkeypatch.setattr(make, "calibration_images", lambda data, n, seed: few(data, 96, seed))
+    monkeypatch.chdir(tmp_path)
     return home
 
 
@@ -86,6 +94,7 @@ def test_of_two_networks_one_is_cut_and_the_run_says_why(home, tmp_path, monkeyp
     assert "holds a search that chose among no networks" in capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.soak
 def test_zoo_is_all_that_can_be_cut_and_has_weights(home, tmp_path):
     save_file(Baseline("resnet18").build(3, 10, 32).state_dict(), home / "weights" / "resnet18.safetensors")
     assert {*chosen("around=zoo").networks} == {*NAMES}

@@ -147,6 +147,7 @@ def test_a_study_that_began_whole_stays_whole(home: Path, monkeypatch: pytest.Mo
     assert prepared(other).plan.left_out == ""
 
 
+@pytest.mark.soak
 def test_a_study_keeps_the_space_that_it_began_with(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert prepared(home / "before").plan.left_out == ""  # nothing falls back
     table = keep(FINE, SQUEEZED)
@@ -173,6 +174,7 @@ def test_a_space_of_which_nothing_would_stay_is_one_line(home: Path) -> None:
     assert prepared(home / "run", "fallbacks=true").plan.left_out == ""
 
 
+@pytest.mark.soak
 def test_accuracies_of_another_target_count_for_the_networks_that_stay(home: Path) -> None:
     whole = prepared(home / "first", "n_trials=12", "fallbacks=true")
     road.work_on(whole, Console(quiet=True))

@@ -227,6 +227,7 @@ def test_ctrl_c_ends_cleanly_and_a_second_copy_joins(run, tmp_path):
     assert asked(out, "select number from trials where state = 'RUNNING'") == set()
 
 
+@pytest.mark.soak
 def test_another_machine_finds_the_same_and_verifies_later(run, tmp_path, monkeypatch, capsys):
     """The machine is this one by another name, so that one worker and one seed must give one result."""
     home = tmp_path / "home"
@@ -257,6 +258,7 @@ def test_another_machine_finds_the_same_and_verifies_later(run, tmp_path, monkey
     assert again < first
 
 
+@pytest.mark.soak
 def test_a_search_on_a_table_imports_no_runtime_until_the_verification(run, tmp_path):
     options = [*SMALL, f"out={tmp_path}/table", "n_trials=1", "baselines=[]", "controls=0"]
     code = ("import sys; from hwnas.search import __main__ as search, road\n"

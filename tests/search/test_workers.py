@@ -90,6 +90,7 @@ def test_no_worker_outlives_the_search(command: list[str], number: signal.Signal
     assert number == signal.SIGKILL or asked(out, "select number from trials where state = 'RUNNING'") == set()
 
 
+@pytest.mark.soak
 def test_a_worker_lost_in_a_folder_of_any_name_is_an_error_and_costs_no_trial(
         command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         ) -> None:

@@ -224,6 +224,7 @@ def test_a_worker_elsewhere_that_never_began_to_train_is_given_up_by_the_servers
     assert study.trials[0].state == TrialState.FAIL
 
 
+@pytest.mark.soak
 def test_a_server_that_stops_ends_a_worker_with_one_line_and_the_same_command_goes_on(
         server: Server, place: str, keep: Keep, start: Start) -> None:
     worker = start(place, 30, 0.2, 30, 120)

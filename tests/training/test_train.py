@@ -873,6 +873,7 @@ def torchrun(overrides: list[str], out: Path, *program: str) -> subprocess.Popen
         stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.soak
 def test_two_processes_train_one_network(overrides: list[str], tmp_path: Path) -> None:
     whole = torchrun([*overrides, "epochs=2"], tmp_path / "whole")
     said = whole.communicate(timeout=900)[1]
