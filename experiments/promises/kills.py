@@ -240,17 +240,26 @@ def _import_libraries() -> None:
     import onnx  # noqa: F401
     import sklearn.datasets  # noqa: F401
 
+    from hwnas.networks.weights import import_timm
+
+    import_timm()
+    import timm.optim
+    import timm.scheduler
+    import timm.utils
+
     import hwnas.certify.__main__
     import hwnas.certify.results
     import hwnas.compress.compression
     import hwnas.front.verification
     import hwnas.latency.deployment
+    import hwnas.networks.modules
     import hwnas.samplers.informed
     import hwnas.search.__main__
     import hwnas.search.loop
     import hwnas.study.study
     import hwnas.train
     import hwnas.training.job
+    import hwnas.training.rounding
     import hwnas.verify  # noqa: F401
     from hwnas.cli.command import compose
     from hwnas.system.libraries import declare_missing, import_onnxruntime

@@ -45,6 +45,7 @@ _SAID = 400  # characters of what a command said that a result keeps
 _ENDS = {"KILL": signal.SIGKILL, "INT": signal.SIGINT, "TERM": signal.SIGTERM}
 _CODES = {"KILL": {-9}, "INT": {130}, "TERM": {143}}
 _BESIDE = re.compile(r"\..*\.tmp")  # what is left where a file is not yet whole
+_KEPT = re.compile(r"hwnas-measuring-core\d+\.lock|torchinductor_.*")
 FIRST = {"report.html", "front.csv", "manifest.json", "environment.json", "study.db", "study.db-wal", "config.yaml",
          ".hwnas.json", "trials.csv", "model.onnx", "weights.safetensors"}  # files that are chosen most often
 # what a search looks at before it leaves a verified front alone
@@ -625,10 +626,12 @@ class RunFolderMachine(RuleBasedStateMachine):
         return folder / "study.db"
 
     def _left(self, folder: Path) -> list[str]:
-        """Temporary files, but for those of commands that were killed."""
+        """Temporary files, but for those of commands that were killed, for locks, which all commands of a machine
+        share, and for the folder that torch keeps for its compiler."""
         temporary = Path(os.environ["TMPDIR"])
         files = {path for path in folder.rglob("*") if _BESIDE.fullmatch(path.name) or path.name == ".writable"}
-        return sorted(map(str, {*files, *temporary.iterdir()} - self.journal.remains))
+        files |= {path for path in temporary.iterdir() if not _KEPT.fullmatch(path.name)}
+        return sorted(map(str, files - self.journal.remains))
 
 
 def _shown(value: Any) -> str:

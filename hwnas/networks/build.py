@@ -53,6 +53,7 @@ def register(architecture: Architecture, name: str, *, mean: Sequence[float] | N
         raise ConfigError(f"model name {name!r} must be lower-case letters, digits and underscores, a letter first.")
     if _registered.get(name) == architecture:
         return
+    module = modules.models_module()  # importing these declares what timm needs
     if timm.models.is_model(name):
         raise ConfigError(f"timm already has a model called {name!r}: choose another name.")
 
@@ -61,7 +62,6 @@ def register(architecture: Architecture, name: str, *, mean: Sequence[float] | N
             _class_of(architecture), name, pretrained, **{**_arguments(architecture), **kwargs})
         return model
 
-    module = modules.models_module()
     entrypoint.__name__ = entrypoint.__qualname__ = name
     entrypoint.__module__ = module.__name__
     module.default_cfgs[name] = _default_cfg(architecture, mean, std)

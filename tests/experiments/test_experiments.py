@@ -262,7 +262,7 @@ def test_peers_runs_whole_goes_on_and_refuses_what_does_not_belong_together(spac
     from experiments.latency_peers.run import main
 
     virtual_clock.reading_ns = 1000
-    for place in ("experiments.latency_peers.isolated", "hwnas.runtimes.runtime"):
+    for place in ("experiments.latency_peers.isolated", "hwnas.latency.copies", "hwnas.latency.timing"):
         monkeypatch.setattr(f"{place}.load_runtime", lambda name: NullRuntime(0.02))
     monkeypatch.setattr("experiments.latency_peers.isolated.ProcessPoolExecutor", HerePool)
     exported = prepare_network(space.reference, Target("t", "null", "fp32"), tmp_path)  # the null runtime runs none

@@ -119,7 +119,7 @@ def run(monkeypatch, file: Path, out: Path, *more: str, timer: Timer | None = No
     from experiments.macro_latency.run import main
 
     timer = timer or Timer()
-    monkeypatch.setattr(hwnas.latency.timing, "time_networks", timer)
+    monkeypatch.setattr("hwnas.validate.time_networks", timer)
     main(["+target=null_fp32", f"benchmark={file}", f"out={out}", "random=10", "anchors=8", *more])
     return timer
 
