@@ -37,6 +37,10 @@ def compare_deployed(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.
     text += (f": no network{capped} is more accurate" if row.id == best.id else
              f": of the networks that lose at most {100 * MARGIN:.1f} points (95 %) to the most accurate one, "
              f"{figures_of(best)}, it is the fastest")
+    above = [row for row in rows if row.is_control and is_usable(row, correct) and row.meets_cap is not False
+             and (row.top1_test or 0.0) > (best.top1_test or 0.0)]
+    if above:  # a control proves nothing of the search, but it may be the network that one wants
+        text += f", but {figures_of(max(above, key=lambda control: control.top1_test or 0.0))}, trained as a control"
     cuts = [row for row in able if is_obvious_cut(row)]
     if cuts:
         text += _beside(max(cuts, key=lambda cut: cut.top1_test or 0.0), able, correct, seed)

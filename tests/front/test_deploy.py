@@ -47,6 +47,13 @@ def test_no_control_nor_what_breaks_the_cap_is_deployed() -> None:
     assert compare_deployed([row_of("f", 0.2, 2800, verified=False)], {"f": np.ones(N, bool)}) == []
 
 
+def test_a_control_that_is_more_accurate_is_named() -> None:
+    rows = [row_of("kept", 0.2, 2800), row_of("drawn", 0.3, 2900, is_control=True, control_of="kept")]
+    chosen, said = deployed(*rows)
+    assert chosen == "kept"
+    assert "no network is more accurate, but drawn 96.67 % in 0.3 ms, trained as a control." in said
+
+
 def test_the_margin_to_the_cap_is_told() -> None:
     found, = compare_deployed([row_of("kept", 0.2, 2800, meets_cap=True)], {"kept": np.arange(N) < 2800}, cap_ms=0.25)
     assert "kept 93.33 % in 0.2 ms, 20 % below the cap of 0.25 ms: no network that keeps the cap" in found.sentence
