@@ -1,6 +1,6 @@
 """Did a race pay where nothing is pretrained? The same minutes for a race and for trials with finalists.
 
-It did not, and was taken out (docs/decisions/race.md): `search` needs commit ddc5435, `table` does not.
+It did not, and was taken out (docs/decisions/race.md): `search` needs commit 3e99294, `table` does not.
 
     python -m experiments.from_scratch.run search --out RUNS/0 --seed 0 dataset=fashion_mnist dataset.root=DIR
     python -m experiments.from_scratch.run table RUNS/* --results experiments/from_scratch/results/NAME

@@ -13,7 +13,7 @@ too; odd seeds swap the cores. Measure the latency tables before (`hwnas.profile
     obvious   no search: the whole network and its obvious cuts, each on images of three sizes, all fine-tuned for as
               many steps; one minute more, as the command trains one of them a second time
 
-Before commit 4a012de4 a race also tried children, networks one structural move away from its lines, which a sampler
+Up to commit 3e99294 a race also tried children, networks one structural move away from its lines, which a sampler
 proposed (results/eurosat_lite0_children). Two more arms were run then, and are read where they lie:
 
     carried   the race without children, which is what the race is now
