@@ -86,6 +86,8 @@ def copy_with(run: RunFolder, answers: dict[str, NDArray[np.int64]], folder: Pat
         shutil.copy(run.path / name, folder)
     labels, front = run.read_predictions()["labels"], pd.read_csv(run.front_csv)
     front["top1_test"] = [(answers[id] == labels).mean() if id in answers else None for id in front.id]
+    fastest = front.sort_values(["latency_ms", "top1_test"], ascending=[True, False]).top1_test
+    front["on_front"] = fastest > fastest.cummax().shift(fill_value=0)
     front.to_csv(folder / "front.csv", index=False)
     RunFolder(folder).write_predictions(labels, answers)
 
