@@ -62,7 +62,7 @@ OVERHEAD_SHARE = 0.1  # of what the roof allows: below that, something else than
 MEMORY, COMPUTE, OVERHEAD = "memory-bound", "compute-bound", "overhead-bound"
 DENSE = ((1, 256, 28, 8), (1, 512, 14, 8), (3, 128, 28, 4), (3, 256, 14, 4))  # kernel, channels, map in px, layers
 MIB = 1 << 20
-CACHE_BYTES = MIB  # a core's own cache, at least: virtual machines report any size
+CACHE_BYTES = MIB  # a core's own cache, where the host does not say
 MEMORY_BYTES = 256 * MIB  # each of the two arrays
 REPEATS, LEAST_S = 40, 2e-3  # a shorter repeat would time the call
 
@@ -90,14 +90,16 @@ class Side:
 
 @dataclass(frozen=True)
 class Bandwidths:
-    """Bytes read and written, in 1e9 a second, where all lies in a core's cache and where it does not."""
+    """Bytes read and written, in 1e9 a second, where all lies in the `cache_bytes` of a core's own cache and where it
+    does not."""
 
     cache: float
     memory: float
+    cache_bytes: int
 
     def of(self, moved: float) -> float:
         """What a block gets that moves so many bytes."""
-        return self.cache if moved <= CACHE_BYTES else self.memory
+        return self.cache if moved <= self.cache_bytes else self.memory
 
 
 def group_of(block: BlockSpec) -> str:
@@ -195,8 +197,8 @@ def measure_sides(options: RooflineOptions, console: Console) -> tuple[SearchSpa
             f"waiting for another measurement on this host: {who}"))
     sides = []
     for target, table in tables.items():
-        with console.step(f"measure peak of {target.name}"):
-            peak, how = measure_peak(target, options.seconds, table)
+        with console.step(f"measure peak of {target.name}") as report:
+            peak, how = measure_peak(target, options.seconds, table, report)
         blocks = sorted({block for network in table.networks if network.space == space.name
                          for block in network.architecture.blocks()}, key=lambda block: block.key)
         points = place_blocks(blocks, *model_of(table, space)[0].block_ms(blocks), target, peak, bandwidths)
@@ -229,7 +231,8 @@ def named_target(name: str) -> Target:
     return Target.from_config(omegaconf.OmegaConf.to_container(omegaconf.OmegaConf.load(file), resolve=True))  # type: ignore[arg-type]
 
 
-def measure_peak(target: Target, seconds: float, table: LatencyTable) -> tuple[float, str]:
+def measure_peak(target: Target, seconds: float, table: LatencyTable,
+                 progress: Callable[[float, str], None] | None = None) -> tuple[float, str]:
     """The most GFLOP/s of dense networks, in `seconds` at most, and the network. MeasurementInvalid on a machine slower
     than the table's, by its reference network, so that peak and blocks are of one state of the machine."""
     runtime, calls, macs = load_runtime(target.runtime), {}, {}
@@ -250,7 +253,7 @@ def measure_peak(target: Target, seconds: float, table: LatencyTable) -> tuple[f
         beside = bind_copies(TimedFile(reference_file(target, folder, table.reference), target,
                                        image_shape(table.reference)), 1, folder)
         measured = measure(calls, beside, Protocol(min_calls=5, max_seconds=seconds), quiet_ms=table.quiet_ms or None,
-                           threads=threads_of(target))
+                           progress=progress, threads=threads_of(target))
     reached = {name: 2e-6 * macs[name] * target.batch / float(each.values_ms.min())
                for name, each in measured.items() if each.valid}
     if not reached:
@@ -263,8 +266,21 @@ def measure_peak(target: Target, seconds: float, table: LatencyTable) -> tuple[f
 def measure_bandwidths(threads: int, waiting: Callable[[str], None] | None = None) -> Bandwidths:
     """Of arrays in half of a core's own cache, as other things run too, and of arrays beyond every cache. `waiting` is
     told who measures on this machine already."""
+    reach = cache_bytes() or CACHE_BYTES
     with measuring_lock(usable_cores(), waiting), undisturbed(threads):
-        return Bandwidths(copy_speed(CACHE_BYTES // 4, threads), copy_speed(MEMORY_BYTES // threads, threads))
+        return Bandwidths(copy_speed(reach // 4, threads), copy_speed(MEMORY_BYTES // threads, threads), reach)
+
+
+def cache_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int | None:
+    """Size of a core's second cache as the host reports it (a virtual machine may report any), or None."""
+    for index in sorted(folder.glob("index*")):
+        try:
+            level, size = ((index / name).read_text().strip() for name in ("level", "size"))
+            if level == "2":
+                return int(size.rstrip("KM")) * (MIB if size.endswith("M") else 1 << 10 if size.endswith("K") else 1)
+        except (OSError, ValueError):
+            continue
+    return None
 
 
 def copy_speed(array_bytes: int, threads: int) -> float:

@@ -21,6 +21,7 @@ from hwnas.roofline import (
     OVERHEAD,
     Bandwidths,
     bytes_moved,
+    cache_bytes,
     compare,
     group_of,
     measure_bandwidths,
@@ -35,7 +36,7 @@ from hwnas.system.paths import home
 from hwnas.target import Host, Target
 
 # 20 GB/s up to 1 MiB and 5 GB/s beyond: ridges at 5 and 20 FLOP a byte in fp32, at 20 and 80 in int8
-ROOFS, PEAKS = Bandwidths(20.0, 5.0), {"fp32": 100.0, "int8": 400.0}
+ROOFS, PEAKS = Bandwidths(20.0, 5.0, 1 << 20), {"fp32": 100.0, "int8": 400.0}
 DENSE = BlockSpec("cn", 64, 64, 16, 3)
 DEPTHWISE = BlockSpec("ds", 64, 8, 16, 3, se=0.25)
 
@@ -126,6 +127,17 @@ def test_bandwidths_are_positive_with_any_number_of_threads(monkeypatch: pytest.
     for threads in (1, 2):
         found = measure_bandwidths(threads)
         assert found.cache > 0 < found.memory
+
+
+def test_the_size_of_a_cache_is_read_as_the_host_reports_it(tmp_path: Path) -> None:
+    for index, (level, size) in enumerate([("1", "48K"), ("2", "2M"), ("3", "?")]):
+        folder = tmp_path / f"index{index}"
+        folder.mkdir()
+        (folder / "level").write_text(level)
+        (folder / "size").write_text(size)
+    assert cache_bytes(tmp_path) == 2 << 20
+    (tmp_path / "index1" / "size").write_text("?")
+    assert cache_bytes(tmp_path) is None
 
 
 @pytest.fixture
