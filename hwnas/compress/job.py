@@ -319,6 +319,8 @@ def make_job(config: Config, console: Console) -> CompressJob:
     identity = {"model": source.content, "dataset": dataset.name, "dataset.fingerprint": dataset.fingerprint,
                 "target": str(replace(target, name="", vendor="", price_per_hour=None)), "host": device.host.name,
                 "runtime": device.runtime(target.runtime).version(), **options.deciding()}
+    if needs_narrow_weights(target, device.host.vendor, device.host.flags):
+        identity["weight_bits"] = 7
     return CompressJob(source, dataset, validation, calibration, target, options, ModelFolder(out), identity, device)
 
 
