@@ -16,24 +16,21 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from hwnas import errors
 from hwnas.errors import CandidateError, HwnasError, ModelError
-from hwnas.lazy import LazyModule
 from hwnas.runtimes.foreign import check_path, read_model, sized
 from hwnas.runtimes.runtime import load_runtime
+from hwnas.system.libraries import import_onnxruntime
 from hwnas.system.paths import no_space
 from hwnas.system.processes import start
 from hwnas.target import Target
 
 if TYPE_CHECKING:
-    import onnx
-
     from hwnas.runtimes.runtime import Runtime
-else:
-    onnx = LazyModule("onnx")
 
 Progress = Callable[[float, str], None]
 Task = Callable[[Mapping[str, Any], Target, "Runtime", Progress], Any]
@@ -171,6 +168,8 @@ def serve(task: Task) -> int:
         target = Target(**job["target"])
         runtime = load_runtime(target.runtime)
         runtime.check(target)
+        import_module("onnx")  # and ONNX Runtime: before the limit, which is for what the model takes
+        import_onnxruntime()
         if target.device == "cpu":  # CUDA reserves far more address space than it uses
             limit_memory(job["memory_mb"])
         send(result=task(job, target, runtime, lambda share, note: send(share=share, note=note)))
