@@ -2,10 +2,6 @@
 
 Completes the front of a search that was made elsewhere, or times a front again. Everything it needs is in the run
 folder and the data set: dataset.root=DIR says where the images lie here.
-
-    python -m hwnas.verify run=runs/parts add=runs/long,runs/small
-
-puts networks of hwnas.train and hwnas.compress into the run, and measures all of the front together.
 """
 
 from __future__ import annotations
@@ -18,7 +14,6 @@ from hwnas.cli.command import opened_run, run_command, unresolved
 from hwnas.cli.options import Config, option, read_command
 from hwnas.data.loading import load_dataset
 from hwnas.errors import ConfigError, DataError, StudyError
-from hwnas.front.join import join, joined_rows
 from hwnas.front.make import Making
 from hwnas.front.rows import load_front, with_networks
 from hwnas.front.score import Timing
@@ -52,7 +47,6 @@ class VerifyOptions(DeviceOptions):
     """Options of `conf/verify.yaml` beside the run folder."""
 
     host: str | None
-    add: tuple[str, ...] | None = option(what="a folder or a list of folders")
     target: dict[str, Any] | None = option()
     dataset: dict[str, Any] = option()
     verification: TimingOptions = option()
@@ -62,8 +56,8 @@ class VerifyOptions(DeviceOptions):
 def run(config: Config, console: Console) -> None:
     """The command: `run` names the folder, `host` accepts another machine than the one searched for.
 
-    `add` are folders of networks that join the front, `dataset` holds what differs here (its root),
-    `verification.seconds` the most seconds of timing (null: as before), `memory_mb` what opening one file may take.
+    `dataset` holds what differs here (its root), `verification.seconds` the most seconds of timing (null: as before),
+    `memory_mb` what opening one file may take.
     """
     options, folder = read_command(VerifyOptions, config), opened_run(config)
     with folder.hold("results", console.say):
@@ -79,15 +73,9 @@ def _verify(folder: RunFolder, options: VerifyOptions, device: Device, console: 
     search = folder.read_config()
     making = making_of(folder, search, environment, options.dataset, device.host, console)
     data = making.dataset
-    join(options.add or (), folder, making, options.memory_mb, console.say)
-    joined = joined_rows(folder, making)
-    for row in rows:
-        if row.origin and row.id not in {other.id for other in joined}:
-            console.say(f"{row.id} is no longer in {folder.path / 'models'}, and leaves the front.")
-    rows = with_networks([row for row in rows if not row.origin], folder,
-                         Shape(data.channels, data.image_size, len(data.class_names)))
+    rows = with_networks(rows, folder, Shape(data.channels, data.image_size, len(data.class_names)))
     results = verify_front(
-        [*rows, *joined], folder, making,
+        rows, folder, making,
         timing_of(environment, options.verification.seconds, device), objective_of(search, making.target), environment,
         console, options.memory_mb)
     write_results(folder, results, making, trials, folder.config_text())

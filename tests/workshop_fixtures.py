@@ -39,7 +39,6 @@ TRAIN = ["train", "-q", "architecture=architecture.yaml", *IMAGES, "epochs=2", "
          "device=cpu"]
 COMPRESS = ["compress", "-q", "+target=ort_int8", "model=net", "out=int8", *IMAGES, "threads=1",
             "calibration_images=32", "sensitivity.images=16", "sensitivity.nodes=1", "max_drop=100"]
-ADD = ["verify", "-q", "run=run", "add=net"]
 CERTIFY = ["certify", "-q", "space=tiny.yaml", "out=certificate", *IMAGES, "n=4", "seeds=1", "workers=1",
            "training.epochs=1", "training.batch_size=16", "training.threads=1",
          "estimators={params: {accuracy: zero_cost, score: params, anchors: 4, proxy: {max_steps: 2, min_steps: 1}}}"]
@@ -97,9 +96,8 @@ def make_workshop(folder: Path) -> None:
             return answer
 
         patch.setattr(compressing, "_checked", kept)
-        for module in ("join", "verification"):
-            patch.setattr(f"hwnas.front.{module}.probe_model", lambda *args, **options: None)
-        for command in (SEARCH, [*TRAIN, "out=net"], ADD, COMPRESS):
+        patch.setattr("hwnas.front.verification.probe_model", lambda *args, **options: None)
+        for command in (SEARCH, [*TRAIN, "out=net"], COMPRESS):
             assert main(command) == 0
         patch.setattr("hwnas.train.write_results", _stop)
         with pytest.raises(Work):

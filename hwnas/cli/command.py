@@ -62,6 +62,8 @@ COMMANDS = {  # name: its module, and what it does
     "export": ("hwnas.export", "copy a run, also while a search works on it"),
     "worker": ("hwnas.worker", "join a search as one more worker"),
 }
+_REMOVED = {"add": ": a trained network's top-1 is in its summary, and hwnas benchmark times it by the same protocol",
+            "compare": ": give hwnas report for each run"}
 GROUPS = {"target": "target", "dataset": "data set", "objective": "objective", "zoo": "zoo"}  # folders of conf/
 _DATASETS = "hwnas.datasets"  # entry points: data sets of other packages
 # Sections whose keys and defaults are a dataclass's; conf/ holds only what differs from them.
@@ -251,7 +253,12 @@ def _check_names(config_name: str, overrides: Iterable[str]) -> None:
     for text in overrides:
         head = text.partition("=")[0].lstrip("+").partition(".")[0]
         if (text[0] == "+" or head == "target") and head not in known:
-            raise ConfigError(f"no option of {config_name} is called {head!r}. --show-config prints all there are.")
+            raise ConfigError(_say_unknown(head, f" of {config_name}"))
+
+
+def _say_unknown(name: str, command: str = "") -> str:
+    """The message for an option that no command has, or that none has any more."""
+    return f"no option{command} is called {name!r}{_REMOVED.get(name, '')}. --show-config prints all there are."
 
 
 def _has_target(config_name: str) -> bool:
@@ -547,7 +554,7 @@ def _hydra_message(error: Exception, overrides: Sequence[str]) -> str:
     text = " ".join(str(error).split())
     match = re.search(r"Could not override '([^']+)'", text)
     if match:
-        return f"no option is called {match[1]!r}. --show-config prints all there are."
+        return _say_unknown(match[1])
     shown = [hidden(part, whole=True) for part in overrides]
     if shown != [*overrides]:  # Hydra's text may hold a part of the password
         text = "the options cannot be read. Write the value with the password in quotes, or keep it in an " \

@@ -21,7 +21,7 @@ from hwnas.latency.deployment import Deployment, open_device
 from hwnas.latency.device import Device, DeviceOptions
 from hwnas.latency.timing import HERE
 from hwnas.lazy import LazyModule
-from hwnas.networks.origin import told_of
+from hwnas.networks.origin import describe_training
 from hwnas.networks.quantize import load_fp32, name_nodes, needs_narrow_weights, tuning_of
 from hwnas.runtimes.child import Progress, run_child, serve
 from hwnas.runtimes.foreign import check_path, input_of, load_checked, sized
@@ -171,7 +171,7 @@ def _folder(folder: ModelFolder, target: Target, options: CompressOptions) -> So
     checked = _checked(folder.onnx, label, target, options, None)
     channels, height, width = checked["shape"]
     return Source(folder.onnx, label, content_of(folder.onnx), (channels, height, width), int(checked["classes"]), True,
-                  checked["metadata"], told_of(folder.path))
+                  checked["metadata"], describe_training(folder.path))
 
 
 def _bare(model: str, target: Target, options: CompressOptions, copies: Path) -> Source:

@@ -64,10 +64,9 @@ def compare(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]], 
     """One comparison with the random controls, and one for each known network and each baseline name, in the order of
     `rows`. The better of a baseline's variants counts.
 
-    Networks that joined after the search are left out. The better variant is the one over which the search leads least.
+    The better variant is the one over which the search leads least.
     If no finalist is as fast as a variant, the other variant counts, and its sentence mentions this one.
     """
-    rows = [row for row in rows if not row.origin]  # trained by other recipes: they prove nothing of the search
     names = list(dict.fromkeys(row.name for row in rows if row.is_baseline))
     finalists = [row for row in rows if row.is_finalist and not row.is_whole and is_usable(row, correct)
                  and row.meets_cap is not False]

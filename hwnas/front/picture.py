@@ -109,9 +109,7 @@ def _draw_front(axes: Axes, rows: Sequence[FrontRow], info: PlotInfo, verified: 
         (lambda row: row.is_finalist and not row.on_front, OTHER, "o", 5.5, "other finalists"),
         (lambda row: row.is_control and not row.is_known, CONTROL, "s", 5.0, "random networks of the space"),
         (lambda row: row.is_known, CONTROL, "X", 7.0, "known networks of the space"),
-        (lambda row: row.is_baseline, BASELINE, "D", 5.5, "baselines"),
-        *((lambda row, told=told: row.is_contender and row.origin == told, FRONT, "^", 7.5, f"joined: {told}")
-          for told in dict.fromkeys(row.origin for row in shown if row.is_contender and row.origin)))
+        (lambda row: row.is_baseline, BASELINE, "D", 5.5, "baselines"))
     for chosen, color, marker, size, label in kinds:
         _draw_points(axes, [row for row in shown if chosen(row)], color, marker, size, label, sizes)
     explain(axes, shown, sizes, MUTED)

@@ -196,7 +196,7 @@ _COLUMNS = ("network", "top-1 deployed (%)", "95 %", "fp32 (%)", "estimate (%)",
 
 def _front(data: ReportData) -> dict[str, Any]:
     """The front, and the race that led to it."""
-    rows = sorted(sort_rows(row for row in data.rows if row.is_contender or (row.is_baseline and row.on_front)),
+    rows = sorted(sort_rows(row for row in data.rows if row.is_finalist or (row.is_baseline and row.on_front)),
                   key=lambda row: (row.best_latency_ms is None, row.best_latency_ms or 0.0))
     costs = () if not rows or rows[0].objectives == (LATENCY,) else rows[0].objectives
     race = lineage_rows(data.rows, data.trials) if is_race(data.trials) else []
@@ -243,7 +243,7 @@ def _networks(data: ReportData) -> dict[str, Any]:
 
 
 def _cells(row: FrontRow, rewarded: bool = False) -> list[str]:
-    notes = [row.origin] if row.origin else ["a baseline, on the front"] if row.is_baseline and row.on_front else []
+    notes = ["a baseline, on the front"] if row.is_baseline and row.on_front else []
     if row.reward_winner and rewarded:
         notes.append("highest reward")
     if row.meets_cap is False:
@@ -336,7 +336,7 @@ def _certificate(data: ReportData) -> dict[str, Any]:
 
 
 def _kind(row: FrontRow) -> str:
-    return "joined" if row.origin else "baseline" if row.is_baseline else "control" if row.is_control else "finalist"
+    return "baseline" if row.is_baseline else "control" if row.is_control else "finalist"
 
 
 def _failures(data: ReportData) -> dict[str, Any]:

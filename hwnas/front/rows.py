@@ -41,7 +41,7 @@ class FrontRow:
 
     top-1 is a fraction from 0 to 1, and latencies are in milliseconds. An unknown value is None (an empty cell), never
     0. `label` is a letter that one can say. `control_of` is the finalist that a control was drawn for; the space's
-    known networks are controls of none. `origin` tells how a network that joined after the search was trained.
+    known networks are controls of none.
     `verified`: exported, scored and timed in the deployment runtime on `host`. `objectives` names the costs that the
     search minimised, and `costs` holds those other than latency. `network` is in no column. It is None if the row was
     read from a file and `models/` does not describe the network.
@@ -54,7 +54,6 @@ class FrontRow:
     label: str = ""
     is_control: bool = False
     control_of: str = ""
-    origin: str = ""
     verified: bool = False
     top1_proxy: float | None = None
     top1_estimated: float | None = None
@@ -101,8 +100,8 @@ class FrontRow:
 
     @property
     def is_finalist(self) -> bool:
-        """Chosen by the search: neither a baseline nor a control, nor joined afterwards."""
-        return self.is_contender and not self.origin
+        """Chosen by the search: neither a baseline nor a control."""
+        return not (self.is_baseline or self.is_control)
 
     @property
     def is_known(self) -> bool:
@@ -119,11 +118,6 @@ class FrontRow:
         """A finalist that is the network which the others are cut from."""
         first, _, rest = self.architecture.partition(" ")
         return self.is_finalist and bool(rest) and Origin.parse(first).name == f"timm:{self.name}"
-
-    @property
-    def is_contender(self) -> bool:
-        """A finalist, or another network of ours that joined."""
-        return not (self.is_baseline or self.is_control)
 
     @property
     def best_latency_ms(self) -> float | None:

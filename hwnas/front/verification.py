@@ -91,11 +91,9 @@ def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: Making, timin
                  environment: Mapping[str, Any], console: Console, memory_mb: int | None = None) -> Results:
     """Score and time `rows` on the device of `timing`, and mark the front by the measurements.
 
-    With `memory_mb`, the files are not known to be of this process: a child with that much memory opens each first. So
-    it does with those that joined.
+    With `memory_mb`, the files are not known to be of this process: a child with that much memory opens each first.
     """
-    refused = {row.id: _refusal(row, run, making, memory_mb or (MEMORY_MB if row.origin else None))
-               for row in rows}
+    refused = {row.id: _refusal(row, run, making, memory_mb) for row in rows}
     scores = verify_rows(rows, run, making.dataset, making.target, timing, console, refused)
     environment = {**environment, "created": now(), "host": timing.device.host.to_dict(), "verified_here": True,
                    **({} if timing.device.is_here else {"verified_from": Host.detect().name}),
@@ -105,9 +103,9 @@ def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: Making, timin
     for row in results.rows:
         if not row.verified:
             console.say(f"not verified: {row.id}: {row.reason or 'its exported file is missing'}")
-        elif row.meets_cap is False and row.is_contender:
+        elif row.meets_cap is False and row.is_finalist:
             console.say(f"{row.id} breaks its cap: {row.latency_ms:.4g} ms measured{_tail(row)}.")
-        elif environment.get("cap_p99_ms") is not None and row.latency_ms_p99 is None and row.is_contender:
+        elif environment.get("cap_p99_ms") is not None and row.latency_ms_p99 is None and row.is_finalist:
             console.say(f"{row.id}: its calls are too few for a 99th percentile, so budget.p99_ms is not judged. "
                         "Raise verification.seconds.")
     return results
@@ -196,8 +194,6 @@ def _card(row: FrontRow, network: Network, making: Making, environment: Mapping[
     if raced := (environment.get("race") or {}).get(row.id):
         recipe = f"A race, seed {making.seed}, {len(data.train)} images of {data.name}: {raced}. Each leg by recipe " \
                  f"`{by.name}`, but for its rate and length."
-    if row.origin:
-        recipe = f"{row.origin[0].upper()}{row.origin[1:]}; `origin.json` and `manifest.json` say more."
     return card_text(row, given, making.target, date=str(environment["created"])[:10],
                      runtime=str(environment["runtime"]), recipe=recipe, quantised=quantised)
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from hwnas.accuracy.certificate import certificate_facts
 from hwnas.cli.options import Config
 from hwnas.cli.progress import Console
-from hwnas.front.join import joined_rows, read_origins
 from hwnas.front.make import fault_of, other_start
 from hwnas.front.rows import FrontRow, load_front
 from hwnas.front.score import Scores, Timing
@@ -133,10 +132,9 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     wanted = rows = race_rows(prepared) if plan.races else finalist_rows(prepared, trials, console)
     if prepared.clock is not None and prepared.pace is not None:
         rows, making = _in_time(prepared, rows, making, console)
-    joined = joined_rows(run, making, deployment.host_name)
-    held = _read_verified(run, [*rows, *joined], [*wanted, *joined], asdict(making.recipe), plan.options.budget.p99_ms)
+    held = _read_verified(run, rows, wanted, asdict(making.recipe), plan.options.budget.p99_ms)
     names = {row.id for row in held}
-    spoilt = next((f"{row.id}: {why}" for row in [*wanted, *joined] if row.id in names and row.network is not None
+    spoilt = next((f"{row.id}: {why}" for row in wanted if row.id in names and row.network is not None
                    and (why := fault_of(run.model(row.id), making, complete=True)
                         or other_start(row.network, run.model(row.id), making))), "")
     if spoilt:
@@ -147,7 +145,7 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
         return held, run.read_comparisons()
     elif _read_held(run)[0]:
         console.say(f"the front in {run.path} is of other networks, or trained or capped otherwise: it is made again.")
-    rows = [*make_rows(rows, run, making, plan.workers, console), *joined]
+    rows = make_rows(rows, run, making, plan.workers, console)
     facts, objective = _facts(prepared, trials, len(rows)), prepared.options.objective
     environment = environment_of(making, facts, [row.network for row in rows if row.network is not None])
     if plan.races:
@@ -206,7 +204,6 @@ def _read_verified(run: RunFolder, rows: Sequence[FrontRow], wanted: Sequence[Fr
 def _read_held(run: RunFolder) -> tuple[list[FrontRow], dict[str, Any]]:
     """The front that the run folder holds, whole with its report, and its environment; otherwise nothing. StudyError
     for one that cannot be read."""
-    read_origins(run)
     if not run.front_csv.exists() or not run.report.exists():
         return [], {}
     held, environment = load_front(run), run.find_environment()

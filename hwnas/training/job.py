@@ -181,12 +181,12 @@ def make_job(config: Config, console: Console, within: Path | None = None) -> Tr
 
 
 def _note_other_images(run: RunFolder, dataset: Dataset, console: Console) -> None:
-    """Say now, not after hours, that a network trained on these images could not join the run's front."""
+    """Say now, not after hours, that a network trained on these images does not compare with the run's front."""
     theirs = (run.find_environment().get("dataset") or {}).get("fingerprint")
     if theirs not in (None, dataset.fingerprint):
         console.say(f"note: these images are {dataset.fingerprint}, those of {run.path} are {theirs}: other files, "
-                    "size or split, so that the network cannot join its front. Give the search's dataset options, and "
-                    "its seed as split_seed.")
+                    "size or split, so that top-1 does not compare with its front. Give the search's dataset options, "
+                    "and its seed as split_seed.")
 
 
 def _images(options: TrainOptions, size: int, console: Console) -> tuple[Dataset, Split, Split]:

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from search_fixtures import acknowledged
 from workshop_fixtures import (
-    ADD,
     CERTIFY,
     COMPRESS,
     IMAGES,
@@ -27,7 +26,6 @@ from workshop_fixtures import (
 )
 
 from hwnas.__main__ import main
-from hwnas.front.rows import FrontRow
 from hwnas.target import Host
 
 TABLE = f"home/latency_tables/{Host.detect().name}/onnxruntime-fp32-t1-b1-8px-c1-k10.json"
@@ -36,7 +34,7 @@ MODEL = "run/models/*"
 COMMANDS = {
     "search": SEARCH, "more": [*SEARCH, "n_trials=9"],
     "tried": [*TRAIN[:2], "run=run", "architecture=ID", *TRAIN[3:], "out=other"],
-    "worker": ["worker", "-q", "run=run"], "verify": ["verify", "-q", "run=run"], "add": ADD,
+    "worker": ["worker", "-q", "run=run"], "verify": ["verify", "-q", "run=run"],
     "report": ["report", "-q", "run=run"], "train": [*TRAIN, "out=begun"], "trained": [*TRAIN, "out=net"],
     "taught": [*TRAIN, "out=other", "teacher.model=net/model.onnx", "weights=net/weights.safetensors"],
     "compress": COMPRESS, "certify": CERTIFY, "profile": ["profile", *TARGET, "calibration.networks=30"],
@@ -49,14 +47,11 @@ COMMANDS = {
 # A command's files. "?": it may be absent. "!": it is made again, or is not looked into.
 FILES = {
     "search": ["tiny.yaml", "images.npz", "known.csv", f"?{TABLE}", "?run/study.db", "?run/.hwnas.json",
-               "?run/environment.json", "?run/front.csv", "?run/comparisons.json", "?run/models/*-train/origin.json"],
+               "?run/environment.json", "?run/front.csv", "?run/comparisons.json"],
     "more": ["?run/environment.json", "?run/front.csv", "?run/comparisons.json"],
     "worker": ["run/config.yaml", "?run/study.db", "?run/.hwnas.json", "tiny.yaml", "known.csv", f"?{TABLE}"],
     "verify": ["run/config.yaml", "run/front.csv", "run/environment.json", "?run/trials.csv", "?run/.hwnas.json",
-               f"?{MODEL}/architecture.yaml", f"!{MODEL}/model.onnx", "images.npz", "!home/reference_times.json",
-               "?run/models/*-train/origin.json", "run/models/*-train/architecture.yaml"],
-    "add": ["net/summary.json", "net/manifest.json", "net/architecture.yaml", "net/weights.safetensors",
-            "net/model.onnx"],
+               f"?{MODEL}/architecture.yaml", f"!{MODEL}/model.onnx", "images.npz", "!home/reference_times.json"],
     "report": ["!run/config.yaml", "run/front.csv", "?run/environment.json", "?run/trials.csv", "?run/comparisons.json",
                "?run/predictions.npz", "?run/mistakes.npz", "?run/.hwnas.json"],
     "train": ["architecture.yaml", "images.npz", "?begun/checkpoint.safetensors", "?begun/.hwnas.json"],
@@ -168,24 +163,6 @@ def test_a_file_that_cannot_be_used_is_one_line_and_changes_nothing(
     assert not trials or acknowledged(workshop / "run") == trials
     if changed:
         pytest.fail(f"changed: {changed}", pytrace=False)
-
-
-def test_a_search_that_goes_on_keeps_what_joined(workshop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured: list[str] = []
-
-    def verify(rows: list[FrontRow], *values: object) -> None:
-        measured.extend(row.id for row in rows)
-        raise Work
-
-    monkeypatch.setattr("hwnas.search.road.make_rows", lambda rows, *values: rows)
-    monkeypatch.setattr("hwnas.search.road.verify_front", verify)
-    before = (workshop / "run" / "front.csv").read_bytes()
-    assert b"-train" in before
-    assert main(SEARCH) == 0  # verified already
-    assert (workshop / "run" / "front.csv").read_bytes() == before
-    with pytest.raises(Work):
-        main([*SEARCH, "finalists.k=3"])
-    assert [name.endswith("-train") for name in measured] == [False, False, False, True]
 
 
 @pytest.mark.parametrize("command", ["search", "profile", "train"])

@@ -74,7 +74,7 @@ def test_known_networks_of_the_space_stand_beside_the_random_ones(space: SearchS
     assert [row.name for row in rows] == list(space.known)
     assert [row.id for row in rows] == [network.id for network in space.known.values()]
     for row in rows:
-        assert (row.is_control, row.is_known, row.is_contender) == (True, True, False)
+        assert (row.is_control, row.is_known, row.is_finalist) == (True, True, False)
         assert row.latency_ms_predicted == pytest.approx(row.latency_ms_predicted_high / 1.1)
         assert (row.target, row.host) == (finalist.target, finalist.host)
     control, = draw_controls([finalist], space, predict, 1, 0, pytest.fail)

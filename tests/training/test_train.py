@@ -34,7 +34,7 @@ from hwnas.networks.baselines import Baseline
 from hwnas.networks.build import build
 from hwnas.networks.export import export_onnx, stored_fingerprint
 from hwnas.networks.network import FoundNetwork, Shape, TimmNetwork, load_weights, read_network
-from hwnas.networks.origin import told_of
+from hwnas.networks.origin import describe_training
 from hwnas.space.architecture import Architecture
 from hwnas.system.documents import check_identity
 from hwnas.system.paths import write_atomic
@@ -385,7 +385,7 @@ def test_images_that_are_not_the_runs_are_told_before_the_training(overrides: li
     for fingerprint, told in ((make_job(mine, QUIET).dataset.fingerprint, False), ("other", True)):
         tried.write_json(tried.environment, {"dataset": {"fingerprint": fingerprint}})
         make_job(mine, Console(quiet=True))
-        assert ("cannot join its front" in capsys.readouterr().err) == told
+        assert ("does not compare with its front" in capsys.readouterr().err) == told
 
 
 def test_a_network_that_is_not_there_is_one_line_with_the_nearest(overrides: list[str], tried: RunFolder, capsys,
@@ -463,7 +463,7 @@ def test_pretrained_weights_are_trained_on_as_they_ask_and_named(pretrained: lis
     for text in (f"SHA-256 `{sha256}`. Licence: MIT. Origin: unknown.", "mean = [0.5], std = [0.25]",
                  f'Baseline("{PRETRAINED}", pad_type="same").build(1, 10, 16)'):
         assert text in card
-    assert "from pretrained weights" in told_of(folder)
+    assert "from pretrained weights" in describe_training(folder)
     network = read_network(ModelFolder(folder), Shape(1, 16, 10))
     assert network is not None
     load_weights(network.build(), folder / "weights.safetensors", "w", 10)
