@@ -8,7 +8,7 @@ PY := $(VENV)/bin/python
 # The stamp carries a checksum of what is installed, so that a change of either file sets up again.
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | tr ' \t' '--')
 
-.PHONY: search test test-gpu soak check lint types claims docs bench setup clean
+.PHONY: search test test-gpu soak release-check check lint types claims docs bench setup clean
 .DEFAULT_GOAL := search
 
 # Alone it asks for five minutes; with ARGS for what they say.
@@ -37,6 +37,10 @@ test-gpu: $(STAMP)
 # What takes long: loops of kills, races, real data. ARGS=--minutes=20 starts no test after that, and names those left out.
 soak: $(STAMP)
 	@$(PYTEST) -m soak $(ARGS)
+
+# Before a release: all of it, and the soak run is recorded in tests/soak.json, from which CI counts what changed.
+release-check: check test
+	@$(PYTEST) -m soak --record
 
 check: lint types claims docs
 

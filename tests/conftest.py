@@ -18,7 +18,10 @@ from clock_fixtures import VirtualClock
 from device_fixtures import board, sshd  # noqa: F401  fixtures of several files
 from hypothesis import settings
 from postgresql_fixtures import place, server  # noqa: F401  fixtures of several files
+from soak_record import area_of, read_touched, write_record
 from training_fixtures import away  # noqa: F401  a fixture of several files
+
+from hwnas.target import Host
 
 STARTED = time.monotonic()
 ANY_MACHINE = Path(__file__).with_name("any_machine")
@@ -37,9 +40,16 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # a core each, for torch too, which rea
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--minutes", type=float, default=0.0, metavar="N",
                      help="start no test after N minutes, and name those that were left out (0: no limit)")
+    parser.addoption("--touched", action="store_true",
+                     help="only what the changes since the recorded soak run (tests/soak.json) touch")
+    parser.addoption("--record", action="store_true", help="record this soak run in tests/soak.json if all passed")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--touched") and (touched := read_touched()) is not None:
+        left = [item for item in items if area_of(item.path) not in touched]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if area_of(item.path) in touched]
     items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
 
 
@@ -62,11 +72,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(LATE)
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
+def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
     late = [report.nodeid for report in terminalreporter.stats.get("skipped", []) if LATE in str(report.longrepr)]
     if late:
         terminalreporter.section(f"{len(late)} tests {LATE}")
         terminalreporter.write_line("\n".join(late))
+    if config.getoption("--record") and exitstatus == 0 and not late:
+        counts = {name: len(terminalreporter.stats.get(name, [])) for name in ("passed", "skipped")}
+        write_record(Host.detect().name, counts, time.monotonic() - STARTED)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -41,7 +41,7 @@ from hwnas.worker import main as work
 NAME = "test_efficientnet"
 SMALL = ["+target=xeon_int8", "dataset=digits", "dataset.image_size=32", f"around={NAME}", "workers=1", "n_trials=6",
          "finalists.k=2", "finalists.recipe.min_steps=4", "finalists.recipe.max_steps=4", "controls=1",
-         "verification.seconds=40"]
+         "verification.seconds=5"]
 pytestmark = pytest.mark.usefixtures("any_machine")
 
 

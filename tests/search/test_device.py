@@ -36,7 +36,7 @@ from hwnas.verify import run as verify
 pytestmark = pytest.mark.usefixtures("any_machine")
 SMALL = ["+target=ort_fp32", "dataset=digits", "dataset.image_size=24", "n_trials=2", "workers=2", "proxy.epochs=1",
          "proxy.min_steps=4", "proxy.train_images=256", "finalists.k=1", "finalists.recipe.max_steps=4", "baselines=[]",
-         "verification.seconds=20", "controls=0"]
+         "verification.seconds=5", "controls=0"]
 
 
 @pytest.fixture

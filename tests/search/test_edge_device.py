@@ -31,7 +31,7 @@ def test_a_front_is_searched_here_and_verified_there(sshd: Server, tmp_path: Pat
     out = tmp_path / "run"
     given = ["+target=edge_int8", "dataset=digits", "dataset.image_size=16", "n_trials=1", "workers=1",
              "proxy.epochs=1", "proxy.min_steps=2", "proxy.train_images=256", "finalists.k=1", "controls=0",
-             "finalists.recipe.max_steps=8", "baselines=[]", "verification.seconds=60", "space=mnasnet_small",
+             "finalists.recipe.max_steps=8", "baselines=[]", "verification.seconds=5", "space=mnasnet_small",
              f"device={sshd.name}", f"device_python={python}", "device_name=loopback-2c", f"out={out}"]
     assert run_command(main, "search", "", given) == 0, capsys.readouterr().err
     row, = rows_of(out / "front.csv")

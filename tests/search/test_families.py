@@ -27,7 +27,7 @@ from hwnas.search.families import FILE, choose_family, find_choice, judge, level
 
 NAMES = ("test_efficientnet", "mobilenetv2_035")
 SMALL = ["+target=xeon_int8", "dataset=digits", "dataset.image_size=32", "workers=1", "n_trials=4", "finalists.k=2",
-         "finalists.recipe.min_steps=20", "finalists.recipe.max_steps=20", "verification.seconds=40"]
+         "finalists.recipe.min_steps=20", "finalists.recipe.max_steps=20", "verification.seconds=5"]
 pytestmark = pytest.mark.usefixtures("any_machine")
 
 

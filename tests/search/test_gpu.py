@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("any_machine")
 TARGET = Target("cuda_fp32", "onnxruntime_cuda", "fp32", device="cuda")
 SMALL = ["+target=cuda_fp32", "dataset=digits", "dataset.image_size=16", "n_trials=2", "workers=1", "proxy.epochs=1",
          "proxy.min_steps=2", "proxy.train_images=256", "finalists.k=1", "finalists.recipe.max_steps=8", "baselines=[]",
-         "controls=0", "verification.seconds=10", "space=mnasnet_small"]
+         "controls=0", "verification.seconds=5", "space=mnasnet_small"]
 
 
 @pytest.fixture(scope="module")
