@@ -383,7 +383,6 @@ def one_node(folder: Path, operator: str) -> Path:
     (["+target=ort_fp32", "model=FP32", "quantize=true"], "goes with an int8 target"),
     (["+target=ort_fp32", "model=FP32", "classes=3"], "timm: networks only"),
     (["+target=ort_fp32", "model=FP32", "image_size=99"], "is fixed to 16"),
-    (["+target=ort_fp32", "model=FP32", "repeats=0"], "repeats must be"),
     (["+target=ort_int9", "model=FP32"], "ort_int8"),
 ])
 def test_bad_input_is_one_line(overrides: list[str], why: str, files: dict[str, dict[str, Path]], tmp_path: Path,

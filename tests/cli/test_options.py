@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from types import NoneType, SimpleNamespace
+from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,7 +18,7 @@ from omegaconf import OmegaConf
 
 from hwnas.accuracy.estimator import BUILT_IN
 from hwnas.cli.command import compose
-from hwnas.cli.options import MANDATORY, defaults, names_of, option, plain, read_options
+from hwnas.cli.options import MANDATORY, Rule, defaults, names_of, option, plain, read_options
 from hwnas.cli.options import given as given_values
 from hwnas.errors import ConfigError, UnknownName, UserError
 from hwnas.training.recipe import Recipe
@@ -215,13 +217,16 @@ def test_sections_of_a_composed_configuration_are_read_resolved():
     assert read_options(Outer, config.outer, "outer") == Outer("x", epochs=5, rungs=(1, 2))
 
 
-@pytest.mark.parametrize(("command", "where"), [
+COMMANDS = [
     ("search", "hwnas.search.plan:PlanOptions"), ("profile", "hwnas.latency.deployment:ProfileOptions"),
     ("validate", "hwnas.validate:ValidateOptions"), ("roofline", "hwnas.roofline:RooflineOptions"),
     ("check", "hwnas.check.__main__:CheckOptions"),
     ("benchmark", "hwnas.benchmark.__main__:BenchmarkOptions"), ("train", "hwnas.training.job:TrainOptions"),
     ("compress", "hwnas.compress.job:CompressOptions"), ("certify", "hwnas.certify.__main__:CertifyOptions"),
-    ("verify", "hwnas.verify:VerifyOptions"), ("predict", "hwnas.predict:PredictOptions")])
+    ("verify", "hwnas.verify:VerifyOptions"), ("predict", "hwnas.predict:PredictOptions")]
+
+
+@pytest.mark.parametrize(("command", "where"), COMMANDS)
 def test_every_option_of_a_command_is_shown_and_read(command, where):
     module, _, name = where.partition(":")
     target = command not in ("train", "verify", "certify", "predict")
@@ -234,10 +239,41 @@ def test_every_option_of_a_command_is_shown_and_read(command, where):
     assert read - set(shown) <= {"target", "model", "host"}, "an option that is read and not shown"
 
 
-@pytest.mark.parametrize("seconds", ["0.5", "soon", "true"])
-def test_the_seconds_of_a_verification_are_checked(seconds, tmp_path, capsys):
-    from hwnas.verify import command
+def rules_of(cls: type[Any], at: str = "") -> Iterator[tuple[str, Any, Rule]]:
+    """Key, type and rule of every option of a dataclass, and of the dataclasses in it."""
+    for one in fields(cls):
+        kind = get_type_hints(cls)[one.name]
+        kind = next((part for part in get_args(kind) if part is not NoneType), kind) if NoneType in get_args(
+            kind) else kind
+        key = f"{at}.{one.name}" if at else one.name
+        if is_dataclass(kind):
+            yield from rules_of(kind, key)
+        elif isinstance(rule := one.metadata.get("rule"), Rule):
+            yield key, kind, rule
 
-    assert command(["-q", f"run={tmp_path}", f"verification.seconds={seconds}"]) == 2
-    assert capsys.readouterr().err.startswith(
-        "ConfigError: verification.seconds must be null or a number from 1 to 86400, got ")
+
+def wrong_values(kind: Any, rule: Rule) -> Iterator[Any]:
+    """Values that break a rule, or the type: a little beyond each end, no choice, another type."""
+    wrong = [end - 1 for end in (rule.low, rule.above) if end is not None]
+    wrong += [end + 1 for end in (rule.high, rule.below) if end is not None]
+    wrong += ["no such choice"] if len(rule.names()) else []
+    wrong += ["many"] if kind in (int, float, bool) else []
+    yield from ([value] if get_origin(kind) is tuple else value for value in wrong)
+
+
+@pytest.mark.parametrize(("command", "where"), COMMANDS)
+def test_an_option_of_a_command_keeps_its_range_choices_and_type(command, where):
+    module, _, name = where.partition(":")
+    cls, tried = getattr(import_module(module), name), 0
+    for key, kind, rule in rules_of(cls):
+        section, _, last = key.rpartition(".")
+        owner = cls
+        for part in section.split(".") if section else []:
+            owner = next(part_of for part_of in (get_type_hints(owner)[part], *get_args(get_type_hints(owner)[part]))
+                         if is_dataclass(part_of))
+        base = SimpleNamespace(**dict.fromkeys(names_of(owner)))  # the others are given
+        for value in wrong_values(kind, rule):
+            with pytest.raises(UserError, match=re.escape(key)):
+                read_options(owner, {last: value}, section, base)
+            tried += 1
+    assert tried

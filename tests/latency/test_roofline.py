@@ -211,8 +211,7 @@ def test_without_the_other_table_one_precision_is_drawn_and_the_command_said(spa
      ["python -m hwnas.profile +target=ort_int8", "classes=7", "t3"]),
     (["+target=ort_int8", "out=picture.pdf"], ["picture.pdf", ".png"]),
     (["+target=ort_int8", "against=ort_fp23"], ["ort_fp23", "Did you mean ort_fp32"]),
-    (["+target=xeon_int8", "against=epyc_int8"], ["epyc_int8", "itself"]),
-    (["+target=ort_int8", "seconds=0"], ["seconds", "0"])])
+    (["+target=xeon_int8", "against=epyc_int8"], ["epyc_int8", "itself"])])
 def test_bad_input_is_one_line_and_exit_code_2(overrides, named, quick_roofs, capsys) -> None:
     assert roofline(*overrides) == 2
     [line] = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("note:")]

@@ -332,15 +332,14 @@ def test_out_of_memory_is_one_line(overrides: list[str], monkeypatch: pytest.Mon
 @pytest.mark.parametrize(("more", "named"), [
     (["batch_size=128"], ["batch_size is 128", "98 images", "batch_size=98"]),
     (["optimizer=adamm"], ["adamm", "Did you mean"]), (["schedule=onecycles"], ["schedule", "onecycle"]),
-    (["epochs=0"], ["epochs", "whole number"]), (["lr=fast"], ["lr", "fast"]), (["lr_end=0.5"], ["lr_end", "0.01"]),
-    (["batch_size=31"], ["batch_size must be even", "31"]), (["channels_last=1"], ["channels_last", "true or false"]),
+    (["lr_end=0.5"], ["lr_end", "0.01"]), (["batch_size=31"], ["batch_size must be even", "31"]),
     (["model=timm:resnet18"], ["architecture=PATH", "model=timm:NAME"]), (["architecture=null"], ["which network"]),
     (["architecture=/nowhere"], ["/nowhere"]), (["stem_stride=1"], ["stem_stride goes with model"]),
     (["architecture=null", "model=resnet18"], ["model must be timm:NAME"]),
     (["architecture=null", "model=timm:resnet10x"], ["resnet10x", "resnet10t"]),
     (["dataset.image_size=16"], ["8 px", "16"]), (["weights=/nowhere"], ["weights", "/nowhere"]),
     (["teacher.weights=conf/train.yaml"], ["teacher.weights"]), (["teacher.model=timm:resnet18"], ["needs teacher"]),
-    (["device=tpu"], ["device", "tpu"]), (["precision=fp16"], ["precision", "fp16"]), (["epoch=3"], ["epoch"]),
+    (["epoch=3"], ["epoch"]),
 ])
 def test_bad_options_are_one_line(more: list[str], named: list[str], overrides: list[str], capsys,
                                   tmp_path: Path) -> None:
