@@ -203,8 +203,12 @@ def measure_sides(options: RooflineOptions, console: Console) -> tuple[SearchSpa
                          for block in network.architecture.blocks()}, key=lambda block: block.key)
         points = place_blocks(blocks, *model_of(table, space)[0].block_ms(blocks), target, peak, bandwidths)
         if points.empty:
-            raise MissingLatency(f"{table.path}: no block of {space.name} has a time that can be told from 0. Measure "
-                                 "more: hwnas.profile with fresh=true and a larger budget.minutes.")
+            missing = (f"{table.path}: no block of {space.name} has a time that can be told from 0. Measure more: "
+                       "hwnas.profile with fresh=true and a larger budget.minutes.")
+            if target is deployment.target:
+                raise MissingLatency(missing)
+            console.say(f"{target.name} is left out: {missing}")
+            continue
         sides.append(Side(target, table, peak, how, points))
     return space, sides, bandwidths
 

@@ -21,11 +21,10 @@ from hwnas.front.verification import check_verified, verify_front, write_results
 from hwnas.latency.deployment import open_device
 from hwnas.latency.device import DeviceOptions
 from hwnas.networks.network import Shape
-from hwnas.networks.quantize import needs_narrow_weights
 from hwnas.space.architecture import Architecture
 from hwnas.study.objective import Objective, read_objective
 from hwnas.system.run_folder import RunFolder
-from hwnas.target import Host, Target
+from hwnas.target import Target
 from hwnas.training.recipe import FULL_TRAINING, Recipe
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ def _verify(folder: RunFolder, options: VerifyOptions, device: Device, console: 
     device = device.for_target(Target.from_config(environment["target"]))
     check_host(environment, options.host, device.host.name)
     search = folder.read_config()
-    making = making_of(folder, search, environment, options.dataset, device.host, console)
+    making = making_of(folder, search, environment, options.dataset)
     data = making.dataset
     rows = with_networks(rows, folder, Shape(data.channels, data.image_size, len(data.class_names)))
     results = verify_front(
@@ -111,7 +110,7 @@ def check_host(environment: Mapping[str, Any], accepted: str | None, here: str) 
 
 
 def making_of(folder: RunFolder, config: Config, environment: Mapping[str, Any],
-              overrides: Mapping[str, Any], host: Host, console: Console) -> Making:
+              overrides: Mapping[str, Any]) -> Making:
     """Data set, recipe and target of the run; DataError when the data here are not those of the search."""
     if not isinstance(config.get("dataset"), dict) or type(config.get("seed")) is not int or config["seed"] < 0:
         raise StudyError(f"{folder.config} has no dataset section or no seed: was it written by hwnas.search?")
@@ -128,7 +127,7 @@ def making_of(folder: RunFolder, config: Config, environment: Mapping[str, Any],
              if hasattr(FULL_TRAINING, name) and name != "device"}  # this machine may lack the GPU that trained
     recipe = Recipe.from_config(known, FULL_TRAINING, "environment.json: recipe")  # for the cards; nothing is trained
     target = Target.from_config(environment["target"])
-    return Making(dataset, recipe, config["seed"], target, narrow=needs_narrow_weights(target, host.vendor, host.flags))
+    return Making(dataset, recipe, config["seed"], target)
 
 
 def timing_of(environment: Mapping[str, Any], seconds: float | None, device: Device) -> Timing:

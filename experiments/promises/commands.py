@@ -247,7 +247,7 @@ COMMANDS = {
         "training.threads=1", *(f"training.{text}" for text in _TRAINING),
         "estimators={{flops: {{accuracy: zero_cost, score: params}}}}"), _certify, _whole_certify),
     "profile": Attacked("hwnas.profile", (
-        "+target=ort_fp32", "space={given}/tiny.yaml", f"calibration.networks={NETWORKS}", "calibration.profiles=2",
+        "+target=ort_fp32", "space={given}/tiny.yaml", f"calibration.networks={NETWORKS}",
         "calibration.minutes=60", "dataset.image_size=8"), _waves, _whole_profile, _home_of),
     "compress": Attacked("hwnas.compress", (
         "+target=ort_int8", "dataset=digits", "model={given}/net", "out={out}", "all=true", "threads=1",

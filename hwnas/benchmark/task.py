@@ -1,7 +1,7 @@
 """The benchmark's task, which runs in a child process: check a model file, compile it, time it by the protocol.
 
 The child does all of it, not only a first test of the file. A model that survives one inference may still crash the
-runtime in the thousandth. And a process with nothing but the runtime is the better place to measure.
+runtime in the thousandth. And a process of its own is the better place to measure.
 """
 
 from __future__ import annotations

@@ -286,7 +286,7 @@ class PostTraining:
         job, images = self._job, spread(len(self._job.calibration), _BIAS_IMAGES)
         with self._console.step("correct biases") as report:
             return corrected(self._original, self._ranges()[method], job.calibration[images], tuned_for=job.tuned_for,
-                             threads=job.threads, progress=report)
+                             narrow=job.narrow, threads=job.threads, progress=report)
 
 
 def _best(steps: Mapping[str, Step]) -> str:

@@ -16,7 +16,7 @@ from hwnas.front.comparison import describe
 from hwnas.front.deploy import DEPLOY
 from hwnas.front.rows import FrontRow
 from hwnas.lazy import LazyModule
-from hwnas.system.run_folder import RunFolder
+from hwnas.system.run_folder import MOST_PIXELS, RunFolder
 
 if TYPE_CHECKING:
     import PIL.Image
@@ -64,6 +64,11 @@ def shown_row(rows: Sequence[FrontRow], comparisons: Sequence[Mapping[str, Any]]
     front = [row for row in rows if row.on_front and row.verified]
     return next((row for row in rows if row.id in deployed), max(
         front, key=lambda row: row.top1_test or 0.0, default=None))
+
+
+def can_be_drawn(images: NDArray[Any]) -> bool:
+    """Whether a report can show images [n, c, h, w]: grey or colour ones that are not huge."""
+    return images.shape[1] in (1, 3) and images[:1].size <= MOST_PIXELS
 
 
 def choose_mistakes(labels: NDArray[Any], answers: NDArray[Any], n: int = MISTAKES) -> NDArray[np.int64]:

@@ -14,7 +14,7 @@ from hwnas import __version__
 from hwnas.cli.progress import Console
 from hwnas.errors import CandidateError, Unfinished
 from hwnas.front.card import Input, card_text
-from hwnas.front.classes import choose_mistakes, shown_row
+from hwnas.front.classes import can_be_drawn, choose_mistakes, shown_row
 from hwnas.front.comparison import Comparison, compare
 from hwnas.front.deploy import compare_deployed
 from hwnas.front.make import Making, fault_of, make_all
@@ -31,7 +31,6 @@ from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import ENVIRONMENT, Manifest, RunFolder
 from hwnas.target import Host
 
-MEMORY_MB = 2048  # what opening a file of others may take
 _PACKAGES = ("torch", "torchvision", "timm", "optuna", "onnx", "onnxruntime", "openvino", "numpy", "scikit-learn")
 
 
@@ -177,7 +176,8 @@ def write_results(run: RunFolder, results: Results, making: Making, trials: Sequ
     if shown is not None and shown.id in scores.predicted:
         test = making.dataset.test
         index = choose_mistakes(test.labels, scores.predicted[shown.id])
-        run.write_mistakes(index, test.images[index])
+        if can_be_drawn(test.images):
+            run.write_mistakes(index, test.images[index])
     save_front(run, results.rows)
     write_report(run, report_data(results.rows, trials, comparisons, environment, config_yaml, run))
 

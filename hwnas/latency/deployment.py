@@ -6,7 +6,7 @@ A calibration times whole networks of a space in waves until held-out ones are p
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +18,6 @@ from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console, Report
 from hwnas.data.loading import inspect_dataset
 from hwnas.errors import ConfigError, MeasurementInvalid, MissingLatency, UnknownName
-from hwnas.latency.copies import noise
 from hwnas.latency.device import Device, DeviceOptions
 from hwnas.latency.held_out_networks import front_networks
 from hwnas.latency.model import LatencyModel
@@ -35,13 +34,12 @@ from hwnas.latency.table import (
     known_hosts,
     table_path,
 )
-from hwnas.latency.timing import HERE, WAVE, NetworkTimer, QuietTimes, image_shape, reference_network
-from hwnas.networks.export import block_of_node
+from hwnas.latency.timing import HERE, WAVE, NetworkTimer, QuietTimes, reference_network
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace, spread
 from hwnas.system.paths import hold, home
 from hwnas.system.ssh import Address
-from hwnas.target import Host, Target, measuring_lock, usable_cores
+from hwnas.target import Host, Target
 
 if TYPE_CHECKING:
     from hwnas.latency.held_out_networks import LatencyMs
@@ -106,7 +104,6 @@ class Plan:
         return new
 
 
-PROFILE_REPEATS = 20
 FRUITLESS = 3  # waves without one valid network, after which the machine is too restless
 QUIET = 0.2  # quantile over waves of the reference's time: what the machine does when nobody disturbs it
 QUICK_FOLDS = 3  # while measuring
@@ -116,14 +113,13 @@ MIN_FOR_GOAL = 150  # networks before a held-out error is believed
 
 @dataclass(frozen=True, slots=True)
 class CalibrationOptions:
-    """How much to measure: most networks of the space, most minutes, how many networks block by block, the seed.
+    """How much to measure: most networks of the space, most minutes, the seed.
 
     The calibration ends earlier when it predicts a share `goal_within_5` of held-out networks within 5 %.
     """
 
     networks: int = option(96, low=LEAST_NETWORKS, high=10_000, help="most networks of the space")
     minutes: float = option(1.5, low=0.05, high=1440, help="most minutes from start to end")
-    profiles: int = option(12, low=0, high=10_000, help="networks that are also timed block by block")
     goal_within_5: float = option(0.97, low=0, high=1, help="share of held-out networks predicted within 5 %")
     seed: int = option(20260, low=0)
 
@@ -186,7 +182,6 @@ class _Calibration:
         self.origins: dict[str, str] = {}
         self.n_before, self.spent_before_s = before  # networks and seconds that are not of this calibration
         self.n_left = options.networks - (len(table.networks) - self.n_before)
-        self.to_profile: set[str] = set()
         self.fruitless = 0
         self.predict: LatencyMs | None = None
         self.n_fitted = 0
@@ -227,16 +222,12 @@ class _Calibration:
         self.origins |= {network.id: origin for origin, network in wave}
         if wave:
             timer.prepare([network for _, network in wave])
-            share = -(-self.options.profiles * len(wave) // max(self.options.networks, 1))
-            self.to_profile |= {network.id for _, network in wave[-share:]} if share else set()
 
     def _keep(self, architecture: Architecture, measurement: Measurement, compiled: Compiled) -> None:
         if not measurement.valid:
             return
-        network = TimedNetwork(self.space.name, architecture, measurement, origin=self.origins[architecture.id])
-        if architecture.id in self.to_profile:
-            network = _profile(network, compiled, self.table.key.batch, self.device)
-        self.table.networks.append(network)
+        self.table.networks.append(TimedNetwork(self.space.name, architecture, measurement,
+                                                self.origins[architecture.id]))
 
     def _settle(self, measurements: dict[str, Measurement], timer: NetworkTimer) -> None:
         """Learn how quiet this host can be, and give up on a host that never is."""
@@ -265,32 +256,6 @@ class _Calibration:
                  if self.error else "")
         report(min(share, 1.0), f"{n} networks{known}")
         return n >= MIN_FOR_GOAL and self.error["within_5"] >= self.options.goal_within_5
-
-
-def _profile(network: TimedNetwork, compiled: Compiled, batch: int, device: Device = HERE) -> TimedNetwork:
-    """Per-node times summed to blocks and scaled to the unprofiled wall time (in-context timing)."""
-    names = block_names(network.architecture)
-    times = dict.fromkeys(names, 0.0)
-    other = 0.0
-    with measuring_lock(usable_cores()) if device.is_here else nullcontext():
-        nodes = compiled.profile(noise(batch, image_shape(network.architecture)), PROFILE_REPEATS)
-    if not any(block_of_node(node.name) in times for node in nodes):
-        return network  # the runtime made one node of all, and tells no block from another
-    for node in nodes:
-        name = block_of_node(node.name)
-        if name in times:
-            times[name] += node.ms
-        else:
-            other += node.ms
-    total = sum(times.values()) + other
-    scale = network.measurement.latency_ms / total if total else 0.0
-    return replace(network, block_ms=tuple(times[name] * scale for name in names), other_ms=other * scale)
-
-
-def block_names(architecture: Architecture) -> list[str]:
-    """Module names of `architecture.blocks()`, in order: `stem`, `blocks.<stage>.<index>`, `head`."""
-    stages = architecture.staged_blocks()[1:-1]
-    return ["stem", *(f"blocks.{i}.{j}" for i, stage in enumerate(stages) for j in range(len(stage))), "head"]
 
 
 def _now() -> str:

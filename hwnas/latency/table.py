@@ -7,7 +7,8 @@ Format history
     1   first: host, runtime, target, input, protocol, reference, overhead, networks (architecture, raw samples,
         in-context block times), held-out error.
     2   networks: how each was chosen (`origin`), turns slowed by heat (`throttled`); the protocol's `copies`; `spent_s`
-        of each space and what its model learnt slowly (`learnt`). Files may be compressed (.json.gz). Networks that
+        of each space and what its model learnt slowly (`learnt`); blocks' own times (`block_us`, `other_us`), which
+        nobody reads any more, are written no longer. Files may be compressed (.json.gz). Networks that
         ran on a GPU have its state at each turn (`gpu`: MHz, degrees Celsius, NVML's reasons); older readers ignore it.
 """
 
@@ -309,18 +310,12 @@ class TableKey:
 
 @dataclass(frozen=True)
 class TimedNetwork:
-    """One calibration network: what was built, its samples, and what its blocks took inside it (ms, in order).
-
-    `block_ms` has one time a block of `architecture.blocks()`, profiled in context and scaled to the unprofiled
-    wall time; `other_ms` is what no block owns. Both are empty / 0 where it was not profiled. `origin` says how it was
-    chosen: known, extreme, random, front.
-    """
+    """One calibration network: what was built, and its samples. `origin` says how it was chosen: known, extreme,
+    random, front."""
 
     space: str
     architecture: Architecture
     measurement: Measurement
-    block_ms: tuple[float, ...] = ()
-    other_ms: float = 0.0
     origin: str = "random"
 
 
@@ -425,14 +420,9 @@ def known_hosts() -> list[str]:
 
 def _network_to_dict(network: TimedNetwork) -> dict[str, Any]:
     return {"space": network.space, "architecture": network.architecture.to_dict(),
-            "origin": network.origin, "block_us": [round(ms * 1e3, 2) for ms in network.block_ms],
-            "other_us": round(network.other_ms * 1e3, 2), **network.measurement.to_dict()}
+            "origin": network.origin, **network.measurement.to_dict()}
 
 
 def _network_from_dict(data: Mapping[str, Any], protocol: Protocol, where: str) -> TimedNetwork:
-    architecture = Architecture.from_dict(data["architecture"], where)
-    block_ms = tuple(float(us) / 1e3 for us in data["block_us"])
-    if block_ms and (len(block_ms) != len(architecture.blocks()) or not all(0 <= ms < 1e7 for ms in block_ms)):
-        raise TableError(f"{where}: block_us must hold one time of at least 0 for each of its blocks.")
-    return TimedNetwork(str(data["space"]), architecture, Measurement.from_dict(data, protocol, where),
-                        block_ms, float(data["other_us"]) / 1e3, str(data.get("origin", "random")))
+    return TimedNetwork(str(data["space"]), Architecture.from_dict(data["architecture"], where),
+                        Measurement.from_dict(data, protocol, where), str(data.get("origin", "random")))

@@ -44,8 +44,8 @@ Progress = Callable[[float], None]
 
 
 def corrected(proto: ModelProto, ranges: Mapping[str, Range], images: NDArray[np.float32], *, tuned_for: TunedFor,
-              threads: int, progress: Progress) -> ModelProto:
-    """A copy of an fp32 network whose biases make up for its quantisation with `ranges`.
+              narrow: bool, threads: int, progress: Progress) -> ModelProto:
+    """A copy of an fp32 network whose biases make up for its quantisation with `ranges`; `narrow`: to 7 bits.
 
     Each layer's mean output per channel over `images` becomes the fp32 network's. Earlier layers are corrected first,
     so that later ones also make up for the error that still reaches them. This is the empirical correction of Nagel et
@@ -58,7 +58,7 @@ def corrected(proto: ModelProto, ranges: Mapping[str, Range], images: NDArray[np
     wanted = dict(zip(outputs, _means(proto, outputs, images, threads), strict=True))
     for index, name in enumerate(names):
         int8 = copy_network(result)
-        quantise_graph(int8, ranges, note="", tuned_for=tuned_for)
+        quantise_graph(int8, ranges, note="", tuned_for=tuned_for, narrow=narrow)
         output = nodes[name].output[0]
         got, = _means(_up_to(int8, output), [output], images, threads)
         _add_to_bias(result, nodes[name], wanted[output] - got)
@@ -270,7 +270,7 @@ def needs_narrow_weights(target: Target, vendor: str, flags: Collection[str]) ->
     Where there is no VNNI, the x86 kernels of ONNX Runtime and OpenVINO add two products in 16 bits; weights of 7 bits
     cannot overflow there. Figures: docs/decisions/int8-ranges.md.
     """
-    x86, saturating = vendor in ("amd", "intel", "hygon"), tuning_of(target) in ("onnxruntime", "openvino")
+    x86, saturating = vendor in ("amd", "intel", "hygon"), target.runtime in ("onnxruntime", "openvino")
     return saturating and target.device == "cpu" and x86 and not VNNI.intersection(flags)
 
 

@@ -232,11 +232,8 @@ def judge(path: str | os.PathLike[str], target: Target, precisions: Mapping[str,
         fallback = (total - asked) / total if total else 0.0
     limit = 1.0 if not refuse else 0.0 if target.precision == "fp32" else _MIN_HONOURED
     if fallback > limit and target.precision == "int8":
-        # A device that networks are only timed on has no part that quantises.
-        from hwnas.networks.quantize import tuning_of
-
         raise FileError(path, f"int8 was forced but not honoured by {target.runtime}: convolutions and matrix products "
-                              f"run as {counts}.", f"Quantise with tuned_for={tuning_of(target)!r}.")
+                              f"run as {counts}.", f"Quantise it for {target.name} (hwnas.networks.quantize).")
     if fallback > limit:
         raise TargetError(f"target {target.name}: {target.precision} was forced but not honoured: convolutions and "
                           f"matrix products of {os.fspath(path)} run as {counts}. Choose a precision that this "

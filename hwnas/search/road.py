@@ -29,7 +29,8 @@ from hwnas.search.racing import begin_race, clear_lines, race_lines, race_rows, 
 from hwnas.search.trials import begin_trials, finalist_rows, run_trials, with_beliefs
 from hwnas.space.architecture import Origin
 from hwnas.study.record import trial_rows
-from hwnas.study.study import wait_for_others
+from hwnas.study.storage import storage_errors
+from hwnas.study.study import database_path, wait_for_others
 from hwnas.system.paths import write_atomic
 from hwnas.system.processes import crew
 from hwnas.system.run_folder import RunFolder
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from hwnas.front.make import Making
 
 
+REMARKS = "remarks"  # of a study: what the report says was left out
 MOST_TIMES = 10  # as many steps as the recipe's own a budget of minutes gives at most
 
 
@@ -80,6 +82,7 @@ def search(config: Config, console: Console) -> SearchResult:
     if plan.options.around is not None:
         write_atomic(plan.space.source, plan.space.text)
     (begin_race if plan.races else begin_trials)(prepared, console)
+    _keep_remarks(prepared, console)
     ended = searched(prepared, console)
     with run.hold("verify", wait=False) as held:
         if not held:
@@ -93,6 +96,15 @@ def search(config: Config, console: Console) -> SearchResult:
         with run.hold("results", console.say):
             rows, comparisons = verified(prepared, trials, console)
     return SearchResult(run, prepared.study, trials, rows, comparisons, ended, plan.deployment.at_hand)
+
+
+def _keep_remarks(prepared: Prepared, console: Console) -> list[str]:
+    """What was left out or done otherwise so far, kept in the study: after a kill nobody says it again."""
+    url = prepared.plan.options.storage or database_path(prepared.run.path)
+    with storage_errors(url):
+        told = list(dict.fromkeys([*prepared.study.user_attrs.get(REMARKS, []), *console.remarks]))
+        prepared.study.set_user_attr(REMARKS, told)
+    return told
 
 
 def extra_workers(n: int, plan: Plan, run: RunFolder, console: Console) -> AbstractContextManager[list[str]]:
@@ -160,7 +172,7 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
         console.say(f"not verified: this is not {deployment.host_name}. Over there: python -m hwnas.verify "
                     f"run={run.path}")
     results = replace(results, environment={**results.environment, "spent_s": dict(console.spent_s),
-                                            "remarks": list(dict.fromkeys(console.remarks))})
+                                            "remarks": _keep_remarks(prepared, console)})
     write_results(run, results, making, trials, plan.yaml)
     if plan.races:
         clear_lines(prepared)

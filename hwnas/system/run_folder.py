@@ -144,7 +144,7 @@ def _folder_of(kind: str) -> str:
     return f"the folder of a python -m hwnas.{kind}"
 
 
-_MOST_PIXELS = 3 << 22  # of an image in a report, times its channels
+MOST_PIXELS = 3 << 22  # of an image in a report, times its channels
 MANIFEST = "manifest.json"
 _MOST_NAME = 255  # bytes
 MANIFESTS = Document("hwnas-model", 1, "the manifest of a model folder", "Remove it, and give the command again: the "
@@ -459,7 +459,7 @@ class RunFolder(WorkFolder):
         held = _read_arrays(self.mistakes)
         index, images = (held.get(key, np.empty(0)) for key in ("index", "images"))
         if index.dtype != np.int32 or images.dtype != np.uint8 or index.ndim != 1 or images.ndim != 4 or \
-                len(index) != len(images) or images.shape[1] not in (1, 3) or not images[:1].size <= _MOST_PIXELS or (
+                len(index) != len(images) or images.shape[1] not in (1, 3) or not images[:1].size <= MOST_PIXELS or (
                 len(images) and not images.size):
             raise StudyError(f"cannot read {self.mistakes}: it holds no images with their places. Remove it.")
         return held

@@ -130,8 +130,8 @@ def test_bias_correction_takes_the_mean_shift_off(trained: Path, tmp_path: Path)
         job.source.path, "onnxruntime", job.calibration, "minmax").items()}  # clips much: shifts means
     wanted = load_runtime("onnxruntime").compile(job.source.path, target("onnxruntime", "fp32")).logits(job.calibration)
     shifts = []
-    for network in (proto, corrected(proto, ranges, job.calibration, tuned_for="onnxruntime", threads=1,
-                                     progress=lambda share: None)):
+    for network in (proto, corrected(proto, ranges, job.calibration, tuned_for="onnxruntime", narrow=False,
+                                     threads=1, progress=lambda share: None)):
         int8 = onnx.ModelProto()
         int8.CopyFrom(network)
         quantise_graph(int8, ranges, note="test", tuned_for="onnxruntime")

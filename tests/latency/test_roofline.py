@@ -46,10 +46,9 @@ def space() -> SearchSpace:
     return SearchSpace.load("mnasnet_small", channels=1, classes=10)
 
 
-def network(one: Architecture, block_ms: tuple[float, ...] = (), space: str = "mnasnet_small") -> TimedNetwork:
-    ms = sum(block_ms) or 1.0
+def network(one: Architecture, ms: float = 1.0, space: str = "mnasnet_small") -> TimedNetwork:
     turns = tuple(Turn((ms * (1 + i / 1000),), 0.1) for i in range(8))
-    return TimedNetwork(space, one, Measurement(turns, 0.1, Protocol()), block_ms)
+    return TimedNetwork(space, one, Measurement(turns, 0.1, Protocol()))
 
 
 def sample(space: SearchSpace, n: int) -> list[Architecture]:
@@ -156,8 +155,8 @@ def stored_table(space: SearchSpace, precision: str, factor: float) -> LatencyTa
     """A table of this host for ONNX Runtime, of made-up block times."""
     target = Target("t", "onnxruntime", precision)
     rng = np.random.default_rng(0)
-    networks = [network(one, tuple(factor * (ms_at(block, 40.0) + 0.001) * float(rng.uniform(0.9, 1.1))
-                                   for block in one.blocks())) for one in sample(space, 14)]
+    networks = [network(one, sum(factor * (ms_at(block, 40.0) + 0.001) * float(rng.uniform(0.9, 1.1))
+                                 for block in one.blocks())) for one in sample(space, 14)]
     key = TableKey.of(target, space.image_sizes, space.channels, space.classes)
     table = LatencyTable(key, Host.detect().to_dict(), load_runtime("onnxruntime").version(), "2026-01-01", Protocol(),
                          space.reference, 0.1, 0.001, networks, {})

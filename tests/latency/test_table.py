@@ -100,7 +100,6 @@ def edit(change):
     (lambda d: d.update(format="other"), "not a latency table"),
     (lambda d: d["networks"].append(d["networks"][0]), "stands in it twice"),
     (lambda d: d["networks"][1]["samples_us"][0].__setitem__(0, -5), r"networks\[1\]"),
-    (lambda d: d["networks"][0]["block_us"].pop(), "one time"),
     (lambda d: d["networks"][0]["architecture"].update(stages=[["xx_c3"]]), "kind must be"),
     (lambda d: d.pop("key"), "key"),
     (lambda d: d["protocol"].update(surprise=1), "surprise"),

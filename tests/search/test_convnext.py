@@ -13,7 +13,7 @@ from hwnas.cli.command import run_command
 from hwnas.search.__main__ import main
 
 INPUT = ["+target=ort_int8", "space=convnext_small", "dataset=digits", "dataset.image_size=16"]
-SMALL = ["n_trials=2", "workers=1", "calibration.networks=14", "calibration.profiles=2", "calibration.minutes=4",
+SMALL = ["n_trials=2", "workers=1", "calibration.networks=14", "calibration.minutes=4",
          "proxy.epochs=1", "proxy.min_steps=4", "proxy.train_images=256", "finalists.k=1",
          "finalists.recipe.epochs=1", "finalists.recipe.min_steps=4", "baselines=[]",
          "controls=0", "verification.seconds=5"]

@@ -78,13 +78,12 @@ def test_a_front_is_searched_here_and_verified_there(board: Board, home: Path, t
 
 @pytest.mark.soak
 def test_a_device_is_calibrated_under_its_name(board: Board, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    quick = ["+target=ort_fp32", "calibration.networks=12", "calibration.profiles=1", "calibration.minutes=60"]
+    quick = ["+target=ort_fp32", "calibration.networks=12", "calibration.minutes=60"]
     assert run_command(profile, "profile", "", [*quick, *options(board)]) == 0, capsys.readouterr().err
     path, = (home / "latency_tables/board-2c").glob("*.json")
     table = LatencyTable.load(path)
     assert table.host["given"] == "board-2c"
     assert len(table.networks) == 12
-    assert sum(bool(network.block_ms) for network in table.networks) == 1
 
 
 @pytest.mark.parametrize("name", [None, "board-2c"])

@@ -24,7 +24,7 @@ from hwnas.search.road import search as road
 from hwnas.space.search_space import SearchSpace
 
 SMALL = ["+target=xeon_int8", "dataset=digits", "n_trials=3", "workers=1", "calibration.networks=12",
-         "calibration.profiles=1", "proxy.epochs=1", "proxy.min_steps=4", "proxy.train_images=256", "finalists.k=2",
+         "proxy.epochs=1", "proxy.min_steps=4", "proxy.train_images=256", "finalists.k=2",
          "finalists.recipe.max_steps=4", "baselines=[test_efficientnet]",
          "verification.seconds=5", "dataset.image_size=24", "controls=1"]
 KNOWN = {network.id: name for name, network in SearchSpace.load("mnasnet_small", channels=1, classes=10, image_size=24
