@@ -130,6 +130,11 @@ def _results() -> list[Claim]:
                   *(part["value"] for part in hour("eurosat_lite0_hour")["points_ahead"]["ours"]),
                   100 * min(hour("eurosat_lite0_hour")["most_accurate"][arm][0]["top1"]
                             for arm in ("ours", "obvious"))]),
+        Claim("with such weights in the race itself it is {} times as fast in the fast third ({} to {}) and {} in "
+              "the middle one ({} to {}, within chance), and {}, {} and {} points ahead.", lambda: [
+                  *(part[key] for part in hour("eurosat_lite0_narrow")["times_as_fast"]["ours"][:2]
+                    for key in ("value", "low", "high")),
+                  *(part["value"] for part in hour("eurosat_lite0_narrow")["points_ahead"]["ours"])]),
         Claim("int8 cost up to {} points of top-1, {} in the mean of the race's networks; {} since", lambda: [
             max(lost_to_int8("ours", "8")), *(float(np.mean(lost_to_int8("ours", bits))) for bits in "87")]),
         Claim("cost {} points in the mean of nine networks", lambda: [
