@@ -137,6 +137,7 @@ def test_the_same_command_again_trains_and_asks_nothing(copied: Path, space_file
     assert {**after, "created": ""} == {**before, "created": ""}
 
 
+@pytest.mark.soak
 def test_interrupted_and_resumed_gives_the_same_networks(whole: Path, space_file: Path, tmp_path: Path,
                                                          monkeypatch: pytest.MonkeyPatch) -> None:
     save, saved = Checkpoint.save, []

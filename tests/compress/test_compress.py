@@ -75,6 +75,7 @@ def test_the_plain_step_is_enough_where_it_keeps_the_limit(trained: Path, tmp_pa
     assert str(out / "model_int8.onnx") in said.err
 
 
+@pytest.mark.soak
 def test_a_hostile_network_needs_more_than_the_plain_step(
         hostile: Callable[[float], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A channel's range a hundred times the others': the weights of a whole tensor cannot share one scale, and its

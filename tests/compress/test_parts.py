@@ -231,6 +231,7 @@ def test_a_loss_that_is_not_finite_names_epoch_and_rate(trained: Path, tmp_path:
                   QUIET)
 
 
+@pytest.mark.soak
 def test_sensitive_nodes_are_left_out_by_what_they_bring_in_a_millisecond(
         hostile: Callable[[float], Path], tmp_path: Path, clock) -> None:
     job = job_of(hostile(100.0), tmp_path / "cheap", "sensitivity.nodes=3")

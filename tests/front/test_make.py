@@ -101,6 +101,7 @@ def test_fp32_target_makes_no_int8_file(folder: ModelFolder) -> None:
     assert names(folder) == {"baseline.yaml", "weights.safetensors", "model.onnx", "manifest.json"}
 
 
+@pytest.mark.soak
 def test_files_that_a_user_put_beside_the_network_stay(folder: ModelFolder) -> None:
     make(tiny_baseline(), folder, tiny_making())
     theirs = [folder.path / name for name in ("model.xml", "model.bin", "model_int8.engine")]

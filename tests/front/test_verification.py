@@ -187,6 +187,7 @@ def test_the_tail_of_all_calls_is_published_and_capped(run: RunFolder, monkeypat
     assert "| 50, 90, 99 of 100 calls within | 0.1, 0.1, 1 ms, " in run.model(row.id).card.read_text()
 
 
+@pytest.mark.soak
 def test_what_is_not_verified_is_told_by_the_exit_code(run: RunFolder, monkeypatch, capsys) -> None:
     """And by the last line, with this run's reasons."""
     quiet = {tiny_finalist().id: False, BASELINE.id: False}

@@ -42,7 +42,7 @@ def test_litert_is_told_in_both_precisions() -> None:
 
 
 @pytest.mark.parametrize("path", [
-    pytest.param(path, id=name, marks=[] if f"{HOSTS[0]}/openvino-int8-t1-b1-32px-c1" in name else pytest.mark.soak)
+    pytest.param(path, id=name, marks=[] if "litert-int8" in name else pytest.mark.soak)
     for path, name in zip(TABLES, NAMES, strict=True)])
 def test_what_a_table_says_follows_from_its_own_samples(path: Path, tmp_path: Path,
                                                         monkeypatch: pytest.MonkeyPatch) -> None:

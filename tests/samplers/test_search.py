@@ -23,6 +23,7 @@ def asked(study: Any) -> list[Any]:
     return [trial.params for trial in study.trials if trial.state == TrialState.COMPLETE]
 
 
+@pytest.mark.soak
 def test_same_seed_same_networks_over_restarts_and_better_than_random_ones(tmp_path: Path) -> None:
     search(opened(tmp_path / "whole"), 14)  # the first eight are spread out, the others the model asks for
     for n in (9, 14):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -47,8 +48,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def home(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of it, which is the user's folder."""
-    home = shutil.copytree(made, tmp_path / "home")
+    """It as the user's folder: files are replaced there, never written into, so that links will do."""
+    home = shutil.copytree(made, tmp_path / "home", copy_function=os.link)
     monkeypatch.setenv("HWNAS_HOME", str(home))
     monkeypatch.delenv("HWNAS_WEIGHTS", raising=False)
     monkeypatch.setattr(families, "STEPS", (2, 4))
@@ -124,6 +125,7 @@ def test_a_zoo_without_weights_is_refused(home):
         chosen("around=zoo")
 
 
+@pytest.mark.soak
 def test_minutes_too_few_to_compare_are_refused_with_those_that_suffice(home, monkeypatch):
     monkeypatch.setattr(families, "STEPS", (1_000_000, 2_000_000))
     with pytest.raises(BudgetError, match=r"minutes=0.5 is too short to compare .* Give budget.minutes=\d+\.\d or"):
@@ -151,6 +153,7 @@ def test_a_network_that_cannot_keep_the_cap_is_left_out(home, tmp_path, monkeypa
     assert f"{NAMES[0]}: not compared: its fastest obvious cut takes 5 ms" in capsys.readouterr().err
 
 
+@pytest.mark.soak
 def test_a_choice_of_another_form_is_one_line(home, tmp_path):
     out = tmp_path / "run"
     given = f"around=[{','.join(NAMES)}]", f"out={out}"

@@ -66,6 +66,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, any_machine: None, standing_in
     return out
 
 
+@pytest.mark.soak
 def test_the_front_is_verified_on_the_gpu(run: Path) -> None:
     with (run / "front.csv").open() as file:
         row, = csv.DictReader(file)

@@ -317,6 +317,7 @@ def test_a_search_that_no_model_can_follow_says_so_and_ends_well(
     assert (row["verified"], row["top1_estimated"]) == ("true", "")
 
 
+@pytest.mark.soak
 def test_the_length_of_trials_is_decided_once_and_never_where_one_was_given(
         bench: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     asked: list[tuple[Any, ...]] = []

@@ -217,6 +217,7 @@ def taken_in_order() -> Counter[tuple[str, str]]:
     return Counter(entry[:2] for entry in Bench(course_of(k=5), by_size).run().done)
 
 
+@pytest.mark.soak
 @settings(max_examples=15)
 @given(st.integers(0, 10_000))
 def test_any_number_of_processes_come_to_the_same_legs(seed: int) -> None:

@@ -186,6 +186,7 @@ def test_a_cap_that_nothing_meets_names_the_nearest(run, tmp_path, capsys):
     assert "fastest network" in capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.soak
 def test_minutes_that_are_too_few_are_refused_with_those_that_suffice(run, tmp_path, capsys):
     assert search(tmp_path / "short", "budget.minutes=0.1", "baselines=[]", "controls=0") == 2
     assert "Give budget.minutes=" in capsys.readouterr().err.splitlines()[-1]

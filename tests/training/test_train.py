@@ -176,6 +176,7 @@ run_command(main, "train", "usage", ["-q", *sys.argv[1:]], target=False)
 """
 
 
+@pytest.mark.soak
 def test_killed_while_a_checkpoint_is_written(overrides: list[str], whole: Path, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED, *as_typed(overrides)], timeout=300, check=False)
     assert done.returncode == -9
