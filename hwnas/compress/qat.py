@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hwnas.cli.progress import Console
 from hwnas.compress.job import CompressJob
+from hwnas.compress.onnx_module import OnnxModule
 from hwnas.compress.steps import Quantisation, Step, Steps
 from hwnas.data.dataset import top1
 from hwnas.errors import QuantizeError
@@ -24,7 +25,6 @@ from hwnas.networks.qdq import (
     symmetric_scale_of,
 )
 from hwnas.networks.quantize import TunedFor, load_fp32
-from hwnas.runtimes.torch import OnnxModule
 from hwnas.system.paths import write_atomic
 from hwnas.training.batches import Batches
 from hwnas.training.loop import Training, lay_out, predict, seeded

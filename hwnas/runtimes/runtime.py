@@ -39,11 +39,9 @@ _BUILT_IN = {
     "onnxruntime_cuda": ("hwnas.runtimes.onnxruntime_gpu", "CudaRuntime"),
     "onnxruntime_tensorrt": ("hwnas.runtimes.onnxruntime_gpu", "TensorRtRuntime"),
     "litert": ("hwnas.runtimes.litert", "LiteRtRuntime"),
-    "torch": ("hwnas.runtimes.torch", "TorchRuntime"),
     "null": ("hwnas.runtimes.runtime", "NullRuntime"),
 }
-PACKAGES = {"openvino": "openvino", "onnxruntime": "onnxruntime", "torch": "torch",
-            "litert": "ai-edge-litert"}  # what pip calls them
+PACKAGES = {"openvino": "openvino", "onnxruntime": "onnxruntime", "litert": "ai-edge-litert"}  # what pip calls them
 _UNITS = {"cpu": "CPU", "cuda": "GPU"}
 _MIN_HONOURED = 0.5
 _CHUNK = 512  # images normalised at a time

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
+from hwnas.compress.onnx_module import OnnxModule
 from hwnas.latency.features import NAMES, block_features
 from hwnas.networks.baselines import count_macs, count_params
 from hwnas.networks.build import build
@@ -18,7 +19,6 @@ from hwnas.networks.qdq import Graph, quantised_nodes
 from hwnas.networks.quantize import load_fp32, quantize_static
 from hwnas.roofline import bytes_moved, group_of
 from hwnas.runtimes.runtime import load_runtime
-from hwnas.runtimes.torch import OnnxModule
 from hwnas.space.architecture import Architecture
 from hwnas.space.blocks.block import BlockSpec
 from hwnas.space.search_space import SearchSpace

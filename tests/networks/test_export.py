@@ -25,7 +25,7 @@ from timm.layers import MixedConv2d  # noqa: E402
 from timm.layers.pool2d_same import AvgPool2dSame, MaxPool2dSame  # noqa: E402
 from torch import nn  # noqa: E402
 
-from hwnas.runtimes.torch import OnnxModule  # noqa: E402
+from hwnas.compress.onnx_module import OnnxModule  # noqa: E402
 
 IMAGES = np.random.default_rng(0).standard_normal((256, 1, 32, 32), np.float32)
 

@@ -19,7 +19,7 @@ GOOD = {"name": "mine", "runtime": "openvino", "precision": "int8"}
 def test_the_shipped_targets_are_all_there() -> None:
     assert {path.stem for path in FILES} == {
         "xeon_int8", "xeon_bf16", "xeon_fp32", "epyc_int8", "epyc_bf16", "epyc_fp32", "ort_int8", "ort_fp32",
-        "edge_int8", "edge_fp32", "cuda_fp32", "cuda_fp16", "trt_int8", "torch_fp16", "null_fp32"}
+        "edge_int8", "edge_fp32", "cuda_fp32", "cuda_fp16", "trt_int8", "null_fp32"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

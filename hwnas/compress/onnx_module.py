@@ -1,7 +1,4 @@
-"""torch on CUDA in fp16: the exported fp32 ONNX file, rebuilt from its own nodes, replayed as one CUDA graph.
-
-The network comes from the ONNX file alone, as in every other runtime, so that one file is what all of them time.
-"""
+"""An exported fp32 ONNX file as a torch module, rebuilt from its own nodes: what is trained is what is deployed."""
 
 from __future__ import annotations
 
@@ -14,17 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hwnas.errors import FileError, TargetError
+from hwnas.errors import FileError
 from hwnas.lazy import LazyModule
-from hwnas.runtimes.runtime import Execution, NodeTime, judge, one_line, quantised_in_file, require
+from hwnas.runtimes.runtime import one_line
 
 if TYPE_CHECKING:
     import onnx
     import onnx.numpy_helper
-    from numpy.typing import NDArray
     from onnx import ModelProto, NodeProto
-
-    from hwnas.target import Target
 else:
     onnx = LazyModule("onnx")
 
@@ -83,11 +77,10 @@ _OPERATORS: dict[str, Callable[[list[Tensor], Attributes], Tensor]] = {
     "Sigmoid": lambda x, a: torch.sigmoid(x[0]),
     "Transpose": lambda x, a: x[0].permute(a["perm"]),
 }
-_WEIGHTED = ("Conv", "Gemm")
 
 
 class OnnxModule(nn.Module):
-    """Runs an exported graph node by node; weights are buffers, so that `.half()` and `.cuda()` move them.
+    """Runs an exported graph node by node; weights are buffers, so that `.to()` moves them.
 
     CandidateError when the file holds an operator that is not in the table, or no weights.
     """
@@ -101,10 +94,9 @@ class OnnxModule(nn.Module):
         self.nodes = [(node, _attributes(node)) for node in proto.graph.node if node.op_type != "Constant"]
         unknown = sorted({node.op_type for node, _ in self.nodes} - set(_OPERATORS))
         if unknown:
-            raise FileError(path, f"the torch runtime has no operator {', '.join(unknown)}; it runs fp32 files written "
+            raise FileError(path, f"the torch module has no operator {', '.join(unknown)}; it runs fp32 files written "
                                   "by hwnas.networks.export.")
         self.input, self.output = proto.graph.input[0].name, proto.graph.output[0].name
-        self.precisions: dict[str, int] = {}
         self.weight_names: dict[str, str] = {}  # of the graph -> of the module's buffers
         self._limits: dict[str, Tensor] = {}
         for name, array in _constants(proto):
@@ -121,19 +113,14 @@ class OnnxModule(nn.Module):
         return result
 
     def steps(self, images: Tensor) -> Iterator[tuple[NodeProto, Tensor]]:
-        """Every node with its result, in order; counts the precisions of weighted nodes in `precisions`."""
+        """Every node with its result, in order."""
         values: dict[str, Tensor] = {self.input: images, **self._limits}
         values |= {name: getattr(self, weight) for name, weight in self.weight_names.items()}
-        counts: dict[str, int] = {}
         for node, attributes in self.nodes:
             result = _OPERATORS[node.op_type]([self.read(node, name, values) for name in node.input if name],
                                               attributes)
             values[node.output[0]] = result
-            if node.op_type in _WEIGHTED:
-                name = {torch.float16: "fp16", torch.float32: "fp32", torch.bfloat16: "bf16"}[result.dtype]
-                counts[name] = counts.get(name, 0) + 1
             yield node, result
-        self.precisions = counts
 
     def read(self, node: NodeProto, name: str, values: dict[str, Tensor]) -> Tensor:
         """The value that `node` takes for its input `name`. Modules that are built on this one put another in its
@@ -151,100 +138,3 @@ def _constants(proto: ModelProto) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
     for node in proto.graph.node:
         if node.op_type == "Constant":
             yield node.output[0], onnx.numpy_helper.to_array(node.attribute[0].t)
-
-
-_WARM_UP = 3
-
-
-class TorchRuntime:
-    """torch on the first CUDA device, fp16 with channels-last weights."""
-
-    name = "torch"
-
-    def version(self) -> str:
-        return f"torch {torch.__version__}"
-
-    def check(self, target: Target) -> None:
-        require(target, self.name, ("fp16",), "cuda")
-        if not torch.cuda.is_available():
-            raise TargetError(f"target {target.name} needs CUDA, and torch {torch.__version__} finds none here. "
-                              "Install a CUDA build of torch on a machine that has a GPU, or choose another target.")
-
-    def compile(self, onnx_path: str | os.PathLike[str], target: Target) -> TorchCompiled:
-        self.check(target)
-        meant = quantised_in_file(onnx_path)
-
-        module = OnnxModule(onnx_path)
-        shape = _input_shape(onnx_path)
-        compiled = TorchCompiled(module, target)
-        compiled.logits(np.zeros((target.batch, *shape), np.float32))
-        compiled.execution = judge(onnx_path, target, module.precisions, meant)
-        return compiled
-
-
-def _input_shape(path: str | os.PathLike[str]) -> list[int]:
-    return [axis.dim_value for axis in onnx.load(os.fspath(path)).graph.input[0].type.tensor_type.shape.dim[1:]]
-
-
-class TorchCompiled:
-    """A network on the GPU with a fixed batch."""
-
-    def __init__(self, module: Any, target: Target) -> None:
-        self.execution = Execution(target.precision, {}, None, 0.0)
-        self._batch = target.batch
-        self._module = module.half().to("cuda", memory_format=torch.channels_last)
-
-    def bind(self, images: NDArray[np.float32]) -> Callable[[], None]:
-        if len(images) != self._batch:
-            raise ValueError(f"bind takes one batch of {self._batch} images, got {len(images)}")
-        static = self._on_device(images)
-        with torch.inference_mode():
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                for _ in range(_WARM_UP):
-                    self._module(static)
-            torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                result = self._module(static)
-
-        def run(_keep: Any = (static, result)) -> None:
-            graph.replay()
-            torch.cuda.synchronize()
-
-        return run
-
-    def logits(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
-        parts = []
-        with torch.inference_mode():
-            for start in range(0, len(images), self._batch):
-                chunk = images[start : start + self._batch]
-                padded = np.concatenate([chunk, np.zeros((self._batch - len(chunk), *chunk.shape[1:]), np.float32)])
-                parts.append(self._module(self._on_device(padded))[: len(chunk)].float().cpu().numpy())
-        return np.concatenate(parts).astype(np.float32)
-
-    def profile(self, images: NDArray[np.float32], repeats: int) -> list[NodeTime]:
-        static = self._on_device(images)
-        total: dict[tuple[str, str], float] = {}
-        with torch.inference_mode():
-            for index in range(_WARM_UP + repeats):
-                begin = _event()
-                events = [(node, _event()) for node, _ in self._module.steps(static)]
-                torch.cuda.synchronize()
-                for node, end in events if index >= _WARM_UP else ():
-                    key = (node.name, node.op_type)
-                    total[key] = total.get(key, 0.0) + begin.elapsed_time(end)
-                    begin = end
-        return [NodeTime(name, kind, ms / repeats) for (name, kind), ms in total.items()]
-
-    def _on_device(self, images: NDArray[np.float32]) -> Any:
-        tensor = torch.from_numpy(np.ascontiguousarray(images, dtype=np.float32))
-        return tensor.half().to("cuda", memory_format=torch.channels_last)
-
-
-def _event() -> Any:
-    """A CUDA event recorded now."""
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
