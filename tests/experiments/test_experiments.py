@@ -53,13 +53,13 @@ def measurement(ms: float) -> Measurement:
     return Measurement(tuple(Turn((ms * (1 + 0.001 * i),), 0.1) for i in range(8)), 0.1, PROTOCOL)
 
 
-def table_of(space, n, *, precision="fp32", speed=1.0, profiled=0, depthwise=4e-8, seed=1) -> LatencyTable:
+def table_of(space, n, *, precision="fp32", speed=1.0, depthwise=4e-8, seed=1) -> LatencyTable:
     rng = np.random.default_rng(seed)
     found = []
-    for index, one in enumerate(networks(space, n, seed)):
+    for one in networks(space, n, seed):
         blocks = np.array([speed * true_ms(block, depthwise) for block in one.blocks()])
         ms = float(blocks.sum() * np.exp(0.005 * rng.standard_normal()))
-        found.append(TimedNetwork(space.name, one, measurement(ms), tuple(blocks) if index < profiled else ()))
+        found.append(TimedNetwork(space.name, one, measurement(ms)))
     key = TableKey.of(Target("t", "null", precision), space.image_sizes, space.channels, space.classes)
     return LatencyTable(key, Host.detect().to_dict(), load_runtime("null").version(), "2026-01-01", PROTOCOL,
                         space.reference, 0.1, 0.0, found, spent_s={space.name: 60.0})

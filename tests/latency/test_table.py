@@ -33,8 +33,7 @@ def network(width: int) -> Architecture:
 def timed(width: int) -> TimedNetwork:
     one = network(width)
     turns = tuple(Turn((108.1 / 1e3, (100 + width) / 1e3), 150 / 1e3) for _ in range(8))
-    return TimedNetwork("mnasnet_small", one, Measurement(turns, 0.15, Protocol()),
-                        tuple(0.01 for _ in one.blocks()), 0.02)
+    return TimedNetwork("mnasnet_small", one, Measurement(turns, 0.15, Protocol()))
 
 
 def test_times_of_a_network_of_ten_microseconds_are_kept_to_a_thousandth() -> None:
