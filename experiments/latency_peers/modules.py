@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from hwnas.space.blocks.block import BlockSpec
+from hwnas.system.libraries import declare_missing
+
+declare_missing()  # before timm, which imports torchvision
 
 # isort: split
-from timm.layers import SqueezeExcite, create_classifier, create_conv2d, get_act_layer, get_norm_act_layer
-from torch import Tensor, nn
+from timm.layers import SqueezeExcite, create_classifier, create_conv2d, get_act_layer, get_norm_act_layer  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
 
-from experiments.latency_peers.parts import Kernel
+from experiments.latency_peers.parts import Kernel  # noqa: E402
 
 
 class _Head(nn.Module):
