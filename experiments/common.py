@@ -14,12 +14,13 @@ from hwnas.cli.options import read_value
 from hwnas.cli.progress import number
 from hwnas.cli.progress import text_table as table_lines
 from hwnas.errors import ConfigError, HwnasError, TableError
-from hwnas.latency.agreement import rank_correlation
 from hwnas.latency.model import Timed, timed_networks
 from hwnas.latency.table import LEAST_NETWORKS, LatencyTable, TimedNetwork
 from hwnas.space.search_space import SearchSpace
+from hwnas.stats import kendall_tau, spearman
 from hwnas.system.paths import write_atomic
 from hwnas.target import Host
+from hwnas.validate import correlate, round_finite
 
 COLOURS = ("#8fb3e6", "#0e9384", "#98a2b3", "#e9a23b", "#c2410c", "#7a5af8", "#1f5fbf", "#d444f1")
 
@@ -75,8 +76,8 @@ def figures(predicted_ms: np.ndarray, measured_ms: np.ndarray) -> dict[str, floa
     error = np.abs(predicted_ms / measured_ms - 1)
     return {"mean_error": float(error.mean()), "within_5": float((error <= 0.05).mean()),
             "within_10": float((error <= 0.10).mean()),
-            "spearman": rank_correlation(predicted_ms, measured_ms, "spearman"),
-            "kendall": rank_correlation(predicted_ms, measured_ms, "kendall")}
+            "spearman": round_finite(correlate(spearman, predicted_ms, measured_ms)),
+            "kendall": round_finite(correlate(kendall_tau, predicted_ms, measured_ms))}
 
 
 def circumstances(table: LatencyTable) -> dict[str, Any]:

@@ -1,35 +1,44 @@
-"""Validation: a latency model judged on networks that its table has never seen, and the file of such a judgement."""
+"""Validation: predicted against measured latency, on networks that the table has never seen: python -m hwnas.validate
+
+Figures are of times at the speed of the calibration. A run's speed is told by the reference network beside every turn,
+and by networks of the table measured again (anchors), since the reference itself may land well or badly in a process.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
+import math
 import random
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pandas as pd
+
 from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, option, read_command
-from hwnas.cli.progress import Console
-from hwnas.errors import ConfigError, HwnasError, MeasurementInvalid, TableError, UserError
-from hwnas.latency.agreement import compared, describe, evaluate, finite, validation_figure
+from hwnas.cli.progress import Console, number, text_table
+from hwnas.errors import ConfigError, HwnasError, MeasurementInvalid, TableError
 from hwnas.latency.deployment import CalibrationOptions, Deployment, MeasuringOptions, latency_model
-from hwnas.latency.held_out_networks import ANCHOR, TimedOne, chosen_anchors, held_out_networks, pace
+from hwnas.latency.held_out_networks import ANCHOR, TimedOne, choose_anchors, draw_held_out, measure_pace
 from hwnas.latency.table import LatencyTable, Measurement, Protocol
 from hwnas.latency.timing import time_networks
-from hwnas.pictures import figure_bytes
+from hwnas.pictures import MUTED, figure_bytes, new_figure, plain_log_ticks
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import find_space
-from hwnas.system.documents import WRONG, Document, load_json
+from hwnas.stats import kendall_tau, spearman
+from hwnas.system.documents import WRONG, Document, check_identity
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import check_replaceable
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from hwnas.latency.model import LatencyModel, Predictions
     from hwnas.space.search_space import SearchSpace
 
@@ -38,11 +47,21 @@ USAGE = """Predicted against measured latency, on networks never seen: half rand
     python -m hwnas.validate +target=xeon_int8 space=mnasnet n=60 seed=7 out=v.json   # and v.png
     python -m hwnas.validate +target=xeon_int8 space=mnasnet measured=v.json          # the same networks again"""
 
+_TIMED = {"group": str, "architecture": dict}
 VALIDATION = Document("hwnas-validation", 1, "a validation", "Name the JSON file that hwnas.validate wrote.",
                       TableError, two_fields=True, shape={
-                          "host": {"name": str}, "table": {"key": str}, "space": {"name": str}, "seed": int,
-                          "networks": [dict], "anchor_networks?": [dict]})
-PARTIAL = replace(VALIDATION, format="hwnas-validation-partial", name="an unfinished validation", shape=None)
+                          "host": {"name": str}, "table": {"key": str}, "runtime": str, "space": {"name": str},
+                          "seed": int, "measured_at": str, "protocol": dict, "networks": [_TIMED],
+                          "anchor_networks?": [_TIMED]})
+PARTIAL = Document("hwnas-validation-partial", 2, "an unfinished validation", "Remove it.", TableError,
+                   shape={"table": dict, "measured": {"*": dict}})
+FIGURES = (  # name in the report, in words, format, name of the noise ceiling
+    ("within_5", "within 5 %", ".1%", "ceiling_within_5"), ("within_10", "within 10 %", ".1%", "ceiling_within_10"),
+    ("mean_error", "mean error", ".1%", "ceiling_mean"), ("bias", "median signed error", "+.1%", ""),
+    ("spearman", "Spearman", ".4f", "ceiling_spearman"), ("kendall", "Kendall", ".4f", ""),
+    ("coverage", "90 % interval covers", ".1%", ""), ("median_half_width", "its half-width", ".1%", ""))
+OTHERWISE = ("within_5", "within_10", "mean_error", "coverage")  # also by the reference alone, and as timed
+COLOURS = {"random": "#1f5fbf", "front": "#0e9384"}
 
 
 @dataclass(frozen=True)
@@ -59,135 +78,6 @@ class ValidateOptions(MeasuringOptions):
 
 
 @dataclass(frozen=True)
-class Stored:
-    """What a validation file says was measured, and where."""
-
-    host: str
-    key: str
-    runtime: str
-    space: str
-    seed: int
-    measured_at: str
-    networks: list[TimedOne]
-    anchors: list[TimedOne]
-
-
-def table_identity(table: LatencyTable) -> dict[str, Any]:
-    """Which table predicted: name, date, key and a hash of the file's content."""
-    content = table.path.read_bytes() if table.path and table.path.is_file() else b""
-    return {"file": table.path.name if table.path else None, "created": table.created, "key": str(table.key),
-            "networks": len(table.networks), "sha256": hashlib.sha256(content).hexdigest()[:16]}
-
-
-def network_to_dict(network: TimedOne, predicted: tuple[float, float, float]) -> dict[str, Any]:
-    """A network's entry; `predicted` is mean, low and high in ms. Numbers of an INVALID measurement are null."""
-    measurement = network.measurement
-    return {"id": network.architecture.id, "group": network.group, "architecture": network.architecture.to_dict(),
-            **{name: round(ms, 6) for name, ms in zip(("predicted_ms", "low_ms", "high_ms"), predicted, strict=True)},
-            "latency_ms": finite(measurement.latency_ms), "halves_ms": [finite(ms) for ms in measurement.halves_ms()],
-            "half_width": finite(measurement.half_width), "valid": measurement.valid, "reason": measurement.reason,
-            **measurement.to_dict()}
-
-
-def save(path: Path, report: Mapping[str, Any]) -> None:
-    """Write the file whole or not at all."""
-    text = json.dumps({**VALIDATION.header, **report}, separators=(",", ":"), allow_nan=False)
-    write_atomic(path, text)
-
-
-def load(path: Path) -> Stored:
-    """Read what was measured; TableError names file, place and what is wrong with it."""
-    data = VALIDATION.read(path)
-    try:
-        protocol = Protocol.from_dict(data["protocol"])
-        networks = [_read_timed(entry, protocol, f"{path}: networks[{index}]")
-                    for index, entry in enumerate(data["networks"])]
-        anchors = [_read_timed(entry, protocol, f"{path}: anchors[{index}]")
-                   for index, entry in enumerate(data.get("anchor_networks", []))]
-        return Stored(str(data["host"]["name"]), str(data["table"]["key"]), str(data["runtime"]),
-                      str(data["space"]["name"]), int(data["seed"]), str(data["measured_at"]), networks,
-                      anchors)
-    except TableError:
-        raise
-    except (*WRONG, HwnasError) as error:
-        raise TableError(f"{path}: {type(error).__name__}: {error}. Measure anew: python -m hwnas.validate +target=…"
-                         ) from None
-
-
-class Partial:
-    """Finished measurements of a validation under way, one per line, behind a header that says which validation it
-    is."""
-
-    def __init__(self, path: Path, header: Mapping[str, Any], protocol: Protocol) -> None:
-        self.path, self.protocol = path, protocol
-        self.header = json.loads(json.dumps({**PARTIAL.header, **header}))
-
-    def measured(self) -> dict[str, Measurement]:
-        """Valid measurements by architecture id; none when the file is missing or of another validation."""
-        lines = self._lines()
-        if not lines or lines[0] != self.header:
-            return {}
-        measurements = {}
-        for index, entry in enumerate(lines[1:]):
-            measurement = Measurement.from_dict(entry, self.protocol, f"{self.path}: line {index + 2}")
-            if measurement.valid:
-                measurements[str(entry["id"])] = measurement
-        return measurements
-
-    @property
-    def foreign(self) -> bool:
-        """Whether the file holds measurements of another table, space, seed or number of networks."""
-        lines = self._lines()
-        return bool(lines) and lines[0] != self.header
-
-    def start(self) -> None:
-        """Begin the file. If it is this validation's already, only a torn end is cut off."""
-        lines = self._lines()
-        kept = lines if lines and lines[0] == self.header else [self.header]
-        write_atomic(self.path, "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in kept))
-
-    def add(self, architecture: Architecture, measurement: Measurement) -> None:
-        """Append a measurement so that it outlives a kill; UserError when the disk is full."""
-        try:
-            with open(self.path, "a") as file:
-                file.write(json.dumps({"id": architecture.id, **measurement.to_dict()}, separators=(",", ":")) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise UserError(f"cannot write {self.path}: {error.strerror}. Free space or choose another place: "
-                            "out=FILE.") from None
-
-    def remove(self) -> None:
-        """Remove the file, because the validation is finished."""
-        self.path.unlink(missing_ok=True)
-
-    def _lines(self) -> list[dict[str, Any]]:
-        """The lines that can be read; a line cut off by a kill ends them."""
-        entries: list[dict[str, Any]] = []
-        try:
-            text = self.path.read_text()
-        except FileNotFoundError:
-            return entries
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{self.path}: cannot be read: {error}. Move it away or choose another place: out=FILE."
-                            ) from None
-        for line in text.split("\n")[:-1]:
-            try:
-                entries.append(load_json(line))
-            except ValueError:
-                break
-        return entries
-
-
-def _read_timed(data: Mapping[str, Any], protocol: Protocol, where: str) -> TimedOne:
-    try:
-        return TimedOne(str(data["group"]), Architecture.from_dict(data["architecture"], where),
-                        Measurement.from_dict(data, protocol, where))
-    except KeyError as error:
-        raise TableError(f"{where}: {error} is missing. Measure anew: python -m hwnas.validate +target=…") from None
-
-
-@dataclass(frozen=True)
 class Job:
     """What is judged: the table and the model of a space on a deployment."""
 
@@ -196,158 +86,312 @@ class Job:
     table: LatencyTable
     model: LatencyModel
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a report says of it: target, host, runtime, space, and the table with a hash of the file's content."""
+        table = self.table
+        content = table.path.read_bytes() if table.path and table.path.is_file() else b""
+        return {"target": self.deployment.target.name, "host": table.host, "runtime": table.runtime_version,
+                "space": {"name": self.space.name, "fingerprint": self.space.fingerprint},
+                "table": {"file": table.path.name if table.path else None, "created": table.created,
+                          "key": str(table.key), "networks": len(table.networks),
+                          "sha256": hashlib.sha256(content).hexdigest()[:16]}}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A report as it was read, and what it says was measured."""
+
+    report: Mapping[str, Any]
+    networks: list[TimedOne]
+    anchors: list[TimedOne]
+
 
 def main(config: Config, console: Console) -> None:
     """Do what `conf/validate.yaml` asks: measure networks and judge the model, or judge those of a report again."""
     options = read_command(ValidateOptions, config)
-    out = out_path(options)
+    out = choose_out(options)
     deployment = options.deployment(console)
-    if options.measured:
-        judge_again(options, deployment, Path(options.measured), out, console)
-        return
-    if not deployment.at_hand:
+    if options.measured is not None:
+        report = judge_again(options, replace(deployment, at_hand=False), Path(options.measured), out, console)
+    elif deployment.at_hand:
+        report = measure_and_judge(prepare_job(options, deployment, console), options, out, console)
+    else:
         raise ConfigError(f"host={deployment.host_name} is not this machine, and a validation measures. Give the "
                           "command over there, or device=user@host, or judge its report here: measured=FILE.")
-    measure_and_judge(job_of(options, deployment, console), options, out, console)
+    tell(report, out, console)
 
 
-def out_path(options: ValidateOptions) -> Path:
-    """Where the report goes; ConfigError when it is no .json file."""
-    if options.out is None and options.measured:
-        measured = Path(options.measured)
-        return measured.with_name(f"{measured.stem}-again.json")
-    name = f"validation-{options.target.name}-{find_space(options.space).stem}.json"
-    out = Path("runs") / name if options.out is None else Path(options.out)
+def choose_out(options: ValidateOptions) -> Path:
+    """Choose where the report goes; ConfigError when it is no .json file."""
+    if options.out is not None:
+        out = Path(options.out)
+    elif options.measured is not None:
+        out = Path(options.measured).with_name(f"{Path(options.measured).stem}-again.json")
+    else:
+        out = Path("runs") / f"validation-{options.target.name}-{find_space(options.space).stem}.json"
     if out.suffix != ".json" or out.is_dir():
         raise ConfigError(f"out must be a .json file, got {str(out)!r}: the picture lies beside it as .png.")
     check_replaceable(out, out.with_suffix(".png"))
     return out
 
 
-def job_of(options: ValidateOptions, deployment: Deployment, console: Console) -> Job:
-    """Space, table and model. A host without a table is calibrated first, where it is this machine."""
+def prepare_job(options: ValidateOptions, deployment: Deployment, console: Console) -> Job:
+    """Find table and model of the space. A host without a table is calibrated first, where it is at hand."""
     space = options.search_space()
     return Job(deployment, space, *latency_model(deployment, space, options.calibration, console))
 
 
-def measure_and_judge(job: Job, options: ValidateOptions, out: Path, console: Console) -> None:
-    """Measure networks that the table does not hold, and some that it does, and report."""
-    n, seed = options.n, options.seed
-    version = job.deployment.device.runtime(job.deployment.target.runtime).version()
-    known = {network.architecture.id for network in job.table.networks}
-    chosen = held_out_networks(job.space, job.model, n, seed, known)
-    chosen += [(ANCHOR, architecture) for architecture in chosen_anchors(job.table, job.space.name, options.anchors)]
-    partial = partial_of(job, n, seed, version, out)
-    networks = measure_chosen(job, chosen, seed, options.seconds, partial, console)
-    origin = {"runtime": version, "seed": seed, "measured_at": _now(), "n_asked": n,
-              "n_failed": len(chosen) - len(networks)}
-    anchors = [network for network in networks if network.group == ANCHOR]
-    report = write_report(job, [network for network in networks if network.group != ANCHOR], anchors, origin, out)
-    partial.remove()
-    tell(report, out, console)
-
-
-def partial_of(job: Job, n: int, seed: int, version: str, out: Path) -> Partial:
-    """The file of measurements under way. Only the same validation goes on with it."""
-    header = {"table": table_identity(job.table), "host": job.deployment.host_name, "runtime": version, "n": n,
-              "seed": seed, "space": {"name": job.space.name, "fingerprint": job.space.fingerprint}}
-    return Partial(out.with_suffix(".partial.jsonl"), header, job.table.protocol)
-
-
-def measure_chosen(job: Job, chosen: Sequence[tuple[str, Architecture]], seed: int, seconds: float, partial: Partial,
-                   console: Console) -> list[TimedOne]:
-    """Time the networks in mixed order. Those that an interrupted run has timed are taken from its file."""
-    target, table = job.deployment.target, job.table
-    runtime = job.deployment.device.runtime(target.runtime)
-    runtime.check(target)
-    if partial.foreign:
-        console.say(f"note: {partial.path} is of another table, seed or n; it is replaced.")
-    measurements = partial.measured()
-    if measurements:
-        console.say(f"{len(measurements)} of {len(chosen)} networks were measured before the interruption")
-    partial.start()
-    waiting = [architecture for _, architecture in chosen if architecture.id not in measurements]
-    random.Random(seed).shuffle(waiting)  # so that a drift of the machine does not pass for a difference of groups
-    if waiting:
-        with console.step("time networks") as report:
-            measurements |= time_networks(waiting, target, runtime, table.reference,
-                                          replace(table.protocol, max_seconds=seconds), seed=seed,
-                                          quiet_ms=table.quiet_ms or None, progress=report,
-                                          device=job.deployment.device,
-                                          timed=lambda network, measurement, _: partial.add(network, measurement))
-    return [TimedOne(group, architecture, measurements[architecture.id])
-            for group, architecture in chosen if architecture.id in measurements]
-
-
-def judge_again(options: ValidateOptions, deployment: Deployment, path: Path, out: Path, console: Console) -> None:
-    """Compare a report's measurements with the predictions of the present table; nothing is measured."""
-    stored = load(path)
-    job = job_of(options, replace(deployment, at_hand=False), console)
-    check_same(stored, job, path)
-    known = {network.architecture.id for network in job.table.networks}
-    networks = [network for network in stored.networks if network.architecture.id not in known]
-    console.say(f"These networks were measured earlier ({path}, {stored.measured_at}), those of the front chosen by "
-                "the table of then; predictions are of the present table.")
-    if len(networks) < len(stored.networks):
-        console.say(f"{len(stored.networks) - len(networks)} of its {len(stored.networks)} networks are in the table "
-                    "by now, so they are left out.")
-    origin = {"runtime": stored.runtime, "seed": stored.seed, "measured_at": stored.measured_at,
-              "n_asked": len(stored.networks), "n_failed": 0}
-    tell(write_report(job, networks, stored.anchors, origin, out), out, console)
-
-
-def check_same(stored: Stored, job: Job, path: Path) -> None:
-    """TableError when report and table differ in host, key, runtime or space; it names both."""
-    for what, has, wanted in (("host", stored.host, job.table.host_name), ("key", stored.key, str(job.table.key)),
-                              ("runtime", stored.runtime, job.table.runtime_version),
-                              ("space", stored.space, job.space.name)):
-        if has != wanted:
-            raise TableError(f"{path}: measured for {what} {has}, the table is of {wanted}. Measure for this one: "
-                             f"python -m hwnas.validate +target={job.deployment.target.name} space={job.space.name}")
-
-
-def write_report(job: Job, networks: Sequence[TimedOne], anchors: Sequence[TimedOne], origin: dict[str, Any],
-                 out: Path) -> dict[str, Any]:
-    """Predict, compare, write report and picture; MeasurementInvalid when no network has a valid time."""
-    if not any(network.measurement.valid for network in networks):
-        reason = networks[0].measurement.reason if networks else "no network is left to be judged"
-        raise MeasurementInvalid(f"none of {len(networks)} networks has a valid time: {reason}. Stop what else runs "
-                                 "here and give the command again.")
-    tied = pace(job.table, {network.architecture.id: network.measurement for network in anchors})
-    predictions = job.model.predict_architectures([network.architecture for network in networks])
-    report = {**evaluate(networks, predictions, job.table.quiet_ms, tied), **origin, "created": _now(),
-              **_what(job, networks, predictions)}
-    report["anchor_networks"] = [{"architecture": network.architecture.to_dict(), "group": network.group,
-                                  **network.measurement.to_dict()} for network in anchors]
-    save(out, report)
-    groups = [network.group for network in networks if network.measurement.valid]
-    figure = validation_figure(compared(networks, predictions, job.table.quiet_ms / tied.factor), groups, report)
-    write_atomic(out.with_suffix(".png"), figure_bytes(figure, "png"))
+def measure_and_judge(job: Job, options: ValidateOptions, out: Path, console: Console) -> dict[str, Any]:
+    """Measure networks that the table does not hold, and some that it does; returns the report."""
+    known_ids = {network.architecture.id for network in job.table.networks}
+    chosen = draw_held_out(job.space, lambda codes: job.model.predict(codes).mean, options.n, options.seed, known_ids)
+    chosen += [(ANCHOR, network) for network in choose_anchors(job.table, job.space.name, options.anchors)]
+    partial = out.with_suffix(".partial.json")
+    timed = measure_networks(job, chosen, options.seed, options.seconds, partial, console)
+    measuring = {"seed": options.seed, "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+                 "n_failed": len(chosen) - len(timed)}
+    report = write_report(job, timed, measuring, out)
+    partial.unlink()
     return report
 
 
-def tell(report: dict[str, Any], out: Path, console: Console) -> None:
-    """Print the report, and where it lies."""
-    where = f"{report['target']}, space {report['space']['name']}, on {report['host']['name']}"
-    for line in ["", f"{where}: predicted against measured", "", *describe(report), ""]:
-        console.say(line)
+def measure_networks(job: Job, chosen: Sequence[tuple[str, Architecture]], seed: int, seconds: float, partial: Path,
+                     console: Console) -> list[TimedOne]:
+    """Measure networks in mixed order, so that a drift of the machine does not pass for a difference of groups.
+
+    Args:
+        chosen: (group, network).
+        seconds: most of timing a wave.
+        partial: file of what is measured; what an interrupted run has left there is not measured again.
+
+    Returns:
+        What was measured, in the order of `chosen`; networks that cannot be exported or compiled are missing.
+    """
+    target, table, device = job.deployment.target, job.table, job.deployment.device
+    runtime = device.runtime(target.runtime)
+    runtime.check(target)
+    identity = job.identity["table"]
+    measured = read_partial(partial, identity, table.protocol)
+    waiting = [network for _, network in chosen if network.id not in measured]
+    random.Random(seed).shuffle(waiting)
+    if len(waiting) < len(chosen):
+        console.say(f"{len(chosen) - len(waiting)} of {len(chosen)} networks were measured before the interruption")
+
+    def keep(network: Architecture, measurement: Measurement, _: object) -> None:
+        measured[network.id] = measurement
+        content = {"table": identity, "measured": {key: of.to_dict() for key, of in measured.items()}}
+        write_atomic(partial, json.dumps({**PARTIAL.header, **content}))
+
+    if waiting:
+        with console.step("time networks") as progress:
+            time_networks(waiting, target, runtime, table.reference, replace(table.protocol, max_seconds=seconds),
+                          seed=seed, quiet_ms=table.quiet_ms, progress=progress, device=device, timed=keep)
+    return [TimedOne(group, network, measured[network.id]) for group, network in chosen if network.id in measured]
+
+
+def read_partial(path: Path, table: Mapping[str, Any], protocol: Protocol) -> dict[str, Measurement]:
+    """Read the valid measurements of an unfinished validation by architecture id; none where its table was another."""
+    content = PARTIAL.find(path)
+    if content is None or content["table"] != table:
+        return {}
+    measured = {key: Measurement.from_dict(entry, protocol, f"{path}: {key}")
+                for key, entry in content["measured"].items()}
+    return {key: measurement for key, measurement in measured.items() if measurement.valid}
+
+
+def judge_again(options: ValidateOptions, deployment: Deployment, path: Path, out: Path, console: Console
+                ) -> dict[str, Any]:
+    """Compare a report's measurements with the predictions of the present table; nothing is measured.
+
+    Raises:
+        StudyError: the report is of another host, key, runtime or space than the table.
+    """
+    stored = load(path)
+    job = prepare_job(options, deployment, console)
+    was, now = ({"host": report["host"]["name"], "key": report["table"]["key"], "runtime": report["runtime"],
+                 "space": report["space"]["name"]} for report in (stored.report, job.identity))
+    check_identity(was, now, path, work="table", step="Measure for this one: python -m hwnas.validate +target="
+                   f"{options.target.name} space={job.space.name}")
+    measuring = {"seed": stored.report["seed"], "measured_at": stored.report["measured_at"], "n_failed": 0}
+    console.say(f"These networks were measured earlier ({path}, {measuring['measured_at']}), predictions are of the "
+                "present table. Networks that it holds by now tell that run's pace, and are in none of the figures.")
+    return write_report(job, [*stored.networks, *stored.anchors], measuring, out)
+
+
+def write_report(job: Job, timed: Sequence[TimedOne], measuring: Mapping[str, Any], out: Path) -> dict[str, Any]:
+    """Judge the model; write the report and its picture.
+
+    Args:
+        timed: networks measured in one run; the model is judged by those that the table does not hold, the others tell
+            the run's pace.
+        measuring: what the report says of the measuring.
+
+    Raises:
+        MeasurementInvalid: no network has a valid time.
+    """
+    table = job.table
+    known_ids = {network.architecture.id for network in table.networks}
+    anchors = [network for network in timed if network.architecture.id in known_ids]
+    networks = [network for network in timed if network.architecture.id not in known_ids]
+    valid = [network.measurement for network in networks if network.measurement.valid]
+    if not valid:
+        reason = networks[0].measurement.reason if networks else "no network is left to be judged"
+        raise MeasurementInvalid(f"none of {len(networks)} networks has a valid time: {reason}. Stop what else runs "
+                                 "here and give the command again.")
+    pace = measure_pace(table, {anchor.architecture.id: anchor.measurement for anchor in anchors})
+    run_ms = float(np.median([measurement.quiet_ms for measurement in valid]))
+    predictions = job.model.predict_architectures([network.architecture for network in networks])
+    rows = compare(networks, predictions, table.quiet_ms / pace.factor)
+    report: dict[str, Any] = {
+        **job.identity, **measuring, "protocol": valid[0].protocol.to_dict(), **summarise(rows),
+        "n_invalid": len(networks) - len(valid),
+        "groups": {str(group): summarise(part) for group, part in rows.groupby("group")},
+        "anchors": {"n": pace.n, "factor": round(pace.factor, 5), "standard_error": round_finite(pace.standard_error)},
+        "reference": {"calibration_ms": table.quiet_ms, "run_ms": run_ms, "ratio": round(run_ms / table.quiet_ms, 5)}}
+    for kind, quiet_ms in (("by_reference", table.quiet_ms), ("absolute", None)):
+        figures = summarise(compare(networks, predictions, quiet_ms))
+        report |= {f"{name}_{kind}": figures[name] for name in OTHERWISE}
+    predicted = zip(predictions.mean, predictions.low, predictions.high, strict=True)
+    report["networks"] = [network_to_dict(network, ms) for network, ms in zip(networks, predicted, strict=True)]
+    report["anchor_networks"] = [{"group": anchor.group, "architecture": anchor.architecture.to_dict(),
+                                  **anchor.measurement.to_dict()} for anchor in anchors]
+    save(out, report)
+    write_atomic(out.with_suffix(".png"), figure_bytes(draw(rows, report), "png"))
+    return report
+
+
+def network_to_dict(network: TimedOne, predicted: tuple[float, float, float]) -> dict[str, Any]:
+    """A network's entry; `predicted` is mean, low and high in ms. Numbers of an INVALID measurement are null."""
+    measurement, (mean_ms, low_ms, high_ms) = network.measurement, predicted
+    return {"id": network.architecture.id, "group": network.group, "architecture": network.architecture.to_dict(),
+            "predicted_ms": round_finite(mean_ms), "low_ms": round_finite(low_ms), "high_ms": round_finite(high_ms),
+            "latency_ms": round_finite(measurement.latency_ms),
+            "halves_ms": [round_finite(ms) for ms in measurement.halves_ms()],
+            "half_width": round_finite(measurement.half_width), "valid": measurement.valid,
+            "reason": measurement.reason, **measurement.to_dict()}
+
+
+def save(path: Path, report: Mapping[str, Any]) -> None:
+    """Write a report whole or not at all."""
+    write_atomic(path, json.dumps({**VALIDATION.header, **report}, separators=(",", ":"), allow_nan=False))
+
+
+def load(path: Path) -> Stored:
+    """Read a report; TableError names file, place and what is wrong with it."""
+    report = VALIDATION.read(path)
+    try:
+        protocol = Protocol.from_dict(report["protocol"])
+        networks, anchors = (
+            [TimedOne(entry["group"], Architecture.from_dict(entry["architecture"], f"{name}[{index}]"),
+                      Measurement.from_dict(entry, protocol, f"{name}[{index}]"))
+             for index, entry in enumerate(report.get(name, []))] for name in ("networks", "anchor_networks"))
+    except (*WRONG, HwnasError) as error:
+        raise TableError(f"{path}: {error} ({type(error).__name__}). {VALIDATION.remedy}") from None
+    return Stored(report, networks, anchors)
+
+
+def compare(networks: Sequence[TimedOne], predictions: Predictions, quiet_ms: float | None) -> pd.DataFrame:
+    """Set predicted beside measured latencies.
+
+    Args:
+        predictions: of all `networks`.
+        quiet_ms: the reference's time at the speed that measured times are put to; None leaves them as timed.
+
+    Returns:
+        A row for each valid network: group, prediction and its 90 % interval, measured time, and times of two halves of
+        the measurement (NaN where it was stopped before its interval was narrow enough).
+    """
+    columns = ("group", "predicted_ms", "low_ms", "high_ms", "measured_ms", "even_ms", "odd_ms")
+    rows = []
+    for network, *predicted_ms in zip(networks, predictions.mean, predictions.low, predictions.high, strict=True):
+        measurement = network.measurement
+        if measurement.valid:
+            narrow = measurement.half_width <= measurement.protocol.half_width
+            halves_ms = measurement.halves_ms() if narrow else (math.nan, math.nan)
+            rows.append([network.group, *predicted_ms, measurement.at_ms(quiet_ms or measurement.quiet_ms), *halves_ms])
+    return pd.DataFrame(rows, columns=columns)
+
+
+def summarise(rows: pd.DataFrame) -> dict[str, Any]:
+    """Tell the figures of rows as `compare` gives them, and the ceilings: what a perfect predictor would reach.
+
+    Two halves of one measurement differ by twice the noise of the whole.
+
+    Returns:
+        Errors and shares as fractions, rank correlations; None where there is no value.
+    """
+    signed = rows.predicted_ms / rows.measured_ms - 1  # above 0: the network is faster than predicted
+    error, width_ms, halves = signed.abs(), rows.high_ms - rows.low_ms, rows.dropna()
+    noise = np.log(halves.even_ms / halves.odd_ms).abs() / 2
+    values = {
+        "within_5": (error <= 0.05).mean(), "within_10": (error <= 0.10).mean(), "mean_error": error.mean(),
+        "bias": signed.median(), "spearman": correlate(spearman, rows.predicted_ms, rows.measured_ms),
+        "kendall": correlate(kendall_tau, rows.predicted_ms, rows.measured_ms),
+        "coverage": rows.measured_ms.between(rows.low_ms, rows.high_ms).mean(),
+        "median_half_width": (width_ms / 2 / rows.predicted_ms).median(),
+        "ceiling_within_5": (noise <= 0.05).mean(), "ceiling_within_10": (noise <= 0.10).mean(),
+        "ceiling_mean": noise.mean(), "ceiling_spearman": correlate(spearman, halves.even_ms, halves.odd_ms)}
+    return {"n": len(rows), "n_ceiling": len(halves), **{name: round_finite(value) for name, value in values.items()}}
+
+
+def correlate(ranks: Callable[[Any, Any], np.ndarray], first: Any, second: Any) -> float:
+    """Correlate two rankings [n]; NaN for fewer than three networks or where one side is constant."""
+    return float(ranks(first, second)) if len(first) > 2 else math.nan
+
+
+def round_finite(value: float) -> float | None:
+    """Round to six decimals; None where it is infinite or NaN, which JSON cannot hold."""
+    return round(float(value), 6) if math.isfinite(value) else None
+
+
+def tell(report: Mapping[str, Any], out: Path, console: Console) -> None:
+    """Print the table of figures, what they rest on, and where the report lies."""
+    parts, pace = {"all": report, **report["groups"]}, report["anchors"]
+    rows = [["", *parts, "reference alone", "as timed", "noise ceiling"],
+            ["networks", *(str(part["n"]) for part in parts.values()), "", "", f"of {report['n_ceiling']}"]]
+    for name, words, form, ceiling in FIGURES:
+        values = [*(part[name] for part in parts.values()),
+                  *(report.get(key) for key in (f"{name}_by_reference", f"{name}_absolute", ceiling))]
+        rows.append([words, *(number(value, form) for value in values)])
+    lines = [f"{report['target']}, space {report['space']['name']}, on {report['host']['name']}: predicted against "
+             "measured", "", *text_table(rows), "",
+             f"reference network: {report['reference']['ratio'] - 1:+.1%} beside its quiet time in the calibration"]
+    if pace["n"]:
+        lines.append(f"anchors: {pace['n']} networks of the table take {pace['factor'] - 1:+.1%} (± "
+                     f"{pace['standard_error']:.1%}) by the reference, which is taken out of the figures on the left")
+    if report["n_invalid"]:
+        lines.append(f"{report['n_invalid']} networks INVALID: the machine was too restless; in none of the figures")
     if report["n_failed"]:
-        console.say(f"{report['n_failed']} networks could not be exported or compiled; they are in none of the figures")
-    console.say(f"report: {out}, picture: {out.with_suffix('.png')}")
+        lines.append(f"{report['n_failed']} networks could not be exported or compiled; in none of the figures")
+    for line in ["", *lines, "", f"report: {out}, picture: {out.with_suffix('.png')}"]:
+        console.say(line)
 
 
-def _what(job: Job, networks: Sequence[TimedOne], predictions: Predictions) -> dict[str, Any]:
-
-    ends = zip(predictions.mean.tolist(), predictions.low.tolist(), predictions.high.tolist(), strict=True)
-    protocol = networks[0].measurement.protocol
-    return {"target": job.deployment.target.name, "host": job.table.host, "table": table_identity(job.table),
-            "space": {"name": job.space.name, "fingerprint": job.space.fingerprint},
-            "protocol": protocol.to_dict(),
-            "networks": [network_to_dict(network, end) for network, end in zip(networks, ends, strict=True)]}
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+def draw(rows: pd.DataFrame, report: Mapping[str, Any]) -> Figure:
+    """Draw predicted against measured latency of rows as `compare` gives them, with predicted intervals."""
+    heading = f"{report['target']} on {report['space']['name']}: predicted against measured latency"
+    where = (f"{report['host']['name']} · {report['runtime']} · {report['n']} networks never used in calibration, "
+             f"{report['n_invalid']} INVALID · measured {report['measured_at'][:10]}")
+    both = rows[["measured_ms", "predicted_ms"]].to_numpy()
+    ends = np.array([both.min() / 1.15, both.max() * 1.15])
+    with new_figure(8.0, 7.0, heading, where, left=0.1) as figure:
+        axes = figure.subplots()
+        axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="measured (ms, log scale)",
+                 ylabel="predicted (ms, log scale)")
+        plain_log_ticks(axes.xaxis, *ends)
+        plain_log_ticks(axes.yaxis, *ends)
+        for percent, color in ((10, "#eef3fb"), (5, "#d7e4f7")):
+            axes.fill_between(ends, ends * (1 - percent / 100), ends * (1 + percent / 100), color=color, lw=0,
+                              label=f"± {percent} %")
+        axes.plot(ends, ends, color=MUTED, lw=0.8)
+        for group, part in rows.groupby("group"):
+            axes.errorbar(part.measured_ms, part.predicted_ms, fmt="o", ms=4.5, mec="white", mew=0.6, elinewidth=0.4,
+                          yerr=[part.predicted_ms - part.low_ms, part.high_ms - part.predicted_ms],
+                          color=COLOURS.get(str(group), MUTED), label=f"{len(part)} {group}")
+        figure.subplots_adjust(left=0.1, right=0.97, top=0.87, bottom=0.08)
+        axes.legend(loc="upper left", frameon=False, fontsize=8.5, title="bars: 90 % interval", title_fontsize=8)
+    return figure
 
 
 def command(argv: Sequence[str] | None = None) -> int:

@@ -12,9 +12,10 @@ import numpy as np
 from experiments.common import COLOURS, figures, percent, text_table
 from experiments.latency_peers.methods import Method
 from hwnas.errors import MeasurementInvalid
-from hwnas.latency.agreement import Compared, ceilings
 from hwnas.latency.held_out_networks import TimedOne
+from hwnas.latency.model import Predictions
 from hwnas.pictures import INK, MUTED, blank_figure, figure_bytes, plain_log_ticks, style
+from hwnas.validate import compare, summarise
 
 MEASURES = (("mean_error", "mean error"), ("within_5", "within 5 %"), ("within_10", "within 10 %"),
             ("spearman", "Spearman"), ("kendall", "Kendall"))
@@ -61,10 +62,10 @@ def evaluated(methods: Sequence[Method], held: Sequence[TimedOne], drawn: Collec
 
 
 def _ceilings(held: Sequence[TimedOne], common: np.ndarray) -> dict[str, Any]:
-    some = [one.measurement for one, chosen in zip(held, common, strict=True) if chosen]
-    ms = np.array([one.latency_ms for one in some])
-    return ceilings(Compared(ms, ms, ms, ms, np.array([one.halves_ms() for one in some]),
-                             np.array([one.half_width <= one.protocol.half_width for one in some], bool)))
+    some = [one for one, chosen in zip(held, common, strict=True) if chosen]
+    ms = np.array([one.measurement.latency_ms for one in some])
+    perfect = summarise(compare(some, Predictions(ms, ms, ms, np.zeros(len(ms))), None))
+    return {name: value for name, value in perfect.items() if "ceiling" in name}
 
 
 def describe(found: Evaluated) -> str:

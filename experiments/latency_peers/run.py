@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> None:
     found = evaluated(methods, held, {one.architecture.id for one in drawn}, table.quiet_ms)
     save_csv(options.out / "peers.csv", found.rows)
     save_json(options.out / "peers.json", {**circumstances(table), "space": space.name,
-                                           "validated_at": held_out.measured_at, "failed": known.failed,
+                                           "validated_at": held_out.report["measured_at"], "failed": known.failed,
                                            "methods": found.summaries, "ceilings": found.ceilings})
     (options.out / "peers.png").write_bytes(picture(found, f"{table.key.runtime} {table.key.precision}", space.name,
                                                     table.host_name))
@@ -91,8 +91,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _check(table: LatencyTable, held_out: Stored, space: str) -> None:
     here = Host.detect().name
-    for what, has, wanted in (("host", table.host_name, here), ("validation of", held_out.host, table.host_name),
-                              ("key", held_out.key, str(table.key)), ("space", held_out.space, space)):
+    report = held_out.report
+    for what, has, wanted in (("host", table.host_name, here),
+                              ("validation of", report["host"]["name"], table.host_name),
+                              ("key", report["table"]["key"], str(table.key)),
+                              ("space", report["space"]["name"], space)):
         if has != wanted:
             raise ConfigError(f"{what} {has}, expected {wanted}: table, validation and this host must belong together.")
     known = {one.architecture.id for one in table.networks}

@@ -6,7 +6,7 @@ import numpy as np
 
 from experiments.macro_latency.benchmark import SPACE, Benchmark
 from hwnas.errors import ConfigError
-from hwnas.latency.held_out_networks import ANCHOR, FRONT, RANDOM, chosen_anchors
+from hwnas.latency.held_out_networks import ANCHOR, FRONT, RANDOM, choose_anchors
 from hwnas.latency.table import LatencyTable
 from hwnas.space.architecture import Architecture
 from hwnas.stats import non_dominated
@@ -34,7 +34,7 @@ def chosen_networks(benchmark: Benchmark, predicted_ms: np.ndarray, table: Laten
     found = {benchmark.networks[index].id: (group, benchmark.networks[index])
              for group, where in ((FRONT, np.flatnonzero(front)), (NEAR, np.flatnonzero(beside)), (RANDOM, drawn))
              for index in where.tolist()}
-    for one in chosen_anchors(table, SPACE, n_anchors):
+    for one in choose_anchors(table, SPACE, n_anchors):
         found.setdefault(one.id, (ANCHOR, one))
     return list(found.values())
 

@@ -12,11 +12,10 @@ import numpy as np
 from experiments.common import percent, text_table
 from experiments.macro_latency.benchmark import ACCURACY, ARCH, SPREAD, Benchmark
 from experiments.macro_latency.choice import Chosen, calibrated_on, front_of
-from hwnas.latency.agreement import compared, summary
 from hwnas.latency.held_out_networks import TimedOne
 from hwnas.latency.model import Predictions
 from hwnas.latency.table import Measurement
-from hwnas.validate import Job, table_identity
+from hwnas.validate import Job, compare, summarise
 
 PREDICTED = "latency_ms_predicted"
 FIGURES = ("n", "within_5", "within_10", "mean_error", "bias", "spearman", "coverage", "median_half_width",
@@ -108,7 +107,7 @@ def summary_of(outcome: Outcome) -> dict[str, Any]:
     half_width = float(np.median((predicted.high - predicted.low) / 2 / predicted.mean))
     return {
         "target": job.deployment.target.name, "host": job.table.host_name, "runtime": job.table.runtime_version,
-        "table": table_identity(job.table), "benchmark": {
+        "table": job.identity["table"], "benchmark": {
             "file": benchmark.path.name, "sha256": benchmark.sha256, "rows": len(benchmark.rows),
             "networks": len(benchmark.networks)},
         "columns": _columns(outcome),
@@ -154,7 +153,7 @@ def _front_figures(outcome: Outcome) -> dict[str, Any]:
     timed = [by_id[outcome.benchmark.networks[index].id] for index in where]
     found = outcome.predictions
     predictions = Predictions(found.mean[where], found.low[where], found.high[where], found.std[where])
-    figures = summary(compared(timed, predictions, outcome.pace_ms))
+    figures = summarise(compare(timed, predictions, outcome.pace_ms))
     return {name: figures[name] for name in FIGURES}
 
 

@@ -5,7 +5,7 @@
 
 All networks are predicted by the table that this host has for the target. Measured are the predicted front, those that
 are on it when predictions err by the share `near`, and `random` others, beside `anchors` networks of the table;
-`seconds` caps a wave of 24. Every finished wave is kept in DIR/measured.partial.jsonl: the same command goes on from
+`seconds` caps a wave of 24. Every finished wave is kept in DIR/measured.partial.json: the same command goes on from
 there, and times again what was INVALID. Writes table.csv, summary.json and, where measured, measured.json and .png.
 With measure=false nothing is timed, and what an earlier run has timed is left out.
 """
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from experiments.common import command, save_csv, save_json
 from experiments.macro_latency.benchmark import CHANNELS, CLASSES, SPACE, Benchmark
-from experiments.macro_latency.choice import Chosen, calibrated_on, chosen_networks
+from experiments.macro_latency.choice import Chosen, chosen_networks
 from experiments.macro_latency.options import Options, parse
 from experiments.macro_latency.report import Outcome, describe, rows_of, summary_of
 from hwnas import validate
@@ -67,30 +67,24 @@ def job_of(options: Options, console: Console) -> validate.Job:
         raise MissingLatency(f"no latency table of {deployment.host_name} for {key} with networks of {SPACE}. Measure "
                              f"it: python -m hwnas.profile +target={deployment.target.name} space={SPACE} "
                              f"channels={CHANNELS} classes={CLASSES}")
-    return validate.job_of(asked, deployment, console)
+    return validate.prepare_job(asked, deployment, console)
 
 
 def measure(job: validate.Job, chosen: Chosen, options: Options, console: Console
             ) -> tuple[list[TimedOne], dict[str, Any]]:
     """Measurements of the chosen ones, and the report of hwnas.validate on those that the table does not hold."""
-    from hwnas.runtimes.runtime import load_runtime
-
-    out = options.out / "measured.json"
-    version = load_runtime(job.deployment.target.runtime).version()
-    partial = validate.partial_of(job, 0, options.seed, version, out)  # of any `random`: they share what was timed
-    waiting = len({one.id for _, one in chosen} - {*partial.measured()})
+    out, partial = options.out / "measured.json", options.out / "measured.partial.json"
+    timed = validate.read_partial(partial, job.identity["table"], job.table.protocol)
+    waiting = len({one.id for _, one in chosen} - {*timed})
     measured_at = datetime.now(UTC).isoformat(timespec="seconds")
     if waiting:
         minutes = -(-waiting // WAVE) * options.seconds / 60
         console.say(f"{waiting} networks to measure, {WAVE} at a time: at most {minutes:.1f} minutes of timing")
     elif out.is_file():
-        measured_at = load(out).measured_at
-    found = validate.measure_chosen(job, chosen, options.seed, options.seconds, partial, console)
-    known = calibrated_on(job.table)  # anchors, and of the front what the table holds: they tell the run's pace
-    held_out, again = ([one for one in found if (one.architecture.id in known) is held] for held in (False, True))
-    origin = {"runtime": version, "seed": options.seed, "measured_at": measured_at, "n_asked": options.random,
-              "n_failed": len(chosen) - len(found)}
-    report = validate.write_report(job, held_out, again, origin, out)
+        measured_at = load(out).report["measured_at"]
+    found = validate.measure_networks(job, chosen, options.seed, options.seconds, partial, console)
+    measuring = {"seed": options.seed, "measured_at": measured_at, "n_failed": len(chosen) - len(found)}
+    report = validate.write_report(job, found, measuring, out)
     validate.tell(report, out, console)
     return found, report
 

@@ -129,14 +129,14 @@ def _table() -> dict[str, Any]:
 
 
 def _read_table(path: Path) -> None:
-    from hwnas.latency.agreement import finite
     from hwnas.latency.table import LatencyTable
+    from hwnas.validate import round_finite
 
     table = LatencyTable.load(path)
     table.check(table.key, table.host_name, table.runtime_version)
     table.spaces()
     for network in table.networks:
-        finite(network.measurement.latency_ms), network.measurement.reason, network.measurement.halves_ms()
+        round_finite(network.measurement.latency_ms), network.measurement.reason, network.measurement.halves_ms()
 
 
 @dataclass

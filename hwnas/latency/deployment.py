@@ -19,7 +19,7 @@ from hwnas.cli.progress import Console, Report
 from hwnas.data.loading import inspect_dataset
 from hwnas.errors import ConfigError, MeasurementInvalid, MissingLatency, UnknownName
 from hwnas.latency.device import Device, DeviceOptions
-from hwnas.latency.held_out_networks import front_networks
+from hwnas.latency.held_out_networks import draw_front
 from hwnas.latency.model import LatencyModel
 from hwnas.latency.prior import learnt_model, model_of
 from hwnas.latency.remote import RemoteDevice
@@ -92,7 +92,7 @@ class Plan:
         return [("random", network) for network in spread([network.macs for network in sample], n, new)]
 
     def _front(self, n: int, predict: LatencyMs) -> Planned:
-        networks = front_networks(self.space, predict, self._rng, n, self.held)
+        networks = draw_front(self.space, predict, self._rng, n, self.held)
         return [("front", network) for network in networks if self._new(network)]
 
     def _draw(self, n: int) -> list[Architecture]:
