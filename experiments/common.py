@@ -19,8 +19,9 @@ from hwnas.latency.table import LEAST_NETWORKS, LatencyTable, TimedNetwork
 from hwnas.space.search_space import SearchSpace
 from hwnas.stats import kendall_tau, spearman
 from hwnas.system.paths import write_atomic
+from hwnas.system.tables import finite
 from hwnas.target import Host
-from hwnas.validate import correlate, round_finite
+from hwnas.validate import correlate
 
 COLOURS = ("#8fb3e6", "#0e9384", "#98a2b3", "#e9a23b", "#c2410c", "#7a5af8", "#1f5fbf", "#d444f1")
 
@@ -76,8 +77,8 @@ def figures(predicted_ms: np.ndarray, measured_ms: np.ndarray) -> dict[str, floa
     error = np.abs(predicted_ms / measured_ms - 1)
     return {"mean_error": float(error.mean()), "within_5": float((error <= 0.05).mean()),
             "within_10": float((error <= 0.10).mean()),
-            "spearman": round_finite(correlate(spearman, predicted_ms, measured_ms)),
-            "kendall": round_finite(correlate(kendall_tau, predicted_ms, measured_ms))}
+            "spearman": finite(correlate(spearman, predicted_ms, measured_ms)),
+            "kendall": finite(correlate(kendall_tau, predicted_ms, measured_ms))}
 
 
 def circumstances(table: LatencyTable) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from hwnas.stats import kendall_tau, spearman
 from hwnas.system.documents import WRONG, Document, check_identity
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import check_replaceable
+from hwnas.system.tables import finite
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -239,7 +240,7 @@ def write_report(job: Job, timed: Sequence[TimedOne], measuring: Mapping[str, An
         reason = networks[0].measurement.reason if networks else "no network is left to be judged"
         raise MeasurementInvalid(f"none of {len(networks)} networks has a valid time: {reason}. Stop what else runs "
                                  "here and give the command again.")
-    pace = measure_pace(table, {anchor.architecture.id: anchor.measurement for anchor in anchors})
+    pace = measure_pace(table, anchors)
     run_ms = float(np.median([measurement.quiet_ms for measurement in valid]))
     predictions = job.model.predict_architectures([network.architecture for network in networks])
     rows = compare(networks, predictions, table.quiet_ms / pace.factor)
@@ -247,7 +248,7 @@ def write_report(job: Job, timed: Sequence[TimedOne], measuring: Mapping[str, An
         **job.identity, **measuring, "protocol": valid[0].protocol.to_dict(), **summarise(rows),
         "n_invalid": len(networks) - len(valid),
         "groups": {str(group): summarise(part) for group, part in rows.groupby("group")},
-        "anchors": {"n": pace.n, "factor": round(pace.factor, 5), "standard_error": round_finite(pace.standard_error)},
+        "anchors": {"n": pace.n, "factor": round(pace.factor, 5), "standard_error": finite(pace.standard_error)},
         "reference": {"calibration_ms": table.quiet_ms, "run_ms": run_ms, "ratio": round(run_ms / table.quiet_ms, 5)}}
     for kind, quiet_ms in (("by_reference", table.quiet_ms), ("absolute", None)):
         figures = summarise(compare(networks, predictions, quiet_ms))
@@ -262,19 +263,17 @@ def write_report(job: Job, timed: Sequence[TimedOne], measuring: Mapping[str, An
 
 
 def network_to_dict(network: TimedOne, predicted: tuple[float, float, float]) -> dict[str, Any]:
-    """A network's entry; `predicted` is mean, low and high in ms. Numbers of an INVALID measurement are null."""
+    """A network's entry; `predicted` is mean, low and high in ms. Numbers of an INVALID measurement are NaN."""
     measurement, (mean_ms, low_ms, high_ms) = network.measurement, predicted
     return {"id": network.architecture.id, "group": network.group, "architecture": network.architecture.to_dict(),
-            "predicted_ms": round_finite(mean_ms), "low_ms": round_finite(low_ms), "high_ms": round_finite(high_ms),
-            "latency_ms": round_finite(measurement.latency_ms),
-            "halves_ms": [round_finite(ms) for ms in measurement.halves_ms()],
-            "half_width": round_finite(measurement.half_width), "valid": measurement.valid,
+            "predicted_ms": mean_ms, "low_ms": low_ms, "high_ms": high_ms, "latency_ms": measurement.latency_ms,
+            "halves_ms": measurement.halves_ms(), "half_width": measurement.half_width, "valid": measurement.valid,
             "reason": measurement.reason, **measurement.to_dict()}
 
 
 def save(path: Path, report: Mapping[str, Any]) -> None:
-    """Write a report whole or not at all."""
-    write_atomic(path, json.dumps({**VALIDATION.header, **report}, separators=(",", ":"), allow_nan=False))
+    """Write a report whole or not at all; numbers that JSON cannot hold become null."""
+    write_atomic(path, json.dumps(finite({**VALIDATION.header, **report}), separators=(",", ":")))
 
 
 def load(path: Path) -> Stored:
@@ -332,17 +331,12 @@ def summarise(rows: pd.DataFrame) -> dict[str, Any]:
         "median_half_width": (width_ms / 2 / rows.predicted_ms).median(),
         "ceiling_within_5": (noise <= 0.05).mean(), "ceiling_within_10": (noise <= 0.10).mean(),
         "ceiling_mean": noise.mean(), "ceiling_spearman": correlate(spearman, halves.even_ms, halves.odd_ms)}
-    return {"n": len(rows), "n_ceiling": len(halves), **{name: round_finite(value) for name, value in values.items()}}
+    return {"n": len(rows), "n_ceiling": len(halves), **finite({name: round(of, 6) for name, of in values.items()})}
 
 
 def correlate(ranks: Callable[[Any, Any], np.ndarray], first: Any, second: Any) -> float:
     """Correlate two rankings [n]; NaN for fewer than three networks or where one side is constant."""
     return float(ranks(first, second)) if len(first) > 2 else math.nan
-
-
-def round_finite(value: float) -> float | None:
-    """Round to six decimals; None where it is infinite or NaN, which JSON cannot hold."""
-    return round(float(value), 6) if math.isfinite(value) else None
 
 
 def tell(report: Mapping[str, Any], out: Path, console: Console) -> None:

@@ -130,13 +130,13 @@ def _table() -> dict[str, Any]:
 
 def _read_table(path: Path) -> None:
     from hwnas.latency.table import LatencyTable
-    from hwnas.validate import round_finite
+    from hwnas.system.tables import finite
 
     table = LatencyTable.load(path)
     table.check(table.key, table.host_name, table.runtime_version)
     table.spaces()
     for network in table.networks:
-        round_finite(network.measurement.latency_ms), network.measurement.reason, network.measurement.halves_ms()
+        finite(network.measurement.latency_ms), network.measurement.reason, network.measurement.halves_ms()
 
 
 @dataclass

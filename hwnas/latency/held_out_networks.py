@@ -6,7 +6,7 @@ is not known beforehand; capacity (MACs or parameters) stands in for it: larger 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -171,12 +171,13 @@ def choose_anchors(table: LatencyTable, space_name: str, n: int) -> list[Archite
     return [valid[int(index)].architecture for index in picked]
 
 
-def measure_pace(table: LatencyTable, again: Mapping[str, Measurement]) -> Pace:
-    """Tell the pace of a later run from its measurements `again`, by architecture id, of networks of the table; 1 with
-    fewer than LEAST that are valid in both."""
-    before = {network.architecture.id: network.measurement for network in table.networks}
-    logs = [np.log(measurement.at_ms(table.quiet_ms) / before[name].at_ms(table.quiet_ms))
-            for name, measurement in again.items() if measurement.valid and name in before and before[name].valid]
-    if len(logs) < LEAST:
+def measure_pace(table: LatencyTable, again: Iterable[TimedOne]) -> Pace:
+    """Tell the pace of a later run from networks of the table that it has measured `again`; 1 with fewer than LEAST
+    that are valid in both. Networks that the table does not hold do not count."""
+    before = {network.architecture.id: network.measurement for network in table.networks if network.measurement.valid}
+    ratios = [network.measurement.at_ms(1.0) / before[network.architecture.id].at_ms(1.0)
+              for network in again if network.measurement.valid and network.architecture.id in before]
+    if len(ratios) < LEAST:
         return Pace(1.0, float("nan"), 0)
-    return Pace(float(np.exp(np.median(logs))), robust_error(np.array(logs)), len(logs))
+    logs = np.log(ratios)
+    return Pace(float(np.exp(np.median(logs))), robust_error(logs), len(logs))
