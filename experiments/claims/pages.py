@@ -135,6 +135,11 @@ def _results() -> list[Claim]:
                   *(part[key] for part in hour("eurosat_lite0_narrow")["times_as_fast"]["ours"][:2]
                     for key in ("value", "low", "high")),
                   *(part["value"] for part in hour("eurosat_lite0_narrow")["points_ahead"]["ours"])]),
+        Claim("have in thirty minutes what one has in sixty (one seed): {} % at best against {}.", lambda: [
+            100 * hour(name)["most_accurate"]["ours"][0]["top1"]
+            for name in ("eurosat_lite0_two_workers", "eurosat_lite0_hour")]),
+        Claim("three networks to choose from, cost {} points in the fast and the middle third", lambda: [
+            hour("eurosat_lite0_narrow")["level"]["ours"][0][0] - hour("eurosat_zoo")["level"]["ours"][0][0]]),
         Claim("int8 cost up to {} points of top-1, {} in the mean of the race's networks; {} since", lambda: [
             max(lost_to_int8("ours", "8")), *(float(np.mean(lost_to_int8("ours", bits))) for bits in "87")]),
         Claim("cost {} points in the mean of nine networks", lambda: [
