@@ -16,7 +16,7 @@ from typing import Any
 from hwnas.cli.options import Config, option, read_options
 from hwnas.errors import TargetError
 from hwnas.system.documents import check_shape
-from hwnas.system.gpu import first_gpu
+from hwnas.system.gpu import describe_gpu
 from hwnas.system.paths import hold, holder
 
 PRECISIONS = ("fp32", "bf16", "fp16", "int8")
@@ -120,8 +120,7 @@ class Host:
 
     def with_gpu(self) -> Host:
         """This machine as targets see it that run on its GPU. TargetError where it has none, or NVML is missing."""
-        gpu = first_gpu()
-        return replace(self, gpu=gpu.name, gpu_driver=gpu.driver, gpu_cuda=gpu.cuda, gpu_memory_gib=gpu.memory_gib)
+        return replace(self, **describe_gpu())
 
     @classmethod
     def detect(cls) -> Host:

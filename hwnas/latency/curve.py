@@ -17,7 +17,7 @@ from hwnas.latency.harness import Call, Copies, Progress, call_overhead_ms, meas
 from hwnas.latency.table import P99_SAMPLES, Protocol
 from hwnas.networks.tflite import is_tflite
 from hwnas.runtimes.runtime import Compiled, NullCompiled, Runtime, inspected, one_line, quantised_in_file
-from hwnas.system.gpu import gpu_state
+from hwnas.system.gpu import read_gpu_state
 from hwnas.target import Target, usable_cores
 
 _OPERATORS = (r"No conversion rule found for operations: ([^\n]+)", r"No Op registered for (\S+)",
@@ -113,7 +113,7 @@ def _time_batches(network: Loaded, compiled: Mapping[int, Compiled], target: Tar
     protocol = _protocol(list(calls.values()), job["seconds"])
     measurements = measure(calls, reference, protocol, seed=job["seed"], quiet_ms=job["quiet_ms"],
                            threads=target.threads, progress=progress,
-                           gpu=gpu_state if target.device == "cuda" else None)
+                           gpu=read_gpu_state if target.device == "cuda" else None)
     return protocol, [{"batch": batch, "execution": model.execution.to_dict(),
                        "measurement": measurements[str(batch)].to_dict()} for batch, model in compiled.items()]
 

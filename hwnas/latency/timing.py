@@ -29,7 +29,7 @@ from hwnas.runtimes.runtime import NULL_KEY, load_runtime
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
 from hwnas.system.documents import read_json
-from hwnas.system.gpu import gpu_state
+from hwnas.system.gpu import read_gpu_state
 from hwnas.system.paths import home, temporary_folder, write_atomic
 from hwnas.system.processes import Pool
 from hwnas.target import Host, Target, usable_cores
@@ -146,7 +146,7 @@ class ThisMachine:
                 quiet_ms: float | None = None, progress: Progress | None = None, threads: int = 1,
                 idle: Callable[[], bool] = lambda: False) -> dict[str, Measurement]:
         return measure(candidates, reference, protocol, seed=seed, quiet_ms=quiet_ms, progress=progress,
-                       threads=threads, idle=idle, gpu=gpu_state if self.on_gpu else None)
+                       threads=threads, idle=idle, gpu=read_gpu_state if self.on_gpu else None)
 
     def overhead_ms(self) -> float:
         return call_overhead_ms(_nothing)

@@ -1,35 +1,22 @@
-"""The GPU that CUDA shows first, by NVIDIA's management library: what it is, and in which condition.
+"""The GPU that CUDA shows first, by NVIDIA's management library (NVML): what it is, and in which condition.
 
-Source: NVML's reference (clocks' event reasons, nvmlDeviceGetCurrentClocksEventReasons).
+Source: NVML's reference (clocks' event reasons).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 from hwnas.errors import TargetError
 
-# Bits of NVML's reasons for a lower clock: heat and the power supply. The others are no disturbance: an idle GPU, the
-# clocks that the user set, and the power limit, which a long load reaches and stays at.
-_SLOWED = 0x8 | 0x20 | 0x40 | 0x80
-_REASONS = {0x4: "power limit", 0x8: "hardware slowdown", 0x20: "heat (software)", 0x40: "heat (hardware)",
-            0x80: "power brake"}
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """A GPU: its name, its driver's version, the newest CUDA that the driver knows, and its memory."""
-
-    name: str
-    driver: str
-    cuda: str
-    memory_gib: float
+# Bits of NVML's reasons for a lower clock. Heat and the power supply disturb a measurement. The others do not: an idle
+# GPU, the clocks that the user set, and the power limit, which a long load reaches and stays at.
+_DISTURBING = {0x8: "hardware slowdown", 0x20: "heat (software)", 0x40: "heat (hardware)", 0x80: "power brake"}
+_REASONS = {0x4: "power limit", **_DISTURBING}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +33,7 @@ class GpuState:
     @property
     def slowed(self) -> bool:
         """Whether heat or the power supply holds its clock down."""
-        return bool(self.reasons & _SLOWED)
+        return any(self.reasons & bit for bit in _DISTURBING)
 
     @property
     def told(self) -> str:
@@ -58,64 +45,50 @@ class GpuState:
         return GpuState(min(self.sm_mhz, other.sm_mhz), max(self.celsius, other.celsius), self.reasons | other.reasons)
 
 
-def first_gpu() -> Gpu:
-    """The GPU; TargetError where there is none, or NVML's Python package is missing."""
-    nvml, handle = _opened()
+def describe_gpu() -> dict[str, Any]:
+    """The GPU's name, driver, newest CUDA that this knows, and memory, as a host's fingerprint names them.
+
+    TargetError where there is no GPU, or NVML's Python package is missing.
+    """
+    nvml, gpu = _open_gpu()
     cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()
-    return Gpu(_text(nvml.nvmlDeviceGetName(handle)), _text(nvml.nvmlSystemGetDriverVersion()),
-               f"{cuda // 1000}.{cuda % 1000 // 10}",
-               round(_asked(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total) / 2**30, 1))
+    memory = getattr(_ask("nvmlDeviceGetMemoryInfo"), "total", 0)
+    return {"gpu": nvml.nvmlDeviceGetName(gpu), "gpu_driver": nvml.nvmlSystemGetDriverVersion(),
+            "gpu_cuda": f"{cuda // 1000}.{cuda % 1000 // 10}", "gpu_memory_gib": round(memory / 2**30, 1)}
 
 
-def gpu_state() -> GpuState:
-    """How the GPU is now; TargetError as `first_gpu`."""
-    nvml, handle = _opened()
-    return GpuState(_asked(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
-                    _asked(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
-                    _asked(*(partial(getattr(nvml, name), handle) for name in _REASON_CALLS if hasattr(nvml, name))))
+def read_gpu_state() -> GpuState:
+    """How the GPU is now; TargetError as `describe_gpu`."""
+    nvml, _ = _open_gpu()
+    reasons = _ask("nvmlDeviceGetCurrentClocksEventReasons") or _ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+    return GpuState(_ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
+                    _ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU), reasons)
 
 
-# What asks for the reasons of a low clock: drivers and packages before 535 know it by the second name only.
-_REASON_CALLS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
-
-
-def _asked(*calls: Callable[[], int]) -> int:
-    """The first answer that one of `calls` gives; 0 where there is none: a part of a GPU (MIG), or one that shares the
-    machine's memory, does not tell all."""
-    nvml, _ = _opened()
-    for call in calls:
-        with contextlib.suppress(nvml.NVMLError):
-            return int(call())
+def _ask(question: str, *arguments: int) -> Any:
+    """What NVML answers for the GPU; 0 where it does not: a part of a GPU (MIG), one that shares the machine's memory,
+    or a driver that knows a question by an older name."""
+    nvml, gpu = _open_gpu()
+    with contextlib.suppress(nvml.NVMLError):
+        return getattr(nvml, question)(gpu, *arguments)
     return 0
 
 
 @cache
-def _opened() -> tuple[Any, Any]:
-    """NVML and the handle of the GPU."""
+def _open_gpu() -> tuple[Any, Any]:
+    """NVML, and its handle of the GPU. Indices are CUDA's where CUDA_DEVICE_ORDER=PCI_BUS_ID, or all GPUs are alike."""
     try:
         import pynvml
     except ImportError:
         raise TargetError("the target needs an NVIDIA GPU, and what tells of one (nvidia-ml-py) is not installed. "
                           "Install it: pip install 'hwnas[cuda]'") from None
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
     try:
         pynvml.nvmlInit()
-        name = first_visible(os.environ.get("CUDA_VISIBLE_DEVICES"))
-        if name == "":
-            raise TargetError("the target needs an NVIDIA GPU, and CUDA_VISIBLE_DEVICES is empty, which hides all. "
-                              "Unset it, or name one.")
-        return pynvml, (pynvml.nvmlDeviceGetHandleByIndex(name) if isinstance(name, int)
-                        else pynvml.nvmlDeviceGetHandleByUUID(name))
+        if shown.isdecimal():
+            return pynvml, pynvml.nvmlDeviceGetHandleByIndex(int(shown))
+        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(shown)
     except pynvml.NVMLError as error:
-        raise TargetError(f"the target needs an NVIDIA GPU, and this machine shows none ({error}). Choose another "
-                          "target, or see that nvidia-smi works.") from None
-
-
-def first_visible(shown: str | None) -> int | str:
-    """Index or UUID of the GPU that programs get first where CUDA_VISIBLE_DEVICES is `shown`; empty text where it hides
-    all. Indices are NVML's where CUDA_DEVICE_ORDER=PCI_BUS_ID, or all GPUs are alike."""
-    first = (shown or "").split(",")[0].strip()
-    return int(first) if re.fullmatch(r"\d+", first) else first if shown is not None else 0
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+        raise TargetError(f"the target needs an NVIDIA GPU, and this machine shows no GPU {shown!r} ({error}). See "
+                          "that nvidia-smi works and CUDA_VISIBLE_DEVICES names a GPU, or choose another target."
+                          ) from None

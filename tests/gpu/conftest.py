@@ -22,13 +22,13 @@ def needs() -> Callable[[str], Any]:
     from hwnas.cli.command import compose
     from hwnas.errors import TargetError
     from hwnas.runtimes.runtime import load_runtime
-    from hwnas.system.gpu import first_gpu
+    from hwnas.system.gpu import describe_gpu
     from hwnas.target import Target
 
     def target_of(name: str) -> Target:
         target = Target.from_config(compose("profile", [f"+target={name}"]).target)
         try:
-            first_gpu()
+            describe_gpu()
             load_runtime(target.runtime).check(target)
         except TargetError as error:
             pytest.skip(str(error))

@@ -23,7 +23,7 @@ from hwnas.latency.timing import Reference, reference_network, time_files
 from hwnas.networks.export import export_onnx, randomise
 from hwnas.networks.quantize import quantize_static
 from hwnas.runtimes.runtime import load_runtime
-from hwnas.system.gpu import first_gpu
+from hwnas.system.gpu import describe_gpu
 from hwnas.target import Target
 from hwnas.testing import check_runtime, contract_images
 
@@ -102,7 +102,7 @@ def test_a_calibration(name: str, needs: Callable[[str], Target], shown: Callabl
     assert code == 0
     path, = Path(os.environ["HWNAS_HOME"]).glob(f"latency_tables/*/{target.runtime}-{target.precision}-*.json")
     table = LatencyTable.load(path)
-    assert table.host["gpu"] == first_gpu().name
+    assert table.host["gpu"] == describe_gpu()["gpu"]
     assert all(turn.gpu for network in table.networks for turn in network.measurement.turns)
     error = table.error["mnasnet_small"]
     shown(f"{name}: {len(table.networks)} networks, held-out error {error['mean_error']:.1%}, within 10 % "
@@ -131,7 +131,7 @@ def test_a_search_that_trains_and_measures_on_the_gpu(needs: Callable[[str], Tar
         if row["verified"] == "true":
             assert "CUDAExecutionProvider" in (out / "models" / row["id"] / "card.md").read_text()
     environment: dict[str, Any] = json.loads((out / "environment.json").read_text())
-    assert environment["host"]["gpu"] == first_gpu().name
+    assert environment["host"]["gpu"] == describe_gpu()["gpu"]
     assert (out / "report.html").is_file()
 
 

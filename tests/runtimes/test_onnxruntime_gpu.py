@@ -255,7 +255,7 @@ def test_a_command_says_in_one_line_what_is_missing(name: str, files: dict[str, 
                                                     capsys: pytest.CaptureFixture[str]) -> None:
     from hwnas.benchmark import __main__ as benchmark
 
-    gpu._opened.cache_clear()
+    gpu._open_gpu.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
     assert run_command(benchmark.main, "benchmark", "usage", [f"+target={name}", f"model={files['fp32']}"]) == 2
     line, = capsys.readouterr().err.strip().splitlines()

@@ -43,7 +43,7 @@ def standing_in() -> Iterator[None]:
         nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=24 << 30),
         nvmlDeviceGetClockInfo=lambda handle, kind: 1710, nvmlDeviceGetTemperature=lambda handle, kind: 61,
         nvmlDeviceGetCurrentClocksEventReasons=lambda handle: 0x4)
-    gpu._opened.cache_clear()
+    gpu._open_gpu.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "pynvml", nvml)
         patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -53,7 +53,7 @@ def standing_in() -> Iterator[None]:
         patch.setattr(CudaRuntime, "version", lambda self: "onnxruntime_cuda 1")
         patch.setattr(CudaRuntime, "_check_installed", lambda self, who: None)
         yield
-    gpu._opened.cache_clear()
+    gpu._open_gpu.cache_clear()
 
 
 @pytest.fixture(scope="module")

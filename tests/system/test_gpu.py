@@ -16,7 +16,7 @@ from hwnas.latency.remote import RemoteDevice
 from hwnas.latency.table import Measurement, Protocol, Turn
 from hwnas.latency.timing import HERE
 from hwnas.system import gpu
-from hwnas.system.gpu import Gpu, GpuState, first_gpu, first_visible, gpu_state
+from hwnas.system.gpu import GpuState, describe_gpu, read_gpu_state
 from hwnas.target import Host, Target
 
 CUDA = Target("cuda_fp16", "onnxruntime_cuda", "fp16", device="cuda")
@@ -36,41 +36,41 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """A made-up NVIDIA L4."""
     module = SimpleNamespace(
         NVMLError=Missing, NVML_CLOCK_SM=1, NVML_TEMPERATURE_GPU=0, nvmlInit=lambda: None,
-        nvmlDeviceGetHandleByIndex=lambda index: f"index {index}", nvmlDeviceGetHandleByUUID=lambda name: name,
-        nvmlDeviceGetName=lambda handle: "NVIDIA L4", nvmlSystemGetDriverVersion=lambda: b"580.95.05",
+        nvmlDeviceGetHandleByIndex=lambda index: f"index {index}",
+        nvmlDeviceGetHandleByUUID=lambda name: name or lacks(),
+        nvmlDeviceGetName=lambda handle: "NVIDIA L4", nvmlSystemGetDriverVersion=lambda: "580.95.05",
         nvmlSystemGetCudaDriverVersion_v2=lambda: 13020,
         nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=24 << 30),
         nvmlDeviceGetClockInfo=lambda handle, kind: 1710, nvmlDeviceGetTemperature=lambda handle, kind: 61,
+        nvmlDeviceGetCurrentClocksEventReasons=lacks,  # as with a driver that knows the other name only
         nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: 0x4)
     monkeypatch.setitem(sys.modules, "pynvml", module)
-    gpu._opened.cache_clear()
+    gpu._open_gpu.cache_clear()
     yield module
-    gpu._opened.cache_clear()
+    gpu._open_gpu.cache_clear()
 
 
 def test_it_tells_name_driver_and_cuda(nvml: SimpleNamespace) -> None:
-    assert first_gpu() == Gpu("NVIDIA L4", "580.95.05", "13.2", 24.0)
+    assert describe_gpu() == {"gpu": "NVIDIA L4", "gpu_driver": "580.95.05", "gpu_cuda": "13.2", "gpu_memory_gib": 24.0}
 
 
 def test_its_state_is_read_by_either_name_of_the_reasons(nvml: SimpleNamespace) -> None:
-    assert gpu_state() == GpuState(1710, 61, 0x4)
+    assert read_gpu_state() == GpuState(1710, 61, 0x4)
     nvml.nvmlDeviceGetCurrentClocksEventReasons = lambda handle: 0x40
-    assert gpu_state().slowed
-    nvml.nvmlDeviceGetCurrentClocksEventReasons = lacks  # as with a driver that knows the other name only
-    assert gpu_state() == GpuState(1710, 61, 0x4)
+    assert read_gpu_state().slowed
     nvml.nvmlDeviceGetClockInfo = lacks  # as of a part of a GPU
-    assert gpu_state().sm_mhz == 0
+    assert read_gpu_state().sm_mhz == 0
 
 
 def test_memory_that_is_shared_with_the_machine_is_not_told(nvml: SimpleNamespace) -> None:
     nvml.nvmlDeviceGetMemoryInfo = lacks
-    assert first_gpu().memory_gib == 0
+    assert describe_gpu()["gpu_memory_gib"] == 0
 
 
 def test_a_gpu_that_cuda_hides_is_not_taken(nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(TargetError, match="CUDA_VISIBLE_DEVICES is empty, which hides all"):
-        first_gpu()
+    with pytest.raises(TargetError, match=r"shows no GPU '' \(Not Supported\)\. See .* CUDA_VISIBLE_DEVICES names"):
+        describe_gpu()
 
 
 def test_a_power_limit_is_told_and_no_disturbance() -> None:
@@ -81,18 +81,23 @@ def test_a_power_limit_is_told_and_no_disturbance() -> None:
 
 
 @pytest.mark.parametrize(("shown", "first"), [
-    (None, 0), ("", ""), ("2,3", 2), ("GPU-1a2b,GPU-3c", "GPU-1a2b"), ("MIG-1", "MIG-1")])
-def test_the_first_gpu_is_the_one_that_programs_get(shown: str | None, first: int | str) -> None:
-    assert first_visible(shown) == first
+    (None, "index 0"), ("2,3", "index 2"), ("GPU-1a2b,GPU-3c", "GPU-1a2b"), ("MIG-1", "MIG-1")])
+def test_the_first_gpu_is_the_one_that_programs_get(shown: str | None, first: str, nvml: SimpleNamespace,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if shown is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    nvml.nvmlDeviceGetName = lambda handle: handle
+    assert describe_gpu()["gpu"] == first
 
 
 def test_a_machine_without_one_says_so_in_one_line(nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml.nvmlInit = lacks
-    with pytest.raises(TargetError, match=r"this machine shows none \(Not Supported\)\. .*nvidia-smi"):
-        first_gpu()
+    with pytest.raises(TargetError, match=r"this machine shows no GPU '0' \(Not Supported\)\. .*nvidia-smi"):
+        describe_gpu()
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(TargetError, match=r"pip install 'hwnas\[cuda\]'"):
-        first_gpu()
+        describe_gpu()
 
 
 def test_only_targets_on_a_gpu_have_it_in_their_fingerprint(nvml: SimpleNamespace) -> None:
