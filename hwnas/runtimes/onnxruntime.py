@@ -23,13 +23,14 @@ from hwnas.target import Target
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-INT8 = ("QLinearConv", "QLinearMatMul", "QGemm", "ConvInteger", "MatMulInteger", "MatMulIntegerToFloat")
-FLOAT = ("Conv", "FusedConv", "Gemm", "FusedGemm", "MatMul", "FusedMatMul")
+_INT8 = ("QLinearConv", "QLinearMatMul", "QGemm", "ConvInteger", "MatMulInteger", "MatMulIntegerToFloat")
+_FLOAT = ("Conv", "FusedConv", "NhwcConv", "NhwcFusedConv", "Gemm", "FusedGemm", "MatMul", "FusedMatMul")
+WEIGHTED = (*_INT8, *_FLOAT)  # convolutions and matrix products, as ONNX Runtime names them
 _SUFFIX = "_kernel_time"
 _TYPES = {"float": "fp32", "float16": "fp16", "bfloat16": "bf16", "uint8": "int8", "int8": "int8"}
 _DEVICES = {"CPUExecutionProvider": "cpu", "CUDAExecutionProvider": "cuda", "TensorrtExecutionProvider": "cuda"}
 _TOKEN = re.compile(r"_token_\d+$")  # what ONNX Runtime adds to a name that it gives once more
-WARM_UP = 5
+_WARM_UP = 5
 _MAX_BOOKKEEPING_MS = 0.003
 
 
@@ -38,12 +39,15 @@ class OnnxRuntime:
 
     name = "onnxruntime"
     title = "ONNX Runtime"
+    precisions: tuple[str, ...] = ("fp32", "int8")
+    device = memory = "cpu"  # of its targets, and where the inputs of its sessions lie
+    timed = "this call is what is timed; `session.run` copies"  # as cards have it
 
     def version(self) -> str:
         return f"onnxruntime {version_of('onnxruntime')}"
 
     def check(self, target: Target) -> None:
-        require(target, self.name, ("fp32", "int8"), "cpu")
+        require(target, self.name, self.precisions, self.device)
 
     def compile(self, onnx_path: str | os.PathLike[str], target: Target) -> OnnxRuntimeCompiled:
         return self._compile(onnx_path, target, refuse=True)
@@ -58,12 +62,41 @@ class OnnxRuntime:
         with temporary_folder() as folder:
             optimised = Path(folder, "optimised.onnx")
             try:
-                session = _session(onnx_path, target, optimised=optimised)
+                session = self.open_session(onnx_path, target, optimised=optimised)
             except FileError as error:
-                _session(onnx_path, target)  # the file is to blame if this fails, too
+                self.open_session(onnx_path, target)  # the file is to blame if this fails, too
                 raise unwritten(folder, error.__cause__ or error) from error
             executed = _count_executed(optimised)
-        return OnnxRuntimeCompiled(session, judge(onnx_path, target, executed, meant, refuse), target, onnx_path)
+        return OnnxRuntimeCompiled(session, judge(onnx_path, target, executed, meant, refuse), target, onnx_path, self)
+
+    def open_session(self, path: str | os.PathLike[str], target: Target, *, model: bytes | None = None,
+                     providers: Sequence[Any] = ("CPUExecutionProvider",), unwanted: Sequence[str] = (),
+                     optimised: Path | None = None, profile: Path | None = None, exact: bool = False) -> Any:
+        """A session of ONNX Runtime on a file, or on the `model` that was made of it; FileError when there is none.
+
+        It takes `providers` as ONNX Runtime has them, without its optimisers `unwanted`; writes the graph that it runs
+        to `optimised`, and what it runs to a file that begins with `profile`. An `exact` one adds products of int8 in
+        32 bits on any CPU, more slowly.
+        """
+        ort = import_onnxruntime()
+
+        options = ort.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = threads_of(target), 1
+        options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+        options.log_severity_level = 3
+        options.add_free_dimension_override_by_name("batch", target.batch)
+        if exact:
+            options.add_session_config_entry("session.x64quantprecision", "1")
+        if optimised is not None:
+            options.optimized_model_filepath = str(optimised)
+        if profile is not None:
+            options.enable_profiling, options.profile_file_prefix = True, str(profile)
+        try:
+            return ort.InferenceSession(model or os.fspath(path), options, providers=list(providers),
+                                        enable_fallback=0,  # it would be to the CPU, and be printed
+                                        disabled_optimizers=list(unwanted))
+        except Exception as error:  # ONNX Runtime's exceptions share no base class
+            raise FileError(path, f"ONNX Runtime cannot compile it: {one_line(error)}") from error
 
     def usage(self, file: str, target: Target) -> str:
         """The code that a card shows."""
@@ -71,45 +104,31 @@ class OnnxRuntime:
         return ("import numpy as np, onnxruntime\n"
                 f"options = onnxruntime.SessionOptions()\n{threads}"
                 'options.add_free_dimension_override_by_name("batch", len(images))\n'
-                f'session = onnxruntime.InferenceSession("{file}", options, providers=["CPUExecutionProvider"])\n'
-                "images = onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(images, np.float32))\n"
+                f"{self._session_code(file, target)}\n"
+                "images = onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(images, np.float32), "
+                f'"{self.memory}", 0)\n'
                 "binding = session.io_binding()\n"
                 'binding.bind_ortvalue_input("images", images)\n'
                 'binding.bind_output("logits")\n'
-                "session.run_with_iobinding(binding)  # this call is what is timed; `session.run` copies\n"
+                f"session.run_with_iobinding(binding)  # {self.timed}\n"
                 "logits = binding.copy_outputs_to_cpu()[0]")
 
-
-def _session(path: str | os.PathLike[str], target: Target, *, optimised: Path | None = None,
-             profile: Path | None = None, exact: bool = False) -> Any:
-    """A session of ONNX Runtime; an `exact` one adds products of int8 in 32 bits on any CPU, more slowly."""
-    ort = import_onnxruntime()
-
-    options = ort.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads_of(target), 1
-    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    options.log_severity_level = 3
-    options.add_free_dimension_override_by_name("batch", target.batch)
-    if exact:
-        options.add_session_config_entry("session.x64quantprecision", "1")
-    if optimised is not None:
-        options.optimized_model_filepath = str(optimised)
-    if profile is not None:
-        options.enable_profiling, options.profile_file_prefix = True, str(profile)
-    try:
-        return ort.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"],
-                                    enable_fallback=0)  # it would be to the same, and be printed
-    except Exception as error:  # ONNX Runtime's exceptions share no base class
-        raise FileError(path, f"ONNX Runtime cannot compile it: {one_line(error)}") from error
+    def _session_code(self, file: str, target: Target) -> str:
+        return f'session = onnxruntime.InferenceSession("{file}", options, providers=["CPUExecutionProvider"])'
 
 
 def run_once(path: str | os.PathLike[str], images: NDArray[Any]) -> NDArray[np.float32]:
     """What a network answers to `images`, in whatever type it takes them, without sums that saturate; FileError when it
     cannot be run."""
-    session = _session(path, Target("once", "onnxruntime", "fp32", batch=len(images)), exact=True)
+    target = Target("once", "onnxruntime", "fp32", batch=len(images))
+    return run_session(OnnxRuntime().open_session(path, target, exact=True), path, images)
+
+
+def run_session(session: Any, path: str | os.PathLike[str], images: NDArray[Any]) -> NDArray[np.float32]:
+    """What a session on `path` answers to `images`; FileError when it cannot be run."""
     try:
         logits: NDArray[np.float32] = session.run(None, {session.get_inputs()[0].name: images})[0]
-    except Exception as error:  # as above
+    except Exception as error:  # ONNX Runtime's exceptions share no base class
         raise FileError(path, f"ONNX Runtime cannot run it: {one_line(error)}") from error
     return logits
 
@@ -124,9 +143,9 @@ def _count_executed(optimised: Path) -> dict[str, int]:
     """Convolutions and matrix products of the optimised graph, counted by the precision they run in."""
     counts: Counter[str] = Counter()
     for node in nodes_of(optimised):
-        if node.op_type in INT8:
+        if node.op_type in _INT8:
             counts["int8"] += 1
-        elif node.op_type in FLOAT:
+        elif node.op_type in _FLOAT:
             counts["fp32"] += 1
     return dict(counts)
 
@@ -134,23 +153,26 @@ def _count_executed(optimised: Path) -> dict[str, int]:
 class OnnxRuntimeCompiled:
     """A session with a fixed batch."""
 
-    def __init__(self, session: Any, execution: Execution, target: Target, path: str | os.PathLike[str]) -> None:
+    def __init__(self, session: Any, execution: Execution, target: Target, path: str | os.PathLike[str],
+                 runtime: OnnxRuntime) -> None:
         self.execution = execution
         self._session = session
         self._target = target
         self._path = path
+        self._runtime = runtime
         self._input = session.get_inputs()[0].name
         self._output = session.get_outputs()[0].name
 
     def bind(self, images: NDArray[np.float32]) -> Callable[[], None]:
         return self._bind(self._session, images)
 
-    def _bind(self, session: Any, images: NDArray[np.float32]) -> Callable[[], None]:
+    def _bind(self, session: Any, images: NDArray[np.float32]) -> _Call:
         ort = import_onnxruntime()
 
         if len(images) != self._target.batch:
             raise ValueError(f"bind takes one batch of {self._target.batch} images, got {len(images)}")
-        kept = ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(images, dtype=np.float32))
+        images = np.ascontiguousarray(images, dtype=np.float32)
+        kept = ort.OrtValue.ortvalue_from_numpy(images, self._runtime.memory, 0)
         binding = session.io_binding()
         binding.bind_ortvalue_input(self._input, kept)
         binding.bind_output(self._output)
@@ -168,33 +190,39 @@ class OnnxRuntimeCompiled:
         with temporary_folder() as folder:
             optimised = Path(folder, "optimised.onnx")
             try:
-                session = _session(self._path, self._target, optimised=optimised, profile=Path(folder, "profile"))
+                session = self._runtime.open_session(self._path, self._target, optimised=optimised,
+                                                     profile=Path(folder, "profile"))
             except FileError as error:  # of a file that was compiled before
                 raise unwritten(folder, error.__cause__ or error) from error
             run = self._bind(session, images)
-            for _ in range(WARM_UP + repeats):
+            for _ in range(_WARM_UP + repeats):
                 run()
-            try:
-                events = json.loads(Path(session.end_profiling()).read_text())
-            except (OSError, ValueError) as error:
-                raise unwritten(folder, error) from error
-            return node_times(events, repeats, Named.of(optimised, self._path))
+            return node_times(read_nodes(session, folder), repeats, Named.of(optimised, self._path))
 
 
 class _Call:
     """A bound inference, with what it needs to stay valid."""
 
-    __slots__ = ("_binding", "_kept", "_run")
+    __slots__ = ("_binding", "_run", "kept")
 
     def __init__(self, session: Any, binding: Any, kept: Any) -> None:
         self._run: Callable[[Any], None] = session.run_with_iobinding
-        self._binding, self._kept = binding, kept
+        self._binding, self.kept = binding, kept
 
     def __call__(self) -> None:
         self._run(self._binding)
 
 
 Events = list[dict[str, Any]]  # as the profile's JSON has them
+
+
+def read_nodes(session: Any, folder: str) -> Events:
+    """Every run of a node, from a session's profile in `folder`, which ends; UserError where it was not written."""
+    try:
+        events = json.loads(Path(session.end_profiling()).read_text())
+    except (OSError, ValueError) as error:
+        raise unwritten(folder, error) from error
+    return [event for event in events if event.get("cat") == "Node" and str(event.get("name", "")).endswith(_SUFFIX)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +233,10 @@ class Named:
 
     @classmethod
     def of(cls, optimised: Path, original: str | os.PathLike[str]) -> Named:
-        """Nodes that ONNX Runtime made and left without a name are called by the file's tensor that they end in."""
+        """Nodes that ONNX Runtime made and left without a name are called by the file's tensor that they end in. None
+        where it wrote no graph."""
+        if not optimised.exists():
+            return cls(())
         file, nodes = nodes_of(original), nodes_of(optimised)
         tensors, by_name = {name for node in file for name in node.outputs}, {node.name: node for node in file}
         reader = {name: node for node in reversed(nodes) for name in node.inputs}
@@ -241,9 +272,7 @@ def node_times(events: Events, repeats: int, named: Named) -> list[NodeTime]:
     """
     nodes: dict[tuple[str, str], Events] = defaultdict(list)
     for event in events:
-        name = str(event.get("name", ""))
-        if event.get("cat") == "Node" and name.endswith(_SUFFIX):
-            nodes[name, event["args"]["op_name"]].append(event)
+        nodes[event["name"], event["args"]["op_name"]].append(event)
     kept = max(1, repeats * 3 // 4)
     means = [float(np.mean(sorted(event["dur"] + 0.5 for event in own[-repeats:])[:kept])) / 1e3
              for own in nodes.values()]
@@ -258,7 +287,7 @@ def node_times(events: Events, repeats: int, named: Named) -> list[NodeTime]:
 def precision_of(said: Mapping[str, Any]) -> str:
     """The executed precision of a profiled node: int8 where its operator is ONNX Runtime's own for it, otherwise the
     type that it writes."""
-    if said["op_name"] in INT8 or str(said["op_name"]).startswith("QLinear"):
+    if said["op_name"] in _INT8 or str(said["op_name"]).startswith("QLinear"):
         return "int8"
     return _TYPES.get(_type(said.get("output_type_shape", ())), "")
 

@@ -26,7 +26,7 @@ from hwnas.networks.baselines import Baseline
 from hwnas.networks.export import export_onnx, randomise
 from hwnas.networks.quantize import quantize_static, tuning_of
 from hwnas.runtimes.executed import DEVICE, FALLBACKS, INSERTED, LEFT, PRECISION, REFERENCE, Executed, executed
-from hwnas.runtimes.onnxruntime import _session
+from hwnas.runtimes.onnxruntime import OnnxRuntime
 from hwnas.runtimes.openvino import _config, import_openvino
 from hwnas.runtimes.runtime import Execution, NodeTime, inspected, load_runtime
 from hwnas.space.architecture import Architecture
@@ -89,7 +89,7 @@ def unfused_in_onnx_runtime(path: Path, target: Target, folder: Path) -> list[st
     """Operators of the optimised graph that stand alone between a DequantizeLinear on every side and a
     QuantizeLinear: quantised in the file, and run in floating point."""
     optimised = folder / "optimised.onnx"
-    _session(path, target, optimised=optimised)
+    OnnxRuntime().open_session(path, target, optimised=optimised)
     graph = onnx.load(str(optimised)).graph
     producer = {name: node for node in graph.node for name in node.output}
     weights = {weight.name for weight in graph.initializer}

@@ -5,8 +5,8 @@ The CPU provider stands in for CUDA's: the same sessions, profiles and bindings.
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,11 @@ from hwnas.errors import FileError, TargetError
 from hwnas.networks.export import export_onnx, randomise
 from hwnas.networks.quantize import quantize_static
 from hwnas.runtimes import onnxruntime_gpu
-from hwnas.runtimes.onnxruntime import run_once
-from hwnas.runtimes.onnxruntime_gpu import CudaRuntime, GpuCompiled, Providers, TensorRtRuntime, profiled
-from hwnas.runtimes.runtime import load_runtime, quantised_in_file
+from hwnas.runtimes.onnxruntime import OnnxRuntime, run_once
+from hwnas.runtimes.onnxruntime_gpu import CudaRuntime, GpuCompiled, GpuRuntime, TensorRtRuntime, profile_nodes
+from hwnas.runtimes.runtime import Execution, NodeTime, load_runtime, quantised_in_file
 from hwnas.system import gpu
-from hwnas.system.libraries import declare_missing
+from hwnas.system.libraries import declare_missing, import_onnxruntime
 from hwnas.target import Target
 from hwnas.testing import check_runtime, contract_images
 
@@ -37,19 +37,20 @@ FP16 = Target("cuda_fp16", "onnxruntime_cuda", "fp16", device="cuda")
 INT8 = Target("trt_int8", "onnxruntime_tensorrt", "int8", device="cuda")
 
 
-class StandIn(CudaRuntime):
+class StandIn(GpuRuntime):
     """The CPU in place of the GPU."""
 
-    memory, provider = "cpu", "CPUExecutionProvider"
+    memory = "cpu"
 
-    def options(self, precision: str = "fp32") -> Providers:
-        return [(self.provider, {})]
+    def __init__(self) -> None:
+        super().__init__("cuda")
+        self.provider = "CPUExecutionProvider"
 
     def version(self) -> str:
         return f"{self.name} stand-in"
 
-    def _check_installed(self, who: str) -> None:
-        return
+    def rank_providers(self, precision: str) -> list[tuple[str, dict[str, str]]]:
+        return [(self.provider, {})]
 
 
 @pytest.fixture(scope="module")
@@ -65,13 +66,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Profiles are made here, by the stand-in, and not in a child process."""
-    monkeypatch.setattr(onnxruntime_gpu, "run_child", lambda module, job, target, **_: profiled(
-        job, target, StandIn(), lambda share, note: None))
+def blocking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the child process that profiles."""
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
 
 
-@pytest.mark.usefixtures("in_process")
+@pytest.mark.usefixtures("blocking")
 def test_contract(files: dict[str, Path]) -> None:
     with torch.inference_mode():
         wanted = load_runtime("onnxruntime").compile(files["fp32"], Target("t", "onnxruntime", "fp32"))
@@ -90,8 +90,26 @@ def test_what_is_not_executed_as_asked_is_refused_or_told(files: dict[str, Path]
     assert set(compiled.execution.precisions) == {"fp32"}
 
 
+def test_nodes_are_timed_in_a_process_where_they_wait_for_the_gpu(files: dict[str, Path],
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_LAUNCH_BLOCKING", raising=False)
+    compiled = StandIn().compile(files["fp32"], FP32)
+
+    def answer(module: str, job: dict[str, Any], target: Target, **_: Any) -> list[dict[str, Any]]:
+        assert module == "hwnas.runtimes.onnxruntime_gpu"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+            return profile_nodes(job, target, StandIn(), lambda share, note: None)
+
+    monkeypatch.setattr(onnxruntime_gpu, "run_child", answer)
+    nodes = compiled.profile(contract_images(files["fp32"], 1), 3)
+    assert all(isinstance(node, NodeTime) and node.ms >= 0 for node in nodes)
+    assert {"Conv", "Gemm"} <= {node.kind.removeprefix("Fused") for node in nodes}
+
+
 def test_a_file_for_fp16_keeps_its_ends_in_fp32_and_answers_alike(files: dict[str, Path], tmp_path: Path) -> None:
-    half = StandIn().source(files["fp32"], FP16, tmp_path)
+    half = tmp_path / "half.onnx"
+    half.write_bytes(onnxruntime_gpu._convert_to_fp16(files["fp32"]))
     graph = onnx.load(str(half)).graph
     ends = {value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)}
     assert ends == {onnx.TensorProto.FLOAT}
@@ -103,47 +121,69 @@ def test_a_file_for_fp16_keeps_its_ends_in_fp32_and_answers_alike(files: dict[st
     assert np.abs(plain - other).max() < 0.02 * np.abs(plain).max()
     (tmp_path / "torn.onnx").write_bytes(b"torn")
     with pytest.raises(FileError, match="cannot be converted to fp16"):
-        StandIn().source(tmp_path / "torn.onnx", FP16, tmp_path)
+        StandIn().open_session(tmp_path / "torn.onnx", FP16)
 
 
-def test_a_call_copies_the_images_and_then_runs() -> None:
+def test_a_call_copies_the_images_and_then_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
 
     class There:
+        """Memory of the GPU."""
+
+        def __init__(self, images: Any, memory: str, number: int) -> None:
+            seen.append(f"{memory} {number} has {images.tolist()}")
+
         def update_inplace(self, images: Any) -> None:
-            seen.append(f"copy of {images}")
+            seen.append(f"copy of {images.tolist()}")
 
     class Session:
+        """What a call needs of a session."""
+
+        def get_inputs(self) -> list[Any]:
+            return [SimpleNamespace(name="images")]
+
+        def get_outputs(self) -> list[Any]:
+            return [SimpleNamespace(name="logits")]
+
+        def io_binding(self) -> Any:
+            return SimpleNamespace(bind_ortvalue_input=lambda name, there: seen.append(f"{name} bound"),
+                                   bind_output=lambda name: seen.append(f"{name} bound in main memory"))
+
         def run_with_iobinding(self, binding: Any) -> None:
-            seen.append(f"run of {binding}")
+            seen.append("run")
 
-    onnxruntime_gpu._Call(Session(), "binding", "images", There())()  # type: ignore[arg-type]
-    assert seen == ["copy of images", "run of binding"]
+    monkeypatch.setattr(import_onnxruntime(), "OrtValue", SimpleNamespace(ortvalue_from_numpy=There))
+    images = np.ones((1, 2), np.float32)
+    compiled = GpuCompiled(Session(), Execution("fp32", {}, None, 0.0), FP32, "model.onnx", CudaRuntime())
+    call = compiled.bind(images)
+    images[:] = 5
+    call()
+    assert seen == ["cuda 0 has [[1.0, 1.0]]", "images bound", "logits bound in main memory", "copy of [[1.0, 1.0]]",
+                    "run"]
+    with pytest.raises(ValueError, match="one batch of 1"):
+        compiled.bind(np.ones((2, 2), np.float32))
 
 
-def event(kind: str, provider: str, type_: str = "float16") -> dict[str, Any]:
-    return {"cat": "Node", "name": f"{kind}_kernel_time", "dur": 5, "args": {
-        "op_name": kind, "provider": f"{provider}ExecutionProvider", "output_type_shape": [{type_: [1, 8]}]}}
+def node(kind: str, provider: str, type_: str = "float16") -> dict[str, Any]:
+    return {"op_name": kind, "provider": f"{provider}ExecutionProvider", "output_type_shape": [{type_: [1, 8]}]}
 
 
 def test_what_cuda_leaves_to_the_cpu_is_counted() -> None:
-    events = [event("Conv", "CUDA"), event("FusedConv", "CUDA"), event("Conv", "CPU", "float"), event("Relu", "CPU"),
-              event("Relu", "CPU"), event("Gemm", "CUDA", "float"), {"cat": "Session", "name": "model_run"}]
-    assert CudaRuntime().executed(events, "", 0) == {"fp16": 2, "fp32 on the CPU": 1, "fp32": 1}
-    assert CudaRuntime().outside(events) == {"Conv on the CPU": 1, "Relu on the CPU": 2}
+    ran = [node("Conv", "CUDA"), node("FusedConv", "CUDA"), node("Conv", "CPU", "float"), node("Relu", "CPU"),
+           node("Relu", "CPU"), node("Gemm", "CUDA", "float")]
+    assert CudaRuntime().count_nodes(ran, "", 0) == (
+        {"fp16": 2, "fp32 on CPU": 1, "fp32": 1}, {"Conv on CPU": 1, "Relu on CPU": 2})
 
 
 def test_an_engine_counts_as_what_its_pairs_force(files: dict[str, Path]) -> None:
     meant = quantised_in_file(files["int8"])
     every = sum(node.op_type in ("Conv", "Gemm") for node in onnx.load(str(files["int8"])).graph.node)
-    engine = event("TRTKernel_graph_0", "Tensorrt", "float")
-    whole = TensorRtRuntime().executed([engine], files["int8"], meant)
-    assert whole == {"int8": meant, "fp32": every - meant}
-    assert TensorRtRuntime().outside([engine]) == {}
-    left = [engine, event("Conv", "CUDA", "float"), event("HardSwish", "CPU", "float")]
-    assert TensorRtRuntime().executed(left, files["int8"], meant) == {
-        "int8": meant - 1, "fp32": every - meant, "fp32 on CUDA": 1}
-    assert TensorRtRuntime().outside(left) == {"Conv on CUDA": 1, "HardSwish on the CPU": 1}
+    engine = node("TRTKernel_graph_0", "Tensorrt", "float")
+    assert TensorRtRuntime().count_nodes([engine], files["int8"], meant) == (
+        {"int8": meant, "fp32": every - meant}, {})
+    left = [engine, node("Conv", "CUDA", "float"), node("HardSwish", "CPU", "float")]
+    assert TensorRtRuntime().count_nodes(left, files["int8"], meant) == (
+        {"int8": meant - 1, "fp32": every - meant, "fp32 on CUDA": 1}, {"Conv on CUDA": 1, "HardSwish on CPU": 1})
 
 
 def test_tensorrt_gets_pairs_without_zero_points_and_biases_in_fp32(files: dict[str, Path]) -> None:
@@ -160,41 +200,59 @@ def test_tensorrt_gets_pairs_without_zero_points_and_biases_in_fp32(files: dict[
     assert (answers[0].argmax(1) == answers[1].argmax(1)).mean() > 0.8
 
 
-def test_a_provider_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch, files: dict[str, Path]) -> None:
-    lacking = r"^target cuda_fp16: ONNX Runtime for GPUs is not installed\. Install it: pip install 'hwnas\[cuda\]' && "
+def test_a_provider_that_is_not_there_is_an_error() -> None:
+    lacking = (r"^onnxruntime_cuda: the onnxruntime that is installed has no CUDAExecutionProvider\. .*"
+               r"pip install 'hwnas\[cuda\]' && pip uninstall -y onnxruntime && ")
     with pytest.raises(TargetError, match=lacking):
         CudaRuntime().check(FP16)
+    with pytest.raises(TargetError, match=lacking):
+        CudaRuntime().version()
     with pytest.raises(TargetError, match=r"'hwnas\[tensorrt\]'"):
         load_runtime("onnxruntime_tensorrt").check(INT8)
-    with pytest.raises(TargetError, match="is not installed"):
-        CudaRuntime().version()
-    monkeypatch.setattr(onnxruntime_gpu, "version", lambda package: "1.31.1")
-    with pytest.raises(TargetError, match=r"onnxruntime lies over onnxruntime-gpu.*pip uninstall -y onnxruntime"):
-        CudaRuntime().check(FP16)
 
 
-def test_a_provider_that_does_not_load_is_an_error(monkeypatch: pytest.MonkeyPatch, files: dict[str, Path]) -> None:
-    class Alone(StandIn):
-        """ONNX Runtime leaves out what it cannot load, and goes on with the CPU."""
+def test_versions_are_of_onnx_runtime_and_tensorrt(monkeypatch: pytest.MonkeyPatch) -> None:
+    ort = import_onnxruntime()
+    monkeypatch.setattr(ort, "get_available_providers", lambda: ["TensorrtExecutionProvider", "CUDAExecutionProvider"])
+    assert CudaRuntime().version() == f"onnxruntime_cuda {ort.__version__}"
+    assert TensorRtRuntime().version() == f"onnxruntime_tensorrt {ort.__version__}"
+    versions = {"tensorrt-cu13": "10.16"}
 
-        provider = "AzureExecutionProvider"
+    def version(package: str) -> str:
+        if package not in versions:
+            raise onnxruntime_gpu.PackageNotFoundError
+        return versions[package]
 
-        def options(self, precision: str = "fp32") -> Providers:
-            return [(self.provider, {}), ("CPUExecutionProvider", {})]
+    monkeypatch.setattr(onnxruntime_gpu, "version", version)
+    assert TensorRtRuntime().version() == f"onnxruntime_tensorrt {ort.__version__}, TensorRT 10.16"
 
-    class Silent:
-        def __init__(self, *_: Any, **__: Any) -> None: ...
 
-        def get_providers(self) -> list[str]:
-            return ["CPUExecutionProvider"]
+class Alone(StandIn):
+    """A provider that ONNX Runtime cannot load."""
 
-    ort = onnxruntime_gpu.import_onnxruntime()
-    monkeypatch.setattr(ort, "InferenceSession", Silent)
-    with pytest.raises(TargetError, match=r"^target cuda_fp32: ONNX Runtime could not load its AzureExecutionProvider"
+    def __init__(self) -> None:
+        super().__init__()
+        self.provider = "CUDAExecutionProvider"
+
+    def rank_providers(self, precision: str) -> list[tuple[str, dict[str, str]]]:
+        return [("CPUExecutionProvider", {})]
+
+
+def test_a_provider_that_is_left_out_in_silence_is_an_error(files: dict[str, Path]) -> None:
+    with pytest.raises(TargetError, match=r"^target cuda_fp32: ONNX Runtime could not load its CUDAExecutionProvider, "
                                           r".* would have run on something else\. .*hwnas\[cuda\]"):
         Alone().check(FP32)
     with pytest.raises(TargetError, match="could not load"):
-        Alone().session(files["fp32"], FP32, files["fp32"].parent)
+        Alone().open_session(files["fp32"], FP32)
+
+
+def test_a_provider_that_fails_while_it_is_loaded_is_an_error_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("CUDA failure 100: no CUDA-capable device")
+
+    monkeypatch.setattr(import_onnxruntime(), "InferenceSession", fail)
+    with pytest.raises(TargetError, match=r"could not load its CUDAExecutionProvider \(.*CUDA failure 100"):
+        Alone().check(FP16)
 
 
 def test_other_precisions_and_devices_are_refused_by_name() -> None:
@@ -223,24 +281,32 @@ def test_a_card_shows_code_that_refuses_the_cpu(target: Target) -> None:
 
 def test_a_card_says_nothing_of_the_machine_that_wrote_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HWNAS_HOME", str(tmp_path))
+    given: dict[str, Any] = {}
+
+    def session(path: str, options: Any, **rest: Any) -> Any:
+        given.update(rest)
+        return SimpleNamespace(get_providers=lambda: ["TensorrtExecutionProvider"])
+
+    monkeypatch.setattr(import_onnxruntime(), "InferenceSession", session)
     runtime = TensorRtRuntime()
-    assert str(tmp_path) in str(runtime.providers("int8"))
+    runtime.open_session("model.onnx", INT8, optimised=tmp_path / "optimised.onnx")
+    assert given["providers"][0][1]["trt_timing_cache_path"] == str(tmp_path / "tensorrt")
+    assert (tmp_path / "tensorrt").is_dir()
     assert str(tmp_path) not in runtime.usage("model.onnx", INT8)
 
 
 def test_tensorrt_runs_in_int8_what_is_asked_in_int8() -> None:
-    asked = {precision: TensorRtRuntime().providers(precision)[0][1]["trt_int8_enable"]
-             for precision in TensorRtRuntime.precisions}
+    runtime = TensorRtRuntime()
+    asked = {precision: runtime.rank_providers(precision)[0][1]["trt_int8_enable"] for precision in runtime.precisions}
     assert asked == {"int8": "True", "fp32": "False"}
 
 
 def test_biases_stay_as_tensorrt_wants_them(files: dict[str, Path], tmp_path: Path) -> None:
     """Its parser takes no int32 biases, and ONNX Runtime would make some before it asks the provider."""
     types = []
-    for unwanted in ((), TensorRtRuntime.unwanted):
-        runtime, made = StandIn(), tmp_path / f"{len(unwanted)}.onnx"
-        runtime.unwanted = unwanted
-        runtime.session(files["int8"], INT8, tmp_path, made)
+    for number, runtime in enumerate((OnnxRuntime(), StandIn())):
+        made = tmp_path / f"{number}.onnx"
+        runtime.open_session(files["int8"], INT8, optimised=made)
         graph = onnx.load(str(made)).graph
         stored = {each.name: each.data_type for each in graph.initializer}
         types.append({stored[node.input[0]] for node in graph.node if node.op_type == "DequantizeLinear"
@@ -266,4 +332,3 @@ def test_targets_of_a_gpu_name_what_they_run(files: dict[str, Path]) -> None:
     compiled = StandIn().compile(files["fp32"], FP32)
     assert isinstance(compiled, GpuCompiled)
     assert compiled.execution.outside == {}
-    assert asdict(FP32)["device"] == "cuda"
