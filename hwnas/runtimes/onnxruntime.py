@@ -14,14 +14,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hwnas.errors import FileError, UserError
-from hwnas.runtimes.runtime import Execution, NodeTime, judge, one_line, quantised_in_file, require, threads_of
-from hwnas.runtimes.wire import Node, nodes_of
+from hwnas.runtimes.runtime import (
+    Execution,
+    NodeTime,
+    judge,
+    nodes_of,
+    one_line,
+    quantised_in_file,
+    require,
+    threads_of,
+)
 from hwnas.system.libraries import import_onnxruntime, version_of
 from hwnas.system.paths import temporary_folder
 from hwnas.target import Target
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from onnx import NodeProto
 
 _INT8 = ("QLinearConv", "QLinearMatMul", "QGemm", "ConvInteger", "MatMulInteger", "MatMulIntegerToFloat")
 _FLOAT = ("Conv", "FusedConv", "NhwcConv", "NhwcFusedConv", "Gemm", "FusedGemm", "MatMul", "FusedMatMul")
@@ -238,19 +247,19 @@ class Named:
         if not optimised.exists():
             return cls(())
         file, nodes = nodes_of(original), nodes_of(optimised)
-        tensors, by_name = {name for node in file for name in node.outputs}, {node.name: node for node in file}
-        reader = {name: node for node in reversed(nodes) for name in node.inputs}
+        tensors, by_name = {name for node in file for name in node.output}, {node.name: node for node in file}
+        reader = {name: node for node in reversed(nodes) for name in node.input}
 
-        def ends_in(node: Node) -> str:
-            tensor = node.outputs[0]
+        def ends_in(node: NodeProto) -> str:
+            tensor = node.output[0]
             for _ in nodes:
                 after = reader.get(tensor)
                 if tensor in tensors or after is None:
                     break
                 origin = by_name.get(_TOKEN.sub("", after.name)) if after.name else None
-                if origin is not None and len(origin.inputs) == len(after.inputs):
-                    return origin.inputs[after.inputs.index(tensor)]
-                tensor = after.outputs[0]
+                if origin is not None and len(origin.input) == len(after.input):
+                    return origin.input[list(after.input).index(tensor)]
+                tensor = after.output[0]
             return tensor
 
         return cls(tuple((node.op_type, node.domain, node.name or ends_in(node)) for node in nodes))

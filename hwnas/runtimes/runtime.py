@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from hwnas.errors import FileError, TargetError, UnknownName
 from hwnas.lazy import LazyModule
-from hwnas.runtimes.wire import nodes_of
 from hwnas.system.paths import write_atomic
 from hwnas.target import PRECISIONS, Target, usable_cores
 
@@ -242,12 +241,22 @@ def judge(path: str | os.PathLike[str], target: Target, precisions: Mapping[str,
 
 def quantised_in_file(onnx_path: str | os.PathLike[str]) -> int:
     """Convolutions and matrix products of an ONNX file whose data and weights are both dequantised."""
+    nodes = nodes_of(onnx_path)
+    dequantised = {name for node in nodes if node.op_type == "DequantizeLinear" for name in node.output}
+    return sum(node.op_type in ("Conv", "Gemm", "MatMul") and set(node.input[:2]) <= dequantised for node in nodes)
+
+
+def nodes_of(onnx_path: str | os.PathLike[str]) -> list[onnx.NodeProto]:
+    """The nodes of an ONNX file's outermost graph, in order; FileError where it is no whole ONNX file."""
     try:
-        nodes = nodes_of(onnx_path)
-    except (OSError, ValueError) as error:
+        proto = onnx.load_model_from_string(Path(onnx_path).read_bytes())
+    except (MemoryError, ImportError):
+        raise
+    except Exception as error:  # protobuf's exceptions depend on its implementation
         raise FileError(onnx_path, f"cannot be read: {one_line(error)}") from error
-    dequantised = {name for node in nodes if node.op_type == "DequantizeLinear" for name in node.outputs}
-    return sum(node.op_type in ("Conv", "Gemm", "MatMul") and set(node.inputs[:2]) <= dequantised for node in nodes)
+    if not proto.HasField("graph"):
+        raise FileError(onnx_path, "cannot be read: it holds no graph")
+    return list(proto.graph.node)
 
 
 def one_line(error: BaseException) -> str:
