@@ -17,8 +17,15 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hwnas.errors import ConfigError, UserError
+from hwnas.lazy import LazyModule
+
+if TYPE_CHECKING:
+    import filelock
+else:
+    filelock = LazyModule("filelock")
 
 _TEMPORARY = "hwnas-"  # begins the names of temporary folders
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -160,21 +167,16 @@ def hold(path: Path, waiting: Callable[[], None] | None = None, *, wait: bool = 
     cannot be written or the lock cannot be had.
     """
     try:
-        from filelock import FileLock, Timeout
-    except ModuleNotFoundError:  # a device has numpy and a runtime alone
-        from hwnas.system.flock import FileLock, Timeout  # type: ignore[assignment]
-
-    try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path, mode=0o666)
+        lock = filelock.FileLock(path, mode=0o666)
         try:
             lock.acquire(timeout=0)
-        except Timeout:
+        except filelock.Timeout:
             if wait:
                 if waiting is not None:
                     waiting()
                 lock.acquire(timeout=most_s)
-    except Timeout:
+    except filelock.Timeout:
         raise UserError(f"another process has held {path} for {most_s:g} s. Wait for it, or end it.") from None
     except OSError as error:
         raise unwritten(path, error, "Make its folder writable.") from None
