@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -75,7 +75,7 @@ def run_child(module: str, job: Mapping[str, Any], target: Target, *, timeout_s:
         reader = threading.Thread(target=_read, args=(process.stdout, lines), daemon=True)
         reader.start()
         try:
-            answer = _listen(lines, timeout_s, progress)
+            answer = listen(lines, timeout_s, progress)
             process.wait(timeout=timeout_s)
         except (queue.Empty, subprocess.TimeoutExpired):
             raise CandidateError(f"{label}: still compiling or running after {timeout_s:g} s.") from None
@@ -85,11 +85,11 @@ def run_child(module: str, job: Mapping[str, Any], target: Target, *, timeout_s:
         if "result" in answer:
             return answer["result"]
         if "error" in answer:
-            raise _error_class(answer["error"])(answer["message"])
+            raise error_class(answer["error"])(answer["message"])
         raise CandidateError(_crash(process.returncode, said, job["path"], target))
 
 
-def _error_class(name: str) -> type[HwnasError]:
+def error_class(name: str) -> type[HwnasError]:
     """The error called `name`; its base where it is made of more than a message."""
     kind = getattr(errors, name, None)
     if not isinstance(kind, type) or not issubclass(kind, HwnasError):
@@ -104,17 +104,30 @@ def _read(stream: IO[str], lines: queue.Queue[str]) -> None:
     lines.put("")
 
 
-def _listen(lines: queue.Queue[str], timeout_s: float, progress: Progress | None) -> dict[str, Any]:
-    """The child's last message; `progress` hears the others. queue.Empty after a silence of `timeout_s`."""
+def listen(lines: queue.Queue[Any], timeout_s: float, progress: Progress | None,
+           load: Callable[[Any], Any] = json.loads) -> dict[str, Any]:
+    """The other side's last message; `progress` hears the others. Nothing where it has ended.
+
+    Args:
+        lines: What it says, line by line, and an empty one at its end.
+        timeout_s: The longest silence.
+        progress: Hears shares and notes.
+        load: Reads a line; ValueError where it is torn.
+
+    Raises:
+        queue.Empty: It was silent for longer.
+    """
     patience: float | None = timeout_s
     while line := lines.get(timeout=patience):
-        with contextlib.suppress(ValueError):  # torn: the child died while it wrote
-            message = json.loads(line)
-            if "note" not in message:
-                return dict(message)
-            patience = None if message["note"].startswith(WAITING) else timeout_s
-            if progress:
-                progress(message["share"], message["note"])
+        try:
+            message = load(line)
+        except ValueError:  # torn: it died while it wrote
+            break
+        if "note" not in message:
+            return dict(message)
+        patience = None if message["note"].startswith(WAITING) else timeout_s
+        if progress:
+            progress(message["share"], message["note"])
     return {}
 
 
@@ -140,18 +153,24 @@ def _end(process: subprocess.Popen[str]) -> None:
     process.stdin.close()
 
 
-def limit_memory(megabytes: int) -> None:
-    """Let this process allocate `megabytes` more than it has now; writes no core file."""
+@contextlib.contextmanager
+def limited_memory(megabytes: int) -> Iterator[None]:
+    """Inside, this process may allocate `megabytes` more than it has now; it writes no core file."""
     try:
         import resource
     except ImportError:  # Windows
+        yield
         return
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    earlier = resource.getrlimit(resource.RLIMIT_DATA)
     with contextlib.suppress(OSError, ValueError, StopIteration):
         status = Path("/proc/self/status").read_text()
         now_kb = int(next(line for line in status.splitlines() if line.startswith("VmData:")).split()[1])
-        limit = (now_kb << 10) + (megabytes << 20)
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+        resource.setrlimit(resource.RLIMIT_DATA, ((now_kb << 10) + (megabytes << 20), earlier[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, earlier)
 
 
 def serve(task: Task) -> int:
@@ -170,9 +189,9 @@ def serve(task: Task) -> int:
         runtime.check(target)
         import_module("onnx")  # and ONNX Runtime: before the limit, which is for what the model takes
         import_onnxruntime()
-        if target.device == "cpu":  # CUDA reserves far more address space than it uses
-            limit_memory(job["memory_mb"])
-        send(result=task(job, target, runtime, lambda share, note: send(share=share, note=note)))
+        # CUDA reserves far more address space than it uses
+        with limited_memory(job["memory_mb"]) if target.device == "cpu" else contextlib.nullcontext():
+            send(result=task(job, target, runtime, lambda share, note: send(share=share, note=note)))
     except HwnasError as error:
         send(error=type(error).__name__, message=str(error))
     except OSError as error:

@@ -344,7 +344,7 @@ def test_an_unknown_network_lists_near_names_only() -> None:
 def test_silence_is_a_time_out_but_waiting_is_not() -> None:
     lines_: queue.Queue[str] = queue.Queue()
     with pytest.raises(queue.Empty):
-        child._listen(lines_, 0.01, None)
+        child.listen(lines_, 0.01, None)
     lines_.put('{"share": 0.0, "note": "waiting for another measurement"}\n')
     heard: list[str] = []
 
@@ -354,7 +354,7 @@ def test_silence_is_a_time_out_but_waiting_is_not() -> None:
 
         threading.Timer(0.1, lines_.put, ['{"result": 3}\n']).start()
 
-    assert child._listen(lines_, 0.01, later) == {"result": 3}
+    assert child.listen(lines_, 0.01, later) == {"result": 3}
     assert heard == ["waiting for another measurement"]
 
 
