@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy
 import pytest
 
 from hwnas.cli.progress import Console
@@ -40,7 +41,9 @@ while left and (part := os.read(0, min(left, piece))):
     left -= len(part)
 os.killpg(0, signal.SIGKILL)
 """
-# Like a board: numpy and the runtime alone, no site packages, a wall clock that jumps, no lock that others hold.
+NEEDED = ("numpy", "filelock")
+ONNX = ("onnx", "google", "ml_dtypes", "typing_extensions")  # with what it needs itself
+# Like a board: what is needed alone, no site packages, a wall clock that jumps, no lock that others hold.
 BOARD = """
 import builtins, random, sys, time
 time.time = lambda: random.uniform(-1e9, 1e10)
@@ -90,13 +93,13 @@ class Board:
 
     def bare(self, *packages: str) -> Board:
         """The same with a Python that has these packages alone."""
-        links = self.folder / "packages"
+        links, home = self.folder / "packages", Path(numpy.__file__).parents[1]
         links.mkdir(exist_ok=True)
         for package in packages:
-            home = Path(__import__(package).__file__).parents[1]
-            for path in [home / package, *home.glob(f"{package}-*.dist-info"), *home.glob(f"{package}.libs")]:
-                if not (links / path.name).exists():
-                    (links / path.name).symlink_to(path)
+            for name in (package, f"{package}.py", f"{package}-*.dist-info", f"{package}.libs"):
+                for path in home.glob(name):
+                    if not (links / path.name).exists():
+                        (links / path.name).symlink_to(path)
         (self.folder / "board.py").write_text(BOARD)
         program(self.folder / "python",
                 f'#!/bin/sh\nPYTHONPATH={links} exec {sys.executable} -S {self.folder}/board.py "$@"\n')
@@ -105,7 +108,8 @@ class Board:
 
 def cut(device: RemoteDevice) -> None:
     """End the ssh of a device and all that it started here, as a broken line would."""
-    os.killpg(device._open[0].process.pid, signal.SIGKILL)
+    assert device.connection is not None
+    os.killpg(device.connection.process.pid, signal.SIGKILL)
 
 
 def program(path: Path, text: str) -> Path:

@@ -15,6 +15,7 @@ from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console, Report, show
 from hwnas.errors import ConfigError, FileError, ModelError
+from hwnas.latency.copies import noise
 from hwnas.latency.deployment import Deployment, SpaceOptions, open_device
 from hwnas.latency.device import DeviceOptions
 from hwnas.latency.fallbacks import measure_blocks
@@ -108,12 +109,12 @@ def _looked_at(job: Mapping[str, Any], options: CheckOptions, runtime: Runtime, 
     made = child({**job, "keep": str(keep), "tuned_for": tuning_of(options.target)}, prepare)
     try:
         there = runtime.inspect(made["file"], options.target, options.memory_mb)
-        execution, nodes = there.inspected(made["input"]["image"], options.repeats)
+        nodes = there.profile(noise(options.target.batch, made["input"]["image"]), options.repeats)
     except FileError as error:  # of the copy, which nobody knows
         raise ModelError(f"{options.model}: {error.fact} {error.remedy}".rstrip()) from None
     told.write_text(json.dumps([asdict(node) for node in nodes]))
     judged = child({**job, "path": made["file"], "told": str(told)}, prepare)
-    return {"input": made["input"], "execution": execution.to_dict(), **judged}
+    return {"input": made["input"], "execution": there.execution.to_dict(), **judged}
 
 
 def checked_blocks(options: CheckOptions, console: Console) -> tuple[list[CheckedBlock], Path]:

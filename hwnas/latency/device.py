@@ -48,7 +48,7 @@ DEVICE = ("device", "device_python", "device_name")  # options
 class DeviceOptions:
     """The options that name the machine to time networks on; None: this one.
 
-    `device`: user@host, reached over ssh. `device_python`: the Python there that has numpy and the runtime.
+    `device`: user@host, reached over ssh. `device_python`: the Python there that has the runtime.
     `device_name`: what its tables are named after, where its CPU does not tell it from others.
     """
 

@@ -1,38 +1,43 @@
 """A Python program on another machine over OpenSSH: nothing is installed there and no port is opened.
 
 `ssh` is run as the user would run it, with the user's configuration, keys and known hosts. It never asks for anything,
-and it never takes a host key that it does not know. The program reads frames on its standard input.
+and it never takes a host key that it does not know. What is said to the program and by it are lines of JSON.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
+import queue
 import re
 import secrets
 import shutil
+import signal
 import subprocess
 import threading
 import time
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
 
 from hwnas.errors import ConfigError, DeviceError
-from hwnas.system.frames import LinkLost, exactly, readable
 
-REFUSED = 78  # what a program ends with that cannot run over there; its last line says why
+_FAILED = 1  # what Python ends with where a program cannot run over there; its last line says why
+_GRACE_S = 3.0
 CONNECT_S = 30  # to the other machine's first word, once it is reached
+MOST_LINE = 64 << 20  # bytes of one message
 _OPTIONS = ("-T", "-a", "-x", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-o", "ServerAliveInterval=15", "-o",
             "ServerAliveCountMax=4", "-o", "ClearAllForwardings=yes", "-o", "ControlMaster=no", "-o",
             "StrictHostKeyChecking=yes")  # the last: whatever the user's configuration says
 _ADDRESS = re.compile(r"(?P<user>[A-Za-z0-9_][A-Za-z0-9_.-]{0,63})@"
                       r"(?P<host>[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,253}[A-Za-z0-9])?)(?::(?P<port>[0-9]{1,5}))?")
 _PYTHON = re.compile(r"(?:~/)?[A-Za-z0-9_./+][A-Za-z0-9_./+-]{0,400}")
-_MOST_GREETING = 1 << 16  # bytes that a login shell may print before the program speaks
-_MOST_SAID = 1 << 14  # bytes of standard error that are kept
-_WORDS = 300
+_MOST_LINES = 50  # that are kept until somebody hears them
+_MOST_WORDS = 300  # letters of what another machine said, in a line for the user
 # The whole command stands in single quotes, and holds nothing that any login shell reads otherwise.
-_COMMAND = "{python} -c 'import sys; exec(sys.stdin.readline(100000))'"
+_COMMAND = "{python} -c 'import sys; exec(sys.stdin.readline())'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,122 +65,120 @@ class Address:
     @property
     def arguments(self) -> list[str]:
         """What names the machine on ssh's command line."""
-        name, colon, port = self.text.partition(":")
-        return [*(("-p", port) if colon else ()), "--", name]
+        name, _, port = self.text.partition(":")
+        return [*(["-p", port] if port else []), "--", name]
 
     @property
     def by_hand(self) -> str:
         """How the user connects."""
-        name, colon, port = self.text.partition(":")
-        return f"ssh {f'-p {port} ' if colon else ''}{name}"
+        return " ".join(["ssh", *(part for part in self.arguments if part != "--")])
 
 
 class Connection:
-    """A program that runs over there: file descriptors to write to and to read from, until `close`."""
+    """A program that runs over there until `close`: `lines` of what it says, an empty one at its end.
 
-    def __init__(self, process: subprocess.Popen[bytes], address: Address) -> None:
-        self.process, self._address = process, address
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
-        self.to, self.back = process.stdin.fileno(), process.stdout.fileno()
-        self._said = bytearray()
-        self._listener = threading.Thread(target=self._listen, args=(process.stderr,), daemon=True)
-        self._listener.start()
+    Args:
+        address: Where it runs.
+        program: Python in one line, which finds `content`. It must print `marker` on a line of its own as soon as it
+            can hear; what a login shell prints before is passed over.
+        content: Anything.
 
-    def _listen(self, stream: IO[bytes]) -> None:
-        """Keep the end of what ssh and the program say on standard error, however much that is."""
-        with stream:
-            while part := stream.read(_MOST_SAID):
-                self._said[:] = (self._said + part)[-_MOST_SAID:]
-
-    def close(self, grace_s: float = 3.0) -> None:
-        """End it: its input ends, and ssh with it, at the latest by a signal."""
-        for pipe in (self.process.stdin, self.process.stdout):
-            with contextlib.suppress(OSError):
-                pipe.close()  # type: ignore[union-attr]
-        try:
-            self.process.wait(grace_s)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
-    def lost(self) -> LinkLost:
-        """End it, and say why it ended, in one line; `Refused` where another attempt cannot help."""
-        self.close()
-        self._listener.join(1.0)
-        return _why(self._said.decode(errors="replace"), self.process.returncode, self._address)
-
-
-class Refused(LinkLost):
-    """No connection, for a reason that only the user can mend."""
-
-
-def connect(address: Address, program: str) -> Connection:
-    """Run `program`, Python in one line that reads frames, over there. It must print `marker` on a line of its own as
-    soon as it can hear; what a login shell prints before is passed over.
-
-    LinkLost where that fails; DeviceError where there is no ssh here.
+    Raises:
+        ConnectionError: It does not run.
+        DeviceError: There is no ssh here.
     """
-    ssh = shutil.which("ssh")
-    if ssh is None:
-        raise DeviceError("device= needs the ssh command, which is not here. Install OpenSSH's client (Debian, Ubuntu: "
-                          "apt install openssh-client).")
-    marker = f"hwnas-{secrets.token_hex(8)}"
-    process = subprocess.Popen(
-        [ssh, *_OPTIONS, *address.arguments, _COMMAND.format(python=address.python)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0, start_new_session=True)
-    connection = Connection(process, address)
-    try:
-        os.write(connection.to, f"marker = {marker!r}; {program}\n".encode())
-        _await(connection.back, marker.encode() + b"\n")
-    except (OSError, LinkLost):
-        raise connection.lost() from None
-    except BaseException:
-        connection.close(grace_s=0)
-        raise
-    return connection
+
+    def __init__(self, address: Address, program: str, content: bytes = b"") -> None:
+        ssh = shutil.which("ssh")
+        if ssh is None:
+            raise DeviceError("device= needs the ssh command, which is not here. Install OpenSSH's client (Debian, "
+                              "Ubuntu: apt install openssh-client).")
+        self.process = subprocess.Popen(
+            [ssh, *_OPTIONS, *address.arguments, _COMMAND.format(python=address.python)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+        self.lines: queue.Queue[bytes] = queue.Queue(_MOST_LINES)
+        self._address, self._said = address, deque[bytes](maxlen=_MOST_LINES)
+        self._listener = threading.Thread(target=_read, args=(self.process.stderr, self._said.append, _MOST_WORDS),
+                                          daemon=True)
+        self._listener.start()
+        threading.Thread(target=_read, args=(self.process.stdout, self.lines.put, MOST_LINE), daemon=True).start()
+        try:
+            self._begin(program, content)
+        except (ConnectionError, queue.Empty):
+            raise self.close() from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, program: str, content: bytes) -> None:
+        """Have the program started, and hear its marker."""
+        given, marker, until = base64.b64encode(content), secrets.token_hex(8), time.monotonic() + CONNECT_S
+        self.write(f"import base64; content = base64.b64decode({given!r}); marker = {marker!r}; {program}")
+        while not (line := self.lines.get(timeout=max(0.0, until - time.monotonic()))).endswith(
+                f"{marker}\n".encode()):
+            if not line:
+                raise ConnectionError
+
+    def write(self, line: str) -> None:
+        """Write a line, which is given without its end. ConnectionError where nobody reads it any more."""
+        self.process.stdin.write(line.encode() + b"\n")  # type: ignore[union-attr]
+        self.process.stdin.flush()  # type: ignore[union-attr]
+
+    def close(self) -> ConnectionError:
+        """End it: its input ends, and ssh with it, at the latest by a signal. Returns why it had ended by itself, in
+        one line."""
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()  # type: ignore[union-attr]
+        try:
+            self.process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        self._listener.join(1.0)
+        said = b"".join(self._said).decode(errors="replace")
+        return ConnectionError(_why(said, self.process.returncode, self._address))
 
 
-def _await(line: int, marker: bytes) -> None:
-    """Read up to the marker; LinkLost where it does not come."""
-    heard, until = bytearray(), time.monotonic() + CONNECT_S
-    while not heard.endswith(marker):
-        if len(heard) > _MOST_GREETING or time.monotonic() > until or not readable(line, CONNECT_S):
-            raise LinkLost("its login prints too much, or nothing")
-        heard += exactly(line, 1)
+def _read(stream: IO[bytes], put: Callable[[bytes], object], most: int) -> None:
+    """Hand on every line of a stream, and an empty one at its end; one longer than `most` bytes comes in pieces."""
+    with stream:
+        while line := stream.readline(most):
+            put(line)
+    put(b"")
 
 
-def one_line(text: str) -> str:
-    """What another machine said, for a terminal: one line without control characters, not too long."""
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())[:_WORDS]
+def one_line(value: Any, most: int | None = _MOST_WORDS) -> Any:
+    """What another machine said, plain values whose texts become one line of at most so many printable letters."""
+    if isinstance(value, str):
+        plain = value if value.isprintable() else "".join(letter if letter.isprintable() else " " for letter in value)
+        return " ".join(plain.split())[:most]
+    if isinstance(value, dict):
+        return {one_line(key, most): one_line(part, most) for key, part in value.items()}
+    return [one_line(part, most) for part in value] if isinstance(value, list) else value
 
 
-def _why(said: str, code: int, address: Address) -> LinkLost:
+def _why(said: str, code: int, address: Address) -> str:
     """The reason in ssh's words or the shell's, and what the user can do."""
     lines = [one_line(line) for line in said.splitlines() if line.strip()]
     last, hand = lines[-1] if lines else f"ssh ended with exit code {code}", address.by_hand
-    if code == REFUSED:
-        return Refused(f"{address}: {last}")
+    if code == _FAILED:
+        return (f"{address}: {last}. It needs Python 3.11 or newer (device_python=/path/to/python), space in ~/.cache, "
+                f"and what this installs: {address.python} -m pip install numpy filelock onnx")
     if "REMOTE HOST IDENTIFICATION HAS CHANGED" in said:
-        name = address.arguments[-1].rpartition("@")[2]
-        return Refused(f"{address} has another host key than before. Make sure that it is that machine; then "
-                       f"ssh-keygen -R '{_known_as(name, address)}', and once by hand: {hand}")
+        name, _, port = address.text.partition("@")[2].partition(":")
+        known_as = f"[{name}]:{port}" if port and port != "22" else name
+        return (f"{address} has another host key than before. Make sure that it is that machine; then ssh-keygen -R "
+                f"'{known_as}', and once by hand: {hand}")
     if "Host key verification failed" in said or "host key is known" in said:
-        return Refused(f"{address} has a host key that is not known here. Connect once by hand and compare its "
-                       f"fingerprint: {hand}")
+        return (f"{address} has a host key that is not known here. Connect once by hand and compare its fingerprint: "
+                f"{hand}")
     if "Permission denied" in said and code != 126:
-        return Refused(f"{address} takes no key of yours ({last}), and passwords are not asked for. Let it take a key: "
-                       f"{hand.replace('ssh', 'ssh-copy-id', 1)}")
+        return (f"{address} takes no key of yours ({last}), and passwords are not asked for. Let it take a key: "
+                f"{hand.replace('ssh', 'ssh-copy-id', 1)}")
     missing = [line for line in lines if re.search(r"not found|[Nn]o such file|[Uu]nknown command|[Pp]ermission", line)]
     if code == 127 or (code == 126 and missing):
-        return Refused(f"{address} has no {address.python} to run ({(missing or [last])[0]}). Install Python 3.11 or "
-                       "newer there, or name one: device_python=/path/to/python")
+        return (f"{address} has no {address.python} to run ({(missing or [last])[0]}). Install Python 3.11 or newer "
+                "there, or name one: device_python=/path/to/python")
     if "Bad owner or permissions" in said or "Bad configuration option" in said:
-        return Refused(f"ssh cannot use its configuration here: {last}. Mend it; then give the same command again.")
-    return LinkLost(f"{last}. Try by hand: {hand} true")
-
-
-def _known_as(name: str, address: Address) -> str:
-    port = address.text.partition(":")[2]
-    return f"[{name}]:{port}" if port and port != "22" else name
+        return f"ssh cannot use its configuration here: {last}. Mend it; then give the same command again."
+    return f"{address} cannot be reached: {last}. Try by hand: {hand} true"

@@ -1,5 +1,5 @@
 #!/bin/sh
-# A folder with an aarch64 Python, numpy, LiteRT and ONNX Runtime, for QEMU's user mode: what a small board has.
+# A folder with an aarch64 Python, LiteRT, ONNX Runtime and what the agent needs, for QEMU's user mode.
 #
 #     tests/aarch64/make_root.sh DIR        then: HWNAS_AARCH64=DIR make soak
 #
@@ -21,9 +21,10 @@ for deb in "$fetched"/debs/*.deb; do dpkg -x "$deb" "$root"; done
 wheels="--only-binary=:all: --python-version 3.11 --implementation cp --platform manylinux_2_17_aarch64
         --platform manylinux2014_aarch64 --platform manylinux_2_26_aarch64 --platform manylinux_2_27_aarch64
         --platform manylinux_2_28_aarch64 --platform manylinux_2_34_aarch64 --platform manylinux_2_35_aarch64"
-# --no-deps: the agent needs numpy and the runtime alone
+# --no-deps: the agent needs no more than this
 python3 -m pip install -q --no-deps --no-compile --upgrade $wheels --target "$root/packages" \
-    "numpy==${NUMPY:-2.4.6}" "ai-edge-litert==${LITERT:-2.3.0}" "onnxruntime==${ORT:-1.31.1}" flatbuffers
+    "numpy==${NUMPY:-2.4.6}" "ai-edge-litert==${LITERT:-2.3.0}" "onnxruntime==${ORT:-1.31.1}" flatbuffers \
+    filelock onnx protobuf ml_dtypes typing_extensions
 # Runtimes ask what the CPU can do: without this they would be told of the one underneath.
 mkdir -p "$root/proc"
 cat > "$root/proc/cpuinfo" <<'CPU'

@@ -7,17 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from device_fixtures import Board
+from device_fixtures import NEEDED, ONNX, Board
 
 from hwnas.check import __main__ as command
 from hwnas.check.report import CHECK
 from hwnas.cli.command import run_command
 from hwnas.errors import DeviceError
-from hwnas.latency.remote import RemoteDevice
+from hwnas.latency import remote
 from hwnas.latency.timing import prepare_network
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.space.architecture import Architecture
-from hwnas.system.frames import Frame
 from hwnas.target import Target
 from hwnas.testing import contract_images
 
@@ -42,7 +41,7 @@ def there(board: Board) -> list[str]:
 def test_a_network_is_looked_at_there_as_here(board: Board, file: Path, tmp_path: Path,
                                               capsys: pytest.CaptureFixture[str]) -> None:
     told = {}
-    for name, given in (("here", []), ("there", there(board.bare("numpy", "onnxruntime")))):
+    for name, given in (("here", []), ("there", there(board.bare(*NEEDED, *ONNX, "onnxruntime")))):
         assert check_line(f"model={file}", f"out={tmp_path / name}.json", *given) == 0, capsys.readouterr().err
         told[name] = CHECK.read(tmp_path / f"{name}.json")
         assert "falls back: " in capsys.readouterr().out
@@ -58,18 +57,19 @@ def test_a_network_is_looked_at_there_as_here(board: Board, file: Path, tmp_path
 @pytest.mark.parametrize("lie", [{"ms": -1.0}, {"reference": "no"}, {"name": 3}, {"kind": None}])
 def test_what_is_no_answer_is_not_believed(board: Board, file: Path, monkeypatch: pytest.MonkeyPatch,
                                            lie: dict[str, Any]) -> None:
-    device, checked = board.device(), RemoteDevice._checked
+    device, listen = board.device(), remote.listen
 
-    def lying(self: RemoteDevice, operation: str, frame: Frame) -> Frame:
-        if operation == "inspect":
-            frame.values["result"]["nodes"][0].update(lie)
-        return checked(self, operation, frame)
+    def lying(*line: Any) -> dict[str, Any]:
+        answer = listen(*line)
+        if isinstance(answer.get("result"), list):
+            answer["result"][0].update(lie)
+        return answer
 
     compiled = device.runtime("onnxruntime").inspect(file, ORT)
     nodes = compiled.profile(contract_images(file, 1), 1)
     here = load_runtime("onnxruntime").inspect(file, ORT).profile(contract_images(file, 1), 1)  # type: ignore[attr-defined]
     assert [(node.kind, node.precision) for node in nodes] == [(node.kind, node.precision) for node in here]
-    monkeypatch.setattr(RemoteDevice, "_checked", lying)
+    monkeypatch.setattr(remote, "listen", lying)
     with pytest.raises(DeviceError, match="no answer of an agent"):
         compiled.profile(contract_images(file, 1), 1)
     device.close()

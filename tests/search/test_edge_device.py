@@ -1,4 +1,4 @@
-"""A search for LiteRT on another machine, over OpenSSH: a Python there with numpy and LiteRT alone."""
+"""A search for LiteRT on another machine, over OpenSSH: a Python there with LiteRT and what is needed alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from device_fixtures import Board, Server
+from device_fixtures import NEEDED, Board, Server
 from search_fixtures import rows_of
 from table_fixtures import write_table
 
@@ -26,7 +26,7 @@ def test_a_front_is_searched_here_and_verified_there(sshd: Server, tmp_path: Pat
     few = make.calibration_images
     monkeypatch.setattr(make, "calibration_images", lambda data, n, seed: few(data, 96, seed))
     (tmp_path / "board").mkdir()
-    python = Board(tmp_path / "board").bare("numpy", "ai_edge_litert").python
+    python = Board(tmp_path / "board").bare(*NEEDED, "ai_edge_litert").python
     write_table(tmp_path / "home", "edge_int8", 16, host_name="loopback-2c")
     out = tmp_path / "run"
     given = ["+target=edge_int8", "dataset=digits", "dataset.image_size=16", "n_trials=1", "workers=1",
