@@ -17,6 +17,7 @@ import select
 import shutil
 import signal
 import sys
+import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 MOST_KEPT = 4 << 30  # bytes of all files
 KEPT_COMPILED = 32
+NOTE_EVERY_S = 1.0
 SILENCE_S = 120  # without a request, after which the agent ends
 Network = Mapping[str, Any]  # a file's name, target, shape of an image, copies; and whether it is only looked at
 _runtime = cache(load_runtime)
@@ -102,6 +104,7 @@ class _Worker:
     def __init__(self, back: int, cache: Path, own: Path) -> None:
         die_with_parent()
         self.back, self.cache, self.files, self.own = os.fdopen(back, "wb"), cache, cache / "files", own
+        self.noted_s = 0.0
 
     def serve(self) -> None:
         """Answer requests until there are no more."""
@@ -136,8 +139,10 @@ class _Worker:
         self.back.flush()
 
     def tell(self, share: float, note: str) -> None:
-        """Pass progress on: nothing of it happens while a call is timed."""
-        self.say({"note": note, "share": share})
+        """Pass progress on, now and then: nothing of it happens while a call is timed."""
+        if note.startswith(WAITING) or time.monotonic() - self.noted_s >= NOTE_EVERY_S:
+            self.noted_s = time.monotonic()
+            self.say({"note": note, "share": share})
 
     def file(self, network: Network) -> TimedFile:
         return TimedFile(self.files / network["file"], Target.from_config(network["target"]), tuple(network["shape"]))
