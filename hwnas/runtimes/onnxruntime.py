@@ -251,15 +251,15 @@ class Named:
         reader = {name: node for node in reversed(nodes) for name in node.input}
 
         def ends_in(node: NodeProto) -> str:
-            tensor = node.output[0]
+            tensor = str(node.output[0])
             for _ in nodes:
                 after = reader.get(tensor)
                 if tensor in tensors or after is None:
                     break
                 origin = by_name.get(_TOKEN.sub("", after.name)) if after.name else None
                 if origin is not None and len(origin.input) == len(after.input):
-                    return origin.input[list(after.input).index(tensor)]
-                tensor = after.output[0]
+                    return str(origin.input[list(after.input).index(tensor)])
+                tensor = str(after.output[0])
             return tensor
 
         return cls(tuple((node.op_type, node.domain, node.name or ends_in(node)) for node in nodes))
