@@ -352,8 +352,9 @@ def tell(report: Mapping[str, Any], out: Path, console: Console) -> None:
              "measured", "", *text_table(rows), "",
              f"reference network: {report['reference']['ratio'] - 1:+.1%} beside its quiet time in the calibration"]
     if pace["n"]:
-        lines.append(f"anchors: {pace['n']} networks of the table take {pace['factor'] - 1:+.1%} (± "
-                     f"{pace['standard_error']:.1%}) by the reference, which is taken out of the figures on the left")
+        lines.append(f"anchors: {pace['n']} networks of the table, {pace['factor'] - 1:+.1%} (± "
+                     f"{pace['standard_error']:.1%}) beside the calibration by the reference; this is taken out of "
+                     f"{', '.join(parts)}")
     if report["n_invalid"]:
         lines.append(f"{report['n_invalid']} networks INVALID: the machine was too restless; in none of the figures")
     if report["n_failed"]:
@@ -365,8 +366,8 @@ def tell(report: Mapping[str, Any], out: Path, console: Console) -> None:
 def draw(rows: pd.DataFrame, report: Mapping[str, Any]) -> Figure:
     """Draw predicted against measured latency of rows as `compare` gives them, with predicted intervals."""
     heading = f"{report['target']} on {report['space']['name']}: predicted against measured latency"
-    where = (f"{report['host']['name']} · {report['runtime']} · {report['n']} networks never used in calibration, "
-             f"{report['n_invalid']} INVALID · measured {report['measured_at'][:10]}")
+    where = (f"{report['host']['name']} · {report['runtime']} · {report['n']} networks not in the table, "
+             f"{report['n_invalid']} INVALID · {report['measured_at'][:10]}")
     both = rows[["measured_ms", "predicted_ms"]].to_numpy()
     ends = np.array([both.min() / 1.15, both.max() * 1.15])
     with new_figure(8.0, 7.0, heading, where, left=0.1) as figure:

@@ -90,6 +90,10 @@ def test_what_is_needed_is_enough_and_the_wall_clock_may_jump(board: Board, file
     assert len(measurement.turns) >= 1
     assert device.overhead_ms() >= 0
     device.close()
+    left = board.files.parent / "tmp/999999999"  # of an agent that was killed
+    left.mkdir()
+    board.device().close()
+    assert not left.exists()
     kept = {path.parent.name for path in (board.folder / "home").rglob("*") if path.is_file()}
     assert kept == {"files"}
 
@@ -219,7 +223,6 @@ def test_an_upload_goes_on_where_it_was_torn(board: Board, tmp_path: Path, monke
         sent, = board.files.iterdir()
         assert sent.read_bytes() == big.read_bytes()
         assert len(pieces) in (20, 21)  # the ninth may have arrived
-        assert len(list((board.files.parent / "tmp").iterdir())) == 1  # what the first agent left is gone
         cut(device)
 
 
@@ -312,7 +315,10 @@ def test_an_answer_that_is_none_is_not_believed(board: Board, files: dict[str, P
 
     def noting(name: str, *rest: Any, **values: Any) -> Any:
         asked.append(name)
-        return request(name, *rest, **values)
+        try:
+            return request(name, *rest, **values)
+        finally:
+            asked.pop()  # files are sent while a request is written
 
     def lying(*line: Any) -> dict[str, Any]:
         answer = listen(*line)

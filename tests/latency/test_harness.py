@@ -8,16 +8,13 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from deployment_fixtures import tiny_architecture
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hwnas.errors import TableError
-from hwnas.latency.deployment import _profile
 from hwnas.latency.harness import call_overhead_ms, measure, measure_load, time_calls
 from hwnas.latency.table import Measurement, Protocol, Turn
 from hwnas.roofline import measure_bandwidths
@@ -43,7 +40,6 @@ def turns(values_ms, reference_ms=1.0, steal=0.0):
 
 @pytest.mark.parametrize(("module", "times"), [
     ("latency.harness", lambda: measure({}, busy(0))), ("latency.harness", lambda: call_overhead_ms(busy(0))),
-    ("latency.deployment", lambda: _profile(SimpleNamespace(architecture=tiny_architecture()), None, 1)),
     ("latency.harness", lambda: measure_load([busy(0)], 1, 1, busy(0), QUICK, quiet_ms=None, progress=print)),
     ("roofline", lambda: measure_bandwidths(1))])
 def test_whatever_is_timed_is_timed_under_the_lock(module: str, times: Callable[[], object],

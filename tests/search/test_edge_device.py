@@ -26,7 +26,7 @@ def test_a_front_is_searched_here_and_verified_there(sshd: Server, tmp_path: Pat
     few = make.calibration_images
     monkeypatch.setattr(make, "calibration_images", lambda data, n, seed: few(data, 96, seed))
     (tmp_path / "board").mkdir()
-    python = Board(tmp_path / "board").bare(*NEEDED, "ai_edge_litert").python
+    python = Board(tmp_path / "board").bare(*NEEDED, "ai_edge_litert", "flatbuffers").python
     write_table(tmp_path / "home", "edge_int8", 16, host_name="loopback-2c")
     out = tmp_path / "run"
     given = ["+target=edge_int8", "dataset=digits", "dataset.image_size=16", "n_trials=1", "workers=1",

@@ -103,7 +103,7 @@ def test_a_machine_without_a_gpu_verifies_what_one_has_trained(run: Path) -> Non
     environment = folder.read_environment()
     assert environment["recipe"]["device"] == "cpu"
     trained_there = {**environment, "recipe": {**environment["recipe"], "device": "cuda"}}
-    making = making_of(folder, folder.read_config(), trained_there, {}, Host.detect(), Console(quiet=True))
+    making = making_of(folder, folder.read_config(), trained_there, {})
     assert making.recipe.device == "cpu"
 
 
