@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
@@ -43,6 +44,11 @@ def write_table(home: Path, name: str, image_size: int | None = None, space_name
     return path
 
 
+def _now() -> str:
+    """A table that was made just now is of this session: none of its networks is timed again."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 @cache
 def _table(name: str, image_size: int | None, space_name: str, classes: int, n: int = 24) -> LatencyTable:
     target = Target.from_config(OmegaConf.to_container(compose("search", [f"target={name}"]).target))
@@ -55,7 +61,7 @@ def _table(name: str, image_size: int | None, space_name: str, classes: int, n: 
         tuple(Turn((made_up_ms(network) * (1 + 0.001 * turn),), QUIET_MS) for turn in range(12)), QUIET_MS, protocol))
         for network in networks]
     key = TableKey.of(target, space.image_sizes, space.channels, space.classes)
-    table = LatencyTable(key, host.to_dict(), runtime.version(), "2026-01-01", protocol,
+    table = LatencyTable(key, host.to_dict(), runtime.version(), _now(), protocol,
                          reference_network(space.channels, space.classes, max(space.image_sizes)), QUIET_MS, 0.0, timed,
                          spent_s={space.name: 60.0})
     model, _ = learnt_model(table, space)

@@ -292,8 +292,8 @@ class Learnt:
 class LatencyModel:
     """Latency of a space's architectures on a table's host: `fit` it, then ask `predict` with integer codes."""
 
-    def __init__(self, space: SearchSpace, fit: Fit, learnt: Learnt, run_to_run: float) -> None:
-        self.space, self._fit, self.learnt, self._run_to_run = space, fit, learnt, run_to_run
+    def __init__(self, space: SearchSpace, fit: Fit, learnt: Learnt, run_to_run: float, factor: float = 1.0) -> None:
+        self.space, self._fit, self.learnt, self._run_to_run, self._factor = space, fit, learnt, run_to_run, factor
         self.error = learnt.error
         self._n_sums = fit.features.n_sums
         self._known = np.zeros(space.n_segments, bool)
@@ -329,7 +329,17 @@ class LatencyModel:
 
     def of_part(self, space: SearchSpace) -> LatencyModel:
         """The same model for the codes of `space`, a part of its own space."""
-        return LatencyModel(space, self._fit, self.learnt, self._run_to_run)
+        return LatencyModel(space, self._fit, self.learnt, self._run_to_run, self._factor)
+
+    def in_session(self, factor: float, standard_error: float) -> LatencyModel:
+        """The same model for a session of the machine.
+
+        Args:
+            factor: Latency in that session over the latency in the table's.
+            standard_error: Of the logarithm of `factor`; intervals get wider by it.
+        """
+        return LatencyModel(self.space, self._fit, self.learnt, float(np.hypot(self._run_to_run, standard_error)),
+                            factor)
 
     def predict(self, codes: np.ndarray) -> Predictions:
         """Latency of the architectures that rows of `codes` [n, parameters] stand for."""
@@ -383,6 +393,7 @@ class LatencyModel:
         return self._fit.latency_ms(rows[:, :n], entries[:, 0], entries[:, 1], position(rows[:, n:]))
 
     def _predictions(self, mean: np.ndarray, log_std: np.ndarray) -> Predictions:
+        mean = self._factor * mean
         low, high = (mean * np.exp(interval_end(end, log_std, self._run_to_run)) for end in self.learnt.ends)
         return Predictions(mean, low, high, mean * np.hypot(log_std * self.learnt.spread, self._run_to_run))
 

@@ -22,6 +22,7 @@ from hwnas.front.score import Timing, scoring_seconds
 from hwnas.front.zoo import published_of, worth_training
 from hwnas.latency.deployment import latency_model
 from hwnas.latency.fallbacks import find_blocks, left_out, measure_blocks, warning
+from hwnas.latency.session import Session, measure_session
 from hwnas.networks.network import FoundNetwork
 from hwnas.networks.quantize import needs_narrow_weights
 from hwnas.samplers.informed import Context
@@ -79,6 +80,7 @@ class Prepared:
     opened: optuna.Study | None
     clock: Clock | None = None
     pace: Pace | None = None
+    session: Session | None = None
 
     @property
     def narrow(self) -> bool:
@@ -106,6 +108,8 @@ def prepare(plan: Plan, run: RunFolder, console: Console, clock: Clock | None = 
         console.note(chosen.why)
     estimator = None if plan.races else _estimator(plan, chosen, dataset)
     table, model = latency_model(plan.deployment, plan.space, plan.options.calibration, console)
+    session = _find_session(plan, run, table, console)
+    model = model.in_session(session.factor, session.standard_error)
     plan = _without_fallbacks(plan, table, url, console)
     if plan.left_out:
         model = model.of_part(plan.space)
@@ -114,9 +118,19 @@ def prepare(plan: Plan, run: RunFolder, console: Console, clock: Clock | None = 
     pace = _pace(plan, dataset, console) if clock is not None else None
     if estimator is None:
         return _prepare_race(Prepared(plan, run, dataset, None, chosen, None, table, model,
-                                      search_options(plan, model), None, clock, pace), url)
+                                      search_options(plan, model), None, clock, pace, session), url)
     return _prepare_estimates(Prepared(plan, run, dataset, certificate, chosen, estimator, table, model,
-                                       search_options(plan, model), None, clock, pace), url, console)
+                                       search_options(plan, model), None, clock, pace, session), url, console)
+
+
+def _find_session(plan: Plan, run: RunFolder, table: LatencyTable, console: Console) -> Session:
+    """The session that the run's predictions are of: measured once, by the process that comes first."""
+    with run.hold("session", console.say):
+        session = Session.find(run.session, table)
+        if session is None:
+            session = measure_session(plan.deployment, table, plan.space.name, console)
+            session.save(run.session)
+        return session
 
 
 def _prepare_race(prepared: Prepared, url: str) -> Prepared:

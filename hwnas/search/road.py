@@ -11,10 +11,11 @@ from hwnas.accuracy.certificate import certificate_facts
 from hwnas.cli.options import Config
 from hwnas.cli.progress import Console
 from hwnas.front.make import fault_of, other_start
-from hwnas.front.rows import FrontRow, load_front
+from hwnas.front.rows import FrontRow, in_session, load_front
 from hwnas.front.score import Scores, Timing
 from hwnas.front.verification import Facts, environment_of, make_rows, results_of, verify_front, write_results
 from hwnas.latency.deployment import error_line
+from hwnas.latency.session import measure_session
 from hwnas.search.families import choose_family, find_choice
 from hwnas.search.minutes import (
     ENOUGH_STEPS,
@@ -166,6 +167,7 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     if choice is not None and choice.chosen == origin:
         environment["family"] = choice.sentence
     if deployment.at_hand:
+        rows, environment["session"] = _bring_to_now(rows, prepared, console)
         results = verify_front(rows, run, making, facts.timing, objective, environment, console)
     else:
         results = results_of(Scores(rows), run, making, objective, environment)
@@ -177,6 +179,20 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     if plan.races:
         clear_lines(prepared)
     return results.rows, [comparison.to_dict() for comparison in results.comparisons]
+
+
+def _bring_to_now(rows: Sequence[FrontRow], prepared: Prepared, console: Console
+                  ) -> tuple[list[FrontRow], dict[str, Any]]:
+    """The rows with predictions for the machine as it is now, hours after the search began; and its session."""
+    began = prepared.session
+    assert began is not None
+    now = began
+    if not began.is_fresh:
+        now = measure_session(prepared.plan.deployment, prepared.table, prepared.plan.space.name, console)
+        if now.why:  # the machine is busy: what the search began with is the better guess
+            now = began
+    pace = now.factor / began.factor
+    return [in_session(row, pace) for row in rows], {**asdict(now), "told": str(now)}
 
 
 def _in_time(prepared: Prepared, rows: Sequence[FrontRow], making: Making, console: Console

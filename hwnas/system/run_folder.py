@@ -369,6 +369,11 @@ class RunFolder(WorkFolder):
         return self.path / "comparisons.json"
 
     @property
+    def session(self) -> Path:
+        """`session.json`: how fast the machine was beside its latency table when the search began."""
+        return self.path / "session.json"
+
+    @property
     def measurements(self) -> Path:
         """`measurements.json`: raw samples of the verification."""
         return self.path / "measurements.json"

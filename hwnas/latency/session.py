@@ -1,0 +1,161 @@
+"""Session: how fast a machine is now, beside the session in which its latency table was made.
+
+Clock, neighbours and the places of memory differ from day to day. On one host, in good quiet, the same networks took
+11 % less time three days after their table was made. So a few of the table's own networks, the panel, are timed again
+before the table predicts. What they have in common is the session's factor; what is left is its error.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hwnas.errors import StudyError, TableError
+from hwnas.latency.held_out_networks import chosen_anchors
+from hwnas.latency.table import LatencyTable, Measurement, robust_error
+from hwnas.latency.timing import time_networks
+from hwnas.system.documents import Document
+from hwnas.system.paths import write_atomic
+
+if TYPE_CHECKING:
+    from hwnas.cli.progress import Console
+    from hwnas.latency.deployment import Deployment
+
+SESSION = Document("hwnas-session", 1, "the session of a search", "Delete it, and the machine's state is measured "
+                   "again.", StudyError, shape={"factor": float, "standard_error": float, "n": int, "table": str,
+                                                "measured_at": str, "why": str})
+PANEL, LEAST = 7, 4  # networks that are timed again, and that must be quiet enough to tell the factor
+PANEL_S = 6.0  # most seconds of timing them
+FRESH_S = 3600.0  # a table or an estimate that is no older is of this session
+# Log standard deviation between sessions of one machine: in experiments/latency_validation the reference stood -12.4
+# to +5.4 % beside its table.
+BETWEEN_SESSIONS = 0.06
+LEAST_ERROR = 0.005  # of a factor: seven networks may agree by chance
+MOST_APART = 0.15  # standard deviation of the panel's logarithms beyond which one factor does not tell the machine
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """How much longer networks take now than in the session of their table.
+
+    Attributes:
+        factor: Latency now over the table's (1.1: a network takes 10 % longer).
+        standard_error: Of the logarithm of `factor`.
+        n: Networks of the panel that tell it. 0: none was timed; `why` says the reason, or is empty for a table that
+            was made in this session.
+        table: The table that it stands beside: its key and date.
+        measured_at: ISO 8601, UTC.
+    """
+
+    factor: float
+    standard_error: float
+    n: int
+    table: str
+    measured_at: str
+    why: str = ""
+
+    def __str__(self) -> str:
+        if self.why:
+            return (f"this session's speed is not known ({self.why}): intervals are as wide as sessions differ, "
+                    f"± {math.expm1(1.645 * self.standard_error):.0%}")
+        if not self.n:
+            return "the latency table is of this session"
+        apart = self.factor - 1
+        word = f"{abs(apart):.1%} {'slower' if apart > 0 else 'faster'} than the latency table's"
+        return f"this session is {word} (± {self.standard_error:.1%}, by {self.n} of its networks)"
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether it was estimated within the last hour."""
+        return age_s(self.measured_at) <= FRESH_S
+
+    def save(self, path: Path) -> None:
+        """Write it to a file, whole or not at all."""
+        write_atomic(path, json.dumps({**SESSION.header, **asdict(self)}, indent=1) + "\n")
+
+    @classmethod
+    def find(cls, path: Path, table: LatencyTable) -> Session | None:
+        """The session in a file, where it stands beside this table; StudyError for a file that cannot be read."""
+        values = SESSION.find(path)
+        if values is None:
+            return None
+        with SESSION.reading(path):
+            session = cls(float(values["factor"]), float(values["standard_error"]), int(values["n"]),
+                          str(values["table"]), str(values["measured_at"]), str(values["why"]))
+            if not (session.factor > 0 and math.isfinite(session.factor) and session.standard_error >= 0):
+                raise ValueError(f"factor {session.factor}, standard error {session.standard_error}")
+            age_s(session.measured_at)
+        return session if session.table == name_of(table) else None
+
+
+def measure_session(deployment: Deployment, table: LatencyTable, space_name: str, console: Console) -> Session:
+    """Time the panel on the deployment's machine, and estimate the session.
+
+    Args:
+        deployment: Target and machine; where it is not at hand, nothing is timed.
+        table: The table whose networks are timed again.
+        space_name: The space of the panel's networks.
+        console: Hears progress, and what the session is.
+
+    Raises:
+        TableError: The panel's networks do not agree on one factor: the table is of another machine or another state.
+    """
+    base = Session(1.0, BETWEEN_SESSIONS, 0, name_of(table), _now())
+    if not deployment.at_hand:
+        session = replace(base, why=f"{deployment.host_name} is not this machine")
+    elif age_s(table.created) <= FRESH_S:
+        session = replace(base, standard_error=0.0)
+    else:
+        panel = chosen_anchors(table, space_name, PANEL)
+        runtime = deployment.device.runtime(deployment.target.runtime)
+        with console.step(f"time {len(panel)} networks of the latency table again") as report:
+            again = time_networks(panel, deployment.target, runtime, table.reference,
+                                  replace(table.protocol, max_seconds=PANEL_S), progress=report,
+                                  device=deployment.device)
+        session = estimate_session(table, again)
+    console.note(str(session))
+    return session
+
+
+def estimate_session(table: LatencyTable, again: Mapping[str, Measurement]) -> Session:
+    """The session that the panel's measurements show, by architecture id.
+
+    TableError where its networks differ more among themselves than sessions do.
+    """
+    before = {network.architecture.id: network.measurement for network in table.networks}
+    pairs = [(measurement, before[name]) for name, measurement in again.items()
+             if measurement.valid and name in before and before[name].valid]
+    if len(pairs) < LEAST:
+        reason = next((measurement.reason for measurement in again.values() if measurement.reason), "none ran")
+        return Session(1.0, BETWEEN_SESSIONS, 0, name_of(table), _now(),
+                       f"{len(pairs)} of {len(again)} networks were timed: {reason}")
+    # Predictions are at the speed at which the table's reference takes its quiet time.
+    logs = np.log([now.latency_ms / then.at_ms(table.quiet_ms) for now, then in pairs])
+    error = max(robust_error(logs), LEAST_ERROR)
+    if error * math.sqrt(len(logs)) > MOST_APART:
+        raise TableError(f"{table.path or table.key}: of its networks, timed again, one takes "
+                         f"{np.expm1(logs.min()):+.0%} and another {np.expm1(logs.max()):+.0%}: it does not tell "
+                         "this machine as it is. Measure it anew: python -m hwnas.profile +target=… space=… fresh=true")
+    return Session(float(np.exp(np.median(logs))), float(error), len(logs), name_of(table), _now())
+
+
+def name_of(table: LatencyTable) -> str:
+    """What a session calls the table that it stands beside."""
+    return f"{table.key} of {table.created}"
+
+
+def age_s(time: str) -> float:
+    """Seconds since a time in ISO 8601; ValueError where it is none."""
+    then = datetime.fromisoformat(time)
+    return (datetime.now(UTC) - (then if then.tzinfo else then.replace(tzinfo=UTC))).total_seconds()
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,106 @@
+"""The session of a machine beside its latency table: what the panel tells, and what is done where it tells nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+from table_fixtures import _table
+
+from hwnas.cli.progress import Console
+from hwnas.errors import StudyError, TableError
+from hwnas.latency import session
+from hwnas.latency.deployment import Deployment
+from hwnas.latency.model import LatencyModel
+from hwnas.latency.session import BETWEEN_SESSIONS, PANEL, Session, estimate_session, measure_session
+from hwnas.latency.table import LatencyTable, Measurement, Turn
+from hwnas.space.search_space import SearchSpace
+from hwnas.target import Host, Target
+
+TARGET = Target("xeon_int8", "openvino", "int8")
+YESTERDAY = (datetime.now(UTC) - timedelta(days=1)).isoformat(timespec="seconds")
+
+
+@pytest.fixture
+def table() -> LatencyTable:
+    return replace(_table("xeon_int8", 24, "mnasnet_small", 10), created=YESTERDAY)
+
+
+def again(table: LatencyTable, *factors: float) -> dict[str, Measurement]:
+    """The first networks of the table, timed in a session in which they take `factors` times as long."""
+    timed = {}
+    for network, factor in zip(table.networks, factors, strict=False):
+        held = network.measurement
+        turns = tuple(Turn(tuple(factor * ms for ms in turn.samples_ms), factor * turn.reference_ms)
+                      for turn in held.turns)
+        timed[network.architecture.id] = Measurement(turns, factor * held.quiet_ms, held.protocol)
+    return timed
+
+
+def test_what_the_panel_has_in_common_is_the_sessions_factor(table: LatencyTable) -> None:
+    found = estimate_session(table, again(table, 0.89, 0.90, 0.88, 0.89, 0.89, 0.91, 0.89))
+    assert found.factor == pytest.approx(0.89, abs=0.002)
+    assert 0.004 < found.standard_error < 0.01
+    assert found.n == 7
+    assert "11.0% faster than the latency table's" in str(found)
+
+
+def test_predictions_and_their_intervals_are_of_the_session(table: LatencyTable) -> None:
+    space = SearchSpace.load("mnasnet_small", channels=1, classes=10, image_size=24)
+    model = LatencyModel.fit(table, space)
+    codes = space.sample(np.random.default_rng(0), 5)
+    before, now = model.predict(codes), model.in_session(1.2, 0.05).predict(codes)
+    np.testing.assert_allclose(now.mean, 1.2 * before.mean)
+    assert np.all(now.high / now.mean > before.high / before.mean)
+    assert np.all(now.low / now.mean < before.low / before.mean)
+    architectures = [space.decode(space.to_params(code)) for code in codes]
+    np.testing.assert_allclose(model.in_session(1.2, 0.05).predict_architectures(architectures).mean, now.mean,
+                               rtol=1e-6)
+    np.testing.assert_allclose(model.in_session(1.2, 0.05).of_part(space).predict(codes).mean, now.mean)
+
+
+def test_a_panel_that_was_not_quiet_leaves_intervals_as_wide_as_sessions_differ(table: LatencyTable) -> None:
+    found = estimate_session(table, again(table, 1.0, 1.0))
+    assert (found.factor, found.standard_error, found.n) == (1.0, BETWEEN_SESSIONS, 0)
+    assert "not known (2 of 2 networks were timed" in str(found)
+
+
+def test_a_table_of_another_machine_is_refused_with_the_command_that_measures_anew(table: LatencyTable) -> None:
+    with pytest.raises(TableError, match=r"it does not tell this machine as it is\. Measure it anew"):
+        estimate_session(table, again(table, 0.5, 0.8, 1.1, 1.6, 2.2, 0.6, 1.9))
+
+
+def test_the_panel_is_timed_unless_the_table_is_of_this_session(table: LatencyTable, monkeypatch: pytest.MonkeyPatch
+                                                               ) -> None:
+    asked: list[int] = []
+
+    def time_networks(networks: list[object], *given: object, **options: object) -> dict[str, Measurement]:
+        asked.append(len(networks))
+        return again(table, *[1.1] * PANEL)
+
+    monkeypatch.setattr(session, "time_networks", time_networks)
+    here = Deployment(TARGET, Host.detect().name, True)
+    assert measure_session(here, table, "mnasnet_small", Console(quiet=True)).factor == pytest.approx(1.1)
+    assert asked == [PANEL]
+    fresh = replace(table, created=datetime.now(UTC).isoformat(timespec="seconds"))
+    found = measure_session(here, fresh, "mnasnet_small", Console(quiet=True))
+    assert (found.factor, found.standard_error, found.why) == (1.0, 0.0, "")
+    away = measure_session(replace(here, host_name="other", at_hand=False), table, "mnasnet_small", Console(quiet=True))
+    assert (away.factor, away.standard_error) == (1.0, BETWEEN_SESSIONS)
+    assert asked == [PANEL]
+
+
+def test_a_stored_session_is_of_its_table_alone(table: LatencyTable, tmp_path: Path) -> None:
+    path = tmp_path / "session.json"
+    assert Session.find(path, table) is None
+    found = estimate_session(table, again(table, *[1.05] * 5))
+    found.save(path)
+    assert Session.find(path, table) == found
+    assert found.is_fresh
+    assert Session.find(path, replace(table, created="2020-01-01")) is None
+    path.write_text(path.read_text().replace('"factor": 1.0', '"factor": -1.0'))
+    with pytest.raises(StudyError, match=r"session\.json"):
+        Session.find(path, table)
