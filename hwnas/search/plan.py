@@ -63,13 +63,15 @@ class FinalistOptions:
 class BudgetOptions:
     """The hard cap in ms, the quantile of the predicted latency that must keep it, and the cap of measured p99.
 
-    `minutes` bounds the whole command.
+    `minutes` bounds the whole command. `state` is the state of the machine in which the caps must be kept: as it is
+    now, or the slower one of now and the latency table's session.
     """
 
     latency_ms: float | None = option(low=1e-6, as_given=True)
     p99_ms: float | None = option(low=1e-6, as_given=True)
     quantile: float = option(low=CAP_QUANTILES[0], high=CAP_QUANTILES[1])
     minutes: float | None = option(None, low=0.1, high=100_000)  # runs of earlier versions have none
+    state: str = option("now", choices=("now", "worst"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,8 @@ class Plan:
     `out` is the run folder, which need not exist yet. `start`: the weights that networks of the space begin with, where
     these are cut from a pretrained one. If the user gave no T, `objective` has none until the latency model is there.
     `sampler` makes the sampler from the Context that ours needs. `left_out` names the variants of blocks that `space`
-    does without, once it is prepared, and `left_out_costs` what each of them costs, in words. `yaml` is the
+    does without, once it is prepared, and `left_out_costs` what each of them costs, in words. `slack`: the caps that
+    were asked for over those that are kept now, above 1 where they must be kept in a slower session. `yaml` is the
     configuration as it may be kept, `config` as it is, with passwords.
     """
 
@@ -155,6 +158,7 @@ class Plan:
     config: str
     left_out: str = ""
     left_out_costs: tuple[str, ...] = ()
+    slack: float = 1.0
 
     @property
     def races(self) -> bool:

@@ -110,6 +110,7 @@ def prepare(plan: Plan, run: RunFolder, console: Console, clock: Clock | None = 
     table, model = latency_model(plan.deployment, plan.space, plan.options.calibration, console)
     session = _find_session(plan, run, table, console)
     model = model.in_session(session.factor, session.standard_error)
+    plan = _with_slack(plan, session, console)
     plan = _without_fallbacks(plan, table, url, console)
     if plan.left_out:
         model = model.of_part(plan.space)
@@ -131,6 +132,19 @@ def _find_session(plan: Plan, run: RunFolder, table: LatencyTable, console: Cons
             session = measure_session(plan.deployment, table, plan.space.name, console)
             session.save(run.session)
         return session
+
+
+def _with_slack(plan: Plan, session: Session, console: Console) -> Plan:
+    """The plan with caps that are kept in a session as slow as the table's too, where that is asked for."""
+    budget = plan.options.budget
+    caps = {name: cap for name in ("latency_ms", "p99_ms") if (cap := getattr(budget, name)) is not None}
+    slack = max(1.0, 1 / session.factor)
+    if budget.state == "now" or slack == 1.0 or not caps:
+        return plan
+    kept = {name: cap / slack for name, cap in caps.items()}
+    told = ", ".join(f"budget.{name}={caps[name]:g} asks for {kept[name]:.4g} ms now" for name in caps)
+    console.remark(f"note: in a session as slow as the latency table's networks take {slack - 1:.1%} longer: {told}.")
+    return replace(plan, options=replace(plan.options, budget=replace(budget, **kept)), slack=slack)
 
 
 def _prepare_race(prepared: Prepared, url: str) -> Prepared:
@@ -350,6 +364,7 @@ def _identity(plan: Plan, table: LatencyTable, dataset: Dataset, accuracy: str, 
 def _identity_unmeasured(plan: Plan, dataset: Dataset) -> dict[str, str]:
     """The part of it that is known before this host is measured."""
     cap_ms = plan.options.budget.latency_ms
+    cap_ms = None if cap_ms is None else plan.slack * cap_ms
     return {
         "space": f"{plan.space.name} ({plan.space.unrestricted.fingerprint})",
         "data set": f"{dataset.name} ({dataset.fingerprint})",
