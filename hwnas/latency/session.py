@@ -32,7 +32,8 @@ SESSION = Document("hwnas-session", 1, "the session of a search", "Delete it, an
                    "again.", StudyError, shape={"factor": float, "standard_error": float, "n": int, "table": str,
                                                 "measured_at": str, "why": str})
 PANEL, LEAST = 7, 4  # networks that are timed again, and that must be quiet enough to tell the factor
-PANEL_S = 6.0  # most seconds of timing them
+PANEL_S = 5.0  # most seconds of timing them
+COPIES = 2  # compiled of each: what copies differ by averages out over the panel
 FRESH_S = 3600.0  # a table or an estimate that is no older is of this session
 # Log standard deviation between sessions of one machine: in experiments/latency_validation the reference stood -12.4
 # to +5.4 % beside its table.
@@ -117,7 +118,7 @@ def measure_session(deployment: Deployment, table: LatencyTable, space_name: str
         runtime = deployment.device.runtime(deployment.target.runtime)
         with console.step(f"time {len(panel)} networks of the latency table again") as report:
             again = time_networks(panel, deployment.target, runtime, table.reference,
-                                  replace(table.protocol, max_seconds=PANEL_S), progress=report,
+                                  replace(table.protocol, max_seconds=PANEL_S, copies=COPIES), progress=report,
                                   device=deployment.device)
         session = estimate_session(table, again)
     console.note(str(session))
