@@ -26,6 +26,7 @@ from hwnas.cli.progress import Console, number, text_table
 from hwnas.errors import ConfigError, HwnasError, MeasurementInvalid, TableError
 from hwnas.latency.deployment import CalibrationOptions, Deployment, MeasuringOptions, latency_model
 from hwnas.latency.held_out_networks import ANCHOR, TimedOne, choose_anchors, draw_held_out, measure_pace
+from hwnas.latency.history import describe_history, read_history
 from hwnas.latency.table import LatencyTable, Measurement, Protocol
 from hwnas.latency.timing import time_networks
 from hwnas.pictures import MUTED, figure_bytes, new_figure, plain_log_ticks
@@ -254,6 +255,7 @@ def write_report(job: Job, timed: Sequence[TimedOne], measuring: Mapping[str, An
         figures = summarise(compare(networks, predictions, quiet_ms))
         report |= {f"{name}_{kind}": figures[name] for name in OTHERWISE}
     predicted = zip(predictions.mean, predictions.low, predictions.high, strict=True)
+    report["searches"] = describe_history(read_history(table))
     report["networks"] = [network_to_dict(network, ms) for network, ms in zip(networks, predicted, strict=True)]
     report["anchor_networks"] = [{"group": anchor.group, "architecture": anchor.architecture.to_dict(),
                                   **anchor.measurement.to_dict()} for anchor in anchors]
@@ -355,6 +357,8 @@ def tell(report: Mapping[str, Any], out: Path, console: Console) -> None:
         lines.append(f"anchors: {pace['n']} networks of the table, {pace['factor'] - 1:+.1%} (± "
                      f"{pace['standard_error']:.1%}) beside the calibration by the reference; this is taken out of "
                      f"{', '.join(parts)}")
+    if report["searches"]:
+        lines += ["", "searches that this table predicted, and what their verifications measured:", *report["searches"]]
     if report["n_invalid"]:
         lines.append(f"{report['n_invalid']} networks INVALID: the machine was too restless; in none of the figures")
     if report["n_failed"]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hwnas.errors import StudyError, TableError
-from hwnas.latency.held_out_networks import chosen_anchors
+from hwnas.latency.held_out_networks import choose_anchors
 from hwnas.latency.table import LatencyTable, Measurement, robust_error
 from hwnas.latency.timing import time_networks
 from hwnas.system.documents import Document
@@ -114,7 +114,7 @@ def measure_session(deployment: Deployment, table: LatencyTable, space_name: str
     elif age_s(table.created) <= FRESH_S:
         session = replace(base, standard_error=0.0)
     else:
-        panel = chosen_anchors(table, space_name, PANEL)
+        panel = choose_anchors(table, space_name, PANEL)
         runtime = deployment.device.runtime(deployment.target.runtime)
         with console.step(f"time {len(panel)} networks of the latency table again") as report:
             again = time_networks(panel, deployment.target, runtime, table.reference,
