@@ -20,7 +20,7 @@ from hwnas.system.paths import home
 
 
 @dataclass(frozen=True, slots=True)
-class Tested:
+class Outcome:
     """A network that was predicted in a session, and measured in it: latencies in ms, `low` to `high` is the 90 %
     interval, `factor` the session's."""
 
@@ -50,7 +50,7 @@ def history_path(table: LatencyTable) -> Path:
     return path.with_name(f"{path.stem}.history.jsonl")
 
 
-def append_history(table: LatencyTable, tested: Sequence[Tested]) -> None:
+def append_history(table: LatencyTable, tested: Sequence[Outcome]) -> None:
     """Add networks to the history of a table; UserError where it cannot be written. Lines of a run that is verified
     again take the place of its earlier ones when they are read."""
     path = history_path(table)
@@ -66,10 +66,10 @@ def append_history(table: LatencyTable, tested: Sequence[Tested]) -> None:
         raise UserError(f"cannot write {path}: {error.strerror}. Free space, or set HWNAS_HOME=FOLDER.") from None
 
 
-def read_history(table: LatencyTable) -> list[Tested]:
+def read_history(table: LatencyTable) -> list[Outcome]:
     """The networks that this table predicted; of a run and network the last measurement. A torn or foreign line is
     skipped: the history decides nothing."""
-    latest: dict[tuple[str, str], Tested] = {}
+    latest: dict[tuple[str, str], Outcome] = {}
     try:
         text = history_path(table).read_text(errors="replace")
     except OSError:
@@ -78,7 +78,7 @@ def read_history(table: LatencyTable) -> list[Tested]:
         try:
             values = json.loads(line)
             if values.pop("table") == table.created:
-                tested = Tested(**values)
+                tested = Outcome(**values)
                 tested.inside, tested.error  # noqa: B018  both need numbers
                 latest[tested.run, tested.id] = tested
         except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError):
@@ -86,7 +86,7 @@ def read_history(table: LatencyTable) -> list[Tested]:
     return list(latest.values())
 
 
-def describe_history(tested: Sequence[Tested]) -> list[str]:
+def describe_history(tested: Sequence[Outcome]) -> list[str]:
     """A line for each run, oldest first, and one for all."""
     lines = []
     for run in dict.fromkeys(each.run for each in sorted(tested, key=lambda each: each.measured_at)):
@@ -95,7 +95,7 @@ def describe_history(tested: Sequence[Tested]) -> list[str]:
     return [*lines, f"in all: {_figures(tested)}"] if lines else []
 
 
-def _figures(tested: Sequence[Tested]) -> str:
+def _figures(tested: Sequence[Outcome]) -> str:
     errors = np.array([each.error for each in tested])
     return (f"{sum(each.inside for each in tested)} of {len(tested)} networks inside their interval, mean error "
             f"{np.abs(errors).mean():.1%}, median {np.median(errors):+.1%}")

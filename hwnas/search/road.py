@@ -16,7 +16,7 @@ from hwnas.front.rows import FrontRow, in_session, load_front
 from hwnas.front.score import Scores, Timing
 from hwnas.front.verification import Facts, environment_of, make_rows, now, results_of, verify_front, write_results
 from hwnas.latency.deployment import error_line
-from hwnas.latency.history import Tested, append_history
+from hwnas.latency.history import Outcome, append_history
 from hwnas.latency.session import measure_session
 from hwnas.search.families import choose_family, find_choice
 from hwnas.search.minutes import (
@@ -180,7 +180,7 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     write_results(run, results, making, trials, plan.yaml)
     if deployment.at_hand:
         try:
-            append_history(prepared.table, tested_of(results.rows, run, environment["session"]))
+            append_history(prepared.table, outcomes_of(results.rows, run, environment["session"]))
         except UserError as error:  # a home that cannot be written: the front does not need it
             console.say(f"note: {error}")
     if plan.races:
@@ -202,9 +202,9 @@ def _bring_to_now(rows: Sequence[FrontRow], prepared: Prepared, console: Console
     return [in_session(row, pace) for row in rows], {**asdict(now), "told": str(now)}
 
 
-def tested_of(rows: Sequence[FrontRow], run: RunFolder, session: Mapping[str, Any]) -> list[Tested]:
+def outcomes_of(rows: Sequence[FrontRow], run: RunFolder, session: Mapping[str, Any]) -> list[Outcome]:
     """The networks that were predicted and then measured, as the history of the table keeps them."""
-    return [Tested(str(run.path.absolute()), now(), session["factor"], row.id, row.latency_ms_predicted,
+    return [Outcome(str(run.path.absolute()), now(), session["factor"], row.id, row.latency_ms_predicted,
                    row.latency_ms_predicted_low, row.latency_ms_predicted_high, row.latency_ms)
             for row in rows if row.verified and row.latency_ms is not None and row.latency_ms_predicted is not None
             and row.latency_ms_predicted_low is not None and row.latency_ms_predicted_high is not None]

@@ -9,10 +9,10 @@ import pytest
 from table_fixtures import _table
 
 from hwnas.errors import UserError
-from hwnas.latency.history import Tested, append_history, describe_history, history_path, read_history
+from hwnas.latency.history import Outcome, append_history, describe_history, history_path, read_history
 from hwnas.latency.table import LatencyTable
 
-ONE = Tested("runs/a", "2026-11-25T10:00:00+00:00", 0.9, "aaaa0000", 1.0, 0.9, 1.1, 1.05)
+ONE = Outcome("runs/a", "2026-11-25T10:00:00+00:00", 0.9, "aaaa0000", 1.0, 0.9, 1.1, 1.05)
 
 
 @pytest.fixture
