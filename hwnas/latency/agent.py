@@ -166,22 +166,24 @@ class _Worker:
                     path.unlink()
         return Host.detect().to_dict()
 
-    def _put(self, file: str, size: int, piece: str) -> int:
-        """Append a piece to a file, which is whole at `size` bytes; how many are here."""
+    def _put(self, file: str, offset: int, size: int, piece: str) -> int:
+        """Write a piece of a file, which is whole at `size` bytes; how many are here. Several agents may do so."""
         path, part = self.files / file, self.files / f"{file}.part"
-        if path.is_file():
-            os.utime(path)
-            return size
-        with open(part, "ab") as content:
+        with open(os.open(part, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as content:
+            if path.is_file():
+                part.unlink(missing_ok=True)
+                os.utime(path)
+                return size
+            content.seek(offset)
             content.write(base64.b64decode(piece))
-            held = content.tell()
-        if held >= size:
-            with open(part, "rb") as content:
-                checksum = hashlib.file_digest(content, "sha256").hexdigest()
-            if checksum != file.partition(".")[0]:
-                part.unlink()
-                raise TargetError(f"a file arrived torn ({file[:12]}). Give the same command again.")
-            os.replace(part, path)
+            held = content.seek(0, os.SEEK_END)
+            if held >= size:
+                content.seek(0)
+                if hashlib.file_digest(content, "sha256").hexdigest() != file.partition(".")[0]:
+                    part.unlink(missing_ok=True)
+                    raise TargetError(f"a file arrived torn ({file[:12]}). Give the same command again.")
+                with contextlib.suppress(FileNotFoundError):  # another agent was quicker
+                    os.replace(part, path)
         return held
 
     def _check(self, runtime: str, target: dict[str, Any] | None) -> str:

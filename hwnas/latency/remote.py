@@ -209,10 +209,10 @@ class RemoteDevice:
 
     def _send(self, path: Path) -> str:
         """Send what is not there of a file: one that was torn goes on where it ended. Its name there."""
-        content, piece = _content_of(path), ""
+        content, held, piece = _content_of(path), 0, ""
         name = sha256(content).hexdigest() + path.suffix
         while name not in self._sent:
-            held = self._request("put", _read_size, file=name, size=len(content), piece=piece)
+            held = self._request("put", _read_size, file=name, offset=held, size=len(content), piece=piece)
             piece = base64.b64encode(content[held : held + _PIECE]).decode()
             if not piece:
                 self._sent.add(name)
@@ -291,14 +291,15 @@ def _read_nodes(values: Any) -> list[NodeTime]:
 
 
 def _read_curve(values: Any) -> dict[str, Any]:
+    """A curve's plain values, and nothing else that came with them."""
     check_shape(values, _CURVE)
     protocol = Protocol.from_dict(values["protocol"])
-    for row in values["latency"]:
-        _read_execution(row["execution"])
-        Measurement.from_dict(row["measurement"], protocol, "measurement")
-    for row in values["load"]:
-        Throughput.from_dict(row, protocol)
-    return dict(values)
+    latency = [{"batch": row["batch"], "execution": _read_execution(row["execution"]).to_dict(),
+                "measurement": Measurement.from_dict(row["measurement"], protocol, "measurement").to_dict()}
+               for row in values["latency"]]
+    load = [{key: row[key] for key in ("batch", "streams", "threads_each")} | Throughput.from_dict(
+        row, protocol).to_dict() for row in values["load"]]
+    return {"overhead_us": values["overhead_us"], "protocol": protocol.to_dict(), "latency": latency, "load": load}
 
 
 @dataclass(frozen=True)

@@ -107,10 +107,7 @@ def prepare(plan: Plan, run: RunFolder, console: Console, clock: Clock | None = 
     if chosen.why:
         console.note(chosen.why)
     estimator = None if plan.races else _estimator(plan, chosen, dataset)
-    table, model = latency_model(plan.deployment, plan.space, plan.options.calibration, console)
-    session = _find_session(plan, run, table, console)
-    model = model.in_session(session.factor, session.standard_error)
-    plan = _with_slack(plan, session, console)
+    plan, table, model, session = _learn_latency(plan, run, console)
     plan = _without_fallbacks(plan, table, url, console)
     if plan.left_out:
         model = model.of_part(plan.space)
@@ -122,6 +119,13 @@ def prepare(plan: Plan, run: RunFolder, console: Console, clock: Clock | None = 
                                       search_options(plan, model), None, clock, pace, session), url)
     return _prepare_estimates(Prepared(plan, run, dataset, certificate, chosen, estimator, table, model,
                                        search_options(plan, model), None, clock, pace, session), url, console)
+
+
+def _learn_latency(plan: Plan, run: RunFolder, console: Console) -> tuple[Plan, LatencyTable, LatencyModel, Session]:
+    """The latency table, its model in the session of the run, and the plan with the caps that hold in it."""
+    table, model = latency_model(plan.deployment, plan.space, plan.options.calibration, console)
+    session = _find_session(plan, run, table, console)
+    return _with_slack(plan, session, console), table, model.in_session(session.factor, session.standard_error), session
 
 
 def _find_session(plan: Plan, run: RunFolder, table: LatencyTable, console: Console) -> Session:

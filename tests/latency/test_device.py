@@ -9,6 +9,7 @@ import signal
 import time
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ import pytest
 from device_fixtures import NEEDED, ONNX, Board, agents, cut, program
 from process_fixtures import descendants
 
-from hwnas.errors import CandidateError, ConfigError, DeviceError, FileError, TargetError, UserError
+from hwnas.errors import CandidateError, ConfigError, DeviceError, FileError, HwnasError, TargetError, UserError
 from hwnas.latency import remote
 from hwnas.latency.copies import TimedFile, noise
 from hwnas.latency.table import Protocol
@@ -226,6 +227,17 @@ def test_an_upload_goes_on_where_it_was_torn(board: Board, tmp_path: Path, monke
         cut(device)
 
 
+def test_a_file_that_two_callers_send_at_once_is_whole(board: Board, tmp_path: Path) -> None:
+    big = tmp_path / "big.onnx"
+    big.write_bytes(np.random.default_rng(0).bytes(20 * remote._PIECE))
+    devices = [board.device() for _ in range(2)]
+    with ThreadPoolExecutor(2) as callers:
+        names = set(callers.map(lambda device: device._send(big), devices))
+    sent, = board.files.iterdir()
+    assert {sent.name} == names
+    assert sent.read_bytes() == big.read_bytes()
+
+
 def test_a_machine_that_stays_away_is_told_with_the_next_step(board: Board, files: dict[str, Path]) -> None:
     device = board.device()
     runtime = device.runtime("onnxruntime")
@@ -334,6 +346,22 @@ def test_an_answer_that_is_none_is_not_believed(board: Board, files: dict[str, P
                                              replace(QUICK, max_seconds=0.01))}
     with pytest.raises(DeviceError, match="no answer of an agent"):
         ask[operation]()
+
+
+def test_of_a_curve_nothing_else_is_taken() -> None:
+    times = {"quiet_us": 10.0, "samples_us": [[10.0]], "reference_us": [10.0], "steal": [0.0]}
+    execution = {"precision": "fp32", "precisions": {}, "int8_share": None, "fallback_share": 0.0, "outside": {}}
+    honest: dict[str, Any] = {
+        "overhead_us": 0.1, "protocol": QUICK.to_dict(),
+        "latency": [{"batch": 1, "execution": execution, "measurement": times}],
+        "load": [{"batch": 1, "streams": 2, "threads_each": 1, "images_per_s_windows": [9.0], "windows": times}]}
+    assert remote._read_curve(honest) == honest
+    more = {**honest, "input": {}, "latency": [{**honest["latency"][0], "latency_ms": 0.0}],
+            "load": [{**honest["load"][0], "images_per_s": 1e9}]}
+    assert remote._read_curve(more) == honest
+    for wrong in ({"overhead_us": None}, {"latency": [{}]}, {"load": [{**honest["load"][0], "windows": {}}]}):
+        with pytest.raises((ValueError, LookupError, HwnasError)):
+            remote._read_curve({**honest, **wrong})
 
 
 def test_a_file_whose_checksum_is_wrong_is_not_kept(board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -45,7 +45,7 @@ def test_the_study_holds_what_came_before_the_trials(tmp_path, monkeypatch, esti
                               budget=SimpleNamespace(minutes=None))
     plan = SimpleNamespace(deployment=None, space=None, reuse=None, options=options, left_out="", races=False)
     made = {"_load_data": None, "look_up": None, "_chosen": SimpleNamespace(why="", accuracy="x"),
-            "_estimator": estimator, "latency_model": (None, None), "_without_fallbacks": plan,
+            "_estimator": estimator, "_learn_latency": (plan, None, None, None), "_without_fallbacks": plan,
             "search_options": None, "_identity": {},
             "_identity_unmeasured": {}, "_open_study": study}
     for name, value in made.items():
@@ -181,10 +181,11 @@ def begin(tmp_path, monkeypatch):
     """`begin(**changes)` opens a study on the images in `tmp_path`/data, and returns what was said."""
     fill(tmp_path / "data", 100)
     (tmp_path / "run").mkdir()
-    made = {"look_up": None, "_chosen": SimpleNamespace(why="", accuracy="x"), "latency_model": (None, None),
+    made = {"look_up": None, "_chosen": SimpleNamespace(why="", accuracy="x"),
             "_estimator": SimpleNamespace(fingerprint="proxy"), "search_options": None, "_identity_unmeasured": {}}
     for name, value in made.items():
         monkeypatch.setattr(preparing, name, lambda *_, value=value: value)
+    monkeypatch.setattr(preparing, "_learn_latency", lambda plan, *_: (plan, None, None, None))
     monkeypatch.setattr(preparing, "_without_fallbacks", lambda plan, *_: plan)
     monkeypatch.setattr(preparing, "_identity", lambda plan, table, data, *_: {
         "data set": f"{data.name} ({data.fingerprint})"})
