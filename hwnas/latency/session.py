@@ -35,8 +35,8 @@ PANEL, LEAST = 7, 4  # networks that are timed again, and that must be quiet eno
 PANEL_S = 5.0  # most seconds of timing them
 COPIES = 2  # compiled of each: what copies differ by averages out over the panel
 FRESH_S = 3600.0  # a table or an estimate that is no older is of this session
-# Log standard deviation between sessions of one machine: in experiments/latency_validation the reference stood -12.4
-# to +5.4 % beside its table.
+# Log standard deviation between sessions of one machine: within a day the reference stood -2.0 to +5.4 % beside its
+# table (experiments/latency_validation), after three days -12 %.
 BETWEEN_SESSIONS = 0.06
 LEAST_ERROR = 0.005  # of a factor: seven networks may agree by chance
 MOST_APART = 0.15  # standard deviation of the panel's logarithms beyond which one factor does not tell the machine
