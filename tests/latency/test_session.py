@@ -11,7 +11,7 @@ import pytest
 from table_fixtures import _table
 
 from hwnas.cli.progress import Console
-from hwnas.errors import StudyError, TableError
+from hwnas.errors import CandidateError, MeasurementInvalid, StudyError, TableError
 from hwnas.latency import session
 from hwnas.latency.deployment import Deployment
 from hwnas.latency.model import LatencyModel
@@ -91,6 +91,17 @@ def test_the_panel_is_timed_unless_the_table_is_of_this_session(table: LatencyTa
     away = measure_session(replace(here, host_name="other", at_hand=False), table, "mnasnet_small", Console(quiet=True))
     assert (away.factor, away.standard_error) == (1.0, BETWEEN_SESSIONS)
     assert asked == [PANEL]
+
+
+@pytest.mark.parametrize("error", [CandidateError("none can be exported"), MeasurementInvalid("busy")])
+def test_a_panel_that_cannot_be_timed_leaves_wide_intervals(table: LatencyTable, monkeypatch: pytest.MonkeyPatch,
+                                                            error: Exception) -> None:
+    def time_networks(*given: object, **options: object) -> dict[str, Measurement]:
+        raise error
+
+    monkeypatch.setattr(session, "time_networks", time_networks)
+    found = measure_session(Deployment(TARGET, Host.detect().name, True), table, "mnasnet_small", Console(quiet=True))
+    assert (found.factor, found.standard_error, found.why) == (1.0, BETWEEN_SESSIONS, str(error))
 
 
 def test_a_stored_session_is_of_its_table_alone(table: LatencyTable, tmp_path: Path) -> None:
