@@ -140,6 +140,15 @@ def test_bias_correction_takes_the_mean_shift_off(trained: Path, tmp_path: Path)
     assert shifts[1] < 0.2 * shifts[0]
 
 
+def test_bias_correction_rounds_to_as_many_bits_as_the_file(trained: Path, tmp_path: Path) -> None:
+    job = job_of(trained, tmp_path)
+    proto = load_fp32(job.source.path)
+    ranges = ranges_of(job.source.path, "onnxruntime", job.calibration, "minmax")
+    wide, narrow = (corrected(proto, ranges, job.calibration, tuned_for="onnxruntime", narrow=narrow, threads=1,
+                              progress=lambda share: None).SerializeToString() for narrow in (False, True))
+    assert wide != narrow
+
+
 def as_written(path: Path, images: np.ndarray) -> np.ndarray:
     """What the file says, node by node, with nothing fused."""
     options = ort.SessionOptions()

@@ -162,7 +162,8 @@ def test_a_head_that_int8_would_spoil_stays_in_fp32(tmp_path: Path) -> None:
     ("onnxruntime", "intel", ("avx2",), True), ("onnxruntime", "amd", ("avx2", "avx512f"), True),
     ("onnxruntime", "amd", ("avx2", "avx_vnni"), False), ("onnxruntime", "intel", ("avx512f", "avx512_vnni"), False),
     ("onnxruntime", "aarch64", ("asimd",), False), ("openvino", "intel", ("avx2",), True),
-    ("openvino", "amd", ("avx2", "avx512f", "avx512_vnni"), False), ("litert", "amd", ("avx2",), False)])
+    ("openvino", "amd", ("avx2", "avx512f", "avx512_vnni"), False), ("litert", "amd", ("avx2",), False),
+    ("another", "intel", ("avx2",), False)])
 def test_weights_are_narrow_where_sums_would_overflow(runtime: str, vendor: str, flags: tuple[str, ...],
                                                       narrow: bool) -> None:
     assert needs_narrow_weights(Target("t", runtime, "int8"), vendor, flags) == narrow
