@@ -14,7 +14,7 @@ from PIL import Image
 from hwnas import report
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, StudyError
-from hwnas.front.classes import choose_mistakes
+from hwnas.front.classes import can_be_drawn, choose_mistakes
 from hwnas.front.picture import PlotInfo
 from hwnas.front.report import ReportData, between, plot_info, read_report, report_html, write_report
 from hwnas.front.rows import mark_front, save_front
@@ -182,6 +182,13 @@ def test_the_best_networks_answers_are_shown_class_by_class(run: RunFolder) -> N
     assert "cat<br><i>taken for &lt;dog&gt;</i>" in page
     assert "search 1.5" in page
     assert "read images" not in page
+
+
+@pytest.mark.parametrize(("channels", "size", "drawn"), [(1, 32, True), (3, 224, True), (4, 32, False),
+                                                         (13, 64, False), (3, 4096, False)])
+def test_images_that_a_report_cannot_show_are_not_kept_for_it(channels: int, size: int, drawn: bool) -> None:
+    images = np.broadcast_to(np.uint8(0), (2, channels, size, size))
+    assert can_be_drawn(images) == drawn
 
 
 def test_mistakes_are_of_all_classes_the_hardest_first() -> None:

@@ -20,6 +20,7 @@ from hwnas.networks.baselines import Baseline
 from hwnas.networks.network import Shape, TimmNetwork
 from hwnas.search import plan as planning
 from hwnas.search import prepare as preparing
+from hwnas.search import road
 from hwnas.search.plan import make_plan
 from hwnas.study.objective import Objective
 from hwnas.study.study import database_path, open_study
@@ -52,6 +53,20 @@ def test_the_study_holds_what_came_before_the_trials(tmp_path, monkeypatch, esti
         monkeypatch.setattr(preparing, name, lambda *_, value=value: value)
     preparing.prepare(plan, RunFolder(tmp_path), Console(quiet=True))
     assert study.user_attrs["setup_seconds"] == seconds
+
+
+def test_what_was_left_out_is_known_after_a_kill(tmp_path):
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    plan = SimpleNamespace(options=SimpleNamespace(storage=url))
+
+    def keep(said: list[str]) -> list[str]:
+        study = optuna.create_study(storage=url, study_name="one", load_if_exists=True)
+        console = Console(quiet=True)
+        console.remarks += said
+        return road._keep_remarks(SimpleNamespace(plan=plan, run=RunFolder(tmp_path), study=study), console)
+
+    assert keep(["no time for a", "b"]) == ["no time for a", "b"]
+    assert keep(["b", "c"]) == ["no time for a", "b", "c"]  # another process, which did not hear the first
 
 
 @pytest.mark.parametrize(("flags", "narrow"), [(["avx2"], True), (["avx2", "avx512_vnni"], False)])
