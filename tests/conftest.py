@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import runpy
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from clock_fixtures import VirtualClock
 from device_fixtures import board, sshd  # noqa: F401  fixtures of several files
@@ -92,6 +95,15 @@ def _own_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         patch.setattr("hwnas.target.LOCK_FOLDERS", (tmp_path_factory.mktemp("locks"),))
         patch.setenv("HF_HUB_OFFLINE", "1")
         yield
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers() -> None:
+    """Weights and draws that a test leaves to chance are the same whichever tests ran before it in its process."""
+    random.seed(0)
+    np.random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 @pytest.fixture(scope="session", autouse=True)
