@@ -21,6 +21,7 @@ from clock_fixtures import VirtualClock
 from device_fixtures import board, sshd  # noqa: F401  fixtures of several files
 from hypothesis import settings
 from postgresql_fixtures import place, server  # noqa: F401  fixtures of several files
+from run_fixtures import finished  # noqa: F401  a fixture of several files
 from soak_record import area_of, read_touched, write_record
 from training_fixtures import away  # noqa: F401  a fixture of several files
 

@@ -1,9 +1,8 @@
-"""A search from Python: as an unguarded script with workers, again from its folder, and in a notebook."""
+"""A search from Python: what an unguarded script with workers leaves, read from its folder, and a notebook."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from run_fixtures import PATHS, ROOT
 from table_fixtures import write_table
 
 import hwnas
@@ -19,40 +19,9 @@ from hwnas.api import _dataset_options, _text
 from hwnas.data.loading import load_dataset
 from hwnas.errors import BudgetError, ConfigError, DataError, StudyError, UnknownName
 
-ROOT = Path(__file__).resolve().parents[1]
-PATHS = os.pathsep.join([str(ROOT / "tests" / "any_machine"), str(ROOT)])
 NOTEBOOK = ROOT / "docs" / "search.ipynb"
 # The notebook trains longer, and a baseline.
 LESS = {'"max_steps": 10': '"max_steps": 2', '"max_steps": 40': '"max_steps": 10', '["resnet10t"]': '[]'}
-
-
-def _changed(text: str, changes: dict[str, str]) -> str:
-    for old, new in changes.items():
-        assert old in text
-        text = text.replace(old, new)
-    return text
-
-
-def _script() -> str:
-    """The search of the notebook with two workers and a trial less, as a script: what it leaves, the notebook takes."""
-    cell, = (cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if "hwnas.search(" in "".join(cell["source"]))
-    lines = [line for line in cell["source"] if not line.startswith("%")]
-    search = _changed("".join(lines), {**LESS, "n_trials=4": "n_trials=3", "workers=1": "workers=2"})
-    return search + '\nassert len(run.to_frame()) >= 2\nprint("ended")\n'
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, any_machine: None) -> Path:
-    """The run folder of a script that guards nothing and starts a worker and pools."""
-    folder = tmp_path_factory.mktemp("api")
-    write_table(folder / "home", "ort_int8", 16)
-    (folder / "script.py").write_text(_script())
-    done = subprocess.run([sys.executable, "script.py"], cwd=folder, capture_output=True, text=True, timeout=900,
-                          check=False, stdin=subprocess.DEVNULL,
-                          env={**os.environ, "PYTHONPATH": PATHS, "HWNAS_HOME": str(folder / "home")})
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.split() == ["ended"], "run once, and by the main process alone"
-    return folder / "runs" / "notebook"
 
 
 def test_frames_are_the_files(finished: Path) -> None:
@@ -91,7 +60,7 @@ def test_a_model_answers_in_runtime_and_torch_alike(finished: Path) -> None:
 
     model = hwnas.load(finished).best()
     assert model.card.startswith(f"# {model.id}")
-    images = np.random.default_rng(0).standard_normal((8, 1, 16, 16)).astype(np.float32)
+    images = np.random.default_rng(0).standard_normal((8, 1, 24, 24)).astype(np.float32)
     answers = model.session().logits(images)
     with torch.no_grad():
         expected = model.torch()(torch.from_numpy(images)).numpy()
@@ -129,23 +98,24 @@ def test_a_folder_that_cannot_be_written_is_read(finished: Path, tmp_path: Path)
 
 
 @pytest.mark.soak
-def test_the_notebook_runs(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
-    home = finished.parents[1] / "home"
+    home = tmp_path / "home"
+    write_table(home, "ort_int8", 16)
     for name, value in (("HWNAS_HOME", home), ("PYTHONPATH", PATHS), ("JUPYTER_PLATFORM_DIRS", 1)):
-        monkeypatch.setenv(name, str(value))  # the table that the script used as well
+        monkeypatch.setenv(name, str(value))
     monkeypatch.delenv("MPLBACKEND", raising=False)
-    out = tmp_path / "runs" / "notebook"
-    shutil.copytree(finished, out)  # one trial, and what follows from it, are left to do
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    for cell in notebook.cells:
-        if "hwnas.search(" in cell.source:
-            cell.source = _changed(cell.source, LESS)
+    cell, = (cell for cell in notebook.cells if "hwnas.search(" in cell.source)
+    for old, new in LESS.items():
+        assert old in cell.source
+        cell.source = cell.source.replace(old, new)
     nbclient.NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(tmp_path)}}).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     assert any("image/png" in output.get("data", {}) for output in outputs)
     assert outputs[-1]["data"]["text/plain"] == "True"
+    out = tmp_path / "runs" / "notebook"
     assert (out / "report.html").is_file()
     assert (hwnas.load(out).to_frame("trials")["outcome"] == "evaluated").sum() == 4
 
