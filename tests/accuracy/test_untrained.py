@@ -145,6 +145,7 @@ def test_it_keeps_the_contract_and_trains_its_anchors_once(dataset: Dataset, spa
     assert not other.setup_here
 
 
+@pytest.mark.soak
 def test_its_value_lies_between_what_training_and_score_say(dataset: Dataset, space: SearchSpace) -> None:
     estimator, alone, network = made(dataset, space), made(dataset, space, untrained=0), candidate(space)
     estimator.prepare(Console(quiet=True))

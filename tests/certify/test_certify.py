@@ -185,6 +185,7 @@ def test_killed_with_a_worker_beside_it_ends_both_and_goes_on(whole: Path, space
     assert weights(out) == weights(whole)
 
 
+@pytest.mark.soak
 def test_a_training_that_diverges_is_kept_as_failed_and_not_tried_again(copied: Path, space_file: Path,
                                                                         monkeypatch: pytest.MonkeyPatch,
                                                                         capsys: pytest.CaptureFixture[str]) -> None:
@@ -413,6 +414,7 @@ def test_a_full_disk_is_one_line_and_loses_no_estimate(plan: CertifyPlan, monkey
     assert len(ask_all(plan, Told(values), monkeypatch)) == 8
 
 
+@pytest.mark.soak
 def test_with_a_target_networks_are_spread_over_predicted_latency(space_file: Path, tmp_path: Path,
                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     def falling(codes: Any) -> Any:

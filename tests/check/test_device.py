@@ -75,6 +75,7 @@ def test_what_is_no_answer_is_not_believed(board: Board, file: Path, monkeypatch
     device.close()
 
 
+@pytest.mark.soak
 def test_blocks_are_kept_under_the_devices_name(board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                                 capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))

@@ -186,6 +186,7 @@ assert ([*config["input_size"]], config["crop_pct"]) == ([3, 16, 16], 1.0)
 """
 
 
+@pytest.mark.soak
 def test_timm_loads_the_weights_without_hwnas(here: Path) -> None:
     import torch
 

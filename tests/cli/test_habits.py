@@ -215,6 +215,7 @@ def test_a_current_folder_that_is_gone_is_said(tmp_path, monkeypatch, capsys):
     assert "the current folder was removed" in capsys.readouterr().err
 
 
+@pytest.mark.soak
 def test_a_failed_run_of_several_is_told_at_the_end(tmp_path, capfd):
     good, bad = tmp_path / "good", tmp_path / "bad"
     assert main(["report", "-m", f"run={bad},{good}"]) == 2

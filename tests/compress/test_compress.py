@@ -166,6 +166,7 @@ sys.exit(run_command(compress.main, "compress", "usage", ["-q", *sys.argv[2:]]))
 """
 
 
+@pytest.mark.soak
 def test_killed_it_goes_on_after_the_last_finished_step(trained: Path, tmp_path: Path,
                                                         monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Step, "keeps", lambda self, reference, limit: self.name == "percentile")
@@ -192,6 +193,7 @@ def test_killed_it_goes_on_after_the_last_finished_step(trained: Path, tmp_path:
     assert made == ["percentile"]
 
 
+@pytest.mark.soak
 def test_a_full_disk_keeps_what_is_finished(trained: Path, tmp_path: Path, capsys,
                                             monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
@@ -212,6 +214,7 @@ def test_a_full_disk_keeps_what_is_finished(trained: Path, tmp_path: Path, capsy
     assert command(trained, tmp_path, "max_drop=3") == 0
 
 
+@pytest.mark.soak
 def test_a_restless_machine_fails_and_keeps_the_steps(trained: Path, tmp_path: Path, capsys,
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
@@ -236,6 +239,7 @@ def test_times_without_an_error_choose_nothing(trained: Path, tmp_path: Path, ca
     assert not (tmp_path / "model_int8.onnx").exists()
 
 
+@pytest.mark.soak
 def test_a_step_that_the_runtime_refuses_is_a_gap_in_the_table(trained: Path, tmp_path: Path,
                                                                monkeypatch: pytest.MonkeyPatch) -> None:
     compile_ = OnnxRuntime.compile
@@ -265,6 +269,7 @@ def without_names(proto: onnx.ModelProto) -> None:
     del proto.metadata_props[:]
 
 
+@pytest.mark.soak
 def test_a_bare_file_gets_every_step_but_training(trained: Path, tmp_path: Path) -> None:
     model = bare(trained, tmp_path / "net.onnx", without_names)
     assert command(model, tmp_path / "out", "all=true", "max_drop=3") == 0
@@ -360,6 +365,7 @@ def test_a_network_for_other_images(trained: Path, tmp_path: Path, capsys, chann
     assert said in one_line(capsys)
 
 
+@pytest.mark.soak
 def test_other_options_need_another_folder(trained: Path, hostile: Callable[[float], Path], tmp_path: Path,
                                            capsys) -> None:
     assert command(trained, tmp_path, "max_drop=3") == 0
@@ -460,6 +466,7 @@ def test_answers_of_an_earlier_file_do_not_outlive_it(trained: Path, tmp_path: P
     assert not stored.exists()
 
 
+@pytest.mark.soak
 def test_a_file_of_an_earlier_limit_goes_where_every_step_fails(trained: Path, tmp_path: Path,
                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
     assert command(trained, tmp_path, "max_drop=3") == 0
@@ -477,6 +484,7 @@ def spoil(path: Path) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.soak
 def test_a_damaged_step_is_taken_again_and_a_damaged_network_is_refused(trained: Path, tmp_path: Path, capsys) -> None:
     model, out = tmp_path / "net", tmp_path / "out"
     shutil.copytree(trained, model)

@@ -193,6 +193,7 @@ def test_a_fine_tuned_network_and_its_file_agree(trained: Path, tmp_path: Path, 
     assert [row["epoch"] for row in rows] == [1, 2]
 
 
+@pytest.mark.soak
 def test_fine_tuning_for_int8_goes_where_it_is_told(trained: Path, tmp_path: Path, away: set[str],
                                                     monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("fake_quantize_per_tensor_affine", "fake_quantize_per_channel_affine"):  # `meta` has no such kernels
@@ -205,6 +206,7 @@ def test_fine_tuning_for_int8_goes_where_it_is_told(trained: Path, tmp_path: Pat
     assert away == {AWAY}
 
 
+@pytest.mark.soak
 def test_fine_tuning_goes_on_bit_for_bit(trained: Path, tmp_path: Path, monkeypatch) -> None:
     def tuned(out: Path) -> dict[str, torch.Tensor]:
         job = job_of(trained, out, "qat.zoom=0.1")
@@ -264,6 +266,7 @@ def test_sensitive_nodes_are_left_out_by_what_they_bring_in_a_millisecond(
     assert costs == pytest.approx([29.8] * len(costs), rel=1e-2)
 
 
+@pytest.mark.soak
 def test_interrupted_sensitivities_go_on_with_the_next_node(trained: Path, tmp_path: Path, clock,
                                                             monkeypatch: pytest.MonkeyPatch) -> None:
     job = job_of(trained, tmp_path, "sensitivity.nodes=1")

@@ -48,6 +48,7 @@ def test_what_cannot_be_compared_is_one_line(tmp_path: Path) -> None:
         read_devices([tmp_path])
 
 
+@pytest.mark.soak
 def test_tables_of_two_targets_are_compared_and_no_strangers_file_is_replaced(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))

@@ -131,6 +131,7 @@ def test_answers_and_samples_are_kept(finished: RunFolder) -> None:
     assert environment["versions"]["onnxruntime"]
 
 
+@pytest.mark.soak
 def test_comparison_is_written(run: RunFolder, clock) -> None:
     clock.update({tiny_finalist().id: 0.3, BASELINE.id: 0.1})
     finish(run, [tiny_finalist(), BASELINE], tiny_making(), facts())

@@ -190,6 +190,7 @@ def test_a_connection_is_not_kept_while_nothing_is_asked(board: Board, monkeypat
     assert board.calls == 2
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("any_machine")
 @pytest.mark.parametrize("n_bytes", [20, 60, 900, 1800])
 def test_a_connection_torn_in_an_answer_is_made_again(board: Board, files: dict[str, Path], n_bytes: int) -> None:
@@ -256,6 +257,7 @@ def test_another_machine_under_the_same_name_is_refused(board: Board) -> None:
         device.runtime("onnxruntime").version()
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("any_machine")
 def test_a_slow_link_delivers_all(board: Board, files: dict[str, Path]) -> None:
     board.relayed("1000000000", 13)

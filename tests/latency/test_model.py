@@ -141,6 +141,7 @@ def test_an_operator_that_is_slow_after_another_is_learnt(space, monkeypatch):
     assert with_context < 0.8 * error()
 
 
+@pytest.mark.soak
 def test_slow_waves_are_told_from_slow_networks(space):
     """Every second wave was 5 % slower by its reference's luck: predictions are of the mean pace."""
     networks = sample(space, 96, 1)

@@ -179,6 +179,7 @@ def roofline(*overrides: str) -> int:
     return run_command(command.main, "roofline", "usage", ["-q", "seconds=10", *overrides])
 
 
+@pytest.mark.soak
 def test_the_command_draws_both_precisions_and_stores_the_numbers(space, quick_roofs, capsys) -> None:
     stored_table(space, "int8", 0.5)
     stored_table(space, "fp32", 1.0)

@@ -201,6 +201,7 @@ def test_randomised_networks_are_reproducible_and_have_no_zeroed_branch() -> Non
         assert torch.equal(one[name], two[name])
 
 
+@pytest.mark.soak
 def test_a_process_that_never_imported_timm_can_export(tmp_path: Path) -> None:
     """timm imports torchvision, which lacks its operators beside some builds of torch."""
     script = ("import sys\nfrom torch import nn\nfrom hwnas.networks.export import export_onnx\n"

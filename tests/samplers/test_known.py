@@ -76,6 +76,7 @@ def share(study: optuna.Study) -> float:
     return hypervolume_2d(values[:, 0], np.log2(values[:, 1]), (0.5, np.log2(6.0)))
 
 
+@pytest.mark.soak
 def test_it_needs_a_fraction_of_the_evaluations() -> None:
     ours = [share(searched(sampler_of(seed), 32)) for seed in range(2)]
     random = [share(searched(RandomSampler(seed=seed), 100)) for seed in range(2)]
@@ -196,6 +197,7 @@ def test_collapsed_networks_do_not_spoil_the_model() -> None:
     assert np.mean(shares) > 0.85
 
 
+@pytest.mark.soak
 def test_a_study_of_another_sampler_is_gone_on_with() -> None:
     study = searched(RandomSampler(seed=0), 20)
     study.sampler = sampler_of()
@@ -460,6 +462,7 @@ def test_a_cap_above_all_that_the_space_has_is_no_obstacle() -> None:
     assert study.trials[7].values[1] > 0.8 * dearest
 
 
+@pytest.mark.soak
 def test_a_long_study_keeps_its_front() -> None:
     rng = np.random.default_rng(0)
     study = study_of(sampler_of())

@@ -40,6 +40,7 @@ def test_no_ask_is_over_the_cap_and_none_is_asked_twice(tmp_path: Path, kind: st
     assert (ended.n_complete, ended.n_pruned, ended.n_duplicates) == (14, 0, 0)
 
 
+@pytest.mark.soak
 def test_an_earlier_run_for_another_target_is_reused_once(tmp_path: Path) -> None:
     search(opened(tmp_path / "a"), 10)
     study = opened(tmp_path / "b", identity={**IDENTITY, "target": "ort_int8", "host": "other"})
@@ -58,6 +59,7 @@ def test_an_earlier_run_for_another_target_is_reused_once(tmp_path: Path) -> Non
         reuse_trials(foreign, tmp_path / "a", SPACE, predict, options, lambda: pytest.fail("asked of another space"))
 
 
+@pytest.mark.soak
 def test_two_workers_lose_nothing(tmp_path: Path) -> None:
     told = race(tmp_path, 10, (0,), workers=2)
     assert check_race(load_study(url(tmp_path), name=named(0)), told[0], 10, workers=2) <= 1

@@ -50,6 +50,7 @@ def options(board: Board, name: str = "board-2c") -> list[str]:
     return ["device=me@board", f"device_python={board.python}", f"device_name={name}"]
 
 
+@pytest.mark.soak
 def test_a_front_is_searched_here_and_verified_there(board: Board, home: Path, tmp_path: Path,
                                                      capsys: pytest.CaptureFixture[str]) -> None:
     write_table(home, "ort_fp32", 24, host_name="board-2c")
@@ -165,6 +166,7 @@ def test_images_are_sent_once_when_a_device_is_asked_how_long_it_scores(board: B
     device.close()
 
 
+@pytest.mark.soak
 def test_networks_of_a_certificate_are_spread_over_the_times_there(board: Board, home: Path, tmp_path: Path,
                                                                    capsys: pytest.CaptureFixture[str]) -> None:
     write_table(home, "ort_fp32", 16, host_name="board-2c")

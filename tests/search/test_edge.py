@@ -114,6 +114,7 @@ def test_a_damaged_file_is_not_verified_again(run: Path, tmp_path: Path, capsys:
     assert "model_int8.tflite is not the file that was made" in capsys.readouterr().err
 
 
+@pytest.mark.soak
 def test_a_baseline_that_cannot_be_deployed_is_named_before_anything_is_done(
         tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"

@@ -132,6 +132,7 @@ def test_minutes_too_few_to_compare_are_refused_with_those_that_suffice(home, mo
         chosen(f"around=[{','.join(NAMES)}]", "budget.minutes=0.5")
 
 
+@pytest.mark.soak
 def test_a_network_that_cannot_be_timed_here_is_left_out_and_said(home, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(families, "time_untrained", lambda networks, *_: {
         name: 0.1 for name in networks if name.startswith(NAMES[1])})

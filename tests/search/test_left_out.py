@@ -111,6 +111,7 @@ def test_predictions_are_those_of_the_whole_space(home: Path) -> None:
     assert np.allclose(made.model.predict(codes).mean, whole.model.predict(same).mean)
 
 
+@pytest.mark.soak
 def test_a_new_study_asks_the_target_once(home: Path, monkeypatch: pytest.MonkeyPatch,
                                           capsys: pytest.CaptureFixture[str]) -> None:
     asked = []

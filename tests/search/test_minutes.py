@@ -304,6 +304,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.soak
 def test_a_search_that_no_model_can_follow_says_so_and_ends_well(
         bench: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def refuse(*args: Any) -> Any:

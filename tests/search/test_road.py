@@ -77,6 +77,7 @@ def test_int8_weights_suit_the_cpu_that_is_searched_for(flags, narrow):
     assert prepared.narrow == narrow
 
 
+@pytest.mark.soak
 def test_a_study_of_another_estimator_is_refused_before_that_one_works(tmp_path, monkeypatch):
     monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
     write_table(tmp_path / "home", "epyc_int8")

@@ -77,8 +77,8 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
             "workers=2", "baselines=[]", "controls=0", "sampler=random", f"+stub.folder={tmp_path}"]
 
 
-@pytest.mark.parametrize("number", [
-    signal.SIGTERM, *(pytest.param(number, marks=pytest.mark.soak) for number in (signal.SIGKILL, signal.SIGINT))])
+@pytest.mark.soak  # a short form: system/test_processes.py
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
 def test_no_worker_outlives_the_search(command: list[str], number: signal.Signals, tmp_path: Path) -> None:
     out = tmp_path / "run"
     search = subprocess.Popen([sys.executable, "-m", "hwnas.search", *command, "+stub.mode=wait", f"out={out}"],
@@ -104,6 +104,7 @@ def test_a_worker_lost_in_a_folder_of_any_name_is_an_error_and_costs_no_trial(
     assert [row["outcome"] for row in rows_of(tmp_path / name / "trials.csv")].count("evaluated") == 4
 
 
+@pytest.mark.soak
 def test_a_password_goes_to_the_workers_and_nowhere_else(
         command: list[str], place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         capfd: pytest.CaptureFixture[str]) -> None:

@@ -81,6 +81,7 @@ def stop_without_lock(worker: Worker, database: Path) -> None:
     raise AssertionError("the worker writes all the time")
 
 
+@pytest.mark.soak
 def test_a_worker_stopped_past_the_grace_keeps_its_result(tmp_path: Path, start: Callable[..., Worker]) -> None:
     worker = start(tmp_path, 2, 1.5, 1, 2)
     worker.until("training")
@@ -352,6 +353,7 @@ def test_trials_that_never_beat_are_released_after_the_grace(tmp_path: Path) -> 
     assert release_lost(opened(tmp_path, heartbeat_s=1, grace_s=1200)) == 1
 
 
+@pytest.mark.soak
 def test_the_verifier_waits_for_those_who_still_train(tmp_path: Path, start: Callable[..., Worker]) -> None:
     worker = start(tmp_path, 1, 1.0, 30, 120)
     worker.until("training")
@@ -362,6 +364,7 @@ def test_the_verifier_waits_for_those_who_still_train(tmp_path: Path, start: Cal
     assert count(study.get_trials(deepcopy=False)).evaluated == 1
 
 
+@pytest.mark.soak
 def test_a_search_waits_for_the_last_trial_of_another(tmp_path: Path, start: Callable[..., Worker]) -> None:
     worker = start(tmp_path, 1, 1.0, 30, 120)
     worker.until("training")
@@ -393,6 +396,7 @@ def alone(folder: Path, to: Path) -> set[int]:
     return {row["number"] for row in evaluated(to)}
 
 
+@pytest.mark.soak
 def test_after_a_kill_the_next_command_folds_the_log_in_and_reading_needs_no_command(
         tmp_path: Path, start: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str]) -> None:

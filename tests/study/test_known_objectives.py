@@ -178,6 +178,7 @@ def test_default_trials_have_the_columns_of_before(tmp_path: Path) -> None:
     assert not {"objectives", "size_mb_predicted", "macs"} & set(trial_rows(study)[0])
 
 
+@pytest.mark.soak
 def test_over_the_cap_a_stand_in_has_the_costs_that_are_known(tmp_path: Path) -> None:
     study = opened(tmp_path, Objective(1.5, known=("size_mb", "macs"), terms=INT8), sampler="nsga2", cap_ms=0.25)
     search(study, 10, Objective(1.5, known=("size_mb", "macs"), terms=INT8), cap_ms=0.25)
@@ -279,6 +280,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scoring, "measure", lambda calls, *args, **options: {name: measured(0.2) for name in calls})
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("clock")
 def test_a_verified_front_holds_what_was_exported_and_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
                                                                ) -> None:

@@ -76,6 +76,7 @@ def at_once(n: int, what: Callable[[int], Any]) -> list[Any]:
     return found
 
 
+@pytest.mark.soak
 def test_four_workers_lose_nothing(place: str, keep: Keep) -> None:
     told = race(place, 12, (0,))
     assert check_race(keep(load_study(place, name=named(0))), told[0], 12) <= 1

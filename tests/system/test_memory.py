@@ -63,6 +63,7 @@ def told(settings: dict[str, str]) -> dict[str, int]:
     return dict(json.loads(run.stdout))
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's allocator alone is told")
 def test_what_training_frees_is_kept_until_it_ends():
     found = told({})
@@ -71,6 +72,7 @@ def test_what_training_frees_is_kept_until_it_ends():
     assert min(found["returned"], found["released"], found["given back"]) > 120
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's allocator alone is told")
 def test_who_sets_the_allocator_keeps_it():
     assert told({"MALLOC_MMAP_THRESHOLD_": "65536"})["returned inside"] > 120

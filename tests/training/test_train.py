@@ -479,6 +479,7 @@ def test_pretrained_weights_are_trained_on_as_they_ask_and_named(pretrained: lis
     assert re.search(r"pretrained=[0-9a-f]{12}, is timm:test_efficientnet pretrained=", capsys.readouterr().err)
 
 
+@pytest.mark.soak
 def test_a_fine_tuning_is_resumed_bit_for_bit_and_not_from_other_weights(
         pretrained: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     def stop() -> None:
@@ -913,6 +914,7 @@ def spoil(path: Path) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.soak
 def test_a_damaged_file_of_a_finished_training_is_made_again(overrides: list[str], tmp_path: Path, capsys) -> None:
     out = tmp_path / "out"
     assert command(overrides) == 0
