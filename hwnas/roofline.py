@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from hwnas.cli.command import file_in, names_in, run_command
+from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console, text_table
-from hwnas.errors import ConfigError, MeasurementInvalid, MissingLatency, UnknownName
+from hwnas.errors import ConfigError, MeasurementInvalid, MissingLatency
 from hwnas.latency.copies import TimedFile, bind_copies, noise
 from hwnas.latency.deployment import SpaceOptions, key_of
 from hwnas.latency.harness import measure, undisturbed
@@ -36,27 +36,24 @@ from hwnas.networks.quantize import quantize_static, tuning_of
 from hwnas.pictures import INK, figure_bytes, new_figure, plain_log_ticks, title
 from hwnas.runtimes.runtime import load_runtime, threads_of
 from hwnas.space.blocks.block import KINDS, BlockSpec
-from hwnas.stats import Z90
 from hwnas.system.documents import Document
 from hwnas.system.paths import temporary_folder, write_atomic
 from hwnas.system.run_folder import check_replaceable
 from hwnas.target import Target, measuring_lock, usable_cores
 
 if TYPE_CHECKING:
-    import omegaconf
     from matplotlib.figure import Figure
     from torch import nn
 
     from hwnas.space.search_space import SearchSpace
 else:
     nn = LazyModule("torch.nn")
-    omegaconf = LazyModule("omegaconf")
 
 USAGE = """Arithmetic intensity of a space's blocks against the GFLOP/s that they reach, under measured roofs.
 
-    python -m hwnas.roofline +target=xeon_int8 space=mnasnet_small against=xeon_fp32 out=runs/roofline.png"""
+    python -m hwnas.roofline +target=xeon_int8 space=mnasnet_small out=runs/roofline.png"""
 
-ROOFLINE = Document("hwnas-roofline", 2, "a roofline", "Draw it again.")
+ROOFLINE = Document("hwnas-roofline", 3, "a roofline", "Draw it again.")
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
 OVERHEAD_SHARE = 0.1  # of what the roof allows: below that, something else than the two roofs limits a block
 MEMORY, COMPUTE, OVERHEAD = "memory-bound", "compute-bound", "overhead-bound"
@@ -72,20 +69,8 @@ class RooflineOptions(SpaceOptions):
     """Options of `conf/roofline.yaml`."""
 
     device: str | None = option()
-    against: str | None = option()
     seconds: float = option(low=1, high=3600)
     out: str = option()
-
-
-@dataclass(frozen=True)
-class Side:
-    """A target's table, peak in GFLOP/s (2 a multiply-accumulate), the network that reached it, and its blocks."""
-
-    target: Target
-    table: LatencyTable
-    peak: float
-    how: str
-    points: pd.DataFrame
 
 
 @dataclass(frozen=True)
@@ -141,14 +126,6 @@ def place_blocks(blocks: Sequence[BlockSpec], ms: np.ndarray, std_ms: np.ndarray
     return resolved.sort_values(["rank", "group", "block"]).drop(columns="rank").reset_index(drop=True)
 
 
-def compare(points: pd.DataFrame, others: pd.DataFrame) -> pd.DataFrame:
-    """Times of `points` over those of the same blocks in `others`, and whether a block is slower beyond what the errors
-    of both explain (95 %, one-sided)."""
-    both = points.merge(others[["block", "ms", "std_ms"]], on="block", suffixes=("", "_other"))
-    error = np.hypot(both.std_ms / both.ms, both.std_ms_other / both.ms_other)
-    return both.assign(ratio=both.ms / both.ms_other, slower=np.log(both.ms / both.ms_other) > Z90 * error)
-
-
 def main(config: Config, console: Console) -> None:
     """Do what `conf/roofline.yaml` asks: measure, print, draw and store."""
     options = read_command(RooflineOptions, config)
@@ -161,78 +138,43 @@ def main(config: Config, console: Console) -> None:
         raise ConfigError(f"out must be a .png or .svg file, got {options.out!r}: the numbers lie beside it as .json.")
     beside = out.with_suffix(".json")
     check_replaceable(out, beside)
-    space, sides, bandwidths = measure_sides(options, console)
-    heading = f"{' against '.join(side.target.name for side in sides)}: blocks of {space.name}"
-    where = f"{sides[0].table.host['name']} · {sides[0].table.runtime_version} · {datetime.now(UTC):%Y-%m-%d}"
+    target, space, table = find_networks(options, console)
+    with console.step("measure bandwidth"):
+        bandwidths = measure_bandwidths(threads_of(target), lambda who: console.note(
+            f"waiting for another measurement on this host: {who}"))
+    with console.step(f"measure peak of {target.name}") as report:
+        peak, how = measure_peak(target, options.seconds, table, report)
+    blocks = sorted({block for network in table.networks if network.space == space.name
+                     for block in network.architecture.blocks()}, key=lambda block: block.key)
+    points = place_blocks(blocks, *model_of(table, space)[0].block_ms(blocks), target, peak, bandwidths)
+    if points.empty:
+        raise MissingLatency(f"{table.path}: no block of {space.name} has a time that can be told from 0. Measure more:"
+                             " hwnas.profile with fresh=true and a larger budget.minutes.")
+    heading = f"{target.name}: blocks of {space.name}"
+    where = f"{table.host['name']} · {table.runtime_version} · {datetime.now(UTC):%Y-%m-%d}"
     content = {**ROOFLINE.header, "created": datetime.now(UTC).isoformat(timespec="seconds"), "space": space.name,
-               "host": dict(sides[0].table.host), "gb_per_s": asdict(bandwidths), "targets": {
-                   side.target.name: {"runtime": side.table.runtime_version, "peak": side.peak, "peak_of": side.how,
-                                      "blocks": json.loads(side.points.to_json(orient="records"))} for side in sides}}
+               "host": dict(table.host), "target": target.name, "runtime": table.runtime_version,
+               "gb_per_s": asdict(bandwidths), "peak": peak, "peak_of": how,
+               "blocks": json.loads(points.to_json(orient="records"))}
     write_atomic(beside, json.dumps(content, indent=1))
-    write_atomic(out, figure_bytes(draw(sides, bandwidths, heading, where), out.suffix[1:]))
-    for line in [f"{heading}; {where}", *describe(sides, bandwidths), f"picture: {out}, numbers: {beside}"]:
+    write_atomic(out, figure_bytes(draw(points, peak, bandwidths, heading, where), out.suffix[1:]))
+    for line in [f"{heading}; {where}", f"  peak: {peak:.0f} GFLOP/s ({how})", *describe(points, bandwidths),
+                 f"picture: {out}, numbers: {beside}"]:
         console.say(line)
 
 
-def measure_sides(options: RooflineOptions, console: Console) -> tuple[SearchSpace, list[Side], Bandwidths]:
-    """Measure the roofs, and place below them the blocks of the target's latency table and of the one that it is
-    compared with. MissingLatency where the target has no table."""
+def find_networks(options: RooflineOptions, console: Console) -> tuple[Target, SearchSpace, LatencyTable]:
+    """The target, the space, and this host's table with networks of it; MissingLatency where there is none."""
     deployment, space = options.deployment(console), options.search_space()
-    tables = {}
-    for target in filter(None, (deployment.target, against_of(options.against, deployment.target))):
-        key = key_of(replace(deployment, target=target), space)
-        table = find_table(deployment.host_name, key)
-        if table is not None and space.name in table.spaces():
-            table.check(key, deployment.host_name, load_runtime(target.runtime).version())
-            tables[target] = table
-            continue
-        missing = (f"no latency table of {deployment.host_name} for {key} with networks of {space.name}. Measure it: "
-                   f"python -m hwnas.profile +target={target.name} space={options.space} channels={space.channels} "
-                   f"classes={space.classes}, and what else this command was given")
-        if target is deployment.target:
-            raise MissingLatency(missing)
-        console.say(f"{target.name} is left out: {missing}")
-    with console.step("measure bandwidth"):
-        bandwidths = measure_bandwidths(threads_of(deployment.target), lambda who: console.note(
-            f"waiting for another measurement on this host: {who}"))
-    sides = []
-    for target, table in tables.items():
-        with console.step(f"measure peak of {target.name}") as report:
-            peak, how = measure_peak(target, options.seconds, table, report)
-        blocks = sorted({block for network in table.networks if network.space == space.name
-                         for block in network.architecture.blocks()}, key=lambda block: block.key)
-        points = place_blocks(blocks, *model_of(table, space)[0].block_ms(blocks), target, peak, bandwidths)
-        if points.empty:
-            missing = (f"{table.path}: no block of {space.name} has a time that can be told from 0. Measure more: "
-                       "hwnas.profile with fresh=true and a larger budget.minutes.")
-            if target is deployment.target:
-                raise MissingLatency(missing)
-            console.say(f"{target.name} is left out: {missing}")
-            continue
-        sides.append(Side(target, table, peak, how, points))
-    return space, sides, bandwidths
-
-
-def against_of(name: str | None, target: Target) -> Target | None:
-    """The target called `name`, else the same runtime's fp32 (None for fp32 itself), threads and batch alike."""
-    plain = [candidate for candidate in map(named_target, names_in("target")) if candidate.precision == "fp32"
-             and (candidate.runtime, candidate.device) == (target.runtime, target.device)]
-    if name is None and (target.precision == "fp32" or not plain):
-        return None
-    other = named_target(name) if name else min(plain, key=lambda candidate: candidate.vendor != target.vendor)
-    other = replace(other, threads=target.threads, batch=target.batch)
-    if (other.runtime, other.precision) == (target.runtime, target.precision):
-        raise ConfigError(f"against={other.name} is {target.name} itself: both run {target.precision} by "
-                          f"{target.runtime}. Choose another.")
-    return other
-
-
-def named_target(name: str) -> Target:
-    """A target of conf/target by its name; UnknownName lists them."""
-    file = file_in("target", name)
-    if file is None:
-        raise UnknownName("target", name, names_in("target"))
-    return Target.from_config(omegaconf.OmegaConf.to_container(omegaconf.OmegaConf.load(file), resolve=True))  # type: ignore[arg-type]
+    target, key = deployment.target, key_of(deployment, space)
+    table = find_table(deployment.host_name, key)
+    if table is None or space.name not in table.spaces():
+        raise MissingLatency(
+            f"no latency table of {deployment.host_name} for {key} with networks of {space.name}. Measure it: "
+            f"python -m hwnas.profile +target={target.name} space={options.space} channels={space.channels} "
+            f"classes={space.classes}, and what else this command was given")
+    table.check(key, deployment.host_name, load_runtime(target.runtime).version())
+    return target, space, table
 
 
 def measure_peak(target: Target, seconds: float, table: LatencyTable,
@@ -306,57 +248,42 @@ def copy_speed(array_bytes: int, threads: int) -> float:
         return 2 * array_bytes * calls * threads / min(seconds(calls) for _ in range(REPEATS)) / 1e9
 
 
-def describe(sides: Sequence[Side], bandwidths: Bandwidths) -> list[str]:
+def describe(points: pd.DataFrame, bandwidths: Bandwidths) -> list[str]:
     """Lines to print; the figures are medians over the blocks of a row."""
-    lines = [*(f"  peak {side.target.name}: {side.peak:.0f} GFLOP/s ({side.how})" for side in sides),
-             f"  copying in the cache: {bandwidths.cache:.1f} GB/s, in memory: {bandwidths.memory:.1f} GB/s"]
-    compared = compare(sides[0].points, sides[1].points) if len(sides) > 1 else None
-    for side in sides:
-        groups = side.points.groupby("group", sort=False)
-        medians = groups[["intensity", "gflops", "share"]].median().assign(
-            n=groups.size(), verdict=groups["verdict"].agg(lambda verdicts: verdicts.mode()[0]))
-        rows = [[str(name), str(row.n), f"{row.intensity:.1f}", f"{row.gflops:.1f}", f"{row.share:.1%}", row.verdict]
-                for name, row in medians.iterrows()]
-        lines += ["", *text_table([[side.target.name, "blocks", "FLOP/byte", "GFLOP/s", "of roof", "mostly"], *rows],
-                                  words=(0, 5))]
-    lines.append(f"overhead-bound: below {OVERHEAD_SHARE:.0%} of what the roofs allow: calls, small maps, kernels such "
-                 "as depthwise ones")
-    if compared is not None:
-        ratios = compared.groupby("group", sort=False).ratio.median()
-        names = ", ".join(f"{name} ({ratio:.2f})" for name, ratio in ratios[ratios >= 1].items())
-        longer = f"{sides[0].target.name} takes longer than {sides[1].target.name} in {(compared.ratio > 1).sum()}"
-        lines.append(f"{longer} of {len(compared)} blocks, in {compared.slower.sum()} beyond what the errors of their "
-                     f"times explain (95 %); no gain in the median: {names or 'no kind of block'}")
-    return lines
+    groups = points.groupby("group", sort=False)
+    medians = groups[["intensity", "gflops", "share"]].median().assign(
+        n=groups.size(), verdict=groups["verdict"].agg(lambda verdicts: verdicts.mode()[0]))
+    rows = [[str(name), str(row.n), f"{row.intensity:.1f}", f"{row.gflops:.1f}", f"{row.share:.1%}", row.verdict]
+            for name, row in medians.iterrows()]
+    return [f"  copying in the cache: {bandwidths.cache:.1f} GB/s, in memory: {bandwidths.memory:.1f} GB/s", "",
+            *text_table([["kind", "blocks", "FLOP/byte", "GFLOP/s", "of roof", "mostly"], *rows], words=(0, 5)),
+            f"overhead-bound: below {OVERHEAD_SHARE:.0%} of what the roofs allow: calls, small maps, kernels such as "
+            "depthwise ones"]
 
 
-def draw(sides: Sequence[Side], bandwidths: Bandwidths, heading: str, where: str) -> Figure:
-    """GFLOP/s against FLOP a byte, each block under the roofs; the second target's are hollow."""
-    every = pd.concat([side.points for side in sides])
-    top = max(side.peak for side in sides)
+def draw(points: pd.DataFrame, peak: float, bandwidths: Bandwidths, heading: str, where: str) -> Figure:
+    """GFLOP/s against FLOP a byte, each block under the roofs."""
     with new_figure(10.0, 6.6, heading, where, left=0.08) as figure:
         axes = figure.subplots()
         title(axes, "Blocks as they stand inside networks")
         axes.set_xscale("log")
         axes.set_yscale("log")
-        low, high = every.intensity.min() / 3, max(every.intensity.max(), top / bandwidths.memory) * 1.6
+        low, high = points.intensity.min() / 3, max(points.intensity.max(), peak / bandwidths.memory) * 1.6
         axes.set_xlim(low, high)
-        axes.set_ylim(every.gflops.min() / 1.8, top * 2.2)
+        axes.set_ylim(points.gflops.min() / 1.8, peak * 2.2)
         axes.set_xlabel("arithmetic intensity (FLOP per byte read and written, log scale)")
         axes.set_ylabel("achieved GFLOP/s (int8: GOP/s; log scale)")
         for axis, ends in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
             plain_log_ticks(axis, *ends)
         for name, speed, dash in (("cache", bandwidths.cache, "-"), ("memory", bandwidths.memory, "--")):
-            axes.plot([low, top / speed], [low * speed, top], color=INK, lw=1.3, ls=dash, zorder=2,
+            axes.plot([low, peak / speed], [low * speed, peak], color=INK, lw=1.3, ls=dash, zorder=2,
                       label=f"copying in {name}: {speed:.3g} GB/s")
-        for at, side in enumerate(sides):
-            axes.plot([max(side.peak / bandwidths.cache, low), high], [side.peak] * 2, color=INK, lw=1.3, zorder=2)
-            axes.annotate(f"{side.target.precision} peak {side.peak:,.0f}", (high, side.peak), (-4, 4), fontsize=8.5,
-                          textcoords="offset points", ha="right", va="bottom", color=INK, zorder=5)
-            for kind, part in side.points.groupby("kind", sort=False):
-                color, label = KINDS[str(kind)].color, f"{KINDS[str(kind)].label}, {side.target.precision}"
-                axes.scatter(part.intensity, part.gflops, s=24, marker="o^"[at], zorder=3 - at, label=label, lw=0.8,
-                             facecolor="none" if at else color, edgecolor=color if at else "white")
+        axes.plot([max(peak / bandwidths.cache, low), high], [peak] * 2, color=INK, lw=1.3, zorder=2)
+        axes.annotate(f"peak {peak:,.0f}", (high, peak), (-4, 4), fontsize=8.5, textcoords="offset points", ha="right",
+                      va="bottom", color=INK, zorder=5)
+        for kind, part in points.groupby("kind", sort=False):
+            axes.scatter(part.intensity, part.gflops, s=24, zorder=3, label=KINDS[str(kind)].label, lw=0.8,
+                         color=KINDS[str(kind)].color, edgecolor="white")
         figure.subplots_adjust(top=0.85, bottom=0.25)
         axes.legend(loc="upper left", bbox_to_anchor=(-0.07, -0.13), frameon=False, fontsize=8, ncols=4)
     return figure

@@ -50,7 +50,7 @@ COMMANDS = {  # name: its module, and what it does
     "search": ("hwnas.search", "find the front of accuracy and latency on this host: the main job"),
     "profile": ("hwnas.profile", "measure this host for a target and a space"),
     "validate": ("hwnas.validate", "hold predicted latency against measured, on networks never seen"),
-    "roofline": ("hwnas.roofline", "which blocks are memory-bound, and where int8 does not pay"),
+    "roofline": ("hwnas.roofline", "which blocks are memory-bound, compute-bound or overhead-bound"),
     "benchmark": ("hwnas.benchmark", "time one network"),
     "check": ("hwnas.check", "what a target executes of a network or a space, and what falls back"),
     "train": ("hwnas.train", "train one network in full"),
@@ -63,7 +63,8 @@ COMMANDS = {  # name: its module, and what it does
     "worker": ("hwnas.worker", "join a search as one more worker"),
 }
 _REMOVED = {"add": ": a trained network's top-1 is in its summary, and hwnas benchmark times it by the same protocol",
-            "compare": ": give hwnas report for each run"}
+            "compare": ": give hwnas report for each run",
+            "against": ": give hwnas roofline for each target"}
 GROUPS = {"target": "target", "dataset": "data set", "objective": "objective", "zoo": "zoo"}  # folders of conf/
 _DATASETS = "hwnas.datasets"  # entry points: data sets of other packages
 # Sections whose keys and defaults are a dataclass's; conf/ holds only what differs from them.
