@@ -30,7 +30,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 # A password may hold an @ that should have been written as %40. A number behind the colon may be a port.
 _IN_FRONT = {True: re.compile(r"(?<=://)([^:@/\n]*):.*@"),
@@ -156,10 +156,16 @@ class MeasurementInvalid(CandidateError):
 
 
 class UnknownName(UserError):
-    """No `kind` is called `name`; the message lists the near matches, then all."""
+    """No `kind` is called `name`; the message lists the near matches, then all.
 
-    def __init__(self, kind: str, name: object, known: Iterable[str]) -> None:
+    `removed`: names that there were, with what to say of them.
+    """
+
+    def __init__(self, kind: str, name: object, known: Iterable[str], removed: Mapping[str, str] | None = None) -> None:
         names = sorted(known)
+        if removed and name in removed:
+            super().__init__(f"{kind} {name!r} was taken out: {removed[str(name)]}. Known: {', '.join(names)}.")
+            return
         near = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
         hint = f" Did you mean {' or '.join(near)}?" if near else ""
         super().__init__(f"unknown {kind} {str(name)!r}.{hint} Known: {', '.join(names) or 'none'}.")

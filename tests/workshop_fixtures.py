@@ -41,7 +41,7 @@ COMPRESS = ["compress", "-q", "+target=ort_int8", "model=net", "out=int8", *IMAG
             "calibration_images=32", "sensitivity.images=16", "sensitivity.nodes=1", "max_drop=100"]
 CERTIFY = ["certify", "-q", "space=tiny.yaml", "out=certificate", *IMAGES, "n=4", "seeds=1", "workers=1",
            "training.epochs=1", "training.batch_size=16", "training.threads=1",
-         "estimators={params: {accuracy: zero_cost, score: params, anchors: 4, proxy: {max_steps: 2, min_steps: 1}}}"]
+           "estimators={short: {accuracy: proxy, max_steps: 2, min_steps: 1}}"]
 
 OWN = {"objective": "name: reward\nreward: hard\ntarget_ms: 5\n",
        "target": "name: ort_fp32\nruntime: onnxruntime\nprecision: fp32\n",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -21,6 +22,9 @@ def records() -> dict[str, tuple[Sequence[Claim], Sequence[Table]]]:
 
     def given_cost(label: str) -> list[float]:
         return [held.tau_given_cost(held.told[label]) for held in both]
+
+    def taus(label: str) -> list[float]:
+        return [held.tau(held.told[label]) for held in both]
 
     def correlation(held: Certificate, share: np.ndarray) -> float:
         return float(np.corrcoef(log_odds(held.told[NASWOT]), log_odds(share))[0, 1])
@@ -53,7 +57,15 @@ def records() -> dict[str, tuple[Sequence[Claim], Sequence[Table]]]:
             given_cost("multi_fidelity"), given_cost("proxy"), strict=True)]),
         Claim("Eight anchors cost {} % of a search", lambda: [cost_share(eurosat)])]
     lost = [
-        Claim("| supernet | {} and {} |", lambda: [held.tau(held.told["supernet"]) for held in both]),
+        *(Claim(f"| {name} | {{}} and {{}} |", partial(taus, label)) for name, label in (
+            ("NASWOT alone (`zero_cost`)", NASWOT), ("supernet", "supernet"), ("ZiCo", "zero_cost:zico"),
+            ("SynFlow", "zero_cost:synflow"), ("gradient norm", "zero_cost:grad_norm"),
+            ("all scores together", "zero_cost:ensemble"))),
+        Claim("| the proxy has {} and {}; given cost it has {} and {} |", lambda: [
+            *taus("proxy"), *given_cost(NASWOT)]),
+        Claim("| parameters, MACs (`zero_cost`) | {} and {}, {} and {} |", lambda: [
+            *taus("zero_cost:params"), *taus(MACS)]),
+        Claim("| {} and {} given cost |", lambda: given_cost("zero_cost:ensemble")),
         Claim("Given cost it had tau {} and {}, the proxy, which costs {} and {} times as much, {} and {}.", lambda: [
             *given_cost("supernet"), *dearer(), *given_cost("proxy")])]
     sampler = [

@@ -245,7 +245,7 @@ COMMANDS = {
     "certify": Attacked("hwnas.certify", (
         "dataset=digits", "space={given}/tiny.yaml", "out={out}", "n=4", "seeds=1", "workers=1", "training.epochs=4",
         "training.threads=1", *(f"training.{text}" for text in _TRAINING),
-        "estimators={{flops: {{accuracy: zero_cost, score: params}}}}"), _certify, _whole_certify),
+        "estimators={{short: {{accuracy: proxy, max_steps: 2, min_steps: 1}}}}"), _certify, _whole_certify),
     "profile": Attacked("hwnas.profile", (
         "+target=ort_fp32", "space={given}/tiny.yaml", f"calibration.networks={NETWORKS}",
         "calibration.minutes=60", "dataset.image_size=8"), _waves, _whole_profile, _home_of),

@@ -41,10 +41,6 @@ LEAST_CEILING = 0.5
 SHARE = 0.1  # most that an estimate may cost, as a share of a full training's cost
 COLUMNS = ("estimator", "Kendall tau", "95 %", "Spearman", "regret (points)", "hypervolume lost", "s each",
            "setup (s)", "s with setup", "of full training")
-SCORES = ("naswot",)
-SCORE = "naswot"  # where no option names one
-CONTROLS = ("params", "macs")  # known without building a network; a useful score must beat them
-CHOICES = (*SCORES, *CONTROLS)
 
 
 @dataclass(frozen=True)
@@ -321,15 +317,12 @@ def _describe_used(certificate: Certificate, accuracy: str, options: Mapping[str
 
     The fingerprint identifies it; if only the images differ, its options do.
     """
-    options = _decisive(accuracy, options)
-    mine = {label: entry for label, entry in certificate.estimators.items()
-            if entry["accuracy"] == accuracy
-            and _decisive(accuracy, entry["options"]).get("score") == options.get("score")}
+    options = _decisive(options)
+    mine = {label: entry for label, entry in certificate.estimators.items() if entry["accuracy"] == accuracy}
     same = next((label for label, entry in mine.items() if entry["fingerprint"] == fingerprint), None)
     other_images = certificate.content["dataset"]["fingerprint"] != dataset.fingerprint
     if same is None and other_images:
-        same = next((label for label, entry in mine.items() if _decisive(accuracy, entry["options"]) == options),
-                    None)
+        same = next((label for label, entry in mine.items() if _decisive(entry["options"]) == options), None)
     label = same or next(iter(mine), None)
     if label is None:
         return f"This search used accuracy={accuracy}, which the certificate does not judge."
@@ -351,14 +344,6 @@ def _other_images(certificate: Certificate, dataset: Dataset) -> str:
     return f"other images of the same classes, those in {folder}"
 
 
-def _decisive(accuracy: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """An estimator's options that decide its values. A missing score gets its default."""
-    decisive = {key: value for key, value in options.items() if key not in ("threads", "device", "path")}
-    if accuracy == "zero_cost":
-        decisive.setdefault("score", SCORE)
-    return decisive
-
-
-def label(score: str) -> str:
-    """The name under which a certificate holds a score."""
-    return f"zero_cost:{score}"
+def _decisive(options: Mapping[str, Any]) -> dict[str, Any]:
+    """An estimator's options that decide its values."""
+    return {key: value for key, value in options.items() if key not in ("threads", "device", "path")}

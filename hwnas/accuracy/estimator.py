@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hwnas.space.search_space import SearchSpace
 
 
-Source = Literal["table", "model", "measured", "proxy", "zero_cost", "trained", "published"]
+Source = Literal["table", "model", "measured", "proxy", "trained", "published"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,9 @@ BUILT_IN = {
     "multi_fidelity": "hwnas.accuracy.multi_fidelity",
     "proxy": "hwnas.accuracy.proxy",
     "tabular": "hwnas.accuracy.tabular",
-    "zero_cost": "hwnas.accuracy.zero_cost",
 }
+# What was taken out, with what takes its place.
+REMOVED = dict.fromkeys(("supernet", "zero_cost"), "it ranked worse than short training. Give accuracy=proxy")
 WITHOUT_IMAGES = ("tabular",)  # estimators that need no data set and train nothing
 # Descriptions of the estimators' values, for reports.
 _MEANINGS = {
@@ -70,7 +71,6 @@ _MEANINGS = {
     "inherited": "validation top-1 after short fine-tuning",
     "proxy": "validation top-1 after short training",
     "multi_fidelity": "top-1 by short training and NASWOT, predicted where stopped",
-    "zero_cost": "top-1 predicted from a zero-cost score",
     "tabular": "top-1 in a table",
 }
 
@@ -133,7 +133,7 @@ def load_estimator(name: str, *, dataset: Dataset | None = None, space: SearchSp
         return cast("AccuracyEstimator", import_module(BUILT_IN[name]).load(options, dataset, space))
     others = {entry.name: entry for entry in entry_points(group="hwnas.accuracy")}
     if name not in others:
-        raise UnknownName("accuracy estimator", name, [*BUILT_IN, *others])
+        raise UnknownName("accuracy estimator", name, [*BUILT_IN, *others], REMOVED)
     return cast("AccuracyEstimator", others[name].load()(dataset=dataset, space=space, config=options))
 
 

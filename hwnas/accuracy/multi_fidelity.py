@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
@@ -15,18 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.accuracy.estimator import Earlier, Estimate
-from hwnas.accuracy.zero_cost import Anchor, Scorer, anchors, chosen
+from hwnas.accuracy.untrained import LEAST_ANCHORS, UntrainedRung
 from hwnas.cli.options import Config, option
 from hwnas.data.contents import digest
 from hwnas.data.dataset import Dataset, Subsets, top1
-from hwnas.errors import CandidateError, ConfigError, DataError
+from hwnas.errors import ConfigError
 from hwnas.lazy import LazyModule
 from hwnas.networks.build import build
 from hwnas.networks.weights import import_timm
 from hwnas.space.architecture import Architecture
 from hwnas.stats import Z90, binomial_std, kendall_tau, log_odds
 from hwnas.system.libraries import release_memory
-from hwnas.system.paths import home
 from hwnas.training.loop import predict, seeded, train
 from hwnas.training.recipe import Recipe, all_with_recipe, content, read_with_recipe
 
@@ -39,123 +37,6 @@ if TYPE_CHECKING:
 else:
     scipy = LazyModule("scipy")
 
-
-SCORE = "naswot"
-LEAST_ANCHORS = 4
-_IMAGES = 32
-_EDGE = 1e-3  # a top-1 nearer than this to 0 or 1 is moved to this distance
-_FARTHEST = 3.0  # a score farther than so many widths from the middle is moved to this distance
-_NORMAL = math.sqrt(math.pi / 2)  # standard deviation of a normal variable, divided by its mean absolute deviation
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """Middle and width of logit(top-1) and of the score, over the networks of a space."""
-
-    top1_middle: float
-    top1_width: float
-    score_middle: float
-    score_width: float
-
-    @classmethod
-    def of(cls, top1: Sequence[float], scores: Sequence[float]) -> Scale:
-        """The scale of networks that were trained and scored. If all scores are equal, each stands for the middle."""
-        return cls(*_middle_and_width(log_odds(top1, _EDGE)), *_middle_and_width(scores))
-
-    def drawn(self, top1: float, std: float, score: float | None, weight: float) -> tuple[float, float]:
-        """Combine a measured top-1 and an untrained score; returns the combined top-1 and its standard deviation.
-
-        The result is a weighted mean in logits. The training has weight 1, and the score has `weight`. A `score` of
-        None stands for the middle. The score counts as exact, so `std` shrinks with the training's share of the mean.
-        A top-1 nearer than `std` to 0 or 1 is first moved to that distance.
-        """
-        away = 0.0 if score is None or not self.score_width else (score - self.score_middle) / self.score_width
-        told = self.top1_middle + self.top1_width * min(max(away, -_FARTHEST), _FARTHEST)
-        edge = min(max(std, _EDGE), 0.5)
-        mean = (float(log_odds(top1, edge)) + weight * told) / (1 + weight)
-        value, inside = 1 / (1 + math.exp(-mean)), min(max(top1, edge), 1 - edge)
-        return value, std / (inside * (1 - inside)) / (1 + weight) * value * (1 - value)
-
-
-class UntrainedRung:
-    """Combines the top-1 of a training with the score that the network had before it.
-
-    `measure` runs the training, and `fingerprint` names it. The score is computed at the architecture's own image
-    size. `prepare` trains `n_anchors` networks of `space` once, or all of a smaller space; it reuses anchors that are
-    stored. The same architecture and seed give the same score on one machine.
-    """
-
-    def __init__(self, dataset: Dataset, space: SearchSpace, measure: Callable[[Architecture, int], Estimate],
-                 fingerprint: str, n_anchors: int, weight: float, threads: int) -> None:
-        self.space, self.measure, self.weight = space, measure, float(weight)
-        self.n_anchors = min(n_anchors, space.n_architectures)
-        self._scorer = Scorer(dataset, min(_IMAGES, len(dataset.train)), threads=threads)
-        self._anchors = digest(space.fingerprint, self.n_anchors, self._scorer.fingerprint, fingerprint, SCORE)
-        self.fingerprint = digest(self._anchors, self.weight)
-        self.setup_seconds = 0.0
-        self.setup_here = False
-        self._n_measured = 0
-        self._scale: Scale | None = None
-
-    @property
-    def path(self) -> Path:
-        """Where the anchors are kept."""
-        return home() / "multi_fidelity" / f"anchors-{self._anchors}.json"
-
-    def prepare(self, console: Console) -> None:
-        """Train the anchors or read the stored ones, then fit the scale.
-
-        ConfigError when the space has fewer than LEAST_ANCHORS networks. DataError when fewer could be trained.
-        """
-        if self.n_anchors < LEAST_ANCHORS:
-            raise ConfigError(f"multi_fidelity: space {self.space.name} has {self.n_anchors} networks, and "
-                              f"{LEAST_ANCHORS} must be trained to tell what a score of untrained ones means. Set "
-                              "multi_fidelity.untrained=0.")
-        measured = anchors(self.path, chosen(self.space, self.n_anchors, 0, "multi_fidelity.anchors"), self._anchor,
-                           console)
-        self.setup_here = self._n_measured == len(measured)
-        self.setup_seconds = sum(anchor.seconds + sum(anchor.score_seconds.values()) for anchor in measured)
-        good = [anchor for anchor in measured if not anchor.failed]
-        if len(good) < LEAST_ANCHORS:
-            why = next(anchor.failed for anchor in measured if anchor.failed)
-            raise DataError(f"multi_fidelity: {len(good)} of {len(measured)} anchors could be scored and trained "
-                            f"({why}); {LEAST_ANCHORS} are needed. Set multi_fidelity.untrained=0 or a recipe that "
-                            f"they bear; what is kept lies in {self.path}.")
-        top1, scores = [anchor.top1 for anchor in good], [anchor.scores[SCORE] for anchor in good]
-        self._scale = Scale.of(top1, scores)
-        console.note(f"multi_fidelity: {len(good)} anchors trained in {self.setup_seconds:.0f} s; their untrained "
-                     f"scores rank them with Kendall tau {kendall_tau(np.array(scores), np.array(top1)):.2f}")
-
-    def score(self, architecture: Architecture, seed: int) -> float | None:
-        """NASWOT with the initial weights of `seed`; None if the network has no score. ValueError before `prepare`."""
-        if self._scale is None:
-            raise ValueError("multi_fidelity: call prepare(console) before evaluate().")
-        try:
-            return self._scorer.scores(architecture, (SCORE,), seed)[0][SCORE]
-        except CandidateError:
-            return None
-
-    def drawn(self, top1: float, std: float, score: float | None) -> tuple[float, float]:
-        """See Scale.drawn; ValueError before `prepare`."""
-        if self._scale is None:
-            raise ValueError("multi_fidelity: call prepare(console) before evaluate().")
-        return self._scale.drawn(top1, std, score, self.weight)
-
-    def _anchor(self, network: Architecture) -> Anchor:
-        self._n_measured += 1
-        try:
-            scores, seconds = self._scorer.scores(network, (SCORE,), 0)
-            trained = self.measure(network, 0)
-        except CandidateError as error:
-            return Anchor(network.id, failed=str(error))
-        return Anchor(network.id, trained.value, trained.std, trained.seconds, scores, seconds)
-
-
-def _middle_and_width(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
-    """Median and standard deviation. Mean absolute deviations give the latter: a failed training moves them less."""
-    middle = float(np.median(values))
-    width = _NORMAL * float(np.mean(np.abs(np.asarray(values, float) - middle)))
-    return middle, width if width > 1e-9 * (1 + abs(middle)) else 0.0
 
 # The learning rate falls over the whole length (cosine). In trials, this gave a higher top-1 at the top rung than a
 # constant rate with a final decay, and than a restart at each rung.

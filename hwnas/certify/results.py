@@ -20,18 +20,17 @@ import numpy as np
 
 from hwnas.accuracy.certificate import (
     CERTIFICATE,
-    CHOICES,
     COLUMNS,
     cost_of,
     keep,
     key_of,
-    label,
     ranked,
     rows,
     sentences,
 )
 from hwnas.accuracy.estimator import (
     BUILT_IN,
+    REMOVED,
     WITHOUT_IMAGES,
     AccuracyEstimator,
     Earlier,
@@ -78,8 +77,8 @@ if TYPE_CHECKING:
 
 
 ESTIMATES = Document("hwnas-estimates", 1, "an estimator's answers", "Remove it to judge anew.")
-DEFAULT = ("proxy", "multi_fidelity", *map(label, CHOICES))
-_LABEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,59}")
+DEFAULT = ("proxy", "multi_fidelity")
+_LABEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,59}")
 _STREAM = 0x04DE
 
 
@@ -93,14 +92,14 @@ class Judged:
 
     def file(self, out: Path) -> Path:
         """The file of its estimates."""
-        return out / "estimates" / f"{self.label.replace(':', '-')}.json"
+        return out / "estimates" / f"{self.label}.json"
 
 
 def read_judged(value: object, default: Sequence[str] = DEFAULT) -> list[Judged]:
     """Read the option `estimators`: a list of names and sections, or one section (None: `default`).
 
-    A name may be `zero_cost:SCORE`. A section maps labels to options. If the label does not name the estimator, the
-    option `accuracy` does. ConfigError, UnknownName.
+    A section maps labels to options. If the label does not name the estimator, the option `accuracy` does.
+    ConfigError, UnknownName.
     """
     listed = _list_labels(list(default) if value is None else value)
     if not all(isinstance(options, dict) for _, options in listed):
@@ -111,10 +110,7 @@ def read_judged(value: object, default: Sequence[str] = DEFAULT) -> list[Judged]
         raise ConfigError(f"estimators names one twice: {', '.join(label for label, _ in listed)}. Name each once.")
     if not by_label:
         raise ConfigError("estimators is empty. Name one at least, e.g. estimators=[proxy].")
-    judged = [_read_entry(name, options) for name, options in by_label.items()]
-    if len({estimator.file(Path()) for estimator in judged}) < len(judged):
-        raise ConfigError(f"estimators: two of {', '.join(by_label)} differ in : and - only. Give another label.")
-    return judged
+    return [_read_entry(name, options) for name, options in by_label.items()]
 
 
 def _list_labels(value: Any) -> list[tuple[str, Any]]:
@@ -133,12 +129,11 @@ def _read_entry(name: str, options: dict[str, Any]) -> Judged:
 
     if not _LABEL.fullmatch(name):
         raise ConfigError(f"estimators: a label must be a plain name, got {name!r}.")
-    own, _, score = name.partition(":")
-    accuracy = str(options.pop("accuracy", own))
+    accuracy = str(options.pop("accuracy", name))
     known = [*BUILT_IN, *(entry.name for entry in entry_points(group="hwnas.accuracy"))]
     if accuracy not in known:
-        raise UnknownName("accuracy estimator", accuracy, known)
-    return Judged(name, accuracy, {"score": score, **options} if score else options)
+        raise UnknownName("accuracy estimator", accuracy, known, REMOVED)
+    return Judged(name, accuracy, options)
 
 
 def estimate_all(plan: CertifyPlan, judged: Sequence[Judged], seeds: int, dataset: Dataset, space: SearchSpace,

@@ -41,7 +41,7 @@ def certificate(space: SearchSpace, dataset: Dataset, tmp_path: Path, monkeypatc
         "space": {"name": space.name, "fingerprint": space.fingerprint}, "created": "2026-01-01",
         "estimators": {"proxy": entry("proxy", 0.4, 0.1, 5, 0), "long": entry("proxy", 0.6, 0.3, 10, 0, epochs=6),
                        "anchored": entry("multi_fidelity", 0.8, 0.5, 1, 1000),
-                       "chance": entry("zero_cost", 0.9, -0.1, 0, 0)}}
+                       "chance": entry("multi_fidelity", 0.9, -0.1, 0, 0)}}
     monkeypatch.setenv("HWNAS_HOME", str(tmp_path))
     path = tmp_path / "certificates" / "mine.json"
     path.parent.mkdir()

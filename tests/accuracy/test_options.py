@@ -14,7 +14,6 @@ pytest.importorskip("torch")
 from hwnas.accuracy.estimator import load_estimator
 from hwnas.accuracy.multi_fidelity import MULTI_FIDELITY, FidelityOptions
 from hwnas.accuracy.proxy import ProxyOptions
-from hwnas.accuracy.zero_cost import ZeroCostOptions
 from hwnas.certify.truth import in_full, training_config
 from hwnas.cli.options import read_options
 from hwnas.data.dataset import Dataset, DatasetOptions, Split
@@ -35,9 +34,6 @@ FIDELITY = ("FidelityOptions(rungs={}, eta=3, quantile={}, min_history=8, train_
     (FidelityOptions, {}, FIDELITY.format((2, 4), 0.9, 0.5)),
     (FidelityOptions, {"rungs": [1, 3], "untrained": 1}, FIDELITY.format((1, 3), 0.9, 1)),
     (FidelityOptions, {"quantile": 0.8, "untrained": 0.0}, FIDELITY.format((2, 4), 0.8, 0.0)),
-    (ZeroCostOptions, {}, "ZeroCostOptions(score='naswot', anchors=12, images=32, seeds=1, seed=0, proxy={})"),
-    (ZeroCostOptions, {"score": "macs", "proxy": {"epochs": 3}},
-     "ZeroCostOptions(score='macs', anchors=12, images=32, seeds=1, seed=0, proxy={'epochs': 3})"),
     (Target, {"name": "x", "runtime": "openvino", "precision": "int8", "price_per_hour": 2},
      "Target(name='x', runtime='openvino', precision='int8', threads=1, batch=1, vendor='', device='cpu', "
      "price_per_hour=2)"),
@@ -66,7 +62,7 @@ def test_shipped_certificates_judge_the_estimators_and_the_full_training_of_now(
                       about["image_size"], (0.5,) * about["channels"], (0.5,) * about["channels"], about["fingerprint"])
     space = SearchSpace.load("mnasnet_small", channels=about["channels"], classes=10, image_size=None)
     assert space.fingerprint == content["space"]["fingerprint"]
-    for label in ("proxy", "multi_fidelity", "zero_cost:naswot"):
+    for label in ("proxy", "multi_fidelity"):
         held = content["estimators"][label]
         now = load_estimator(held["accuracy"], dataset=dataset, space=space, config={"threads": 1, **held["options"]})
         assert now.fingerprint == held["fingerprint"], label

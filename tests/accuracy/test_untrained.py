@@ -1,7 +1,13 @@
 # ruff: noqa: E402
 from __future__ import annotations
 
+import errno
+import json
 import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,21 +23,141 @@ from scipy.stats import kendalltau
 from training_fixtures import stripes
 
 from hwnas.accuracy.estimator import Earlier, Prepares
-from hwnas.accuracy.multi_fidelity import MultiFidelity, Scale
+from hwnas.accuracy.multi_fidelity import MultiFidelity
+from hwnas.accuracy.untrained import Anchor, Scale, _log_determinant, choose_anchors, naswot, train_anchors
 from hwnas.cli.progress import Console
 from hwnas.data.dataset import Dataset
-from hwnas.errors import ConfigError, DataError, TrainingError
+from hwnas.errors import ConfigError, DataError, TrainingError, UserError
+from hwnas.networks.build import build
 from hwnas.space.architecture import Architecture
+from hwnas.space.blocks.block import ACTIVATIONS
 from hwnas.space.search_space import SearchSpace
 from hwnas.stats import binomial_std
 from hwnas.testing import check_estimator
+from hwnas.training.loop import seeded
 
+SPACE = """\
+image_size: 16
+stem: {width: 8, stride: 2}
+head: 0
+activation: relu
+stages:
+  - {channels: 8, repeats: [1, 2], stride: 2, op: [ds, ir_e3], kernel: [3, 5]}
+  - {channels: [16, 24], repeats: 1, stride: 2, op: [conv, ir_e3], kernel: 3}
+"""
+ARCHITECTURE = Architecture((("ds_r1_k3_s2_c8",), ("ir_r2_k3_s2_e3_c16_se0.25",)), 8, 1, 0, "relu", 16, 1, 4)
 SCALE = Scale.of([0.5, 0.6, 0.7, 0.8], [1.0, 2.0, 3.0, 4.0])
 TOP1, SCORE = st.floats(0, 1), st.floats(-1e9, 1e9)
 
 
 def logit(top1: float) -> float:
     return math.log(top1 / (1 - top1))
+
+
+@pytest.fixture(scope="module")
+def brief(tmp_path_factory: pytest.TempPathFactory) -> SearchSpace:
+    path = tmp_path_factory.mktemp("space") / "brief.yaml"
+    path.write_text(SPACE)
+    return SearchSpace.load(path, channels=1, classes=4)
+
+
+def batch(n: int = 16, size: int = 16) -> torch.Tensor:
+    return torch.randn(n, 1, size, size, generator=torch.Generator().manual_seed(1))
+
+
+def network(architecture: Architecture = ARCHITECTURE, seed: int = 0) -> Any:
+    with seeded(seed, 1):
+        return build(architecture)
+
+
+# Scores
+
+def test_naswot_is_the_determinant_of_agreeing_units() -> None:
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.ReLU())
+    images = batch(8, 4)
+    on = (images.flatten(1) > 0).numpy().astype(float)
+    kernel = on @ on.T + (1 - on) @ (1 - on).T
+    expected = np.linalg.slogdet(kernel)[1]
+    assert naswot(model, images) == pytest.approx(expected)
+    for activation in (torch.nn.ReLU6, torch.nn.Hardswish, torch.nn.SiLU):
+        assert naswot(torch.nn.Sequential(torch.nn.Flatten(), activation()), images) == pytest.approx(expected)
+    assert naswot(model, images.flip(0)) == pytest.approx(expected)
+
+
+class Noise(torch.nn.Module):
+    """What another processor's kernels may do: each image's maps get a rounding error of their own."""
+
+    def forward(self, maps: torch.Tensor) -> torch.Tensor:
+        return maps + 1e-7 * torch.randn(maps.shape, generator=torch.Generator().manual_seed(0))
+
+
+def twice(images: torch.Tensor) -> torch.Tensor:
+    images = images.clone()
+    images[5] = images[2]
+    return images
+
+
+@pytest.mark.parametrize("seen", [lambda images: images[:1].expand(8, -1, -1, -1), twice, torch.zeros_like])
+@pytest.mark.parametrize("luck", [-1.0, 0.0, 1.0])
+@pytest.mark.parametrize("before", [torch.nn.Identity, Noise])
+def test_an_image_given_twice_has_no_naswot_whatever_rounding_makes_of_it(
+        monkeypatch: pytest.MonkeyPatch, before: type, luck: float,
+        seen: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    images = batch(8, 16)
+    monkeypatch.setattr("torch.linalg.slogdet", lambda kernel: (torch.tensor(luck), torch.tensor(3.0)))
+    model = torch.nn.Sequential(before(), torch.nn.Flatten(), torch.nn.ReLU())
+    with pytest.raises(TrainingError, match="naswot is nan for this network"):
+        naswot(model, seen(images))
+
+
+@pytest.mark.parametrize("n", [8, 32, 100])
+@pytest.mark.parametrize("largest", [7, 333, 4099, 100_003, 16_000_003])
+def test_counts_without_full_rank_have_no_determinant(monkeypatch: pytest.MonkeyPatch, n: int, largest: int) -> None:
+    """Images that look alike, pairs that do, and fewer different codes than images; `largest` units."""
+    monkeypatch.setattr("torch.linalg.slogdet", lambda kernel: (torch.tensor(1.0), torch.tensor(3.0)))
+    draws = np.random.default_rng(n)
+    same = np.full((n, n), float(largest))
+    codes = draws.random((n // 2, 61)) < 0.5
+    pairs = np.repeat(codes, 2, axis=0)
+    few = draws.random((n, 5)) < 0.5
+    for kernel in (same, *((largest // 7) * (on @ on.T + (1 - on) @ (1 - on).T)
+                           for on in (pairs.astype(float), few.astype(float)))):
+        assert np.isnan(_log_determinant(torch.tensor(kernel, dtype=torch.double)))
+
+
+@pytest.mark.parametrize("n_units", [64, 1_000_000, 2**24])
+def test_images_of_which_one_unit_tells_two_apart_have_a_determinant(n_units: int) -> None:
+    """n images that disagree with each other in 2 units of `n_units`, by one of its own for each."""
+    n = 32
+    kernel = torch.full((n, n), n_units - 2.0, dtype=torch.double) + 2 * torch.eye(n, dtype=torch.double)
+    expected = (n - 1) * np.log(2) + np.log(2 + n * (n_units - 2.0))
+    assert _log_determinant(kernel) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_every_activation_has_a_score(activation: str) -> None:
+    assert np.isfinite(naswot(network(replace(ARCHITECTURE, activation=activation)), batch(9)))
+
+
+def test_a_network_is_left_as_it_was_and_scores_the_same_again() -> None:
+    images, model = batch(), network().eval()
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    first = naswot(model, images)
+    assert all(torch.equal(before[key], tensor) for key, tensor in model.state_dict().items())
+    assert not model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert naswot(model, images) == naswot(network(), images) == first != naswot(network(seed=1), images)
+
+
+def test_what_has_no_score_says_why() -> None:
+    images, bare = batch(8, 4), torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 4))
+    active = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.ReLU())
+    with pytest.raises(TrainingError, match=r"naswot: the network has no ReLU"):
+        naswot(bare, images)
+    with pytest.raises(TrainingError, match=r"a batch of 3 images tells nothing; it needs 8"):
+        naswot(active, images[:3])
+    with pytest.raises(TrainingError, match="naswot is nan for this network"):
+        naswot(active, images[:1].expand(8, -1, -1, -1))
 
 
 # What a score stands for
@@ -94,6 +220,98 @@ def test_two_noisy_tellings_rank_better_together() -> None:
     together, training, untrained = np.mean(taus, axis=0)
     assert together > training + 0.03
     assert together > untrained + 0.03
+
+
+# Anchors
+
+def test_anchors_are_spread_over_the_macs_and_the_same_again(brief: SearchSpace) -> None:
+    networks = choose_anchors(brief, 6)
+    macs = sorted(one.macs for one in networks)
+    codes = np.unique(brief.sample(np.random.default_rng(9), 2000), axis=0)
+    every = [brief.decode(brief.to_params(row)).macs for row in codes]
+    thirds = np.searchsorted(np.quantile(every, [1 / 3, 2 / 3]), macs)
+    assert {*thirds} == {0, 1, 2}
+    assert len({one.id for one in networks}) == 6
+    n_all = len({brief.decode(brief.to_params(row)).id for row in codes})
+    for n in range(4, n_all + 1, 5):  # where there are few, parts share networks
+        assert len({one.id for one in choose_anchors(brief, n)}) == n
+    assert choose_anchors(brief, 6) == networks
+    with pytest.raises(ConfigError, match=r"1000 anchors are wanted, .* gave \d+ .*multi_fidelity.anchors="):
+        choose_anchors(brief, 1000)
+
+
+CHILD = """
+import os, signal, sys
+from pathlib import Path
+from hwnas.accuracy.untrained import Anchor, choose_anchors, train_anchors
+from hwnas.cli.progress import Console
+from hwnas.space import SearchSpace
+done = []
+def measure(network):
+    if len(done) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    done.append(network)
+    return Anchor(network.id, 0.5, seconds=1.0)
+space = SearchSpace.load(sys.argv[1], channels=1, classes=4)
+train_anchors(Path(sys.argv[2]), choose_anchors(space, 6), measure, Console(quiet=True))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL")
+def test_killed_it_goes_on_after_the_last_anchor(brief: SearchSpace, tmp_path: Path) -> None:
+    path = tmp_path / "anchors.json"
+    killed = subprocess.run([sys.executable, "-c", CHILD, str(brief.source), str(path)], check=False)
+    assert killed.returncode == -9
+    asked: list[str] = []
+
+    def measure(one: Architecture) -> Anchor:
+        asked.append(one.id)
+        return Anchor(one.id, 0.7, seconds=2.0)
+
+    networks = choose_anchors(brief, 6)
+    found = train_anchors(path, networks, measure, Console(quiet=True))
+    assert asked == [one.id for one in networks[3:]]
+    assert [one.top1 for one in found] == [0.5] * 3 + [0.7] * 3
+    assert [one.id for one in found] == [one.id for one in networks]
+    assert not list(tmp_path.glob(".*.tmp"))
+
+
+@pytest.mark.parametrize("damage", [
+    lambda text: text[: len(text) // 2], lambda text: "[]", lambda text: text.replace("hwnas-anchors/2", "other/2"),
+    lambda text: text.replace('"top1": 0.5', '"top1": 7'), lambda text: text.replace('"id": "', '"id": "0'),
+    lambda text: text.replace('"failed"', '"fallen"'), lambda text: text.replace('"score": 0.0', '"score": []'),
+    lambda text: text.replace("0.5", "NaN")])
+def test_a_torn_or_foreign_file_is_named(brief: SearchSpace, tmp_path: Path, damage: Any) -> None:
+    path, networks = tmp_path / "anchors.json", choose_anchors(brief, 5)
+
+    def measure(one: Architecture) -> Anchor:
+        return Anchor(one.id, 0.5)
+
+    train_anchors(path, networks, measure, Console(quiet=True))
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(DataError, match=r"anchors\.json: .*Delete it"):
+        train_anchors(path, networks, measure, Console(quiet=True))
+
+
+def test_a_full_disk_is_one_line_and_loses_no_anchor(brief: SearchSpace, tmp_path: Path,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    path, networks = tmp_path / "anchors.json", choose_anchors(brief, 5)
+    synced: list[int] = []
+
+    def full(handle: int) -> None:
+        synced.append(handle)
+        if len(synced) > 4:  # the file and its folder, twice
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def measure(one: Architecture) -> Anchor:
+        return Anchor(one.id, 0.5)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(UserError, match=r"cannot write .*anchors\.json: No space left .* Free space"):
+            train_anchors(path, networks, measure, Console(quiet=True))
+    assert len(json.loads(path.read_text())["networks"]) == 2
+    assert len(train_anchors(path, networks, measure, Console(quiet=True))) == 5
 
 
 # The estimator

@@ -62,7 +62,7 @@ FILES = {
                  "?int8/steps/timing.json", "?int8/.hwnas.json"],
     "certify": ["?certificate/plan.json", "?certificate/.hwnas.json",
                 "?certificate/networks/*/seed0/summary.json", "?certificate/networks/*/seed0/cost.json",
-                "?certificate/estimates/params.json"],
+                "?certificate/estimates/short.json"],
     "profile": [f"?{TABLE}", f"?{TABLE[:-5]}.partial.json", "tiny.yaml"],
     "validate": ["measured.json", f"?{TABLE}"],
     "roofline": [f"?{TABLE}"],

@@ -48,7 +48,6 @@ def test_show_config_prints_every_option_with_its_value(capsys):
     assert (config["proxy"]["epochs"], config["proxy"]["min_steps"]) == (1, 80)
     assert config["finalists"]["recipe"]["epochs"] == 7
     assert config["multi_fidelity"]["rungs"] == [2, 4]
-    assert config["zero_cost"]["score"] == "naswot"
     assert config["tabular"]["key"] == "codes"
     assert config["sampler_options"]["n_startup_trials"] == 8
     assert list(config["calibration"]) == names_of(CalibrationOptions)

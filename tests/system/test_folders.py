@@ -24,7 +24,7 @@ from hwnas.train import main as train
 TARGET = "+target=ort_int8"
 COMMANDS = {
     "search": (search, [TARGET]), "train": (train, ["model=timm:resnet10t", "dataset.image_size=32"]),
-    "compress": (compress, [TARGET, "model=runs/x/models/ID"]), "certify": (certify, ["estimators=[zero_cost:params]"])}
+    "compress": (compress, [TARGET, "model=runs/x/models/ID"]), "certify": (certify, ["estimators=[proxy]"])}
 MINE = {"config.yaml": "lr: 3", "report.html": "<p>mine", "trials.csv": "a,b", "weights.safetensors": "w",
         "plan.json": "{}", "summary.json": "[", "study.db": "", "steps/identity.json": "{}", "models/x/card.md": "c"}
 KINDS = [*COMMANDS]
