@@ -36,7 +36,7 @@ from hwnas.networks.quantize import quantize_static, tuning_of
 from hwnas.pictures import INK, figure_bytes, new_figure, plain_log_ticks, title
 from hwnas.runtimes.runtime import load_runtime, threads_of
 from hwnas.space.blocks.block import KINDS, BlockSpec
-from hwnas.system.documents import Document
+from hwnas.system.documents import Document, now
 from hwnas.system.paths import temporary_folder, write_atomic
 from hwnas.system.run_folder import check_replaceable
 from hwnas.target import Target, measuring_lock, usable_cores
@@ -152,7 +152,7 @@ def main(config: Config, console: Console) -> None:
                              " hwnas.profile with fresh=true and a larger budget.minutes.")
     heading = f"{target.name}: blocks of {space.name}"
     where = f"{table.host['name']} · {table.runtime_version} · {datetime.now(UTC):%Y-%m-%d}"
-    content = {**ROOFLINE.header, "created": datetime.now(UTC).isoformat(timespec="seconds"), "space": space.name,
+    content = {**ROOFLINE.header, "created": now(), "space": space.name,
                "host": dict(table.host), "target": target.name, "runtime": table.runtime_version,
                "gb_per_s": asdict(bandwidths), "peak": peak, "peak_of": how,
                "blocks": json.loads(points.to_json(orient="records"))}

@@ -1,7 +1,7 @@
 """Validation: predicted against measured latency, on networks that the table has never seen: python -m hwnas.validate
 
-Figures are of times at the speed of the calibration. A run's speed is told by the reference network beside every turn,
-and by networks of the table measured again (anchors), since the reference itself may land well or badly in a process.
+Predictions are moved to the run's session as a search moves them, by networks of the table measured again (anchors);
+without anchors by the reference network, which itself may land well or badly in a process.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,15 +24,16 @@ from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console, number, text_table
 from hwnas.errors import ConfigError, HwnasError, MeasurementInvalid, TableError
 from hwnas.latency.deployment import CalibrationOptions, Deployment, MeasuringOptions, latency_model
-from hwnas.latency.held_out_networks import ANCHOR, TimedOne, choose_anchors, draw_held_out, measure_pace
+from hwnas.latency.held_out_networks import ANCHOR, TimedOne, choose_anchors, draw_held_out
 from hwnas.latency.history import describe_history, read_history
+from hwnas.latency.session import LEAST, Session, estimate_session
 from hwnas.latency.table import LatencyTable, Measurement, Protocol
 from hwnas.latency.timing import time_networks
 from hwnas.pictures import MUTED, figure_bytes, new_figure, plain_log_ticks
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import find_space
 from hwnas.stats import kendall_tau, spearman
-from hwnas.system.documents import WRONG, Document, check_identity
+from hwnas.system.documents import WRONG, Document, check_identity, now
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import check_replaceable
 from hwnas.system.tables import finite
@@ -151,7 +151,7 @@ def measure_and_judge(job: Job, options: ValidateOptions, out: Path, console: Co
     chosen += [(ANCHOR, network) for network in choose_anchors(job.table, job.space.name, options.anchors)]
     partial = out.with_suffix(".partial.json")
     timed = measure_networks(job, chosen, options.seed, options.seconds, partial, console)
-    measuring = {"seed": options.seed, "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+    measuring = {"seed": options.seed, "measured_at": now(),
                  "n_failed": len(chosen) - len(timed)}
     report = write_report(job, timed, measuring, out)
     partial.unlink()
@@ -180,7 +180,7 @@ def measure_networks(job: Job, chosen: Sequence[tuple[str, Architecture]], seed:
     if len(waiting) < len(chosen):
         console.say(f"{len(chosen) - len(waiting)} of {len(chosen)} networks were measured before the interruption")
 
-    def keep(network: Architecture, measurement: Measurement, _: object) -> None:
+    def keep(network: Architecture, measurement: Measurement) -> None:
         measured[network.id] = measurement
         content = {"table": identity, "measured": {key: of.to_dict() for key, of in measured.items()}}
         write_atomic(partial, json.dumps({**PARTIAL.header, **content}))
@@ -241,18 +241,21 @@ def write_report(job: Job, timed: Sequence[TimedOne], measuring: Mapping[str, An
         reason = networks[0].measurement.reason if networks else "no network is left to be judged"
         raise MeasurementInvalid(f"none of {len(networks)} networks has a valid time: {reason}. Stop what else runs "
                                  "here and give the command again.")
-    pace = measure_pace(table, anchors)
     run_ms = float(np.median([measurement.quiet_ms for measurement in valid]))
-    predictions = job.model.predict_architectures([network.architecture for network in networks])
-    rows = compare(networks, predictions, table.quiet_ms / pace.factor)
+    session = learn_session(table, anchors, run_ms, str(measuring["measured_at"]))
+    architectures = [network.architecture for network in networks]
+    as_then = job.model.predict_architectures(architectures)
+    predictions = job.model.in_session(session.factor, session.standard_error).predict_architectures(architectures)
+    rows = compare(networks, predictions, None)
     report: dict[str, Any] = {
         **job.identity, **measuring, "protocol": valid[0].protocol.to_dict(), **summarise(rows),
         "n_invalid": len(networks) - len(valid),
         "groups": {str(group): summarise(part) for group, part in rows.groupby("group")},
-        "anchors": {"n": pace.n, "factor": round(pace.factor, 5), "standard_error": finite(pace.standard_error)},
+        "session": {"n": session.n, "factor": round(session.factor, 5), "standard_error": session.standard_error,
+                    "why": session.why},
         "reference": {"calibration_ms": table.quiet_ms, "run_ms": run_ms, "ratio": round(run_ms / table.quiet_ms, 5)}}
     for kind, quiet_ms in (("by_reference", table.quiet_ms), ("absolute", None)):
-        figures = summarise(compare(networks, predictions, quiet_ms))
+        figures = summarise(compare(networks, as_then, quiet_ms))
         report |= {f"{name}_{kind}": figures[name] for name in OTHERWISE}
     predicted = zip(predictions.mean, predictions.low, predictions.high, strict=True)
     report["searches"] = describe_history(read_history(table))
@@ -262,6 +265,17 @@ def write_report(job: Job, timed: Sequence[TimedOne], measuring: Mapping[str, An
     save(out, report)
     write_atomic(out.with_suffix(".png"), figure_bytes(draw(rows, report), "png"))
     return report
+
+
+def learn_session(table: LatencyTable, anchors: Sequence[TimedOne], run_ms: float, measured_at: str) -> Session:
+    """The session of the run: by its anchors, or by the reference (`run_ms`) where too few of them are valid."""
+    again = {anchor.architecture.id: anchor.measurement for anchor in anchors}
+    if sum(measurement.valid for measurement in again.values()) >= LEAST:
+        try:
+            return estimate_session(table, again)
+        except TableError as error:
+            return Session(run_ms / table.quiet_ms, 0.0, 0, "", measured_at, str(error))
+    return Session(run_ms / table.quiet_ms, 0.0, 0, "", measured_at)
 
 
 def network_to_dict(network: TimedOne, predicted: tuple[float, float, float]) -> dict[str, Any]:
@@ -343,7 +357,7 @@ def correlate(ranks: Callable[[Any, Any], np.ndarray], first: Any, second: Any) 
 
 def tell(report: Mapping[str, Any], out: Path, console: Console) -> None:
     """Print the table of figures, what they rest on, and where the report lies."""
-    parts, pace = {"all": report, **report["groups"]}, report["anchors"]
+    parts, session = {"all": report, **report["groups"]}, report["session"]
     rows = [["", *parts, "reference alone", "as timed", "noise ceiling"],
             ["networks", *(str(part["n"]) for part in parts.values()), "", "", f"of {report['n_ceiling']}"]]
     for name, words, form, ceiling in FIGURES:
@@ -353,10 +367,12 @@ def tell(report: Mapping[str, Any], out: Path, console: Console) -> None:
     lines = [f"{report['target']}, space {report['space']['name']}, on {report['host']['name']}: predicted against "
              "measured", "", *text_table(rows), "",
              f"reference network: {report['reference']['ratio'] - 1:+.1%} beside its quiet time in the calibration"]
-    if pace["n"]:
-        lines.append(f"anchors: {pace['n']} networks of the table, {pace['factor'] - 1:+.1%} (± "
-                     f"{pace['standard_error']:.1%}) beside the calibration by the reference; this is taken out of "
-                     f"{', '.join(parts)}")
+    if session["n"]:
+        lines.append(f"anchors: {session['n']} networks of the table take {session['factor'] - 1:+.1%} (± "
+                     f"{session['standard_error']:.1%}) of their time in it; predictions of {', '.join(parts)} are "
+                     "moved by that")
+    if session["why"]:
+        lines.append(session["why"])
     if report["searches"]:
         lines += ["", "searches that this table predicted, and what their verifications measured:", *report["searches"]]
     if report["n_invalid"]:

@@ -43,10 +43,10 @@ class Outcome:
 
     @cached_property
     def pace_ms(self) -> float:
-        """The reference's time in this run at the calibration's pace, told by anchors: what measured times are put to,
-        so that they stand beside predicted ones."""
-        factor = self.report["anchors"]["factor"] if self.report else 1.0
-        return float(self.job.table.quiet_ms / factor)
+        """The reference's time at which this run's networks take what they took in the table's session."""
+        if self.report is None:
+            return self.job.table.quiet_ms
+        return float(self.report["reference"]["run_ms"] / self.report["session"]["factor"])
 
     @cached_property
     def measured_ms(self) -> np.ndarray:
@@ -140,7 +140,7 @@ def _measured(outcome: Outcome) -> dict[str, Any]:
         "invalid": len(outcome.measured) - len(outcome.valid),
         "failed": report["n_failed"], "measured_at": report["measured_at"], "seed": report["seed"],
         "held_out": {name: {figure: figures[figure] for figure in FIGURES} for name, figures in part.items()},
-        "front_with_calibrated": _front_figures(outcome), "anchors": report["anchors"],
+        "front_with_calibrated": _front_figures(outcome), "session": report["session"],
         "reference": report["reference"], "true_front": _front(outcome, outcome.true_front),
         "true_front_predicted": int(both.sum()), "perhaps_on_front": int(outcome.undecided.sum())}
 

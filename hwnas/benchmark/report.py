@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from hwnas.latency.harness import Throughput
 from hwnas.latency.table import P90_SAMPLES, P99_SAMPLES, Measurement, Protocol
 from hwnas.lazy import LazyModule
 from hwnas.pictures import MUTED, new_figure, title
-from hwnas.system.documents import Document
+from hwnas.system.documents import Document, now
 from hwnas.system.gpu import GpuState
 from hwnas.system.paths import write_atomic
 from hwnas.target import Host, Target
@@ -172,7 +171,7 @@ class Benchmark:
     def save(self, path: Path) -> None:
         """Write the JSON file: statistics to read, and raw samples to compute them again."""
         data = {
-            **BENCHMARK.header, "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            **BENCHMARK.header, "created": now(),
             "model": self.model, "made_up_ranges": self.made_up, "target": asdict(self.target),
             "host": self.host.to_dict(), "runtime": self.runtime, "seed": self.seed, "input": self.raw["input"],
             "call_overhead_us": self.raw["overhead_us"], "protocol": self.raw["protocol"],

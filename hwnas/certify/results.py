@@ -43,7 +43,7 @@ from hwnas.certify.truth import CertifyPlan, Network, Training, epochs_done, rea
 from hwnas.cli.progress import Console, text_table
 from hwnas.errors import CandidateError, ConfigError, DataError, SpaceError, StudyError, UnknownName, UserError
 from hwnas.front.picture import CAP, FRONT, OTHER
-from hwnas.front.verification import now, versions
+from hwnas.front.verification import versions
 from hwnas.networks.build import build
 from hwnas.pictures import INK, MUTED, figure_bytes, new_figure, title
 from hwnas.stats import (
@@ -59,7 +59,7 @@ from hwnas.stats import (
     top_k_regret,
     with_interval,
 )
-from hwnas.system.documents import Document
+from hwnas.system.documents import Document, now
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import WorkFolder
 from hwnas.system.tables import finite, table_csv

@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hwnas.cli.progress import UNKNOWN, text_table
 from hwnas.latency.fallbacks import CheckedBlock, left_out, warning
 from hwnas.runtimes.executed import DEVICE, FALLBACKS, INSERTED, LEFT, PRECISION, REFERENCE, Executed, ExecutedNode
-from hwnas.system.documents import Document
+from hwnas.system.documents import Document, now
 from hwnas.system.paths import write_atomic
 from hwnas.system.tables import shown_csv
 from hwnas.target import Host, Target
@@ -47,7 +46,7 @@ class Check:
         """Write the table of nodes (.csv) and everything (.json), both named after `out`."""
         csv, whole = (out.with_suffix(suffix) for suffix in (".csv", ".json"))
         plain = self.executed.to_dict()
-        data = {**CHECK.header, "created": datetime.now(UTC).isoformat(timespec="seconds"), "model": self.model,
+        data = {**CHECK.header, "created": now(), "model": self.model,
                 "made_up_ranges": self.made_up, "target": asdict(self.target), "host": self.host.to_dict(),
                 "runtime": self.runtime, "input": list(self.image), "execution": dict(self.execution),
                 "advice": list(advice(self.executed, self.target)), **plain}

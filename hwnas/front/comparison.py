@@ -150,7 +150,7 @@ def _with_controls(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bo
     by = f"by {_points(difference)} of top-1" if beats else _shortfall(difference)
     sentence = (f"The search {'beats' if beats else 'does not beat'} {kind}{'' if beats else ':'} {by} "
                 f"({_bounds(low, high, low > 0)}): {len(pairs)} pair{'s' * (len(pairs) > 1)} of a finalist and a "
-                f"network drawn at its predicted latency; the finalists take {ratio:.2f} times as long as measured"
+                f"network drawn at its predicted latency; as measured, finalists take {ratio:.2f} of the others' time"
                 f"{', too unequal to judge' if low > 0 and not beats else ''}. "
                 "The interval is over the test images: other random networks may differ.")
     return Comparison(CONTROLS, CONTROLS, "beats" if beats else "does not beat", sentence, "", difference, low, high,

@@ -6,7 +6,6 @@ import json
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError
 from typing import Any
 
@@ -26,6 +25,7 @@ from hwnas.networks.network import FoundNetwork, Network
 from hwnas.runtimes.child import probe_model
 from hwnas.runtimes.runtime import deployed_of
 from hwnas.study.objective import Objective
+from hwnas.system.documents import now
 from hwnas.system.libraries import version_of
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import ENVIRONMENT, Manifest, RunFolder
@@ -236,7 +236,3 @@ def versions() -> dict[str, str]:
             continue
     return installed
 
-
-def now() -> str:
-    """The present time as ISO 8601, UTC."""
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,13 +36,14 @@ from hwnas.latency.table import (
 from hwnas.latency.timing import HERE, WAVE, NetworkTimer, QuietTimes, reference_network
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace, spread
+from hwnas.system.documents import now
 from hwnas.system.paths import hold, home
 from hwnas.system.ssh import Address
 from hwnas.target import Host, Target
 
 if TYPE_CHECKING:
     from hwnas.latency.held_out_networks import LatencyMs
-    from hwnas.runtimes.runtime import Compiled, Runtime
+    from hwnas.runtimes.runtime import Runtime
 
 
 Planned = list[tuple[str, Architecture]]  # origin (known, extreme, random, front) and network
@@ -141,10 +141,10 @@ def calibrate(target: Target, space: SearchSpace, runtime: Runtime, options: Cal
     if fresh:
         partial_path(path).unlink(missing_ok=True)
     table = _resume(path, key, host, runtime, console) or table or LatencyTable(
-        key, host.to_dict(), runtime.version(), _now(), Protocol(),
+        key, host.to_dict(), runtime.version(), now(), Protocol(),
         reference_network(space.channels, space.classes, max(space.image_sizes)), 0.0, device.overhead_ms())
     _Calibration(table, space, target, runtime, options, partial_path(path), console, before, device).run()
-    table.created = _now()
+    table.created = now()
     model, notes = learnt_model(table, space)
     for note in notes:
         console.note(note)
@@ -223,7 +223,7 @@ class _Calibration:
         if wave:
             timer.prepare([network for _, network in wave])
 
-    def _keep(self, architecture: Architecture, measurement: Measurement, compiled: Compiled) -> None:
+    def _keep(self, architecture: Architecture, measurement: Measurement) -> None:
         if not measurement.valid:
             return
         self.table.networks.append(TimedNetwork(self.space.name, architecture, measurement,
@@ -257,9 +257,6 @@ class _Calibration:
         report(min(share, 1.0), f"{n} networks{known}")
         return n >= MIN_FOR_GOAL and self.error["within_5"] >= self.options.goal_within_5
 
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def open_device(options: DeviceOptions, console: Console) -> Device:

@@ -1,4 +1,4 @@
-"""Networks to judge a latency model on, half drawn from the space, half from where a search would go; and a run's pace.
+"""Networks to judge a latency model on, half drawn from the space, half from where a search would go.
 
 A search keeps what a predictor calls fast, so its finalists lie where the predictor errs towards fast. Their accuracy
 is not known beforehand; capacity (MACs or parameters) stands in for it: larger networks of a family score higher.
@@ -6,14 +6,14 @@ is not known beforehand; capacity (MACs or parameters) stands in for it: larger 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
 from hwnas.errors import SpaceError
-from hwnas.latency.table import LatencyTable, Measurement, robust_error
+from hwnas.latency.table import LatencyTable, Measurement
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import Figure, SearchSpace, macs, params, spread
 from hwnas.stats import non_dominated
@@ -22,7 +22,6 @@ RANDOM, FRONT, ANCHOR = "random", "front", "anchor"
 LatencyMs = Callable[[np.ndarray], np.ndarray]  # codes [n, p] -> predicted latency [n] in ms
 POPULATION, GENERATIONS = 1500, 6
 BINS, ELITE = 60, 8  # parents: the ELITE of highest capacity in each of BINS bins of predicted latency
-LEAST = 5  # with fewer valid anchors the reference alone tells the pace
 SPARE = 6  # candidates drawn for each network wanted
 ROUNDS = 40  # rounds of drawing before a space counts as exhausted
 _STREAM = 0x6C6174  # sets these draws apart from those of a calibration with the same seed
@@ -35,16 +34,6 @@ class TimedOne:
     group: str
     architecture: Architecture
     measurement: Measurement
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """A run's latencies over those of the calibration, both relative to the reference: median of `n` anchors, and the
-    standard error of its logarithm. Where none tell it, it is 1."""
-
-    factor: float
-    standard_error: float
-    n: int
 
 
 def draw_held_out(space: SearchSpace, predict: LatencyMs, n: int, seed: int, known_ids: Collection[str]
@@ -169,15 +158,3 @@ def choose_anchors(table: LatencyTable, space_name: str, n: int) -> list[Archite
                    key=lambda network: network.measurement.latency_ms)
     picked = np.unique(np.linspace(0, len(valid) - 1, min(n, len(valid)) + 2)[1:-1].round().astype(int))
     return [valid[int(index)].architecture for index in picked]
-
-
-def measure_pace(table: LatencyTable, again: Iterable[TimedOne]) -> Pace:
-    """Tell the pace of a later run from networks of the table that it has measured `again`; 1 with fewer than LEAST
-    that are valid in both. Networks that the table does not hold do not count."""
-    before = {network.architecture.id: network.measurement for network in table.networks if network.measurement.valid}
-    ratios = [network.measurement.at_ms(1.0) / before[network.architecture.id].at_ms(1.0)
-              for network in again if network.measurement.valid and network.architecture.id in before]
-    if len(ratios) < LEAST:
-        return Pace(1.0, float("nan"), 0)
-    logs = np.log(ratios)
-    return Pace(float(np.exp(np.median(logs))), robust_error(logs), len(logs))

@@ -21,7 +21,7 @@ from hwnas.errors import CandidateError, MeasurementInvalid, StudyError, TableEr
 from hwnas.latency.held_out_networks import choose_anchors
 from hwnas.latency.table import LatencyTable, Measurement, robust_error
 from hwnas.latency.timing import time_networks
-from hwnas.system.documents import Document
+from hwnas.system.documents import Document, now
 from hwnas.system.paths import write_atomic
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def measure_session(deployment: Deployment, table: LatencyTable, space_name: str
     Raises:
         TableError: The panel's networks do not agree on one factor: the table is of another machine or another state.
     """
-    base = Session(1.0, BETWEEN_SESSIONS, 0, name_of(table), _now())
+    base = Session(1.0, BETWEEN_SESSIONS, 0, name_of(table), now())
     if not deployment.at_hand:
         session = replace(base, why=f"{deployment.host_name} is not this machine")
     elif age_s(table.created) <= FRESH_S:
@@ -138,7 +138,7 @@ def estimate_session(table: LatencyTable, again: Mapping[str, Measurement]) -> S
              if measurement.valid and name in before and before[name].valid]
     if len(pairs) < LEAST:
         reason = next((measurement.reason for measurement in again.values() if measurement.reason), "none ran")
-        return Session(1.0, BETWEEN_SESSIONS, 0, name_of(table), _now(),
+        return Session(1.0, BETWEEN_SESSIONS, 0, name_of(table), now(),
                        f"{len(pairs)} of {len(again)} networks were timed: {reason}")
     # Predictions are at the speed at which the table's reference takes its quiet time.
     logs = np.log([now.latency_ms / then.at_ms(table.quiet_ms) for now, then in pairs])
@@ -147,7 +147,7 @@ def estimate_session(table: LatencyTable, again: Mapping[str, Measurement]) -> S
         raise TableError(f"{table.path or table.key}: of its networks, timed again, one takes "
                          f"{np.expm1(logs.min()):+.0%} and another {np.expm1(logs.max()):+.0%}: it does not tell "
                          "this machine as it is. Measure it anew: python -m hwnas.profile +target=… space=… fresh=true")
-    return Session(float(np.exp(np.median(logs))), float(error), len(logs), name_of(table), _now())
+    return Session(float(np.exp(np.median(logs))), float(error), len(logs), name_of(table), now())
 
 
 def name_of(table: LatencyTable) -> str:
@@ -160,6 +160,3 @@ def age_s(time: str) -> float:
     then = datetime.fromisoformat(time)
     return (datetime.now(UTC) - (then if then.tzinfo else then.replace(tzinfo=UTC))).total_seconds()
 
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -240,7 +240,7 @@ def prepare_compiled(architecture: Architecture, target: Target, folder: Path) -
 WAVE = 24
 _NULL_MS = 0.1  # what the reference is made to take on the null runtime
 REFERENCE_COPIES = 2  # times the protocol's copies: where the reference lands shifts the whole run
-OnTimed = Callable[[Architecture, Measurement, "Compiled"], None]
+OnTimed = Callable[[Architecture, Measurement], None]
 _Export = Future[tuple[Path, Path | None]]
 _Wave = list[tuple[Architecture, _Export]]
 _ENDED = ("a process that exports networks was ended (out of memory?). Free memory and give the command again; what "
@@ -316,7 +316,7 @@ class NetworkTimer:
         self.measuring_s += time.monotonic() - start
         for architecture, job in wave:
             if timed is not None and architecture.id in measurements:
-                timed(architecture, measurements[architecture.id], compiled[architecture.id][0])
+                timed(architecture, measurements[architecture.id])
             for path in job.result() if job.exception() is None else ():
                 if path is not None:  # kept until now: profiling may compile the file once more
                     path.unlink(missing_ok=True)

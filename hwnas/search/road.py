@@ -14,7 +14,7 @@ from hwnas.errors import UserError
 from hwnas.front.make import fault_of, other_start
 from hwnas.front.rows import FrontRow, in_session, load_front
 from hwnas.front.score import Scores, Timing
-from hwnas.front.verification import Facts, environment_of, make_rows, now, results_of, verify_front, write_results
+from hwnas.front.verification import Facts, environment_of, make_rows, results_of, verify_front, write_results
 from hwnas.latency.deployment import error_line
 from hwnas.latency.history import Outcome, append_history
 from hwnas.latency.session import measure_session
@@ -34,6 +34,7 @@ from hwnas.space.architecture import Origin
 from hwnas.study.record import trial_rows
 from hwnas.study.storage import storage_errors
 from hwnas.study.study import database_path, wait_for_others
+from hwnas.system.documents import now
 from hwnas.system.paths import write_atomic
 from hwnas.system.processes import crew
 from hwnas.system.run_folder import RunFolder

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,11 @@ _MOST_DEEP = 60  # values in values
 _MOST_MEMORY = 600 << 20  # bytes, by an estimate
 _NAMED = 4  # changed keys that an error lists
 _VERSION = re.compile(r"[0-9]{1,9}")
+
+
+def now() -> str:
+    """The present time as documents say it: ISO 8601, UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @dataclass(frozen=True)

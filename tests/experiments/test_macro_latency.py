@@ -111,7 +111,7 @@ class Timer:
             self.asked.append(one.id)
             found[one.id] = globals()["timed"](one, SLOWER * true_ms(one),
                                                (2.0 if index < self.invalid else 1.0) * QUIET_MS)
-            timed(one, found[one.id], None)
+            timed(one, found[one.id])
         return found
 
 

@@ -178,7 +178,7 @@ def test_finalists_are_held_against_the_random_networks_drawn_for_them() -> None
     assert (found.baseline, found.verdict, found.n_eligible) == ("controls", "beats", 2)
     assert found.difference == pytest.approx(0.03)
     assert "beats random networks of its space by 3.00 points" in found.sentence
-    assert "1.00 times as long" in found.sentence
+    assert "take 1.00 of the others' time" in found.sentence
     assert base.finalist == "f"  # a control is no finalist, and no baseline
 
 
