@@ -15,10 +15,11 @@ from hwnas.cli.options import Config, option, read_command
 from hwnas.data.loading import load_dataset
 from hwnas.errors import ConfigError, DataError, StudyError
 from hwnas.front.make import Making
+from hwnas.front.predictions import describe_session, find_prediction, keep_outcomes, move_to_now
 from hwnas.front.rows import load_front, with_networks
 from hwnas.front.score import Timing
 from hwnas.front.verification import check_verified, verify_front, write_results
-from hwnas.latency.deployment import open_device
+from hwnas.latency.deployment import Deployment, open_device
 from hwnas.latency.device import DeviceOptions
 from hwnas.networks.network import Shape
 from hwnas.space.architecture import Architecture
@@ -73,11 +74,19 @@ def _verify(folder: RunFolder, options: VerifyOptions, device: Device, console: 
     making = making_of(folder, search, environment, options.dataset)
     data = making.dataset
     rows = with_networks(rows, folder, Shape(data.channels, data.image_size, len(data.class_names)))
+    predicted = find_prediction(environment, device.host.name, folder.environment)
+    if predicted is not None:
+        began, table, space = predicted
+        deployment = Deployment(making.target, device.host.name, True, device)
+        rows, session = move_to_now(rows, began, table, space, deployment, console)
+        environment = {**environment, "session": describe_session(session)}
     results = verify_front(
         rows, folder, making,
         timing_of(environment, options.verification.seconds, device), objective_of(search, making.target), environment,
         console, options.memory_mb)
     write_results(folder, results, making, trials, folder.config_text())
+    if predicted is not None:
+        keep_outcomes(table, results.rows, folder, session, console)
     n_verified = sum(row.verified for row in results.rows)
     console.say(f"{n_verified} of {len(results.rows)} networks verified on {device.host.name}: {folder.report}")
     check_verified(results.rows, folder)

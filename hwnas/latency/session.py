@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -88,12 +88,18 @@ class Session:
         if values is None:
             return None
         with SESSION.reading(path):
-            session = cls(float(values["factor"]), float(values["standard_error"]), int(values["n"]),
-                          str(values["table"]), str(values["measured_at"]), str(values["why"]))
-            if not (session.factor > 0 and math.isfinite(session.factor) and session.standard_error >= 0):
-                raise ValueError(f"factor {session.factor}, standard error {session.standard_error}")
-            age_s(session.measured_at)
+            session = cls.from_dict(values)
         return session if session.table == name_of(table) else None
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Session:
+        """What a file holds of a session; ValueError and the like where that is none."""
+        session = cls(float(values["factor"]), float(values["standard_error"]), int(values["n"]),
+                      str(values["table"]), str(values["measured_at"]), str(values["why"]))
+        if not (session.factor > 0 and math.isfinite(session.factor) and session.standard_error >= 0):
+            raise ValueError(f"factor {session.factor}, standard error {session.standard_error}")
+        age_s(session.measured_at)
+        return session
 
 
 def measure_session(deployment: Deployment, table: LatencyTable, space_name: str, console: Console) -> Session:

@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 from hwnas.accuracy.certificate import certificate_facts
 from hwnas.cli.options import Config
 from hwnas.cli.progress import Console
-from hwnas.errors import UserError
 from hwnas.front.make import fault_of, other_start
-from hwnas.front.rows import FrontRow, in_session, load_front
+from hwnas.front.predictions import describe_session, keep_outcomes, move_to_now
+from hwnas.front.rows import FrontRow, load_front
 from hwnas.front.score import Scores, Timing
 from hwnas.front.verification import Facts, environment_of, make_rows, results_of, verify_front, write_results
 from hwnas.latency.deployment import error_line
-from hwnas.latency.history import Outcome, append_history
-from hwnas.latency.session import measure_session
 from hwnas.search.families import choose_family, find_choice
 from hwnas.search.minutes import (
     ENOUGH_STEPS,
@@ -34,7 +32,6 @@ from hwnas.space.architecture import Origin
 from hwnas.study.record import trial_rows
 from hwnas.study.storage import storage_errors
 from hwnas.study.study import database_path, wait_for_others
-from hwnas.system.documents import now
 from hwnas.system.paths import write_atomic
 from hwnas.system.processes import crew
 from hwnas.system.run_folder import RunFolder
@@ -169,8 +166,12 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     choice, origin = find_choice(run.path), Origin.parse(plan.space.definition.around).name
     if choice is not None and choice.chosen == origin:
         environment["family"] = choice.sentence
+    session = prepared.session
+    assert session is not None
+    environment["session"] = describe_session(session)
     if deployment.at_hand:
-        rows, environment["session"] = _bring_to_now(rows, prepared, console)
+        rows, session = move_to_now(rows, session, prepared.table, plan.space.name, deployment, console)
+        environment["session"] = describe_session(session)
         results = verify_front(rows, run, making, facts.timing, objective, environment, console)
     else:
         results = results_of(Scores(rows), run, making, objective, environment)
@@ -180,35 +181,10 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
                                             "remarks": _keep_remarks(prepared, console)})
     write_results(run, results, making, trials, plan.yaml)
     if deployment.at_hand:
-        try:
-            append_history(prepared.table, outcomes_of(results.rows, run, environment["session"]))
-        except UserError as error:  # a home that cannot be written: the front does not need it
-            console.say(f"note: {error}")
+        keep_outcomes(prepared.table, results.rows, run, session, console)
     if plan.races:
         clear_lines(prepared)
     return results.rows, [comparison.to_dict() for comparison in results.comparisons]
-
-
-def _bring_to_now(rows: Sequence[FrontRow], prepared: Prepared, console: Console
-                  ) -> tuple[list[FrontRow], dict[str, Any]]:
-    """The rows with predictions for the machine as it is now, hours after the search began; and its session."""
-    began = prepared.session
-    assert began is not None
-    now = began
-    if not began.is_fresh:
-        now = measure_session(prepared.plan.deployment, prepared.table, prepared.plan.space.name, console)
-        if now.why:  # the machine is busy: what the search began with is the better guess
-            now = began
-    pace = now.factor / began.factor
-    return [in_session(row, pace) for row in rows], {**asdict(now), "told": str(now)}
-
-
-def outcomes_of(rows: Sequence[FrontRow], run: RunFolder, session: Mapping[str, Any]) -> list[Outcome]:
-    """The networks that were predicted and then measured, as the history of the table keeps them."""
-    return [Outcome(str(run.path.absolute()), now(), session["factor"], row.id, row.latency_ms_predicted,
-                   row.latency_ms_predicted_low, row.latency_ms_predicted_high, row.latency_ms)
-            for row in rows if row.verified and row.latency_ms is not None and row.latency_ms_predicted is not None
-            and row.latency_ms_predicted_low is not None and row.latency_ms_predicted_high is not None]
 
 
 def _in_time(prepared: Prepared, rows: Sequence[FrontRow], making: Making, console: Console

@@ -239,7 +239,7 @@ _OPTIONAL = {  # what is read from any run, be it unfinished or of an earlier ve
     "dataset?": ({"name?": str, "title?": str, "image_size?": int, "class_names?": [str],
                   "left_out?": ({"*": int}, None)}, None), "latency_model?": (dict, None),
     "search?": ({"accuracy?": str, "objective?": str, "left_out?": [str]}, None), "training?": {"steps?": int},
-    "spent_s?": {"*": float}, "family?": str, "remarks?": [str],
+    "spent_s?": {"*": float}, "family?": str, "remarks?": [str], "session?": (dict, None),
     "certificate?": ({"lines?": [str], "columns?": [str], "table?": [[str]], "file?": str, "created?": str,
                       "host?": str}, None)}
 _WHOLE = {"dataset": {"fingerprint": str, "image_size": int, "channels": int, "class_names": [str]}, "target": dict,
