@@ -367,8 +367,9 @@ def latency_model(deployment: Deployment, space: SearchSpace, options: Calibrati
         table = _calibrate(deployment, space, options, console)
     about = f"({table.created}, {table.runtime_version}){_shared(deployment.device)}"
     console.note(f"latency table: {table.path} {about}")
-    console.note(error_line(table, space))
     model, notes = model_of(table, space)
+    table.error[space.name] = model.error
+    console.note(error_line(table, space))
     for note in notes:
         console.say(note)
     return table, model
@@ -382,7 +383,8 @@ def error_line(table: LatencyTable, space: SearchSpace) -> str:
                           "Measure anew: python -m hwnas.profile +target=… fresh=true")
     return (f"held-out error on {error['n']:.0f} networks: mean {error['mean_error']:.1%}, within 5 % "
             f"{error['within_5']:.0%}, within 10 % {error['within_10']:.0%}, Spearman {error['spearman']:.3f}, "
-            f"90 % interval covers {error['coverage']:.0%} with median half-width {error['median_half_width']:.1%} "
+            f"90 % interval covers {error['coverage']:.0%} (in the least third of the latencies "
+            f"{error['least_third_coverage']:.0%}) with median half-width {error['median_half_width']:.1%} "
             f"(noise of the same run: {error['noise_mean']:.1%})")
 
 

@@ -9,7 +9,7 @@ cross-validated errors.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -173,18 +173,52 @@ class _Shares:
 
 
 FOLDS = 10
+GROUPS = 3  # of predicted latencies, with an interval of their own: fast networks err otherwise than slow ones
+LEAST_OF_GROUP = 20  # networks; fewer have no quantile at 5 %
 LEAST_OF_ORIGIN = 40  # with so many networks of one origin (random, front) their errors have quantiles of their own
 
 
-def interval_scores(scores: np.ndarray, origins: np.ndarray) -> tuple[float, float]:
-    """Ends of a 90 % interval in units of standard deviation, wide enough for each origin of LEAST_OF_ORIGIN networks.
+@dataclass(frozen=True)
+class Ends:
+    """Ends of 90 % intervals, in units of a prediction's own standard deviation, by group of predicted latency.
 
-    A search goes where its front lies. An interval that covers nine of ten over all networks may cover fewer there.
+    Attributes:
+        edges: Between the groups [k - 1], logarithms of ms.
+        low: Of each group [k].
+        high: The same.
     """
-    names = [name for name in np.unique(origins) if (origins == name).sum() >= LEAST_OF_ORIGIN]
-    groups = [scores[origins == name] for name in names] or [scores]
-    return (min(conformal_quantile(group, 0.05) for group in groups),
-            max(conformal_quantile(group, 0.95) for group in groups))
+
+    edges: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+    @classmethod
+    def of(cls, scores: np.ndarray, log_mean: np.ndarray, origins: np.ndarray) -> Ends:
+        """Conformal ends (Vovk et al., Mondrian Confidence Machine, 2003) of held-out networks.
+
+        A search goes where its front lies, and may err more there: where an origin of LEAST_OF_ORIGIN networks or more
+        has fewer than nine of ten inside, the intervals of all get wider until it has.
+
+        Args:
+            scores: Log errors in units of their own standard deviation [n].
+            log_mean: Predictions, logarithms of ms [n].
+            origins: How the networks were chosen [n].
+        """
+        k = GROUPS if len(scores) >= GROUPS * LEAST_OF_GROUP else 1
+        edges = np.quantile(log_mean, np.arange(1, k) / k)
+        groups = np.searchsorted(edges, log_mean, side="right")
+        low, high = (np.array([conformal_quantile(scores[groups == group], q) for group in range(k)])
+                     for q in (0.05, 0.95))
+        middle, half = (low + high) / 2, np.maximum((high - low) / 2, 1e-9)
+        out = np.abs(scores - middle[groups]) / half[groups]  # above 1: outside of its interval
+        names = [name for name in np.unique(origins) if (origins == name).sum() >= LEAST_OF_ORIGIN]
+        half = half * max([1.0, *(conformal_quantile(out[origins == name], 0.9) for name in names)])
+        return cls(*(tuple(map(float, values)) for values in (edges, middle - half, middle + half)))
+
+    def at(self, log_mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The ends for predictions [n]."""
+        groups = np.searchsorted(np.array(self.edges), log_mean, side="right")
+        return np.array(self.low)[groups], np.array(self.high)[groups]
 
 
 def interval_end(scores_end: float | np.ndarray, log_std: np.ndarray, run_to_run: float) -> np.ndarray:
@@ -215,7 +249,8 @@ class HeldOut:
         """Share within 5 and 10 %, mean absolute error, rank correlation, coverage, widths, and noise beside them."""
         error = np.abs(np.exp(self.log_mean - self.log_measured) - 1)
         scores = self.scores
-        ends = np.array([interval_scores(np.delete(scores, i), np.delete(self.origins, i)) for i in range(len(scores))])
+        ends = np.array([Ends.of(*(np.delete(values, i) for values in (scores, self.log_mean, self.origins))).at(
+            self.log_mean[i]) for i in range(len(scores))])
         low, high = (interval_end(ends[:, side], self.log_std, self.run_to_run) for side in (0, 1))
         errors = self.log_measured - self.log_mean
         inside = (low <= errors) & (errors <= high)
@@ -224,6 +259,7 @@ class HeldOut:
             "n": len(error), "mean_error": error.mean(), "within_5": (error <= 0.05).mean(),
             "within_10": (error <= 0.10).mean(), "spearman": spearman(self.log_mean, self.log_measured),
             "kendall": kendall_tau(self.log_mean, self.log_measured), "coverage": inside.mean(),
+            "least_third_coverage": min(inside[third].mean() for third in np.array_split(np.argsort(self.log_mean), 3)),
             "median_half_width": np.median(np.sinh((high - low) / 2)),
             "noise_mean": np.nanmean(noise), "noise_within_5": np.nanmean(noise <= 0.05)}
         return {name: round(float(value), 5) for name, value in values.items()}
@@ -270,7 +306,7 @@ class Learnt:
 
     networks: int
     variances: tuple[float, ...]
-    ends: tuple[float, float]
+    ends: Ends
     spread: float
     error: dict[str, float]
     prior: str = ""
@@ -278,14 +314,16 @@ class Learnt:
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         return {"networks": self.networks, "variances": dict(zip(PARTS, self.variances, strict=True)),
-                "ends": list(self.ends), "spread": self.spread, "error": self.error, "prior": self.prior}
+                "ends": asdict(self.ends), "spread": self.spread, "error": self.error, "prior": self.prior}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Learnt:
         """Inverse of `to_dict`."""
-        low, high = data["ends"]
+        edges, low, high = (tuple(map(float, data["ends"][name])) for name in ("edges", "low", "high"))
+        if not len(edges) + 1 == len(low) == len(high):
+            raise ValueError("ends of intervals do not belong together")
         return cls(int(data["networks"]), tuple(float(data["variances"][part]) for part in PARTS),
-                   (float(low), float(high)), float(data["spread"]), dict(data["error"]),
+                   Ends(edges, low, high), float(data["spread"]), dict(data["error"]),
                    str(data.get("prior", "")))
 
 
@@ -312,7 +350,8 @@ class LatencyModel:
         networks = usable(table, space)
         timed, run_to_run = timed_networks(networks, table.quiet_ms), between_runs(networks)
         stored = table.learnt.get(space.name)
-        if stored and stored["networks"] == len(networks) and stored.get("prior", "") == prior_name:
+        if stored and stored["networks"] == len(networks) and stored.get("prior", "") == prior_name and isinstance(
+                stored["ends"], dict):
             learnt = Learnt.from_dict(stored)
             run_to_run = max(run_to_run, float(np.sqrt(learnt.variances[RUN])))
             return cls(space, Fit.of(timed, prior, np.array(learnt.variances)), learnt, run_to_run)
@@ -323,7 +362,7 @@ class LatencyModel:
         held_out = cross_validate(timed, halves, origins, fit.residual.variances, run_to_run, prior=prior, folds=folds)
         scores = held_out.scores
         learnt = Learnt(len(networks), tuple(float(value) for value in fit.residual.variances),
-                        interval_scores(scores, origins), float(np.std(scores)),
+                        Ends.of(scores, held_out.log_mean, origins), float(np.std(scores)),
                         held_out.summary(), prior_name)
         return cls(space, fit, learnt, run_to_run)
 
@@ -393,8 +432,9 @@ class LatencyModel:
         return self._fit.latency_ms(rows[:, :n], entries[:, 0], entries[:, 1], position(rows[:, n:]))
 
     def _predictions(self, mean: np.ndarray, log_std: np.ndarray) -> Predictions:
+        ends = self.learnt.ends.at(np.log(mean))
         mean = self._factor * mean
-        low, high = (mean * np.exp(interval_end(end, log_std, self._run_to_run)) for end in self.learnt.ends)
+        low, high = (mean * np.exp(interval_end(end, log_std, self._run_to_run)) for end in ends)
         return Predictions(mean, low, high, mean * np.hypot(log_std * self.learnt.spread, self._run_to_run))
 
 

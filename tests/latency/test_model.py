@@ -11,7 +11,7 @@ import pytest
 
 from hwnas.errors import MissingLatency
 from hwnas.latency.features import NAMES, Costs, Features, block_features
-from hwnas.latency.model import Fit, LatencyModel, interval_scores, timed_networks
+from hwnas.latency.model import Ends, Fit, LatencyModel, timed_networks
 from hwnas.latency.table import LatencyTable, Measurement, Protocol, TableKey, TimedNetwork, Turn
 from hwnas.space.search_space import SearchSpace
 from hwnas.stats import conformal_quantile
@@ -187,14 +187,32 @@ def test_conformal_quantiles_are_rounded_outwards(q, expected):
     assert conformal_quantile(np.arange(10.0), q) == expected
 
 
+def test_each_third_of_the_latencies_has_an_interval_of_its_own():
+    rng = np.random.default_rng(0)
+    log_mean = np.linspace(-3, 0, 300)
+    scores = rng.standard_normal(300) * np.repeat([0.5, 1.0, 3.0], 100)  # slow networks err most
+    ends = Ends.of(scores, log_mean, np.array(["random"] * 300))
+    assert len(ends.edges) == 2
+    low, high = ends.at(log_mean)
+    inside = (low <= scores) & (scores <= high)
+    assert all(0.9 <= inside[third].mean() <= 0.93 for third in np.split(np.arange(300), 3))
+    assert ends.high[2] > 4 * ends.high[0] > 0 > ends.low[0] > ends.low[2] / 4
+    few = Ends.of(scores[:59], log_mean[:59], np.array(["random"] * 59))
+    assert (few.edges, few.low, few.high) == ((), (conformal_quantile(scores[:59], 0.05),),
+                                              (conformal_quantile(scores[:59], 0.95),))
+
+
 def test_an_interval_is_as_wide_as_the_front_needs():
-    scores = np.concatenate([np.linspace(-1, 1, 60), np.linspace(-2, 0.5, 50), [30.0] * 5])
-    origins = np.array(["random"] * 60 + ["front"] * 50 + ["known"] * 5)
-    low, high = interval_scores(scores, origins)
-    assert low == conformal_quantile(scores[60:110], 0.05)
-    assert high == conformal_quantile(scores[:60], 0.95)
-    few = interval_scores(scores[:20], np.array(["random"] * 10 + ["front"] * 10))
-    assert few == (conformal_quantile(scores[:20], 0.05), conformal_quantile(scores[:20], 0.95))
+    rng = np.random.default_rng(0)
+    scores, log_mean = rng.standard_normal(240), rng.uniform(-3, 0, 240)
+    origins = np.array(["random", "front", "random", "random"] * 60)
+    scores[origins == "front"] *= 3
+    low, high = Ends.of(scores, log_mean, origins).at(log_mean)
+    inside = (low <= scores) & (scores <= high)
+    assert inside[origins == "front"].mean() >= 0.9
+    origins[origins == "front"] = "random"
+    low, high = Ends.of(scores, log_mean, origins).at(log_mean)
+    assert ((low <= scores) & (scores <= high)).mean() < inside.mean()
 
 
 def test_features_see_every_choice(space):
