@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -53,7 +53,9 @@ _VENDORS = {"AuthenticAMD": "amd", "GenuineIntel": "intel", "HygonGenuine": "hyg
 
 
 _FINGERPRINT = {"name": str, "cpu": str, "vendor": str, "family": int, "model": int, "stepping": int, "flags": [str],
-                "cores": int, "memory_gib": float, "kernel": str, "governor": str, "parts": str, "given": str}
+                "cores": int, "memory_gib": float, "kernel": str, "governor": str, "parts": str, "given": str,
+                "huge_pages": str, "numa_nodes": int}
+_STATE = ("kernel", "governor", "huge_pages", "numa_nodes")  # what changes the speed of one machine
 _OF_GPU = ("gpu", "gpu_driver", "gpu_cuda", "gpu_memory_gib")  # only where a target runs on one
 
 
@@ -62,6 +64,7 @@ class Host:
     """A machine as its latencies see it: CPU make, model and stepping, ISA flags, cores usable, memory, kernel.
 
     `parts`: on ARM, implementer, part and revision of each kind of core. `given`: the user's name for it, $HWNAS_HOST.
+    `huge_pages`: when memory comes in transparent huge pages: always, madvise or never.
     `gpu`: the GPU that a target runs on, with the version of its driver and the newest CUDA that this knows; empty for
     targets on the CPU.
     """
@@ -78,6 +81,8 @@ class Host:
     governor: str
     parts: str = ""
     given: str = ""
+    huge_pages: str = ""
+    numa_nodes: int = 0
     gpu: str = ""
     gpu_driver: str = ""
     gpu_cuda: str = ""
@@ -106,6 +111,11 @@ class Host:
         """Plain values for tables and `environment.json`."""
         values = {"name": self.name, **asdict(self), "flags": list(self.flags)}
         return {key: value for key, value in values.items() if self.gpu or key not in _OF_GPU}
+
+    def changes_since(self, before: Mapping[str, Any]) -> str:
+        """What was set otherwise when a table was made of this host, by what the table says; empty: nothing."""
+        return ", ".join(f"{key.replace('_', ' ')} {before[key] or 'unknown'} then, {value or 'unknown'} now"
+                         for key in _STATE if key in before and before[key] != (value := getattr(self, key)))
 
     @classmethod
     def from_dict(cls, data: Any, where: str) -> Host:
@@ -141,7 +151,8 @@ class Host:
             stepping=_number(info.get("stepping")),
             flags=tuple(flag for flag in ISA_FLAGS if flag in flags), cores=len(usable_cores()),
             memory_gib=_memory_gib(), kernel=platform.release(), governor=_governor(), parts=_arm_parts(cores),
-            given=given)
+            given=given, huge_pages=_huge_pages(),
+            numa_nodes=len([*Path("/sys/devices/system/node").glob("node[0-9]*")]))
 
 
 def _plain(text: str) -> str:
@@ -199,6 +210,15 @@ def _memory_gib() -> float:
         return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
     except (OSError, ValueError):
         return 0.0
+
+
+def _huge_pages() -> str:
+    """The word in brackets: `always [madvise] never`."""
+    try:
+        chosen = re.search(r"\[(\w+)\]", Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text())
+    except OSError:
+        return ""
+    return chosen[1] if chosen else ""
 
 
 def _governor() -> str:

@@ -21,6 +21,7 @@ from hwnas.errors import CandidateError, MeasurementInvalid, StudyError, TableEr
 from hwnas.latency.held_out_networks import choose_anchors
 from hwnas.latency.table import LatencyTable, Measurement, robust_error
 from hwnas.latency.timing import time_networks
+from hwnas.stats import Z90
 from hwnas.system.documents import Document, now
 from hwnas.system.paths import write_atomic
 
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 
 SESSION = Document("hwnas-session", 1, "the session of a search", "Delete it, and the machine's state is measured "
                    "again.", StudyError, shape={"factor": float, "standard_error": float, "n": int, "table": str,
-                                                "measured_at": str, "why": str})
+                                                "measured_at": str, "why": str,
+                                                "changed?": str})
 PANEL, LEAST = 7, 4  # networks that are timed again, and that must be quiet enough to tell the factor
 PANEL_S = 5.0  # most seconds of timing them
 COPIES = 2  # compiled of each: what copies differ by averages out over the panel
@@ -53,6 +55,7 @@ class Session:
             was made in this session.
         table: The table that it stands beside: its key and date.
         measured_at: ISO 8601, UTC.
+        changed: What the machine sets otherwise than when the table was made, such as its kernel.
     """
 
     factor: float
@@ -61,16 +64,18 @@ class Session:
     table: str
     measured_at: str
     why: str = ""
+    changed: str = ""
 
     def __str__(self) -> str:
+        changed = f"; since the table was made: {self.changed}" if self.changed else ""
         if self.why:
             return (f"this session's speed is not known ({self.why}): intervals are as wide as sessions differ, "
-                    f"± {math.expm1(1.645 * self.standard_error):.0%}")
+                    f"± {math.expm1(Z90 * self.standard_error):.0%}{changed}")
         if not self.n:
             return "the latency table is of this session"
         apart = self.factor - 1
         word = f"{abs(apart):.1%} {'slower' if apart > 0 else 'faster'} than the latency table's"
-        return f"this session is {word} (± {self.standard_error:.1%}, by {self.n} of its networks)"
+        return f"this session is {word} (± {self.standard_error:.1%}, by {self.n} of its networks){changed}"
 
     @property
     def is_fresh(self) -> bool:
@@ -95,7 +100,8 @@ class Session:
     def from_dict(cls, values: Mapping[str, Any]) -> Session:
         """What a file holds of a session; ValueError and the like where that is none."""
         session = cls(float(values["factor"]), float(values["standard_error"]), int(values["n"]),
-                      str(values["table"]), str(values["measured_at"]), str(values["why"]))
+                      str(values["table"]), str(values["measured_at"]), str(values["why"]),
+                      str(values.get("changed", "")))
         if not (session.factor > 0 and math.isfinite(session.factor) and session.standard_error >= 0):
             raise ValueError(f"factor {session.factor}, standard error {session.standard_error}")
         age_s(session.measured_at)
@@ -130,6 +136,7 @@ def measure_session(deployment: Deployment, table: LatencyTable, space_name: str
             session = estimate_session(table, again)
         except (CandidateError, MeasurementInvalid) as error:  # it needs no panel to go on, with wider intervals
             session = replace(base, why=str(error))
+        session = replace(session, changed=deployment.device.host.changes_since(table.host))
     console.note(str(session))
     return session
 

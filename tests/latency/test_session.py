@@ -93,6 +93,13 @@ def test_the_panel_is_timed_unless_the_table_is_of_this_session(table: LatencyTa
     assert asked == [PANEL]
 
 
+def test_a_machine_that_is_set_otherwise_says_so(table: LatencyTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "time_networks", lambda *given, **options: again(table, *[1.1] * PANEL))
+    other = replace(table, host={**table.host, "governor": "powersave"})
+    found = measure_session(Deployment(TARGET, Host.detect().name, True), other, "mnasnet_small", Console(quiet=True))
+    assert "since the table was made: governor powersave then" in str(found)
+
+
 @pytest.mark.parametrize("error", [CandidateError("none can be exported"), MeasurementInvalid("busy")])
 def test_a_panel_that_cannot_be_timed_leaves_wide_intervals(table: LatencyTable, monkeypatch: pytest.MonkeyPatch,
                                                             error: Exception) -> None:

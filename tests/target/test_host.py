@@ -32,6 +32,13 @@ def test_the_name_is_a_folder_name_made_of_the_cpu(host, name, monkeypatch):
     assert host.name == name
 
 
+def test_what_a_machine_sets_otherwise_than_its_table_says_is_named():
+    before = replace(EPYC, huge_pages="always").to_dict()
+    assert EPYC.changes_since(before) == "huge pages always then, unknown now"
+    assert replace(EPYC, kernel="6.2", huge_pages="always").changes_since(before) == "kernel 6.1 then, 6.2 now"
+    assert EPYC.changes_since({"kernel": "6.1"}) == ""  # an older table says less
+
+
 PI = """processor\t: 0
 BogoMIPS\t: 108.00
 Features\t: fp asimd evtstrm crc32 cpuid
