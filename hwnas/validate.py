@@ -11,6 +11,7 @@ import json
 import math
 import random
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +27,8 @@ from hwnas.errors import ConfigError, HwnasError, MeasurementInvalid, TableError
 from hwnas.latency.deployment import CalibrationOptions, Deployment, MeasuringOptions, latency_model
 from hwnas.latency.held_out_networks import ANCHOR, TimedOne, choose_anchors, draw_held_out
 from hwnas.latency.history import describe_history, read_history
-from hwnas.latency.session import LEAST, Session, estimate_session
+from hwnas.latency.model import RUN_TO_RUN
+from hwnas.latency.session import FRESH_S, Session, estimate_session
 from hwnas.latency.table import LatencyTable, Measurement, Protocol
 from hwnas.latency.timing import time_networks
 from hwnas.pictures import MUTED, figure_bytes, new_figure, plain_log_ticks
@@ -150,6 +152,9 @@ def measure_and_judge(job: Job, options: ValidateOptions, out: Path, console: Co
     chosen = draw_held_out(job.space, lambda codes: job.model.predict(codes).mean, options.n, options.seed, known_ids)
     chosen += [(ANCHOR, network) for network in choose_anchors(job.table, job.space.name, options.anchors)]
     partial = out.with_suffix(".partial.json")
+    if partial.is_file() and time.time() - partial.stat().st_mtime > FRESH_S:
+        console.say(f"{partial} is of an earlier session of this machine: its networks are timed again.")
+        partial.unlink()
     timed = measure_networks(job, chosen, options.seed, options.seconds, partial, console)
     measuring = {"seed": options.seed, "measured_at": now(),
                  "n_failed": len(chosen) - len(timed)}
@@ -217,7 +222,7 @@ def judge_again(options: ValidateOptions, deployment: Deployment, path: Path, ou
                    f"{options.target.name} space={job.space.name}")
     measuring = {"seed": stored.report["seed"], "measured_at": stored.report["measured_at"], "n_failed": 0}
     console.say(f"These networks were measured earlier ({path}, {measuring['measured_at']}), predictions are of the "
-                "present table. Networks that it holds by now tell that run's pace, and are in none of the figures.")
+                "present table. Networks that it holds by now tell that run's session, and are in none of the figures.")
     return write_report(job, [*stored.networks, *stored.anchors], measuring, out)
 
 
@@ -226,7 +231,7 @@ def write_report(job: Job, timed: Sequence[TimedOne], measuring: Mapping[str, An
 
     Args:
         timed: networks measured in one run; the model is judged by those that the table does not hold, the others tell
-            the run's pace.
+            the run's session.
         measuring: what the report says of the measuring.
 
     Raises:
@@ -268,14 +273,16 @@ def write_report(job: Job, timed: Sequence[TimedOne], measuring: Mapping[str, An
 
 
 def learn_session(table: LatencyTable, anchors: Sequence[TimedOne], run_ms: float, measured_at: str) -> Session:
-    """The session of the run: by its anchors, or by the reference (`run_ms`) where too few of them are valid."""
-    again = {anchor.architecture.id: anchor.measurement for anchor in anchors}
-    if sum(measurement.valid for measurement in again.values()) >= LEAST:
-        try:
-            return estimate_session(table, again)
-        except TableError as error:
-            return Session(run_ms / table.quiet_ms, 0.0, 0, "", measured_at, str(error))
-    return Session(run_ms / table.quiet_ms, 0.0, 0, "", measured_at)
+    """The session of the run: by its anchors, or by the reference (`run_ms`) where they do not tell it, which `why`
+    says."""
+    by_reference = Session(run_ms / table.quiet_ms, RUN_TO_RUN, 0, "", measured_at)
+    if not anchors:
+        return by_reference
+    try:
+        session = estimate_session(table, {anchor.architecture.id: anchor.measurement for anchor in anchors})
+    except TableError as error:
+        return replace(by_reference, why=str(error))
+    return session if session.n else replace(by_reference, why=session.why)
 
 
 def network_to_dict(network: TimedOne, predicted: tuple[float, float, float]) -> dict[str, Any]:
@@ -368,11 +375,12 @@ def tell(report: Mapping[str, Any], out: Path, console: Console) -> None:
              "measured", "", *text_table(rows), "",
              f"reference network: {report['reference']['ratio'] - 1:+.1%} beside its quiet time in the calibration"]
     if session["n"]:
-        lines.append(f"anchors: {session['n']} networks of the table take {session['factor'] - 1:+.1%} (± "
-                     f"{session['standard_error']:.1%}) of their time in it; predictions of {', '.join(parts)} are "
-                     "moved by that")
+        apart = session["factor"] - 1
+        lines.append(f"anchors: {session['n']} networks of the table take {abs(apart):.1%} (± "
+                     f"{session['standard_error']:.1%}) {'longer' if apart > 0 else 'less time'} than in it; "
+                     f"predictions of {', '.join(parts)} are moved by that")
     if session["why"]:
-        lines.append(session["why"])
+        lines.append(f"predictions are moved by the reference network alone: {session['why']}")
     if report["searches"]:
         lines += ["", "searches that this table predicted, and what their verifications measured:", *report["searches"]]
     if report["n_invalid"]:

@@ -74,19 +74,21 @@ def _verify(folder: RunFolder, options: VerifyOptions, device: Device, console: 
     making = making_of(folder, search, environment, options.dataset)
     data = making.dataset
     rows = with_networks(rows, folder, Shape(data.channels, data.image_size, len(data.class_names)))
-    predicted = find_prediction(environment, device.host.name, folder.environment)
+    predicted = find_prediction(environment, rows, device.host.name,
+                                device.runtime(making.target.runtime).version(), folder.environment)
     if predicted is not None:
-        began, table, space = predicted
         deployment = Deployment(making.target, device.host.name, True, device)
-        rows, session = move_to_now(rows, began, table, space, deployment, console)
-        environment = {**environment, "session": describe_session(session)}
+        rows, session = move_to_now(rows, predicted, deployment, console)
+        environment = {**environment, "session": describe_session(session, rows)}
+    elif environment.pop("session", None) is not None:
+        console.say("note: predictions are left as they were: what they were made with is not here any more.")
     results = verify_front(
         rows, folder, making,
         timing_of(environment, options.verification.seconds, device), objective_of(search, making.target), environment,
         console, options.memory_mb)
     write_results(folder, results, making, trials, folder.config_text())
     if predicted is not None:
-        keep_outcomes(table, results.rows, folder, session, console)
+        keep_outcomes(predicted.table, results.rows, folder, session, console)
     n_verified = sum(row.verified for row in results.rows)
     console.say(f"{n_verified} of {len(results.rows)} networks verified on {device.host.name}: {folder.report}")
     check_verified(results.rows, folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from copy import copy
-from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
@@ -44,9 +43,7 @@ def write_table(home: Path, name: str, image_size: int | None = None, space_name
     return path
 
 
-def _now() -> str:
-    """A table that was made just now is of this session: none of its networks is timed again."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
+NEVER_OLD = "2100-01-01T00:00:00+00:00"  # a table of this session, for good: none of its networks is timed again
 
 
 @cache
@@ -61,7 +58,7 @@ def _table(name: str, image_size: int | None, space_name: str, classes: int, n: 
         tuple(Turn((made_up_ms(network) * (1 + 0.001 * turn),), QUIET_MS) for turn in range(12)), QUIET_MS, protocol))
         for network in networks]
     key = TableKey.of(target, space.image_sizes, space.channels, space.classes)
-    table = LatencyTable(key, host.to_dict(), runtime.version(), _now(), protocol,
+    table = LatencyTable(key, host.to_dict(), runtime.version(), NEVER_OLD, protocol,
                          reference_network(space.channels, space.classes, max(space.image_sizes)), QUIET_MS, 0.0, timed,
                          spent_s={space.name: 60.0})
     model, _ = learnt_model(table, space)

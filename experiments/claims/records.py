@@ -83,7 +83,8 @@ def records() -> dict[str, tuple[Sequence[Claim], Sequence[Table]]]:
 
     intervals = [
         Claim("table, the least covered third of {} shipped tables has {} % inside (one interval for all: {} %; wide "
-              "enough for random and front ones, as it was before: {} %), the mean half-width is {} % ({} %; {} %);",
+              "enough for random and front ones, as it was before: {} %), the mean of their median half-widths is {} % "
+              "({} %; {} %);",
               lambda: [len(thirds), *of_tables("least_third", min), *of_tables("half_width", mean)]),
         Claim("of front networks {} % at least are inside ({} %; {} %;", lambda: of_tables("front", min))]
     folder = "docs/decisions"

@@ -326,7 +326,7 @@ def _read_marker(folder: Path) -> None:
 
 def _verified(folder: Path) -> None:
     """What `hwnas.verify` reads before it measures."""
-    from hwnas.cli.progress import Console
+    from hwnas.front.predictions import find_prediction
     from hwnas.front.rows import load_front, with_networks
     from hwnas.latency.timing import HERE
     from hwnas.system.run_folder import RunFolder
@@ -337,7 +337,8 @@ def _verified(folder: Path) -> None:
     rows, environment = load_front(run), run.read_environment()
     search = run.read_config()
     environment = {**environment, "dataset": {**environment["dataset"], "fingerprint": _fingerprint(folder)}}
-    making = making_of(run, search, environment, {}, Host.detect(), Console(quiet=True))
+    making = making_of(run, search, environment, {})
+    find_prediction(environment, rows, Host.detect().name, "", run.environment)
     timing_of(environment, None, HERE)
     objective_of(search, making.target)
     with_networks(rows[:1], run, _shape())

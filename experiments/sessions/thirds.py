@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from hwnas.latency.model import LEAST_OF_ORIGIN, PARTS, RUN, Ends, between_runs, cross_validate, interval_end, usable
+from hwnas.latency.model import LEAST_OF_ORIGIN, PARTS, RUN, Ends, between_runs, cross_validate, interval_ends, usable
 from hwnas.latency.model import timed_networks as timed
 from hwnas.latency.prior import prior_candidates
 from hwnas.latency.table import LatencyTable
@@ -52,7 +52,8 @@ def judge_table(path: Path) -> dict[str, object]:
                              image_size=max(table.key.sizes))
     networks, stored = usable(table, space), table.learnt[name]
     variances = np.array([stored["variances"][part] for part in PARTS])
-    prior = prior_candidates(table.host_name, table.key, space, only=stored["prior"])[0].get(stored["prior"])
+    prior = prior_candidates(table.host_name, table.key, space, only=stored["prior"])[0][stored["prior"]] if stored[
+        "prior"] else None
     origins = np.array([network.origin for network in networks])
     run_to_run = max(between_runs(networks), float(np.sqrt(variances[RUN])))
     held_out = cross_validate(timed(networks, table.quiet_ms),
@@ -65,7 +66,7 @@ def judge_table(path: Path) -> dict[str, object]:
     for way, make in WAYS.items():
         ends = np.array([make(*(np.delete(values, i) for values in (held_out.scores, held_out.log_mean, origins))).at(
             held_out.log_mean[i]) for i in range(len(errors))])
-        low, high = (interval_end(ends[:, side], held_out.log_std, run_to_run) for side in (0, 1))
+        low, high = interval_ends(ends[:, 0], ends[:, 1], held_out.log_std, run_to_run)
         inside = (low <= errors) & (errors <= high)
         row |= {f"covered_{way}": inside.mean(), f"least_third_{way}": min(inside[third].mean() for third in thirds),
                 f"most_third_{way}": max(inside[third].mean() for third in thirds),

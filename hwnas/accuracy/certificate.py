@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hwnas.accuracy.estimator import REMOVED
 from hwnas.cli.options import Config, read_value
 from hwnas.cli.progress import interval, number
 from hwnas.errors import ConfigError, StudyError, UnknownName
@@ -105,7 +106,8 @@ def favoured(certificate: Certificate, seconds_available: float, n_trials: int) 
     It must judge `n_trials` networks in `seconds_available` of one core, setup included, and its interval must lie
     above 0 (chance). None when no estimator does both.
     """
-    affordable = (label for label, entry in ranked(certificate.content) if (entry["low"] or 0) > 0
+    affordable = (label for label, entry in ranked(certificate.content)
+                  if (entry["low"] or 0) > 0 and entry["accuracy"] not in REMOVED
                   and setup_cost(entry) + n_trials * entry["cpu_seconds"] <= seconds_available)
     return next(affordable, None)
 

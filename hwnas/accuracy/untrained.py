@@ -247,7 +247,7 @@ class UntrainedRung:
     @property
     def path(self) -> Path:
         """Where the anchors are kept."""
-        return home() / "multi_fidelity" / f"anchors-{self._anchors}.json"
+        return home() / "multi_fidelity" / f"scored-{self._anchors}.json"
 
     def prepare(self, console: Console) -> None:
         """Train the anchors or read the stored ones, then fit the scale.

@@ -127,6 +127,8 @@ def _list_labels(value: Any) -> list[tuple[str, Any]]:
 def _read_entry(name: str, options: dict[str, Any]) -> Judged:
     from importlib.metadata import entry_points
 
+    if (own := name.partition(":")[0]) in REMOVED:
+        raise UnknownName("accuracy estimator", own, BUILT_IN, REMOVED)
     if not _LABEL.fullmatch(name):
         raise ConfigError(f"estimators: a label must be a plain name, got {name!r}.")
     accuracy = str(options.pop("accuracy", name))

@@ -64,7 +64,8 @@ COMMANDS = {  # name: its module, and what it does
 }
 _REMOVED = {"add": ": a trained network's top-1 is in its summary, and hwnas benchmark times it by the same protocol",
             "compare": ": give hwnas report for each run",
-            "against": ": give hwnas roofline for each target"}
+            "against": ": give hwnas roofline for each target",
+            "zero_cost": ": it ranked worse than accuracy=proxy"}
 GROUPS = {"target": "target", "dataset": "data set", "objective": "objective", "zoo": "zoo"}  # folders of conf/
 _DATASETS = "hwnas.datasets"  # entry points: data sets of other packages
 # Sections whose keys and defaults are a dataclass's; conf/ holds only what differs from them.

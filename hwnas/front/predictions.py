@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hwnas.errors import UserError
-from hwnas.front.rows import FrontRow, in_session
+import numpy as np
+
+from hwnas.errors import TableError, UserError
+from hwnas.front.rows import FrontRow
 from hwnas.latency.history import Outcome, append_history
+from hwnas.latency.model import widen
+from hwnas.latency.prior import STEM
 from hwnas.latency.session import Session, measure_session, name_of
 from hwnas.latency.table import LatencyTable, find_table
 from hwnas.system.documents import now
@@ -20,44 +26,82 @@ if TYPE_CHECKING:
     from hwnas.latency.deployment import Deployment
 
 
-def move_to_now(rows: Sequence[FrontRow], began: Session, table: LatencyTable, space_name: str, deployment: Deployment,
-                console: Console) -> tuple[list[FrontRow], Session]:
+@dataclass(frozen=True)
+class Predicted:
+    """What predicted a run's networks: the table, the space of it, and the session that predictions are of."""
+
+    session: Session
+    table: LatencyTable
+    space_name: str
+
+
+def move_to_now(rows: Sequence[FrontRow], predicted: Predicted, deployment: Deployment, console: Console
+                ) -> tuple[list[FrontRow], Session]:
     """Move predictions to the machine as it is now.
 
     Args:
-        rows: Their predictions are of the session `began`, the one in which the search predicted.
-        table: What predicted them; networks of `space_name` in it are timed again, unless `began` was measured within
-            the last hour.
+        rows: With predictions of the session of `predicted`.
+        predicted: Networks of its table are timed again, unless its session was measured within the last hour.
         deployment: The machine that verifies.
         console: Hears what the session is.
 
     Returns:
-        The rows, and the session that they are of. Where the machine is too busy to tell it, that is `began`.
+        The rows, and the session that they are of. Where the session cannot be told, nothing is moved, and `why` of
+        the session says the reason.
     """
-    session = began
+    began = session = predicted.session
     if began.why or not began.is_fresh:
-        measured = measure_session(deployment, table, space_name, console)
-        session = began if measured.why else measured
-    return [in_session(row, session.factor / began.factor) for row in rows], session
+        try:
+            session = measure_session(deployment, predicted.table, predicted.space_name, console)
+        except TableError as error:  # the front is measured all the same
+            console.say(f"note: predictions are left as they were. {error}")
+            session = replace(began, why=str(error))
+        if session.why:
+            session = replace(began, why=session.why)
+    variance = session.standard_error**2 - began.standard_error**2
+    return [_in_session(row, session.factor / began.factor, variance) for row in rows], session
 
 
-def find_prediction(environment: Mapping[str, Any], host_name: str, path: Path
-                    ) -> tuple[Session, LatencyTable, str] | None:
-    """The session, table and space by which a run's networks were predicted for this host.
+def find_prediction(environment: Mapping[str, Any], rows: Sequence[FrontRow], host_name: str, runtime_version: str,
+                    path: Path) -> Predicted | None:
+    """What predicted a run's networks for this host, by what its environment says.
 
-    None where the run does not say, or where the table is not here any more; StudyError where `environment`, the
-    content of the file `path`, holds no such session.
+    Args:
+        environment: Content of the file `path`.
+        rows: Of the run's front.
+        host_name: The machine that verifies.
+        runtime_version: Of the runtime that it has.
+        path: For errors.
+
+    Returns:
+        None where the run does not say; where it was searched for another host; where the table is not here any more,
+        cannot be read, or is of another version of the runtime; where a kill came between the files of an earlier
+        verification, so that rows and session do not belong together.
+
+    Raises:
+        StudyError: The environment holds no such session.
     """
     held = environment.get("session")
     if not isinstance(held, dict) or environment.get("searched_for") != host_name:
         return None
     with ENVIRONMENT.reading(path):
         session = Session.from_dict(held)
-    table = find_table(host_name, session.table.rpartition(" of ")[0])
-    if table is None or name_of(table) != session.table:
+    key = session.table.rpartition(" of ")[0]
+    try:
+        table = find_table(host_name, key) if STEM.fullmatch(key) else None
+    except TableError:
+        return None
+    if (table is None or not table.networks or name_of(table) != session.table
+            or table.runtime_version != runtime_version or held.get("of") != digest_predictions(rows)):
         return None
     space = environment.get("space")
-    return session, table, str(space) if space in table.spaces() else min(table.spaces())
+    return Predicted(session, table, str(space) if space in table.spaces() else min(table.spaces()))
+
+
+def digest_predictions(rows: Sequence[FrontRow]) -> str:
+    """Names the predictions of these rows, as `front.csv` holds them."""
+    told = sorted(f"{row.id} {row.latency_ms_predicted:.6g}" for row in rows if row.latency_ms_predicted is not None)
+    return hashlib.sha256(" ".join(told).encode()).hexdigest()[:16]
 
 
 def keep_outcomes(table: LatencyTable, rows: Sequence[FrontRow], run: RunFolder, session: Session, console: Console
@@ -73,6 +117,24 @@ def keep_outcomes(table: LatencyTable, rows: Sequence[FrontRow], run: RunFolder,
         console.say(f"note: {error}")
 
 
-def describe_session(session: Session) -> dict[str, Any]:
-    """What `environment.json` holds of a session."""
-    return {**asdict(session), "told": str(session)}
+def describe_session(session: Session, rows: Sequence[FrontRow]) -> dict[str, Any]:
+    """What `environment.json` holds of the session that the predictions of `rows` are of."""
+    return {**asdict(session), "told": str(session), "of": digest_predictions(rows)}
+
+
+def _in_session(row: FrontRow, pace: float, variance: float) -> FrontRow:
+    """The row with predicted latencies for another session.
+
+    Args:
+        row: Predicted for one session.
+        pace: How many times as long networks take in the other.
+        variance: Of the logarithm of how fast that one is, less the same of the first: intervals get wider by it.
+    """
+    predicted_ms, low_ms, high_ms = (row.latency_ms_predicted, row.latency_ms_predicted_low,
+                                     row.latency_ms_predicted_high)
+    if predicted_ms is None or low_ms is None or high_ms is None:
+        return row
+    middle_ms = math.sqrt(low_ms * high_ms)
+    half = math.exp(float(widen(np.array(math.log(high_ms / middle_ms)), variance)))
+    return replace(row, latency_ms_predicted=pace * predicted_ms, latency_ms_predicted_low=pace * middle_ms / half,
+                   latency_ms_predicted_high=pace * middle_ms * half)

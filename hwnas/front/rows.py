@@ -260,12 +260,6 @@ def read_front(path: str | Path) -> list[FrontRow]:
     return rows
 
 
-def in_session(row: FrontRow, pace: float) -> FrontRow:
-    """The row with predicted latencies for a session in which networks take `pace` times as long."""
-    names = ("latency_ms_predicted", "latency_ms_predicted_low", "latency_ms_predicted_high")
-    return replace(row, **{name: pace * value for name in names if (value := getattr(row, name)) is not None})
-
-
 def save_front(run: RunFolder, rows: Sequence[FrontRow]) -> None:
     """Write `front.csv` and `front.json` of a run."""
     write_atomic(run.front_json, front_json(rows))

@@ -144,7 +144,7 @@ def calibrate(target: Target, space: SearchSpace, runtime: Runtime, options: Cal
         key, host.to_dict(), runtime.version(), now(), Protocol(),
         reference_network(space.channels, space.classes, max(space.image_sizes)), 0.0, device.overhead_ms())
     _Calibration(table, space, target, runtime, options, partial_path(path), console, before, device).run()
-    table.created = now()
+    table.created, table.host = now(), host.to_dict()
     model, notes = learnt_model(table, space)
     for note in notes:
         console.note(note)
@@ -383,8 +383,8 @@ def error_line(table: LatencyTable, space: SearchSpace) -> str:
                           "Measure anew: python -m hwnas.profile +target=… fresh=true")
     return (f"held-out error on {error['n']:.0f} networks: mean {error['mean_error']:.1%}, within 5 % "
             f"{error['within_5']:.0%}, within 10 % {error['within_10']:.0%}, Spearman {error['spearman']:.3f}, "
-            f"90 % interval covers {error['coverage']:.0%} (in the least third of the latencies "
-            f"{error['least_third_coverage']:.0%}) with median half-width {error['median_half_width']:.1%} "
+            f"90 % interval covers {error['coverage']:.0%} ({error['least_third_coverage']:.0%} in the third "
+            "of the latencies where it covers least) with median half-width {error['median_half_width']:.1%} "
             f"(noise of the same run: {error['noise_mean']:.1%})")
 
 

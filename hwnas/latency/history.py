@@ -1,7 +1,7 @@
 """The history of a latency table: what it predicted in searches, and what their verifications then measured.
 
-A file of lines beside the user's own table. Every search on this machine is so a test of the model, in another session
-than the table's.
+A file of lines beside the user's own table. Every search and verification on this machine is so a test of the model, in
+another session than the table's.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hwnas.errors import MissingLatency
+from hwnas.errors import MissingLatency, TableError
 from hwnas.latency.features import (
     COSTS,
     LEVELS,
@@ -38,10 +38,11 @@ from hwnas.latency.features import (
     tune_variances,
     usual_place,
 )
-from hwnas.latency.table import LEAST_NETWORKS, LatencyTable, TimedNetwork
+from hwnas.latency.table import LEAST_NETWORKS, TABLE, LatencyTable, TimedNetwork
 from hwnas.space.architecture import Architecture
 from hwnas.space.blocks.block import BlockSpec
 from hwnas.stats import Z90, conformal_quantile, kendall_tau, spearman
+from hwnas.system.documents import WRONG
 
 if TYPE_CHECKING:
     from hwnas.space.search_space import SearchSpace
@@ -204,9 +205,11 @@ class Ends:
             log_mean: Predictions, logarithms of ms [n].
             origins: How the networks were chosen [n].
         """
-        k = GROUPS if len(scores) >= GROUPS * LEAST_OF_GROUP else 1
-        edges = np.quantile(log_mean, np.arange(1, k) / k)
+        edges = np.quantile(log_mean, np.arange(1, GROUPS) / GROUPS)
         groups = np.searchsorted(edges, log_mean, side="right")
+        if np.bincount(groups, minlength=GROUPS).min() < LEAST_OF_GROUP - 1:  # one less: a network is left out
+            edges, groups = edges[:0], np.zeros(len(scores), int)
+        k = len(edges) + 1
         low, high = (np.array([conformal_quantile(scores[groups == group], q) for group in range(k)])
                      for q in (0.05, 0.95))
         middle, half = (low + high) / 2, np.maximum((high - low) / 2, 1e-9)
@@ -221,12 +224,23 @@ class Ends:
         return np.array(self.low)[groups], np.array(self.high)[groups]
 
 
-def interval_end(scores_end: float | np.ndarray, log_std: np.ndarray, run_to_run: float) -> np.ndarray:
-    """Distance in log units from a prediction to an end of its 90 % interval, for the end's score (signed).
+def interval_ends(low: np.ndarray, high: np.ndarray, log_std: np.ndarray, run_to_run: float
+                  ) -> tuple[np.ndarray, np.ndarray]:
+    """Distances in log units from predictions to both ends of their 90 % intervals.
 
-    `run_to_run`: log standard deviation between two runs, which no single calibration sees.
+    Args:
+        low: Scores of the lower ends [n], in units of `log_std`; mostly below 0.
+        high: Of the upper ends [n].
+        log_std: Of each prediction [n].
+        run_to_run: Log standard deviation between two runs or sessions, which no single calibration sees.
     """
-    return np.asarray(np.sign(scores_end) * np.sqrt((scores_end * log_std) ** 2 + (Z90 * run_to_run) ** 2))
+    middle, half = (low + high) / 2 * log_std, widen((high - low) / 2 * log_std, run_to_run**2)
+    return middle - half, middle + half
+
+
+def widen(half: np.ndarray, variance: float) -> np.ndarray:
+    """Half of a 90 % interval in log units, after something of this log variance is added (or, below 0, taken off)."""
+    return np.asarray(np.sqrt(np.maximum(half**2 + Z90**2 * variance, 0.0)))
 
 
 @dataclass(frozen=True)
@@ -251,7 +265,7 @@ class HeldOut:
         scores = self.scores
         ends = np.array([Ends.of(*(np.delete(values, i) for values in (scores, self.log_mean, self.origins))).at(
             self.log_mean[i]) for i in range(len(scores))])
-        low, high = (interval_end(ends[:, side], self.log_std, self.run_to_run) for side in (0, 1))
+        low, high = interval_ends(ends[:, 0], ends[:, 1], self.log_std, self.run_to_run)
         errors = self.log_measured - self.log_mean
         inside = (low <= errors) & (errors <= high)
         noise = np.abs(np.log(self.halves_ms[:, 0] / self.halves_ms[:, 1])) / 2
@@ -349,13 +363,19 @@ class LatencyModel:
         """
         networks = usable(table, space)
         timed, run_to_run = timed_networks(networks, table.quiet_ms), between_runs(networks)
-        stored = table.learnt.get(space.name)
-        if stored and stored["networks"] == len(networks) and stored.get("prior", "") == prior_name and isinstance(
-                stored["ends"], dict):
-            learnt = Learnt.from_dict(stored)
-            run_to_run = max(run_to_run, float(np.sqrt(learnt.variances[RUN])))
-            return cls(space, Fit.of(timed, prior, np.array(learnt.variances)), learnt, run_to_run)
-        fit = Fit.of(timed, prior)
+        learnt = variances = None
+        try:
+            stored = table.learnt.get(space.name)
+            if stored and stored["networks"] == len(networks) and stored.get("prior", "") == prior_name:
+                variances = np.array([float(stored["variances"][part]) for part in PARTS])
+                if isinstance(stored["ends"], dict):  # an earlier version stored one interval: it is made anew
+                    learnt = Learnt.from_dict(stored)
+        except WRONG as error:
+            raise TableError(f"{table.path or table.key}: learnt: {type(error).__name__}: {error}. {TABLE.remedy}"
+                             ) from None
+        fit = Fit.of(timed, prior, variances)
+        if learnt is not None:
+            return cls(space, fit, learnt, max(run_to_run, float(np.sqrt(learnt.variances[RUN]))))
         run_to_run = max(run_to_run, float(np.sqrt(fit.residual.variances[RUN])))
         halves = np.array([network.measurement.halves_ms() for network in networks])
         origins = np.array([network.origin for network in networks])
@@ -432,9 +452,9 @@ class LatencyModel:
         return self._fit.latency_ms(rows[:, :n], entries[:, 0], entries[:, 1], position(rows[:, n:]))
 
     def _predictions(self, mean: np.ndarray, log_std: np.ndarray) -> Predictions:
-        ends = self.learnt.ends.at(np.log(mean))
+        ends = interval_ends(*self.learnt.ends.at(np.log(mean)), log_std, self._run_to_run)
         mean = self._factor * mean
-        low, high = (mean * np.exp(interval_end(end, log_std, self._run_to_run)) for end in ends)
+        low, high = (mean * np.exp(end) for end in ends)
         return Predictions(mean, low, high, mean * np.hypot(log_std * self.learnt.spread, self._run_to_run))
 
 

@@ -11,7 +11,7 @@ from hwnas.accuracy.certificate import certificate_facts
 from hwnas.cli.options import Config
 from hwnas.cli.progress import Console
 from hwnas.front.make import fault_of, other_start
-from hwnas.front.predictions import describe_session, keep_outcomes, move_to_now
+from hwnas.front.predictions import Predicted, describe_session, keep_outcomes, move_to_now
 from hwnas.front.rows import FrontRow, load_front
 from hwnas.front.score import Scores, Timing
 from hwnas.front.verification import Facts, environment_of, make_rows, results_of, verify_front, write_results
@@ -168,12 +168,12 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
         environment["family"] = choice.sentence
     session = prepared.session
     assert session is not None
-    environment["session"] = describe_session(session)
     if deployment.at_hand:
-        rows, session = move_to_now(rows, session, prepared.table, plan.space.name, deployment, console)
-        environment["session"] = describe_session(session)
+        rows, session = move_to_now(rows, Predicted(session, prepared.table, plan.space.name), deployment, console)
+        environment["session"] = describe_session(session, rows)
         results = verify_front(rows, run, making, facts.timing, objective, environment, console)
     else:
+        environment["session"] = describe_session(session, rows)
         results = results_of(Scores(rows), run, making, objective, environment)
         console.say(f"not verified: this is not {deployment.host_name}. Over there: python -m hwnas.verify "
                     f"run={run.path}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,20 @@ def certificate(space: SearchSpace, dataset: Dataset, tmp_path: Path, monkeypatc
     path.parent.mkdir()
     path.write_text(json.dumps(content))
     return path
+
+
+def test_an_estimator_that_was_taken_out_is_not_chosen(certificate: Path, space: SearchSpace, dataset: Dataset) -> None:
+    content = json.loads(certificate.read_text())
+    content["estimators"]["zero_cost:naswot"] = {**content["estimators"]["anchored"], "accuracy": "zero_cost",
+                                                 "kendall_tau": 0.95, "setup_cpu_seconds": 0}
+    certificate.write_text(json.dumps(content))
+    chosen = choose({"minutes": 20}, find_certificate(dataset, space), dataset, space, 24)
+    assert chosen.accuracy == "multi_fidelity"
+
+
+def test_certificates_need_no_torch() -> None:
+    code = "import sys, hwnas.accuracy.certificate; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize(("minutes", "n_trials", "accuracy", "options"), [

@@ -458,8 +458,9 @@ def test_names_and_labels_are_read() -> None:
     assert read_judged({"long": {"accuracy": "proxy", "epochs": 6}}) == [Judged("long", "proxy", {"epochs": 6})]
     with pytest.raises(ConfigError, match="plain name"):
         read_judged({"../proxy": {"accuracy": "proxy"}})
-    with pytest.raises(UnknownName, match=r"'supernet' was taken out: .* accuracy=proxy"):
-        read_judged(["supernet"])
+    for name in ("supernet", "zero_cost:naswot"):
+        with pytest.raises(UnknownName, match=r"was taken out: .* accuracy=proxy"):
+            read_judged([name])
     with pytest.raises(UnknownName):
         read_judged({"long": {"epochs": 6}})
 

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import numpy as np
 import pytest
 from search_fixtures import rows_of
 
 from hwnas.cli.command import run_command
 from hwnas.cli.progress import Console
-from hwnas.errors import StudyError
+from hwnas.errors import StudyError, TableError
 from hwnas.front import predictions
-from hwnas.front.predictions import find_prediction, move_to_now
+from hwnas.front.predictions import Predicted, find_prediction, move_to_now
 from hwnas.front.rows import load_front
 from hwnas.latency.deployment import Deployment
 from hwnas.latency.history import read_history
 from hwnas.latency.session import Session
+from hwnas.runtimes.runtime import load_runtime
 from hwnas.system.run_folder import RunFolder
 from hwnas.target import Host
 from hwnas.verify import run as verify
 
 pytestmark = pytest.mark.usefixtures("any_machine")
+HERE = Deployment(None, Host.detect().name, True)  # type: ignore[arg-type]
 LONG_AGO = (datetime.now(UTC) - timedelta(hours=5)).isoformat(timespec="seconds")
 
 
@@ -37,6 +41,15 @@ def older(finished: Path, tmp_path: Path) -> Path:
     environment["session"]["measured_at"] = LONG_AGO
     (out / "environment.json").write_text(json.dumps(environment))
     return out
+
+
+def find(run: Path, host_name: str = Host.detect().name, version: str = "", **session: object) -> Predicted | None:
+    """What predicted a run, where its session says something else."""
+    folder = RunFolder(run)
+    environment = folder.read_environment()
+    environment = {**environment, "session": {**environment["session"], **session}}
+    return find_prediction(environment, load_front(folder), host_name, version or load_runtime("openvino").version(),
+                           folder.environment)
 
 
 def test_a_run_verified_later_has_predictions_of_the_session_of_then(older: Path, monkeypatch: pytest.MonkeyPatch,
@@ -53,40 +66,74 @@ def test_a_run_verified_later_has_predictions_of_the_session_of_then(older: Path
     environment = json.loads((older / "environment.json").read_text())
     assert environment["session"]["factor"] == 1.25
     assert "25.0% slower" in (older / "report.html").read_text()
-    found = find_prediction(environment, Host.detect().name, older / "environment.json")
+    found = find(older)
     assert found is not None
-    kept = [each for each in read_history(found[1]) if each.run == str(older)]
+    kept = [each for each in read_history(found.table) if each.run == str(older)]
     assert {each.id: each.predicted_ms for each in kept} == {id: pytest.approx(ms) for id, ms in after.items()}
     assert {each.factor for each in kept} == {1.25}
 
 
 @pytest.mark.parametrize(("change", "moves"), [
-    ({}, True), ({"measured_at": datetime.now(UTC).isoformat()}, False), ({"why": "the machine was busy"}, True)])
+    ({}, True), ({"measured_at": datetime.now(UTC).isoformat()}, False), ({"why": "X is not this machine"}, True)])
 def test_a_fresh_session_is_not_measured_again(older: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, str],
                                                moves: bool) -> None:
-    environment = RunFolder(older).read_environment()
-    began, table, space = find_prediction(environment, Host.detect().name, older) or pytest.fail("it says nothing")
-    began = replace(began, **change)
-    now = replace(began, factor=2.0, why="")
+    predicted = find(older, standard_error=0.06, **change)
+    assert predicted is not None
+    now = replace(predicted.session, factor=2.0, standard_error=0.01, why="")
     monkeypatch.setattr(predictions, "measure_session", lambda *_: now)
-    deployment = Deployment(None, Host.detect().name, True)  # type: ignore[arg-type]
     rows = load_front(RunFolder(older))
-    moved, session = move_to_now(rows, began, table, space, deployment, Console(quiet=True))
-    assert session == (now if moves else began)
-    assert [row.latency_ms_predicted for row in moved] == [
-        None if row.latency_ms_predicted is None else pytest.approx((2.0 if moves else 1.0) * row.latency_ms_predicted)
-        for row in rows]
-    monkeypatch.setattr(predictions, "measure_session", lambda *_: replace(now, why="busy"))
-    assert move_to_now(rows, began, table, space, deployment, Console(quiet=True)) == (rows, began)
+    moved, session = move_to_now(rows, predicted, HERE, Console(quiet=True))
+    assert session == (now if moves else predicted.session)
+    for before, after in zip(rows, moved, strict=True):
+        if before.latency_ms_predicted is None:
+            assert after == before
+            continue
+        assert after.latency_ms_predicted == pytest.approx((2.0 if moves else 1.0) * before.latency_ms_predicted)
+        widths = [np.log(row.latency_ms_predicted_high / row.latency_ms_predicted_low) for row in (before, after)]
+        assert widths[1] < widths[0] if moves else widths[1] == pytest.approx(widths[0])  # the session is known now
 
 
-def test_a_run_whose_table_or_host_is_another_keeps_its_predictions(older: Path) -> None:
-    environment, path = RunFolder(older).read_environment(), older / "environment.json"
-    assert find_prediction(environment, "elsewhere", path) is None
-    assert find_prediction({**environment, "session": None}, Host.detect().name, path) is None
-    other = {**environment["session"], "table": environment["session"]["table"] + "x"}
-    assert find_prediction({**environment, "session": other}, Host.detect().name, path) is None
+@pytest.mark.parametrize("fault", ["busy", "disagrees"])
+def test_where_the_session_cannot_be_told_predictions_stay_and_say_why(older: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                       fault: str) -> None:
+    predicted = find(older)
+    assert predicted is not None
+
+    def measure(*_: object) -> Session:
+        if fault == "disagrees":
+            raise TableError("it does not tell this machine as it is.")
+        return replace(predicted.session, factor=1.5, why="busy")
+
+    monkeypatch.setattr(predictions, "measure_session", measure)
+    rows = load_front(RunFolder(older))
+    moved, session = move_to_now(rows, predicted, HERE, Console(quiet=True))
+    assert [row.latency_ms_predicted for row in moved] == [row.latency_ms_predicted for row in rows]
+    assert session.factor == predicted.session.factor
+    assert ("busy" if fault == "busy" else "does not tell this machine") in session.why
+
+
+def test_predictions_are_moved_only_by_what_made_them(older: Path) -> None:
+    assert find(older) is not None
+    assert find(older, host_name="elsewhere") is None
+    assert find(older, version="another 1") is None
+    for other in ({"table": "../../x of y"}, {"table": "x" * 5000}, {"of": "a kill came between two files"}):
+        assert find(older, **other) is None
+    folder = RunFolder(older)
+    environment = {**folder.read_environment(), "session": None}  # a run from before sessions
+    assert find_prediction(environment, [], Host.detect().name, "", folder.environment) is None
     for wrong in ({"factor": -1.0}, {"measured_at": "yesterday"}, {"n": "many"}):
-        torn = {**environment, "session": {**environment["session"], **wrong}}
         with pytest.raises(StudyError, match=r"environment\.json"):
-            find_prediction(torn, Host.detect().name, path)
+            find(older, **wrong)
+
+
+def test_a_run_without_what_predicted_it_is_verified_and_says_so(older: Path, capsys: pytest.CaptureFixture[str]
+                                                                 ) -> None:
+    environment = json.loads((older / "environment.json").read_text())
+    environment["session"]["table"] += "x"
+    (older / "environment.json").write_text(json.dumps(environment))
+    before = (older / "front.csv").read_text()
+    assert run_command(verify, "verify", "", [f"run={older}"], target=False) == 0
+    assert "predictions are left as they were" in capsys.readouterr().err
+    assert "session" not in json.loads((older / "environment.json").read_text())
+    assert [row["latency_ms_predicted"] for row in rows_of(older / "front.csv")] == [
+        row["latency_ms_predicted"] for row in csv.DictReader(before.splitlines())]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from hwnas.errors import MissingLatency
+from hwnas.errors import MissingLatency, TableError
 from hwnas.latency.features import NAMES, Costs, Features, block_features
-from hwnas.latency.model import Ends, Fit, LatencyModel, timed_networks
+from hwnas.latency.model import Ends, Fit, LatencyModel, interval_ends, timed_networks
 from hwnas.latency.table import LatencyTable, Measurement, Protocol, TableKey, TimedNetwork, Turn
 from hwnas.space.search_space import SearchSpace
 from hwnas.stats import conformal_quantile
@@ -197,9 +198,39 @@ def test_each_third_of_the_latencies_has_an_interval_of_its_own():
     inside = (low <= scores) & (scores <= high)
     assert all(0.9 <= inside[third].mean() <= 0.93 for third in np.split(np.arange(300), 3))
     assert ends.high[2] > 4 * ends.high[0] > 0 > ends.low[0] > ends.low[2] / 4
-    few = Ends.of(scores[:59], log_mean[:59], np.array(["random"] * 59))
-    assert (few.edges, few.low, few.high) == ((), (conformal_quantile(scores[:59], 0.05),),
-                                              (conformal_quantile(scores[:59], 0.95),))
+    few = Ends.of(scores[:50], log_mean[:50], np.array(["random"] * 50))
+    assert (few.edges, few.low, few.high) == ((), (conformal_quantile(scores[:50], 0.05),),
+                                              (conformal_quantile(scores[:50], 0.95),))
+
+
+@pytest.mark.parametrize("log_mean", [np.zeros(90), np.repeat([-1.0, 0.0], [80, 10])])
+def test_predictions_that_tie_have_one_interval(log_mean):
+    scores = np.random.default_rng(0).standard_normal(90)
+    ends = Ends.of(scores, log_mean, np.array(["random"] * 90))
+    assert (ends.edges, ends.low) == ((), (conformal_quantile(scores, 0.05),))
+    assert np.isfinite(ends.at(log_mean)).all()
+
+
+@pytest.mark.parametrize("low", [-2.0, 0.0, 2.0])
+def test_more_variance_between_runs_makes_every_interval_wider(low):
+    ends = [interval_ends(np.array([low]), np.array([low + 1]), np.array([0.02]), run) for run in (0.0, 0.02, 0.06)]
+    for (before_low, before_high), (after_low, after_high) in pairwise(ends):
+        assert after_low < before_low < before_high < after_high
+
+
+def test_an_earlier_versions_interval_is_made_anew_and_a_damaged_one_is_one_line(space):
+    table = table_of(space, sample(space, 40, 1))
+    first = LatencyModel.fit(table, space)
+    stored = json.loads(json.dumps(first.learnt.to_dict()))
+    codes = space.sample(np.random.default_rng(3), 4)
+    table.learnt = {space.name: {**stored, "ends": [-1.5, 1.5], "error": {}}}
+    again = LatencyModel.fit(table, space)
+    np.testing.assert_allclose(again.predict(codes).high, first.predict(codes).high, rtol=1e-9)
+    assert again.error == pytest.approx(first.error)
+    for wrong in ({"ends": {"edges": [0.0], "low": [-1.0], "high": [1.0]}}, {"ends": {}}, {"variances": {}}):
+        table.learnt = {space.name: {**stored, **wrong}}
+        with pytest.raises(TableError, match="learnt: "):
+            LatencyModel.fit(table, space)
 
 
 def test_an_interval_is_as_wide_as_the_front_needs():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -118,6 +119,8 @@ def test_a_stored_session_is_of_its_table_alone(table: LatencyTable, tmp_path: P
     found.save(path)
     assert Session.find(path, table) == found
     assert found.is_fresh
+    values = json.loads(path.read_text())
+    assert Session.from_dict({key: value for key, value in values.items() if key != "changed"}) == found
     assert Session.find(path, replace(table, created="2020-01-01")) is None
     path.write_text(path.read_text().replace('"factor": 1.0', '"factor": -1.0'))
     with pytest.raises(StudyError, match=r"session\.json"):

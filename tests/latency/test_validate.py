@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -277,8 +278,8 @@ def test_the_picture_shows_every_network_and_band(n):
     assert any("2 INVALID" in text.get_text() and "a-host" in text.get_text() for text in figure.texts)
 
 
-def test_the_pace_of_a_run_is_told_by_networks_of_the_table(table, user, monkeypatch, capsys):
-    """The reference landed well: all others look 8 % slower than it says. Anchors tell, and take it out."""
+def test_the_session_of_a_run_is_told_by_networks_of_the_table(table, user, monkeypatch, capsys):
+    """The reference landed well: all others look 8 % slower than it says. Anchors tell, and predictions are moved."""
     class Slower(Timer):
         def measurement(self, one, index: int) -> Measurement:
             measured = timed(one, 1)
@@ -297,6 +298,35 @@ def test_the_pace_of_a_run_is_told_by_networks_of_the_table(table, user, monkeyp
     again = read("v-again.json")
     assert again["session"]["factor"] == pytest.approx(report["session"]["factor"], abs=1e-3)
     assert again["mean_error"] == pytest.approx(report["mean_error"], abs=1e-3)
+
+
+@pytest.mark.parametrize(("anchors", "why"), [(0, ""), (3, "networks were timed"), (12, "does not tell this machine")])
+def test_where_anchors_do_not_tell_the_session_the_reference_does_and_it_is_said(table, user, monkeypatch, capsys,
+                                                                                 anchors, why):
+    class Scattered(Timer):
+        def measurement(self, one, index: int) -> Measurement:
+            known = one.id in {network.architecture.id for network in table.networks}
+            measured = timed(one, 1)
+            return replace(measured, turns=tuple(Turn(tuple((1 + known * (index % 3)) * ms for ms in turn.samples_ms),
+                                                      turn.reference_ms) for turn in measured.turns))
+
+    use(Scattered(), monkeypatch)
+    assert validate(f"anchors={anchors}", "out=v.json") == 0
+    session = read("v.json")["session"]
+    assert (session["n"], session["standard_error"]) == (0, 0.02)
+    assert session["factor"] == pytest.approx(1.0, abs=0.01)
+    assert why in session["why"]
+    assert ("reference network alone" in capsys.readouterr().err) == bool(why)
+
+
+def test_what_an_earlier_session_has_measured_is_measured_again(table, user, monkeypatch, capsys):
+    use(Timer(breaks_after=5), monkeypatch)
+    assert validate("out=v.json", "seed=1") == 130
+    os.utime("v.partial.json", (0, 0))
+    again = use(Timer(), monkeypatch)
+    assert validate("out=v.json", "seed=1") == 0
+    assert "of an earlier session" in capsys.readouterr().err
+    assert len(again.asked) == 12
 
 
 def test_times_with_too_few_turns_for_an_interval_are_reported(table, user, monkeypatch, capsys):
