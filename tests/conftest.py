@@ -31,8 +31,8 @@ STARTED = time.monotonic()
 ANY_MACHINE = Path(__file__).with_name("any_machine")
 LATE = "not run: the minutes of this run were over"
 # Files that take longest start first, so that no worker ends alone.
-LONGEST = ("test_search.py", "test_api.py", "test_calibrate.py", "test_train.py", "test_making_pool.py",
-           "test_compress.py", "test_postgresql.py", "test_certify.py", "test_faults.py", "test_workers.py",
+LONGEST = ("test_search.py", "test_around.py", "test_train.py", "test_compress.py", "test_making_pool.py",
+           "test_calibrate.py", "test_postgresql.py", "test_certify.py", "test_faults.py", "test_workers.py",
            "test_runtimes.py", "test_known_objectives.py", "test_verification.py")
 
 settings.register_profile("any machine", deadline=None)  # a busy one takes its time
