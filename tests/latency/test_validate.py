@@ -359,6 +359,11 @@ def test_perfect_predictions():
     assert found["median_half_width"] == pytest.approx(0.075)
 
 
+def test_the_third_that_is_covered_least_is_told():
+    found = summarise(rows_of(np.repeat([0.0, 0.0, 0.2], 10)))
+    assert (found["coverage"], found["least_third_coverage"]) == (pytest.approx(2 / 3, abs=1e-5), 0)
+
+
 @given(st.floats(-0.3, 0.3), st.integers(3, 30))
 def test_a_shift_changes_the_errors_but_not_the_order(shift, n):
     found = summarise(rows_of(np.full(n, shift)))
