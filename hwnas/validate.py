@@ -249,7 +249,7 @@ def write_report(job: Job, timed: Sequence[TimedOne], measuring: Mapping[str, An
         raise MeasurementInvalid(f"none of {len(networks)} networks has a valid time: {reason}. Stop what else runs "
                                  "here and give the command again.")
     run_ms = float(np.median([measurement.quiet_ms for measurement in valid]))
-    session = learn_session(table, anchors, run_ms, str(measuring["measured_at"]))
+    session = learn_session(job, anchors, run_ms, str(measuring["measured_at"]))
     architectures = [network.architecture for network in networks]
     as_then = job.model.predict_architectures(architectures)
     predictions = job.model.in_session(session.factor, session.standard_error).predict_architectures(architectures)
@@ -274,14 +274,15 @@ def write_report(job: Job, timed: Sequence[TimedOne], measuring: Mapping[str, An
     return report
 
 
-def learn_session(table: LatencyTable, anchors: Sequence[TimedOne], run_ms: float, measured_at: str) -> Session:
+def learn_session(job: Job, anchors: Sequence[TimedOne], run_ms: float, measured_at: str) -> Session:
     """The session of the run: by its anchors, or by the reference (`run_ms`) where they do not tell it, which `why`
     says."""
-    by_reference = Session(run_ms / table.quiet_ms, RUN_TO_RUN, 0, "", measured_at)
+    by_reference = Session(run_ms / job.table.quiet_ms, RUN_TO_RUN, 0, "", measured_at)
     if not anchors:
         return by_reference
     try:
-        session = estimate_session(table, {anchor.architecture.id: anchor.measurement for anchor in anchors})
+        session = estimate_session(job.table, lambda some: job.model.predict_architectures(some).mean,
+                                   {anchor.architecture.id: anchor.measurement for anchor in anchors})
     except TableError as error:
         return replace(by_reference, why=str(error))
     return session if session.n else replace(by_reference, why=session.why)

@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from hwnas.errors import TableError, UserError
 from hwnas.front.rows import FrontRow
 from hwnas.latency.history import Outcome, append_history
-from hwnas.latency.model import widen
+from hwnas.latency.model import predict_known, widen
 from hwnas.latency.prior import STEM
 from hwnas.latency.session import Session, measure_session, name_of
 from hwnas.latency.table import LatencyTable, find_table
@@ -52,7 +53,8 @@ def move_to_now(rows: Sequence[FrontRow], predicted: Predicted, deployment: Depl
     began = session = predicted.session
     if began.why or not began.is_fresh:
         try:
-            session = measure_session(deployment, predicted.table, predicted.space_name, console)
+            session = measure_session(deployment, predicted.table, partial(
+                predict_known, predicted.table, predicted.space_name), predicted.space_name, console)
         except TableError as error:  # the front is measured all the same
             console.say(f"note: predictions are left as they were. {error}")
             session = replace(began, why=str(error))

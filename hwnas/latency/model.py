@@ -469,6 +469,15 @@ def usable(table: LatencyTable, space: SearchSpace) -> list[TimedNetwork]:
     return networks
 
 
+def predict_known(table: LatencyTable, space_name: str, architectures: Sequence[Architecture]) -> np.ndarray:
+    """Latency in ms [n], in the table's session, of networks that the table holds; without their space at hand."""
+    networks = [network for network in table.networks if network.measurement.valid]
+    values = table.learnt.get(space_name, {}).get("variances", {})
+    variances = np.array([float(values[part]) for part in PARTS]) if {*PARTS} <= values.keys() else None
+    fit = Fit.of(timed_networks(networks, table.quiet_ms), None, variances)
+    return fit.networks([architecture.blocks() for architecture in architectures])[0]
+
+
 def timed_networks(networks: Sequence[TimedNetwork], quiet_ms: float) -> Timed:
     """What a fit takes of them: latencies at the speed at which the reference takes `quiet_ms`."""
     return Timed([network.architecture.blocks() for network in networks],

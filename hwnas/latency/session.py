@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +21,7 @@ from hwnas.errors import CandidateError, MeasurementInvalid, StudyError, TableEr
 from hwnas.latency.held_out_networks import choose_anchors
 from hwnas.latency.table import LatencyTable, Measurement, robust_error
 from hwnas.latency.timing import time_networks
+from hwnas.space.architecture import Architecture
 from hwnas.stats import Z90
 from hwnas.system.documents import Document, now
 from hwnas.system.paths import write_atomic
@@ -33,6 +34,7 @@ SESSION = Document("hwnas-session", 1, "the session of a search", "Delete it, an
                    "again.", StudyError, shape={"factor": float, "standard_error": float, "n": int, "table": str,
                                                 "measured_at": str, "why": str,
                                                 "changed?": str})
+Predict = Callable[[Sequence[Architecture]], np.ndarray]
 PANEL, LEAST = 7, 4  # networks that are timed again, and that must be quiet enough to tell the factor
 PANEL_S = 5.0  # most seconds of timing them
 COPIES = 2  # compiled of each: what copies differ by averages out over the panel
@@ -108,12 +110,14 @@ class Session:
         return session
 
 
-def measure_session(deployment: Deployment, table: LatencyTable, space_name: str, console: Console) -> Session:
+def measure_session(deployment: Deployment, table: LatencyTable, predict: Predict, space_name: str, console: Console
+                    ) -> Session:
     """Time the panel on the deployment's machine, and estimate the session.
 
     Args:
         deployment: Target and machine; where it is not at hand, nothing is timed.
         table: The table whose networks are timed again.
+        predict: Gives the latencies of networks in the table's session, in ms [n].
         space_name: The space of the panel's networks.
         console: Hears progress, and what the session is.
 
@@ -133,7 +137,7 @@ def measure_session(deployment: Deployment, table: LatencyTable, space_name: str
                 again = time_networks(panel, deployment.target, runtime, table.reference,
                                       replace(table.protocol, max_seconds=PANEL_S, copies=COPIES), progress=report,
                                       device=deployment.device)
-            session = estimate_session(table, again)
+            session = estimate_session(table, predict, again)
         except (CandidateError, MeasurementInvalid) as error:  # it needs no panel to go on, with wider intervals
             session = replace(base, why=str(error))
         session = replace(session, changed=deployment.device.host.changes_since(table.host))
@@ -141,20 +145,22 @@ def measure_session(deployment: Deployment, table: LatencyTable, space_name: str
     return session
 
 
-def estimate_session(table: LatencyTable, again: Mapping[str, Measurement]) -> Session:
+def estimate_session(table: LatencyTable, predict: Predict, again: Mapping[str, Measurement]) -> Session:
     """The session that the panel's measurements show, by architecture id.
+
+    They stand beside what the model predicts of them, not beside their times in the table: a wave of a calibration is
+    put to the table's speed by its reference, which may itself land badly in a wave (by 9 % in
+    experiments/sessions/panel.csv). The model knows that, as it knows all waves.
 
     TableError where its networks differ more among themselves than sessions do.
     """
-    before = {network.architecture.id: network.measurement for network in table.networks}
-    pairs = [(measurement, before[name]) for name, measurement in again.items()
-             if measurement.valid and name in before and before[name].valid]
-    if len(pairs) < LEAST:
+    held = {network.architecture.id: network.architecture for network in table.networks if network.measurement.valid}
+    names = [name for name, measurement in again.items() if measurement.valid and name in held]
+    if len(names) < LEAST:
         reason = next((measurement.reason for measurement in again.values() if measurement.reason), "none ran")
         return Session(1.0, BETWEEN_SESSIONS, 0, name_of(table), now(),
-                       f"{len(pairs)} of {len(again)} networks were timed: {reason}")
-    # Predictions are at the speed at which the table's reference takes its quiet time.
-    logs = np.log([now.latency_ms / then.at_ms(table.quiet_ms) for now, then in pairs])
+                       f"{len(names)} of {len(again)} networks were timed: {reason}")
+    logs = np.log([again[name].latency_ms for name in names]) - np.log(predict([held[name] for name in names]))
     error = max(robust_error(logs), LEAST_ERROR)
     if error * math.sqrt(len(logs)) > MOST_APART:
         raise TableError(f"{table.path or table.key}: of its networks, timed again, one takes "

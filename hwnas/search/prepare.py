@@ -124,16 +124,17 @@ def prepare(plan: Plan, run: RunFolder, console: Console, clock: Clock | None = 
 def _learn_latency(plan: Plan, run: RunFolder, console: Console) -> tuple[Plan, LatencyTable, LatencyModel, Session]:
     """The latency table, its model in the session of the run, and the plan with the caps that hold in it."""
     table, model = latency_model(plan.deployment, plan.space, plan.options.calibration, console)
-    session = _find_session(plan, run, table, console)
+    session = _find_session(plan, run, table, model, console)
     return _with_slack(plan, session, console), table, model.in_session(session.factor, session.standard_error), session
 
 
-def _find_session(plan: Plan, run: RunFolder, table: LatencyTable, console: Console) -> Session:
+def _find_session(plan: Plan, run: RunFolder, table: LatencyTable, model: LatencyModel, console: Console) -> Session:
     """The session that the run's predictions are of: measured once, by the process that comes first."""
     with run.hold("session", console.say):
         session = Session.find(run.session, table)
         if session is None:
-            session = measure_session(plan.deployment, table, plan.space.name, console)
+            session = measure_session(plan.deployment, table, lambda some: model.predict_architectures(some).mean,
+                                      plan.space.name, console)
             session.save(run.session)
         return session
 

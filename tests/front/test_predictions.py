@@ -57,7 +57,7 @@ def test_a_run_verified_later_has_predictions_of_the_session_of_then(older: Path
     before = {row["id"]: float(row["latency_ms_predicted"]) for row in rows_of(older / "front.csv")
               if row["latency_ms_predicted"]}
     now = Session(1.25, 0.01, 7, "", datetime.now(UTC).isoformat(timespec="seconds"))
-    monkeypatch.setattr(predictions, "measure_session", lambda deployment, table, space_name, console: replace(
+    monkeypatch.setattr(predictions, "measure_session", lambda deployment, table, *_: replace(
         now, table=predictions.name_of(table)))
     assert run_command(verify, "verify", "", [f"run={older}"], target=False) == 0, capsys.readouterr().err
     after = {row["id"]: float(row["latency_ms_predicted"]) for row in rows_of(older / "front.csv")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +17,10 @@ from hwnas.cli.progress import Console
 from hwnas.errors import CandidateError, MeasurementInvalid, StudyError, TableError
 from hwnas.latency import session
 from hwnas.latency.deployment import Deployment
-from hwnas.latency.model import LatencyModel
+from hwnas.latency.model import LatencyModel, predict_known
 from hwnas.latency.session import BETWEEN_SESSIONS, PANEL, Session, estimate_session, measure_session
 from hwnas.latency.table import LatencyTable, Measurement, Turn
+from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
 from hwnas.target import Host, Target
 
@@ -41,12 +44,37 @@ def again(table: LatencyTable, *factors: float) -> dict[str, Measurement]:
     return timed
 
 
+def at_first(table: LatencyTable) -> Callable[[Sequence[Architecture]], np.ndarray]:
+    """A model that predicts the networks of the table as they were measured."""
+    held = {network.architecture.id: network.measurement.latency_ms for network in table.networks}
+    return lambda some: np.array([held[each.id] for each in some])
+
+
 def test_what_the_panel_has_in_common_is_the_sessions_factor(table: LatencyTable) -> None:
-    found = estimate_session(table, again(table, 0.89, 0.90, 0.88, 0.89, 0.89, 0.91, 0.89))
+    found = estimate_session(table, at_first(table), again(table, 0.89, 0.90, 0.88, 0.89, 0.89, 0.91, 0.89))
     assert found.factor == pytest.approx(0.89, abs=0.002)
     assert 0.004 < found.standard_error < 0.01
     assert found.n == 7
     assert "11.0% faster than the latency table's" in str(found)
+
+
+def test_a_reference_that_landed_badly_in_one_wave_of_the_calibration_is_no_session(table: LatencyTable) -> None:
+    """The second half was timed beside a reference that took 9 % longer; its networks did not."""
+    half = len(table.networks) // 2
+    networks = [network if at < half else replace(network, measurement=Measurement(
+        tuple(replace(turn, reference_ms=1.09 * turn.reference_ms) for turn in network.measurement.turns),
+        1.09 * network.measurement.quiet_ms, network.measurement.protocol))
+        for at, network in enumerate(table.networks)]
+    table = replace(table, networks=networks)
+    space = SearchSpace.load("mnasnet_small", channels=1, classes=10, image_size=24)
+    panel = {network.architecture.id: network.measurement for network in networks[half - 2 : half + 5]}
+    model = LatencyModel.fit(replace(table, learnt={}), space)
+    for predict in (lambda some: model.predict_architectures(some).mean, partial(predict_known, table, space.name)):
+        logs = np.log([panel[name].latency_ms for name in panel]) - np.log(predict([
+            network.architecture for network in networks[half - 2 : half + 5]]))
+        # As a part of the calibration alone the wave's level is the model's to place: 9 % apart it would be without.
+        assert np.ptp(logs) < 0.05
+        assert abs(np.log(estimate_session(table, predict, panel).factor)) < 0.06
 
 
 def test_predictions_and_their_intervals_are_of_the_session(table: LatencyTable) -> None:
@@ -64,14 +92,14 @@ def test_predictions_and_their_intervals_are_of_the_session(table: LatencyTable)
 
 
 def test_a_panel_that_was_not_quiet_leaves_intervals_as_wide_as_sessions_differ(table: LatencyTable) -> None:
-    found = estimate_session(table, again(table, 1.0, 1.0))
+    found = estimate_session(table, at_first(table), again(table, 1.0, 1.0))
     assert (found.factor, found.standard_error, found.n) == (1.0, BETWEEN_SESSIONS, 0)
     assert "not known (2 of 2 networks were timed" in str(found)
 
 
 def test_a_table_of_another_machine_is_refused_with_the_command_that_measures_anew(table: LatencyTable) -> None:
     with pytest.raises(TableError, match=r"it does not tell this machine as it is\. Measure it anew"):
-        estimate_session(table, again(table, 0.5, 0.8, 1.1, 1.6, 2.2, 0.6, 1.9))
+        estimate_session(table, at_first(table), again(table, 0.5, 0.8, 1.1, 1.6, 2.2, 0.6, 1.9))
 
 
 def test_the_panel_is_timed_unless_the_table_is_of_this_session(table: LatencyTable, monkeypatch: pytest.MonkeyPatch
@@ -84,12 +112,14 @@ def test_the_panel_is_timed_unless_the_table_is_of_this_session(table: LatencyTa
 
     monkeypatch.setattr(session, "time_networks", time_networks)
     here = Deployment(TARGET, Host.detect().name, True)
-    assert measure_session(here, table, "mnasnet_small", Console(quiet=True)).factor == pytest.approx(1.1)
+    slower = measure_session(here, table, at_first(table), "mnasnet_small", Console(quiet=True))
+    assert slower.factor == pytest.approx(1.1)
     assert asked == [PANEL]
     fresh = replace(table, created=datetime.now(UTC).isoformat(timespec="seconds"))
-    found = measure_session(here, fresh, "mnasnet_small", Console(quiet=True))
+    found = measure_session(here, fresh, at_first(table), "mnasnet_small", Console(quiet=True))
     assert (found.factor, found.standard_error, found.why) == (1.0, 0.0, "")
-    away = measure_session(replace(here, host_name="other", at_hand=False), table, "mnasnet_small", Console(quiet=True))
+    away = measure_session(replace(here, host_name="other", at_hand=False), table, at_first(table), "mnasnet_small",
+                           Console(quiet=True))
     assert (away.factor, away.standard_error) == (1.0, BETWEEN_SESSIONS)
     assert asked == [PANEL]
 
@@ -97,7 +127,8 @@ def test_the_panel_is_timed_unless_the_table_is_of_this_session(table: LatencyTa
 def test_a_machine_that_is_set_otherwise_says_so(table: LatencyTable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "time_networks", lambda *given, **options: again(table, *[1.1] * PANEL))
     other = replace(table, host={**table.host, "governor": "powersave"})
-    found = measure_session(Deployment(TARGET, Host.detect().name, True), other, "mnasnet_small", Console(quiet=True))
+    found = measure_session(Deployment(TARGET, Host.detect().name, True), other, at_first(table), "mnasnet_small",
+                            Console(quiet=True))
     assert "since the table was made: governor powersave then" in str(found)
 
 
@@ -108,14 +139,15 @@ def test_a_panel_that_cannot_be_timed_leaves_wide_intervals(table: LatencyTable,
         raise error
 
     monkeypatch.setattr(session, "time_networks", time_networks)
-    found = measure_session(Deployment(TARGET, Host.detect().name, True), table, "mnasnet_small", Console(quiet=True))
+    found = measure_session(Deployment(TARGET, Host.detect().name, True), table, at_first(table), "mnasnet_small",
+                            Console(quiet=True))
     assert (found.factor, found.standard_error, found.why) == (1.0, BETWEEN_SESSIONS, str(error))
 
 
 def test_a_stored_session_is_of_its_table_alone(table: LatencyTable, tmp_path: Path) -> None:
     path = tmp_path / "session.json"
     assert Session.find(path, table) is None
-    found = estimate_session(table, again(table, *[1.05] * 5))
+    found = estimate_session(table, at_first(table), again(table, *[1.05] * 5))
     found.save(path)
     assert Session.find(path, table) == found
     assert found.is_fresh
