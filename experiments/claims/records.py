@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from statistics import mean
+from statistics import mean, median
 
 import numpy as np
 
@@ -87,7 +87,32 @@ def records() -> dict[str, tuple[Sequence[Claim], Sequence[Table]]]:
               "({} %; {} %);",
               lambda: [len(thirds), *of_tables("least_third", min), *of_tables("half_width", mean)]),
         Claim("of front networks {} % at least are inside ({} %; {} %;", lambda: of_tables("front", min))]
+    def off(run: str, moved: bool) -> float:
+        """Mean error of a search's predictions, per cent: as its panel moved them, or of the table alone."""
+        return 100 * mean(abs(float(row["predicted_ms"]) / (1 if moved else float(row["factor"]))
+                              / float(row["measured_ms"]) - 1)
+                          for row in lines("sessions/predictions.csv") if row["measured_at"].startswith(run))
+
+    runs = ("2026-11-26T00", "2026-11-26T03")
+    panel = lines("sessions/panel.csv")
+
+    def longer(than: str) -> float:
+        return 100 * (median(float(row["now_ms"]) / float(row[than]) for row in panel) - 1)
+
+    factors = [row for row in lines("sessions/factors.csv") if row["beside"] == "the model"]
+    sessions = [
+        Claim("were told a session {} and\n{} % slower;", lambda: [100 * (float(next(
+            row["factor"] for row in lines("sessions/predictions.csv") if row["measured_at"].startswith(run))) - 1)
+            for run in runs]),
+        Claim("table alone predicted within {} and {} % in the mean, and the panel's factor within {} and {} %",
+              lambda: [off(run, moved) for moved in (False, True) for run in runs]),
+        Claim("fourteen of them took {} % longer (median) than so put, and {} % longer than", lambda: [
+            longer("at_quiet_ms"), longer("predicted_ms")]),
+        Claim("neighbour, {}, {} and {} (standard error {} to {} %)", lambda: [
+            *(float(row["factor"]) for row in factors),
+            *(100 * fold(float(row["standard_error"]) for row in factors) for fold in (min, max))])]
     folder = "docs/decisions"
     return {f"{folder}/untrained-rung.md": (rung, [Table("| counted |", mixtures)]),
             f"{folder}/lost-estimators.md": (lost, []), f"{folder}/latency-model.md": (intervals, []),
+            f"{folder}/sessions.md": (sessions, []),
             f"{folder}/known-objective-sampler.md": (sampler, []), f"{folder}/training-recipes.md": (recipes, [])}
