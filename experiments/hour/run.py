@@ -267,8 +267,8 @@ def draw_longer(folders: Sequence[Path], out: Path) -> None:
         axes.grid(color="#eaecf0", linewidth=0.8)
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("mean best test top-1 (%)")
-    figure.suptitle("; ".join(f"{facts['host']}, {facts['seeds']} seed{'s' * (facts['seeds'] > 1)}" for facts in told),
-                    x=0.01, ha="left", fontsize=8, color="#667085")
+    hosts = [f"{facts['host']}, {facts['seeds']} seed{'s' * (facts['seeds'] > 1)}" for facts in told]
+    figure.suptitle("; ".join(dict.fromkeys(hosts)), x=0.01, ha="left", fontsize=8, color="#667085")
     marks = panels[0].get_legend_handles_labels()
     figure.legend(*marks, frameon=False, loc="outside lower center", ncols=2, fontsize=8)
     figure.savefig(out, dpi=150)
