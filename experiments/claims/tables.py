@@ -160,9 +160,9 @@ def claims() -> list[Claim]:
                     for arm in ("ours", "obvious"))]),
         Claim("and took {} minutes, the race {}. The race is\n{} and {} times as fast in the fast and the middle "
               "third, within chance ({} to {}, {} to {}), and {}, {} and {} points ahead, the last two within chance. "
-              "At the top-1 of the first four networks of the rival's front it is {}, {}, {} and {} times as fast; of the "
-              "fifth, the cut of {} % in {} ms, it has no equal: the race had dropped that cut, and ends with {} % in "
-              "{} ms.\nAt the whole network's top-1 it is {} times as fast.", _two_hours),
+              "At the top-1 of the first four networks of the rival's front it is {}, {}, {} and {} times as fast; of "
+              "the fifth, the cut of {} % in {} ms, it has no equal: the race had dropped that cut, and ends with {} % "
+              "in {} ms.\nAt the whole network's top-1 it is {} times as fast.", _two_hours),
         Claim("other thirds of latency each time: race {}/{}/{}, {}/{}/{} and {}/{}/{} %; *obvious* {}/{}/{}, "
               "{}/{}/{} and {}/{}/{} %.", lambda: [
                   part for arm in ("ours", "obvious") for name in LENGTHS for part in hour(name)["level"][arm][0]]),
