@@ -126,6 +126,7 @@ def test_predictions_are_moved_only_by_what_made_them(older: Path) -> None:
             find(older, **wrong)
 
 
+@pytest.mark.soak
 def test_a_run_without_what_predicted_it_is_verified_and_says_so(older: Path, capsys: pytest.CaptureFixture[str]
                                                                  ) -> None:
     environment = json.loads((older / "environment.json").read_text())
