@@ -33,6 +33,6 @@ def test_the_whole_road_on_digits_in_int8_onnx_runtime(tmp_path: Path) -> None:
         assert (tmp_path / "run" / "models" / row["id"] / "model_int8.onnx").stat().st_size > 0
     picture = tmp_path / "roofline.png"
     assert run_command(roofline.main, "roofline", "usage", [*INPUT, "-q", "seconds=10", f"out={picture}"]) == 0
-    points = json.loads(picture.with_suffix(".json").read_text())["points"]
+    points = json.loads(picture.with_suffix(".json").read_text())["blocks"]
     assert {"stem", "head"} < {point["block"].split("/")[0] for point in points}
     assert any(point["block"].startswith(("cx/", "cxl/")) for point in points)
