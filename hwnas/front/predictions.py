@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -16,8 +17,7 @@ from hwnas.errors import TableError, UserError
 from hwnas.front.rows import FrontRow
 from hwnas.latency.history import Outcome, append_history
 from hwnas.latency.model import predict_known, widen
-from hwnas.latency.prior import STEM
-from hwnas.latency.session import Session, measure_session, name_of
+from hwnas.latency.session import BETWEEN_SESSIONS, Session, measure_session, name_of
 from hwnas.latency.table import LatencyTable, find_table
 from hwnas.system.documents import now
 from hwnas.system.run_folder import ENVIRONMENT, RunFolder
@@ -25,6 +25,9 @@ from hwnas.system.run_folder import ENVIRONMENT, RunFolder
 if TYPE_CHECKING:
     from hwnas.cli.progress import Console
     from hwnas.latency.deployment import Deployment
+
+
+_KEY = re.compile(r"[A-Za-z0-9._-]{1,200}")  # of a table, which names a file: no folder
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,8 @@ def move_to_now(rows: Sequence[FrontRow], predicted: Predicted, deployment: Depl
         console: Hears what the session is.
 
     Returns:
-        The rows, and the session that they are of. Where the session cannot be told, nothing is moved, and `why` of
-        the session says the reason.
+        The rows, and the session that they are of. Where the session cannot be told, intervals get as wide as sessions
+        differ, nothing else is moved, and `why` of the session says the reason.
     """
     began = session = predicted.session
     if began.why or not began.is_fresh:
@@ -59,7 +62,7 @@ def move_to_now(rows: Sequence[FrontRow], predicted: Predicted, deployment: Depl
             console.say(f"note: predictions are left as they were. {error}")
             session = replace(began, why=str(error))
         if session.why:
-            session = replace(began, why=session.why)
+            session = replace(began, why=session.why, standard_error=max(began.standard_error, BETWEEN_SESSIONS))
     variance = session.standard_error**2 - began.standard_error**2
     return [_in_session(row, session.factor / began.factor, variance) for row in rows], session
 
@@ -90,7 +93,7 @@ def find_prediction(environment: Mapping[str, Any], rows: Sequence[FrontRow], ho
         session = Session.from_dict(held)
     key = session.table.rpartition(" of ")[0]
     try:
-        table = find_table(host_name, key) if STEM.fullmatch(key) else None
+        table = find_table(host_name, key) if _KEY.fullmatch(key) else None
     except TableError:
         return None
     if (table is None or not table.networks or name_of(table) != session.table

@@ -34,7 +34,7 @@ FOLDS, REPEATS = 5, 2
 # At 1 even random entries offered as a prior did no harm, at 1/2 they did (experiments/latency_transfer, `control`).
 STANDARD_ERRORS = 1.0
 
-STEM = re.compile(r"(?P<runtime>.+)-(?P<precision>[a-z0-9]+)-t(?P<threads>all|\d+)-b(?P<batch>\d+)"
+_STEM = re.compile(r"(?P<runtime>.+)-(?P<precision>[a-z0-9]+)-t(?P<threads>all|\d+)-b(?P<batch>\d+)"
                    r"-(?P<sizes>\d+(?:-\d+)*)px-c\d+-k\d+")
 
 
@@ -183,7 +183,7 @@ def _others(host_name: str, key: TableKey) -> Iterator[Path]:
     for folder in table_dirs():
         for path in sorted([*folder.glob("*/*.json"), *folder.glob("*/*.json.gz")]):
             name = (path.parent.name, _stem(path))
-            if name not in seen and STEM.fullmatch(name[1]):
+            if name not in seen and _STEM.fullmatch(name[1]):
                 seen.add(name)
                 yield path
 
@@ -194,7 +194,7 @@ def _stem(path: Path) -> str:
 
 def _distance(path: Path, host_name: str, key: TableKey) -> tuple[bool, bool, bool, bool, float, str]:
     """How unlike the wanted table another is, by its name alone. The weightiest difference comes first."""
-    parts = STEM.fullmatch(_stem(path))
+    parts = _STEM.fullmatch(_stem(path))
     assert parts is not None
     sizes = [int(size) for size in parts["sizes"].split("-")]
     octaves = abs(math.log2(max(sum(sizes) / len(sizes), 1.0) / (sum(key.sizes) / len(key.sizes))))

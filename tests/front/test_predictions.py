@@ -109,6 +109,10 @@ def test_where_the_session_cannot_be_told_predictions_stay_and_say_why(older: Pa
     moved, session = move_to_now(rows, predicted, HERE, Console(quiet=True))
     assert [row.latency_ms_predicted for row in moved] == [row.latency_ms_predicted for row in rows]
     assert session.factor == predicted.session.factor
+    assert "as wide as sessions differ, ± 10%" in str(session)
+    for before, after in zip(rows, moved, strict=True):
+        assert before.latency_ms_predicted is None or (
+            after.latency_ms_predicted_low < before.latency_ms_predicted_low)
     assert ("busy" if fault == "busy" else "does not tell this machine") in session.why
 
 
@@ -116,7 +120,8 @@ def test_predictions_are_moved_only_by_what_made_them(older: Path) -> None:
     assert find(older) is not None
     assert find(older, host_name="elsewhere") is None
     assert find(older, version="another 1") is None
-    for other in ({"table": "../../x of y"}, {"table": "x" * 5000}, {"of": "a kill came between two files"}):
+    for other in ({"table": "../../x of y"}, {"table": "x" * 5000}, {"table": f"openvino-int8-t1-b{'1' * 5000}-24px-c1-k10 of now"},
+                  {"of": "a kill came between two files"}):
         assert find(older, **other) is None
     folder = RunFolder(older)
     environment = {**folder.read_environment(), "session": None}  # a run from before sessions
