@@ -278,6 +278,7 @@ class MultiFidelity:
         With `untrained`, the untrained network's score is part of it. `std` combines the prediction's error and the
         validation set's. TrainingError when the loss is not finite.
         """
+        self._subsets.check(architecture)  # before it is scored, too
         start = time.perf_counter()
         drawn = self._combiner(architecture, seed)
         trained = self._train(architecture, costs, earlier, seed, drawn)

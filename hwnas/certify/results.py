@@ -127,12 +127,12 @@ def _list_labels(value: Any) -> list[tuple[str, Any]]:
 def _read_entry(name: str, options: dict[str, Any]) -> Judged:
     from importlib.metadata import entry_points
 
-    if (own := name.partition(":")[0]) in REMOVED:
-        raise UnknownName("accuracy estimator", own, BUILT_IN, REMOVED)
+    known = [*BUILT_IN, *(entry.name for entry in entry_points(group="hwnas.accuracy"))]
+    if (own := name.partition(":")[0]) in REMOVED and own not in known:  # another package may have one of that name
+        raise UnknownName("accuracy estimator", own, known, REMOVED)
     if not _LABEL.fullmatch(name):
         raise ConfigError(f"estimators: a label must be a plain name, got {name!r}.")
     accuracy = str(options.pop("accuracy", name))
-    known = [*BUILT_IN, *(entry.name for entry in entry_points(group="hwnas.accuracy"))]
     if accuracy not in known:
         raise UnknownName("accuracy estimator", accuracy, known, REMOVED)
     return Judged(name, accuracy, options)

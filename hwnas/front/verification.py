@@ -235,4 +235,3 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return installed
-

@@ -258,7 +258,6 @@ class _Calibration:
         return n >= MIN_FOR_GOAL and self.error["within_5"] >= self.options.goal_within_5
 
 
-
 def open_device(options: DeviceOptions, console: Console) -> Device:
     """The machine that the options name, connected; this one where they name none. ConfigError for a name that is none,
     DeviceError where it cannot be used."""

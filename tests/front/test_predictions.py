@@ -120,7 +120,8 @@ def test_predictions_are_moved_only_by_what_made_them(older: Path) -> None:
     assert find(older) is not None
     assert find(older, host_name="elsewhere") is None
     assert find(older, version="another 1") is None
-    for other in ({"table": "../../x of y"}, {"table": "x" * 5000}, {"table": f"openvino-int8-t1-b{'1' * 5000}-24px-c1-k10 of now"},
+    long = f"openvino-int8-t1-b{'1' * 5000}-24px-c1-k10 of now"
+    for other in ({"table": "../../x of y"}, {"table": "x" * 5000}, {"table": long},
                   {"of": "a kill came between two files"}):
         assert find(older, **other) is None
     folder = RunFolder(older)
