@@ -131,11 +131,13 @@ def _results() -> list[Claim]:
                   100 * min(hour("eurosat_lite0_hour")["most_accurate"][arm][0]["top1"]
                             for arm in ("ours", "obvious"))]),
         Claim("that host: {} and {} times as fast, within chance, and {}, {} and {} points ahead, the last two within "
-              "chance; {} % at best, the rival {}.", lambda: [
+              "chance; {} % at best, the rival {}. No lead in speed was seen; the rival took {} minutes, the race {}.",
+              lambda: [
                   *(part["value"] for part in hour("eurosat_lite0_two_hours")["times_as_fast"]["ours"][:2]),
                   *(part["value"] for part in hour("eurosat_lite0_two_hours")["points_ahead"]["ours"]),
                   *(100 * hour("eurosat_lite0_two_hours")["most_accurate"][arm][0]["top1"]
-                    for arm in ("ours", "obvious"))]),
+                    for arm in ("ours", "obvious")),
+                  *(hour("eurosat_lite0_two_hours")["minutes"][arm][0] for arm in ("obvious", "ours"))]),
         Claim("with such weights in the race itself it is {} times as fast in the fast third ({} to {}) and {} in "
               "the middle one ({} to {}, within chance), and {}, {} and {} points ahead.", lambda: [
                   *(part[key] for part in hour("eurosat_lite0_narrow")["times_as_fast"]["ours"][:2]

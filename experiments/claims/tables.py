@@ -158,6 +158,10 @@ def claims() -> list[Claim]:
                   hour("eurosat_lite0_narrow")["as_fast_as_whole"]["ours"][0]["times_as_fast"],
                   *(100 * hour("eurosat_lite0_narrow")["most_accurate"][arm][0]["top1"]
                     for arm in ("ours", "obvious"))]),
+        Claim("each arm had {} % of a core (after {} minutes,", _load),
+        Claim("in which the rival took {} % more minutes.", lambda: [100 * (
+            hour("eurosat_lite0_two_hours")["minutes"]["obvious"][0]
+            / hour("eurosat_lite0_two_hours")["minutes"]["ours"][0] - 1)]),
         Claim("and took {} minutes, the race {}. The race is\n{} and {} times as fast in the fast and the middle "
               "third, within chance ({} to {}, {} to {}), and {}, {} and {} points ahead, the last two within chance. "
               "At the top-1 of the first four networks of the rival's front it is {}, {}, {} and {} times as fast; of "
@@ -595,6 +599,12 @@ def _cut_and_searched() -> list[float]:
 
 
 LENGTHS = ("eurosat_lite0_narrow", "eurosat_lite0_hour", "eurosat_lite0_two_hours")
+
+
+def _load() -> list[float]:
+    """Per cent of a core that the arms of two hours had in the mean, and the minutes after which it was read."""
+    rows = [numbers(row, "processor_s", "elapsed_s") for row in lines("hour/results/eurosat_lite0_two_hours/load.csv")]
+    return [100 * float(np.mean([used / elapsed for used, elapsed in rows])), rows[0][1] / 60]
 
 
 def _two_hours() -> list[float]:
