@@ -111,6 +111,35 @@ def records() -> dict[str, tuple[Sequence[Claim], Sequence[Table]]]:
         Claim("neighbour, {}, {} and {} (standard error {} to {} %)", lambda: [
             *(float(row["factor"]) for row in factors),
             *(100 * fold(float(row["standard_error"]) for row in factors) for fold in (min, max))])]
+    processes, later = lines("sessions/processes.csv"), lines("sessions/later.csv")
+
+    def column(name: str) -> list[float]:
+        return [100 * float(row[name]) for row in processes]
+
+    def apart() -> list[float]:
+        return [float(row["other_process_mean"]) / float(row["same_process_mean"]) for row in processes]
+
+    def share(within: float | None, *words: str) -> float:
+        """Share of a later session's networks within so much of what was measured, or (None) in their intervals."""
+        rows = [row for row in later if all(word in row["table"] + row["networks_of"] for word in words)]
+        return 100 * mean(abs(float(row["predicted_ms"]) / float(row["measured_ms"]) - 1) <= within if within else
+                          float(row["low_ms"]) <= float(row["measured_ms"]) <= float(row["high_ms"]) for row in rows)
+
+    sessions += [
+        Claim("up to {} times that of held-out ones of the table's own process (median {};", lambda: [
+            max(apart()), median(apart())]),
+        Claim("has a standard deviation of {} % (median)", lambda: [median(column("between"))]),
+        Claim("then {} % of networks lie inside in the mean, {} % at least ({} and {} % without), and in {} tables",
+              lambda: [*(fold(column(f"covers_{more}")) for more in ("0.023", "0") for fold in (mean, min)),
+                       sum(each >= 85 for each in column("least_third_0.023"))]),
+        Claim("in every third of the latencies ({} without), at a median half-width of {} % ({} %)", lambda: [
+            sum(each >= 85 for each in column("least_third_0")), median(column("half_width_0.023")),
+            median(column("half_width_0"))]),
+        Claim("{} and {} % lay within 5 % of what was measured, {} and {} % within 10 %,\n{} and {} % in their",
+              lambda: [share(within, words) for within in (0.05, 0.10, None) for words in ("cuts of", "its cuts")]),
+        Claim("{} % lay within 5 % with OpenVINO int8 ({} % by a table of one process), and {} % ({} %) with ONNX",
+              lambda: [share(0.05, runtime, words) for runtime in ("openvino", "onnxruntime")
+                       for words in ("a process a wave", "one process")])]
     folder = "docs/decisions"
     return {f"{folder}/untrained-rung.md": (rung, [Table("| counted |", mixtures)]),
             f"{folder}/lost-estimators.md": (lost, []), f"{folder}/latency-model.md": (intervals, []),

@@ -63,7 +63,7 @@ def move_to_now(rows: Sequence[FrontRow], predicted: Predicted, deployment: Depl
             session = replace(began, why=str(error))
         if session.why:
             session = replace(began, why=session.why, standard_error=max(began.standard_error, BETWEEN_SESSIONS))
-    variance = session.standard_error**2 - began.standard_error**2
+    variance = session.log_std**2 - began.log_std**2
     return [_in_session(row, session.factor / began.factor, variance) for row in rows], session
 
 

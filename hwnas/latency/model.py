@@ -38,7 +38,7 @@ from hwnas.latency.features import (
     tune_variances,
     usual_place,
 )
-from hwnas.latency.table import LEAST_NETWORKS, TABLE, LatencyTable, TimedNetwork
+from hwnas.latency.table import LEAST_NETWORKS, TABLE, LatencyTable, Measurement, TimedNetwork
 from hwnas.space.architecture import Architecture
 from hwnas.space.blocks.block import BlockSpec
 from hwnas.stats import Z90, conformal_quantile, kendall_tau, spearman
@@ -280,23 +280,34 @@ class HeldOut:
 
 
 def cross_validate(timed: Timed, halves_ms: np.ndarray, origins: np.ndarray, variances: np.ndarray,
-                   run_to_run: float, *, prior: Prior | None = None, folds: int = FOLDS) -> HeldOut:
-    """Predict each network from a fit on the other folds, at the pace of the wave in which it was measured.
+                   run_to_run: float, *, apart: bool, prior: Prior | None = None, folds: int = FOLDS) -> HeldOut:
+    """Predict each network from a fit on others, at the pace of the wave in which it was measured.
 
-    What a wave adds to all its networks alike is known from its other networks, as a later run knows it from anchors.
+    Where waves had processes of their own (`apart`), the fit knows other waves only, as it does when it is used: what a
+    process does to like networks alike would be known otherwise. Its pace is then told by the other networks of the
+    wave, as a later session's by a panel.
     """
-    n = len(timed.measured_ms)
-    order = np.random.default_rng(0).permutation(n)
+    n, runs, logs = len(timed.measured_ms), np.unique(timed.runs), np.log(timed.measured_ms)
+    by_run = apart and len(runs) > 1
+    units = np.random.default_rng(0).permutation(len(runs) if by_run else n)
     mean, std = np.zeros(n), np.zeros(n)
-    for fold in np.array_split(order, min(folds, n)):
-        fit = Fit.of(timed[np.setdiff1d(order, fold)], prior, variances)
+    for part in np.array_split(units, min(folds, len(units))):
+        fold = np.flatnonzero(np.isin(timed.runs, runs[part])) if by_run else part
+        fit = Fit.of(timed[np.setdiff1d(np.arange(n), fold)], prior, variances)
         mean[fold], std[fold] = fit.networks(timed[fold].blocks)
-        mean[fold] *= 1 + fit.residual.of_runs(timed.runs[fold])
-    return HeldOut(np.log(timed.measured_ms), np.log(mean), std, halves_ms, origins, run_to_run)
+        if not by_run:
+            mean[fold] *= 1 + fit.residual.of_runs(timed.runs[fold])
+    if by_run:
+        paces = logs - np.log(mean)
+        for index in range(n):
+            beside = (timed.runs == timed.runs[index]) & (np.arange(n) != index)
+            mean[index] *= np.exp(np.median(paces[beside])) if beside.any() else 1.0
+    return HeldOut(logs, np.log(mean), std, halves_ms, origins, run_to_run)
 
 
 # Log standard deviation between two runs, for tables that hold one copy of each network and so cannot tell it.
 RUN_TO_RUN = 0.02
+LEAST_PROCESSES = 3  # that timed a table's networks, for these to be held out by process
 _CHUNK = 8192  # architectures predicted at a time
 _BEFORE = ("", "stem", "dense", "pointwise")  # what may come before a segment
 
@@ -363,6 +374,7 @@ class LatencyModel:
         """
         networks = usable(table, space)
         timed, run_to_run = timed_networks(networks, table.quiet_ms), between_runs(networks)
+        apart = table.processes >= LEAST_PROCESSES
         learnt = variances = None
         try:
             stored = table.learnt.get(space.name)
@@ -379,7 +391,8 @@ class LatencyModel:
         run_to_run = max(run_to_run, float(np.sqrt(fit.residual.variances[RUN])))
         halves = np.array([network.measurement.halves_ms() for network in networks])
         origins = np.array([network.origin for network in networks])
-        held_out = cross_validate(timed, halves, origins, fit.residual.variances, run_to_run, prior=prior, folds=folds)
+        held_out = cross_validate(timed, halves, origins, fit.residual.variances, run_to_run, apart=apart,
+                                  prior=prior, folds=folds)
         scores = held_out.scores
         learnt = Learnt(len(networks), tuple(float(value) for value in fit.residual.variances),
                         Ends.of(scores, held_out.log_mean, origins), float(np.std(scores)),
@@ -390,14 +403,14 @@ class LatencyModel:
         """The same model for the codes of `space`, a part of its own space."""
         return LatencyModel(space, self._fit, self.learnt, self._run_to_run, self._factor)
 
-    def in_session(self, factor: float, standard_error: float) -> LatencyModel:
+    def in_session(self, factor: float, log_std: float) -> LatencyModel:
         """The same model for a session of the machine.
 
         Args:
             factor: Latency in that session over the latency in the table's.
-            standard_error: Of the logarithm of `factor`; intervals get wider by it.
+            log_std: What networks may differ by beside, as a standard deviation of logarithms: intervals get wider.
         """
-        return LatencyModel(self.space, self._fit, self.learnt, float(np.hypot(self._run_to_run, standard_error)),
+        return LatencyModel(self.space, self._fit, self.learnt, float(np.hypot(self._run_to_run, log_std)),
                             factor)
 
     def predict(self, codes: np.ndarray) -> Predictions:
@@ -411,6 +424,10 @@ class LatencyModel:
     def predict_architectures(self, architectures: Sequence[Architecture]) -> Predictions:
         """The same for architectures of any origin; slower."""
         return self._predictions(*self._fit.networks([architecture.blocks() for architecture in architectures]))
+
+    def pace_of(self, measurement: Measurement) -> float:
+        """How much longer than usual all networks took in the wave that timed one of the table's (1.1: 10 %)."""
+        return 1 + float(self._fit.residual.of_runs(np.array([measurement.quiet_ms]))[0])
 
     def block_ms(self, blocks: Sequence[BlockSpec]) -> tuple[np.ndarray, np.ndarray]:
         """The table's entries: what each of `blocks` takes inside a network, ms [n], and its standard deviation.

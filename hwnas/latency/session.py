@@ -42,6 +42,9 @@ FRESH_S = 3600.0  # a table or an estimate that is no older is of this session
 # Log standard deviation between sessions of one machine: within a day the reference stood -2.0 to +5.4 % beside its
 # table (experiments/latency_validation); after three days it once stood further off.
 BETWEEN_SESSIONS = 0.06
+# Log standard deviation of single networks between sessions and processes, beyond the factor that all share: the median
+# of 16 tables (experiments/sessions/processes.csv).
+NETWORKS_APART = 0.023
 LEAST_ERROR = 0.005  # of a factor: seven networks may agree by chance
 MOST_APART = 0.15  # standard deviation of the panel's logarithms beyond which one factor does not tell the machine
 
@@ -52,7 +55,7 @@ class Session:
 
     Attributes:
         factor: Latency now over the table's (1.1: a network takes 10 % longer).
-        standard_error: Of the logarithm of `factor`.
+        standard_error: Of the logarithm of `factor`; 0 where it is the table's own session.
         n: Networks of the panel that tell it. 0: none was timed; `why` says the reason, or is empty for a table that
             was made in this session.
         table: The table that it stands beside: its key and date.
@@ -77,7 +80,13 @@ class Session:
             return "the latency table is of this session"
         apart = self.factor - 1
         word = f"{abs(apart):.1%} {'slower' if apart > 0 else 'faster'} than the latency table's"
-        return f"this session is {word} (± {self.standard_error:.1%}, by {self.n} of its networks){changed}"
+        return (f"this session is {word} (± {self.standard_error:.1%}, by {self.n} of its networks; intervals add what "
+                f"single networks differ by between sessions){changed}")
+
+    @property
+    def log_std(self) -> float:
+        """What it adds to the log standard deviation of a prediction."""
+        return math.hypot(self.standard_error, NETWORKS_APART) if self.standard_error else 0.0
 
     @property
     def is_fresh(self) -> bool:

@@ -277,7 +277,8 @@ def _positive(times_us: Sequence[float]) -> tuple[float, ...]:
 
 _SHAPE = {"host": {"name": str}, "key": {"runtime": str, "precision": str, "threads": int, "batch": int, "sizes": [int],
                                          "channels": int, "classes": int},
-          "error": {"*": {"*": float}}, "spent_s?": {"*": float}, "learnt?": {"*": dict}, "networks": [dict]}
+          "error": {"*": {"*": float}}, "spent_s?": {"*": float}, "learnt?": {"*": dict}, "processes?": int,
+          "networks": [dict]}
 TABLE = Document("hwnas-latency-table", 2, "a latency table", "Move it away; the next run measures anew.", TableError,
                  two_fields=True, shape=_SHAPE)
 LEAST_NETWORKS = 12  # fewer of a space cannot be split into fitted and held-out ones
@@ -321,7 +322,10 @@ class TimedNetwork:
 
 @dataclass
 class LatencyTable:
-    """Everything measured under one key on one host."""
+    """Everything measured under one key on one host.
+
+    `processes`: how many timed its networks, a wave each; 0 where one timed all waves.
+    """
 
     key: TableKey
     host: dict[str, Any]
@@ -336,6 +340,7 @@ class LatencyTable:
     spent_s: dict[str, float] = field(default_factory=dict)
     learnt: dict[str, dict[str, Any]] = field(default_factory=dict)
     path: Path | None = None
+    processes: int = 0
 
     @property
     def host_name(self) -> str:
@@ -355,7 +360,8 @@ class LatencyTable:
             "protocol": self.protocol.to_dict(), "overhead_us": round(self.overhead_ms * 1e3, 3),
             "reference": {"architecture": self.reference.to_dict(), "quiet_us": round(self.quiet_ms * 1e3, 2)},
             "error": self.error, "spent_s": {name: round(spent, 1) for name, spent in self.spent_s.items()},
-            "learnt": self.learnt, "networks": [_network_to_dict(network) for network in self.networks],
+            "learnt": self.learnt, "processes": self.processes,
+            "networks": [_network_to_dict(network) for network in self.networks],
         }
         text = json.dumps(data, separators=(",", ":"))
         write_atomic(path, gzip.compress(text.encode(), 6, mtime=0) if path.suffix == ".gz" else text)
@@ -386,7 +392,7 @@ class LatencyTable:
                    Architecture.from_dict(data["reference"]["architecture"], f"{path}: reference"),
                    float(data["reference"]["quiet_us"]) / 1e3, float(data["overhead_us"]) / 1e3, networks,
                    dict(data["error"]), dict(data.get("spent_s", {})),
-                   dict(data.get("learnt", {})), path)
+                   dict(data.get("learnt", {})), path, int(data.get("processes", 0)))
 
     def check(self, key: TableKey, host_name: str, runtime_version: str | None) -> None:
         """TableError when the table is of another key, host or (unless None) runtime version; names both."""

@@ -17,7 +17,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from hwnas.errors import CandidateError, MeasurementInvalid, TableError
-from hwnas.latency.copies import TimedFile, bind_copies, noise
+from hwnas.latency.apart import Exported, Wave, ended_early, time_apart, time_beside
+from hwnas.latency.copies import TimedFile, bind_copies
 from hwnas.latency.device import Device
 from hwnas.latency.harness import Copies, Progress, call_overhead_ms, measure
 from hwnas.latency.table import Measurement, Protocol
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from hwnas.runtimes.runtime import Compiled, Runtime
+    from hwnas.runtimes.runtime import Runtime
 else:
     onnx = LazyModule("onnx")
     torch = LazyModule("torch")
@@ -239,19 +240,17 @@ def prepare_compiled(architecture: Architecture, target: Target, folder: Path) -
 
 WAVE = 24
 _NULL_MS = 0.1  # what the reference is made to take on the null runtime
-REFERENCE_COPIES = 2  # times the protocol's copies: where the reference lands shifts the whole run
 OnTimed = Callable[[Architecture, Measurement], None]
 _Export = Future[tuple[Path, Path | None]]
 _Wave = list[tuple[Architecture, _Export]]
-_ENDED = ("a process that exports networks was ended (out of memory?). Free memory and give the command again; what "
-          "was measured is kept.")
 
 
 class NetworkTimer:
     """Measures waves of networks beside one reference; a context manager, since it keeps processes and files.
 
-    `prepare` starts the export of a wave; `time_next` compiles and measures the wave prepared first. Where measuring
-    needs every core, it waits for the exports first. Another `device` than this machine leaves all cores to them.
+    `prepare` starts the export of a wave; `time_next` compiles and measures the wave prepared first, on this machine's
+    CPU in a process of its own. Where measuring needs every core, it waits for the exports first. Another `device` than
+    this machine leaves all cores to them.
     """
 
     def __init__(self, target: Target, runtime: Runtime, reference: Architecture, protocol: Protocol, *,
@@ -269,7 +268,6 @@ class NetworkTimer:
         if not self.device.is_here:
             self._spare = cores
         self._pool = Pool(max(1, len(self._spare or cores)), _settle, (self._spare or cores,))
-        self._reference: list[Callable[[], None]] = []
         self._reference_export = self._start_export(reference, self._folder / "reference")
 
     def __enter__(self) -> NetworkTimer:
@@ -287,6 +285,11 @@ class NetworkTimer:
         """Waves prepared and not yet timed."""
         return len(self._waves)
 
+    @property
+    def is_apart(self) -> bool:
+        """Whether each wave has a process of its own."""
+        return self.device.is_here and self.target.device == "cpu"
+
     def prepare(self, architectures: Sequence[Architecture]) -> None:
         """Start to export a wave."""
         folder = self._folder
@@ -299,20 +302,18 @@ class NetworkTimer:
         A network that cannot be exported or compiled is left out and kept in `failed` with its error. Where all of them
         fail, the last error is raised. `timed` is called for each network, in their order, when the wave is done.
         """
-        if not self._reference:
-            self._reference = self._bind(self.reference, self._copies(self._reference_export, REFERENCE_COPIES))
         wave = self._waves.popleft()
-        compiled = self._compile(wave)
-        calls = {architecture.id: self._bind(architecture, compiled[architecture.id])
-                 for architecture, _ in wave if architecture.id in compiled}
+        exported = self._exported(wave)
+        reference = self._file(self.reference, self._reference_export)
         if not self._spare:
             for later in self._waves:
                 for _, job in later:
                     job.exception()
         start = time.monotonic()
-        measurements = self.device.measure(
-            calls, self._reference, self.protocol, seed=seed, quiet_ms=self.quiet_ms, progress=progress,
-            threads=self.target.threads, idle=self._next_unready)
+        work = Wave(exported, reference, self.target, self.protocol, seed, self.quiet_ms)
+        measurements, failed = (time_apart(work, progress, self._next_unready) if self.is_apart else
+                                time_beside(work, self.runtime, self.device, progress, self._next_unready))
+        self.failed |= failed
         self.measuring_s += time.monotonic() - start
         for architecture, job in wave:
             if timed is not None and architecture.id in measurements:
@@ -327,38 +328,32 @@ class NetworkTimer:
             prepared = prepare_compiled if self.device.is_here else prepare_alone
             return self._pool.submit(prepared, architecture, self.target, folder)
         except BrokenProcessPool:
-            raise MeasurementInvalid(_ENDED) from None
+            raise ended_early("exported") from None
 
     def _next_unready(self) -> bool:
         return bool(self._waves) and not all(job.done() for _, job in self._waves[0])
 
-    def _compile(self, wave: _Wave) -> dict[str, list[Compiled]]:
-        compiled: dict[str, list[Compiled]] = {}
-        failed: list[CandidateError] = []
+    def _exported(self, wave: _Wave) -> list[Exported]:
+        """The files of a wave; CandidateError where none of its networks can be exported."""
+        exported: list[Exported] = []
         for architecture, job in wave:
             try:
-                compiled[architecture.id] = self._copies(job)
+                exported.append(self._file(architecture, job))
+            except MeasurementInvalid:
+                raise
             except CandidateError as error:
-                failed.append(error)
                 self.failed[architecture.id] = str(error)
-        if failed and not compiled:
-            raise type(failed[-1])(f"{wave[-1][0].id}: {failed[-1]}") from None
-        return compiled
+                last = CandidateError(f"{architecture.id}: {error}")
+        if wave and not exported:
+            raise last
+        return exported
 
-    def _copies(self, job: _Export, times: int = 1) -> list[Compiled]:
-        """`times` times the protocol's copies of a network, compiled."""
+    def _file(self, architecture: Architecture, job: _Export) -> Exported:
         try:
-            path, saved = job.result()
+            path, compiled = job.result()
         except BrokenProcessPool:
-            raise MeasurementInvalid(_ENDED) from None
-        copies = range(self.protocol.copies * times)
-        load = getattr(self.runtime, "load_compiled", None)
-        if saved is not None and load is not None:
-            return [load(saved, path, self.target) for _ in copies]
-        return [self.runtime.compile(path, self.target) for _ in copies]
-
-    def _bind(self, architecture: Architecture, copies: Sequence[Compiled]) -> list[Callable[[], None]]:
-        return [copy.bind(noise(self.target.batch, image_shape(architecture))) for copy in copies]
+            raise ended_early("exported") from None
+        return Exported(architecture.id, path, compiled, image_shape(architecture))
 
 
 def time_networks(architectures: Sequence[Architecture], target: Target, runtime: Runtime, reference: Architecture,

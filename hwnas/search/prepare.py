@@ -125,7 +125,7 @@ def _learn_latency(plan: Plan, run: RunFolder, console: Console) -> tuple[Plan, 
     """The latency table, its model in the session of the run, and the plan with the caps that hold in it."""
     table, model = latency_model(plan.deployment, plan.space, plan.options.calibration, console)
     session = _find_session(plan, run, table, model, console)
-    return _with_slack(plan, session, console), table, model.in_session(session.factor, session.standard_error), session
+    return _with_slack(plan, session, console), table, model.in_session(session.factor, session.log_std), session
 
 
 def _find_session(plan: Plan, run: RunFolder, table: LatencyTable, model: LatencyModel, console: Console) -> Session:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -37,13 +38,15 @@ def profile(*overrides: str) -> int:
 
 @pytest.mark.parametrize("target", ["ort_fp32", *(
     pytest.param(name, marks=pytest.mark.soak) for name in ("ort_int8", "epyc_fp32"))])
-def test_a_table_holds_whole_networks_and_what_its_model_is_worth(home, target):
+def test_a_table_holds_whole_networks_and_what_its_model_is_worth(home, target, capsys):
     assert profile(f"+target={target}") == 0
+    assert re.search(r"covers \d+% .* half-width \d+\.\d% \(noise", capsys.readouterr().err)
     runtime, precision = ("onnxruntime", target[4:]) if target.startswith("ort") else ("openvino", "fp32")
     table = LatencyTable.load(next(home.rglob(f"{runtime}-{precision}-*.json")))
     assert len(table.networks) == 12
     assert table.error["mnasnet_small"]["n"] == 12
     assert table.overhead_ms > 0
+    assert table.processes == 1
 
 
 @pytest.mark.soak

@@ -233,6 +233,31 @@ def test_an_earlier_versions_interval_is_made_anew_and_a_damaged_one_is_one_line
             LatencyModel.fit(table, space)
 
 
+def waves_of(space, slow: float, processes: int) -> LatencyTable:
+    """Four waves of 20 networks on as many processes, of which the third runs depthwise kernels `slow` times as long;
+    the model must not take that for a property of networks."""
+    def truth(architecture) -> float:
+        depthwise = sum(n_out * kernel**2 * out**2 for block in architecture.blocks()
+                        for role, _, n_out, kernel, _, out in block.convolutions() if role == "depthwise")
+        return true_ms(architecture) + depthwise * 4e-8 * (slow - 1)
+
+    table, odd = (table_of(space, sample(space, 80, 1), truth=each) for each in (true_ms, truth))
+    for index, network in enumerate(table.networks):
+        source = odd.networks[index] if index // 20 == 2 else network
+        table.networks[index] = dataclasses.replace(network, measurement=dataclasses.replace(
+            source.measurement, quiet_ms=0.1 + 1e-6 * (index // 20)))
+    table.processes = processes
+    return table
+
+
+def test_where_each_wave_had_a_process_a_network_is_held_out_with_its_process(space):
+    alike, apart = (LatencyModel.fit(waves_of(space, 1.0, processes), space).error for processes in (0, 4))
+    assert apart["mean_error"] == pytest.approx(alike["mean_error"], rel=0.3)
+    known, unknown = (LatencyModel.fit(waves_of(space, 4.0, processes), space).error for processes in (0, 4))
+    assert unknown["mean_error"] > known["mean_error"] > alike["mean_error"]
+    assert unknown["coverage"] >= 0.85
+
+
 def test_an_interval_is_as_wide_as_the_front_needs():
     rng = np.random.default_rng(0)
     scores, log_mean = rng.standard_normal(240), rng.uniform(-3, 0, 240)

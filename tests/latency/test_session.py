@@ -18,7 +18,14 @@ from hwnas.errors import CandidateError, MeasurementInvalid, StudyError, TableEr
 from hwnas.latency import session
 from hwnas.latency.deployment import Deployment
 from hwnas.latency.model import LatencyModel, predict_known
-from hwnas.latency.session import BETWEEN_SESSIONS, PANEL, Session, estimate_session, measure_session
+from hwnas.latency.session import (
+    BETWEEN_SESSIONS,
+    NETWORKS_APART,
+    PANEL,
+    Session,
+    estimate_session,
+    measure_session,
+)
 from hwnas.latency.table import LatencyTable, Measurement, Turn
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
@@ -117,7 +124,8 @@ def test_the_panel_is_timed_unless_the_table_is_of_this_session(table: LatencyTa
     assert asked == [PANEL]
     fresh = replace(table, created=datetime.now(UTC).isoformat(timespec="seconds"))
     found = measure_session(here, fresh, at_first(table), "mnasnet_small", Console(quiet=True))
-    assert (found.factor, found.standard_error, found.why) == (1.0, 0.0, "")
+    assert (found.factor, found.standard_error, found.why, found.log_std) == (1.0, 0.0, "", 0.0)
+    assert slower.log_std > max(slower.standard_error, NETWORKS_APART)
     away = measure_session(replace(here, host_name="other", at_hand=False), table, at_first(table), "mnasnet_small",
                            Console(quiet=True))
     assert (away.factor, away.standard_error) == (1.0, BETWEEN_SESSIONS)

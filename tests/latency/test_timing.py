@@ -11,8 +11,9 @@ import pytest
 from deployment_fixtures import measured
 
 from hwnas.latency import timing
+from hwnas.latency.copies import noise
 from hwnas.latency.table import Measurement, Protocol
-from hwnas.latency.timing import QuietTimes, Reference, TimedFile, noise, reference_file, reference_network, time_files
+from hwnas.latency.timing import QuietTimes, Reference, TimedFile, reference_file, reference_network, time_files
 from hwnas.target import Host, Target
 
 NULL = Target("null_fp32", "null", "fp32")

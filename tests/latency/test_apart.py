@@ -1,0 +1,74 @@
+"""A wave that is timed in a process of its own: what comes back, what is heard meanwhile, and what ends it early."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import onnx
+import pytest
+
+from hwnas.errors import CandidateError, MeasurementInvalid
+from hwnas.latency.apart import Exported, Wave, time_apart
+from hwnas.latency.table import Protocol
+from hwnas.latency.timing import reference_file
+from hwnas.runtimes.runtime import NULL_KEY
+from hwnas.target import Target
+
+pytestmark = pytest.mark.usefixtures("any_machine")
+NULL = Target("null_fp32", "null", "fp32")
+SHAPE = (1, 32, 32)
+
+
+@pytest.fixture
+def reference(tmp_path: Path) -> Exported:
+    return Exported("reference", reference_file(NULL, tmp_path), None, SHAPE)
+
+
+def exported(name: str, ms: str, beside: Exported) -> Exported:
+    """A network that takes `ms` on the null runtime."""
+    proto = onnx.load(str(beside.path))
+    onnx.helper.set_model_props(proto, {NULL_KEY: ms})
+    path = beside.path.with_name(f"{name}.onnx")
+    onnx.save(proto, str(path))
+    return Exported(name, path, None, SHAPE)
+
+
+def wave(networks: list[Exported], reference: Exported, **protocol: float) -> Wave:
+    return Wave(networks, reference, NULL, Protocol(copies=2, min_rounds=2, **protocol), seed=1, quiet_ms=None)
+
+
+def test_a_wave_is_measured_in_another_process_which_tells_its_progress(reference: Exported) -> None:
+    heard: list[str] = []
+    networks = [exported("quick", "0.2", reference), exported("slow", "2.0", reference),
+                exported("strange", "never", reference)]
+    measured, failed = time_apart(wave(networks, reference), lambda share, note: heard.append(note), lambda: False)
+    assert list(measured) == ["quick", "slow"]
+    assert measured["quick"].latency_ms >= 0.2
+    assert measured["slow"].latency_ms >= 2.0
+    assert "strange.onnx" in failed["strange"]
+    assert any("of 2 networks open" in note for note in heard)
+
+
+def test_where_no_network_can_be_compiled_the_error_names_one(reference: Exported) -> None:
+    with pytest.raises(CandidateError, match="strange"):
+        time_apart(wave([exported("strange", "never", reference)], reference), None, lambda: False)
+
+
+def test_rounds_go_on_until_the_next_wave_is_ready(reference: Exported) -> None:
+    networks = [exported("quick", "0.2", reference)]
+    heard: list[str] = []
+    longer, _ = time_apart(wave(networks, reference, max_rounds=10_000, half_width=1.0),
+                           lambda share, note: heard.append(note), lambda: len(heard) < 6)
+    assert len(longer["quick"].turns) >= 6
+
+
+def test_a_process_that_is_killed_is_one_clear_error(reference: Exported) -> None:
+    def kill(share: float, note: str) -> None:
+        for child in multiprocessing.active_children():
+            os.kill(child.pid or 0, signal.SIGKILL)
+
+    with pytest.raises(MeasurementInvalid, match="a process that timed networks was ended"):
+        time_apart(wave([exported("quick", "0.2", reference)], reference, max_rounds=10_000), kill, lambda: True)
