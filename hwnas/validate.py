@@ -66,6 +66,8 @@ FIGURES = (  # name in the report, in words, format, name of the noise ceiling
     ("coverage", "90 % interval covers", ".1%", ""),
     ("least_third_coverage", "in the third where it covers least", ".1%", ""),
     ("median_half_width", "its half-width", ".1%", ""))
+LEAST_AGAIN = 12  # networks of the table timed again, from which sessions are told to differ
+BETWEEN_SESSIONS, IN_RUN = "session ceiling", "noise ceiling"  # of two sessions of the machine, of one run
 OTHERWISE = ("within_5", "within_10", "mean_error", "coverage")  # also by the reference alone, and as timed
 COLOURS = {"random": "#1f5fbf", "front": "#0e9384"}
 
@@ -252,7 +254,7 @@ def write_report(job: Job, timed: Sequence[TimedOne], measuring: Mapping[str, An
     session = learn_session(job, anchors, run_ms, str(measuring["measured_at"]))
     architectures = [network.architecture for network in networks]
     as_then = job.model.predict_architectures(architectures)
-    predictions = job.model.in_session(session.factor, session.standard_error).predict_architectures(architectures)
+    predictions = job.model.in_session(session.factor, session.log_std).predict_architectures(architectures)
     rows = compare(networks, predictions, None)
     report: dict[str, Any] = {
         **job.identity, **measuring, "protocol": valid[0].protocol.to_dict(), **summarise(rows),
@@ -265,6 +267,7 @@ def write_report(job: Job, timed: Sequence[TimedOne], measuring: Mapping[str, An
         figures = summarise(compare(networks, as_then, quiet_ms))
         report |= {f"{name}_{kind}": figures[name] for name in OTHERWISE}
     predicted = zip(predictions.mean, predictions.low, predictions.high, strict=True)
+    report |= ceiling_between(job, anchors)
     report["searches"] = describe_history(read_history(table))
     report["networks"] = [network_to_dict(network, ms) for network, ms in zip(networks, predicted, strict=True)]
     report["anchor_networks"] = [{"group": anchor.group, "architecture": anchor.architecture.to_dict(),
@@ -286,6 +289,26 @@ def learn_session(job: Job, anchors: Sequence[TimedOne], run_ms: float, measured
     except TableError as error:
         return replace(by_reference, why=str(error))
     return session if session.n else replace(by_reference, why=session.why)
+
+
+def ceiling_between(job: Job, anchors: Sequence[TimedOne]) -> dict[str, Any]:
+    """What a perfect predictor would reach, by networks timed in the table's session and in this one; {} where fewer
+    than LEAST_AGAIN were: the ceiling is then that of one run, by two halves of it.
+
+    Two times of a network differ by √2 of what one differs from its mean over sessions, which nothing can tell better.
+    """
+    held = {network.architecture.id: network.measurement for network in job.table.networks}
+    pairs = [(held[anchor.architecture.id].at_ms(job.table.quiet_ms) / job.model.pace_of(
+        held[anchor.architecture.id]), anchor.measurement.latency_ms) for anchor in anchors if anchor.measurement.valid]
+    if len(pairs) < LEAST_AGAIN:
+        return {}
+    before, now = np.array(pairs).T
+    logs = np.log(now / before)
+    noise = np.abs(logs - np.median(logs)) / math.sqrt(2)
+    values = {"ceiling_within_5": (noise <= 0.05).mean(), "ceiling_within_10": (noise <= 0.10).mean(),
+              "ceiling_mean": noise.mean(), "ceiling_spearman": correlate(spearman, before, now)}
+    return {"n_ceiling": len(pairs), "ceiling": BETWEEN_SESSIONS,
+            **finite({name: round(of, 6) for name, of in values.items()})}
 
 
 def network_to_dict(network: TimedOne, predicted: tuple[float, float, float]) -> dict[str, Any]:
@@ -371,7 +394,7 @@ def correlate(ranks: Callable[[Any, Any], np.ndarray], first: Any, second: Any) 
 def tell(report: Mapping[str, Any], out: Path, console: Console) -> None:
     """Print the table of figures, what they rest on, and where the report lies."""
     parts, session = {"all": report, **report["groups"]}, report["session"]
-    rows = [["", *parts, "reference alone", "as timed", "noise ceiling"],
+    rows = [["", *parts, "reference alone", "as timed", report.get("ceiling", IN_RUN)],
             ["networks", *(str(part["n"]) for part in parts.values()), "", "", f"of {report['n_ceiling']}"]]
     for name, words, form, ceiling in FIGURES:
         values = [*(part[name] for part in parts.values()),

@@ -319,6 +319,27 @@ def test_where_anchors_do_not_tell_the_session_the_reference_does_and_it_is_said
     assert ("reference network alone" in capsys.readouterr().err) == bool(why)
 
 
+def test_the_ceiling_is_what_two_sessions_of_the_machine_differ_by(table, user, monkeypatch, capsys):
+    """Every network takes 6 % more or less than in the table's session; within this one nothing is seen of it."""
+    class OtherDay(Timer):
+        def measurement(self, one, index: int) -> Measurement:
+            other = 1.06 if int(one.id, 16) % 2 else 1 / 1.06
+            measured = timed(one, 1)
+            return replace(measured, turns=tuple(Turn(tuple(other * ms for ms in turn.samples_ms), turn.reference_ms)
+                                                 for turn in measured.turns))
+
+    use(OtherDay(), monkeypatch)
+    assert validate("anchors=20", "out=v.json") == 0
+    report = read("v.json")
+    assert (report["ceiling"], report["n_ceiling"]) == ("session ceiling", 20)
+    assert 0.03 < report["ceiling_mean"] < 0.06
+    assert report["ceiling_within_10"] == 1.0
+    assert "session ceiling" in capsys.readouterr().err
+    assert validate("anchors=8", "out=w.json") == 0
+    assert "ceiling" not in read("w.json")  # too few to tell: the ceiling of one run
+    assert "noise ceiling" in capsys.readouterr().err
+
+
 def test_what_an_earlier_session_has_measured_is_measured_again(table, user, monkeypatch, capsys):
     use(Timer(breaks_after=5), monkeypatch)
     assert validate("out=v.json", "seed=1") == 130
