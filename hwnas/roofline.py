@@ -24,15 +24,13 @@ from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console, text_table
 from hwnas.errors import ConfigError, MeasurementInvalid, MissingLatency
-from hwnas.latency.copies import TimedFile, bind_copies, noise
+from hwnas.latency.copies import TimedFile
 from hwnas.latency.deployment import SpaceOptions, key_of
-from hwnas.latency.harness import measure, undisturbed
+from hwnas.latency.harness import undisturbed
 from hwnas.latency.prior import model_of
 from hwnas.latency.table import LatencyTable, Protocol, find_table
-from hwnas.latency.timing import image_shape, reference_file
+from hwnas.latency.timing import Reference, prepare_untrained, time_files
 from hwnas.lazy import LazyModule
-from hwnas.networks.export import export_onnx, randomise
-from hwnas.networks.quantize import quantize_static, tuning_of
 from hwnas.pictures import INK, figure_bytes, new_figure, plain_log_ticks, title
 from hwnas.runtimes.runtime import load_runtime, threads_of
 from hwnas.space.blocks.block import KINDS, BlockSpec
@@ -181,32 +179,23 @@ def measure_peak(target: Target, seconds: float, table: LatencyTable,
                  progress: Callable[[float, str], None] | None = None) -> tuple[float, str]:
     """The most GFLOP/s of dense networks, in `seconds` at most, and the network. MeasurementInvalid on a machine slower
     than the table's, by its reference network, so that peak and blocks are of one state of the machine."""
-    runtime, calls, macs = load_runtime(target.runtime), {}, {}
-    with temporary_folder() as made:
-        folder = Path(made)
+    files, macs = {}, {}
+    with temporary_folder() as folder:
         for kernel, channels, px, layers in DENSE:
-            name = f"{layers} convolutions {kernel}x{kernel}, {channels} channels at {px} px"
-            path = folder / f"k{kernel}c{channels}.onnx"
-            parts = [part for _ in range(layers) for part in (nn.Conv2d(channels, channels, kernel,
-                                                                        padding=kernel // 2), nn.ReLU())]
+            name, shape = f"{layers} convolutions {kernel}x{kernel}, {channels} channels at {px} px", (channels, px, px)
+            parts = [part for _ in range(layers)
+                     for part in (nn.Conv2d(channels, channels, kernel, padding=kernel // 2), nn.ReLU())]
             network = nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-            export_onnx(randomise(network, 0), path, (channels, px, px))
-            if target.precision == "int8":
-                fp32, path = path, path.with_suffix(".int8.onnx")
-                quantize_static(fp32, path, None, tuned_for=tuning_of(target))
-            calls[name] = runtime.compile(path, target).bind(noise(target.batch, (channels, px, px)))
-            macs[name] = layers * (kernel * channels * px) ** 2
-        beside = bind_copies(TimedFile(reference_file(target, folder, table.reference), target,
-                                       image_shape(table.reference)), 1, folder)
-        measured = measure(calls, beside, Protocol(min_calls=5, max_seconds=seconds), quiet_ms=table.quiet_ms or None,
-                           progress=progress, threads=threads_of(target))
-    reached = {name: 2e-6 * macs[name] * target.batch / float(each.values_ms.min())
-               for name, each in measured.items() if each.valid}
+            path = prepare_untrained(network, f"{kernel:04x}{channels:04x}", shape, target, Path(folder))
+            files[name], macs[name] = TimedFile(path, target, shape), layers * (kernel * channels * px) ** 2
+        measured = time_files(files, target, Reference(table.reference, table.quiet_ms or None, target.batch),
+                              Protocol(min_calls=5, copies=1, max_seconds=seconds), progress=progress)
+    reached = [(2e-6 * macs[name] * target.batch / float(each.values_ms.min()), name)
+               for name, each in measured.items() if each.valid]
     if not reached:
         raise MeasurementInvalid(f"no peak of {target.precision}: {next(iter(measured.values())).reason}. Stop what "
                                  "else runs here and give the command again.")
-    best = max(reached, key=lambda name: reached[name])
-    return reached[best], best
+    return max(reached)
 
 
 def measure_bandwidths(threads: int, waiting: Callable[[str], None] | None = None) -> Bandwidths:
