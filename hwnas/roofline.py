@@ -25,14 +25,14 @@ from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console, text_table
 from hwnas.errors import ConfigError, MeasurementInvalid, MissingLatency
 from hwnas.latency.copies import TimedFile
-from hwnas.latency.deployment import SpaceOptions, key_of
+from hwnas.latency.deployment import SpaceOptions, kept_table, key_of
 from hwnas.latency.harness import undisturbed
 from hwnas.latency.prior import model_of
-from hwnas.latency.table import LatencyTable, Protocol, find_table
+from hwnas.latency.table import LatencyTable, Protocol
 from hwnas.latency.timing import Reference, prepare_untrained, time_files
 from hwnas.lazy import LazyModule
 from hwnas.pictures import INK, figure_bytes, new_figure, plain_log_ticks, title
-from hwnas.runtimes.runtime import load_runtime, threads_of
+from hwnas.runtimes.runtime import threads_of
 from hwnas.space.blocks.block import KINDS, BlockSpec
 from hwnas.system.documents import Document, now
 from hwnas.system.paths import temporary_folder, write_atomic
@@ -164,15 +164,13 @@ def main(config: Config, console: Console) -> None:
 def find_networks(options: RooflineOptions, console: Console) -> tuple[Target, SearchSpace, LatencyTable]:
     """The target, the space, and this host's table with networks of it; MissingLatency where there is none."""
     deployment, space = options.deployment(console), options.search_space()
-    target, key = deployment.target, key_of(deployment, space)
-    table = find_table(deployment.host_name, key)
+    table = kept_table(deployment, space)
     if table is None or space.name not in table.spaces():
         raise MissingLatency(
-            f"no latency table of {deployment.host_name} for {key} with networks of {space.name}. Measure it: "
-            f"python -m hwnas.profile +target={target.name} space={options.space} channels={space.channels} "
-            f"classes={space.classes}, and what else this command was given")
-    table.check(key, deployment.host_name, load_runtime(target.runtime).version())
-    return target, space, table
+            f"no latency table of {deployment.host_name} for {key_of(deployment, space)} with networks of "
+            f"{space.name}. Measure it: python -m hwnas.profile +target={options.target.name} space={options.space} "
+            f"channels={space.channels} classes={space.classes}, and what else this command was given")
+    return deployment.target, space, table
 
 
 def measure_peak(target: Target, seconds: float, table: LatencyTable,

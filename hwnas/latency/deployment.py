@@ -354,7 +354,7 @@ def latency_model(deployment: Deployment, space: SearchSpace, options: Calibrati
 
     A host that is at hand is measured first where it has no table.
     """
-    table = _find(deployment, space)
+    table = kept_table(deployment, space)
     if table is None or space.name not in table.spaces():
         if not deployment.at_hand:
             key = key_of(deployment, space)
@@ -393,7 +393,8 @@ def key_of(deployment: Deployment, space: SearchSpace) -> TableKey:
     return TableKey.of(deployment.target, space.image_sizes, space.channels, space.classes)
 
 
-def _find(deployment: Deployment, space: SearchSpace) -> LatencyTable | None:
+def kept_table(deployment: Deployment, space: SearchSpace) -> LatencyTable | None:
+    """The table of this deployment and space, where there is one; TableError where it is of another runtime."""
     key = key_of(deployment, space)
     table = find_table(deployment.host_name, key)
     if table is not None:
@@ -407,7 +408,7 @@ def _calibrate(deployment: Deployment, space: SearchSpace, options: CalibrationO
     runtime = deployment.device.runtime(deployment.target.runtime)
     runtime.check(deployment.target)
     with calibration_lock(deployment.host_name, key_of(deployment, space), console):
-        table = _find(deployment, space)
+        table = kept_table(deployment, space)
         if table is not None and space.name in table.spaces():
             return table
         console.say(f"calibrating {deployment.host_name} for {deployment.target.name} and space {space.name}: "
