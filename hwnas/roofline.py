@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -56,9 +57,8 @@ ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
 OVERHEAD_SHARE = 0.1  # of what the roof allows: below that, something else than the two roofs limits a block
 MEMORY, COMPUTE, OVERHEAD = "memory-bound", "compute-bound", "overhead-bound"
 DENSE = ((1, 256, 28, 8), (1, 512, 14, 8), (3, 128, 28, 4), (3, 256, 14, 4))  # kernel, channels, map in px, layers
-MIB = 1 << 20
-CACHE_BYTES = MIB  # a core's own cache, where the host does not say
-MEMORY_BYTES = 256 * MIB  # each of the two arrays
+CACHE_BYTES = 1 << 20  # a core's own cache, where the host does not say
+MEMORY_BYTES = 256 << 20  # each of the two arrays
 REPEATS, LEAST_S = 40, 2e-3  # a shorter repeat would time the call
 
 
@@ -79,10 +79,6 @@ class Bandwidths:
     cache: float
     memory: float
     cache_bytes: int
-
-    def of(self, moved: float) -> float:
-        """What a block gets that moves so many bytes."""
-        return self.cache if moved <= self.cache_bytes else self.memory
 
 
 def group_of(block: BlockSpec) -> str:
@@ -111,15 +107,15 @@ def place_blocks(blocks: Sequence[BlockSpec], ms: np.ndarray, std_ms: np.ndarray
     """
     moved = np.array([bytes_moved(block, target.precision, target.batch) for block in blocks])
     flops = np.array([2.0 * block.macs * target.batch for block in blocks])
-    gb_per_s = np.array([bandwidths.of(each) for each in moved])
+    gb_per_s = np.where(moved <= bandwidths.cache_bytes, bandwidths.cache, bandwidths.memory)
     points = pd.DataFrame({
         "block": [block.key for block in blocks], "kind": [block.kind for block in blocks],
         "group": [group_of(block) for block in blocks], "rank": [block.rank for block in blocks],
         "precision": target.precision, "ms": ms, "std_ms": std_ms, "bytes_moved": moved, "intensity": flops / moved,
         "gflops": flops / np.maximum(ms, 1e-12) / 1e6, "ridge": peak / gb_per_s})
     points["share"] = points.gflops / np.minimum(peak, points.intensity * gb_per_s)
-    points["verdict"] = np.where(points.share < OVERHEAD_SHARE, OVERHEAD,
-                                 np.where(points.intensity < points.ridge, MEMORY, COMPUTE))
+    limits = [points.share < OVERHEAD_SHARE, points.intensity < points.ridge]
+    points["verdict"] = np.select(limits, [OVERHEAD, MEMORY], COMPUTE)
     resolved = points[(points.ms > 0) & ~(points.std_ms >= points.ms)]
     return resolved.sort_values(["rank", "group", "block"]).drop(columns="rank").reset_index(drop=True)
 
@@ -199,21 +195,19 @@ def measure_peak(target: Target, seconds: float, table: LatencyTable,
 def measure_bandwidths(threads: int, waiting: Callable[[str], None] | None = None) -> Bandwidths:
     """Of arrays in half of a core's own cache, as other things run too, and of arrays beyond every cache. `waiting` is
     told who measures on this machine already."""
-    reach = cache_bytes() or CACHE_BYTES
+    reach = cache_bytes()
     with measuring_lock(usable_cores(), waiting), undisturbed(threads):
         return Bandwidths(copy_speed(reach // 4, threads), copy_speed(MEMORY_BYTES // threads, threads), reach)
 
 
-def cache_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int | None:
-    """Size of a core's second cache as the host reports it (a virtual machine may report any), or None."""
-    for index in sorted(folder.glob("index*")):
-        try:
-            level, size = ((index / name).read_text().strip() for name in ("level", "size"))
-            if level == "2":
-                return int(size.rstrip("KM")) * (MIB if size.endswith("M") else 1 << 10 if size.endswith("K") else 1)
-        except (OSError, ValueError):
-            continue
-    return None
+def cache_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
+    """Size of a core's second cache as the host reports it (a virtual machine may report any); CACHE_BYTES where it
+    does not."""
+    for index in folder.glob("index*"):
+        with suppress(OSError, ValueError):
+            if int((index / "level").read_text()) == 2:
+                return int((index / "size").read_text().strip().removesuffix("K")) << 10
+    return CACHE_BYTES
 
 
 def copy_speed(array_bytes: int, threads: int) -> float:
