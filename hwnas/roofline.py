@@ -247,19 +247,15 @@ def draw(points: pd.DataFrame, peak: float, bandwidths: Bandwidths, heading: str
     with new_figure(10.0, 6.6, heading, where, left=0.08) as figure:
         axes = figure.subplots()
         title(axes, "Blocks as they stand inside networks")
-        axes.set_xscale("log")
-        axes.set_yscale("log")
         low, high = points.intensity.min() / 3, max(points.intensity.max(), peak / bandwidths.memory) * 1.6
-        axes.set_xlim(low, high)
-        axes.set_ylim(points.gflops.min() / 1.8, peak * 2.2)
-        axes.set_xlabel("arithmetic intensity (FLOP per byte read and written, log scale)")
-        axes.set_ylabel("achieved GFLOP/s (int8: GOP/s; log scale)")
-        for axis, ends in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
-            plain_log_ticks(axis, *ends)
+        axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(points.gflops.min() / 1.8, peak * 2.2),
+                 xlabel="arithmetic intensity (FLOP per byte read and written, log scale)",
+                 ylabel="achieved GFLOP/s (int8: GOP/s; log scale)")
+        plain_log_ticks(axes.xaxis, *axes.get_xlim())
+        plain_log_ticks(axes.yaxis, *axes.get_ylim())
         for name, speed, dash in (("cache", bandwidths.cache, "-"), ("memory", bandwidths.memory, "--")):
-            axes.plot([low, peak / speed], [low * speed, peak], color=INK, lw=1.3, ls=dash, zorder=2,
+            axes.plot([low, peak / speed, high], [low * speed, peak, peak], color=INK, lw=1.3, ls=dash, zorder=2,
                       label=f"copying in {name}: {speed:.3g} GB/s")
-        axes.plot([max(peak / bandwidths.cache, low), high], [peak] * 2, color=INK, lw=1.3, zorder=2)
         axes.annotate(f"peak {peak:,.0f}", (high, peak), (-4, 4), fontsize=8.5, textcoords="offset points", ha="right",
                       va="bottom", color=INK, zorder=5)
         for kind, part in points.groupby("kind", sort=False):
