@@ -1,4 +1,6 @@
-"""Roofline: what a host can do at most, and how near each block of a space comes to it: python -m hwnas.roofline
+"""Roofline: what a host can do at most, and how near each block of a space comes to it.
+
+    python -m hwnas.roofline +target=xeon_int8 space=mnasnet_small out=runs/roofline.png
 
 Williams et al., Roofline: An Insightful Visual Performance Model for Multicore Architectures (CACM 2009). A data sheet
 would promise what no network gets: here the peak is that of the quickest of a few large dense networks, timed as the
@@ -8,7 +10,6 @@ blocks' networks were. Bandwidth is that of copying arrays, counted as STREAM co
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -36,7 +37,8 @@ from hwnas.lazy import LazyModule
 from hwnas.pictures import INK, figure_bytes, new_figure, plain_log_ticks, title
 from hwnas.runtimes.runtime import threads_of
 from hwnas.space.blocks.block import KINDS, BlockSpec
-from hwnas.system.documents import Document, now
+from hwnas.space.search_space import SearchSpace
+from hwnas.system.documents import now
 from hwnas.system.paths import temporary_folder, write_atomic
 from hwnas.system.run_folder import check_replaceable
 from hwnas.target import Target, measuring_lock, usable_cores
@@ -44,16 +46,9 @@ from hwnas.target import Target, measuring_lock, usable_cores
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import nn
-
-    from hwnas.space.search_space import SearchSpace
 else:
     nn = LazyModule("torch.nn")
 
-USAGE = """Arithmetic intensity of a space's blocks against the GFLOP/s that they reach, under measured roofs.
-
-    python -m hwnas.roofline +target=xeon_int8 space=mnasnet_small out=runs/roofline.png"""
-
-ROOFLINE = Document("hwnas-roofline", 3, "a roofline", "Draw it again.")
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
 OVERHEAD_SHARE = 0.1  # of what the roof allows: below that, something else than the two roofs limits a block
 MEMORY, COMPUTE, OVERHEAD = "memory-bound", "compute-bound", "overhead-bound"
@@ -147,10 +142,9 @@ def main(config: Config, console: Console) -> None:
                              " hwnas.profile with fresh=true and a larger budget.minutes.")
     heading = f"{target.name}: blocks of {space.name}"
     where = f"{table.host['name']} · {table.runtime_version} · {datetime.now(UTC):%Y-%m-%d}"
-    content = {**ROOFLINE.header, "created": now(), "space": space.name,
-               "host": dict(table.host), "target": target.name, "runtime": table.runtime_version,
-               "gb_per_s": asdict(bandwidths), "peak": peak, "peak_of": how,
-               "blocks": json.loads(points.to_json(orient="records"))}
+    content = {"format": "hwnas-roofline/3", "created": now(), "space": space.name, "host": dict(table.host),
+               "target": target.name, "runtime": table.runtime_version, "gb_per_s": asdict(bandwidths), "peak": peak,
+               "peak_of": how, "blocks": json.loads(points.to_json(orient="records"))}
     write_atomic(beside, json.dumps(content, indent=1))
     write_atomic(out, figure_bytes(draw(points, peak, bandwidths, heading, where), out.suffix[1:]))
     for line in [f"{heading}; {where}", f"  peak: {peak:.0f} GFLOP/s ({how})", *describe(points, bandwidths),
@@ -263,8 +257,8 @@ def draw(points: pd.DataFrame, peak: float, bandwidths: Bandwidths, heading: str
 
 def command(argv: Sequence[str] | None = None) -> int:
     """Entry point of `python -m hwnas.roofline`."""
-    return run_command(main, "roofline", USAGE, argv)
+    return run_command(main, "roofline", __doc__ or "", argv)
 
 
 if __name__ == "__main__":
-    sys.exit(command())
+    raise SystemExit(command())
