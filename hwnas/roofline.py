@@ -220,11 +220,9 @@ def copy_speed(array_bytes: int, threads: int) -> float:
 
 def describe(points: pd.DataFrame, bandwidths: Bandwidths) -> list[str]:
     """Lines to print; the figures are medians over the blocks of a row."""
-    groups = points.groupby("group", sort=False)
-    medians = groups[["intensity", "gflops", "share"]].median().assign(
-        n=groups.size(), verdict=groups["verdict"].agg(lambda verdicts: verdicts.mode()[0]))
-    rows = [[str(name), str(row.n), f"{row.intensity:.1f}", f"{row.gflops:.1f}", f"{row.share:.1%}", row.verdict]
-            for name, row in medians.iterrows()]
+    rows = [[str(name), str(len(part)), f"{part.intensity.median():.1f}", f"{part.gflops.median():.1f}",
+             f"{part.share.median():.1%}", part.verdict.mode()[0]]
+            for name, part in points.groupby("group", sort=False)]
     return [f"  copying in the cache: {bandwidths.cache:.1f} GB/s, in memory: {bandwidths.memory:.1f} GB/s", "",
             *text_table([["kind", "blocks", "FLOP/byte", "GFLOP/s", "of roof", "mostly"], *rows], words=(0, 5)),
             f"overhead-bound: below {OVERHEAD_SHARE:.0%} of what the roofs allow: calls, small maps, kernels such as "
