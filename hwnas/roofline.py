@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from timeit import timeit
 from typing import TYPE_CHECKING
@@ -69,24 +67,11 @@ class RooflineOptions(SpaceOptions):
 
 @dataclass(frozen=True)
 class Bandwidths:
-    """Bytes read and written, in 1e9 a second, where all lies in the `cache_bytes` of a core's own cache and where it
-    does not."""
+    """Bytes read and written, in 1e9 a second: in a core's own cache, which has `cache_bytes`, and beyond it."""
 
     cache: float
     memory: float
     cache_bytes: int
-
-
-def group_of(block: BlockSpec) -> str:
-    """`ir k5 se`: kind, kernel and squeeze-and-excite; kinds of one kernel, as stem and head, are alone."""
-    if not block.rules.takes_kernel:
-        return block.kind
-    return f"{block.kind} k{block.kernel}{' se' if block.se else ''}"
-
-
-def bytes_moved(block: BlockSpec, precision: str, batch: int = 1) -> int:
-    """Activations read and written for one batch, and the weights once, in elements of `precision`."""
-    return (block.activation_elements * batch + block.params) * ELEMENT_BYTES[precision]
 
 
 def place_blocks(blocks: Sequence[BlockSpec], ms: np.ndarray, std_ms: np.ndarray, target: Target, peak: float,
@@ -98,17 +83,22 @@ def place_blocks(blocks: Sequence[BlockSpec], ms: np.ndarray, std_ms: np.ndarray
         std_ms: its standard error [n].
 
     Returns:
-        A row for each block whose time is above its own standard error: intensity in FLOP a byte, the `ridge` right of
-        which computing sets its roof, `share` of what the roof allows, and what limits it.
+        A row for each block whose time is above its own standard error: its `group` (kind, kernel and
+        squeeze-and-excite: `ir k5 se`; kinds of one kernel, as stem and head, are alone), bytes moved (activations read
+        and written for one batch, and the weights once), intensity in FLOP a byte, the `ridge` right of which computing
+        sets its roof, `share` of what the roof allows, and what limits it.
     """
-    moved = np.array([bytes_moved(block, target.precision, target.batch) for block in blocks])
+    groups = [f"{block.kind} k{block.kernel}{' se' if block.se else ''}" if block.rules.takes_kernel else block.kind
+              for block in blocks]
+    moved = np.array([ELEMENT_BYTES[target.precision] * (block.activation_elements * target.batch + block.params)
+                      for block in blocks])
     flops = np.array([2.0 * block.macs * target.batch for block in blocks])
     gb_per_s = np.where(moved <= bandwidths.cache_bytes, bandwidths.cache, bandwidths.memory)
     points = pd.DataFrame({
-        "block": [block.key for block in blocks], "kind": [block.kind for block in blocks],
-        "group": [group_of(block) for block in blocks], "rank": [block.rank for block in blocks],
-        "precision": target.precision, "ms": ms, "std_ms": std_ms, "bytes_moved": moved, "intensity": flops / moved,
-        "gflops": flops / np.maximum(ms, 1e-12) / 1e6, "ridge": peak / gb_per_s})
+        "block": [block.key for block in blocks], "kind": [block.kind for block in blocks], "group": groups,
+        "rank": [block.rank for block in blocks], "precision": target.precision, "ms": ms, "std_ms": std_ms,
+        "bytes_moved": moved, "intensity": flops / moved, "gflops": flops / np.maximum(ms, 1e-12) / 1e6,
+        "ridge": peak / gb_per_s})
     points["share"] = points.gflops / np.minimum(peak, points.intensity * gb_per_s)
     limits = [points.share < OVERHEAD_SHARE, points.intensity < points.ridge]
     points["verdict"] = np.select(limits, [OVERHEAD, MEMORY], COMPUTE)
@@ -141,7 +131,7 @@ def main(config: Config, console: Console) -> None:
         raise MissingLatency(f"{table.path}: no block of {space.name} has a time that can be told from 0. Measure more:"
                              " hwnas.profile with fresh=true and a larger budget.minutes.")
     heading = f"{target.name}: blocks of {space.name}"
-    where = f"{table.host['name']} · {table.runtime_version} · {datetime.now(UTC):%Y-%m-%d}"
+    where = f"{table.host['name']} · {table.runtime_version} · {now()[:10]}"
     content = {"format": "hwnas-roofline/3", "created": now(), "space": space.name, "host": dict(table.host),
                "target": target.name, "runtime": table.runtime_version, "gb_per_s": asdict(bandwidths), "peak": peak,
                "peak_of": how, "blocks": json.loads(points.to_json(orient="records"))}
@@ -196,8 +186,7 @@ def measure_bandwidths(threads: int, waiting: Callable[[str], None] | None = Non
 
 
 def cache_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
-    """Size of a core's second cache as the host reports it (a virtual machine may report any); CACHE_BYTES where it
-    does not."""
+    """Size of a core's second cache as the host reports it (a virtual machine may report any), or CACHE_BYTES."""
     for index in folder.glob("index*"):
         with suppress(OSError, ValueError):
             if int((index / "level").read_text()) == 2:
@@ -210,7 +199,7 @@ def copy_speed(array_bytes: int, threads: int) -> float:
     pairs = [(np.ones(array_bytes // 4, np.float32), np.ones(array_bytes // 4, np.float32)) for _ in range(threads)]
 
     def seconds(calls: int) -> float:  # of the thread that takes longest
-        return max(pool.map(lambda pair: timeit(partial(np.copyto, *pair), number=calls), pairs))
+        return max(pool.map(lambda pair: timeit(lambda: np.copyto(*pair), number=calls), pairs))
 
     with ThreadPoolExecutor(threads) as pool:
         seconds(1)  # the first one has cold pages
@@ -232,7 +221,7 @@ def describe(points: pd.DataFrame, bandwidths: Bandwidths) -> list[str]:
 def draw(points: pd.DataFrame, peak: float, bandwidths: Bandwidths, heading: str, where: str) -> Figure:
     """GFLOP/s against FLOP a byte, each block under the roofs."""
     with new_figure(10.0, 6.6, heading, where, left=0.08) as figure:
-        axes = figure.subplots()
+        axes = figure.subplots(gridspec_kw={"top": 0.85, "bottom": 0.25})
         title(axes, "Blocks as they stand inside networks")
         low, high = points.intensity.min() / 3, max(points.intensity.max(), peak / bandwidths.memory) * 1.6
         axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(points.gflops.min() / 1.8, peak * 2.2),
@@ -248,7 +237,6 @@ def draw(points: pd.DataFrame, peak: float, bandwidths: Bandwidths, heading: str
         for kind, part in points.groupby("kind", sort=False):
             axes.scatter(part.intensity, part.gflops, s=24, zorder=3, label=KINDS[str(kind)].label, lw=0.8,
                          color=KINDS[str(kind)].color, edgecolor="white")
-        figure.subplots_adjust(top=0.85, bottom=0.25)
         axes.legend(loc="upper left", bbox_to_anchor=(-0.07, -0.13), frameon=False, fontsize=8, ncols=4)
     return figure
 

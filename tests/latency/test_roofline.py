@@ -20,9 +20,7 @@ from hwnas.roofline import (
     MEMORY,
     OVERHEAD,
     Bandwidths,
-    bytes_moved,
     cache_bytes,
-    group_of,
     measure_bandwidths,
     measure_peak,
     place_blocks,
@@ -79,8 +77,9 @@ def test_a_point_stands_at_its_intensity_and_speed() -> None:
 
 
 def test_narrow_elements_move_fewer_bytes_and_a_batch_moves_its_weights_once() -> None:
-    assert bytes_moved(DENSE, "fp32") == 2 * bytes_moved(DENSE, "bf16") == 4 * bytes_moved(DENSE, "int8")
-    assert bytes_moved(DENSE, "int8", 8) - bytes_moved(DENSE, "int8") == 7 * DENSE.activation_elements
+    fp32, int8, batch = (only_point(DENSE, 50.0, *how).bytes_moved for how in (("fp32",), ("int8",), ("int8", 8)))
+    assert fp32 == 4 * int8
+    assert batch - int8 == 7 * DENSE.activation_elements
     assert only_point(DENSE, 50.0, batch=8).gflops == pytest.approx(50.0)
     assert only_point(DENSE, 50.0, batch=8).intensity > only_point(DENSE, 50.0).intensity
 
@@ -106,8 +105,8 @@ def test_times_not_told_from_0_make_no_point() -> None:
 
 
 def test_groups_are_kind_kernel_and_squeeze_and_excite() -> None:
-    assert [group_of(block) for block in (DENSE, DEPTHWISE, BlockSpec("stem", 1, 16, 32))] == [
-        "cn k3", "ds k3 se", "stem"]
+    points = place(*((block, 0.1, 0.0) for block in (DENSE, DEPTHWISE, BlockSpec("stem", 1, 16, 32))))
+    assert set(points.group) == {"cn k3", "ds k3 se", "stem"}
 
 
 def test_bandwidths_are_positive_with_any_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:

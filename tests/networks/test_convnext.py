@@ -17,7 +17,7 @@ from hwnas.networks.build import build
 from hwnas.networks.export import block_of_node, check_parity, export_onnx, randomise
 from hwnas.networks.qdq import Graph, quantised_nodes
 from hwnas.networks.quantize import load_fp32, quantize_static
-from hwnas.roofline import bytes_moved, group_of
+from hwnas.roofline import Bandwidths, place_blocks
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.space.architecture import Architecture
 from hwnas.space.blocks.block import BlockSpec
@@ -129,5 +129,8 @@ def test_latency_features_and_the_roofline_see_norm_activation_and_kind() -> Non
     assert rows["normed"]["norm_elements"] == pytest.approx(24 * 64 * 1e-5)
     assert (rows["normed"]["cx_blocks"], rows["normed"]["cxl_blocks"]) == (0, 1)
     assert rows["smooth"]["gelu_elements"] == pytest.approx((24 + 96 + 24) * 64 * 1e-5)
-    assert bytes_moved(normed, "int8") - normed.params == bytes_moved(plain, "int8") - plain.params + 2 * 24 * 64
-    assert (group_of(plain), plain.key) == ("cx k7", "cx/24x8x8/24/s1/k7/e4/skip/relu")
+    points = place_blocks([plain, normed], np.ones(2), np.zeros(2), Target("t", "onnxruntime", "int8"), 1.0,
+                          Bandwidths(1.0, 1.0, 0))
+    plain_bytes, normed_bytes = points.bytes_moved
+    assert normed_bytes - normed.params == plain_bytes - plain.params + 2 * 24 * 64
+    assert (points.group[0], points.block[0]) == ("cx k7", "cx/24x8x8/24/s1/k7/e4/skip/relu")
