@@ -21,7 +21,7 @@ import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import cache, lru_cache
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -48,22 +48,14 @@ KEPT_COMPILED = 32
 NOTE_EVERY_S = 1.0
 SILENCE_S = 120  # without a request, after which the agent ends
 Network = Mapping[str, Any]  # a file's name, target, shape of an image, copies; and whether it is only looked at
-_runtime = cache(load_runtime)
+_bind_reference = lru_cache(maxsize=1)(bind_copies)  # the same in one measurement after the other
 
 
 @lru_cache(maxsize=KEPT_COMPILED)
 def _compiled(path: Path, target: Target, look: bool) -> Compiled:
     """A file compiled for its answers, its profile and what is executed; refused for nothing where it is looked at."""
-    runtime = _runtime(target.runtime)
+    runtime = load_runtime(target.runtime)
     return inspected(runtime, path, target) if look else runtime.compile(path, target)
-
-
-def _bind(file: TimedFile, copies: int, own: Path) -> list[Call]:
-    """Calls of copies that nothing else has used."""
-    return bind_copies(file, copies, own, _runtime(file.target.runtime))
-
-
-_bind_reference = lru_cache(maxsize=1)(_bind)  # the same in one measurement after the other
 
 
 def main(back: int, cache: str, own: str) -> NoReturn:
@@ -193,8 +185,8 @@ class _Worker:
                 raise TargetError(f"its {sys.executable} has no {package}. Install it there: {sys.executable} -m pip "
                                   f"install {package}")
         if target is not None:
-            _runtime(runtime).check(Target.from_config(target))
-        return _runtime(runtime).version()
+            load_runtime(runtime).check(Target.from_config(target))
+        return load_runtime(runtime).version()
 
     def _overhead(self) -> float:
         return call_overhead_ms(lambda: None)
@@ -215,14 +207,14 @@ class _Worker:
 
     def _curve(self, network: Network, reference: Network, job: Mapping[str, Any]) -> dict[str, Any]:
         file = self.file(network)
-        return time_curve(file, self.file(reference), job, _runtime(file.target.runtime), self.own, self.tell)
+        return time_curve(file, self.file(reference), job, load_runtime(file.target.runtime), self.own, self.tell)
 
     def _measure(self, networks: Sequence[Network], reference: Network, protocol: Mapping[str, Any], **options: Any
                  ) -> list[dict[str, Any]]:
         calls: dict[str, list[Call]] = {}
-        for number, network in enumerate(networks):
-            calls[str(number)] = _bind(self.file(network), network["copies"], self.own)
-            self.tell(0.0, f"compiled {number + 1} of {len(networks)}")
+        for network in networks:
+            calls[str(len(calls))] = bind_copies(self.file(network), network["copies"], self.own)
+            self.tell(0.0, f"compiled {len(calls)} of {len(networks)}")
         beside = _bind_reference(self.file(reference), reference["copies"], self.own)
         measured = measure(calls, beside, Protocol.from_dict(protocol), progress=self.tell, **options)
-        return [measured[number].to_dict() for number in calls]
+        return [each.to_dict() for each in measured.values()]
