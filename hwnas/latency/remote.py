@@ -36,7 +36,7 @@ from hwnas.latency.table import Measurement, Protocol
 from hwnas.runtimes.child import error_class, listen
 from hwnas.runtimes.runtime import Execution, NodeTime, OwnFormat, load_runtime
 from hwnas.system.documents import WRONG, check_shape, load_json
-from hwnas.system.paths import temporary_folder
+from hwnas.system.paths import temporary_folder, write_atomic
 from hwnas.system.ssh import Address, Connection, one_line
 from hwnas.target import PLAIN_NAME, Host, Target
 
@@ -106,7 +106,7 @@ class RemoteDevice:
         self.folder = Path(self._end.enter_context(temporary_folder()))  # for files that are made here
         self.close = weakref.finalize(self, self._end.close)  # what its end does may happen earlier
         self.connection: Connection | None = None
-        self.held: dict[Any, Any] = {}  # what was asked for: versions of runtimes, executions, files in own formats
+        self.versions: dict[str, str] = {}  # of its runtimes: it may be gone when they are wanted
         self._sent: set[str] = set()  # names of files that are there, since this connection
         self._answered_s = -math.inf  # when the last request was; a new one is not before it is answered
         try:
@@ -310,18 +310,14 @@ class RemoteRuntime:
     device: RemoteDevice
 
     def version(self) -> str:
-        return self._version(None)
+        return self.device.versions.get(self.name) or self._ask(None)
 
     def check(self, target: Target) -> None:
-        self._version(target)
+        self._ask(asdict(target))
 
-    def _version(self, target: Target | None) -> str:
-        """The version, where the runtime is there; TargetError where it is not, or cannot run the target."""
-        key = (self.name, target)
-        if key not in self.device.held:
-            asked = None if target is None else asdict(target)
-            self.device.held[key] = self.device.ask("check", _read_version, runtime=self.name, target=asked)
-        return cast(str, self.device.held[key])
+    def _ask(self, target: dict[str, Any] | None) -> str:
+        told = self.device.ask("check", _read_version, runtime=self.name, target=target)
+        return self.device.versions.setdefault(self.name, told)
 
     def compile(self, onnx_path: str | os.PathLike[str], target: Target, memory_mb: int | None = None
                 ) -> RemoteCompiled:
@@ -341,13 +337,13 @@ class RemoteRuntime:
     def own(self, path: Path, target: Target) -> Path:
         """The file that goes there: in the runtime's own format where it has one, made here, as that takes more than
         there is there."""
-        own, held = load_runtime(self.name), self.device.held
+        own = load_runtime(self.name)
         if not isinstance(own, OwnFormat) or path.suffix != ".onnx":
             return path
-        if (key := (sha256(_content_of(path)).digest(), target)) not in held:
-            held[key] = self.device.folder / f"{len(held)}{own.suffix}"
-            held[key].write_bytes(own.write(path, target))
-        return cast(Path, held[key])
+        made = self.device.folder / sha256(_content_of(path) + repr(target).encode()).hexdigest()
+        if not (made := made.with_suffix(own.suffix)).exists():
+            write_atomic(made, own.write(path, target))
+        return made
 
 
 @dataclass(frozen=True)
