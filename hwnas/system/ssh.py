@@ -102,22 +102,18 @@ class Connection:
                                           daemon=True)
         self._listener.start()
         threading.Thread(target=_read, args=(self.process.stdout, self.lines.put, MOST_LINE), daemon=True).start()
+        given, marker, until = base64.b64encode(content), secrets.token_hex(8), time.monotonic() + CONNECT_S
         try:
-            self._begin(program, content)
+            self.write(f"import base64; content = base64.b64decode({given!r}); marker = {marker!r}; {program}")
+            line = b""
+            while not line.endswith(f"{marker}\n".encode()):
+                if not (line := self.lines.get(timeout=max(0.0, until - time.monotonic()))):
+                    raise ConnectionError
         except (ConnectionError, queue.Empty):
             raise self.close() from None
         except BaseException:
             self.close()
             raise
-
-    def _begin(self, program: str, content: bytes) -> None:
-        """Have the program started, and hear its marker."""
-        given, marker, until = base64.b64encode(content), secrets.token_hex(8), time.monotonic() + CONNECT_S
-        self.write(f"import base64; content = base64.b64decode({given!r}); marker = {marker!r}; {program}")
-        while not (line := self.lines.get(timeout=max(0.0, until - time.monotonic()))).endswith(
-                f"{marker}\n".encode()):
-            if not line:
-                raise ConnectionError
 
     def write(self, line: str) -> None:
         """Write a line, which is given without its end. ConnectionError where nobody reads it any more."""
