@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hwnas.cli.progress import Console
     from hwnas.front.make import Making
     from hwnas.front.score import Timing
-    from hwnas.latency.device import Device
+    from hwnas.latency.timing import Device
 
 
 @dataclass(frozen=True, slots=True)

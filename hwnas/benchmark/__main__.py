@@ -32,7 +32,7 @@ from hwnas.system.run_folder import check_replaceable
 from hwnas.target import Target
 
 if TYPE_CHECKING:
-    from hwnas.latency.device import Device
+    from hwnas.latency.timing import Device
 
 USAGE = """Time one network on this host: an ONNX file, or a timm network by name.
 

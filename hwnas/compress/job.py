@@ -18,8 +18,8 @@ from hwnas.data.dataset import Dataset, DatasetInfo, Split, subset
 from hwnas.data.loading import inspect_dataset, read_images
 from hwnas.errors import CandidateError, ConfigError, DataError, ModelError, StudyError
 from hwnas.latency.deployment import Deployment, open_device
-from hwnas.latency.device import Device, DeviceOptions
-from hwnas.latency.timing import HERE
+from hwnas.latency.device import DeviceOptions
+from hwnas.latency.timing import HERE, Device
 from hwnas.lazy import LazyModule
 from hwnas.networks.origin import describe_training
 from hwnas.networks.quantize import load_fp32, name_nodes, needs_narrow_weights, tuning_of

@@ -24,7 +24,6 @@ from hwnas.system.processes import Pool
 from hwnas.target import Target
 
 if TYPE_CHECKING:
-    from hwnas.latency.device import Device
     from hwnas.runtimes.runtime import Runtime
 
 REFERENCE_COPIES = 2  # times the protocol's copies: where the reference lands shifts the whole wave
@@ -80,14 +79,6 @@ class Wave:
 
 
 Told = tuple[dict[str, Measurement], dict[str, str]]  # by id: what was measured, and why others were not
-
-
-def time_beside(wave: Wave, runtime: Runtime, device: Device, progress: Progress | None,
-                idle: Callable[[], bool]) -> Told:
-    """Time a wave on a device, in this process or over there."""
-    calls, failed = wave.bind(runtime)
-    return device.measure(calls, wave.bind_reference(runtime), wave.protocol, seed=wave.seed, quiet_ms=wave.quiet_ms,
-                          progress=progress, threads=wave.target.threads, idle=idle), failed
 
 
 def time_apart(wave: Wave, progress: Progress | None, idle: Callable[[], bool]) -> Told:

@@ -17,7 +17,7 @@ from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console, Report
 from hwnas.data.loading import inspect_dataset
 from hwnas.errors import ConfigError, MeasurementInvalid, MissingLatency, UnknownName
-from hwnas.latency.device import Device, DeviceOptions
+from hwnas.latency.device import DeviceOptions
 from hwnas.latency.held_out_networks import draw_front
 from hwnas.latency.model import LatencyModel
 from hwnas.latency.prior import learnt_model, model_of
@@ -33,7 +33,7 @@ from hwnas.latency.table import (
     known_hosts,
     table_path,
 )
-from hwnas.latency.timing import HERE, WAVE, NetworkTimer, QuietTimes, reference_network
+from hwnas.latency.timing import HERE, WAVE, Device, NetworkTimer, QuietTimes, reference_network
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace, spread
 from hwnas.system.documents import now

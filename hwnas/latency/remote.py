@@ -93,7 +93,7 @@ def agent_zip() -> bytes:
 
 
 class RemoteDevice:
-    """Another machine as a device; see `hwnas.latency.device.Device`. It is connected at once, and when it is asked."""
+    """Another machine as a device; its methods are `ThisMachine`'s. It is connected at once, and when it is asked."""
 
     is_here = False
     host: Host  # as it said when it was connected first

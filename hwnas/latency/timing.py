@@ -14,12 +14,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from hwnas.errors import CandidateError, MeasurementInvalid, TableError
-from hwnas.latency.apart import Exported, Wave, ended_early, time_apart, time_beside
+from hwnas.latency.apart import Exported, Wave, ended_early, time_apart
 from hwnas.latency.copies import TimedFile, bind_copies
-from hwnas.latency.device import Device
 from hwnas.latency.harness import Copies, Progress, call_overhead_ms, measure
 from hwnas.latency.table import Measurement, Protocol
 from hwnas.lazy import LazyModule
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from hwnas.latency.remote import RemoteDevice
     from hwnas.runtimes.runtime import Runtime
 else:
     onnx = LazyModule("onnx")
@@ -133,27 +133,33 @@ class ThisMachine:
 
     @property
     def host(self) -> Host:
-        """As it is now: a process may be given fewer cores."""
+        """Its fingerprint, whose name its tables have, as it is now: a process may be given fewer cores."""
         host = Host.detect()
         return host.with_gpu() if self.on_gpu else host
 
     def for_target(self, target: Target) -> ThisMachine:
+        """This machine as a target sees it: for one on a GPU, this is part of the fingerprint and watched while it
+        measures. TargetError where it has none, or cannot be timed there."""
         return ThisMachine(on_gpu=True) if target.device == "cuda" else HERE
 
     def runtime(self, name: str) -> Runtime:
+        """A runtime of its; UnknownName where hwnas knows none of this name."""
         return load_runtime(name)
 
     def measure(self, candidates: Mapping[str, Copies], reference: Copies, protocol: Protocol, *, seed: int = 0,
                 quiet_ms: float | None = None, progress: Progress | None = None, threads: int = 1,
                 idle: Callable[[], bool] = lambda: False) -> dict[str, Measurement]:
+        """Time calls that its runtimes bound, as `harness.measure` says, all in the same rounds."""
         return measure(candidates, reference, protocol, seed=seed, quiet_ms=quiet_ms, progress=progress,
                        threads=threads, idle=idle, gpu=read_gpu_state if self.on_gpu else None)
 
     def overhead_ms(self) -> float:
+        """What the harness adds to one call there."""
         return call_overhead_ms(_nothing)
 
 
 HERE = ThisMachine()
+Device: TypeAlias = "ThisMachine | RemoteDevice"  # the machine that networks are timed on, by the same protocol
 
 
 def _nothing() -> None:
@@ -311,8 +317,13 @@ class NetworkTimer:
                     job.exception()
         start = time.monotonic()
         work = Wave(exported, reference, self.target, self.protocol, seed, self.quiet_ms)
-        measurements, failed = (time_apart(work, progress, self._next_unready) if self.is_apart else
-                                time_beside(work, self.runtime, self.device, progress, self._next_unready))
+        if self.is_apart:
+            measurements, failed = time_apart(work, progress, self._next_unready)
+        else:
+            calls, failed = work.bind(self.runtime)
+            measurements = self.device.measure(
+                calls, work.bind_reference(self.runtime), work.protocol, seed=seed, quiet_ms=work.quiet_ms,
+                progress=progress, threads=self.target.threads, idle=self._next_unready)
         self.failed |= failed
         self.measuring_s += time.monotonic() - start
         for architecture, job in wave:
