@@ -66,7 +66,6 @@ def main(back: int, cache: str, own: str) -> NoReturn:
         cache: The folder that stays.
         own: The folder in it that is removed at the end.
     """
-    os.environ.update(OPENVINO_TELEMETRY_OPTOUT="1", OMP_WAIT_POLICY="PASSIVE")
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     ended, held = os.pipe()  # the worker alone holds the other end
     process = os.fork()  # this process has no threads, and has loaded no runtime
@@ -80,8 +79,7 @@ def main(back: int, cache: str, own: str) -> NoReturn:
     poll.register(0, select.POLLRDHUP)  # that it ends; what it says is the worker's
     poll.register(ended, select.POLLIN)
     ready = dict(poll.poll())
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(process, signal.SIGKILL)
+    os.kill(process, signal.SIGKILL)  # it may have ended, and is there until it is waited for
     code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     shutil.rmtree(own, ignore_errors=True)
     if ended in ready and code:

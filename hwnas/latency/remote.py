@@ -71,7 +71,7 @@ for folder in (os.path.join(cache, "files"), own):
     os.makedirs(folder, mode=0o700, exist_ok=True)
 with open(os.path.join(own, "agent.zip"), "wb") as file:
     file.write(content)
-os.environ.update(environment, TMPDIR=own)
+os.environ.update(environment, TMPDIR=own, OPENVINO_TELEMETRY_OPTOUT="1", OMP_WAIT_POLICY="PASSIVE")
 sys.path[:] = [file.name] + [part for part in sys.path if part]
 back = os.dup(1)
 os.dup2(2, 1)
