@@ -78,8 +78,8 @@ class _Run:
     def __init__(self, candidates: Mapping[str, Copies], reference: Copies, protocol: Protocol, rng: random.Random,
                  quiet_ms: float | None, gpu: Callable[[], GpuState] | None = None) -> None:
         self.gpu = gpu
-        self.candidates = {name: _calls(copies) for name, copies in candidates.items()}
-        self.reference, self.protocol, self.rng = _calls(reference), protocol, rng
+        self.candidates = {name: calls_of(copies) for name, copies in candidates.items()}
+        self.reference, self.protocol, self.rng = calls_of(reference), protocol, rng
         self.stored_quiet_ms = quiet_ms
         self.cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
         self.turns: dict[str, list[Turn]] = {name: [] for name in candidates}
@@ -151,7 +151,8 @@ class _Run:
         return {name: Measurement(tuple(turns), quiet, self.protocol) for name, turns in self.turns.items()}
 
 
-def _calls(copies: Copies) -> Sequence[Call]:
+def calls_of(copies: Copies) -> Sequence[Call]:
+    """The calls of a network's copies; one stands for all of them."""
     return [copies] if callable(copies) else list(copies)
 
 

@@ -31,7 +31,7 @@ from hwnas import errors
 from hwnas.cli.options import read_value
 from hwnas.errors import CandidateError, ConfigError, DeviceError, FileError, HwnasError, TargetError
 from hwnas.latency.copies import TimedFile
-from hwnas.latency.harness import Copies, Progress, Throughput
+from hwnas.latency.harness import Copies, Progress, Throughput, calls_of
 from hwnas.latency.table import Measurement, Protocol
 from hwnas.runtimes.child import error_class, listen
 from hwnas.runtimes.runtime import Execution, NodeTime, OwnFormat, load_runtime
@@ -133,8 +133,7 @@ class RemoteDevice:
             return {name: Measurement.from_dict(value, protocol, name)
                     for name, value in zip(candidates, values, strict=True)}
 
-        calls: list[list[Any]] = [
-            [copies] if callable(copies) else list(copies) for copies in (*candidates.values(), reference)]
+        calls: list[Sequence[Any]] = [calls_of(copies) for copies in (*candidates.values(), reference)]
         if not all(isinstance(call, RemoteCompiled) for copies in calls for call in copies):
             raise TypeError("only calls that a device bound can be timed on it")
         *networks, beside = (_network(copies[0].file, copies[0].target, copies[0].shape, len(copies))
