@@ -193,13 +193,13 @@ class RemoteDevice:
         self._sent.clear()
         try:
             host = self._request("hello", lambda said: Host.from_dict(said, str(self.address)))
-            if getattr(self, "host", host).name != host.name:
+            self.host = getattr(self, "host", host)
+            if self.host.name != host.name:
                 raise DeviceError(f"{self.address} was {self.host.name}, and is {host.name} now. Give the command "
                                   "again.")
         except HwnasError:
             self._drop()
             raise
-        self.host = getattr(self, "host", host)
 
     def _drop(self) -> ConnectionError | None:
         """End the connection; why it had ended, where there was one."""
