@@ -56,10 +56,6 @@ SILENCE_S = 900.0  # of a machine that works on one request without a word
 IDLE_S = 60.0  # without a request, after which a connection is ended; the agent waits for longer
 WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # before each new attempt at a request whose connection was lost
 _PATH_THERE = re.compile(r"\S*[0-9a-f]{64}\S*")  # of a file that was sent
-_EXECUTION: dict[str, Any] = {"precision": str, "precisions": {"*": int}, "int8_share": (float, None),
-                              "fallback_share": float, "outside": {"*": int}}
-_CURVE = {"overhead_us": float, "latency": [{"batch": int, "execution": _EXECUTION}],
-          "load": [{"batch": int, "streams": int, "threads_each": int}]}
 # Runs first over there, in any Python 3: the rest is for a newer one. What it ends with is told the user.
 _BOOT = '''
 import os, sys
@@ -225,7 +221,7 @@ class RemoteDevice:
         self._answered_s = -math.inf
         self.connection.write(text)
         try:
-            answer = listen(self.connection.lines, SILENCE_S, progress, _load)
+            answer = listen(self.connection.lines, SILENCE_S, progress, lambda line: one_line(load_json(line), None))
             if not answer:
                 raise ConnectionError
             self._answered_s = time.monotonic()
@@ -259,10 +255,6 @@ def _content_of(path: Path) -> bytes:
         raise FileError(path, f"cannot be read: {error.strerror}.") from None
 
 
-def _load(line: bytes) -> Any:
-    return one_line(load_json(line), None)
-
-
 def _network(file: Path, target: Target, shape: Sequence[int], copies: int = 1, look: bool = False
              ) -> dict[str, Any]:
     """What a request says of a network."""
@@ -275,7 +267,8 @@ _read_version = partial(read_value, kind=str, at="version")
 
 
 def _read_execution(values: Any) -> Execution:
-    check_shape(values, _EXECUTION)
+    check_shape(values, {"precision": str, "precisions": {"*": int}, "int8_share": (float, None),
+                         "fallback_share": float, "outside": {"*": int}})
     execution = Execution(**values)
     if not 0 <= execution.fallback_share <= 1 or not 0 <= (execution.int8_share or 0.0) <= 1:
         raise ValueError("a share outside 0 to 1")
@@ -291,13 +284,13 @@ def _read_nodes(values: Any) -> list[NodeTime]:
 
 def _read_curve(values: Any) -> dict[str, Any]:
     """A curve's plain values, and nothing else that came with them."""
-    check_shape(values, _CURVE)
+    keys = ("batch", "streams", "threads_each")
+    check_shape(values, {"overhead_us": float, "latency": [{"batch": int}], "load": [dict.fromkeys(keys, int)]})
     protocol = Protocol.from_dict(values["protocol"])
     latency = [{"batch": row["batch"], "execution": _read_execution(row["execution"]).to_dict(),
                 "measurement": Measurement.from_dict(row["measurement"], protocol, "measurement").to_dict()}
                for row in values["latency"]]
-    load = [{key: row[key] for key in ("batch", "streams", "threads_each")} | Throughput.from_dict(
-        row, protocol).to_dict() for row in values["load"]]
+    load = [{key: row[key] for key in keys} | Throughput.from_dict(row, protocol).to_dict() for row in values["load"]]
     return {"overhead_us": values["overhead_us"], "protocol": protocol.to_dict(), "latency": latency, "load": load}
 
 
