@@ -89,7 +89,7 @@ def agent_zip() -> bytes:
 
 
 class RemoteDevice:
-    """Another machine as a device; its methods are `ThisMachine`'s. It is connected at once, and when it is asked."""
+    """Another machine as a device, as `ThisMachine` is one. It is connected at once, and when it is asked."""
 
     is_here = False
     host: Host  # as it said when it was connected first
@@ -113,12 +113,14 @@ class RemoteDevice:
                      f"{self.host.name}")
 
     def for_target(self, target: Target) -> RemoteDevice:
+        """It is the same for all targets; TargetError for one on a GPU."""
         if target.device != "cpu":
             raise TargetError(f"target {target.name} runs on a GPU, and GPUs are timed on this machine only. Leave "
                               "device= out, and give the command over there.")
         return self
 
     def runtime(self, name: str) -> RemoteRuntime:
+        """A runtime of its, which tells what it lacks when it is asked."""
         return RemoteRuntime(name, self)
 
     def measure(self, candidates: Mapping[str, Copies], reference: Copies, protocol: Protocol, *, seed: int = 0,
@@ -151,6 +153,7 @@ class RemoteDevice:
                         job={**asked, "label": "the file"}, memory_mb=job["memory_mb"])
 
     def overhead_ms(self) -> float:
+        """What the harness adds to one call there."""
         return cast(float, self.ask("overhead", _read_time))
 
     def ask(self, operation: str, read: Callable[[Any], Answer], progress: Progress | None = None, **values: Any
