@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from hwnas.errors import ConfigError, DataError, SpaceError
 from hwnas.lazy import LazyModule
-from hwnas.networks.build import build, original, settings_of
+from hwnas.networks.baselines import original
+from hwnas.networks.build import build, settings_of
 from hwnas.networks.cuts import Cut, obvious
 from hwnas.networks.parts import single_blocks
+from hwnas.networks.tracing import build_member, family_content, trace
 from hwnas.networks.weights import Pretrained, PretrainedOptions, find_pretrained
 from hwnas.space.architecture import Architecture, BlockDef, Origin
 from hwnas.space.blocks.block import ACTIVATIONS, GATES, KINDS, round_to_divisor
+from hwnas.space.family import Family, Member
 from hwnas.space.reading import ONE_PIXEL
 from hwnas.space.search_space import WHOLE
 
@@ -104,6 +107,12 @@ def find_start(around: str, options: PretrainedOptions, channels: int) -> Pretra
 def check_cuts(space: SearchSpace) -> None:
     """SpaceError, which names the key, where a space allows what is not in the network that it is cut from."""
     definition = space.definition
+    if isinstance(definition, Family):
+        family = trace(definition.around, space.channels, space.classes).family
+        if (family.runs, family.groups, family.operators) != (definition.runs, definition.groups, definition.operators):
+            raise SpaceError(f"{space.source}: runs, groups and operators are not those of {definition.around}. Only "
+                             "image_size, shares and known may be others than a search writes.")
+        return
     whole = origin_of(definition.around, space.channels, space.classes, max(space.image_sizes))
     wholes = [single_blocks(stage) for stage in whole.block_defs()]
     if definition.pooled != whole.pooled:
@@ -147,7 +156,10 @@ def space_content(around: str, channels: int, classes: int, image_size: int, ima
                   ) -> dict[str, Any]:
     """The content of a search space's YAML file: cuts of the network that `around` names, for images of `image_size`
     px and, for a cut, of smaller ones (`image_sizes`; () chooses). ConfigError where it cannot be cut."""
-    whole = origin_of(around, channels, classes, image_size)
+    try:
+        whole = origin_of(around, channels, classes, image_size)
+    except Unsaid:
+        return family_content(around, channels, classes, image_size, image_sizes)
     originals = [single_blocks(stage) for stage in whole.block_defs()]
     blocks = [stage[0] for stage in originals]
     smaller = image_sizes or [round_to_divisor(image_size * share, _SIZE_STEP) for share in _SIZES]
@@ -267,9 +279,13 @@ def _known(cut: Cut, content: dict[str, Any], whole: Architecture) -> dict[str, 
             **{key: [stage[key][0] for stage in stages] for key in ("op", "kernel", "se", "channels")}}
 
 
-def _uncut(around: str, why: str) -> ConfigError:
-    return ConfigError(f"around={around} cannot be cut: {why}. Choose another network, or give it as a baseline with "
-                       "cuts=true.")
+class Unsaid(ConfigError):
+    """Words cannot say what a network is made of."""
+
+
+def _uncut(around: str, why: str) -> Unsaid:
+    return Unsaid(f"around={around} cannot be cut: {why}. Choose another network, or give it as a baseline with "
+                  "cuts=true.")
 
 
 def _activation(around: str, act: object) -> str:
@@ -351,6 +367,8 @@ def begin(architecture: Architecture, pretrained: Pretrained | None) -> nn.Modul
     fit."""
     if pretrained is None:
         return build(architecture)
+    if isinstance(architecture, Member):
+        return build_member(architecture, pretrained)
     model = build(architecture)
     source = _source(architecture.around, architecture.channels, pretrained, str(pretrained.path))
     own = model.state_dict()

@@ -10,6 +10,7 @@ from hwnas.errors import ConfigError, HwnasError, StudyError, TaggedName, Unknow
 from hwnas.lazy import LazyModule
 from hwnas.networks.cuts import Cut, obvious
 from hwnas.networks.weights import Pretrained, import_timm
+from hwnas.space.architecture import Origin
 from hwnas.system.documents import Document, load_yaml
 
 if TYPE_CHECKING:
@@ -190,3 +191,9 @@ def build_timm(network: Baseline, channels: int, classes: int, image_size: int, 
         said = " ".join(str(error).split())[:200] or type(error).__name__
         raise ConfigError(f"{TIMM}{network.name} cannot be built for {channels}×{image_size}×{image_size} images and "
                           f"{classes} classes: {said}. Set another dataset.image_size or model.") from None
+
+
+def original(around: str, channels: int = 3, classes: int = 1000) -> nn.Module:
+    """The timm network that `Architecture.around` names, with random weights; ConfigError for one that timm lacks."""
+    origin = Origin.parse(around)
+    return build_timm(Baseline(origin.name, pad_type=origin.pad), channels, classes, 224, "around")

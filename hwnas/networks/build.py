@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from hwnas.errors import ConfigError
 from hwnas.lazy import LazyModule
-from hwnas.networks.baselines import Baseline, build_timm
-from hwnas.space.architecture import Architecture, Origin
+from hwnas.networks.baselines import original
+from hwnas.networks.tracing import build_member
+from hwnas.space.architecture import Architecture
 from hwnas.space.blocks.mobile import hard_squeeze
+from hwnas.space.family import Member
 
 if TYPE_CHECKING:
     import timm.layers
@@ -36,6 +38,8 @@ _registered: dict[str, Architecture] = {}
 
 def build(architecture: Architecture, *, drop_rate: float = 0.0, drop_path_rate: float = 0.0) -> nn.Module:
     """The network in train mode with timm's initial weights: float32 [n, c, h, w] in, logits [n, classes] out."""
+    if isinstance(architecture, Member):
+        return build_member(architecture)
     network: nn.Module = _class_of(architecture)(
         **_arguments(architecture), num_classes=architecture.classes, in_chans=architecture.channels,
         drop_rate=drop_rate, drop_path_rate=drop_path_rate)
@@ -101,12 +105,6 @@ def _block_arguments(architecture: Architecture) -> list[list[dict[str, Any]]]:
             if block.hard_gate:
                 said |= {"se_ratio": None, "se_layer": hard_squeeze(block)}
     return stages
-
-
-def original(around: str, channels: int = 3, classes: int = 1000) -> nn.Module:
-    """The timm network that `Architecture.around` names, with random weights; ConfigError for one that timm lacks."""
-    origin = Origin.parse(around)
-    return build_timm(Baseline(origin.name, pad_type=origin.pad), channels, classes, 224, "around")
 
 
 @cache

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from hwnas.lazy import LazyModule
 from hwnas.networks.around import select_weights
 from hwnas.networks.build import build
+from hwnas.networks.tracing import cut_member
 from hwnas.space.architecture import Architecture
+from hwnas.space.family import Member
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +30,8 @@ def cut_network(weights: Mapping[str, Tensor], whole: Architecture, part: Archit
         whole: the network that is cut; `part` is a part of it.
         part: the network to build.
     """
+    if isinstance(part, Member) and isinstance(whole, Member):
+        return cut_member(weights, whole, part)
     target = build(part)
     if replace(part, image_size=whole.image_size) == whole:
         target.load_state_dict(dict(weights))

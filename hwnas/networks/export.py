@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import onnx.reference
     import safetensors
     import timm.layers.padding
+    import timm.utils
     import torch
     from numpy.typing import NDArray
     from onnx import ModelProto, NodeProto
@@ -68,9 +69,12 @@ def export_onnx(model: nn.Module, path: str | os.PathLike[str], image_shape: tup
                 metadata: Mapping[str, str] | None = None) -> None:
     """Write `model` as fp32 ONNX: eval mode, batch norms folded, input `images` [batch,c,h,w], output `logits`.
 
-    The batch axis is dynamic. Node names keep torch's module path, which `block_of_node` reads. The model's mode
-    is left as it was. ExportError when torch or the ONNX checker refuses; UserError when the file cannot be written.
+    Branches that timm can fuse (RepVGG, MobileOne) are fused. The batch axis is dynamic. Node names keep torch's
+    module path, which `block_of_node` reads. The model's mode is left as it was. ExportError when torch or the ONNX
+    checker refuses; UserError when the file cannot be written.
     """
+    if any(hasattr(module, "reparameterize") for module in model.modules()):
+        model = timm.utils.reparameterize_model(model)  # a copy
     proto = onnx.load_from_string(_trace(model, image_shape))
     _drop_identities(proto)
     _fold_pads(proto)

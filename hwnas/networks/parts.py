@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hwnas.space.architecture import Architecture, BlockDef
+from hwnas.space.family import Member
 
 
 def is_part_of(part: Architecture, whole: Architecture) -> bool:
@@ -13,6 +14,8 @@ def is_part_of(part: Architecture, whole: Architecture) -> bool:
 
     A head behind other stages than `whole` has begins anew, so that any head will do there.
     """
+    if isinstance(part, Member):
+        return part.is_part_of(whole)
     if (part.around, part.stem_stride, part.channels, part.classes) != (
             whole.around, whole.stem_stride, whole.channels, whole.classes) or (
             part.head and part.pooled != whole.pooled):

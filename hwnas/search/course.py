@@ -144,8 +144,7 @@ def _fits(space: SearchSpace, predict: Predict, options: SearchOptions, network:
     params = space.find(network)
     if params is None:
         return False
-    stride = network.stem_stride * math.prod(stage[0].stride for stage in network.block_defs())
-    if network.image_size < max(space.image_sizes) and math.ceil(network.image_size / stride) < LAST_MAP_PX:
+    if network.image_size < max(space.image_sizes) and network.last_map_px < LAST_MAP_PX:
         return False
     predicted = predict(space.to_codes(params)[None])
     return options.cap_ms is None or float(upper_ms(predicted, options.cap_quantile)[0]) <= options.cap_ms

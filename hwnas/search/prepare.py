@@ -41,6 +41,7 @@ from hwnas.search.minutes import (
 from hwnas.search.plan import DEFAULT_TRIALS, RACE, Plan, check_controls, line_recipe
 from hwnas.search.trial import SearchOptions, reuse_trials
 from hwnas.space.architecture import Origin
+from hwnas.space.family import Family
 from hwnas.space.restriction import Variant
 from hwnas.space.search_space import WHOLE
 from hwnas.study.objective import check_cap
@@ -257,6 +258,8 @@ def _without_fallbacks(plan: Plan, table: LatencyTable, url: str, console: Conso
     ConfigError where nothing would be left to search, StudyError for a study that cannot be read.
     """
     target, everything = plan.deployment.target, plan.options.fallbacks
+    if isinstance(plan.space.definition, Family):  # it has no variants of blocks to leave out
+        return plan
     rows = find_blocks(table.host_name, table.key, plan.space.name, table.runtime_version)
     held = held_identity(url)
     if rows is None and held is None and plan.deployment.at_hand and not everything:

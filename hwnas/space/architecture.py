@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -26,6 +26,8 @@ _WORDS = {  # of an architecture's text, by place: the form that a user is told,
     -2: ("head<width>", re.compile(r"(?P<place>head|pooled)(?P<head>[0-9]{1,7})")),
     -1: ("<activation>@<image size>", re.compile(r"(?P<activation>\w+)@(?P<size>[0-9]{1,7})"))}
 AROUND = re.compile(r"[a-z][a-z0-9_]{0,80}(?:\+same)?")
+# Readers of networks that are not said in these words: by a key of their document, and by how their text begins.
+FORMS: dict[str, Callable[..., Architecture]] = {}
 _TIMM = "timm:"  # opens the first word of a cut network's text
 _TOKEN = re.compile(
     r"(?P<skip>skip|noskip)|n(?P<activation>re|r6|sw|hs)|(?P<key>se|sh|[rksec])(?P<value>\d+(?:\.\d+)?)")
@@ -210,6 +212,11 @@ class Architecture:
         return tuple(groups)
 
     @property
+    def last_map_px(self) -> int:
+        """Side of the last map before the pooling."""
+        return -(-self.image_size // (self.stem_stride * prod(stage[0].stride for stage in self.block_defs())))
+
+    @property
     def id(self) -> str:
         """Eight hexadecimal digits that name the network: a hash of its blocks."""
         text = "|".join([*(block.key for block in self.blocks()), *([self.around] if self.around else [])])
@@ -235,6 +242,8 @@ class Architecture:
     @classmethod
     def parse(cls, text: str, channels: int, classes: int) -> Architecture:
         """Inverse of `str`, which says neither `channels` nor `classes`; SpaceError names the word that is wrong."""
+        if (read := next((FORMS[key] for key in FORMS if text.startswith(key)), None)) is not None:
+            return read(text, channels, classes)
         words = text.split()
         around = words.pop(0).removeprefix(_TIMM) if text.startswith(_TIMM) else ""
         if len(words) < 4:
@@ -271,6 +280,8 @@ class Architecture:
     def from_dict(cls, data: Any, where: str = "architecture") -> Architecture:
         """Inverse of `to_dict`, checked: SpaceError names `where`, the key, the rule and the value."""
         data = DOCUMENT.check(data, where)
+        if (read := next((FORMS[key] for key in FORMS if key in data), None)) is not None:
+            return read(data, where)
 
         def whole(section: Any, key: str, low: int, high: int = 1 << 20) -> int:
             value = section.get(key) if isinstance(section, Mapping) else None

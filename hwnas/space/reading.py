@@ -384,6 +384,7 @@ _TOP: dict[str, Rule] = {
     "around": Rule("must be the name of a timm network, perhaps with +same", _around),
     "pooled": Rule("must be true or false", _flag),
 }
+SIZE_RULE = _TOP["image_size"]
 _STEM: dict[str, Rule] = {"width": _whole(1, 4096), "stride": _whole(1, 2)}
 _STAGE: dict[str, Rule] = {
     "op": Rule(_op_rule(), read_op),

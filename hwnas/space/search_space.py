@@ -19,6 +19,7 @@ from hwnas.errors import SpaceError, UnknownName
 from hwnas.space.architecture import Architecture, Origin
 from hwnas.space.blocks.block import BlockSpec
 from hwnas.space.coding import Codes, Coding, count_networks, match
+from hwnas.space.family import Family, FamilyCoding, read_family, read_known
 from hwnas.space.reading import SpaceDef, SpaceFile, Value, fields, known_settings, read_space
 from hwnas.space.restriction import Variant, without
 from hwnas.system.paths import search_space_dirs
@@ -68,11 +69,14 @@ class SearchSpace:
     `unrestricted` is the space that this one is a part of (see `without`), otherwise itself.
     """
 
-    def __init__(self, definition: SpaceDef, *, name: str, source: Path, channels: int, classes: int) -> None:
+    def __init__(self, definition: SpaceDef | Family, *, name: str, source: Path, channels: int, classes: int) -> None:
         self.definition, self.name, self.source = definition, name, source
         self.channels, self.classes = channels, classes
-        self.coding = Coding(definition, channels, classes)
-        every = fields(definition)
+        self.coding: Coding | FamilyCoding
+        if isinstance(definition, Family):
+            self.coding, every = FamilyCoding(definition, channels, classes), definition.fields()
+        else:
+            self.coding, every = Coding(definition, channels, classes), fields(definition)
         self._columns = [index for index, (_, choices) in enumerate(every) if len(choices) > 1]
         self._n_fields = len(every)
         self.parameters = tuple(Parameter(*every[index]) for index in self._columns)
@@ -109,13 +113,16 @@ class SearchSpace:
     @classmethod
     def _of_file(cls, file: SpaceFile, source: Path, channels: int, classes: int, image_size: int | None
                  ) -> SearchSpace:
-        space = cls(read_space(file, image_size), name=source.stem, source=source, channels=channels, classes=classes)
+        is_family = "operators" in file.data
+        definition = read_family(file, image_size) if is_family else read_space(file, image_size)
+        space = cls(definition, name=source.stem, source=source, channels=channels, classes=classes)
         space.text = file.text
         if space.definition.around:  # such files have one name, and tables are kept by the space's
             space.name = f"around_{Origin.parse(space.definition.around).name}_{space.fingerprint[:6]}"
         if not space.parameters:
             raise SpaceError(f"{source}: has no parameter. Give at least one field a list of two values that matter.")
-        for name, settings in known_settings(file, space.definition).items():
+        known = read_known(file, definition) if isinstance(definition, Family) else known_settings(file, definition)
+        for name, settings in known.items():
             codes = np.array([[settings[index] for index in space._columns]], dtype=np.int64)
             space.known[name] = space.coding.architecture(space.coding.canonical(space._full(codes))[0])
         return space
@@ -127,6 +134,8 @@ class SearchSpace:
         Known networks stay as far as they are in it, or would be with another of its activations: then under another
         name. A whole network that others are cut from never changes.
         """
+        if isinstance(self.definition, Family):
+            return self
         try:
             definition = without(self.definition, left)
         except SpaceError as error:
@@ -160,7 +169,7 @@ class SearchSpace:
     @property
     def n_architectures(self) -> int:
         """Different networks, exactly."""
-        return count_networks(self.coding)
+        return count_networks(self.coding) if isinstance(self.coding, Coding) else self.coding.n_networks
 
     @property
     def image_sizes(self) -> tuple[int, ...]:
@@ -188,7 +197,8 @@ class SearchSpace:
 
     def encode(self, architecture: Architecture) -> dict[str, Value]:
         """Canonical setting of a network; SpaceError when it is not of this space."""
-        full = match(self.coding, architecture)
+        coding = self.coding
+        full = match(coding, architecture) if isinstance(coding, Coding) else coding.match(architecture)
         return self.to_params(self.coding.canonical(full[None])[0][self._columns])
 
     def to_codes(self, params: Mapping[str, Any]) -> Codes:

@@ -23,8 +23,12 @@ from hwnas.networks.around import (  # noqa: E402
     origin_of,
     space_content,
 )
-from hwnas.networks.baselines import count_macs, count_params  # noqa: E402
-from hwnas.networks.build import original, settings_of  # noqa: E402
+from hwnas.networks.baselines import (  # noqa: E402
+    count_macs,
+    count_params,
+    original,
+)
+from hwnas.networks.build import settings_of  # noqa: E402
 from hwnas.networks.cuts import Cut  # noqa: E402
 from hwnas.networks.export import check_parity, export_onnx, randomise  # noqa: E402
 from hwnas.networks.quantize import quantize_static  # noqa: E402
@@ -210,10 +214,14 @@ def test_grey_images_read_the_sum_of_the_colours(tmp_path: Path) -> None:
     ("mixnet_s", "kernels of several sizes"), ("efficientnet_b1_pruned", "stage 1 differ in squeeze-and-excite"),
     ("efficientnet_blur_b0", "layers that cannot be said"),
     ("test_efficientnet_gn", "batch norms")])
-def test_a_network_that_cannot_be_cut_is_told_why(around: str, words: str) -> None:
+def test_what_words_cannot_say_of_a_network_is_told(around: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
-        space_content(around, 3, 10, 64)
+        origin_of(around, 3, 10, 64)
     assert "\n" not in str(caught.value)
+
+
+def test_a_network_that_words_cannot_say_is_traced() -> None:
+    assert {"runs", "groups", "operators"} <= space_content("mobilenetv4_conv_small_035", 3, 10, 64).keys()
 
 
 def test_sizes_that_are_asked_for_are_searched() -> None:

@@ -335,8 +335,8 @@ def test_only_pretrained_baselines_stand_beside_cuts(home, capsys):
 
 
 @pytest.mark.parametrize(("change", "words"), [
-    ("around=resnet18", "cannot be cut: timm builds it as ResNet"), ("around=nothing", "has no network 'nothing'"),
-    ("image_sizes=[64]", "larger than the search's images")])
+    ("around=vit_tiny_patch16_224", "cannot be run on images of 128 px"),
+    ("around=nothing", "has no network 'nothing'"), ("image_sizes=[64]", "larger than the search's images")])
 def test_what_cannot_be_cut_is_refused_before_anything_is_read(home, tmp_path, capsys, change, words):
     assert run_command(main, "search", "usage", [*SMALL, f"out={tmp_path / 'run'}", change]) == 2
     assert words in capsys.readouterr().err.splitlines()[-1]

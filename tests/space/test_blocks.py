@@ -61,7 +61,8 @@ def test_a_kind_says_all_that_is_asked_of_it(name: str) -> None:
     kind = KINDS[name]
     assert (kind.name, bool(kind.label)) == (name, True)
     assert re.fullmatch("#[0-9a-f]{6}", kind.color)
-    block = BlockSpec(name, 16, 24, 8, 3, 1, 2.0 if kind.expands else 1.0, classes=10 if kind.ends else 0)
+    block = BlockSpec(name, 16, 24, 8, 3, 1, 2.0 if kind.expands else 1.0, classes=10 if kind.ends else 0,
+                      operators=(("dense", 16, 24, 3, 8, 8),) if name == "traced" else ())
     assert block.key.startswith(f"{name}/16x8x8/24/s1/k3/")
     assert block.params > block.weights > 0
     assert block.macs > 0

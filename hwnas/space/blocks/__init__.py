@@ -23,8 +23,9 @@ from hwnas.space.blocks.mobile import (
     PooledHead,
     Stem,
 )
+from hwnas.space.blocks.traced import Traced
 
 # New kinds go last: latency models count the columns of the first ones (hwnas.latency.features).
 KINDS.update({kind.name: kind for kind in (
     Stem(), Convolution(), DepthwiseSeparable(), InvertedResidual(), FusedResidual(), Identity(), Head(),
-    ConvNext("batch"), ConvNext("layer"), ActiveSeparable(), PooledHead())})
+    ConvNext("batch"), ConvNext("layer"), ActiveSeparable(), PooledHead(), Traced())})

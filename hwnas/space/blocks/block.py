@@ -80,6 +80,8 @@ class BlockSpec:
 
     `se`: the width of squeeze-and-excite as a share of what the block reads. With `hard_gate` it is MobileNetV3's: a
     share of the inner channels in multiples of 8, ReLU between the two, and a hard sigmoid.
+
+    `operators`: what a block of the kind `traced` runs, as `convolutions` gives it; () for all others.
     """
 
     kind: str
@@ -94,6 +96,7 @@ class BlockSpec:
     activation: str = "relu"
     classes: int = 0
     hard_gate: bool = False
+    operators: Convolutions = ()
 
     @property
     def rules(self) -> BlockKind:
@@ -120,6 +123,7 @@ class BlockSpec:
             parts.append("skip")
         if self.classes:
             parts.append(f"classes{self.classes}")
+        parts += ["_".join(map(str, operator)) for operator in self.operators]
         return "/".join([*parts, self.activation])
 
     @property

@@ -1,0 +1,16 @@
+"""Blocks of a traced network: whatever operators one of its modules runs, listed one by one."""
+
+from __future__ import annotations
+
+from hwnas.space.blocks.block import BlockKind, BlockSpec, Convolutions
+
+
+class Traced(BlockKind):
+    """`traced`: the operators that were met when a network ran once; see `hwnas.space.family`."""
+
+    name, label, color = "traced", "traced", "#667085"
+    takes_kernel, in_timm = False, False
+
+    def convolutions(self, block: BlockSpec) -> Convolutions:
+        """Those that the block lists."""
+        return block.operators

@@ -1,0 +1,174 @@
+"""What can be cut out of any network: what is found, what a cut keeps of the answers, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+from hwnas.errors import ConfigError
+from hwnas.networks import tracing
+from hwnas.networks.around import check_cuts
+from hwnas.networks.baselines import original
+from hwnas.networks.export import export_onnx
+from hwnas.networks.tracing import build_member, cut_member, cut_model, family_content, trace
+from hwnas.space.family import Family, Member
+from hwnas.space.search_space import SearchSpace
+
+PX = 64
+
+
+def space_of(name: str, classes: int = 10) -> SearchSpace:
+    return SearchSpace.of_content(family_content(name, 3, classes, PX), f"around_{name}", channels=3, classes=classes)
+
+
+def member(space: SearchSpace, **kept: float) -> Member:
+    """The network of a space that keeps everything but what is said; `__` stands for a dot."""
+    whole = {parameter.name: parameter.choices[0] for parameter in space.parameters}
+    network = space.decode({**whole, **{name.replace("__", "."): value for name, value in kept.items()}})
+    assert isinstance(network, Member)
+    return network
+
+
+def answers(model: nn.Module) -> torch.Tensor:
+    images = torch.randn((2, 3, PX, PX), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        return model.eval()(images)
+
+
+def layers_of(model: nn.Module) -> list[tuple[int, ...]]:
+    """Weights' shapes of all convolutions and matrix products that are left."""
+    return sorted(tuple(module.weight.shape[:2]) for module in model.modules() if isinstance(
+        module, nn.Conv2d | nn.Linear))
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenetv4_conv_small", "regnety_002", "repvgg_a0", *(
+    pytest.param(name, marks=pytest.mark.soak) for name in (
+        "resnet50", "mobilenetv2_100", "mobilenetv3_small_100", "mobilenetv3_large_100", "mobilenetv4_conv_medium",
+        "efficientnet_b0", "tf_efficientnet_lite0", "efficientnetv2_rw_t", "repvit_m1", "convnext_atto",
+        "convnextv2_atto", "mobileone_s0", "ghostnetv2_100", "lcnet_050", "fbnetv3_b", "semnasnet_100", "starnet_s1",
+        "hgnetv2_b0", "densenet121"))])
+def test_the_least_of_a_network_is_what_its_family_says(name: str) -> None:
+    space = space_of(name)
+    least = space.decode({parameter.name: parameter.choices[-1] if parameter.name == "image_size" else
+                          min(parameter.choices) for parameter in space.parameters})
+    model = build_member(least)
+    with torch.inference_mode():
+        assert model.eval()(torch.zeros(1, 3, least.image_size, least.image_size)).shape == (1, 10)
+    assert len(least.operators) == len(layers_of(model))
+    told = sorted((n_out, 1 if role == "depthwise" else n_in) for _, role, n_in, n_out, *_ in least.operators)
+    assert told == layers_of(model)
+    assert least.params < space.known["whole"].params / 2
+
+
+def silence(model: Any, layers: dict[str, str], kept: int) -> None:
+    """Zero what these layers, each with its norm, write beyond the first `kept` channels."""
+    with torch.no_grad():
+        for layer, norm in layers.items():
+            model.get_submodule(layer).weight[kept:] = 0
+            for values in (model.get_submodule(norm).weight, model.get_submodule(norm).bias):
+                values[kept:] = 0
+
+
+@pytest.mark.parametrize(("tie", "layers", "kept"), [
+    ("inner4", {f"layer1.{index}.conv1": f"layer1.{index}.bn1" for index in (0, 1)}, 32),
+    ("stream4", {"layer2.0.downsample.0": "layer2.0.downsample.1", **{
+        f"layer2.{index}.conv2": f"layer2.{index}.bn2" for index in (0, 1)}}, 64)])
+def test_channels_that_say_nothing_are_cut_without_a_loss(tie: str, layers: dict[str, str], kept: int) -> None:
+    space = space_of("resnet18")
+    torch.manual_seed(0)
+    model = original("resnet18", 3, 10)
+    if tie == "stream4":  # the stride of the image's maps there
+        tie = next(group.tie for group in space.definition.groups if "layer2.0.conv2" in trace(
+            "resnet18", 3, 10).layers[group.name])
+    silence(model, layers, kept)
+    before = answers(model)
+    network = member(space, **{f"width__{tie}": 0.5})
+    after = answers(cut_model(model, network))
+    assert torch.allclose(before, after, atol=1e-4)
+
+
+def test_a_block_that_changes_nothing_is_cut_without_a_loss() -> None:
+    torch.manual_seed(0)
+    model: Any = original("resnet18", 3, 10)
+    with torch.no_grad():
+        for block in (model.layer1[1], model.layer3[1]):
+            block.bn2.weight.zero_()
+            block.bn2.bias.zero_()
+    before = answers(model)
+    network = member(space_of("resnet18"), layer1=0, layer3=0)
+    assert torch.allclose(before, answers(cut_model(model, network)), atol=1e-4)
+    assert len(network.operators) == 17
+
+
+def test_a_cut_of_a_cut_begins_with_its_weights() -> None:
+    space = space_of("resnet18")
+    torch.manual_seed(0)
+    first = member(space, width__inner8=0.5, layer4=0)
+    parent = build_member(first)
+    assert torch.allclose(answers(parent), answers(cut_member(parent.state_dict(), first, first)))
+    part = member(space, width__inner8=0.25, layer4=0, layer2=0)
+    assert part.is_part_of(first)
+    assert not first.is_part_of(part)
+    child = cut_member(parent.state_dict(), first, part)
+    own, held = child.state_dict(), parent.state_dict()
+    assert torch.equal(own["layer1.0.conv1.weight"], held["layer1.0.conv1.weight"])
+    rows = {tuple(row.flatten().tolist()) for row in held["layer2.0.conv1.weight"]}
+    assert len(own["layer2.0.conv1.weight"]) == 32
+    assert all(tuple(row.flatten().tolist()) in rows for row in own["layer2.0.conv1.weight"])
+
+
+def test_branches_of_a_cut_are_fused_when_it_is_exported(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = build_member(space_of("repvgg_a0").known["cut_short"])
+    export_onnx(model, tmp_path / "cut.onnx", (3, PX, PX))
+    kinds = [node.op_type for node in onnx.load(str(tmp_path / "cut.onnx")).graph.node]
+    assert model.training
+    assert kinds.count("Conv") == len([module for module in model.modules() if hasattr(module, "reparameterize")])
+    images = torch.randn((2, 3, PX, PX), generator=torch.Generator().manual_seed(1))
+    said = onnxruntime.InferenceSession(str(tmp_path / "cut.onnx")).run(None, {"images": images.numpy()})[0]
+    assert torch.allclose(answers(model), torch.from_numpy(said), atol=1e-3)
+
+
+def test_the_same_seed_gives_the_same_cut() -> None:
+    network = member(space_of("resnet18"), width__inner8=0.5)
+    states = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        states.append(build_member(network).state_dict())
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_channels_whose_cut_fails_are_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracing, "_can_be_cut", lambda *given: False)
+    trace.cache_clear()
+    try:
+        family = trace("resnet18", 3, 7).family
+        assert not family.groups
+        assert [run.name for run in family.runs] == ["layer1", "layer2", "layer3", "layer4"]
+        with pytest.raises(ConfigError, match="no alike blocks in a row"):
+            trace("vgg11", 3, 7)
+    finally:
+        trace.cache_clear()
+
+
+def test_images_that_are_too_small_for_a_network_are_not_offered() -> None:
+    assert min(space_of("convnext_atto").image_sizes) >= 32
+    with pytest.raises(ConfigError, match="too small"):
+        family_content("convnext_atto", 3, 10, 16)
+
+
+def test_a_family_of_a_file_must_be_that_of_its_network() -> None:
+    content = family_content("resnet18", 3, 10, PX)
+    space = SearchSpace.of_content({**content, "shares": {**content["shares"], "inner8": [1.0, 0.5]}}, "mine",
+                                   channels=3, classes=10)
+    check_cuts(space)
+    assert isinstance(space.definition, Family)
+    other = {**content, "operators": content["operators"][:-1]}
+    with pytest.raises(Exception, match="are not those of resnet18"):
+        check_cuts(SearchSpace.of_content(other, "mine", channels=3, classes=10))

@@ -1,0 +1,110 @@
+"""A family of networks: its file, its codes, its members as data, and files that are none."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from hwnas.errors import SpaceError
+from hwnas.space.architecture import Architecture
+from hwnas.space.family import Member
+from hwnas.space.search_space import SearchSpace
+
+# A stem, a stage of two blocks of which the second may go, and a classifier.
+CONTENT: dict[str, Any] = {
+    "description": "small", "around": "anything", "image_size": [32, 16], "runs": {"stage": ["stage.1"]},
+    "groups": {"stem": [32, "stream2"], "stage.0.a": [64, "inner2"], "stage.1.a": [64, "inner2"]},
+    "shares": {"stream2": [1.0, 0.5], "inner2": [1.0, 0.5, 0.25]},
+    "operators": ["- stem 3 stem*32 3 1 2", "stage.0 pointwise stem*32 stage.0.a*64 1 2 2",
+                  "stage.0 depthwise stage.0.a*64 stage.0.a*64 3 2 2", "stage.0 pointwise stage.0.a*64 stem*32 1 2 2",
+                  "stage.1 dense stem*32 stage.1.a*64 3 2 2", "stage.1 dense stage.1.a*64 stem*32 3 2 2",
+                  "- linear stem*32+8 10 1 0 0"],
+    "known": {"whole": {}, "short": {"stage": 0, "width.inner2": 0.5}}}
+
+
+def space_of(**changes: Any) -> SearchSpace:
+    return SearchSpace.of_content({**CONTENT, **changes}, "small", channels=3, classes=10)
+
+
+@pytest.fixture(scope="module")
+def space() -> SearchSpace:
+    return space_of()
+
+
+def everything(space: SearchSpace) -> np.ndarray:
+    return np.array([*product(*(range(len(parameter.choices)) for parameter in space.parameters))])
+
+
+def test_every_code_is_another_network_and_says_what_it_runs(space: SearchSpace) -> None:
+    codes = everything(space)
+    assert len(codes) == space.n_architectures == space.size == 2 * 2 * 2 * 3
+    assert np.array_equal(space.canonical_codes(codes), codes)
+    networks = [space.decode(space.to_params(row)) for row in codes]
+    assert len({network.id for network in networks}) == len(codes)
+    for row, network in zip(codes, networks, strict=True):
+        assert np.array_equal(space.to_codes(space.encode(network)), row)
+        blocks = [block for segment in space.segments(row[None])[0] for block in space.segment_blocks(int(segment))]
+        assert blocks == list(network.blocks())
+
+
+def test_a_member_keeps_the_channels_and_blocks_that_are_chosen(space: SearchSpace) -> None:
+    whole, short = space.known["whole"], space.known["short"]
+    assert isinstance(short, Member)
+    assert (len(whole.blocks()), len(short.blocks())) == (4, 3)
+    narrow = space.decode({"image_size": 16, "stage": 1, "width.stream2": 0.5, "width.inner2": 0.25})
+    assert narrow.blocks()[1].convolutions() == (
+        ("pointwise", 16, 16, 1, 8, 8), ("depthwise", 16, 16, 3, 8, 8), ("pointwise", 16, 16, 1, 8, 8))
+    assert narrow.blocks()[-1].convolutions() == (("linear", 24, 10, 1, 1, 1),)  # 16 of the stream, 8 that never change
+    assert narrow.macs < short.macs < whole.macs
+    assert short.last_map_px == 16
+
+
+def test_parts_keep_no_more_than_the_whole(space: SearchSpace) -> None:
+    whole, short = space.known["whole"], space.known["short"]
+    assert isinstance(whole, Member)
+    assert isinstance(short, Member)
+    assert short.is_part_of(whole)
+    assert not whole.is_part_of(short)
+    other = space_of(around="another").known["whole"]
+    assert not short.is_part_of(other)
+
+
+def test_a_member_reads_back_from_text_and_document(space: SearchSpace) -> None:
+    for network in space.known.values():
+        assert Architecture.parse(str(network), 3, 10) == network
+        assert Architecture.from_yaml(network.to_yaml()) == network
+
+
+def test_a_family_reads_back_from_its_own_text(space: SearchSpace) -> None:
+    again = SearchSpace.of_content(yaml.safe_load(space.text), "small", channels=3, classes=10)
+    assert again.fingerprint == space.fingerprint
+    assert again.known == space.known
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"around": "No/Name"}, "around must be the name"), ({"operators": ["- stem 3 gone*32 3 1 2"]}, "not among"),
+    ({"operators": ["- stem 3"]}, "is no family"), ({"operators": ["- odd 3 stem*32 3 1 2"]}, "is no family"),
+    ({"groups": {"stem": [32, "nothing"]}}, "not among|no shares"), ({"groups": {"stem": [0, "stream2"]}}, "not among"),
+    ({"shares": {"stream2": [0.5], "inner2": [1.0]}}, "begin with 1"), ({"image_size": [0]}, "image_size"),
+    ({"known": {"odd": {"stage": 7}}}, "must be one of 1, 0"), ({"strange": 1}, "strange")])
+def test_a_file_that_is_no_family_is_one_clear_line(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpaceError, match=words) as caught:
+        space_of(**changes)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["cut:x", "cut:x@32 a=1", "cut:x@32 a=1 /odd/1/2/3/4/5", "cut:x@0 a=1 /stem/3/8/3/1/2",
+                                  "cut:x@32 a=b /stem/3/8/3/1/2", "cut:X!@32 a=1 /stem/3/8/3/1/2"])
+def test_a_text_that_is_no_member_is_one_clear_line(text: str) -> None:
+    with pytest.raises(SpaceError) as caught:
+        Architecture.parse(text, 3, 10)
+    assert "\n" not in str(caught.value)
+
+
+def test_another_familys_network_is_not_of_this_space(space: SearchSpace) -> None:
+    assert space.find(space_of(around="another").known["whole"]) is None
+    assert space.find(SearchSpace.load("mnasnet_small", channels=3, classes=10).reference) is None
