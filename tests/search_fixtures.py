@@ -1,4 +1,4 @@
-"""What a search has acknowledged, read from outside; the hosts of shipped tables."""
+"""What a search has acknowledged, read from outside."""
 
 from __future__ import annotations
 
@@ -8,10 +8,6 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-
-from hwnas.system.paths import shipped
-
-HOSTS = sorted({path.parent.name for path in shipped("latency_tables").rglob("openvino-*.json.gz")})
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
