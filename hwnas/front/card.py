@@ -16,6 +16,7 @@ from hwnas.front.rows import FrontRow
 from hwnas.lazy import LazyModule
 from hwnas.networks.network import FoundNetwork, TimmNetwork
 from hwnas.runtimes.runtime import FP32, Shown, deployed_of, load_runtime
+from hwnas.space.family import Member
 from hwnas.target import Target
 
 if TYPE_CHECKING:
@@ -136,6 +137,11 @@ def _timm(row: FrontRow, given: Input) -> str:
         options = "".join(f", {key}={json.dumps(value)}" for key, value in made.items() if value)
         return ("import safetensors.torch; from hwnas.networks.baselines import Baseline\n"
                 f'model = Baseline("{row.name}"{options}).build({shape})  # a timm network\n'
+                'model.load_state_dict(safetensors.torch.load_file("weights.safetensors"))')
+    if isinstance(row.network, FoundNetwork) and isinstance(row.network.architecture, Member):
+        return ("import pathlib, safetensors.torch; from hwnas.networks.build import build; "
+                "from hwnas.space import Architecture\n"
+                'model = build(Architecture.from_yaml(pathlib.Path("architecture.yaml").read_text()))\n'
                 'model.load_state_dict(safetensors.torch.load_file("weights.safetensors"))')
     name = f"hwnas_{row.id.replace('-', '_')}"
     return ("import pathlib, safetensors.torch, timm; from hwnas.networks.build import register; "

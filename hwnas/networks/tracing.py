@@ -78,7 +78,8 @@ def trace(around: str, channels: int, classes: int) -> Traced:
         kept = [group for group in groups if group.tie in ties]
         names = {group.name for group in kept}
         operators = tuple(_operators(model, shapes, blocks, sides, names))
-        return Traced(Family(around, (), runs, tuple(kept), {tie: shares[tie] for tie in ties}, operators), layers)
+        family = Family(around, (), runs, tuple(kept), {tie: shares[tie] for tie in ties}, operators)
+        return Traced(family.in_order(), layers)
 
     began = time.monotonic()
     able = []

@@ -10,7 +10,7 @@ streams between blocks, and the insides of blocks, each at one size of maps. All
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from math import prod
@@ -106,6 +106,16 @@ class Family:
         return [("image_size", self.image_sizes),
                 *((run.name, tuple(range(len(run.blocks), -1, -1))) for run in self.runs),
                 *((f"width.{tie}", shares) for tie, shares in self.shares.items())]
+
+    def in_order(self) -> Family:
+        """The same family with runs, groups and ties as operators meet them, in whatever order a file has them."""
+        met = list(dict.fromkeys(name for each in self.operators for name, _ in each.reads + each.writes if name))
+        groups = sorted(self.groups, key=lambda group: met.index(group.name) if group.name in met else len(met))
+        blocks = list(dict.fromkeys(each.block for each in self.operators))
+        runs = sorted(self.runs, key=lambda run: min((blocks.index(block) for block in run.blocks if block in blocks),
+                                                     default=len(blocks)))
+        ties = dict.fromkeys([*(group.tie for group in groups), *sorted(self.shares)])
+        return replace(self, runs=tuple(runs), groups=tuple(groups), shares={tie: self.shares[tie] for tie in ties})
 
     def channels(self, chosen: Mapping[str, Any]) -> dict[str, int]:
         """Channels that each group keeps, for the groups whose shares are chosen."""
@@ -266,7 +276,7 @@ def read_family(file: SpaceFile, image_size: int | None = None) -> Family:
             ("operators, runs or groups are missing, or too many", not 0 < len(family.operators) <= _MOST)):
         if wrong:
             file.fail((), problem)
-    return family
+    return family.in_order()
 
 
 def write_family(family: Family, known: Mapping[str, Mapping[str, Any]], description: str) -> dict[str, Any]:

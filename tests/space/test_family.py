@@ -82,6 +82,11 @@ def test_a_member_reads_back_from_text_and_document(space: SearchSpace) -> None:
 def test_a_family_reads_back_from_its_own_text(space: SearchSpace) -> None:
     again = SearchSpace.of_content(yaml.safe_load(space.text), "small", channels=3, classes=10)
     assert again.fingerprint == space.fingerprint
+    content = yaml.safe_load(space.text)
+    mixed = {key: dict(reversed(content[key].items())) if isinstance(content[key], dict) else content[key]
+             for key in sorted(content)}
+    other = SearchSpace.of_content(mixed, "small", channels=3, classes=10)
+    assert (other.fingerprint, other.parameters) == (space.fingerprint, space.parameters)
     assert again.known == space.known
 
 
