@@ -94,14 +94,16 @@ def time_apart(wave: Wave, progress: Progress | None, idle: Callable[[], bool]) 
             job = pool.submit(_time, wave)
             busy = False
             while not job.done():
-                if here.poll(LISTEN_S) and progress is not None:
-                    progress(*here.recv())
+                if here.poll(LISTEN_S):
+                    told = here.recv()  # also where nobody listens: the line would be full one day
+                    if progress is not None:
+                        progress(*told)
                 if not busy and not idle():
                     here.send(busy := True)
-            told: Told = job.result()
+            timed: Told = job.result()
         except (BrokenProcessPool, EOFError, BrokenPipeError):
             raise ended_early("timed") from None
-        return told
+        return timed
 
 
 def ended_early(did: str) -> MeasurementInvalid:

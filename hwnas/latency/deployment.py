@@ -232,7 +232,8 @@ class _Calibration:
     def _settle(self, measurements: dict[str, Measurement], timer: NetworkTimer) -> None:
         """Learn how quiet this host can be, and give up on a host that never is."""
         valid = [measurement for measurement in measurements.values() if measurement.valid]
-        self.table.processes += bool(valid) and timer.is_apart
+        if valid and timer.is_apart:
+            self.table.processes[self.space.name] = self.table.processes.get(self.space.name, 0) + 1
         self.fruitless = 0 if valid else self.fruitless + 1
         if self.fruitless >= FRUITLESS:
             reason = next(iter(measurements.values())).reason

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hwnas.errors import CandidateError, TableError, TargetError
+from hwnas.errors import CandidateError, ConfigError, TableError, TargetError
 from hwnas.latency.copies import noise
 from hwnas.latency.deployment import key_of
 from hwnas.latency.table import TableKey, table_path
@@ -27,6 +27,7 @@ from hwnas.runtimes.executed import INSERTED, PRECISION, executed
 from hwnas.runtimes.runtime import inspected
 from hwnas.space.architecture import Architecture, BlockDef
 from hwnas.space.blocks.block import BlockSpec
+from hwnas.space.family import Family
 from hwnas.space.restriction import Variant
 from hwnas.system.documents import WRONG, Document
 from hwnas.system.paths import home, table_dirs, temporary_folder, write_atomic
@@ -128,6 +129,9 @@ def check_blocks(space: SearchSpace, target: Target, runtime: Runtime, repeats: 
                  ) -> list[CheckedBlock]:
     """Every kind of the space in `precisions` (None: in every one that the runtime has on its host, the target's
     first)."""
+    if isinstance(space.definition, Family):
+        raise ConfigError(f"space {space.name} is cut by what its network runs, and has no kinds of blocks to check. "
+                          "Check one of its networks: model=FILE.onnx.")
     kinds, rows = kinds_of(space), []
     precisions = precisions or _precisions(target, runtime)
     with temporary_folder() as folder, measuring_lock(usable_cores()):

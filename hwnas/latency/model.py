@@ -374,7 +374,7 @@ class LatencyModel:
         """
         networks = usable(table, space)
         timed, run_to_run = timed_networks(networks, table.quiet_ms), between_runs(networks)
-        apart = table.processes >= LEAST_PROCESSES
+        apart = table.processes.get(space.name, 0) >= LEAST_PROCESSES
         learnt = variances = None
         try:
             stored = table.learnt.get(space.name)

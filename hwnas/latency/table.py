@@ -277,7 +277,7 @@ def _positive(times_us: Sequence[float]) -> tuple[float, ...]:
 
 _SHAPE = {"host": {"name": str}, "key": {"runtime": str, "precision": str, "threads": int, "batch": int, "sizes": [int],
                                          "channels": int, "classes": int},
-          "error": {"*": {"*": float}}, "spent_s?": {"*": float}, "learnt?": {"*": dict}, "processes?": int,
+          "error": {"*": {"*": float}}, "spent_s?": {"*": float}, "learnt?": {"*": dict}, "processes?": {"*": int},
           "networks": [dict]}
 TABLE = Document("hwnas-latency-table", 2, "a latency table", "Move it away; the next run measures anew.", TableError,
                  two_fields=True, shape=_SHAPE)
@@ -324,7 +324,7 @@ class TimedNetwork:
 class LatencyTable:
     """Everything measured under one key on one host.
 
-    `processes`: how many timed its networks, a wave each; 0 where one timed all waves.
+    `processes`: of each space, how many timed its networks, a wave each; none where one timed all waves.
     """
 
     key: TableKey
@@ -340,7 +340,7 @@ class LatencyTable:
     spent_s: dict[str, float] = field(default_factory=dict)
     learnt: dict[str, dict[str, Any]] = field(default_factory=dict)
     path: Path | None = None
-    processes: int = 0
+    processes: dict[str, int] = field(default_factory=dict)
 
     @property
     def host_name(self) -> str:
@@ -392,7 +392,7 @@ class LatencyTable:
                    Architecture.from_dict(data["reference"]["architecture"], f"{path}: reference"),
                    float(data["reference"]["quiet_us"]) / 1e3, float(data["overhead_us"]) / 1e3, networks,
                    dict(data["error"]), dict(data.get("spent_s", {})),
-                   dict(data.get("learnt", {})), path, int(data.get("processes", 0)))
+                   dict(data.get("learnt", {})), path, dict(data.get("processes", {})))
 
     def check(self, key: TableKey, host_name: str, runtime_version: str | None) -> None:
         """TableError when the table is of another key, host or (unless None) runtime version; names both."""

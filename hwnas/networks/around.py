@@ -108,7 +108,8 @@ def check_cuts(space: SearchSpace) -> None:
     """SpaceError, which names the key, where a space allows what is not in the network that it is cut from."""
     definition = space.definition
     if isinstance(definition, Family):
-        family = trace(definition.around, space.channels, space.classes).family
+        traced = trace(definition.around, space.channels, space.classes)
+        family = traced.family([run.name for run in definition.runs], definition.shares)
         if (family.runs, family.groups, family.operators) != (definition.runs, definition.groups, definition.operators):
             raise SpaceError(f"{space.source}: runs, groups and operators are not those of {definition.around}. Only "
                              "image_size, shares and known may be others than a search writes.")

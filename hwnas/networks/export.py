@@ -74,7 +74,10 @@ def export_onnx(model: nn.Module, path: str | os.PathLike[str], image_shape: tup
     checker refuses; UserError when the file cannot be written.
     """
     if any(hasattr(module, "reparameterize") for module in model.modules()):
-        model = timm.utils.reparameterize_model(model)  # a copy
+        try:
+            model = timm.utils.reparameterize_model(model)  # a copy
+        except Exception as error:  # each kind of block fuses its branches by code of its own
+            raise ExportError(f"the network's branches could not be fused: {_one_line(error)}") from error
     proto = onnx.load_from_string(_trace(model, image_shape))
     _drop_identities(proto)
     _fold_pads(proto)

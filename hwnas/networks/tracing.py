@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
-from hwnas.errors import ConfigError
+from hwnas.errors import CandidateError, ConfigError
 from hwnas.lazy import LazyModule
 from hwnas.networks.baselines import original
 from hwnas.space.family import DIVISOR, Family, Group, Member, Run, TracedOperator, write_family
@@ -38,15 +38,53 @@ SHARES = {INNER: (1.0, 0.75, 0.5, 0.375, 0.25), STREAM: (1.0, 0.75, 0.5), OUTER:
 SIZES = tuple(sixteenths / 16 for sixteenths in range(16, 5, -1))  # of the images' side
 SIZE_STEP = 4  # px
 TRACING_S = 180.0  # for finding out which channels may be cut
-LEAST_LAYERS = 2  # convolutions of a block that may go: one alone is a part of a block
+LEAST_LAYERS = 2  # of a block that may go: one alone is a part of a block
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A convolution or matrix product that ran: its operator, and which groups it reads and writes, with channels."""
+
+    block: str
+    role: str
+    n_in: int
+    n_out: int
+    kernel: int
+    stride_in: int
+    stride_out: int
+    reads: tuple[tuple[str, int], ...]
+    writes: tuple[tuple[str, int], ...]
+
+    def operator(self, groups: Collection[str]) -> TracedOperator:
+        """It, where only these groups may be cut."""
+        reads, writes = (_rest([pair for pair in side if pair[0] in groups], n)
+                         for side, n in ((self.reads, self.n_in), (self.writes, self.n_out)))
+        return TracedOperator(self.block, self.role, reads, writes, self.kernel, self.stride_in, self.stride_out)
 
 
 @dataclass(frozen=True)
 class Traced:
-    """A network as it was seen to run: the family without image sizes, and the layers that write each group."""
+    """A network as it was seen to run.
 
-    family: Family
-    layers: Mapping[str, tuple[str, ...]]
+    Attributes:
+        layers: In the order in which they ran.
+        runs: Of blocks that have an output of their input's shape.
+        groups: Of channels that stand and fall together.
+        writers: The layers that write each group, by its name.
+    """
+
+    around: str
+    layers: tuple[Layer, ...]
+    runs: tuple[Run, ...]
+    groups: tuple[Group, ...]
+    writers: Mapping[str, tuple[str, ...]]
+
+    def family(self, runs: Collection[str], shares: Mapping[str, tuple[float, ...]]) -> Family:
+        """The family in which these runs and ties may be cut."""
+        groups = tuple(group for group in self.groups if group.tie in shares)
+        names = {group.name for group in groups}
+        return Family(self.around, (), tuple(run for run in self.runs if run.name in runs), groups, shares,
+                      tuple(layer.operator(names) for layer in self.layers)).in_order()
 
 
 @lru_cache(maxsize=4)
@@ -59,7 +97,7 @@ def trace(around: str, channels: int, classes: int) -> Traced:
         classes: That it knows.
 
     Raises:
-        ConfigError: Nothing of it can be cut, and why.
+        ConfigError: It cannot be run so, or is made of what cannot be told.
     """
     with torch.random.fork_rng(devices=[]):
         model = original(around, channels, classes).eval()
@@ -68,43 +106,58 @@ def trace(around: str, channels: int, classes: int) -> Traced:
     except Exception as error:  # each network has errors of its own
         raise ConfigError(f"around={around}: it cannot be run on images of {TRACED_PX} px, which shows what may be cut "
                           f"({' '.join(str(error).split())[:150]}). Give another network.") from None
+    for name, shape in shapes.items():
+        module = model.get_submodule(name)
+        if isinstance(module, nn.Conv2d) and len({*module.kernel_size}) > 1:
+            raise ConfigError(f"around={around}: the kernel of {name} is not square. Give another network.")
+        if isinstance(module, nn.Linear) and not shape.writes:
+            raise ConfigError(f"around={around}: {name} reads tokens, and transformers cannot be cut yet. Give another "
+                              "network.")
     runs, blocks = _runs(model, shapes)
-    groups, layers, sides = _groups(model, channels, shapes, blocks)
-    shares = {tie: _different(SHARES[tie.rstrip("0123456789")], [group for group in groups if group.tie == tie])
-              for tie in dict.fromkeys(group.tie for group in groups)}
-    shares = {tie: of for tie, of in shares.items() if len(of) > 1}
+    groups, writers, sides = _groups(model, channels, shapes, blocks)
+    return Traced(around, tuple(_layers(model, shapes, blocks, sides)), runs, tuple(groups), writers)
 
-    def of_ties(ties: Sequence[str]) -> Traced:
-        kept = [group for group in groups if group.tie in ties]
-        names = {group.name for group in kept}
-        operators = tuple(_operators(model, shapes, blocks, sides, names))
-        family = Family(around, (), runs, tuple(kept), {tie: shares[tie] for tie in ties}, operators)
-        return Traced(family.in_order(), layers)
 
+@lru_cache(maxsize=4)
+def find_family(around: str, channels: int, classes: int) -> Family:
+    """What of a network can be cut: what was tried, alone and all at once, and leaves it running.
+
+    Raises:
+        ConfigError: Nothing, or the network cannot be traced.
+    """
+    traced = trace(around, channels, classes)
+    with torch.random.fork_rng(devices=[]):
+        model = original(around, channels, classes).eval()
+    shares = {tie: _different(SHARES[tie.rstrip("0123456789")], [group for group in traced.groups if group.tie == tie])
+              for tie in dict.fromkeys(group.tie for group in traced.groups)}
     began = time.monotonic()
-    able = []
-    for tie in shares:
+
+    def can_be_cut(runs: Collection[str], ties: Collection[str]) -> bool:
         if time.monotonic() - began > TRACING_S:
             raise ConfigError(f"around={around}: it takes more than {TRACING_S:.0f} s to find out what may be cut. "
                               "Give another network.")
-        able += [tie] * _can_be_cut(model, of_ties([tie]), channels)
-    traced = of_ties(able if _can_be_cut(model, of_ties(able), channels) else ())
-    if not traced.family.runs and not traced.family.groups:
+        return _can_be_cut(model, traced, traced.family(runs, {tie: shares[tie] for tie in ties}), channels)
+
+    runs = [run.name for run in traced.runs if can_be_cut([run.name], ())]
+    ties = [tie for tie, of in shares.items() if len(of) > 1 and can_be_cut((), [tie])]
+    if not (can_be_cut((), ties) and can_be_cut(runs, ties)):
+        ties = []
+    if (not runs and not ties) or not can_be_cut(runs, ties):
         raise ConfigError(f"around={around}: it has no alike blocks in a row that may go, and no channels that may. "
                           "Give another network.")
-    return traced
+    return traced.family(runs, {tie: shares[tie] for tie in ties})
 
 
-def _can_be_cut(model: nn.Module, traced: Traced, channels: int) -> bool:
+def _can_be_cut(model: nn.Module, traced: Traced, family: Family, channels: int) -> bool:
     """Whether a network runs with the least of everything that may be cut, and is what the family says then."""
-    least = {name: min(choices) for name, choices in traced.family.fields()[1:]}
+    least = {name: min(choices) for name, choices in family.fields()[1:]}
     try:
-        cut = _cut(deepcopy(model), traced, least, channels)
+        cut = _cut(deepcopy(model), traced, family, least, channels)
         with torch.inference_mode():
             cut(torch.zeros(1, channels, TRACED_PX, TRACED_PX))
     except Exception:  # a network that is cut wrongly has errors of its own
         return False
-    told = Counter((n_in, n_out) for _, _, n_in, n_out, *_ in traced.family.cut(traced.family.operators, least))
+    told = Counter((n_in, n_out) for _, _, n_in, n_out, *_ in family.cut(family.operators, least))
     return told == Counter(_channels(module) for module in cut.modules() if isinstance(module, nn.Conv2d | nn.Linear))
 
 
@@ -128,16 +181,16 @@ def family_content(around: str, channels: int, classes: int, image_size: int, im
         image_sizes: Smaller ones that a cut may take; () chooses.
 
     Raises:
-        ConfigError: The network cannot be traced or cut.
+        ConfigError: The network cannot be traced or cut, or not for such images.
     """
-    traced = trace(around, channels, classes)
+    family = find_family(around, channels, classes)
     smaller = image_sizes or [round(image_size * share / SIZE_STEP) * SIZE_STEP for share in SIZES]
-    last = max(operator.stride_out for operator in traced.family.operators)
-    wanted = {image_size, *(px for px in smaller if last // 2 <= px < image_size)}
-    sizes = [px for px in sorted(wanted, reverse=True) if px in image_sizes or _takes(around, channels, px)]
-    if image_size not in sizes:
-        raise ConfigError(f"around={around}: images of {image_size} px are too small for it.")
-    family = replace(traced.family, image_sizes=tuple(sizes))
+    last = max(operator.stride_out for operator in family.operators)
+    wanted = {image_size, *(px for px in smaller if px < image_size and (image_sizes or px >= last))}
+    sizes = [px for px in sorted(wanted, reverse=True) if _takes(around, channels, px)]
+    if refused := [px for px in (image_size, *image_sizes) if px in wanted and px not in sizes]:
+        raise ConfigError(f"around={around}: images of {min(refused)} px are too small for it.")
+    family = replace(family, image_sizes=tuple(sizes))
     short = {run.name: 0 for run in family.runs}
     thin = {f"width.{tie}": 0.5 for tie, shares in family.shares.items() if 0.5 in shares and tie.startswith(INNER)}
     narrow = {f"width.{tie}": 0.5 for tie, shares in family.shares.items() if 0.5 in shares}
@@ -182,33 +235,55 @@ def cut_model(model: nn.Module, architecture: Member) -> nn.Module:
     """Cut a network, whole or cut less, to what `architecture` keeps, in place; returns it.
 
     Raises:
-        ConfigError: Its channels cannot be cut so.
+        CandidateError: It cannot be cut so, or not to what `architecture` says that it runs.
     """
-    traced = trace(architecture.around, architecture.channels, architecture.classes)
-    return _cut(model, traced, dict(architecture.chosen), architecture.channels)
+    around, chosen = architecture.around, dict(architecture.chosen)
+    traced = trace(around, architecture.channels, architecture.classes)
+    family = traced.family([name for name in chosen if not name.startswith("width.")], {
+        name.removeprefix("width."): (1.0,) for name in chosen if name.startswith("width.")})
+    known = {*(run.name for run in traced.runs), *(f"width.{group.tie}" for group in traced.groups)}
+    if not chosen.keys() <= known or tuple(family.cut(family.operators, chosen)) != architecture.operators:
+        raise CandidateError(f"{architecture.id} runs otherwise than what is cut out of {around} here (by another "
+                             "version of timm?). Search it anew.")
+    try:
+        return _cut(model, traced, family, chosen, architecture.channels)
+    except Exception as error:  # a network that is cut wrongly has errors of its own
+        raise CandidateError(f"{architecture.id} cannot be cut out of {around}: {' '.join(str(error).split())[:200]}"
+                             ) from error
 
 
-def _cut(model: nn.Module, traced: Traced, chosen: Mapping[str, Any], channels: int) -> nn.Module:
-    for name in traced.family.blocks_left_out(chosen):
+def _cut(model: nn.Module, traced: Traced, family: Family, chosen: Mapping[str, Any], channels: int) -> nn.Module:
+    for name in family.blocks_left_out(chosen):
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, nn.Identity())
-    wanted = traced.family.channels(chosen)
-    group_of = {layer: name for name, written in traced.layers.items() for layer in written}
+    wanted = family.channels(chosen)
     if not wanted:
         return model
+    group_of = {layer: name for name in wanted for layer in traced.writers[name]}
     graph = _graph(model.eval(), channels)
     names = {module: name for name, module in model.named_modules()}
     importance = torch_pruning.importance.GroupMagnitudeImportance(p=2)
     for root, cut, group in [(group[0].dep.target.module, group[0].dep.handler, group_of[name])
-                             for group in _all_groups(graph, model) if (name := _first_writer(graph, group, names))
-                             in group_of and group_of[name] in wanted]:
+                             for group in _all_groups(graph, model)
+                             if (name := _first_writer(graph, group, names)) in group_of]:
         whole = graph.get_pruning_group(root, cut, list(range(graph.get_out_channels(root))))
         surplus = len(whole[0].idxs) - wanted[group]
-        if surplus <= 0:
-            continue
-        order = importance(whole).argsort(stable=True)[:surplus].tolist()
-        graph.get_pruning_group(root, cut, order).prune()
+        if surplus > 0:
+            order = importance(whole).argsort(stable=True)[:surplus].tolist()
+            graph.get_pruning_group(root, cut, order).prune()
+    for module in model.modules():
+        if hasattr(module, "reparameterize"):
+            _tell_branches(module)
     return model
+
+
+def _tell_branches(block: Any) -> None:
+    """Tell a block that fuses its branches how wide they are now: it keeps numbers of its own."""
+    conv = next((module for module in block.modules() if isinstance(module, nn.Conv2d)), None)
+    if conv is not None:
+        for name, value in (("groups", conv.groups), ("in_chs", conv.in_channels), ("out_chs", conv.out_channels)):
+            if hasattr(block, name):
+                setattr(block, name, value)
 
 
 def _graph(model: nn.Module, channels: int) -> Any:
@@ -245,12 +320,17 @@ def _shapes(model: nn.Module, channels: int) -> dict[str, _Shape]:
     """Shapes of all modules that ran, in their order."""
     shapes: dict[str, _Shape] = {}
 
-    def shape(values: Any) -> tuple[int, ...]:
-        return tuple(values.shape[1:3]) if torch.is_tensor(values) and values.ndim in (2, 4) else ()
+    def shape(module: nn.Module, values: Any) -> tuple[int, ...]:
+        if not torch.is_tensor(values) or values.ndim not in (2, 4):
+            return ()
+        if isinstance(module, nn.Linear) and values.ndim == 4:  # [n, h, w, c]
+            return values.shape[3], values.shape[2]
+        return tuple(values.shape[1:3])
 
-    hooks = [module.register_forward_hook(lambda _, given, out, name=name: shapes.update(
-        {name: _Shape(shape(given[0]) if len(given) == 1 else (), shape(out))})) for name, module in
-        model.named_modules() if name]
+    def note(module: nn.Module, given: Any, out: Any, name: str) -> None:
+        shapes[name] = _Shape(shape(module, given[0]) if len(given) == 1 else (), shape(module, out))
+
+    hooks = [module.register_forward_hook(partial(note, name=name)) for name, module in model.named_modules() if name]
     with torch.inference_mode():
         model(torch.zeros(1, channels, TRACED_PX, TRACED_PX))
     for hook in hooks:
@@ -267,7 +347,7 @@ def _runs(model: nn.Module, shapes: Mapping[str, _Shape]) -> tuple[tuple[Run, ..
             continue
         children = [(f"{name}.{child}" if name else child, part) for child, part in module.named_children()]
         alike = [(child, part) for child, part in children if not isinstance(part, nn.Sequential | nn.ModuleList)
-                 and sum(isinstance(each, nn.Conv2d) for each in part.modules()) >= LEAST_LAYERS]
+                 and sum(isinstance(each, nn.Conv2d | nn.Linear) for each in part.modules()) >= LEAST_LAYERS]
         kinds = [type(part) for _, part in alike]
         may_go = tuple(child for index, (child, part) in enumerate(alike) if index and kinds.count(type(part)) > 1
                        and child in shapes and shapes[child].reads and shapes[child].reads == shapes[child].writes)
@@ -319,27 +399,26 @@ def _groups(model: nn.Module, channels: int, shapes: Mapping[str, _Shape], block
     return groups, layers, sides
 
 
-def _operators(model: nn.Module, shapes: Mapping[str, _Shape], blocks: Sequence[str], sides: Sides,
-               groups: Collection[str]) -> list[TracedOperator]:
-    """What the network runs, in its order, with the channels that are in `groups`."""
-    operators: list[TracedOperator] = []
+def _layers(model: nn.Module, shapes: Mapping[str, _Shape], blocks: Sequence[str], sides: Sides) -> Iterator[Layer]:
+    """What the network runs, in its order."""
+    is_first = True
     for name, shape in shapes.items():
         module = model.get_submodule(name)
         if not isinstance(module, nn.Conv2d | nn.Linear):
             continue
-        n_in, n_out = _channels(module)
         kernel = module.kernel_size[0] if isinstance(module, nn.Conv2d) else 1
         strides = _stride(shape.reads), _stride(shape.writes)
-        if isinstance(module, nn.Linear):
+        if isinstance(module, nn.Linear) and not strides[0]:
             role = "linear"
-        elif not operators or not strides[0]:
-            role = "se" if operators else "stem"
+        elif is_first or not strides[0]:
+            role = "stem" if is_first else "se"
+        elif isinstance(module, nn.Conv2d) and module.groups == module.in_channels > 1:
+            role = "depthwise"
         else:
-            role = "depthwise" if module.groups == module.in_channels > 1 else "pointwise" if kernel == 1 else "dense"
-        reads, writes = ([pair for pair in side if pair[0] in groups] for side in sides.get(name, ([], [])))
-        operators.append(TracedOperator(
-            _block_of(name, blocks), role, _rest(reads, n_in), _rest(writes, n_out), kernel, *strides))
-    return operators
+            role = "pointwise" if kernel == 1 else "dense"
+        is_first = False
+        reads, writes = sides.get(name, ([], []))
+        yield Layer(_block_of(name, blocks), role, *_channels(module), kernel, *strides, tuple(reads), tuple(writes))
 
 
 def _rest(side: Sequence[tuple[str, int]], channels: int) -> tuple[tuple[str, int], ...]:

@@ -12,7 +12,7 @@ from hwnas.cli.command import default_out, kept
 from hwnas.cli.options import Config, option, plain, read_command, section
 from hwnas.cli.progress import Console
 from hwnas.data.loading import inspect_dataset
-from hwnas.errors import ConfigError, MissingWeights
+from hwnas.errors import CandidateError, ConfigError, MissingWeights
 from hwnas.front.make import Making, check_deployable
 from hwnas.front.zoo import published_of
 from hwnas.latency.deployment import CalibrationOptions, Deployment, open_device
@@ -20,14 +20,18 @@ from hwnas.latency.device import DEVICE, DeviceOptions
 from hwnas.lazy import LazyModule
 from hwnas.networks.around import around_of, check_cuts, find_start, space_content
 from hwnas.networks.baselines import Baseline, check_names, check_timm, cuts_of, variants
+from hwnas.networks.build import build
+from hwnas.networks.export import export_onnx
 from hwnas.networks.network import FoundNetwork, Shape, TimmNetwork
 from hwnas.networks.weights import PretrainedOptions, find_pretrained, find_some
 from hwnas.samplers.loading import read_sampler
 from hwnas.search.minutes import CALIBRATION
 from hwnas.space.architecture import Origin
+from hwnas.space.family import Family
 from hwnas.space.search_space import SearchSpace
 from hwnas.study.objective import CAP_QUANTILES, Objective, read_objective
 from hwnas.study.storage import parse_url
+from hwnas.system.paths import temporary_folder
 from hwnas.target import Target, usable_cores
 from hwnas.training.place import TrainingOptions, check_precision, processes, resolved
 from hwnas.training.recipe import FINE_TUNING, FULL_TRAINING, Recipe, all_recipe
@@ -276,8 +280,23 @@ def _space(options: PlanOptions, info: DatasetInfo, console: Console) -> tuple[S
                       image_sizes=options.image_sizes or ())
     content(name)  # what cannot be cut is refused before its weights are looked for
     start, pad = _start(name, options, console, lambda: find_pretrained(name, options.pretrained, info.channels))
-    return SearchSpace.of_content(content(around_of(name, pad)), f"around_{name}", channels=info.channels,
-                                  classes=info.classes), start
+    space = SearchSpace.of_content(content(around_of(name, pad)), f"around_{name}", channels=info.channels,
+                                   classes=info.classes)
+    _check_export(space)
+    return space, start
+
+
+def _check_export(space: SearchSpace) -> None:
+    """ConfigError where the cuts of a traced network cannot be exported: then none of them could be deployed."""
+    if not isinstance(space.definition, Family):
+        return
+    network = [*space.known.values()][-1]
+    try:
+        with temporary_folder() as folder:
+            export_onnx(build(network), Path(folder) / "cut.onnx", Shape(network.channels, network.image_size, 2).image)
+    except CandidateError as error:
+        raise ConfigError(f"around={space.definition.around}: its cuts cannot be exported ({error}) Give another "
+                          "network.") from None
 
 
 def _start(name: str, options: PlanOptions, console: Console, find: Callable[[], tuple[Pretrained, str]]

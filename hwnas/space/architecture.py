@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -17,7 +17,10 @@ from hwnas.system.documents import Document, load_yaml
 
 if TYPE_CHECKING:
     import yaml
+
+    from hwnas.space import family
 else:
+    family = LazyModule("hwnas.space.family")  # which is built on this file
     yaml = LazyModule("yaml")
 
 DOCUMENT = Document("hwnas-architecture", 1, "an architecture", "Give an architecture.yaml.", SpaceError)
@@ -26,8 +29,7 @@ _WORDS = {  # of an architecture's text, by place: the form that a user is told,
     -2: ("head<width>", re.compile(r"(?P<place>head|pooled)(?P<head>[0-9]{1,7})")),
     -1: ("<activation>@<image size>", re.compile(r"(?P<activation>\w+)@(?P<size>[0-9]{1,7})"))}
 AROUND = re.compile(r"[a-z][a-z0-9_]{0,80}(?:\+same)?")
-# Readers of networks that are not said in these words: by a key of their document, and by how their text begins.
-FORMS: dict[str, Callable[..., Architecture]] = {}
+CUT, KEPT = "cut:", "kept"  # open the text, and stand in the document, of a network of a family
 _TIMM = "timm:"  # opens the first word of a cut network's text
 _TOKEN = re.compile(
     r"(?P<skip>skip|noskip)|n(?P<activation>re|r6|sw|hs)|(?P<key>se|sh|[rksec])(?P<value>\d+(?:\.\d+)?)")
@@ -242,8 +244,8 @@ class Architecture:
     @classmethod
     def parse(cls, text: str, channels: int, classes: int) -> Architecture:
         """Inverse of `str`, which says neither `channels` nor `classes`; SpaceError names the word that is wrong."""
-        if (read := next((FORMS[key] for key in FORMS if text.startswith(key)), None)) is not None:
-            return read(text, channels, classes)
+        if text.startswith(CUT):
+            return family.Member.parse(text, channels, classes)
         words = text.split()
         around = words.pop(0).removeprefix(_TIMM) if text.startswith(_TIMM) else ""
         if len(words) < 4:
@@ -280,8 +282,8 @@ class Architecture:
     def from_dict(cls, data: Any, where: str = "architecture") -> Architecture:
         """Inverse of `to_dict`, checked: SpaceError names `where`, the key, the rule and the value."""
         data = DOCUMENT.check(data, where)
-        if (read := next((FORMS[key] for key in FORMS if key in data), None)) is not None:
-            return read(data, where)
+        if KEPT in data:
+            return family.Member.from_dict(data, where)
 
         def whole(section: Any, key: str, low: int, high: int = 1 << 20) -> int:
             value = section.get(key) if isinstance(section, Mapping) else None

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.errors import SpaceError
-from hwnas.space.architecture import AROUND, DOCUMENT, FORMS, Architecture
+from hwnas.space.architecture import AROUND, CUT, DOCUMENT, Architecture
 from hwnas.space.blocks.block import BlockSpec, round_to_divisor
 from hwnas.space.reading import SIZE_RULE, SpaceFile
 
@@ -28,8 +28,8 @@ Codes = NDArray[np.int64]
 DIVISOR = 8  # channels of a group that is cut: what kernels of the targets are made for
 ROLES = ("stem", "dense", "pointwise", "depthwise", "se", "linear")
 KEYS = ("description", "around", "image_size", "runs", "groups", "shares", "operators", "known")
-_CUT = "cut:"  # opens the text of a member
 _MOST = 10_000  # operators, runs or groups of a family
+_MOST_CHANNELS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,14 +174,14 @@ class Member(Architecture):
     def __str__(self) -> str:
         chosen = ",".join(f"{name}={value:g}" for name, value in self.chosen)
         operators = ",".join("/".join(map(str, operator)) for operator in self.operators)
-        return f"{_CUT}{self.around}@{self.image_size} {chosen} {operators}"
+        return f"{CUT}{self.around}@{self.image_size} {chosen} {operators}"
 
     @classmethod
     def parse(cls, text: str, channels: int, classes: int) -> Member:
         """Inverse of `str`; SpaceError for another text."""
-        words = text.removeprefix(_CUT).split()
+        words = text.removeprefix(CUT).split()
         if len(words) != 3 or words[0].count("@") != 1:
-            raise SpaceError(f"architecture {text[:100]!r}: a network that is cut out of another is {_CUT}NAME@SIZE, "
+            raise SpaceError(f"architecture {text[:100]!r}: a network that is cut out of another is {CUT}NAME@SIZE, "
                              "then what is kept of it and what it runs.")
         around, _, size = words[0].partition("@")
         kept = {name: value for name, _, value in (pair.partition("=") for pair in words[1].split(","))}
@@ -203,19 +203,18 @@ class Member(Architecture):
             if not AROUND.fullmatch(around) or not 0 < len(kept) <= _MOST or len(data["operators"]) > _MOST:
                 raise ValueError("around, kept or operators")
             values = (int(source["size"]), int(source["channels"]), int(data["classes"]))
-            if min(values) < 1 or values[2] < 2:
+            if not 0 < min(values) <= max(values) <= _MOST_CHANNELS or values[2] < 2:
                 raise ValueError("input or classes")
+            operators = tuple(_operator(str(text)) for text in data["operators"])
+            if not any(stride_out for *_, stride_out in operators):
+                raise ValueError("operators: none has a map")
             return cls(stages=(), stem_width=0, stem_stride=1, head=0, activation="relu", image_size=values[0],
                        channels=values[1], classes=values[2], around=around,
                        chosen=tuple((str(name), _number(value)) for name, value in kept.items()),
-                       operators=tuple(_operator(str(text)) for text in data["operators"]))
+                       operators=operators)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SpaceError(f"{where}: no network that is cut out of another one: {type(error).__name__}: {error}. "
                              "Give an architecture.yaml as a search writes it.") from None
-
-
-FORMS["kept"] = Member.from_dict
-FORMS[_CUT] = Member.parse
 
 
 def _number(value: Any) -> float:
@@ -228,20 +227,28 @@ def _number(value: Any) -> float:
 def _operator(text: str) -> tuple[str, str, int, int, int, int, int]:
     block, role, *numbers = text.split("/")
     n_in, n_out, kernel, stride_in, stride_out = (int(number) for number in numbers)
-    if role not in ROLES or min(n_in, n_out, kernel) < 1 or min(stride_in, stride_out) < 0:
+    if role not in ROLES or min(n_in, n_out, kernel) < 1 or min(stride_in, stride_out) < 0 or max(
+            n_in, n_out, kernel, stride_in, stride_out) > _MOST_CHANNELS:
         raise ValueError(f"operator {text[:80]!r}")
     return block, role, n_in, n_out, kernel, stride_in, stride_out
 
 
 def blocks_of_operators(operators: Sequence[tuple[str, str, int, int, int, int, int]], px: int, classes: int
                         ) -> Iterator[BlockSpec]:
-    """What a runtime executes on images of `px` pixels: a block for each run of operators of one block."""
-    for name, each in groupby(operators, key=lambda operator: operator[0]):
+    """What a runtime executes on images of `px` pixels: a block for the operators of each one, or for one in none."""
+    for (name, _), each in groupby(enumerate(operators), key=_unit):
         listed = tuple((role, n_in, n_out, kernel, _side(px, stride_in), _side(px, stride_out))
-                       for _, role, n_in, n_out, kernel, stride_in, stride_out in each)
+                       for _, (_, role, n_in, n_out, kernel, stride_in, stride_out) in each)
         (_, first, _, _, size, _), (_, _, last, _, _, out) = listed[0], listed[-1]
         yield BlockSpec("traced", first, last, size, 0, max(1, round(size / out)), skip=bool(name) and (
             first, size) == (last, out), classes=classes if listed[-1][0] == "linear" else 0, operators=listed)
+
+
+def _unit(placed: tuple[int, Any]) -> tuple[str, int]:
+    """What operators of one block have in common: its name; one that is in no block is alone, by its place."""
+    place, operator = placed
+    block = operator.block if isinstance(operator, TracedOperator) else operator[0]
+    return (block, 0) if block else ("", place)
 
 
 def _side(px: int, stride: int) -> int:
@@ -290,8 +297,10 @@ def write_family(family: Family, known: Mapping[str, Mapping[str, Any]], descrip
 
 def read_known(file: SpaceFile, family: Family) -> dict[str, list[int]]:
     """Codes, in the order of the parameters, of the networks under `known`; what is not said is the whole one's."""
-    known = {}
-    for name, raw in file.section((), file.data, KEYS).get("known", {}).items():
+    known, networks = {}, file.data.get("known", {})
+    if not isinstance(networks, dict):
+        file.fail(("known",), f"must be a mapping of names to networks, got {networks!r}")
+    for name, raw in networks.items():
         given = file.section(("known", name), raw, tuple(field for field, _ in family.fields()))
         for field, choices in family.fields():
             if given.get(field, choices[0]) not in choices:
@@ -331,13 +340,15 @@ class FamilyCoding:
     @cached_property
     def _units(self) -> list[tuple[tuple[TracedOperator, ...], list[int]]]:
         """Operators between which nothing is chosen but what their columns say: those of a run, and those between."""
-        units = []
-        for _, each in groupby(self.family.operators, key=lambda operator: self._run_of.get(operator.block, "")):
-            operators = tuple(each)
+        blocks = [tuple(each) for _, each in groupby(enumerate(self.family.operators), key=_unit)]
+        listed = []
+        for block in blocks:
+            operators = tuple(operator for _, operator in block)
             names = {"image_size", *(self._run_of[each.block] for each in operators if each.block in self._run_of),
                      *(self._tie_of[name] for each in operators for name, _ in each.reads + each.writes if name)}
-            units.append((operators, sorted(self._column[name] for name in names)))
-        return units
+            listed.append((sorted(self._column[name] for name in names), operators))
+        return [(tuple(operator for _, operators in each for operator in operators), columns)
+                for columns, each in groupby(listed, key=lambda pair: pair[0])]
 
     @cached_property
     def _radices(self) -> list[list[int]]:

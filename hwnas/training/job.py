@@ -40,7 +40,7 @@ from hwnas.networks.origin import SUMMARY as SUMMARY
 from hwnas.networks.weights import PretrainedOptions, find_pretrained
 from hwnas.runtimes import runtime as deployed
 from hwnas.runtimes.runtime import FP32, load_runtime
-from hwnas.space.architecture import Architecture
+from hwnas.space.architecture import CUT, Architecture
 from hwnas.stats import wilson
 from hwnas.system.documents import check_identity, content_of, yaml_text
 from hwnas.system.libraries import version_of
@@ -243,7 +243,7 @@ def _source(options: TrainOptions, info: DatasetInfo) -> FoundNetwork | Baseline
     if options.run is not None:
         return _of_run(RunFolder.open(os.path.expanduser(options.run), write=False), given, info)
     path = Path(os.path.expanduser(given))
-    if not path.exists() and given.startswith(("stem", TIMM)):
+    if given.startswith(CUT) or (given.startswith(("stem", TIMM)) and not path.exists()):
         return FoundNetwork(Architecture.parse(given, info.channels, info.classes))
     if path.is_dir():
         return _in_folder(ModelFolder(path), info)
@@ -447,6 +447,8 @@ def write_results(job: TrainingJob, trained: Trained, console: Console) -> dict[
     """
     write_atomic(job.folder.path / job.network.file, job.network.describe())
     write_atomic(job.log, table_csv(trained.rows))
+    mean, std = (",".join(f"{value:.6g}" for value in values) for values in (job.dataset.mean, job.dataset.std))
+    write_atomic(job.folder.weights.with_suffix(".json"), json.dumps({"norm": f"mean {mean} std {std}"}) + "\n")
     write_atomic(job.folder.weights, _weights(job, trained))
     macs = count_macs(trained.model, job.shape)
     with console.step("export and score on the test set") as report:

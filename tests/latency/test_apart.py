@@ -65,6 +65,14 @@ def test_rounds_go_on_until_the_next_wave_is_ready(reference: Exported) -> None:
     assert len(longer["quick"].turns) >= 6
 
 
+def test_a_wave_of_many_rounds_ends_where_nobody_listens(reference: Exported) -> None:
+    """More messages than the line between both processes holds."""
+    networks = [exported("quick", "0.01", reference)]
+    timed, _ = time_apart(wave(networks, reference, max_rounds=800, half_width=1e-9, round_ms=0.05, min_calls=1,
+                               max_calls=1), None, lambda: True)
+    assert len(timed["quick"].turns) >= 800
+
+
 def test_a_process_that_is_killed_is_one_clear_error(reference: Exported) -> None:
     def kill(share: float, note: str) -> None:
         for child in multiprocessing.active_children():

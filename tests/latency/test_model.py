@@ -246,7 +246,7 @@ def waves_of(space, slow: float, processes: int) -> LatencyTable:
         source = odd.networks[index] if index // 20 == 2 else network
         table.networks[index] = dataclasses.replace(network, measurement=dataclasses.replace(
             source.measurement, quiet_ms=0.1 + 1e-6 * (index // 20)))
-    table.processes = processes
+    table.processes = {space.name: processes}
     return table
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,12 @@ import pytest
 import torch
 from torch import nn
 
-from hwnas.errors import ConfigError
+from hwnas.errors import CandidateError, ConfigError
 from hwnas.networks import tracing
 from hwnas.networks.around import check_cuts
 from hwnas.networks.baselines import original
 from hwnas.networks.export import export_onnx
-from hwnas.networks.tracing import build_member, cut_member, cut_model, family_content, trace
+from hwnas.networks.tracing import build_member, cut_member, cut_model, family_content, find_family, trace
 from hwnas.space.family import Family, Member
 from hwnas.space.search_space import SearchSpace
 
@@ -50,9 +51,9 @@ def layers_of(model: nn.Module) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("name", ["resnet18", "mobilenetv4_conv_small", "regnety_002", "repvgg_a0", *(
     pytest.param(name, marks=pytest.mark.soak) for name in (
         "resnet50", "mobilenetv2_100", "mobilenetv3_small_100", "mobilenetv3_large_100", "mobilenetv4_conv_medium",
-        "efficientnet_b0", "tf_efficientnet_lite0", "efficientnetv2_rw_t", "repvit_m1", "convnext_atto",
+        "efficientnet_b0", "tf_efficientnet_lite0", "efficientnetv2_rw_t", "convnext_atto", "convnext_tiny",
         "convnextv2_atto", "mobileone_s0", "ghostnetv2_100", "lcnet_050", "fbnetv3_b", "semnasnet_100", "starnet_s1",
-        "hgnetv2_b0", "densenet121"))])
+        "hgnetv2_b0"))])
 def test_the_least_of_a_network_is_what_its_family_says(name: str) -> None:
     space = space_of(name)
     least = space.decode({parameter.name: parameter.choices[-1] if parameter.name == "image_size" else
@@ -84,8 +85,8 @@ def test_channels_that_say_nothing_are_cut_without_a_loss(tie: str, layers: dict
     torch.manual_seed(0)
     model = original("resnet18", 3, 10)
     if tie == "stream4":  # the stride of the image's maps there
-        tie = next(group.tie for group in space.definition.groups if "layer2.0.conv2" in trace(
-            "resnet18", 3, 10).layers[group.name])
+        traced = trace("resnet18", 3, 10)
+        tie = next(group.tie for group in traced.groups if "layer2.0.conv2" in traced.writers[group.name])
     silence(model, layers, kept)
     before = answers(model)
     network = member(space, **{f"width__{tie}": 0.5})
@@ -123,9 +124,10 @@ def test_a_cut_of_a_cut_begins_with_its_weights() -> None:
     assert all(tuple(row.flatten().tolist()) in rows for row in own["layer2.0.conv1.weight"])
 
 
-def test_branches_of_a_cut_are_fused_when_it_is_exported(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["repvgg_a0", pytest.param("mobileone_s0", marks=pytest.mark.soak)])
+def test_branches_of_a_cut_are_fused_when_it_is_exported(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model = build_member(space_of("repvgg_a0").known["cut_short"])
+    model = build_member(space_of(name).known["cut_short_narrow"])
     export_onnx(model, tmp_path / "cut.onnx", (3, PX, PX))
     kinds = [node.op_type for node in onnx.load(str(tmp_path / "cut.onnx")).graph.node]
     assert model.training
@@ -144,17 +146,38 @@ def test_the_same_seed_gives_the_same_cut() -> None:
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
-def test_channels_whose_cut_fails_are_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_cut_alone_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut = tracing._cut
+
+    def fail(model: nn.Module, traced: Any, family: Family, chosen: Any, channels: int) -> nn.Module:
+        if "inner8" in family.shares or (not family.shares and [run.name for run in family.runs] == ["layer2"]):
+            raise RuntimeError("shapes do not fit")
+        return cut(model, traced, family, chosen, channels)
+
+    monkeypatch.setattr(tracing, "_cut", fail)
+    family = find_family("resnet18", 3, 7)
+    assert [run.name for run in family.runs] == ["layer1", "layer3", "layer4"]
+    assert {"inner4", "inner16"} <= family.shares.keys()
+    assert "inner8" not in family.shares
     monkeypatch.setattr(tracing, "_can_be_cut", lambda *given: False)
-    trace.cache_clear()
-    try:
-        family = trace("resnet18", 3, 7).family
-        assert not family.groups
-        assert [run.name for run in family.runs] == ["layer1", "layer2", "layer3", "layer4"]
-        with pytest.raises(ConfigError, match="no alike blocks in a row"):
-            trace("vgg11", 3, 7)
-    finally:
-        trace.cache_clear()
+    with pytest.raises(ConfigError, match="no alike blocks in a row"):
+        find_family("resnet18", 3, 8)
+
+
+@pytest.mark.parametrize(("name", "words"), [
+    ("vit_tiny_patch16_224", "128 px"), ("mobilevit_xxs", "reads tokens"), ("inception_v3", "not square")])
+def test_networks_that_cannot_be_told_are_refused_in_one_line(name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        trace(name, 3, 10)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_network_that_is_not_what_it_says_is_not_built() -> None:
+    network = member(space_of("resnet18"), layer1=0)
+    with pytest.raises(CandidateError, match="runs otherwise"):
+        build_member(replace(network, chosen=(("layer1", 1), *network.chosen[1:])))
+    with pytest.raises(CandidateError, match="runs otherwise"):
+        build_member(replace(network, chosen=(*network.chosen[:-1], ("width.other", 0.5))))
 
 
 def test_images_that_are_too_small_for_a_network_are_not_offered() -> None:

@@ -95,7 +95,8 @@ def test_a_family_reads_back_from_its_own_text(space: SearchSpace) -> None:
     ({"operators": ["- stem 3"]}, "is no family"), ({"operators": ["- odd 3 stem*32 3 1 2"]}, "is no family"),
     ({"groups": {"stem": [32, "nothing"]}}, "not among|no shares"), ({"groups": {"stem": [0, "stream2"]}}, "not among"),
     ({"shares": {"stream2": [0.5], "inner2": [1.0]}}, "begin with 1"), ({"image_size": [0]}, "image_size"),
-    ({"known": {"odd": {"stage": 7}}}, "must be one of 1, 0"), ({"strange": 1}, "strange")])
+    ({"known": {"odd": {"stage": 7}}}, "must be one of 1, 0"), ({"known": None}, "mapping of names"),
+    ({"strange": 1}, "strange")])
 def test_a_file_that_is_no_family_is_one_clear_line(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(SpaceError, match=words) as caught:
         space_of(**changes)
@@ -103,7 +104,8 @@ def test_a_file_that_is_no_family_is_one_clear_line(changes: dict[str, Any], wor
 
 
 @pytest.mark.parametrize("text", ["cut:x", "cut:x@32 a=1", "cut:x@32 a=1 /odd/1/2/3/4/5", "cut:x@0 a=1 /stem/3/8/3/1/2",
-                                  "cut:x@32 a=b /stem/3/8/3/1/2", "cut:X!@32 a=1 /stem/3/8/3/1/2"])
+                                  "cut:x@32 a=b /stem/3/8/3/1/2", "cut:x@32 a=1 /linear/3/8/1/0/0",
+                                  "cut:x@32 a=1 /stem/3/9999999/3/1/2", "cut:X!@32 a=1 /stem/3/8/3/1/2"])
 def test_a_text_that_is_no_member_is_one_clear_line(text: str) -> None:
     with pytest.raises(SpaceError) as caught:
         Architecture.parse(text, 3, 10)
