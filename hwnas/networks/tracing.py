@@ -372,10 +372,11 @@ def _groups(model: nn.Module, channels: int, shapes: Mapping[str, _Shape], block
     groups: list[Group] = []
     layers: dict[str, tuple[str, ...]] = {}
     sides: Sides = {}
+    ran = {name: place for place, name in enumerate(shapes)}  # the graph's own order differs from process to process
     for group in _all_groups(graph, model):
-        writers = _writers(graph, group, names)
+        writers = sorted((name for name in _writers(graph, group, names) if name in ran), key=ran.__getitem__)
         modules = [dependency.target.module for dependency, _ in group]
-        stride = _stride(shapes[writers[0]].writes) if writers and writers[0] in shapes else 0
+        stride = _stride(shapes[writers[0]].writes) if writers else 0
         n = len(group[0].idxs)
         if not stride or n <= DIVISOR or any(isinstance(module, nn.Conv2d) and 1 < module.groups < module.in_channels
                                              for module in modules):
@@ -396,6 +397,9 @@ def _groups(model: nn.Module, channels: int, shapes: Mapping[str, _Shape], block
                 reads += [(name, len(idxs))] * depthwise
             elif not depthwise:
                 reads.append((name, len(idxs)))
+    for reads, writes in sides.values():
+        reads.sort(key=lambda pair: ran[pair[0]])
+        writes.sort(key=lambda pair: ran[pair[0]])
     return groups, layers, sides
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -135,6 +138,15 @@ def test_branches_of_a_cut_are_fused_when_it_is_exported(name: str, tmp_path: Pa
     images = torch.randn((2, 3, PX, PX), generator=torch.Generator().manual_seed(1))
     said = onnxruntime.InferenceSession(str(tmp_path / "cut.onnx")).run(None, {"images": images.numpy()})[0]
     assert torch.allclose(answers(model), torch.from_numpy(said), atol=1e-3)
+
+
+def test_every_process_sees_the_same_family(tmp_path: Path) -> None:
+    """Where modules lie in memory, and so a graph's order, differs from process to process."""
+    lines = (f"import yaml; from hwnas.networks.tracing import family_content\n"
+             f"print(yaml.safe_dump([family_content(name, 3, 10, {PX}) for name in ('resnet18', 'hgnetv2_b0')]))")
+    told = {subprocess.run([sys.executable, "-c", lines], env={**os.environ, "PYTHONHASHSEED": str(seed)}, text=True,
+                           capture_output=True, check=True).stdout for seed in range(3)}
+    assert len(told) == 1
 
 
 def test_the_same_seed_gives_the_same_cut() -> None:
