@@ -53,8 +53,8 @@ NETWORK = Architecture((("ds_r1_k3_s2_c8",), ("ir_r1_k3_s1_e2_c8_se0.25",)), 8, 
 TINY = ["dataset=digits", "epochs=3", "batch_size=32", "train_images=96", "threads=1", "ema_decay=0.9",
         "rand_augment=5", "mixup=0.2", "cutmix=1.0", "erase=0.5", "zoom=0.1", "device=cpu"]
 QUIET = Console(quiet=True)
-FILES = {"architecture.yaml", "weights.safetensors", "model.onnx", "manifest.json", "log.csv", "predictions.npz",
-         "summary.json", "card.md"}
+FILES = {"architecture.yaml", "weights.safetensors", "weights.json", "model.onnx", "manifest.json", "log.csv",
+         "predictions.npz", "summary.json", "card.md"}
 TEACHER = "test_resnet"  # timm's smallest
 
 
