@@ -26,7 +26,7 @@ import numpy as np
 
 from hwnas.cli.options import option, read_options
 from hwnas.errors import HwnasError, TableError
-from hwnas.space.architecture import Architecture
+from hwnas.space.family import Architecture  # which also reads networks of families
 from hwnas.stats import student_t
 from hwnas.system.documents import WRONG, Document
 from hwnas.system.gpu import GpuState

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -17,10 +17,7 @@ from hwnas.system.documents import Document, load_yaml
 
 if TYPE_CHECKING:
     import yaml
-
-    from hwnas.space import family
 else:
-    family = LazyModule("hwnas.space.family")  # which is built on this file
     yaml = LazyModule("yaml")
 
 DOCUMENT = Document("hwnas-architecture", 1, "an architecture", "Give an architecture.yaml.", SpaceError)
@@ -30,6 +27,8 @@ _WORDS = {  # of an architecture's text, by place: the form that a user is told,
     -1: ("<activation>@<image size>", re.compile(r"(?P<activation>\w+)@(?P<size>[0-9]{1,7})"))}
 AROUND = re.compile(r"[a-z][a-z0-9_]{0,80}(?:\+same)?")
 CUT, KEPT = "cut:", "kept"  # open the text, and stand in the document, of a network of a family
+# Readers of such networks, by these words: `hwnas.space.family`, which is built on this file, puts them here.
+FORMS: dict[str, Callable[..., Architecture]] = {}
 _TIMM = "timm:"  # opens the first word of a cut network's text
 _TOKEN = re.compile(
     r"(?P<skip>skip|noskip)|n(?P<activation>re|r6|sw|hs)|(?P<key>se|sh|[rksec])(?P<value>\d+(?:\.\d+)?)")
@@ -245,7 +244,7 @@ class Architecture:
     def parse(cls, text: str, channels: int, classes: int) -> Architecture:
         """Inverse of `str`, which says neither `channels` nor `classes`; SpaceError names the word that is wrong."""
         if text.startswith(CUT):
-            return family.Member.parse(text, channels, classes)
+            return FORMS[CUT](text, channels, classes)
         words = text.split()
         around = words.pop(0).removeprefix(_TIMM) if text.startswith(_TIMM) else ""
         if len(words) < 4:
@@ -283,7 +282,7 @@ class Architecture:
         """Inverse of `to_dict`, checked: SpaceError names `where`, the key, the rule and the value."""
         data = DOCUMENT.check(data, where)
         if KEPT in data:
-            return family.Member.from_dict(data, where)
+            return FORMS[KEPT](data, where)
 
         def whole(section: Any, key: str, low: int, high: int = 1 << 20) -> int:
             value = section.get(key) if isinstance(section, Mapping) else None

@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.errors import SpaceError
-from hwnas.space.architecture import AROUND, CUT, DOCUMENT, Architecture
+from hwnas.space.architecture import AROUND, CUT, DOCUMENT, FORMS, KEPT
+from hwnas.space.architecture import Architecture as Architecture
 from hwnas.space.blocks.block import BlockSpec, round_to_divisor
 from hwnas.space.reading import SIZE_RULE, SpaceFile
 
@@ -215,6 +216,9 @@ class Member(Architecture):
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SpaceError(f"{where}: no network that is cut out of another one: {type(error).__name__}: {error}. "
                              "Give an architecture.yaml as a search writes it.") from None
+
+
+FORMS[CUT], FORMS[KEPT] = Member.parse, Member.from_dict
 
 
 def _number(value: Any) -> float:
