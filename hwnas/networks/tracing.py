@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hwnas.errors import CandidateError, ConfigError
 from hwnas.lazy import LazyModule
 from hwnas.networks.baselines import original
-from hwnas.space.family import DIVISOR, Family, Group, Member, Run, TracedOperator, write_family
+from hwnas.space.family import DIVISOR, WIDTH, Family, Group, Member, Run, TracedOperator, write_family
 from hwnas.space.search_space import WHOLE
 
 if TYPE_CHECKING:
@@ -192,8 +192,8 @@ def family_content(around: str, channels: int, classes: int, image_size: int, im
         raise ConfigError(f"around={around}: images of {min(refused)} px are too small for it.")
     family = replace(family, image_sizes=tuple(sizes))
     short = {run.name: 0 for run in family.runs}
-    thin = {f"width.{tie}": 0.5 for tie, shares in family.shares.items() if 0.5 in shares and tie.startswith(INNER)}
-    narrow = {f"width.{tie}": 0.5 for tie, shares in family.shares.items() if 0.5 in shares}
+    thin = {WIDTH + tie: 0.5 for tie, shares in family.shares.items() if 0.5 in shares and tie.startswith(INNER)}
+    narrow = {WIDTH + tie: 0.5 for tie, shares in family.shares.items() if 0.5 in shares}
     cuts: dict[str, dict[str, Any]] = {"cut_short": short, "cut_thin": thin, "cut_narrow": narrow,
                                        "cut_short_narrow": {**short, **narrow}}
     known: dict[str, dict[str, Any]] = {WHOLE: {}}
@@ -239,9 +239,9 @@ def cut_model(model: nn.Module, architecture: Member) -> nn.Module:
     """
     around, chosen = architecture.around, dict(architecture.chosen)
     traced = trace(around, architecture.channels, architecture.classes)
-    family = traced.family([name for name in chosen if not name.startswith("width.")], {
-        name.removeprefix("width."): (1.0,) for name in chosen if name.startswith("width.")})
-    known = {*(run.name for run in traced.runs), *(f"width.{group.tie}" for group in traced.groups)}
+    family = traced.family([name for name in chosen if not name.startswith(WIDTH)], {
+        name.removeprefix(WIDTH): (1.0,) for name in chosen if name.startswith(WIDTH)})
+    known = {*(run.name for run in traced.runs), *(WIDTH + group.tie for group in traced.groups)}
     if not chosen.keys() <= known or tuple(family.cut(family.operators, chosen)) != architecture.operators:
         raise CandidateError(f"{architecture.id} runs otherwise than what is cut out of {around} here (by another "
                              "version of timm?). Search it anew.")

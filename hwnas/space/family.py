@@ -29,6 +29,7 @@ Codes = NDArray[np.int64]
 DIVISOR = 8  # channels of a group that is cut: what kernels of the targets are made for
 ROLES = ("stem", "dense", "pointwise", "depthwise", "se", "linear")
 KEYS = ("description", "around", "image_size", "runs", "groups", "shares", "operators", "known")
+WIDTH = "width."  # opens the name of a tie's parameter; a run's is its own
 _MOST = 10_000  # operators, runs or groups of a family
 _MOST_CHANNELS = 1 << 20
 
@@ -106,7 +107,7 @@ class Family:
         """Name and choices of every parameter."""
         return [("image_size", self.image_sizes),
                 *((run.name, tuple(range(len(run.blocks), -1, -1))) for run in self.runs),
-                *((f"width.{tie}", shares) for tie, shares in self.shares.items())]
+                *((WIDTH + tie, shares) for tie, shares in self.shares.items())]
 
     def in_order(self) -> Family:
         """The same family with runs, groups and ties as operators meet them, in whatever order a file has them."""
@@ -121,7 +122,7 @@ class Family:
     def channels(self, chosen: Mapping[str, Any]) -> dict[str, int]:
         """Channels that each group keeps, for the groups whose shares are chosen."""
         return {group.name: group.kept(chosen[name]) for group in self.groups
-                if (name := f"width.{group.tie}") in chosen}
+                if (name := WIDTH + group.tie) in chosen}
 
     def blocks_left_out(self, chosen: Mapping[str, Any]) -> set[str]:
         """The blocks that go, of the runs whose depths are chosen."""
@@ -211,7 +212,7 @@ class Member(Architecture):
                 raise ValueError("operators: none has a map")
             return cls(stages=(), stem_width=0, stem_stride=1, head=0, activation="relu", image_size=values[0],
                        channels=values[1], classes=values[2], around=around,
-                       chosen=tuple((str(name), _number(value)) for name, value in kept.items()),
+                       chosen=tuple((str(name), _kept(str(name), value)) for name, value in kept.items()),
                        operators=operators)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SpaceError(f"{where}: no network that is cut out of another one: {type(error).__name__}: {error}. "
@@ -221,11 +222,12 @@ class Member(Architecture):
 FORMS[CUT], FORMS[KEPT] = Member.parse, Member.from_dict
 
 
-def _number(value: Any) -> float:
-    number = float(value)
-    if not 0 <= number <= 1 << 16:
-        raise ValueError(f"kept: {value!r}")
-    return int(number) if number == int(number) and number != 1 else number
+def _kept(name: str, value: Any) -> float:
+    """A share of a tie, or a number of blocks: as the family has it, so that a network has one document."""
+    kept = float(value) if name.startswith(WIDTH) else int(value)
+    if not 0 <= kept <= _MOST:
+        raise ValueError(f"kept: {name} {value!r}")
+    return kept
 
 
 def _operator(text: str) -> tuple[str, str, int, int, int, int, int]:
@@ -339,7 +341,7 @@ class FamilyCoding:
         self._fields = family.fields()
         self._column = {name: index for index, (name, _) in enumerate(self._fields)}
         self._run_of = {block: run.name for run in family.runs for block in run.blocks}
-        self._tie_of = {group.name: f"width.{group.tie}" for group in family.groups}
+        self._tie_of = {group.name: WIDTH + group.tie for group in family.groups}
 
     @cached_property
     def _units(self) -> list[tuple[tuple[TracedOperator, ...], list[int]]]:
