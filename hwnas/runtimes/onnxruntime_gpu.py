@@ -138,16 +138,19 @@ class GpuRuntime(OnnxRuntime):
                     ) -> tuple[dict[str, int], dict[str, int]]:
         """Convolutions and matrix products by the precision in which they ran, and all nodes that another provider
         took, by kind. Both name the other provider."""
-        place = {other: f" on {other.removesuffix('ExecutionProvider')}"
-                 for other in {node["provider"] for node in ran} - {self.provider}}
-        outside = Counter(node["op_name"] + place[node["provider"]] for node in ran if node["provider"] in place)
-        executed = Counter(precision_of(node) + place.get(node["provider"], "")
-                           for node in ran if node["op_name"] in WEIGHTED)
+        executed, outside = Counter[str](), Counter[str]()
+        for node in ran:
+            own = node["provider"] == self.provider
+            place = "" if own else f" on {node['provider'].removesuffix('ExecutionProvider')}"
+            if not own:
+                outside[f"{node['op_name']}{place}"] += 1
+            if node["op_name"] in WEIGHTED:
+                executed[f"{precision_of(node)}{place}"] += 1
         if self.provider == _TENSORRT:
-            every = sum(node.op_type in ("Conv", "Gemm", "MatMul") for node in nodes_of(path))
             elsewhere = executed.total()
-            int8 = max(0, meant - elsewhere)
-            executed.update(int8=int8, fp32=every - elsewhere - int8)
+            inside = max(0, sum(node.op_type in ("Conv", "Gemm", "MatMul") for node in nodes_of(path)) - elsewhere)
+            int8 = min(inside, max(0, meant - elsewhere))
+            executed.update(int8=int8, fp32=inside - int8)
         return dict(+executed), dict(sorted(outside.items()))
 
     def _session_code(self, file: str, target: Target) -> str:
@@ -195,9 +198,10 @@ def _convert_to_fp16(path: str | os.PathLike[str]) -> bytes:
 
     try:
         with warnings.catch_warnings(action="ignore"):  # of numbers that fp16 rounds to zero
-            return bytes(convert_float_to_float16(onnx.load(path), keep_io_types=True).SerializeToString())
+            half: bytes = convert_float_to_float16(onnx.load(os.fspath(path)), keep_io_types=True).SerializeToString()
     except Exception as error:  # a foreign file may fail in protobuf, onnx or the file system
         raise FileError(path, f"cannot be converted to fp16: {one_line(error)}") from error
+    return half
 
 
 def profile_nodes(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Progress) -> list[dict[str, Any]]:
