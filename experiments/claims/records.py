@@ -140,6 +140,42 @@ def records() -> dict[str, tuple[Sequence[Claim], Sequence[Table]]]:
         Claim("{} % lay within 5 % with OpenVINO int8 ({} % by a table of one process), and {} % ({} %) with ONNX",
               lambda: [share(0.05, runtime, words) for runtime in ("openvino", "onnxruntime")
                        for words in ("a process a wave", "one process")])]
+    beside = lines("sessions/beside.csv")
+
+    def times(series: str, column: str = "latency_ms") -> dict[str, dict[str, float]]:
+        """Logarithms of times, by process and network."""
+        found: dict[str, dict[str, float]] = {}
+        for row in beside:
+            if row["process"].startswith(series):
+                found.setdefault(row["process"], {})[row["id"]] = float(np.log(float(row[column])))
+        return found
+
+    def spread_of_four() -> float:
+        """Standard deviation of a network from process to process, per cent, at each process's own pace."""
+        known = [own for own in times("many").values() if own.keys() == times("many")["many-0"].keys()]
+        logs = np.array([[own[name] for name in sorted(own)] for own in known])
+        apart = logs - logs.mean(0)
+        apart -= np.median(apart, 1, keepdims=True)
+        return 100 * float(np.sqrt((apart**2).sum() / ((logs.shape[0] - 1) * (logs.shape[1] - 1))))
+
+    def busy() -> list[float]:
+        quiet_ms, busy_ms = (np.exp(np.array([[own[name] for name in sorted(own)] for own in times(series).values()]))
+                             .mean(0) for series in ("quiet", "busy"))
+        logs = np.log(busy_ms / quiet_ms)
+        reference = [np.mean([np.exp(next(iter(own.values()))) for own in times(series, "reference_ms").values()])
+                     for series in ("quiet", "busy")]
+        return [100 * (np.exp(np.median(logs)) - 1), 100 * logs.std(), 100 * (reference[1] / reference[0] - 1)]
+
+    def waves() -> list[float]:
+        """How far the reference stood above its quiet time in the waves of a table, per cent: least and most."""
+        own = [next(iter(each.values())) for each in times("quiet", "reference_ms").values()]
+        above = [float(row["reference_in_table_ms"]) / np.exp(np.mean(own)) for row in panel]
+        return [100 * (fold(above) - 1) for fold in (min, max)]
+
+    sessions += [
+        Claim("The reference had stood {} to {} % above its quiet time of that day", waves),
+        Claim("24 networks differed by {} % (standard deviation)", lambda: [spread_of_four()]),
+        Claim("busy changed them by {} % (median; standard deviation {} %), and the reference by {} %", busy)]
     folder = "docs/decisions"
     return {f"{folder}/untrained-rung.md": (rung, [Table("| counted |", mixtures)]),
             f"{folder}/lost-estimators.md": (lost, []), f"{folder}/latency-model.md": (intervals, []),
