@@ -203,6 +203,8 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
         raise ConfigError("objective=cap needs the cap: budget.latency_ms=NUMBER (ms).")
     info = inspect_dataset(options.dataset)
     space, start = _space(options, info, console)
+    if not trials_only:
+        _check_export(space)
     accuracy = options.accuracy or ("proxy" if start is None else RACE)
     check_controls(options, space)
     if accuracy == RACE:
@@ -282,7 +284,6 @@ def _space(options: PlanOptions, info: DatasetInfo, console: Console) -> tuple[S
     start, pad = _start(name, options, console, lambda: find_pretrained(name, options.pretrained, info.channels))
     space = SearchSpace.of_content(content(around_of(name, pad)), f"around_{name}", channels=info.channels,
                                    classes=info.classes)
-    _check_export(space)
     return space, start
 
 
