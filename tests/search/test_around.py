@@ -14,17 +14,14 @@ from types import SimpleNamespace
 import numpy as np
 import onnx
 import pytest
-import yaml
+from around_fixtures import home_around, small_search
 from process_fixtures import wait_until
 from safetensors.torch import save_file
 from search_fixtures import asked, rows_of
-from table_fixtures import write_table
 
 from hwnas.cli.command import compose, run_command
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, TrainingError
-from hwnas.front import make
-from hwnas.networks.around import space_content
 from hwnas.networks.baselines import Baseline
 from hwnas.networks.network import FoundNetwork, Shape, read_network
 from hwnas.search import racer, road
@@ -39,9 +36,7 @@ from hwnas.verify import run as verify
 from hwnas.worker import main as work
 
 NAME = "test_efficientnet"
-SMALL = ["+target=xeon_int8", "dataset=digits", "dataset.image_size=32", f"around={NAME}", "workers=1", "n_trials=6",
-         "finalists.k=2", "finalists.recipe.min_steps=4", "finalists.recipe.max_steps=4", "controls=1",
-         "verification.seconds=5"]
+SMALL = small_search(NAME)
 pytestmark = pytest.mark.usefixtures("any_machine")
 
 
@@ -54,17 +49,7 @@ def save_weights(folder: Path, **more: str) -> None:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory, any_machine: None) -> Iterator[Path]:
-    """Weights in the user's folder, and a made-up latency table of this host."""
-    home = tmp_path_factory.mktemp("home")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HWNAS_HOME", str(home))
-        patch.delenv("HWNAS_WEIGHTS", raising=False)
-        few = make.calibration_images
-        patch.setattr(make, "calibration_images", lambda data, n, seed: few(data, 96, seed))
-        save_weights(home / "weights")
-        space = home / f"around_{NAME}.yaml"
-        space.write_text(yaml.safe_dump(space_content(NAME, 1, 10, 32)))
-        write_table(home, "xeon_int8", None, str(space))
+    with home_around(NAME, tmp_path_factory.mktemp("home"), save_weights) as home:
         yield home
 
 

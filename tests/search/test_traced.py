@@ -10,15 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
+from around_fixtures import home_around, small_search
 from safetensors.torch import save_file
 from search_fixtures import rows_of
-from table_fixtures import write_table
 
 from hwnas.cli.command import compose, run_command
 from hwnas.cli.progress import Console
-from hwnas.front import make
-from hwnas.networks.around import space_content
 from hwnas.networks.baselines import Baseline
 from hwnas.networks.network import FoundNetwork, Shape, read_network
 from hwnas.search.__main__ import main
@@ -28,33 +25,26 @@ from hwnas.system.run_folder import ModelFolder, RunFolder
 from hwnas.training.job import make_job
 
 NAME = "test_resnet"
-SMALL = ["+target=xeon_int8", "dataset=digits", "dataset.image_size=32", f"around={NAME}", "workers=1", "n_trials=6",
-         "finalists.k=2", "finalists.recipe.min_steps=4", "finalists.recipe.max_steps=4", "controls=1",
-         "verification.seconds=5"]
+SMALL = small_search(NAME)
 pytestmark = pytest.mark.usefixtures("any_machine")
+
+
+def save_weights(folder: Path) -> None:
+    """A checkpoint of ten classes, as a user has it."""
+    folder.mkdir()
+    save_file(Baseline(NAME).build(1, 10, 32).state_dict(), folder / "ours.safetensors", {"norm": "mean 0.5 std 0.25"})
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory, any_machine: None) -> Iterator[Path]:
-    """A checkpoint of ten classes as the user has it, and a made-up latency table of this host."""
-    home = tmp_path_factory.mktemp("home")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HWNAS_HOME", str(home))
-        patch.delenv("HWNAS_WEIGHTS", raising=False)
-        few = make.calibration_images
-        patch.setattr(make, "calibration_images", lambda data, n, seed: few(data, 96, seed))
-        save_file(Baseline(NAME).build(1, 10, 32).state_dict(), home / "ours.safetensors",
-                  {"norm": "mean 0.5 std 0.25"})
-        space = home / f"around_{NAME}.yaml"
-        space.write_text(yaml.safe_dump(space_content(NAME, 1, 10, 32)))
-        write_table(home, "xeon_int8", None, str(space))
+    with home_around(NAME, tmp_path_factory.mktemp("home"), save_weights) as home:
         yield home
 
 
 def test_a_traced_network_of_ones_own_races_and_is_verified(home: Path, tmp_path: Path,
                                                            capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
-    given = [*SMALL, f"out={out}", f"pretrained.file={home / 'ours.safetensors'}"]
+    given = [*SMALL, f"out={out}", f"pretrained.file={home / 'weights' / 'ours.safetensors'}"]
     assert run_command(main, "search", "usage", given) == 0, capsys.readouterr().err
     rows = {row["id"]: row for row in rows_of(out / "front.csv")}
     assert all(row["verified"] == "true" for row in rows.values()), [row["reason"] for row in rows.values()]

@@ -1,0 +1,36 @@
+"""Small searches around a network: the command, and a home with its weights and a made-up latency table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+from table_fixtures import write_table
+
+from hwnas.front import make
+from hwnas.networks.around import space_content
+
+
+def small_search(name: str) -> list[str]:
+    """The options of a short search around a network, on digits."""
+    return ["+target=xeon_int8", "dataset=digits", "dataset.image_size=32", f"around={name}", "workers=1", "n_trials=6",
+            "finalists.k=2", "finalists.recipe.min_steps=4", "finalists.recipe.max_steps=4", "controls=1",
+            "verification.seconds=5"]
+
+
+@contextmanager
+def home_around(name: str, home: Path, save_weights: Callable[[Path], None]) -> Iterator[Path]:
+    """Weights in the user's folder, as `save_weights` writes them there, and a made-up latency table of this host."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HWNAS_HOME", str(home))
+        patch.delenv("HWNAS_WEIGHTS", raising=False)
+        few = make.calibration_images
+        patch.setattr(make, "calibration_images", lambda data, n, seed: few(data, 96, seed))
+        save_weights(home / "weights")
+        space = home / f"around_{name}.yaml"
+        space.write_text(yaml.safe_dump(space_content(name, 1, 10, 32)))
+        write_table(home, "xeon_int8", None, str(space))
+        yield home
