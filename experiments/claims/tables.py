@@ -62,6 +62,7 @@ def tables() -> list[Table]:
         Table("| int8 by weights |", _int8_by_weights),
         Table("| changed, on the cut |", _tuning_tries), Table("| network, data set |", _tuning_finals),
         Table("| cut, px, seed |", _going_on), Table("| estimate of cuts |", _cut_estimates),
+        Table("| traced network |", _any_baseline), Table("| from 30 cuts |", _family_model),
         Table("| data, network, arm, third |", _hour), Table("| move |", _moves),
         Table("| points of top-1, seed |", _rounding), Table("| top-1 in %, network |", _saturation),
         Table("| from scratch, by seed |", _from_scratch),
@@ -687,6 +688,24 @@ def _short_races() -> list[float]:
     whole = [float(row["steps"]) for row in rows if row["number"] == "0"]
     counts = [float(sum(row["seed"] == seed for row in rows)) for seed in {row["seed"] for row in rows}]
     return [*_ends(counts), *_ends(whole)]
+
+
+def _any_baseline() -> Rows:
+    return {row["network"]: [float(row["seconds"]), float(row["parameters"]), float(row["macs_whole"]) / 1e6,
+                             float(row["macs_cut"]) / 1e6, float(row["ms_whole"]), float(row["ms_cut"])]
+            for row in lines("any_baseline/results.csv") if row["ms_cut"]}
+
+
+def _family_model() -> Rows:
+    path = "any_baseline/family_model.csv"
+    measured, rows = _column(path, "measured_ms"), {}
+    for name, column in (("ours", "predicted_ms"), ("MACs alone", "by_macs_ms")):
+        predicted = _column(path, column)
+        own, paced = (np.abs(each / measured - 1) for each in (
+            predicted, predicted * np.median(measured / predicted)))
+        rows[name] = [*(100 * float(value) for value in (
+            (own <= 0.05).mean(), (own <= 0.10).mean(), own.mean(), (paced <= 0.05).mean(), paced.mean()))]
+    return rows
 
 
 def _moves() -> Rows:
