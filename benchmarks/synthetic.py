@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hwnas.latency.table import LatencyTable, Measurement, Protocol, TableKey, TimedNetwork, Turn
+from hwnas.latency.measurement import Measurement, Protocol, Turn
+from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
 from hwnas.target import Target

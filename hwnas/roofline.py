@@ -28,8 +28,9 @@ from hwnas.errors import ConfigError, MeasurementInvalid, MissingLatency
 from hwnas.latency.copies import TimedFile
 from hwnas.latency.deployment import SpaceOptions, kept_table, key_of
 from hwnas.latency.harness import undisturbed
+from hwnas.latency.measurement import Protocol
 from hwnas.latency.prior import model_of
-from hwnas.latency.table import LatencyTable, Protocol
+from hwnas.latency.table import LatencyTable
 from hwnas.latency.timing import Reference, prepare_untrained, time_files
 from hwnas.lazy import LazyModule
 from hwnas.pictures import INK, figure_bytes, new_figure, plain_log_ticks, title

@@ -27,9 +27,10 @@ from hwnas.errors import ConfigError, HwnasError, MeasurementInvalid, TableError
 from hwnas.latency.deployment import CalibrationOptions, Deployment, MeasuringOptions, latency_model
 from hwnas.latency.held_out_networks import ANCHOR, TimedOne, choose_anchors, draw_held_out
 from hwnas.latency.history import describe_history, read_history
+from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.model import RUN_TO_RUN
 from hwnas.latency.session import FRESH_S, Session, estimate_session
-from hwnas.latency.table import LatencyTable, Measurement, Protocol
+from hwnas.latency.table import LatencyTable
 from hwnas.latency.timing import time_networks
 from hwnas.pictures import MUTED, figure_bytes, new_figure, plain_log_ticks
 from hwnas.space.architecture import Architecture

@@ -148,7 +148,7 @@ def data_root() -> Path:
 def any_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Here and in processes started meanwhile, a measurement is valid however busy the machine is, and waits for none
     that other tests make."""
-    from hwnas.latency.table import Measurement
+    from hwnas.latency.measurement import Measurement
 
     with pytest.MonkeyPatch.context() as patch:
         for name in ("good", "converged"):

@@ -14,7 +14,7 @@ from hwnas.front.make import Making
 from hwnas.front.rows import FrontRow
 from hwnas.front.score import Scores
 from hwnas.front.verification import Facts, environment_of, make_rows, results_of, verify_front, write_results
-from hwnas.latency.table import Measurement, Protocol, Turn
+from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.networks.baselines import Baseline
 from hwnas.networks.network import FoundNetwork, Shape, TimmNetwork
 from hwnas.networks.quantize import needs_narrow_weights

@@ -10,8 +10,9 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from hwnas.cli.command import compose
+from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.prior import learnt_model
-from hwnas.latency.table import LatencyTable, Measurement, Protocol, TableKey, TimedNetwork, Turn, table_path
+from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork, table_path
 from hwnas.latency.timing import reference_network
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.space.search_space import SearchSpace

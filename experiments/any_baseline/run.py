@@ -18,7 +18,7 @@ import pandas as pd
 
 from hwnas.errors import HwnasError
 from hwnas.latency.copies import TimedFile
-from hwnas.latency.table import Protocol
+from hwnas.latency.measurement import Protocol
 from hwnas.latency.timing import HERE, Reference, image_shape, prepare_network, reference_network, time_files
 from hwnas.networks.tracing import family_content
 from hwnas.space.search_space import WHOLE, SearchSpace

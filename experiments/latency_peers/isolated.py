@@ -17,7 +17,8 @@ from experiments.latency_peers.parts import Part, build_part
 from hwnas.errors import CandidateError, ConfigError
 from hwnas.latency.copies import noise
 from hwnas.latency.harness import measure
-from hwnas.latency.table import LatencyTable, Measurement, Protocol
+from hwnas.latency.measurement import Measurement, Protocol
+from hwnas.latency.table import LatencyTable
 from hwnas.latency.timing import TimedFile, bind_copies, image_shape, prepare_network
 from hwnas.runtimes.runtime import Runtime, load_runtime
 from hwnas.target import Host, Target, usable_cores

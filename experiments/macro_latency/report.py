@@ -13,8 +13,8 @@ from experiments.common import percent, text_table
 from experiments.macro_latency.benchmark import ACCURACY, ARCH, SPREAD, Benchmark
 from experiments.macro_latency.choice import Chosen, calibrated_on, front_of
 from hwnas.latency.held_out_networks import TimedOne
+from hwnas.latency.measurement import Measurement
 from hwnas.latency.model import Predictions
-from hwnas.latency.table import Measurement
 from hwnas.validate import Job, compare, summarise
 
 PREDICTED = "latency_ms_predicted"

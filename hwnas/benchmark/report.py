@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hwnas.cli.progress import UNKNOWN, number, text_table
 from hwnas.front.picture import BASELINE, FRONT
 from hwnas.latency.harness import Throughput
-from hwnas.latency.table import P90_SAMPLES, P99_SAMPLES, Measurement, Protocol
+from hwnas.latency.measurement import P90_SAMPLES, P99_SAMPLES, Measurement, Protocol
 from hwnas.lazy import LazyModule
 from hwnas.pictures import MUTED, new_figure, title
 from hwnas.system.documents import Document, now

@@ -15,7 +15,7 @@ from hwnas.compress.steps import REFERENCE, KeptNodes, PostTraining, Step, Steps
 from hwnas.errors import CandidateError, QuantizeError
 from hwnas.front.card import Input, card_text, day_of
 from hwnas.front.rows import FrontRow
-from hwnas.latency.table import Measurement, Protocol
+from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.networks.network import Shape, read_network
 from hwnas.networks.origin import COMPRESSION
 from hwnas.runtimes.runtime import deployed_of, write_deployed

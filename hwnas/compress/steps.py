@@ -24,7 +24,7 @@ from hwnas.errors import CandidateError, MeasurementInvalid
 from hwnas.front.comparison import paired_bootstrap
 from hwnas.front.score import LEAST_ROUNDS
 from hwnas.latency.copies import TimedFile
-from hwnas.latency.table import Measurement, Protocol
+from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.timing import Reference, time_files
 from hwnas.networks.qdq import Graph, Range, quantised_nodes
 from hwnas.networks.quantize import (

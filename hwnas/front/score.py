@@ -14,7 +14,7 @@ from hwnas.cli.progress import Console
 from hwnas.errors import CandidateError, TargetError
 from hwnas.front.rows import FrontRow
 from hwnas.latency.copies import TimedFile
-from hwnas.latency.table import P99_SAMPLES, Measurement, Protocol
+from hwnas.latency.measurement import P99_SAMPLES, Measurement, Protocol
 from hwnas.latency.timing import HERE, Device, Reference, time_files
 from hwnas.runtimes.runtime import FP32, deployed_of, load_runtime, predict
 from hwnas.space.architecture import Architecture

@@ -20,7 +20,7 @@ from hwnas.front.make import Making, fault_of, make_all
 from hwnas.front.report import report_data, write_report
 from hwnas.front.rows import FrontRow, mark_front, save_front, with_costs
 from hwnas.front.score import Scores, Timing, verify_rows
-from hwnas.latency.table import Protocol
+from hwnas.latency.measurement import Protocol
 from hwnas.networks.network import FoundNetwork, Network
 from hwnas.runtimes.child import probe_model
 from hwnas.runtimes.runtime import deployed_of

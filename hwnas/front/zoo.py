@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hwnas.errors import ConfigError, DeviceError, HwnasError, TargetError
 from hwnas.latency.copies import TimedFile
-from hwnas.latency.table import Protocol
+from hwnas.latency.measurement import Protocol
 from hwnas.latency.timing import Reference, prepare_untrained, time_files
 from hwnas.system.documents import Document
 from hwnas.system.paths import temporary_folder, write_atomic

@@ -8,9 +8,9 @@ from hwnas.face import face
 
 if TYPE_CHECKING:
     from hwnas.latency.harness import measure as measure
+    from hwnas.latency.measurement import Measurement as Measurement
     from hwnas.latency.model import LatencyModel as LatencyModel
     from hwnas.latency.table import LatencyTable as LatencyTable
-    from hwnas.latency.table import Measurement as Measurement
 
 __getattr__, __dir__ = face(__name__, {
     "LatencyModel": "model", "LatencyTable": "table", "Measurement": "table", "measure": "harness"})

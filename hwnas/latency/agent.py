@@ -32,7 +32,7 @@ from hwnas.errors import HwnasError, TargetError
 from hwnas.latency.copies import TimedFile, bind_copies, noise
 from hwnas.latency.curve import time_curve
 from hwnas.latency.harness import call_overhead_ms, measure
-from hwnas.latency.table import Protocol
+from hwnas.latency.measurement import Protocol
 from hwnas.runtimes.child import WAITING, limited_memory
 from hwnas.runtimes.runtime import PACKAGES, inspected, load_runtime
 from hwnas.system.paths import unwritten

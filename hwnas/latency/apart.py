@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from hwnas.errors import CandidateError, MeasurementInvalid
 from hwnas.latency.copies import noise
 from hwnas.latency.harness import Progress, measure
-from hwnas.latency.table import Measurement, Protocol
+from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.system.processes import Pool
 from hwnas.target import Target

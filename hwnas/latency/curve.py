@@ -14,7 +14,7 @@ import numpy as np
 from hwnas.errors import CandidateError, FileError, ModelError
 from hwnas.latency.copies import TimedFile, bind_copies, noise
 from hwnas.latency.harness import Call, Copies, Progress, call_overhead_ms, measure, measure_load, time_calls
-from hwnas.latency.table import P99_SAMPLES, Protocol
+from hwnas.latency.measurement import P99_SAMPLES, Protocol
 from hwnas.networks.tflite import is_tflite
 from hwnas.runtimes.runtime import Compiled, NullCompiled, Runtime, inspected, one_line, quantised_in_file
 from hwnas.system.gpu import read_gpu_state

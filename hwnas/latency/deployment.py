@@ -19,14 +19,13 @@ from hwnas.data.loading import inspect_dataset
 from hwnas.errors import ConfigError, MeasurementInvalid, MissingLatency, UnknownName
 from hwnas.latency.device import DeviceOptions
 from hwnas.latency.held_out_networks import draw_front
+from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.model import LatencyModel
 from hwnas.latency.prior import learnt_model, model_of
 from hwnas.latency.remote import RemoteDevice
 from hwnas.latency.table import (
     LEAST_NETWORKS,
     LatencyTable,
-    Measurement,
-    Protocol,
     TableKey,
     TimedNetwork,
     find_table,

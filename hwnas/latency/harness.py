@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from hwnas.latency.table import Measurement, Protocol, Turn, robust_error
+from hwnas.latency.measurement import Measurement, Protocol, Turn, robust_error
 from hwnas.stats import student_t
 from hwnas.system.gpu import GpuState
 from hwnas.target import measuring_lock, usable_cores

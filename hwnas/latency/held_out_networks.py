@@ -13,7 +13,8 @@ from functools import partial
 import numpy as np
 
 from hwnas.errors import SpaceError
-from hwnas.latency.table import LatencyTable, Measurement
+from hwnas.latency.measurement import Measurement
+from hwnas.latency.table import LatencyTable
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import Figure, SearchSpace, macs, params, spread
 from hwnas.stats import non_dominated

@@ -38,7 +38,8 @@ from hwnas.latency.features import (
     tune_variances,
     usual_place,
 )
-from hwnas.latency.table import LEAST_NETWORKS, TABLE, LatencyTable, Measurement, TimedNetwork
+from hwnas.latency.measurement import Measurement
+from hwnas.latency.table import LEAST_NETWORKS, TABLE, LatencyTable, TimedNetwork
 from hwnas.space.architecture import Architecture
 from hwnas.space.blocks.block import BlockSpec
 from hwnas.stats import Z90, conformal_quantile, kendall_tau, spearman

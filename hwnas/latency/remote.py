@@ -32,7 +32,7 @@ from hwnas.cli.options import read_value
 from hwnas.errors import CandidateError, ConfigError, DeviceError, FileError, HwnasError, TargetError
 from hwnas.latency.copies import TimedFile
 from hwnas.latency.harness import Copies, Progress, Throughput, calls_of
-from hwnas.latency.table import Measurement, Protocol
+from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.runtimes.child import error_class, listen
 from hwnas.runtimes.runtime import Execution, NodeTime, OwnFormat, load_runtime
 from hwnas.system.documents import WRONG, check_shape, load_json
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from hwnas.cli.progress import Console
 
 # What the agent needs of hwnas; a test runs it where there is nothing else.
-_PARTS = """__init__ errors face lazy stats target cli/__init__ cli/options system/* space/__init__ space/architecture
-    space/blocks/* runtimes/* networks/__init__ networks/qdq networks/lowering networks/tflite latency/__init__
-    latency/agent latency/copies latency/curve latency/harness latency/table"""
+_PARTS = """__init__ errors face lazy stats target cli/__init__ cli/options system/* runtimes/* networks/__init__
+    networks/qdq networks/lowering networks/tflite latency/__init__ latency/agent latency/copies latency/curve
+    latency/harness latency/measurement"""
 _PIECE = 1 << 18  # bytes of a file in one message
 _MOST_IMAGES = 32 << 20  # bytes of images in one file
 Answer = TypeVar("Answer")

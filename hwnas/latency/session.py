@@ -19,7 +19,8 @@ import numpy as np
 
 from hwnas.errors import CandidateError, MeasurementInvalid, StudyError, TableError
 from hwnas.latency.held_out_networks import choose_anchors
-from hwnas.latency.table import LatencyTable, Measurement, robust_error
+from hwnas.latency.measurement import Measurement, robust_error
+from hwnas.latency.table import LatencyTable
 from hwnas.latency.timing import time_networks
 from hwnas.space.architecture import Architecture
 from hwnas.stats import Z90

@@ -20,7 +20,7 @@ from hwnas.errors import CandidateError, MeasurementInvalid, TableError
 from hwnas.latency.apart import Exported, Wave, ended_early, time_apart
 from hwnas.latency.copies import TimedFile, bind_copies
 from hwnas.latency.harness import Copies, Progress, call_overhead_ms, measure
-from hwnas.latency.table import Measurement, Protocol
+from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.lazy import LazyModule
 from hwnas.networks.build import build
 from hwnas.networks.export import export_onnx, randomise

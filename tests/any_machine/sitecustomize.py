@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 import hwnas.target
-from hwnas.latency.table import Measurement
+from hwnas.latency.measurement import Measurement
 
 ROUNDS = 6  # more than copies, so that there is an interval
 

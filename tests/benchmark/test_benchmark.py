@@ -27,7 +27,7 @@ from hwnas.cli.command import as_typed, run_command
 from hwnas.errors import CandidateError, FileError, ModelError, TableError, UnknownNetwork
 from hwnas.latency import harness
 from hwnas.latency.harness import MIN_WINDOWS, _busy_seconds, _lost_seconds, measure_load
-from hwnas.latency.table import Measurement, Protocol, Turn
+from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.timing import QuietTimes
 from hwnas.pictures import figure_bytes
 from hwnas.runtimes import child

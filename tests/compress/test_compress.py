@@ -25,7 +25,7 @@ from hwnas.compress import steps as compress_score
 from hwnas.compress.steps import Step, Steps
 from hwnas.errors import CandidateError, TargetError
 from hwnas.latency import timing
-from hwnas.latency.table import Measurement
+from hwnas.latency.measurement import Measurement
 from hwnas.networks.export import export_onnx
 from hwnas.networks.origin import describe_training
 from hwnas.runtimes.onnxruntime import OnnxRuntime

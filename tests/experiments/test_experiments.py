@@ -13,9 +13,10 @@ import pytest
 
 from hwnas.errors import ConfigError, HwnasError
 from hwnas.latency.held_out_networks import TimedOne
+from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.model import Fit, Timed
 from hwnas.latency.prior import FittedPrior, Gain, best, chosen_prior, learnt_model, model_of, prior_candidates
-from hwnas.latency.table import LatencyTable, Measurement, Protocol, TableKey, TimedNetwork, Turn
+from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork
 from hwnas.latency.timing import prepare_network
 from hwnas.runtimes.runtime import NullRuntime, load_runtime
 from hwnas.space.search_space import SearchSpace

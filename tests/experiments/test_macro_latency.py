@@ -14,8 +14,9 @@ import pytest
 import hwnas.latency.timing
 import hwnas.pictures
 from hwnas.errors import ConfigError, DataError, MissingLatency, UnknownName
+from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.model import LatencyModel
-from hwnas.latency.table import LatencyTable, Measurement, Protocol, TableKey, TimedNetwork, Turn, table_path
+from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork, table_path
 from hwnas.space.search_space import SearchSpace
 from hwnas.stats import non_dominated
 from hwnas.system.paths import home

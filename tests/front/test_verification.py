@@ -32,7 +32,7 @@ from hwnas.front.rows import FrontRow, load_front
 from hwnas.front.score import Scores, Timing
 from hwnas.front.verification import Facts, results_of
 from hwnas.latency import timing as scoring
-from hwnas.latency.table import Turn
+from hwnas.latency.measurement import Turn
 from hwnas.networks.network import FoundNetwork
 from hwnas.networks.weights import Pretrained
 from hwnas.study.objective import Objective

@@ -18,7 +18,8 @@ import torch
 
 from hwnas.cli.command import run_command
 from hwnas.latency.copies import TimedFile
-from hwnas.latency.table import LatencyTable, Protocol
+from hwnas.latency.measurement import Protocol
+from hwnas.latency.table import LatencyTable
 from hwnas.latency.timing import Reference, reference_network, time_files
 from hwnas.networks.export import export_onnx, randomise
 from hwnas.networks.quantize import quantize_static

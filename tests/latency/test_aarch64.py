@@ -15,7 +15,7 @@ import pytest
 from device_fixtures import Board, program
 
 from hwnas.latency.copies import TimedFile, noise
-from hwnas.latency.table import Protocol
+from hwnas.latency.measurement import Protocol
 from hwnas.latency.timing import Reference, prepare_network, reference_network, time_files
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.target import Target

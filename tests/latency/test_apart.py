@@ -12,7 +12,7 @@ import pytest
 
 from hwnas.errors import CandidateError, MeasurementInvalid
 from hwnas.latency.apart import Exported, Wave, time_apart
-from hwnas.latency.table import Protocol
+from hwnas.latency.measurement import Protocol
 from hwnas.latency.timing import reference_file
 from hwnas.runtimes.runtime import NULL_KEY
 from hwnas.target import Target

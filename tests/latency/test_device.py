@@ -23,7 +23,7 @@ from process_fixtures import descendants
 from hwnas.errors import CandidateError, ConfigError, DeviceError, FileError, HwnasError, TargetError, UserError
 from hwnas.latency import remote
 from hwnas.latency.copies import TimedFile, noise
-from hwnas.latency.table import Protocol
+from hwnas.latency.measurement import Protocol
 from hwnas.latency.timing import Reference, prepare_network, reference_network, time_files
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.target import Host, Target

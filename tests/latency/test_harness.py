@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hwnas.errors import TableError
 from hwnas.latency.harness import call_overhead_ms, measure, measure_load, time_calls
-from hwnas.latency.table import Measurement, Protocol, Turn
+from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.roofline import measure_bandwidths
 from hwnas.target import usable_cores
 

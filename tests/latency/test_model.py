@@ -12,8 +12,9 @@ import pytest
 
 from hwnas.errors import MissingLatency, TableError
 from hwnas.latency.features import NAMES, Costs, Features, block_features
+from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.model import Ends, Fit, LatencyModel, interval_ends, timed_networks
-from hwnas.latency.table import LatencyTable, Measurement, Protocol, TableKey, TimedNetwork, Turn
+from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork
 from hwnas.space.search_space import SearchSpace
 from hwnas.stats import conformal_quantile
 from hwnas.target import Target

@@ -14,7 +14,8 @@ import pytest
 from hwnas import roofline as command
 from hwnas.cli.command import run_command
 from hwnas.errors import MeasurementInvalid
-from hwnas.latency.table import LatencyTable, Measurement, Protocol, TableKey, TimedNetwork, Turn, table_path
+from hwnas.latency.measurement import Measurement, Protocol, Turn
+from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork, table_path
 from hwnas.roofline import (
     COMPUTE,
     MEMORY,

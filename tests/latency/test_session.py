@@ -17,6 +17,7 @@ from hwnas.cli.progress import Console
 from hwnas.errors import CandidateError, MeasurementInvalid, StudyError, TableError
 from hwnas.latency import session
 from hwnas.latency.deployment import Deployment
+from hwnas.latency.measurement import Measurement, Turn
 from hwnas.latency.model import LatencyModel, predict_known
 from hwnas.latency.session import (
     BETWEEN_SESSIONS,
@@ -26,7 +27,7 @@ from hwnas.latency.session import (
     estimate_session,
     measure_session,
 )
-from hwnas.latency.table import LatencyTable, Measurement, Turn
+from hwnas.latency.table import LatencyTable
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
 from hwnas.target import Host, Target

@@ -18,7 +18,7 @@ from hwnas.cli.progress import Console
 from hwnas.errors import DeviceError
 from hwnas.latency import remote
 from hwnas.latency.copies import TimedFile, noise
-from hwnas.latency.table import Protocol
+from hwnas.latency.measurement import Protocol
 from hwnas.latency.timing import Reference, prepare_network, reference_network, time_files
 from hwnas.system import ssh
 from hwnas.system.ssh import Address

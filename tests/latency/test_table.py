@@ -7,17 +7,8 @@ import json
 import pytest
 
 from hwnas.errors import TableError
-from hwnas.latency.table import (
-    TABLE,
-    LatencyTable,
-    Measurement,
-    Protocol,
-    TableKey,
-    TimedNetwork,
-    Turn,
-    find_table,
-    table_path,
-)
+from hwnas.latency.measurement import Measurement, Protocol, Turn
+from hwnas.latency.table import TABLE, LatencyTable, TableKey, TimedNetwork, find_table, table_path
 from hwnas.space.architecture import Architecture
 from hwnas.system.paths import home
 from hwnas.target import Target

@@ -12,7 +12,7 @@ from deployment_fixtures import measured
 
 from hwnas.latency import timing
 from hwnas.latency.copies import noise
-from hwnas.latency.table import Measurement, Protocol
+from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.timing import QuietTimes, Reference, TimedFile, reference_file, reference_network, time_files
 from hwnas.target import Host, Target
 

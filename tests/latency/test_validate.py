@@ -17,8 +17,9 @@ import hwnas.latency.held_out_networks
 import hwnas.latency.timing
 import hwnas.pictures
 from hwnas.cli.command import run_command
+from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.model import LatencyModel
-from hwnas.latency.table import LatencyTable, Measurement, Protocol, TableKey, TimedNetwork, Turn, table_path
+from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork, table_path
 from hwnas.pictures import figure_bytes
 from hwnas.space.search_space import SearchSpace
 from hwnas.stats import kendall_tau, spearman

@@ -12,8 +12,8 @@ import pytest
 from hwnas.benchmark.report import describe_states
 from hwnas.errors import TargetError
 from hwnas.latency import harness
+from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.remote import RemoteDevice
-from hwnas.latency.table import Measurement, Protocol, Turn
 from hwnas.latency.timing import HERE
 from hwnas.system import gpu
 from hwnas.system.gpu import GpuState, describe_gpu, read_gpu_state
