@@ -37,7 +37,7 @@ INNER, STREAM, OUTER = "inner", "stream", "outer"  # of ties: inside a block, be
 SHARES = {INNER: (1.0, 0.75, 0.5, 0.375, 0.25), STREAM: (1.0, 0.75, 0.5), OUTER: (1.0, 0.5, 0.25)}
 SIZES = tuple(sixteenths / 16 for sixteenths in range(16, 5, -1))  # of the images' side
 SIZE_STEP = 4  # px
-TRACING_S = 180.0  # for finding out which channels may be cut
+TRACING_S = 60.0  # for finding out which channels may be cut
 LEAST_LAYERS = 2  # of a block that may go: one alone is a part of a block
 
 
@@ -113,9 +113,29 @@ def trace(around: str, channels: int, classes: int) -> Traced:
         if isinstance(module, nn.Linear) and not shape.writes:
             raise ConfigError(f"around={around}: {name} reads tokens, and transformers cannot be cut yet. Give another "
                               "network.")
+    if _attends(model, channels):
+        raise ConfigError(f"around={around}: places of its maps attend to each other, and transformers cannot be cut "
+                          "yet. Give another network.")
     runs, blocks = _runs(model, shapes)
     groups, writers, sides = _groups(model, channels, shapes, blocks)
     return Traced(around, tuple(_layers(model, shapes, blocks, sides)), runs, tuple(groups), writers)
+
+
+def _attends(model: nn.Module, channels: int) -> bool:
+    """Whether a network weighs places of its maps by a softmax over them: for such ones the graph of dependencies takes
+    minutes, and channels that are read so cannot be told."""
+    class Watch(torch.overrides.TorchFunctionMode):
+        met: bool = False
+
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if getattr(function, "__name__", "") in ("softmax", "scaled_dot_product_attention"):
+                dim = (kwargs or {}).get("dim", args[1] if len(args) > 1 else -1)
+                self.met = self.met or not isinstance(dim, int) or dim % args[0].ndim > 1
+            return function(*args, **(kwargs or {}))
+
+    with Watch() as watch, torch.inference_mode():
+        model(torch.zeros(1, channels, TRACED_PX, TRACED_PX))
+    return bool(watch.met)
 
 
 @lru_cache(maxsize=4)
@@ -125,12 +145,12 @@ def find_family(around: str, channels: int, classes: int) -> Family:
     Raises:
         ConfigError: Nothing, or the network cannot be traced.
     """
+    began = time.monotonic()
     traced = trace(around, channels, classes)
     with torch.random.fork_rng(devices=[]):
         model = original(around, channels, classes).eval()
     shares = {tie: _different(SHARES[tie.rstrip("0123456789")], [group for group in traced.groups if group.tie == tie])
               for tie in dict.fromkeys(group.tie for group in traced.groups)}
-    began = time.monotonic()
 
     def can_be_cut(runs: Collection[str], ties: Collection[str]) -> bool:
         if time.monotonic() - began > TRACING_S:
@@ -252,7 +272,9 @@ def cut_model(model: nn.Module, architecture: Member) -> nn.Module:
                              ) from error
 
 
-def _cut(model: nn.Module, traced: Traced, family: Family, chosen: Mapping[str, Any], channels: int) -> nn.Module:
+def _cut(model: nn.Module, traced: Traced, family: Family, chosen: Mapping[str, Any], channels: int,
+         importance: Any = None) -> nn.Module:
+    """Cut what is not chosen. `importance` is one of Torch-Pruning's; None: the norm of a channel's weights."""
     for name in family.blocks_left_out(chosen):
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, nn.Identity())
@@ -262,7 +284,7 @@ def _cut(model: nn.Module, traced: Traced, family: Family, chosen: Mapping[str, 
     group_of = {layer: name for name in wanted for layer in traced.writers[name]}
     graph = _graph(model.eval(), channels)
     names = {module: name for name, module in model.named_modules()}
-    importance = torch_pruning.importance.GroupMagnitudeImportance(p=2)
+    importance = importance or torch_pruning.importance.GroupMagnitudeImportance(p=2)
     for root, cut, group in [(group[0].dep.target.module, group[0].dep.handler, group_of[name])
                              for group in _all_groups(graph, model)
                              if (name := _first_writer(graph, group, names)) in group_of]:
