@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import onnx.helper
     import onnx.numpy_helper
     import onnx.reference
+    import onnx.shape_inference
     import safetensors
     import timm.layers.padding
     import timm.utils
@@ -44,8 +45,10 @@ else:
 
 
 OPSET = 17
+FUSED_BY = ("reparameterize", "fuse")  # methods by which timm's blocks fuse their branches
 INPUT, OUTPUT, BATCH_AXIS = "images", "logits", "batch"
 MIN_PARITY_IMAGES = 256
+_MAP_AXES = 4  # batch, channels, height, width
 RELATIVE_TOLERANCE = 1e-3
 MIN_AGREEMENT = 0.995
 
@@ -69,11 +72,12 @@ def export_onnx(model: nn.Module, path: str | os.PathLike[str], image_shape: tup
                 metadata: Mapping[str, str] | None = None) -> None:
     """Write `model` as fp32 ONNX: eval mode, batch norms folded, input `images` [batch,c,h,w], output `logits`.
 
-    Branches that timm can fuse (RepVGG, MobileOne) are fused. The batch axis is dynamic. Node names keep torch's
-    module path, which `block_of_node` reads. The model's mode is left as it was. ExportError when torch or the ONNX
-    checker refuses; UserError when the file cannot be written.
+    Branches that timm can fuse (RepVGG, MobileOne, RepViT) are fused. A batch norm that no convolution takes in becomes
+    a depthwise one of a single pixel. The batch axis is dynamic. Node names keep torch's module path, which
+    `block_of_node` reads. The model's mode is left as it was. ExportError when torch or the ONNX checker refuses;
+    UserError when the file cannot be written.
     """
-    if any(hasattr(module, "reparameterize") for module in model.modules()):
+    if any(hasattr(module, name) for module in model.modules() for name in FUSED_BY):
         try:
             model = timm.utils.reparameterize_model(model)  # a copy
         except Exception as error:  # each kind of block fuses its branches by code of its own
@@ -82,10 +86,11 @@ def export_onnx(model: nn.Module, path: str | os.PathLike[str], image_shape: tup
     _drop_identities(proto)
     _fold_pads(proto)
     _fold_norms(proto)
+    _turn_norms(proto)
     left = {node.op_type for node in proto.graph.node} & {"BatchNormalization", "Identity"}
     if left:
-        raise ExportError(f"{', '.join(sorted(left))} left in the exported graph: only batch norms that follow a "
-                          "convolution can be folded.")
+        raise ExportError(f"{', '.join(sorted(left))} left in the exported graph: only batch norms of maps can be "
+                          "said by convolutions.")
     onnx.helper.set_model_props(proto, dict(metadata or {}))
     try:
         onnx.checker.check_model(proto)
@@ -186,15 +191,13 @@ def _fold_norms(proto: ModelProto) -> None:
                 part is not None and part.op_type == "Conv" and len(graph.consumers[part.output[0]]) == 1
                 for part in parts):
             continue
-        scale, bias, mean, variance = (onnx.numpy_helper.to_array(graph.weights[name]) for name in norm.input[1:5])
-        epsilon = next((each.f for each in norm.attribute if each.name == "epsilon"), 1e-5)
-        factor, first = scale / np.sqrt(variance + epsilon), 0
+        (factor, offset), first = _affine(graph, norm), 0
         for part in filter(None, parts):
             weight = onnx.numpy_helper.to_array(graph.weights[part.input[1]])
             own = slice(first, first + len(weight))
             first += len(weight)
             given = onnx.numpy_helper.to_array(graph.weights[part.input[2]]) if len(part.input) > 2 else 0.0
-            arrays = (weight * factor[own, None, None, None], (given - mean[own]) * factor[own] + bias[own])
+            arrays = (weight * factor[own, None, None, None], given * factor[own] + offset[own])
             del part.input[1:]
             for kind, array in zip(("weight", "bias"), arrays, strict=True):
                 part.input.append(f"{part.output[0]}_{kind}")
@@ -203,6 +206,35 @@ def _fold_norms(proto: ModelProto) -> None:
         for reader in graph.consumers.get(norm.output[0], []):
             reader.input[:] = [joined.output[0] if name == norm.output[0] else name for name in reader.input]
     _drop_unread(proto)
+
+
+def _turn_norms(proto: ModelProto) -> None:
+    """Turn each batch norm of maps into a depthwise convolution of one pixel, which is quantised as all others are."""
+    graph = Graph(proto)
+    norms = [node for node in proto.graph.node if node.op_type == "BatchNormalization"]
+    if not norms:
+        return
+    maps = {value.name for value in onnx.shape_inference.infer_shapes(proto).graph.value_info
+            if len(value.type.tensor_type.shape.dim) == _MAP_AXES}
+    for norm in norms:
+        if norm.output[0] not in maps:
+            continue
+        factor, offset = _affine(graph, norm)
+        norm.op_type = "Conv"
+        del norm.input[1:], norm.output[1:], norm.attribute[:]
+        norm.attribute.extend([onnx.helper.make_attribute("group", len(factor)),
+                               onnx.helper.make_attribute("kernel_shape", [1, 1])])
+        for kind, array in (("weight", factor[:, None, None, None]), ("bias", offset)):
+            norm.input.append(f"{norm.output[0]}_{kind}")
+            proto.graph.initializer.append(onnx.numpy_helper.from_array(array.astype(np.float32), norm.input[-1]))
+    _drop_unread(proto)
+
+
+def _affine(graph: Graph, norm: NodeProto) -> tuple[NDArray[Any], NDArray[Any]]:
+    """What a batch norm multiplies each channel by, and what it adds then."""
+    scale, bias, mean, variance = (onnx.numpy_helper.to_array(graph.weights[name]) for name in norm.input[1:5])
+    factor = scale / np.sqrt(variance + next((each.f for each in norm.attribute if each.name == "epsilon"), 1e-5))
+    return factor, bias - mean * factor
 
 
 def _drop_unread(proto: ModelProto) -> None:

@@ -37,7 +37,7 @@ INNER, STREAM, OUTER = "inner", "stream", "outer"  # of ties: inside a block, be
 SHARES = {INNER: (1.0, 0.75, 0.5, 0.375, 0.25), STREAM: (1.0, 0.75, 0.5), OUTER: (1.0, 0.5, 0.25)}
 SIZES = tuple(sixteenths / 16 for sixteenths in range(16, 5, -1))  # of the images' side
 SIZE_STEP = 4  # px
-TRACING_S = 60.0  # for finding out which channels may be cut
+TRACING_S = 60.0  # of this thread, for finding out which channels may be cut; a busy machine takes longer
 LEAST_LAYERS = 2  # of a block that may go: one alone is a part of a block
 
 
@@ -145,7 +145,7 @@ def find_family(around: str, channels: int, classes: int) -> Family:
     Raises:
         ConfigError: Nothing, or the network cannot be traced.
     """
-    began = time.monotonic()
+    began = time.thread_time()
     traced = trace(around, channels, classes)
     with torch.random.fork_rng(devices=[]):
         model = original(around, channels, classes).eval()
@@ -153,7 +153,7 @@ def find_family(around: str, channels: int, classes: int) -> Family:
               for tie in dict.fromkeys(group.tie for group in traced.groups)}
 
     def can_be_cut(runs: Collection[str], ties: Collection[str]) -> bool:
-        if time.monotonic() - began > TRACING_S:
+        if time.thread_time() - began > TRACING_S:
             raise ConfigError(f"around={around}: it takes more than {TRACING_S:.0f} s to find out what may be cut. "
                               "Give another network.")
         return _can_be_cut(model, traced, traced.family(runs, {tie: shares[tie] for tie in ties}), channels)

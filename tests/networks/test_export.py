@@ -99,19 +99,33 @@ def test_what_cannot_be_exported_is_an_export_error(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_batch_norm_without_convolution_is_named(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(64, 2))
+def test_a_norm_of_vectors_is_named(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 2))
     with pytest.raises(ExportError, match="BatchNormalization"):
         export_onnx(model, tmp_path / "model.onnx", (1, 8, 8))
 
 
-# tf_: TensorFlow's padding, which depends on the size of each map; mixnet: batch norms behind concatenations
+def test_a_norm_without_convolution_is_quantised_as_one(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3),
+                          nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2))
+    export_onnx(randomise(model, 0), tmp_path / "model.onnx", (1, 32, 32))
+    assert check_parity(model, tmp_path / "model.onnx", IMAGES).max_abs_error < 1e-4
+    quantize_static(tmp_path / "model.onnx", tmp_path / "int8.onnx", None, tuned_for="openvino")
+    graph = onnx.load(str(tmp_path / "int8.onnx")).graph
+    made = {name: node.op_type for node in graph.node for name in node.output}
+    (norm,) = [node for node in graph.node if any(each.name == "group" and each.i == 8 for each in node.attribute)]
+    assert {made[name] for name in norm.input[:2]} == {"DequantizeLinear"}
+
+
+# tf_: TensorFlow's padding, which depends on the size of each map; mixnet: batch norms behind concatenations;
+# starnet, densenet: behind none
 ZOO = ["tf_mobilenetv3_small_minimal_100", *(pytest.param(name, marks=pytest.mark.soak) for name in (
     "tf_efficientnet_lite0", "tf_efficientnet_lite1", "tf_efficientnet_lite2", "tf_efficientnet_b0", "mixnet_s",
     "tf_mixnet_s", "tf_efficientnetv2_b0", "tf_mobilenetv3_large_100", "tf_mobilenetv3_small_075", "mobilenetv1_100",
     "mobilenetv2_050", "mobilenetv2_100", "mobilenetv3_small_050", "mobilenetv3_large_100", "mobilenetv4_conv_small",
     "efficientnet_b0", "efficientnet_lite0", "fbnetc_100", "mnasnet_100", "semnasnet_100", "tinynet_c", "lcnet_100",
-    "resnet18", "resnet10t", "regnetx_002", "ghostnet_100", "hardcorenas_a"))]
+    "resnet18", "resnet10t", "regnetx_002", "ghostnet_100", "hardcorenas_a", "starnet_s1", "repvit_m1",
+    "densenet121"))]
 
 
 @pytest.mark.parametrize("name", ZOO)
