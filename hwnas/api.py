@@ -28,6 +28,7 @@ from hwnas.front.deploy import DEPLOY
 from hwnas.front.picture import front_figure
 from hwnas.front.report import read_report
 from hwnas.front.rows import choose_row, column_types, load_front
+from hwnas.networks.given import register_module
 from hwnas.networks.network import Shape, load_weights, read_network
 from hwnas.runtimes.child import probe_model
 from hwnas.runtimes.classifier import Classifier, ModelFile, source_of
@@ -66,7 +67,7 @@ def search(target: str, data: Any = "digit_scenes", *, out: str | os.PathLike[st
         out: The run folder; None: a new one below `runs/`. A search that lies there goes on.
         quiet: Print nothing but results.
         **options: Those of the command: `n_trials=24`, `budget={"latency_ms": 2.5}` or
-            `**{"budget.latency_ms": 2.5}`.
+            `**{"budget.latency_ms": 2.5}`. `around` may be a torch module, too: see `register_module`.
 
     Returns:
         The finished run.
@@ -77,6 +78,8 @@ def search(target: str, data: Any = "digit_scenes", *, out: str | os.PathLike[st
     from hwnas.search.road import search as go
     from hwnas.study.study import storage_of
 
+    if not isinstance(options.get("around", ""), str | list | tuple | None):
+        options = {"workers": 1, **options, "around": register_module(options["around"])}
     given = {"target": target, **_dataset_options(data), **({} if out is None else {"out": os.fspath(out)})}
     result = go(_compose("search", given, options), Console(quiet))
     if result.early:

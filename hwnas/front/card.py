@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hwnas.data.dataset import Preparation, Task
 from hwnas.front.rows import FrontRow
 from hwnas.lazy import LazyModule
+from hwnas.networks.baselines import MODULE
 from hwnas.networks.network import FoundNetwork, TimmNetwork
 from hwnas.runtimes.runtime import FP32, Shown, deployed_of, load_runtime
 from hwnas.space.family import Member
@@ -129,6 +130,13 @@ def _speed(row: FrontRow, target: Target, runtime: str, file: str) -> str:
 
 
 def _timm(row: FrontRow, given: Input) -> str:
+    around = row.network.architecture.around if isinstance(row.network, FoundNetwork) else row.name
+    if around.startswith(MODULE):
+        return "import hwnas; hwnas.register_module(module)  # as it was given to the search\n" + _in_torch(row, given)
+    return _in_torch(row, given)
+
+
+def _in_torch(row: FrontRow, given: Input) -> str:
     if row.is_baseline and not isinstance(row.network, FoundNetwork):
         network, shape = row.network, f"{given.channels}, {len(given.task.class_names)}, {given.size}"
         made = {"stem_stride": int("-stem1" in row.id), "pad_type": "", "cut": ""}

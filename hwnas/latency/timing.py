@@ -16,12 +16,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeAlias
 
-from hwnas.errors import CandidateError, MeasurementInvalid, TableError
+from hwnas.errors import CandidateError, HwnasError, MeasurementInvalid, TableError
 from hwnas.latency.apart import Exported, Wave, ended_early, time_apart
 from hwnas.latency.copies import TimedFile, bind_copies
 from hwnas.latency.harness import Copies, Progress, call_overhead_ms, measure
 from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.lazy import LazyModule
+from hwnas.networks.baselines import MODULE
 from hwnas.networks.build import build
 from hwnas.networks.export import export_onnx, randomise
 from hwnas.networks.quantize import quantize_static, tuning_of
@@ -335,8 +336,15 @@ class NetworkTimer:
         return measurements
 
     def _start_export(self, architecture: Architecture, folder: Path) -> _Export:
+        prepared = prepare_compiled if self.device.is_here else prepare_alone
+        if architecture.around.startswith(MODULE):  # no other process has it
+            done: _Export = Future()
+            try:
+                done.set_result(prepared(architecture, self.target, folder))
+            except HwnasError as error:
+                done.set_exception(error)
+            return done
         try:
-            prepared = prepare_compiled if self.device.is_here else prepare_alone
             return self._pool.submit(prepared, architecture, self.target, folder)
         except BrokenProcessPool:
             raise ended_early("exported") from None

@@ -22,6 +22,7 @@ else:
     yaml = LazyModule("yaml")
 
 DOCUMENT = Document("hwnas-baseline", 1, "a baseline", "Give a baseline.yaml of a search.")
+MODULE = "module_"  # opens the names of networks that were given as modules: `hwnas.networks.given`
 STEM_LIMIT = 64  # up to this image size a network made for 224 px loses too much in a stem of stride 2
 
 
@@ -116,11 +117,15 @@ class Baseline:
 
 
 def check_timm(name: object, where: str = "model") -> None:
-    """UnknownNetwork, with the near matches, unless timm builds `name` itself; TaggedName where it names weights.
+    """UnknownNetwork, with the near matches, unless timm builds `name` itself; TaggedName where it names weights,
+    ConfigError where a module of another process had that name.
 
     `where` is the option that holds the name.
     """
     timm = import_timm()
+    if isinstance(name, str) and name.startswith(MODULE) and not timm.is_model(name):
+        raise ConfigError(f"{where}: {name} was given as a module in Python, and is in that process alone. Give it "
+                          "again: hwnas.search(..., around=module), or hwnas.register_module(module) first.")
     if not isinstance(name, str) or not timm.is_model(name) or "/" in name or ":" in name:
         raise UnknownNetwork(where, str(name), timm.list_models(), timm.__version__)
     if "." in name:

@@ -14,6 +14,7 @@ from hwnas.errors import ConfigError
 from hwnas.lazy import LazyModule
 from hwnas.networks.baselines import original
 from hwnas.networks.tracing import build_member
+from hwnas.networks.weights import import_timm
 from hwnas.space.architecture import Architecture
 from hwnas.space.blocks.mobile import hard_squeeze
 from hwnas.space.family import Member
@@ -57,20 +58,15 @@ def register(architecture: Architecture, name: str, *, mean: Sequence[float] | N
         raise ConfigError(f"model name {name!r} must be lower-case letters, digits and underscores, a letter first.")
     if _registered.get(name) == architecture:
         return
-    module = modules.models_module()  # importing these declares what timm needs
-    if timm.models.is_model(name):
+    if import_timm().is_model(name):
         raise ConfigError(f"timm already has a model called {name!r}: choose another name.")
 
-    def entrypoint(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    def build_one(**kwargs: Any) -> nn.Module:
         model: nn.Module = timm.models.build_model_with_cfg(
-            _class_of(architecture), name, pretrained, **{**_arguments(architecture), **kwargs})
+            _class_of(architecture), name, False, **{**_arguments(architecture), **kwargs})
         return model
 
-    entrypoint.__name__ = entrypoint.__qualname__ = name
-    entrypoint.__module__ = module.__name__
-    module.default_cfgs[name] = _default_cfg(architecture, mean, std)
-    setattr(module, name, entrypoint)
-    timm.models.register_model(entrypoint)
+    modules.register(name, _default_cfg(architecture, mean, std), build_one)
     _registered[name] = architecture
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import sys
 import types
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from hwnas.system.libraries import declare_missing
@@ -133,26 +135,24 @@ def models_module() -> types.ModuleType:
     return sys.modules[name]
 
 
-def _register_narrow() -> None:
-    """Let timm build the narrow MobileNets v1, for which pretrained weights are about; it has width 1 alone."""
-    for percent in (75, 50, 25):
-        name = f"mobilenetv1_{percent:03}"
+def register(name: str, cfg: dict[str, Any], build: Callable[..., nn.Module]) -> None:
+    """Let timm build a network by this name: `cfg` is its `default_cfg`, `build` takes what `create_model` is given."""
+    module = models_module()
 
-        def entrypoint(pretrained: bool = False, *, name: str = name, percent: int = percent, **kwargs: Any
-                       ) -> nn.Module:
-            model: nn.Module = _gen_mobilenet_v1(name, percent / 100, pretrained=pretrained, **kwargs)
-            return model
+    def entrypoint(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+        return build(**kwargs)
 
-        if not is_model(name):
-            module = models_module()
-            entrypoint.__name__ = entrypoint.__qualname__ = name
-            entrypoint.__module__ = module.__name__
-            module.default_cfgs[name] = {
-                "url": "", "num_classes": 1000, "first_conv": "conv_stem", "classifier": "classifier",
-                "input_size": (3, 224, 224), "pool_size": (7, 7), "crop_pct": 0.875, "interpolation": "bicubic",
-                "mean": (0.5,) * 3, "std": (0.5,) * 3}
-            setattr(module, name, entrypoint)
-            register_model(entrypoint)
+    entrypoint.__name__ = entrypoint.__qualname__ = name
+    entrypoint.__module__ = module.__name__
+    module.default_cfgs[name] = cfg
+    setattr(module, name, entrypoint)
+    register_model(entrypoint)
 
 
-_register_narrow()
+for _percent in (75, 50, 25):  # widths for which pretrained weights are about; timm has 100 alone
+    _name = f"mobilenetv1_{_percent:03}"
+    if not is_model(_name):
+        register(_name, {
+            "url": "", "num_classes": 1000, "first_conv": "conv_stem", "classifier": "classifier",
+            "input_size": (3, 224, 224), "pool_size": (7, 7), "crop_pct": 0.875, "interpolation": "bicubic",
+            "mean": (0.5,) * 3, "std": (0.5,) * 3}, partial(_gen_mobilenet_v1, _name, _percent / 100))

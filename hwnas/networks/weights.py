@@ -103,7 +103,7 @@ def _is_head(own: tuple[int, ...], given: tuple[int, ...], classes: int) -> bool
     return len(own) == len(given) and own[0] == classes and tuple(own[1:]) == tuple(given[1:])
 
 
-_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _NUMBERS = r"(\d*\.?\d+(?:,\d*\.?\d+){0,2})"
 _MOST_FILE = 4 << 30  # bytes
 _UNKNOWN = "unknown"
@@ -361,10 +361,10 @@ def _normalisation(name: str, path: Path, facts: Mapping[str, str]) -> tuple[tup
     timm = import_timm()
     if "norm" not in facts:
         config = _tagged(name, path) or timm.get_pretrained_cfg(name)
-        return (tuple(config.mean), tuple(config.std)) if config is not None else _IMAGENET
+        return (tuple(config.mean), tuple(config.std)) if config is not None else IMAGENET
     said = re.fullmatch(rf"mean {_NUMBERS} std {_NUMBERS}", facts["norm"].strip())
     if facts["norm"].strip() == "imagenet":
-        return _IMAGENET
+        return IMAGENET
     mean, std = (tuple(map(float, text.split(","))) for text in said.groups()) if said else ((), ())
     if len(mean) not in (1, 3) or len(mean) != len(std) or not all(std):
         raise DataError(f"pretrained weights {path}: norm must be imagenet, or e.g. mean 0.5,0.5,0.5 std 0.5,0.5,0.5, "

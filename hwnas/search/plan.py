@@ -19,7 +19,7 @@ from hwnas.latency.deployment import CalibrationOptions, Deployment, open_device
 from hwnas.latency.device import DEVICE, DeviceOptions
 from hwnas.lazy import LazyModule
 from hwnas.networks.around import around_of, check_cuts, find_start, space_content
-from hwnas.networks.baselines import Baseline, check_names, check_timm, cuts_of, variants
+from hwnas.networks.baselines import MODULE, Baseline, check_names, check_timm, cuts_of, variants
 from hwnas.networks.build import build
 from hwnas.networks.export import export_onnx
 from hwnas.networks.network import FoundNetwork, Shape, TimmNetwork
@@ -277,6 +277,8 @@ def _space(options: PlanOptions, info: DatasetInfo, console: Console) -> tuple[S
             find_start(space.definition.around, options.pretrained, info.channels), ""))[0]
     name = options.around
     check_timm(name, "around")
+    if name.startswith(MODULE) and options.workers != 1:
+        raise ConfigError(f"workers={options.workers}: {name} is in this process alone. Give workers=1.")
     most_px = px or min(info.native_size, LARGEST_PX)
     content = partial(space_content, channels=info.channels, classes=info.classes, image_size=most_px,
                       image_sizes=options.image_sizes or ())

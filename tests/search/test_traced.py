@@ -9,11 +9,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from around_fixtures import home_around, small_search
 from safetensors.torch import save_file
 from search_fixtures import rows_of
 
+import hwnas
 from hwnas.cli.command import compose, run_command
 from hwnas.cli.progress import Console
 from hwnas.networks.baselines import Baseline
@@ -68,3 +71,18 @@ def test_a_traced_network_of_ones_own_races_and_is_verified(home: Path, tmp_path
     capsys.readouterr()
     assert run_command(main, "search", "usage", given) == 0  # goes on where it was: at its end
     assert {row["id"] for row in rows_of(out / "front.csv")} == set(rows)
+
+
+def test_a_module_of_ones_own_is_searched_around_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
+    module = Baseline(NAME).build(1, 10, 32)
+    name = hwnas.register_module(module, mean=[0.5], std=[0.25])
+    options = {key: int(value) for key, value in (option.split("=") for option in SMALL) if value.isdigit()}
+    with home_around(name, tmp_path / "home", lambda folder: None):
+        run = hwnas.search("xeon_int8", "digits", around=name, out=tmp_path / "run", quiet=True, **options)
+    assert all(run.to_frame()["verified"])
+    assert name in {row.row.name for row in run.models}
+    model = run.models[0].torch()
+    images = np.random.default_rng(0).random((2, 1, 32, 32), np.float32)
+    assert model(torch.from_numpy(images)).shape == (2, 10)

@@ -1,0 +1,150 @@
+"""Networks given as torch modules: named, built, cut and exported as timm's own, or refused in one line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hwnas
+from hwnas.errors import ConfigError
+from hwnas.networks.around import space_content
+from hwnas.networks.baselines import check_timm, original
+from hwnas.networks.export import export_onnx
+from hwnas.networks.given import register_module
+from hwnas.networks.tracing import build_member
+from hwnas.networks.weights import PretrainedOptions, find_pretrained
+from hwnas.space.search_space import SearchSpace
+
+PX = 32
+
+
+class Block(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels)
+        self.conv2, self.norm2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        return maps + self.norm2(self.conv2(torch.relu(self.norm1(self.conv1(maps)))))
+
+
+class Own(nn.Module):
+    """A network as a team writes one; a part of it differs by `change`."""
+
+    def __init__(self, channels: int = 1, classes: int = 10) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(channels, 16, 3, 2, 1)
+        self.blocks = nn.Sequential(*(Block(16) for _ in range(3)))
+        self.answer = nn.Linear(16, classes)
+
+    def forward(self, images: Tensor) -> Any:
+        return self.answer(self.blocks(torch.relu(self.stem(images))).mean((2, 3)))
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("HWNAS_WEIGHTS", raising=False)
+    torch.manual_seed(0)
+    return tmp_path / "home"
+
+
+def test_a_module_is_cut_with_its_weights_and_keeps_its_head(tmp_path: Path) -> None:
+    module = Own()
+    name = register_module(module, mean=[0.4], std=[0.2])
+    assert register_module(module, mean=[0.4], std=[0.2]) == name
+    assert register_module(module, mean=[0.5], std=[0.2]) != name
+    pretrained, _ = find_pretrained(name, PretrainedOptions(), 1)
+    assert (pretrained.mean, pretrained.std) == ((0.4,), (0.2,))
+    space = SearchSpace.of_content(space_content(name, 1, 10, PX), f"around_{name}", channels=1, classes=10)
+    images = torch.randn(2, 1, PX, PX, generator=torch.Generator().manual_seed(1))
+    whole = build_member(space.known["whole"], pretrained).eval()
+    assert torch.equal(whole(images), module.eval()(images))
+    cut = build_member(space.known["cut_short"], pretrained)
+    assert torch.equal(cut.get_submodule("answer").weight, module.answer.weight)
+    export_onnx(cut, tmp_path / "cut.onnx", (1, PX, PX))
+    said = onnxruntime.InferenceSession(str(tmp_path / "cut.onnx")).run(None, {"images": images.numpy()})[0]
+    assert torch.allclose(cut.eval()(images), torch.from_numpy(said), atol=1e-4)
+
+
+def test_other_classes_get_a_new_head_and_other_channels_are_refused() -> None:
+    name = register_module(Own())
+    assert original(name, 1, 4)(torch.zeros(1, 1, PX, PX)).shape == (1, 4)
+    with pytest.raises(ConfigError, match="reads images of 1 channels, and these have 3"):
+        original(name, 3, 10)
+
+
+def test_the_module_itself_stays_as_it_is() -> None:
+    module = Own()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    original(register_module(module), 1, 3)
+    assert module.training
+    assert type(module) is Own
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+
+
+def test_another_process_is_told_to_give_it_again() -> None:
+    name = register_module(Own())
+    code = f"from hwnas.networks.baselines import check_timm; check_timm({name!r}, 'around')"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "hwnas.register_module(module)" in told.stderr
+    check_timm(name)
+
+
+def test_a_search_of_several_processes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"workers=2: module_\w+ is in this process alone"):
+        hwnas.search("xeon_int8", "digits", around=Own(), workers=2, out=tmp_path / "run", quiet=True)
+
+
+def changed(forward: Callable[[Own, Tensor], Any]) -> nn.Module:
+    return type("Changed", (Own,), {"forward": forward})()
+
+
+def softmax(self: Own, images: Tensor) -> Any:
+    return Own.forward(self, images).softmax(1)
+
+
+def in_a_tuple(self: Own, images: Tensor) -> Any:
+    return (Own.forward(self, images),)
+
+
+def by_the_images(self: Own, images: Tensor) -> Any:
+    maps = torch.relu(self.stem(images))
+    return self.answer((self.blocks(maps) if images.mean() < 1 else maps).mean((2, 3)))
+
+
+def of_one_size(self: Own, images: Tensor) -> Any:
+    return self.answer(self.blocks(torch.relu(self.stem(images))).flatten(1))
+
+
+def compiled() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own
+        return cast(nn.Module, torch.jit.trace(Own().eval(), (torch.zeros(1, 1, PX, PX),)))
+
+
+def shared() -> nn.Module:
+    model = Own()
+    model.blocks[1].conv1 = model.blocks[0].conv1
+    return model
+
+
+@pytest.mark.parametrize(("make", "why"), [
+    (lambda: changed(softmax), "before a softmax"), (lambda: changed(in_a_tuple), "got a tuple"),
+    (lambda: changed(by_the_images), "images decide what it runs"),
+    (lambda: changed(of_one_size), "cannot be run on images"), (shared, "are one parameter"),
+    (compiled, "it is compiled"), (lambda: nn.Linear(3, 2), "has no convolution"),
+    (dict, "it is a dict")])
+def test_what_cannot_be_cut_or_exported_is_refused_in_one_line(make: Callable[[], Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why) as raised:
+        register_module(make())
+    assert "\n" not in str(raised.value)
